@@ -1,0 +1,32 @@
+"""Two logical CPU devices, so that distributed code is tested anywhere, and a skip with a reason for GPU tests."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import pytest
+import tensorflow as tf
+
+
+def pytest_configure(config):
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+
+def pytest_collection_modifyitems(items):
+    if tf.config.list_physical_devices("GPU"):
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="TensorFlow sees no GPU on this machine"))
+
+
+@pytest.fixture(autouse=True)
+def _keras_state():
+    """Fixed seeds, and a check that no test (so nothing that tfopt does) leaves a dtype policy behind."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    before = keras.config.dtype_policy().name
+    yield
+    assert keras.config.dtype_policy().name == before
