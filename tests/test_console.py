@@ -1,0 +1,108 @@
+"""The terminal's tables, rendered to text and read back."""
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from tfopt.console import pass_summary, plan_table, receipts_table
+from tfopt.report import Change, Decision, PassReport, Receipt, Skip
+
+FLOAT32 = Receipt(
+    artifact="out/float32",
+    precision="float32",
+    accuracy=0.9917,
+    bytes_on_disk=250_000,
+    gzip_bytes=200_000,
+    weight_count=1000,
+    zero_count=0,
+    batch_size=8,
+    latency_ms_median=1.0,
+    latency_ms_p99=2.0,
+    tensorflow_version="2.21.0",
+    device="cpu",
+    unavailable={"speedup": "it is the baseline"},
+)
+INT8 = replace(
+    FLOAT32,
+    artifact="out/int8",
+    precision="int8",
+    baseline="out/float32",
+    accuracy=0.9889,
+    bytes_on_disk=70_000,
+    gzip_bytes=50_000,
+    zero_count=750,
+    speedup=2.049,
+)
+
+
+def text(renderable, width=200):
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(renderable)
+    return capture.get()
+
+
+def rows(table):
+    """The rendered table as label to cells; two blanks are the least that is between two columns."""
+    lines = [line.strip().split("  ") for line in text(table).splitlines()]
+    return {line[0]: [cell.strip() for cell in line[1:] if cell.strip()] for line in lines}
+
+
+def test_plan_shows_value_and_reason():
+    plan = [Decision(setting="jit_compile", value="False", reason="CudnnRNN layer 'lstm'")]
+    assert rows(plan_table(plan))["jit_compile"] == ["False", "CudnnRNN layer 'lstm'"]
+
+
+def test_brackets_are_words_and_not_markup():
+    plan = [Decision(setting="[bold]", value="[red]", reason="shape [none, 32] of [conv1]")]
+    assert rows(plan_table(plan))["[bold]"] == ["[red]", "shape [none, 32] of [conv1]"]
+    skip = Skip(name="[conv1]", kind="Conv2D", reason="[red]")
+    assert "[conv1]: [red]" in text(pass_summary(PassReport(name="[p]", skipped=[skip])))
+    assert "[int8]" in text(receipts_table({"[int8]": FLOAT32}))
+
+
+def test_receipts_stand_side_by_side_with_ratios():
+    found = rows(receipts_table({"float32": FLOAT32, "int8": INT8}))
+    assert found["float32"] == ["int8", "vs float32"]
+    assert found["accuracy"] == ["99.17%", "98.89%", "-0.28 points"]
+    assert found["bytes"] == ["250,000", "70,000", "0.28x"]
+    assert found["gzip bytes"] == ["200,000", "50,000", "0.25x"]
+    assert found["sparsity"] == ["0.0%", "75.0%"]
+    assert found["median ms"] == ["1.000", "1.000"]
+    assert found["p99 ms"] == ["2.000", "2.000"]
+    assert found["speed"] == ["2.05x"]
+    assert found["against"] == ["float32"]
+
+
+@pytest.mark.parametrize(("speedup", "shown"), [(0.82, "0.82x (slower)"), (1.0, "1.00x"), (1.5, "1.50x")])
+def test_slower_than_the_baseline_is_said_plainly(speedup, shown):
+    assert rows(receipts_table({"int8": replace(INT8, speedup=speedup)}))["speed"] == [shown]
+
+
+def test_an_unknown_value_gives_its_reason():
+    receipt = replace(INT8, accuracy=None, speedup=None, unavailable={"accuracy": "no labels", "speedup": "timed out"})
+    found = rows(receipts_table({"float32": FLOAT32, "int8": receipt}))
+    assert found["accuracy"] == ["99.17%", "unavailable (no labels)"]
+    assert found["speed"] == ["unavailable (timed out)"]
+
+
+def test_three_artifacts_fit_a_terminal():
+    table = receipts_table({"float32": FLOAT32, "pruned": INT8, "int8": INT8})
+    assert "-0.28 points" in text(table, width=80)
+    assert "…" not in text(table, width=80)
+
+
+def test_pass_summary_gathers_kinds_and_reasons():
+    report = PassReport(
+        name="prune",
+        changed=[Change(name=f"conv{i}", kind="Conv2D", detail="75.0% zeros") for i in range(12)],
+        skipped=[Skip(name=f"norm{i}", kind="BatchNormalization", reason="no kernel") for i in range(5)],
+        metrics={"sparsity": 0.75},
+    )
+    assert str(pass_summary(report)).splitlines() == [
+        "prune: 12 changed, 5 skipped, sparsity 0.75",
+        "  changed  12 Conv2D",
+        "  skipped  norm0, norm1, norm2 and 2 more: no kernel",
+    ]
+    assert str(pass_summary(PassReport(name="prune"))) == "prune: 0 changed, 0 skipped"

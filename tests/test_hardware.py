@@ -1,0 +1,118 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import tensorflow as tf
+
+from tfopt.hardware import CPU_FEATURES, Gpu, Hardware, detect, peak_tflops
+
+
+def test_detect_agrees_with_the_system():
+    hardware = detect()
+    assert hardware.memory_bytes == psutil.virtual_memory().total
+    assert hardware.tensorflow_version == tf.__version__
+    assert len(hardware.gpus) == len(tf.config.list_physical_devices("GPU"))
+    assert set(hardware.cpu_features) <= set(CPU_FEATURES)
+    for attribute in ("cpu_model", "cpu_features", "gpus"):
+        assert bool(getattr(hardware, attribute)) != (attribute in hardware.unavailable)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/cpuinfo")
+def test_cpu_features_are_whole_words_of_cpuinfo():
+    words = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    if "flags" not in words:
+        pytest.skip("this kernel does not list x86 flags")
+    assert detect().cpu_features == tuple(feature for feature in CPU_FEATURES if feature in words)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs a process affinity")
+def test_logical_cores_are_those_this_process_may_use():
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert detect().logical_cores == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert detect().logical_cores == len(allowed)
+
+
+def test_detect_leaves_the_devices_to_be_configured():
+    # TensorFlow refuses this with a RuntimeError once a device was started.
+    program = """
+import tensorflow as tf
+from tfopt.hardware import detect
+detect()
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)
+print(len(tf.config.list_logical_devices("CPU")))
+"""
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert process.stdout.strip() == "3", process.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "bfloat16"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.5),
+        ("NVIDIA H100 PCIe", 756.5),
+        ("NVIDIA H100 NVL", 835.5),
+        ("NVIDIA H200", 989.5),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA A100 80GB PCIe", 312.0),
+        ("NVIDIA A10", 125.0),
+        ("NVIDIA L4", 121.0),
+        ("NVIDIA L40S", 362.05),
+        ("NVIDIA B200", 2250.0),
+    ],
+)
+def test_peak_rates_tell_variants_apart(name, bfloat16):
+    rates = peak_tflops(name)
+    assert rates is not None
+    assert rates["bfloat16"] == rates["float16"] == bfloat16
+    assert rates["float32"] < rates["tensorfloat32"] < rates["bfloat16"] < rates["int8"]
+
+
+@pytest.mark.parametrize("name", ["Tesla V100-SXM2-16GB", "Tesla V100-PCIE-32GB", "Tesla T4"])
+def test_gpus_before_ampere_have_no_bfloat16_rate(name):
+    rates = peak_tflops(name)
+    assert rates is not None
+    assert "bfloat16" not in rates
+    assert rates["float16"] > rates["float32"]
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA A10G", "NVIDIA L40", "NVIDIA GH200 480GB", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"]
+)
+def test_a_gpu_that_only_resembles_a_known_one_has_unknown_rates(name):
+    assert peak_tflops(name) is None
+
+
+def test_a_known_gpu_prints_its_figures_and_an_unknown_one_the_reasons():
+    known = Gpu(
+        name="Tesla T4", compute_capability=(7, 5), memory_bytes=15 * 2**30, peak_tflops=peak_tflops("Tesla T4")
+    )
+    assert str(known) == (
+        "Tesla T4, compute capability 7.5, memory 15.0 GiB, peak float32 8.1, float16 65, int8 130 TFLOP/s"
+    )
+    hardware = Hardware(
+        cpu_model=None,
+        logical_cores=4,
+        memory_bytes=2**33,
+        gpus=(known, Gpu(name="NVIDIA X")),
+        tensorflow_version="2.21.0",
+        unavailable={"cpu_model": "not named", "cpu_features": "not listed"},
+    )
+    cpu, features, _, first, second, _ = str(hardware).splitlines()
+    assert cpu.split(maxsplit=1) == ["cpu", "unavailable (not named), 4 logical cores"]
+    assert features.endswith("unavailable (not listed)")
+    assert first.split(maxsplit=2) == ["gpu", "0", str(known)]
+    assert second.count("unavailable (") == 3
+
+
+def test_it_serialises_to_json():
+    hardware = detect()
+    assert json.loads(hardware.to_json())["logical_cores"] == hardware.logical_cores

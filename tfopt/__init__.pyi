@@ -1,0 +1,34 @@
+from . import data, models, recipes
+from .errors import (
+    ArtifactError,
+    ConfigError,
+    ExportError,
+    TfoptError,
+    TfoptWarning,
+    UnsupportedLayerError,
+    UnsupportedModelError,
+)
+from .exporting.config import ExportConfig
+from .exporting.saved_model import Artifact, export
+from .exporting.verify import verify
+from .hardware import Hardware
+from .profiling.monitor import GpuMonitor
+from .pruning import PruningConfig, PruningSchedule, prune
+from .quantization import QuantizationConfig, QuantizedModel, quantize
+from .recipe import DataConfig, ModelConfig, Recipe, RunResult, run
+from .report import PassReport, Receipt
+from .training import Plan, TrainingConfig, compile, plan
+
+__all__ = [
+    # recipes
+    "Recipe", "ModelConfig", "DataConfig", "RunResult", "run", "models", "recipes", "data",
+    # training
+    "TrainingConfig", "Plan", "plan", "compile", "GpuMonitor", "Hardware",
+    # passes
+    "PruningConfig", "PruningSchedule", "prune", "QuantizationConfig", "QuantizedModel", "quantize",
+    # artifacts
+    "ExportConfig", "Artifact", "export", "verify",
+    # records and errors
+    "PassReport", "Receipt", "TfoptError", "TfoptWarning", "ConfigError", "ArtifactError", "ExportError",
+    "UnsupportedModelError", "UnsupportedLayerError",
+]

@@ -1,0 +1,277 @@
+"""Lowers an annotated graph to TensorFlow's own int8 kernels (oneDNN, x86-64).
+
+Each chain (see tfopt.quantization.chains) becomes one node:
+
+    _FusedQuantizedConv2D   device inputs [x, W, bias(, summand)]
+                            host inputs   [min_x, max_x, min_W[], max_W[](, min_s, max_s), min_y, max_y]
+    _QuantizedMatMul        device inputs [x, W, bias]; host inputs likewise, without min_y and max_y where the result
+                            is float32 ("Dequantize" fused in place of "Requantize")
+
+x and y are quint8 for a range [0, max], else qint8; W is qint8 with one range per output channel; bias is float32.
+The kernels take symmetric ("SCALED") ranges: the scale is max(|min|, |max|) over 255 or 127, exactly the grid of the
+fake-quantization nodes. Relu6 needs no kernel of its own: the range of its result ends at 6 or below, and
+requantization saturates there.
+
+A fused sum accepts only a Relu behind it, and reads its summand as quint8 whatever type it is given (oneDNN's sum is
+not told the type). A signed summand s is therefore computed as s + 128 * scale, which is never negative, by a larger
+bias of the convolution that makes it; a smaller bias of the convolution that adds it takes the offset away again.
+
+Between chains, pooling, padding and reshapes work on the quantized tensor itself. Whatever else reads a quantized
+tensor gets it through Dequantize, so the graph computes what the annotated graph computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.errors import UnsupportedLayerError
+from tfopt.graph import FrozenGraph, GraphEditor
+from tfopt.graph.edit import AttrValue, attribute, copy_attributes, dtype_attr, producer, strings, text, types
+from tfopt.quantization.chains import FAKE_QUANT, PASS_THROUGH, Chain, find_chains
+from tfopt.quantization.observers import Range
+
+OFFSET = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantized:
+    """A quantized tensor in the graph: its values, the scalar constants of its range, and its type."""
+
+    values: str
+    low: str
+    high: str
+    dtype: Any
+
+
+def lower_to_int8(graph: FrozenGraph) -> FrozenGraph:
+    """Returns the annotated graph with every chain as an int8 kernel and no fake-quantization left.
+
+    Args:
+        graph: A graph as tfopt.quantization.annotate leaves it.
+    Returns: A graph that computes the same up to one step of each quantized tensor, in int8.
+    """
+    lowering = _Lowering(graph)
+    for chain in lowering.chains:
+        lowering.lower(chain)
+    return lowering.finish()
+
+
+class _Lowering:
+    def __init__(self, graph: FrozenGraph) -> None:
+        self.graph = graph
+        self.editor = GraphEditor(graph.graph_def)
+        self.chains, _ = find_chains(graph, self.editor, annotated=True)
+        self.quantized: dict[str, Quantized] = {}
+        self.weights: dict[str, tuple[str, str, str]] = {}
+        self.replaced: dict[str, str] = {}
+        self.offsets = {
+            chain.summand: OFFSET * span.scale
+            for chain in self.chains
+            if chain.summand and (span := self._range(self.editor.nodes[chain.summand])).signed
+        }
+
+    def lower(self, chain: Chain) -> None:
+        """Adds the kernel that computes a chain."""
+        entering = self._quantized(chain.input)
+        if self.editor.nodes[chain.op].op == "Conv2D":
+            self._convolution(chain, entering)
+        else:
+            self._product(chain, entering)
+
+    def finish(self) -> FrozenGraph:
+        """Gives the float readers of each annotated tensor a float tensor, and drops what nothing reads."""
+        for name in self.editor.topological():
+            node = self.editor.nodes[name]
+            if node.op == FAKE_QUANT:
+                done = self.quantized.get(name)
+                self.editor.redirect(name, self._dequantize(name, done) if done else node.input[0])
+        outputs = {key: (self.replaced.get(tensor, tensor), spec) for key, (tensor, spec) in self.graph.outputs.items()}
+        lowered = replace(self.graph, outputs=outputs)
+        placeholders = [spec.name for spec in lowered.inputs.values()]
+        return replace(lowered, graph_def=self.editor.graph_def(lowered.output_nodes, keep=placeholders))
+
+    def _convolution(self, chain: Chain, entering: Quantized) -> None:
+        node = self.editor.nodes[chain.op]
+        behind = self._range_behind(chain.output)
+        if behind is None:
+            raise UnsupportedLayerError(
+                f"Every quantized convolution must have a range on its result. Received: {chain.output!r} without one. "
+                "Annotate it, or leave the convolution float."
+            )
+        summand = None if chain.summand is None else self._quantized(chain.summand)
+        offset = self.offsets.get(behind.name, 0.0)
+        bias = self._bias(chain, offset - self.offsets.get(chain.summand or "", 0.0))
+        leaving = self._span(behind, unsigned=bool(chain.activation or offset))
+        weights, *weight_range = self._weights(chain)
+        summands = [summand] if summand else []
+        host = [entering.low, entering.high, *weight_range]
+        host += [limit for added in summands for limit in (added.low, added.high)]
+        host += [leaving.low, leaving.high]
+        fused = ["BiasAdd", *(["Sum"] if summand else []), *(["Relu"] if chain.activation else []), "Requantize"]
+        kernel = self.editor.add(
+            "_FusedQuantizedConv2D",
+            f"{chain.op}/int8",
+            [entering.values, weights, bias, *(added.values for added in summands), *host],
+            Tinput=dtype_attr(entering.dtype),
+            Tfilter=dtype_attr(tf.qint8),
+            Tbias=dtype_attr(tf.float32),
+            Tsummand=dtype_attr(summand.dtype if summand else leaving.dtype),
+            out_type=dtype_attr(leaving.dtype),
+            Tdevice_inputs=types(entering.dtype, tf.qint8, tf.float32, *(added.dtype for added in summands)),
+            Thost_inputs=types(*[tf.float32] * len(host)),
+            Tdevice_outputs=types(leaving.dtype),
+            Thost_outputs=types(tf.float32, tf.float32),
+            fused_ops=strings(fused),
+            **copy_attributes(node, ("strides", "padding", "explicit_paddings", "dilations", "data_format")),
+        )
+        self.quantized[behind.name] = replace(leaving, values=kernel)
+
+    def _product(self, chain: Chain, entering: Quantized) -> None:
+        behind = self._range_behind(chain.output)
+        if behind is None and chain.activation == "Relu6":
+            # Nothing clamps the result at 6, and the kernel has no Relu6 of its own: that node stays.
+            chain = replace(chain, nodes=chain.nodes[:-1], activation=None)
+        leaving = None if behind is None else self._span(behind, unsigned=bool(chain.activation))
+        weights, *weight_range = self._weights(chain)
+        host = [entering.low, entering.high, *weight_range, *([leaving.low, leaving.high] if leaving else [])]
+        result = leaving.dtype if leaving else tf.float32
+        kernel = self.editor.add(
+            "_QuantizedMatMul",
+            f"{chain.op}/int8",
+            [entering.values, weights, self._bias(chain), *host],
+            T1=dtype_attr(entering.dtype),
+            T2=dtype_attr(tf.qint8),
+            Tbias=dtype_attr(tf.float32),
+            U=dtype_attr(tf.float32),
+            Tout=dtype_attr(result),
+            Tdevice_inputs=types(entering.dtype, tf.qint8, tf.float32),
+            Thost_inputs=types(*[tf.float32] * len(host)),
+            Tdevice_outputs=types(result),
+            Thost_outputs=types(*[tf.float32] * (2 if leaving else 0)),
+            fused_ops=strings(
+                ["BiasAdd", *(["Relu"] if chain.activation else []), "Requantize" if leaving else "Dequantize"]
+            ),
+            input_quant_mode=text("SCALED"),
+            output_quant_mode=text("SCALED"),
+        )
+        if leaving is not None and behind is not None:
+            self.quantized[behind.name] = replace(leaving, values=kernel)
+        else:
+            self.editor.redirect(chain.output, kernel)
+            self.replaced[chain.output] = kernel
+
+    def _quantized(self, tensor: str) -> Quantized:
+        """Returns the quantized form of an annotated tensor, adding what computes it."""
+        if tensor in self.quantized:
+            return self.quantized[tensor]
+        node = self.editor.nodes[producer(tensor)]
+        if node.op == FAKE_QUANT:
+            span = self._span(node)
+            values = self.editor.add(
+                "QuantizeV2",
+                f"{node.name}/quantize",
+                [node.input[0], span.low, span.high],
+                T=dtype_attr(span.dtype),
+                mode=text("SCALED"),
+                round_mode=text("HALF_TO_EVEN"),
+                # Without it a signed range is divided into 128 steps, and the kernels take it for 127.
+                narrow_range=AttrValue(b=span.dtype == tf.qint8),
+                axis=AttrValue(i=-1),
+            )
+            result = replace(span, values=values)
+        elif node.op in PASS_THROUGH and ":" not in tensor:
+            inner = self._quantized(node.input[0])
+            result = replace(inner, values=self._pass_through(node, inner))
+        else:
+            raise UnsupportedLayerError(
+                f"Every input of a quantized op must have a range. Received: {tensor!r} ({node.op}) without one. "
+                "Annotate it, or leave the op float."
+            )
+        self.quantized[tensor] = result
+        return result
+
+    def _span(self, node: Any, *, unsigned: bool = False) -> Quantized:
+        """Returns the type and the range constants for a fake-quantization node, values still to come.
+
+        Args:
+            node: The node.
+            unsigned: The values are known, or made, not to be negative, so that a signed range of 127 steps becomes an
+                unsigned one of 255 steps of the same size.
+        """
+        span = self._range(node)
+        high = span.scale * 255 if unsigned else span.limit
+        signed = span.signed and not unsigned
+        return Quantized(
+            values="",
+            low=self._scalar(-high if signed else 0.0),
+            high=self._scalar(high),
+            dtype=tf.qint8 if signed else tf.quint8,
+        )
+
+    @staticmethod
+    def _range(node: Any) -> Range:
+        return Range(limit=attribute(node, "max").f, signed=attribute(node, "min").f < 0)
+
+    def _pass_through(self, node: Any, inner: Quantized) -> str:
+        name = f"{node.name}/int8"
+        if node.op == "MaxPool":
+            return self.editor.add(
+                "QuantizedMaxPool",
+                name,
+                [inner.values, inner.low, inner.high],
+                T=dtype_attr(inner.dtype),
+                **copy_attributes(node, ("ksize", "strides", "padding")),
+            )
+        others = {key: value for key, value in node.attr.items() if key != "T" and not key.startswith("_")}
+        inputs = [inner.values, *node.input[1:]]
+        return self.editor.add(node.op, name, inputs, T=dtype_attr(inner.dtype), **others)
+
+    def _dequantize(self, name: str, tensor: Quantized) -> str:
+        return self.editor.add(
+            "Dequantize",
+            f"{name}/dequantize",
+            [tensor.values, tensor.low, tensor.high],
+            T=dtype_attr(tensor.dtype),
+            dtype=dtype_attr(tf.float32),
+            mode=text("SCALED"),
+            narrow_range=AttrValue(b=False),
+            axis=AttrValue(i=-1),
+        )
+
+    def _range_behind(self, tensor: str) -> Any | None:
+        """Returns the fake-quantization node that reads a tensor, if any."""
+        readers = (self.editor.nodes[name] for name in self.editor.consumers.get(producer(tensor), ()))
+        return next((node for node in readers if node.op == FAKE_QUANT), None)
+
+    def _weights(self, chain: Chain) -> tuple[str, str, str]:
+        """Adds the int8 weights and their per-channel ranges, once for weights that several chains share."""
+        source = self.editor.nodes[producer(chain.weights)]
+        key = " ".join(source.input)
+        if key not in self.weights:
+            values = self.editor.constant(source.input[0])
+            high = self.editor.constant(source.input[2])
+            assert values is not None  # annotate() wrote constants
+            assert high is not None
+            steps = np.clip(np.rint(values / (high / 127)), -127, 127).astype(np.int8)
+            self.weights[key] = (
+                self.editor.add_constant(f"{chain.op}/int8_weights", steps, tf.qint8),
+                self.editor.add_constant(f"{chain.op}/int8_weights_min", -high),
+                self.editor.add_constant(f"{chain.op}/int8_weights_max", high),
+            )
+        return self.weights[key]
+
+    def _bias(self, chain: Chain, offset: float = 0.0) -> str:
+        """Returns the chain's bias, the offset added, as a constant of one value per output channel."""
+        bias = None if chain.bias is None else self.editor.constant(chain.bias)
+        if bias is None:
+            ranges = self.editor.constant(self.editor.nodes[producer(chain.weights)].input[2])
+            assert ranges is not None  # annotate() wrote a constant
+            bias = np.zeros(ranges.shape, np.float32)
+        return self.editor.add_constant(f"{chain.op}/bias", (bias + offset).astype(np.float32))
+
+    def _scalar(self, value: float) -> str:
+        return self.editor.add_constant("range", np.float32(value))

@@ -1,0 +1,127 @@
+"""A SavedModel running in a process of its own, and several of them timed in turns."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from tfopt.errors import ArtifactError
+
+RUNNER = Path(__file__).with_name("runner.py")
+ROUNDS = 5
+
+
+class SavedModelProcess:
+    """A fresh Python process that has loaded one SavedModel with nothing but TensorFlow.
+
+    Attributes:
+        path: The SavedModel's directory.
+        loaded: What the process reported after loading: inputs, outputs, kernels, weights, zeros, versions.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def __enter__(self) -> Self:
+        self._directory = tempfile.TemporaryDirectory(prefix="tfopt-")
+        # -I: neither the working directory nor PYTHONPATH can slip another module in.
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", str(RUNNER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ},
+        )
+        try:
+            self.loaded = self._ask(do="load", path=str(self.path.absolute()))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._directory.cleanup()
+
+    def predict(self, inputs: Mapping[str, np.ndarray], batch_size: int = 32) -> dict[str, np.ndarray]:
+        """Returns the outputs by name for all the examples."""
+        target = Path(self._directory.name, "outputs.npz")
+        self._ask(do="predict", inputs=self._store(inputs), outputs=str(target), batch_size=batch_size)
+        with np.load(target) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+
+    def time_calls(self, inputs: Mapping[str, np.ndarray], seconds: float, at_least: int = 3) -> list[float]:
+        """Returns the milliseconds of each of the calls that fit into about so many seconds."""
+        return list(self._ask(do="time", inputs=self._store(inputs), seconds=seconds, at_least=at_least)["ms"])
+
+    def _store(self, inputs: Mapping[str, np.ndarray]) -> str:
+        target = Path(self._directory.name, "inputs.npz")
+        with target.open("wb") as file:
+            np.savez(file, **inputs)
+        return str(target)
+
+    def _ask(self, **command: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(command) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            _, errors = self._process.communicate()
+            raise ArtifactError(
+                f"The SavedModel crashed the process that ran it. Received: {self.path} "
+                f"(exit code {self._process.returncode}; {' '.join(errors.split()[-30:])})."
+            )
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            first = answer["error"].splitlines()[0]
+            raise ArtifactError(f"The SavedModel cannot be served. Received: {self.path} ({first}).")
+        return answer
+
+
+def time_in_turns(
+    paths: Sequence[str | Path], inputs: Mapping[str, np.ndarray], seconds: float = 1.0, rounds: int = ROUNDS
+) -> list[list[float]]:
+    """Times several SavedModels on the same inputs, each in its own process, in alternating rounds.
+
+    Args:
+        paths: Their directories.
+        inputs: One batch by input name.
+        seconds: How long each is timed per round.
+        rounds: How often the turn passes, so that a change in the machine's load meets all of them alike.
+    Returns: For each, the milliseconds of every call.
+    """
+    with ExitStack() as stack:
+        processes = [stack.enter_context(SavedModelProcess(path)) for path in paths]
+        return alternate(processes, inputs, seconds, rounds)
+
+
+def alternate(
+    processes: Sequence[SavedModelProcess], inputs: Mapping[str, np.ndarray], seconds: float, rounds: int = ROUNDS
+) -> list[list[float]]:
+    """As time_in_turns, for processes that run already."""
+    times: list[list[float]] = [[] for _ in processes]
+    for _ in range(rounds):
+        for process, collected in zip(processes, times, strict=True):
+            collected += process.time_calls(inputs, seconds)
+    return times

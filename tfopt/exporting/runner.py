@@ -1,0 +1,120 @@
+"""Runs one SavedModel in a process of its own, which imports TensorFlow and NumPy and nothing of tfopt or Keras.
+
+It reads one JSON command per line from standard input and answers with one JSON line: "load", "predict" or "time".
+A process of its own keeps another model's spinning thread pool from slowing this one, and proves that the artifact
+needs nothing but TensorFlow. `tfopt.exporting.process` starts it.
+"""
+
+import json
+import sys
+import time
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+
+# Ops that compute with weights, and the position of these among the inputs.
+WEIGHTED = {
+    "Conv2D": 1,
+    "Conv3D": 1,
+    "DepthwiseConv2dNative": 1,
+    "Conv2DBackpropInput": 1,
+    "MatMul": 1,
+    "BatchMatMulV2": 1,
+    "Einsum": 1,
+    "_FusedQuantizedConv2D": 1,
+    "_QuantizedMatMul": 1,
+}
+CONVERSIONS = ("QuantizeV2", "Dequantize", "QuantizedMaxPool")
+
+
+class Runner:
+    def load(self, path: str) -> dict:
+        self.model = tf.saved_model.load(path)  # kept: its variables go when it does
+        self.serve = self.model.signatures["serving_default"]
+        outputs = self.serve.structured_outputs
+        return {
+            "inputs": {name: describe(spec) for name, spec in self.serve.structured_input_signature[1].items()},
+            "outputs": {name: describe(spec) for name, spec in outputs.items()},
+            "tensorflow": tf.__version__,
+            "devices": [device.device_type for device in tf.config.list_physical_devices()],
+            "imported": sorted({"keras", "tfopt"} & set(sys.modules)),
+            **inspect(path, self.serve.variables),
+        }
+
+    def predict(self, inputs: str, outputs: str, batch_size: int) -> dict:
+        with np.load(inputs) as arrays:
+            fed = {name: arrays[name] for name in arrays.files}
+        length = len(next(iter(fed.values())))
+        parts: dict = {}
+        for start in range(0, length, batch_size):
+            batch = {name: tf.constant(value[start : start + batch_size]) for name, value in fed.items()}
+            for name, value in self.serve(**batch).items():
+                parts.setdefault(name, []).append(value.numpy())
+        np.savez(outputs, **{name: np.concatenate(values) for name, values in parts.items()})
+        return {}
+
+    def time(self, inputs: str, seconds: float, at_least: int) -> dict:
+        """Times calls for about so many seconds; the first ones, which trace and allocate, are not counted."""
+        with np.load(inputs) as arrays:
+            batch = {name: tf.constant(arrays[name]) for name in arrays.files}
+        for _ in range(2):
+            self.serve(**batch)
+        milliseconds: list = []
+        until = time.perf_counter() + seconds
+        while len(milliseconds) < at_least or time.perf_counter() < until:
+            start = time.perf_counter()
+            outputs = self.serve(**batch)
+            next(iter(outputs.values())).numpy()  # waits for a GPU
+            milliseconds.append((time.perf_counter() - start) * 1e3)
+        return {"ms": milliseconds}
+
+
+def describe(spec: tf.TensorSpec) -> dict:
+    return {"shape": spec.shape.as_list() if spec.shape.rank is not None else None, "dtype": spec.dtype.name}
+
+
+def inspect(path: str, variables: list) -> dict:
+    """Counts a SavedModel's computing ops, and its weights and zeros: constants that feed these ops, and variables."""
+    with open(f"{path}/saved_model.pb", "rb") as file:
+        graph = saved_model_pb2.SavedModel.FromString(file.read()).meta_graphs[0].graph_def
+    kernels: dict = {}
+    weights = {id(value): value.numpy() for value in variables if value.dtype.is_floating}
+    for nodes in [graph.node, *(function.node_def for function in graph.library.function)]:
+        named = {node.name: node for node in nodes}
+        for node in nodes:
+            if node.op in CONVERSIONS or node.op in WEIGHTED:
+                kernels[node.op] = kernels.get(node.op, 0) + 1
+            if node.op in WEIGHTED:
+                source = named.get(node.input[WEIGHTED[node.op]].split(":")[0])
+                while source is not None and source.op in ("Identity", "ReadVariableOp"):
+                    source = named.get(source.input[0].split(":")[0])
+                if source is not None and source.op == "Const":
+                    weights[source.name] = tf.make_ndarray(source.attr["value"].tensor)
+    counts = [(array.size, array.size - np.count_nonzero(array.view(plain(array.dtype)))) for array in weights.values()]
+    return {
+        "kernels": kernels,
+        "weights": int(sum(size for size, _ in counts)),
+        "zeros": int(sum(zeros for _, zeros in counts)),
+    }
+
+
+def plain(dtype: np.dtype) -> np.dtype:
+    """A quantized dtype is a record of one integer; this is that integer's dtype."""
+    return dtype if dtype.names is None else dtype[0]
+
+
+def main() -> None:
+    answers, sys.stdout = sys.stdout, sys.stderr  # whatever prints must not mix with the answers
+    runner = Runner()
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            answer = getattr(runner, command.pop("do"))(**command)
+        except Exception as error:  # noqa: BLE001 - the parent process raises it again
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

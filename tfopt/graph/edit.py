@@ -1,0 +1,158 @@
+"""Reading and rewriting a GraphDef by node name.
+
+Tensor names are kept in a GraphDef's short form: "conv" is output 0 of the node conv, "split:1" is its output 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2
+
+AttrValue = attr_value_pb2.AttrValue
+NodeDef = node_def_pb2.NodeDef
+
+
+class GraphEditor:
+    """A GraphDef as a dict of nodes, with the consumers of each and its constants as arrays.
+
+    Control edges are dropped: a frozen inference graph has no side effects that they could order.
+    """
+
+    def __init__(self, graph_def: Any) -> None:
+        self._original = graph_def
+        self.nodes: dict[str, Any] = {}
+        self.consumers: dict[str, list[str]] = {}
+        for node in graph_def.node:
+            copy = NodeDef()
+            copy.CopyFrom(node)
+            del copy.input[:]
+            copy.input.extend(tensor for tensor in node.input if not tensor.startswith("^"))
+            self._insert(copy)
+
+    def _insert(self, node: Any) -> None:
+        self.nodes[node.name] = node
+        for tensor in node.input:
+            self.consumers.setdefault(producer(tensor), []).append(node.name)
+
+    def add(self, op: str, name: str, inputs: Sequence[str], **attributes: AttrValue) -> str:
+        """Adds a node under `name`, or the next free name like it, and returns the name."""
+        node = NodeDef(op=op, name=self.free_name(name), input=inputs)
+        for key, value in attributes.items():
+            node.attr[key].CopyFrom(value)
+        self._insert(node)
+        return str(node.name)
+
+    def add_constant(self, name: str, value: np.ndarray, dtype: Any = None) -> str:
+        """Adds a Const node. A quantized dtype takes the bytes of an array of the same width."""
+        proto = tf.make_tensor_proto(value)
+        if dtype is not None:
+            proto = type(proto)(tensor_shape=proto.tensor_shape, tensor_content=np.ascontiguousarray(value).tobytes())
+            proto.dtype = dtype.as_datatype_enum
+        return self.add("Const", name, (), dtype=AttrValue(type=proto.dtype), value=AttrValue(tensor=proto))
+
+    def free_name(self, name: str) -> str:
+        candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(1)))
+        return next(candidate for candidate in candidates if candidate not in self.nodes)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Removes nodes that nothing consumes any more."""
+        for name in names:
+            for tensor in self.nodes.pop(name).input:
+                self.consumers[producer(tensor)].remove(name)
+
+    def redirect(self, old: str, new: str, *, keep: Iterable[str] = ()) -> None:
+        """Makes every consumer of tensor `old`, except the nodes in `keep`, read `new`."""
+        kept = set(keep)
+        for name in [name for name in self.consumers.get(producer(old), []) if name not in kept]:
+            self.set_inputs(name, [new if tensor == old else tensor for tensor in self.nodes[name].input])
+
+    def set_inputs(self, name: str, inputs: Sequence[str]) -> None:
+        node = self.nodes[name]
+        for tensor in node.input:
+            self.consumers[producer(tensor)].remove(name)
+        del node.input[:]
+        node.input.extend(inputs)
+        for tensor in inputs:
+            self.consumers.setdefault(producer(tensor), []).append(name)
+
+    def constant(self, tensor: str) -> np.ndarray | None:
+        """Returns the value of a tensor that is a constant, else None."""
+        node = self.nodes[producer(tensor)]
+        return tf.make_ndarray(node.attr["value"].tensor) if node.op == "Const" else None
+
+    def topological(self) -> list[str]:
+        """Returns the node names so that every node follows its inputs."""
+        waiting = {name: len(node.input) for name, node in self.nodes.items()}
+        ready = [name for name, count in waiting.items() if count == 0]
+        for name in ready:  # grows while it is read
+            for consumer in self.consumers.get(name, ()):
+                waiting[consumer] -= 1
+                if waiting[consumer] == 0:
+                    ready.append(consumer)
+        return ready
+
+    def ancestors(self, name: str) -> set[str]:
+        """Returns every node whose value the node `name` needs, itself excluded."""
+        seen: set[str] = set()
+        stack = [name]
+        while stack:
+            for tensor in self.nodes[stack.pop()].input:
+                source = producer(tensor)
+                if source not in seen:
+                    seen.add(source)
+                    stack.append(source)
+        return seen
+
+    def graph_def(self, outputs: Iterable[str], keep: Iterable[str] = ()) -> Any:
+        """Returns a GraphDef of the nodes that `outputs` need, and of `keep` (placeholders nothing reads)."""
+        needed = set(outputs) | set(keep)
+        for name in list(needed):
+            needed |= self.ancestors(name)
+        result = graph_pb2.GraphDef(versions=self._original.versions, library=self._original.library)
+        result.node.extend(self.nodes[name] for name in self.topological() if name in needed)
+        return result
+
+
+def producer(tensor: str) -> str:
+    """Returns the name of the node that a tensor comes from.
+
+    Example:
+        >>> producer("split:1"), producer("conv")
+        ('split', 'conv')
+    """
+    return tensor.split(":")[0]
+
+
+def attribute(node: Any, name: str) -> AttrValue:
+    """Returns a node's attribute, or an empty one. Reading `node.attr[name]` would add the missing attribute."""
+    return node.attr[name] if name in node.attr else AttrValue()
+
+
+def types(*dtypes: Any) -> AttrValue:
+    return AttrValue(list=AttrValue.ListValue(type=[dtype.as_datatype_enum for dtype in dtypes]))
+
+
+def dtype_attr(dtype: Any) -> AttrValue:
+    return AttrValue(type=dtype.as_datatype_enum)
+
+
+def strings(values: Iterable[str]) -> AttrValue:
+    return AttrValue(list=AttrValue.ListValue(s=[value.encode() for value in values]))
+
+
+def integers(values: Iterable[int]) -> AttrValue:
+    return AttrValue(list=AttrValue.ListValue(i=list(values)))
+
+
+def text(value: str) -> AttrValue:
+    return AttrValue(s=value.encode())
+
+
+def copy_attributes(node: Any, names: Iterable[str]) -> Mapping[str, AttrValue]:
+    """Returns those of a node's attributes that it has."""
+    return {name: node.attr[name] for name in names if name in node.attr}

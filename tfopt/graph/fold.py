@@ -1,0 +1,163 @@
+"""Exact simplifications of a frozen graph: constant folding, and per-channel arithmetic moved into the weights.
+
+A frozen Keras 3 graph holds batch normalisation as `y = x * scale + offset` with constant vectors. Behind a
+convolution or a matrix product with constant weights W and bias b, both are linear in the output channels, so
+
+    (conv(x, W) + b) * scale + offset  =  conv(x, W * scale) + (b * scale + offset)
+
+and the two extra passes over the activations disappear. Zeros in W stay zeros, so pruned weights stay pruned.
+Likewise `Pad` with zeros before a VALID convolution is that convolution's own explicit padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
+
+from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, integers, producer, text
+from tfopt.graph.frozen import FrozenGraph
+
+WEIGHTED = ("Conv2D", "MatMul", "DepthwiseConv2dNative")
+NO_VALUE = (tf.variant.as_datatype_enum, tf.resource.as_datatype_enum)  # types that no constant can hold
+AFFINE = ("BiasAdd", "Add", "AddV2", "Sub", "Mul")
+
+
+def fold_constants(graph: FrozenGraph) -> FrozenGraph:
+    """Returns the same function with fewer nodes: equal up to float32 rounding.
+
+    Node names are kept, so that a report speaks of the layers that the model's author knows.
+    """
+    editor = GraphEditor(graph.graph_def)
+    _evaluate_constants(editor, graph)
+    _skip_identities(editor, graph.output_nodes)
+    for name in editor.topological():
+        node = editor.nodes.get(name)
+        if node is not None and node.op in WEIGHTED:
+            _fold_affine(editor, name, graph.output_nodes)
+            if node.op == "Conv2D":
+                _fold_padding(editor, name)
+    placeholders = [spec.name for spec in graph.inputs.values()]
+    return replace(graph, graph_def=editor.graph_def(graph.output_nodes, keep=placeholders))
+
+
+def _evaluate_constants(editor: GraphEditor, graph: FrozenGraph) -> None:
+    """Replaces every tensor that depends on constants alone, and is read by something that does not, by its value."""
+    constant: set[str] = set()
+    for name in editor.topological():
+        node = editor.nodes[name]
+        if node.op == "Const" or (_is_pure(node) and all(producer(tensor) in constant for tensor in node.input)):
+            constant.add(name)
+    frontier = sorted(
+        {
+            tensor
+            for name, node in editor.nodes.items()
+            if name not in constant
+            for tensor in node.input
+            if producer(tensor) in constant and editor.nodes[producer(tensor)].op != "Const"
+        }
+    )
+    if not frontier:
+        return
+    values = graph.as_function(fetch=frontier)(**{name: _any_value(spec) for name, spec in graph.inputs.items()})
+    for tensor, value in zip(frontier, values, strict=True):
+        editor.redirect(tensor, editor.add_constant(f"{producer(tensor)}/folded", value.numpy()))
+
+
+def _is_pure(node: Any) -> bool:
+    """Whether a node is a plain function of its inputs. Fake quantization is kept: it carries the ranges."""
+    definition = op_def_registry.get(node.op)
+    calls_function = any(value.HasField("func") for value in node.attr.values())
+    return (
+        bool(node.input)
+        and definition is not None
+        and not definition.is_stateful
+        and not any(output.type in NO_VALUE for output in definition.output_arg)
+        and not calls_function
+        and not node.op.startswith("FakeQuant")
+    )
+
+
+def _any_value(spec: tf.TensorSpec) -> tf.Tensor:
+    """A value to feed where only constants are computed."""
+    return tf.zeros([size or 1 for size in (spec.shape.as_list() if spec.shape.rank is not None else [])], spec.dtype)
+
+
+def _skip_identities(editor: GraphEditor, outputs: frozenset[str]) -> None:
+    for name in editor.topological():
+        node = editor.nodes[name]
+        if node.op == "Identity" and name not in outputs:
+            editor.redirect(name, node.input[0])
+            editor.remove([name])
+
+
+def _fold_affine(editor: GraphEditor, name: str, outputs: frozenset[str]) -> None:
+    """Folds the run of per-channel constants behind a weighted node into its weights and one BiasAdd."""
+    node = editor.nodes[name]
+    weights = editor.constant(node.input[1])
+    if weights is None or attribute(node, "data_format").s not in (b"", b"NHWC") or attribute(node, "transpose_b").b:
+        return
+    depthwise = node.op == "DepthwiseConv2dNative"
+    channels = weights.shape[2] * weights.shape[3] if depthwise else weights.shape[-1]
+    scale, offset = np.ones(channels, np.float64), np.zeros(channels, np.float64)
+    run, last = [], name
+    while last not in outputs and len(editor.consumers.get(last, ())) == 1:
+        follower = editor.nodes[editor.consumers[last][0]]
+        step = _affine(editor, follower, last, channels)
+        if step is None:
+            break
+        scale, offset = scale * step[0], offset * step[0] + step[1]
+        run.append(follower.name)
+        last = follower.name
+    if not run or [editor.nodes[step].op for step in run] == ["BiasAdd"]:
+        return
+    if not np.all(scale == 1):
+        shaped = scale.reshape(weights.shape[2:] if depthwise else (channels,))
+        scaled = editor.add_constant(f"{name}/folded_weights", (weights * shaped).astype(weights.dtype))
+        editor.set_inputs(name, [node.input[0], scaled, *node.input[2:]])
+    bias = editor.add_constant(f"{name}/folded_bias", offset.astype(weights.dtype))
+    # The last node of the run keeps its name, which may be what the outside knows, and becomes the BiasAdd.
+    final = editor.nodes[last]
+    final.op = "BiasAdd"
+    final.ClearField("attr")
+    final.attr["T"].CopyFrom(dtype_attr(tf.as_dtype(weights.dtype)))
+    final.attr["data_format"].CopyFrom(text("NHWC"))
+    editor.set_inputs(last, [name, bias])
+    editor.remove(reversed(run[:-1]))
+
+
+def _affine(editor: GraphEditor, node: Any, source: str, channels: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns (scale, offset) if the node computes source * scale + offset with one constant per channel."""
+    if node.op not in AFFINE or len(node.input) != 2:
+        return None
+    if node.op == "BiasAdd" and attribute(node, "data_format").s not in (b"", b"NHWC"):
+        return None
+    position = 0 if node.input[0] == source else 1
+    if node.input[position] != source or (node.op == "Sub" and position == 1):
+        return None
+    constant = editor.constant(node.input[1 - position])
+    # Only a trailing channel axis: [C], [1, C], [1, 1, 1, C] or a scalar.
+    if constant is None or constant.size not in (1, channels) or constant.size != max((1, *constant.shape[-1:])):
+        return None
+    value = np.broadcast_to(constant.reshape(-1).astype(np.float64), (channels,))
+    if node.op == "Mul":
+        return value, np.zeros(channels)
+    return np.ones(channels), -value if node.op == "Sub" else value
+
+
+def _fold_padding(editor: GraphEditor, name: str) -> None:
+    """Turns a zero Pad of the image axes before a VALID convolution into the convolution's explicit padding."""
+    node = editor.nodes[name]
+    pad = editor.nodes[producer(node.input[0])]
+    if pad.op != "Pad" or attribute(node, "padding").s != b"VALID" or editor.consumers[pad.name] != [name]:
+        return
+    amounts = editor.constant(pad.input[1])
+    if amounts is None or amounts.shape != (4, 2) or amounts[[0, 3]].any():
+        return
+    node.attr["padding"].CopyFrom(text("EXPLICIT"))
+    node.attr["explicit_paddings"].CopyFrom(integers(int(amount) for amount in amounts.reshape(-1)))
+    editor.set_inputs(name, [pad.input[0], *node.input[1:]])
+    editor.remove([pad.name])

@@ -1,0 +1,97 @@
+"""A frozen inference graph: every weight a constant, with the signature that a SavedModel will serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenGraph:
+    """A GraphDef without variables, and what goes in and out of it.
+
+    Attributes:
+        graph_def: The nodes. Inputs are Placeholder nodes.
+        inputs: Signature name to the placeholder's TensorSpec; the spec's name is the node's.
+        outputs: Signature name to (tensor name, TensorSpec).
+        name: The source model's name.
+    """
+
+    graph_def: Any
+    inputs: Mapping[str, tf.TensorSpec]
+    outputs: Mapping[str, tuple[str, tf.TensorSpec]]
+    name: str
+
+    @property
+    def output_nodes(self) -> frozenset[str]:
+        """Names of the nodes whose values leave the graph."""
+        return frozenset(tensor.split(":")[0] for tensor, _ in self.outputs.values())
+
+    def shapes(self) -> dict[str, tf.TensorShape]:
+        """Returns what TensorFlow infers of each tensor's shape, by tensor name."""
+        with tf.Graph().as_default() as graph:
+            tf.graph_util.import_graph_def(self.graph_def, name="")
+        return {
+            tensor.name.removesuffix(":0"): tensor.shape
+            for operation in graph.get_operations()
+            for tensor in operation.outputs
+        }
+
+    def as_function(self, fetch: Sequence[str] | None = None) -> Callable[..., Any]:
+        """Returns a tf.function of the inputs by name.
+
+        Args:
+            fetch: Tensor names to return as a list, in place of the outputs by name.
+        """
+        placeholders = {spec.name for spec in self.inputs.values()}
+        body = type(self.graph_def)()
+        body.CopyFrom(self.graph_def)
+        del body.node[:]
+        body.node.extend(node for node in self.graph_def.node if node.name not in placeholders)
+        wanted = [tensor for tensor, _ in self.outputs.values()] if fetch is None else list(fetch)
+
+        def serve(**inputs: Any) -> Any:
+            fed = {f"{spec.name}:0": inputs[name] for name, spec in self.inputs.items()}
+            computed = [tensor for tensor in wanted if full_name(tensor) not in fed]
+            elements = tf.graph_util.import_graph_def(
+                body, input_map=fed, return_elements=[full_name(tensor) for tensor in computed], name=""
+            )
+            values = dict(zip(computed, elements, strict=True))
+            tensors = [values[t] if t in values else fed[full_name(t)] for t in wanted]
+            if fetch is not None:
+                return tensors
+            for tensor, (_, spec) in zip(tensors, self.outputs.values(), strict=True):
+                tensor.set_shape(spec.shape)  # quantized kernels have no shape inference of their own
+            return dict(zip(self.outputs, tensors, strict=True))
+
+        signature = {name: tf.TensorSpec(spec.shape, spec.dtype, name=name) for name, spec in self.inputs.items()}
+        return tf.function(serve, autograph=False).get_concrete_function(**signature)
+
+    def predict(self, inputs: Any) -> dict[str, np.ndarray]:
+        """Runs the graph on one batch: an array, a sequence of arrays, or a dict by input name."""
+        outputs = self.as_function()(**self.feed(inputs))
+        return {name: value.numpy() for name, value in outputs.items()}
+
+    def feed(self, inputs: Any) -> dict[str, tf.Tensor]:
+        """Names a batch's arrays after the signature's inputs and casts them to their dtypes."""
+        if isinstance(inputs, Mapping):
+            arrays = dict(inputs)
+        elif isinstance(inputs, (tuple, list)):
+            arrays = dict(zip(self.inputs, inputs, strict=True))
+        else:
+            arrays = {next(iter(self.inputs)): inputs}
+        return {name: tf.cast(arrays[name], spec.dtype) for name, spec in self.inputs.items()}
+
+
+def full_name(tensor: str) -> str:
+    """Returns a tensor name with its output number: "conv" becomes "conv:0".
+
+    Example:
+        >>> full_name("conv"), full_name("split:1")
+        ('conv:0', 'split:1')
+    """
+    return tensor if ":" in tensor else f"{tensor}:0"

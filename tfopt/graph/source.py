@@ -1,0 +1,164 @@
+"""From a Keras model or a SavedModel directory to a frozen graph in float32."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.export.export_utils import get_input_signature
+from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+from tfopt.errors import ArtifactError, ConfigError, UnsupportedModelError
+from tfopt.graph.edit import AttrValue
+from tfopt.graph.fold import fold_constants
+from tfopt.graph.frozen import FrozenGraph
+
+HALF = (tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum)
+FLOAT = tf.float32.as_datatype_enum
+TABLE_OPS = frozenset({"HashTableV2", "MutableHashTableV2", "LookupTableFindV2", "VocabFileLookup"})
+
+
+def freeze(source: keras.Model | str | Path, signature: str = "serving_default", *, fold: bool = True) -> FrozenGraph:
+    """Freezes a model for inference: its weights become constants, and half precision is widened.
+
+    A model trained under mixed precision computes in float32 afterwards: its variables are float32 already, and the
+    half-precision casts only served training.
+
+    Args:
+        source: A built Keras model (functional, Sequential or subclassed) or a SavedModel directory.
+        signature: The signature to take from a SavedModel directory.
+        fold: Whether to simplify the graph: constant parts are computed, and batch normalisation moves into the
+            weights before it.
+    Returns: The graph.
+    Raises:
+        UnsupportedModelError: The model is not built, or its graph keeps state that cannot become a constant.
+        ArtifactError: The directory holds no loadable SavedModel.
+        ConfigError: The SavedModel has no such signature.
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)], name="tiny")
+        >>> frozen = freeze(model)
+        >>> list(frozen.inputs), list(frozen.outputs)
+        (['keras_tensor...'], ['output_0'])
+    """
+    if isinstance(source, (str, Path)):
+        function, name = _saved_model_function(Path(source), signature), Path(source).name
+        outputs = dict(function.structured_outputs)
+    elif isinstance(source, keras.Model):
+        function, name = _keras_function(source), source.name
+        outputs = _name_outputs(function.structured_outputs)
+    else:
+        raise ConfigError(
+            "source must be a keras.Model or the directory of a SavedModel. "
+            f"Received: {type(source).__name__}. Pass the model itself, or its directory as a str or Path."
+        )
+    frozen = convert_variables_to_constants_v2(function, lower_control_flow=False)
+    graph_def = frozen.graph.as_graph_def()
+    stateful = sorted({node.op for node in graph_def.node} & TABLE_OPS)
+    if stateful:
+        raise UnsupportedModelError(
+            f"{name} holds look-up tables, which cannot become constants. Received: ops {', '.join(stateful)}. "
+            "Keep text preprocessing outside the model and export the part that takes numbers."
+        )
+    names = [tensor.name.split(":")[0] for tensor in frozen.inputs]
+    specs = {
+        _signature_name(spec.name or node): tf.TensorSpec(tensor.shape, _widened(tensor.dtype), name=node)
+        for spec, node, tensor in zip(_input_specs(function), names, frozen.inputs, strict=True)
+    }
+    graph = FrozenGraph(
+        graph_def=_widen(graph_def),
+        inputs=specs,
+        outputs={
+            key: (_short(tensor.name), tf.TensorSpec(tensor.shape, _widened(tensor.dtype)))
+            for key, tensor in zip(outputs, frozen.outputs, strict=True)
+        },
+        name=name,
+    )
+    return fold_constants(graph) if fold else graph
+
+
+def _keras_function(model: keras.Model) -> Any:
+    try:
+        signature = get_input_signature(model)
+    except ValueError as error:
+        raise UnsupportedModelError(
+            f"model must be built before it can be exported. Received: {model.name!r} "
+            f"({type(model).__name__}), which has no input shape yet. Call it once on a batch of real shape."
+        ) from error
+    unnamed = (f"input_{number}" for number in itertools.count())
+    specs = tf.nest.map_structure(
+        lambda spec: tf.TensorSpec(spec.shape, spec.dtype, name=spec.name or next(unnamed)), list(signature)
+    )
+
+    def serve(*tensors: Any) -> Any:
+        return model(*tf.nest.pack_sequence_as(specs, tensors), training=False)
+
+    return tf.function(serve, autograph=False).get_concrete_function(*tf.nest.flatten(specs))
+
+
+def _saved_model_function(directory: Path, signature: str) -> Any:
+    if not (directory / "saved_model.pb").is_file():
+        raise ArtifactError(
+            f"source must be the directory of a SavedModel. Received: {directory}, which holds no saved_model.pb."
+        )
+    loaded = tf.saved_model.load(str(directory))
+    if signature not in loaded.signatures:
+        raise ConfigError(
+            f"signature must be one that the SavedModel has. Received: {signature!r}; {directory} has "
+            f"{', '.join(map(repr, loaded.signatures)) or 'none'}. Name one of these, or save it with one."
+        )
+    function = loaded.signatures[signature]
+    function._tfopt_keep_alive = loaded  # its variables go when the loaded object does
+    return function
+
+
+def _input_specs(function: Any) -> list[Any]:
+    return [spec for spec in tf.nest.flatten(function.structured_input_signature) if isinstance(spec, tf.TensorSpec)]
+
+
+def _signature_name(name: str) -> str:
+    return name.split(":")[0].replace("/", "_")
+
+
+def _name_outputs(outputs: Any) -> dict[str, Any]:
+    """Names a Keras model's outputs as `model.export` does: dict keys as they are, else output_0, output_1, ..."""
+    if isinstance(outputs, Mapping):
+        return {key: outputs[key] for key in sorted(outputs)}
+    return {f"output_{index}": tensor for index, tensor in enumerate(tf.nest.flatten(outputs))}
+
+
+def _short(tensor: str) -> str:
+    return tensor.removesuffix(":0")
+
+
+def _widened(dtype: Any) -> Any:
+    return tf.float32 if dtype.as_datatype_enum in HALF else dtype
+
+
+def _widen(graph_def: Any) -> Any:
+    """Rewrites every half-precision type in the graph to float32."""
+    result = type(graph_def)()
+    result.CopyFrom(graph_def)
+    for node in result.node:
+        halves = [key for key, value in node.attr.items() if value.type in HALF]
+        for key in halves:
+            node.attr[key].type = FLOAT
+        for value in node.attr.values():
+            listed = [FLOAT if kind in HALF else kind for kind in value.list.type]
+            if listed:
+                value.list.ClearField("type")
+                value.list.type.extend(listed)
+        if halves and node.op == "Const":
+            array = tf.make_ndarray(node.attr["value"].tensor).astype(np.float32)
+            node.attr["value"].CopyFrom(AttrValue(tensor=tf.make_tensor_proto(array)))
+        if node.op == "Cast" and halves and node.attr["SrcT"].type == node.attr["DstT"].type:
+            node.op = "Identity"
+            kind = node.attr["DstT"].type
+            node.ClearField("attr")
+            node.attr["T"].type = kind
+    return result

@@ -1,0 +1,254 @@
+"""What this machine has, asked without starting a device.
+
+TensorFlow fixes its logical devices and takes a GPU's memory when a device is first used. Everything here only lists
+physical devices, so a program can look first and configure them afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pynvml
+import tensorflow as tf
+
+from tfopt.report import Record
+
+# The instructions that decide which precision is fast on a CPU, by the names that the Linux kernel gives them.
+CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+
+_GIB = 2**30
+
+
+def _peaks(float32: float, tensorfloat32: float, float16: float, int8: float) -> dict[str, float]:
+    """Since Ampere bfloat16 runs at the rate of float16."""
+    half = {"float16": float16, "bfloat16": float16}
+    return {"float32": float32, "tensorfloat32": tensorfloat32, **half, "int8": int8}
+
+
+# Dense peaks in 10^12 operations per second: float32 on the CUDA cores, all others on the tensor cores. Source: the
+# datasheet that NVIDIA publishes for each product; where it prints the rate with 2:4 sparsity, half of it is the dense
+# one. A key lists words of the device name. The first key whose words all occur counts, so a variant stands before its
+# family. Names that only resemble these (A10G, L40, GH200) are other products.
+_PEAK_TFLOPS: dict[str, dict[str, float]] = {
+    "V100 SXM2": {"float32": 15.7, "float16": 125.0},
+    "V100 SXM3": {"float32": 15.7, "float16": 125.0},
+    "V100 PCIE": {"float32": 14.0, "float16": 112.0},
+    "T4": {"float32": 8.1, "float16": 65.0, "int8": 130.0},
+    "A10": _peaks(31.2, 62.5, 125.0, 250.0),
+    "A100": _peaks(19.5, 156.0, 312.0, 624.0),
+    "L4": _peaks(30.3, 60.0, 121.0, 242.5),
+    "L40S": _peaks(91.6, 183.0, 362.05, 733.0),
+    "H100 PCIE": _peaks(51.0, 378.0, 756.5, 1513.0),
+    "H100 NVL": _peaks(60.0, 417.5, 835.5, 1670.5),
+    "H100 HBM3": _peaks(67.0, 494.5, 989.5, 1979.0),
+    "H200 NVL": _peaks(60.0, 417.5, 835.5, 1670.5),
+    "H200": _peaks(67.0, 494.5, 989.5, 1979.0),
+    "B200": _peaks(75.0, 1100.0, 2250.0, 4500.0),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu(Record):
+    """One GPU that TensorFlow can use.
+
+    Attributes:
+        name: The product name, for example "NVIDIA H200".
+        compute_capability: Major and minor number, for example (9, 0).
+        memory_bytes: The whole memory of the device.
+        peak_tflops: See `peak_tflops`.
+
+    Example:
+        >>> print(Gpu(name="NVIDIA A1", compute_capability=(8, 6)))
+        NVIDIA A1, compute capability 8.6, memory unavailable (NVML does not report it),
+        peak rates unavailable (not among the GPUs that tfopt knows)
+    """
+
+    name: str
+    compute_capability: tuple[int, int] | None = None
+    memory_bytes: int | None = None
+    peak_tflops: Mapping[str, float] | None = None
+
+    def __str__(self) -> str:
+        capability, memory = "unavailable (TensorFlow does not report it)", "unavailable (NVML does not report it)"
+        rates = "rates unavailable (not among the GPUs that tfopt knows)"
+        if self.compute_capability is not None:
+            capability = "{}.{}".format(*self.compute_capability)
+        if self.memory_bytes is not None:
+            memory = f"{self.memory_bytes / _GIB:.1f} GiB"
+        if self.peak_tflops is not None:
+            rates = ", ".join(f"{dtype} {rate:g}" for dtype, rate in self.peak_tflops.items()) + " TFLOP/s"
+        return f"{self.name}, compute capability {capability}, memory {memory}, peak {rates}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware(Record):
+    """What this machine has.
+
+    Attributes:
+        cpu_model: The processor's name.
+        logical_cores: The cores this process may run on, hyper-threads counted.
+        cpu_features: Those of `CPU_FEATURES` that the processor has.
+        memory_bytes: The machine's memory.
+        gpus: The GPUs that TensorFlow can use, in TensorFlow's order.
+        tensorflow_version: For example "2.21.0".
+        unavailable: For each attribute above that is None or empty, the reason.
+
+    Example:
+        >>> print(Hardware(cpu_model="AMD EPYC", logical_cores=2, cpu_features=("avx2", "avx512_vnni"),
+        ...                memory_bytes=8 * 2**30, tensorflow_version="2.21.0", unavailable={"gpus": "no driver"}))
+        cpu           AMD EPYC, 2 logical cores
+        cpu features  avx2, avx512_vnni
+        memory        8.0 GiB
+        gpus          none (no driver)
+        tensorflow    2.21.0
+    """
+
+    cpu_model: str | None = None
+    logical_cores: int
+    cpu_features: tuple[str, ...] = ()
+    memory_bytes: int
+    gpus: tuple[Gpu, ...] = ()
+    tensorflow_version: str
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        model = self.cpu_model or self._unavailable("cpu_model")
+        gpus = {f"gpu {index}": str(gpu) for index, gpu in enumerate(self.gpus)}
+        rows = {
+            "cpu": f"{model}, {self.logical_cores} logical cores",
+            "cpu features": ", ".join(self.cpu_features) or self._unavailable("cpu_features"),
+            "memory": f"{self.memory_bytes / _GIB:.1f} GiB",
+            **(gpus or {"gpus": f"none ({self.unavailable.get('gpus', 'not looked for')})"}),
+            "tensorflow": self.tensorflow_version,
+        }
+        return "\n".join(f"{name:12}  {value}" for name, value in rows.items())
+
+    def _unavailable(self, attribute: str) -> str:
+        return f"unavailable ({self.unavailable.get(attribute, 'not looked for')})"
+
+
+def detect() -> Hardware:
+    """Returns what this machine has, without starting a device or taking GPU memory.
+
+    Logical devices, memory growth and visible devices can still be configured afterwards.
+
+    Example:
+        >>> hardware = detect()
+        >>> hardware.logical_cores >= 1
+        True
+        >>> hardware.memory_bytes > 0
+        True
+    """
+    cpu_model, cpu_features, unavailable = _cpu()
+    driver_memory = _gpu_memory_by_name()
+    gpus = tuple(_gpu(device, driver_memory) for device in tf.config.list_physical_devices("GPU"))
+    if not gpus:
+        unavailable["gpus"] = _why_no_gpu(list(driver_memory))
+    return Hardware(
+        cpu_model=cpu_model,
+        logical_cores=_logical_cores(),
+        cpu_features=cpu_features,
+        memory_bytes=psutil.virtual_memory().total,
+        gpus=gpus,
+        tensorflow_version=tf.__version__,
+        unavailable=unavailable,
+    )
+
+
+def peak_tflops(gpu_name: str) -> dict[str, float] | None:
+    """Returns a GPU's peak rates by dtype, or None where they are not known.
+
+    They are dense (no 2:4 sparsity) and in 10^12 operations per second. "float32" is what the CUDA cores do,
+    "tensorfloat32" what TensorFlow uses for float32 matrix products by default since Ampere. A slice of a GPU (MIG,
+    vGPU) has a share of the rates that the name does not tell, so it counts as unknown.
+
+    Args:
+        gpu_name: The product name as TensorFlow or NVML report it.
+
+    Example:
+        >>> peak_tflops("Tesla T4")
+        {'float32': 8.1, 'float16': 65.0, 'int8': 130.0}
+        >>> peak_tflops("NVIDIA A100-SXM4-40GB MIG 1g.5gb") is None
+        True
+    """
+    words = set(re.split(r"[^A-Z0-9]+", gpu_name.upper()))
+    if words & {"MIG", "GRID"}:
+        return None
+    return next((dict(rates) for key, rates in _PEAK_TFLOPS.items() if set(key.split()) <= words), None)
+
+
+def _cpu() -> tuple[str | None, tuple[str, ...], dict[str, str]]:
+    """Returns the processor's name, its features and, for what is missing, the reason."""
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
+    # The first processor stands for all.
+    entries = dict(re.findall(r"^(\w[\w ]*?)\s*: (.*)$", text.split("\n\n")[0], re.MULTILINE))
+    model = entries.get("model name") or platform.processor() or None
+    unavailable = {} if model else {"cpu_model": "the operating system does not name it"}
+    if "flags" not in entries:
+        return model, (), {**unavailable, "cpu_features": "the operating system does not list them"}
+    features = tuple(feature for feature in CPU_FEATURES if feature in entries["flags"].split())
+    if not features:
+        unavailable["cpu_features"] = f"none of {', '.join(CPU_FEATURES)}"
+    return model, features, unavailable
+
+
+def _logical_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # Linux only
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _gpu(device: tf.config.PhysicalDevice, driver_memory: Mapping[str, int | None]) -> Gpu:
+    details = tf.config.experimental.get_device_details(device)
+    name = details.get("device_name", device.name)
+    return Gpu(
+        name=name,
+        compute_capability=details.get("compute_capability"),
+        memory_bytes=driver_memory.get(name),
+        peak_tflops=peak_tflops(name),
+    )
+
+
+def _gpu_memory_by_name() -> dict[str, int | None]:
+    """Returns the memory in bytes of each kind of GPU the driver knows; empty without a driver.
+
+    TensorFlow tells the memory of a GPU only after starting it, and numbers GPUs differently from NVML. The product
+    name is what both agree on; where GPUs of one name differ in memory it is None.
+    """
+    memory: dict[str, int | None] = {}
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return memory
+    try:
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            name, total = pynvml.nvmlDeviceGetName(handle), _total_memory(handle)
+            memory[name] = total if memory.get(name, total) == total else None
+    finally:
+        pynvml.nvmlShutdown()
+    return memory
+
+
+def _total_memory(handle: object) -> int | None:
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except pynvml.NVMLError:  # GPUs that share the processor's memory have none of their own to report
+        return None
+
+
+def _why_no_gpu(driver_names: list[str]) -> str:
+    if not driver_names:
+        return "TensorFlow sees none, and no NVIDIA driver answers"
+    found = f"TensorFlow sees none although the driver has {', '.join(driver_names)}"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return f"{found}: CUDA_VISIBLE_DEVICES={visible!r}"
+    return f"{found}: install the CUDA libraries with tfopt[cuda]"

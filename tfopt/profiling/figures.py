@@ -1,0 +1,246 @@
+"""The figures of the HTML report, drawn by matplotlib as inline SVG.
+
+Only lines, bars and ticks are drawn. Titles and legends are left to the page, which escapes them, wraps them and
+sets them in its own type. Text stays text, and the ink is drawn in stand-in colours that are replaced by the page's
+CSS variables, so that its light and dark themes reach into the figures.
+
+The `Figure` class is used without pyplot: no backend is chosen and no figure is kept for the whole process.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from tfopt.report import Phase, Receipt, Utilization
+
+INK, MUTED, RULE = "#101112", "#606162", "#d0d1d2"
+THEME = {INK: "var(--ink)", MUTED: "var(--muted)", RULE: "var(--rule)"}
+# Eight, since that is how many GPUs a machine usually has at most; all readable on white and on black.
+SERIES = ("#3b7dd8", "#d2691e", "#2e9367", "#a05fc0", "#c24b6a", "#8a7a2f", "#2b95a8", "#7a7f87")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of a plot: its legend label, colour, a figure that sums it up, and its values, NaN where unknown."""
+
+    label: str
+    colour: str
+    note: str
+    values: Sequence[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """One figure: `summary` is what a screen reader says in its place, `svg` is markup that is safe to inline."""
+
+    title: str
+    summary: str
+    legend: Sequence[Line] = ()
+    svg: str
+
+
+def curves(phases: Sequence[Phase]) -> list[Plot]:
+    """Draws one plot per metric, training and validation together, the phases joined on one axis of epochs."""
+    names = {name.removeprefix("val_") for phase in phases for name in phase.history}
+    # Loss and accuracy first; what else was recorded, such as sparsity, after them.
+    metrics = sorted(names, key=lambda name: (name != "loss", name != "accuracy", name))
+    plots = (_curve(metric, phases) for metric in metrics)
+    return _with_unique_ids("curve", [plot for plot in plots if plot.legend])
+
+
+def utilization(record: Utilization) -> list[Plot]:
+    """Draws one plot per unit, so that series on one axis can be compared."""
+    by_unit: dict[str, dict[str, Sequence[float | None]]] = {}
+    for name, values in record.series.items():
+        label, unit = _split_unit(name)
+        by_unit.setdefault(unit, {})[label] = values
+    plots = [_usage(unit, series, record.seconds) for unit, series in by_unit.items()]
+    return _with_unique_ids("usage", plots)
+
+
+def bars(receipts: Mapping[str, Receipt]) -> list[Plot]:
+    """Draws accuracy, size, gzip size and latency as bars, one per artifact."""
+    figures: dict[str, tuple[Callable[[Receipt], float | None], Callable[[float], str]]] = {
+        "Accuracy": (lambda receipt: receipt.accuracy, "{:.2%}".format),
+        "Size on disk": (lambda receipt: receipt.bytes_on_disk, show_bytes),
+        "Size as .tar.gz": (lambda receipt: receipt.gzip_bytes, show_bytes),
+        "Median latency": (lambda receipt: receipt.latency_ms_median, "{:.3g} ms".format),
+    }
+    if not receipts:
+        return []
+    plots = [
+        _bar(title, {name: value(receipt) for name, receipt in receipts.items()}, show)
+        for title, (value, show) in figures.items()
+    ]
+    return _with_unique_ids("bar", plots)
+
+
+def show_bytes(count: float) -> str:
+    """Returns a size in the largest decimal unit that leaves at least one whole.
+
+    Example:
+        >>> show_bytes(250_412)
+        '250 kB'
+    """
+    return EngFormatter(unit="B", places=0 if count < 1e6 else 1)(count)
+
+
+def _curve(metric: str, phases: Sequence[Phase]) -> Plot:
+    legend = []
+    for name, label, colour in ((metric, "training", SERIES[0]), (f"val_{metric}", "validation", SERIES[1])):
+        values = [value for phase in phases for value in _padded(phase, name)]
+        known = _known(values)
+        if known:
+            legend.append(Line(label=label, colour=colour, note=f"{known[-1]:.4g}", values=values))
+
+    figure, axes = _axes("epoch")
+    epochs = sum(map(_epochs, phases))
+    axes.set_xlim(0.5, epochs + 0.5)  # also where the first phases did not record this metric
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for line in legend:
+        _draw_line(axes, range(1, len(line.values) + 1), line)
+    if len(phases) > 1:
+        _mark_phases(axes, phases)
+    ends = [f"{line.label} from {_known(line.values)[0]:.4g} to {line.note}" for line in legend]
+    title = _words(metric)
+    return Plot(
+        title=title, summary=f"{title} over {epochs} epochs: {', '.join(ends)}", legend=legend, svg=_svg(figure)
+    )
+
+
+def _mark_phases(axes: Axes, phases: Sequence[Phase]) -> None:
+    start = 0.5  # epochs count from 1; a boundary lies half-way between two
+    for phase in phases:
+        end = start + _epochs(phase)
+        axes.text(
+            (start + end) / 2,
+            1.02,
+            _short(phase.name),
+            transform=axes.get_xaxis_transform(),
+            ha="center",
+            color=MUTED,
+            fontsize=9,
+            parse_math=False,
+        )
+        if phase is not phases[-1]:
+            axes.axvline(end, color=MUTED, linewidth=1, linestyle=(0, (3, 3)), gid="phase-boundary")
+        start = end
+
+
+def _usage(unit: str, series: Mapping[str, Sequence[float | None]], seconds: Sequence[float]) -> Plot:
+    show = EngFormatter(unit="B", sep=" ", places=1) if unit == "bytes" else "{:.3g}".format
+    figure, axes = _axes("seconds")
+    legend = []
+    for index, (label, samples) in enumerate(series.items()):
+        values = [math.nan if value is None else value for value in samples]
+        known = _known(values)
+        note = f"mean {show(sum(known) / len(known))}" if known else "unavailable (no sample could be read)"
+        line = Line(label=label, colour=SERIES[index % len(SERIES)], note=note, values=values)
+        _draw_line(axes, seconds, line)
+        legend.append(line)
+    axes.set_xlim(0, max(seconds, default=0) or 1)
+    axes.set_ylim(bottom=0)
+    if unit == "bytes":
+        axes.yaxis.set_major_formatter(EngFormatter(unit="B"))
+    title = _words(unit)
+    means = ", ".join(f"{line.label} {line.note}" for line in legend)
+    return Plot(title=title, summary=f"{title} over time: {means}", legend=legend, svg=_svg(figure))
+
+
+def _bar(title: str, values: Mapping[str, float | None], show: Callable[[float], str]) -> Plot:
+    texts = ["unavailable" if value is None else show(value) for value in values.values()]
+    figure, axes = _axes("", height=0.1 + 0.36 * len(values))
+    lengths = [value or 0.0 for value in values.values()]
+    colours = [MUTED, *[SERIES[0]] * (len(values) - 1)]  # the first is what the others are compared with
+    drawn = axes.barh(range(len(values)), lengths, height=0.5, color=colours)
+    axes.bar_label(drawn, texts, padding=5, color=INK, fontsize=10)
+    axes.set_yticks(range(len(values)), labels=map(_short, values), color=INK, fontsize=10, parse_math=False)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.35 * (max(lengths) or 1))  # room for the longest label
+    axes.set_xticks([])
+    axes.grid(visible=False)
+    axes.spines["bottom"].set_visible(False)
+    pairs = ", ".join(f"{name} {text}" for name, text in zip(values, texts, strict=True))
+    return Plot(title=title, summary=f"{title}: {pairs}", svg=_svg(figure))
+
+
+def _axes(xlabel: str, height: float = 2.7) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(4.8, height), layout="constrained")
+    figure.patch.set_visible(False)
+    axes = figure.add_subplot()
+    axes.patch.set_visible(False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(RULE)
+    axes.grid(axis="y", color=RULE, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=MUTED, length=0, labelsize=9)
+    axes.set_xlabel(xlabel, color=MUTED, fontsize=9)
+    return figure, axes
+
+
+def _draw_line(axes: Axes, x: Sequence[float], line: Line) -> None:
+    """Draws a line that breaks at NaN. A value between two gaps, or the only one, would be no line: it gets a dot."""
+    padded = [math.nan, *line.values, math.nan]
+    lone = [
+        index
+        for index, (before, value, after) in enumerate(zip(padded, line.values, padded[2:], strict=False))
+        if math.isfinite(value) and not math.isfinite(before) and not math.isfinite(after)
+    ]
+    axes.plot(x, line.values, color=line.colour, linewidth=1.7)
+    axes.plot([x[i] for i in lone], [line.values[i] for i in lone], "o", color=line.colour, markersize=3.5)
+
+
+def _svg(figure: Figure) -> str:
+    buffer = io.StringIO()
+    # That text stays text can only be said in rcParams; the context restores them.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tfopt"}):
+        figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    markup = buffer.getvalue()
+    markup = markup[markup.index("<svg") :]  # an XML declaration and a DTD have no place inside HTML
+    markup = re.sub(r' xmlns(:\w+)?="[^"]*"', "", markup)
+    return re.sub("|".join(THEME), lambda match: THEME[match[0]], markup)
+
+
+def _with_unique_ids(prefix: str, plots: Sequence[Plot]) -> list[Plot]:
+    """Prefixes the ids in each SVG, and the references to them: on one page they would be found in each other."""
+    return [
+        replace(plot, svg=re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-{index}-", plot.svg))
+        for index, plot in enumerate(plots)
+    ]
+
+
+def _epochs(phase: Phase) -> int:
+    return max((len(values) for values in phase.history.values()), default=0)
+
+
+def _padded(phase: Phase, name: str) -> list[float]:
+    values = [value if math.isfinite(value) else math.nan for value in phase.history.get(name, ())]
+    return values + [math.nan] * (_epochs(phase) - len(values))
+
+
+def _known(values: Sequence[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)]
+
+
+def _split_unit(name: str) -> tuple[str, str]:
+    """Splits a figure's name: "pcie_bytes_per_second" is "pcie" in "bytes_per_second"."""
+    match = re.fullmatch(r"(.+?)_((?:[a-z]+_per_)?[a-z]+)", name)
+    return (_words(match[1]).lower(), match[2]) if match else (name, "")
+
+
+def _short(name: str) -> str:
+    """Returns a name that leaves room for the drawing; whole it stands in the tables."""
+    return name if len(name) <= 20 else f"{name[:19]}…"
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ").strip().capitalize() or "Value"

@@ -1,0 +1,207 @@
+"""A Keras callback that records what the machine does during `fit`.
+
+One thread reads all the figures, from before the first step to after the last: psutil keeps its reference point for the
+CPU's load per thread, and training never waits for a reading.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+import warnings
+from contextlib import closing
+from typing import Protocol
+
+import keras
+import psutil
+
+from tfopt.errors import ConfigError, TfoptWarning
+from tfopt.profiling.nvml import Nvml, NvmlUnavailableError
+from tfopt.report import Utilization
+
+Figures = dict[str, float | None]
+
+# A driver that hangs must not take the trained model with it.
+_STOP_TIMEOUT_S = 10.0
+
+
+class GpuMonitor(keras.callbacks.Callback):
+    """Samples the GPUs during `fit`, or the processor where there is no GPU; `source` says which.
+
+    With an NVIDIA GPU the series are those of `GpuSample` for each GPU this process may use, for example
+    "gpu0_gpu_utilization_percent". Without one they are "process_cpu_percent" (100 is one core kept busy, so it can
+    exceed 100), "system_cpu_percent" (0 to 100, all cores and processes), "process_memory_bytes" (resident) and
+    "system_memory_used_bytes". There is a sample at the beginning and at the end of each `fit`. A CPU percentage needs
+    some time to look back on, so the first value is None.
+
+    Fitting again with the same monitor continues the same timeline. When `fit` raises, Keras does not tell its
+    callbacks: call `stop`, or fit again. The thread never keeps the process alive.
+
+    Args:
+        interval_s: Seconds between samples.
+
+    Raises:
+        ConfigError: `interval_s` is not above 0.
+
+    Warns:
+        TfoptWarning: At the end of `fit`, when sampling failed. Training is not disturbed.
+
+    Example:
+        >>> import keras, numpy as np
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> model.compile(loss="mse")
+        >>> monitor = GpuMonitor(interval_s=0.1)
+        >>> history = model.fit(np.zeros((8, 4)), np.zeros((8, 1)), verbose=0, callbacks=[monitor])
+        >>> len(monitor.utilization.seconds) >= 2
+        True
+    """
+
+    def __init__(self, interval_s: float = 0.5) -> None:
+        super().__init__()
+        if not 0 < interval_s <= threading.TIMEOUT_MAX:
+            raise ConfigError(
+                f"interval_s must be a number of seconds above 0. Received: interval_s={interval_s}. "
+                "The default is 0.5, two samples per second."
+            )
+        self.interval_s = interval_s
+        self.source = "not sampled yet"
+        self._began: float | None = None
+        self._samples: list[tuple[float, Figures]] = []
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._failure: str | None = None
+
+    @property
+    def utilization(self) -> Utilization:
+        """The timeline so far, over all fits."""
+        samples = list(self._samples)  # the thread may append meanwhile
+        names = dict.fromkeys(name for _, figures in samples for name in figures)
+        return Utilization(
+            source=self.source,
+            seconds=[seconds for seconds, _ in samples],
+            series={name: [figures.get(name) for _, figures in samples] for name in names},
+        )
+
+    def summary(self) -> dict[str, float | None]:
+        """Returns the mean and the maximum of each series, as "<series>_mean" and "<series>_max".
+
+        None stands where the series holds no value.
+        """
+        summary: dict[str, float | None] = {}
+        for name, values in self.utilization.series.items():
+            known = [value for value in values if value is not None]
+            summary[f"{name}_mean"] = statistics.fmean(known) if known else None
+            summary[f"{name}_max"] = max(known, default=None)
+        return summary
+
+    def __str__(self) -> str:
+        utilization, summary = self.utilization, self.summary()
+        lasted = utilization.seconds[-1] if utilization.seconds else 0.0
+        lines = [f"{self.source}: {len(utilization.seconds)} samples in {lasted:.1f} s"]
+        for name in utilization.series:
+            mean, highest = summary[f"{name}_mean"], summary[f"{name}_max"]
+            known = mean is not None and highest is not None
+            figures = f"mean {mean:,.1f}, max {highest:,.1f}" if known else "unavailable (no value could be read)"
+            lines.append(f"  {name:32} {figures}")
+        return "\n".join(lines)
+
+    def on_train_begin(self, logs: object = None) -> None:
+        self.stop()  # a fit before this one may have raised
+        if self._began is None:
+            self._began = time.perf_counter()
+        self._failure = None
+        self._stopping = threading.Event()
+        reader = _open_reader()
+        self.source = reader.source
+        self._thread = threading.Thread(
+            target=self._record, args=(reader, self._began, self._stopping), name="tfopt-GpuMonitor", daemon=True
+        )
+        self._thread.start()
+
+    def on_train_end(self, logs: object = None) -> None:
+        self.stop()
+        if self._failure:
+            warnings.warn(f"GpuMonitor stopped sampling: {self._failure}.", TfoptWarning, stacklevel=2)
+
+    def stop(self) -> None:
+        """Takes the last sample and ends sampling; does nothing when it is not running."""
+        if self._thread is None:
+            return
+        self._stopping.set()
+        self._thread.join(_STOP_TIMEOUT_S)
+        if self._thread.is_alive():
+            self._failure = f"no answer for {_STOP_TIMEOUT_S:.0f} s from {self.source}"
+        self._thread = None
+
+    def _record(self, reader: _Reader, began: float, stopping: threading.Event) -> None:
+        try:
+            with closing(reader):
+                self._sample(reader, began)
+                while not stopping.wait(self.interval_s):
+                    self._sample(reader, began)
+                self._sample(reader, began)
+        except Exception as error:  # noqa: BLE001 - whatever it was, training goes on and the user hears of it at the end
+            self._failure = f"{type(error).__name__}: {error}"
+
+    def _sample(self, reader: _Reader, began: float) -> None:
+        self._samples.append((time.perf_counter() - began, reader.read()))
+
+
+class _Reader(Protocol):
+    source: str
+
+    def read(self) -> Figures: ...
+
+    def close(self) -> None: ...
+
+
+class _GpuReader:
+    def __init__(self) -> None:
+        self._nvml = Nvml()
+        self.source = f"NVML ({', '.join(self._nvml.names)})"
+
+    def read(self) -> Figures:
+        samples = enumerate(self._nvml.sample())
+        return {f"gpu{index}_{name}": value for index, gpu in samples for name, value in gpu.to_dict().items()}
+
+    def close(self) -> None:
+        self._nvml.close()
+
+
+class _ProcessReader:
+    # psutil counts the scheduler's ticks of 10 ms; over less than a few of these a percentage is chance.
+    _SHORTEST_S = 0.1
+
+    def __init__(self, reason: str) -> None:
+        self.source = f"psutil ({reason})"
+        self._process = psutil.Process()
+        self._measured: float | None = None
+
+    def read(self) -> Figures:
+        process_cpu, system_cpu = self._cpu()
+        return {
+            "process_cpu_percent": process_cpu,
+            "system_cpu_percent": system_cpu,
+            "process_memory_bytes": float(self._process.memory_info().rss),
+            "system_memory_used_bytes": float(psutil.virtual_memory().used),
+        }
+
+    def close(self) -> None:
+        """There is nothing to release."""
+
+    def _cpu(self) -> tuple[float | None, float | None]:
+        """Returns the load since the last call; None at the first call, which only sets psutil's reference point."""
+        now, before = time.perf_counter(), self._measured
+        if before is not None and now - before < self._SHORTEST_S:
+            return None, None
+        self._measured = now
+        load = self._process.cpu_percent(), psutil.cpu_percent()
+        return load if before is not None else (None, None)
+
+
+def _open_reader() -> _Reader:
+    try:
+        return _GpuReader()
+    except NvmlUnavailableError as reason:
+        return _ProcessReader(str(reason))

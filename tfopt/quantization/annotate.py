@@ -1,0 +1,67 @@
+"""Writes ranges into a float graph as fake-quantization nodes.
+
+The annotated graph is still a float graph that TensorFlow runs anywhere, but it computes with the values that int8
+would have. It is the one form that exporters lower from, however the ranges were found:
+
+- an activation passes through FakeQuantWithMinMaxArgs(min, max): quint8 for [0, max], and with `narrow_range`
+  qint8 for [-max, max];
+- weights pass through FakeQuantWithMinMaxVarsPerChannel(-max, max, narrow_range), channels last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tfopt.graph.edit import AttrValue, GraphEditor
+from tfopt.graph.frozen import FrozenGraph
+from tfopt.quantization.chains import FAKE_QUANT, FAKE_QUANT_WEIGHTS, Chain, pass_through_origin
+from tfopt.quantization.observers import Range
+
+
+def tensors_to_observe(editor: GraphEditor, chains: Sequence[Chain]) -> list[str]:
+    """Returns the tensors that need a range, in a stable order.
+
+    These are what enters a chain, what a fused sum adds, and what leaves a convolution (its kernel has no float
+    output) or a product whose result another chain reads.
+    """
+    entering = {pass_through_origin(editor, chain.input) for chain in chains}
+    entering |= {pass_through_origin(editor, chain.summand) for chain in chains if chain.summand}
+    leaving = {chain.output for chain in chains if editor.nodes[chain.op].op == "Conv2D"}
+    return sorted(entering | leaving)
+
+
+def annotate(graph: FrozenGraph, chains: Sequence[Chain], ranges: Mapping[str, Range]) -> FrozenGraph:
+    """Returns the graph with a fake-quantization node behind every tensor in `ranges` and every chain's weights."""
+    editor = GraphEditor(graph.graph_def)
+    for tensor, span in ranges.items():
+        name = editor.add(
+            FAKE_QUANT,
+            f"{tensor.replace(':', '_')}/fake_quant",
+            [tensor],
+            min=AttrValue(f=span.low),
+            max=AttrValue(f=span.limit),
+            num_bits=AttrValue(i=8),
+            narrow_range=AttrValue(b=span.signed),
+        )
+        editor.redirect(tensor, name, keep=[name])
+    for chain in chains:
+        weights = editor.constant(chain.weights)
+        assert weights is not None  # find_chains only takes constant weights
+        limits = np.abs(weights).reshape(-1, weights.shape[-1]).max(axis=0).astype(np.float32)
+        limits[limits == 0] = 1.0  # a channel of zeros has no scale of its own
+        low = editor.add_constant(f"{chain.op}/weights_min", -limits)
+        high = editor.add_constant(f"{chain.op}/weights_max", limits)
+        name = editor.add(
+            FAKE_QUANT_WEIGHTS,
+            f"{chain.op}/fake_quant_weights",
+            [chain.weights, low, high],
+            num_bits=AttrValue(i=8),
+            narrow_range=AttrValue(b=True),
+        )
+        inputs = list(editor.nodes[chain.op].input)
+        editor.set_inputs(chain.op, [inputs[0], name, *inputs[2:]])
+    placeholders = [spec.name for spec in graph.inputs.values()]
+    return replace(graph, graph_def=editor.graph_def(graph.output_nodes, keep=placeholders))

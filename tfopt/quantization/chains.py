@@ -1,0 +1,188 @@
+"""Finds what an int8 kernel can compute as one: a convolution or product, and what follows it.
+
+A chain is `op -> [BiasAdd] -> [+ summand] -> [Relu | Relu6]`, each link read by the next one only, so that no value
+inside it is needed elsewhere. Its input and its output are the tensors that get a range.
+
+The fused sum has conditions of its own. The kernel adds into the summand's buffer, and crashes when that buffer is
+still in use: so every other reader of the summand must be an ancestor of the chain's first op, which makes it certain
+to have finished. The kernel also reads the summand as unsigned: so it is either the result of a Relu, or the result
+of another chain that nothing else reads and that can therefore be computed with an offset.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.graph.edit import GraphEditor, attribute, producer
+from tfopt.graph.frozen import FrozenGraph
+from tfopt.report import Skip
+
+ADDITIONS = ("Add", "AddV2")
+RELUS = ("Relu", "Relu6")
+FAKE_QUANT = "FakeQuantWithMinMaxArgs"
+FAKE_QUANT_WEIGHTS = "FakeQuantWithMinMaxVarsPerChannel"
+# Ops that only move or select values, so that a quantized tensor keeps its range through them.
+ALIASES = ("Reshape", "Squeeze", "ExpandDims", "Identity")
+PASS_THROUGH = ("MaxPool", "Pad", *ALIASES)
+WITHOUT_LOWERING = ("DepthwiseConv2dNative", "BatchMatMulV2", "Einsum", "Conv2DBackpropInput", "Conv3D")
+Shapes = Mapping[str, tf.TensorShape]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """One fused group of float nodes.
+
+    Attributes:
+        op: Name of the Conv2D or MatMul node.
+        nodes: Names of all its nodes in order, `op` first.
+        input: Tensor that enters `op`.
+        weights: Tensor of the float weights; output channels are the last axis.
+        bias: Tensor of the bias, or None.
+        summand: Tensor that is added before the activation, or None.
+        activation: "Relu", "Relu6" or None.
+    """
+
+    op: str
+    nodes: tuple[str, ...]
+    input: str
+    weights: str
+    bias: str | None
+    summand: str | None
+    activation: str | None
+
+    @property
+    def output(self) -> str:
+        return self.nodes[-1]
+
+
+def find_chains(
+    graph: FrozenGraph, editor: GraphEditor, exclude: Iterable[str] = (), *, annotated: bool = False
+) -> tuple[list[Chain], list[Skip]]:
+    """Returns the chains of a graph, and the weighted ops that form none, each with its reason.
+
+    Args:
+        graph: The graph.
+        editor: An editor of the same graph.
+        exclude: Names or shell-style patterns of ops that form no chain.
+        annotated: Whether the graph carries ranges already. Only ops with annotated weights form chains then, and
+            these are the chains that the graph had when it was annotated, since ranges lie between chains.
+    Returns: The chains, so ordered that each comes after those that compute its input and its summand.
+    """
+    patterns = tuple(exclude)
+    shapes = graph.shapes()
+    order = {name: position for position, name in enumerate(editor.topological())}
+    obstacles = {name: _obstacle(editor, shapes, editor.nodes[name], patterns, annotated) for name in order}
+    heads = {name for name, reason in obstacles.items() if reason is None}
+    chains: list[Chain] = []
+    # Later ops claim a sum first: of two convolutions that meet in one, the later has the other's result at hand.
+    claimed: set[str] = set()
+    for name in reversed(order):
+        if name in heads:
+            chain = _follow(editor, shapes, name, graph.output_nodes, heads, claimed)
+            claimed.update(chain.nodes)
+            chains.append(chain)
+    skips = [Skip(name=name, kind=editor.nodes[name].op, reason=reason) for name, reason in obstacles.items() if reason]
+    return sorted(chains, key=lambda chain: order[chain.output]), skips
+
+
+def pass_through_origin(editor: GraphEditor, tensor: str) -> str:
+    """Returns the tensor whose range also holds for `tensor`: up through ops that only move values."""
+    node = editor.nodes[producer(tensor)]
+    while ":" not in tensor and node.op in PASS_THROUGH:
+        tensor = node.input[0]
+        node = editor.nodes[producer(tensor)]
+    return tensor
+
+
+def _obstacle(editor: GraphEditor, shapes: Shapes, node: Any, patterns: tuple[str, ...], annotated: bool) -> str | None:
+    """Returns None if the node can start a chain, "" if it is no weighted op, else why it cannot."""
+    if node.op in WITHOUT_LOWERING:
+        return "no int8 lowering for this op yet"
+    if node.op not in ("Conv2D", "MatMul"):
+        return ""
+    if any(fnmatch.fnmatch(node.name, pattern) for pattern in patterns):
+        return "excluded by the configuration"
+    source = editor.nodes[producer(node.input[1])]
+    if annotated and source.op != FAKE_QUANT_WEIGHTS:
+        return "its weights carry no range"
+    weights = editor.constant(source.input[0] if annotated else node.input[1])
+    if weights is None:
+        return "its weights are not constant"
+    if not np.isfinite(weights).all():
+        return "its weights hold NaN or infinity"
+    if node.op == "Conv2D":
+        if attribute(node, "data_format").s not in (b"", b"NHWC"):
+            return "not in NHWC layout"
+        if shapes[node.input[0]][-1] != weights.shape[2]:
+            return "grouped convolution, or an unknown number of input channels"
+    elif attribute(node, "transpose_a").b or attribute(node, "transpose_b").b:
+        return "transposed operand"
+    return None
+
+
+def _follow(
+    editor: GraphEditor, shapes: Shapes, name: str, outputs: frozenset[str], heads: set[str], claimed: set[str]
+) -> Chain:
+    nodes, last = [name], name
+    bias = summand = activation = None
+    while last not in outputs and len(editor.consumers.get(last, ())) == 1:
+        follower = editor.nodes[editor.consumers[last][0]]
+        if follower.name in claimed:
+            break
+        if follower.op == "BiasAdd" and len(nodes) == 1 and editor.constant(follower.input[1]) is not None:
+            bias = follower.input[1]
+        elif follower.op in ADDITIONS and summand is None and activation is None:
+            other = _other_input(follower, last)
+            if other is None or follower.name in outputs or not _sum_fits(editor, shapes, name, follower, other, heads):
+                break
+            summand = other
+        elif follower.op in RELUS:
+            activation = follower.op
+        else:
+            break
+        nodes.append(follower.name)
+        last = follower.name
+        if activation:
+            break
+    return Chain(
+        op=name,
+        nodes=tuple(nodes),
+        input=editor.nodes[name].input[0],
+        weights=editor.nodes[name].input[1],
+        bias=bias,
+        summand=summand,
+        activation=activation,
+    )
+
+
+def _other_input(node: Any, tensor: str) -> str | None:
+    others = [source for source in node.input if source != tensor]
+    return str(others[0]) if len(others) == 1 else None
+
+
+def _sum_fits(editor: GraphEditor, shapes: Shapes, name: str, addition: Any, summand: str, heads: set[str]) -> bool:
+    """Whether the kernel of the Conv2D `name` can fuse this addition; see the module's docstring."""
+    followers = [editor.nodes[consumer].op for consumer in editor.consumers.get(addition.name, ())]
+    fusible = editor.nodes[name].op == "Conv2D" and len(followers) == 1 and followers[0] in RELUS
+    if not fusible or ":" in summand or not _same_shape(shapes[name], shapes[summand]):
+        return False
+    readers = set(editor.consumers[summand])
+    source = editor.nodes[summand]
+    if source.op == FAKE_QUANT:
+        source = editor.nodes[producer(source.input[0])]
+        readers |= set(editor.consumers[source.name]) - {summand}
+    if source.op in RELUS:
+        return readers - {addition.name} <= editor.ancestors(name)
+    head = producer(source.input[0]) if source.op == "BiasAdd" else source.name
+    return head in heads and editor.nodes[head].op == "Conv2D" and readers == {addition.name}
+
+
+def _same_shape(one: tf.TensorShape, other: tf.TensorShape) -> bool:
+    """Whether nothing is broadcast: the shapes are known to be equal, an open batch size apart."""
+    return bool(one.rank == other.rank == 4 and one[1:].is_fully_defined() and one.as_list() == other.as_list())
