@@ -9,6 +9,10 @@ import json
 import sys
 import time
 
+# TensorFlow imports Keras where it finds it. None in its place makes it, and anything else, do without.
+BLOCKED = ("keras", "tf_keras", "tfopt")
+sys.modules.update(dict.fromkeys(BLOCKED))  # type: ignore[arg-type]
+
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
@@ -38,7 +42,7 @@ class Runner:
             "outputs": {name: describe(spec) for name, spec in outputs.items()},
             "tensorflow": tf.__version__,
             "devices": [device.device_type for device in tf.config.list_physical_devices()],
-            "imported": sorted({"keras", "tfopt"} & set(sys.modules)),
+            "imported": [name for name in BLOCKED if sys.modules.get(name) is not None],
             **inspect(path, self.serve.variables),
         }
 

@@ -1,0 +1,43 @@
+"""The tf.data pipeline from examples in memory, or any dataset of examples, to batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+def pipeline(
+    data: Any,
+    *,
+    batch_size: int,
+    training: bool = True,
+    cache: bool = True,
+    seed: int = 0,
+    prefetch: int = tf.data.AUTOTUNE,
+) -> tf.data.Dataset:
+    """Caches, shuffles, batches and prefetches.
+
+    Args:
+        data: Single examples, not batches: a tf.data.Dataset of (input, label), or a tuple of arrays.
+        batch_size: Examples per batch; with a distribution strategy, over all replicas together.
+        training: Whether to shuffle, anew in every epoch. The last batch may be smaller either way.
+        cache: Whether to keep the examples in memory, so that reading and decoding happen once.
+        seed: Of the shuffle.
+        prefetch: Batches made ready ahead of the training step.
+    Example:
+        >>> import numpy as np
+        >>> batches = pipeline((np.zeros((10, 4)), np.zeros(10)), batch_size=4)
+        >>> [x.shape[0] for x, y in batches]
+        [4, 4, 2]
+    """
+    dataset = data if isinstance(data, tf.data.Dataset) else tf.data.Dataset.from_tensor_slices(data)
+    if cache and isinstance(data, tf.data.Dataset):  # arrays are in memory already
+        dataset = dataset.cache()
+    if training:
+        size = int(dataset.cardinality())
+        dataset = dataset.shuffle(size if 0 < size <= SHUFFLE_BUFFER else SHUFFLE_BUFFER, seed=seed)
+    return dataset.batch(batch_size).prefetch(prefetch)
+
+
+SHUFFLE_BUFFER = 10_000

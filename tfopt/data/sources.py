@@ -1,0 +1,137 @@
+"""Data sources: functions that return labelled examples, split for training and testing, by name in SOURCES."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """Labelled examples in memory.
+
+    Attributes:
+        name: The source.
+        x_train, y_train: Inputs [n, ...] and class numbers [n] to train on.
+        x_test, y_test: The same, held out.
+        num_classes: How many classes there are.
+    """
+
+    name: str
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    num_classes: int
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one example."""
+        return tuple(self.x_train.shape[1:])
+
+    def limit(self, examples: int) -> Examples:
+        """Returns the first so many examples of the training part, and of the test part."""
+        return Examples(
+            name=self.name,
+            x_train=self.x_train[:examples],
+            y_train=self.y_train[:examples],
+            x_test=self.x_test[:examples],
+            y_test=self.y_test[:examples],
+            num_classes=self.num_classes,
+        )
+
+
+def digits(*, image_size: int = 32, test_fraction: float = 0.2, seed: int = 0) -> Examples:
+    """Loads 1,797 real handwritten digits, 8x8 pixels each, enlarged bilinearly. They come with scikit-learn.
+
+    Args:
+        image_size: Side of the images, in pixels.
+        test_fraction: Share held out for testing, the same share of every class.
+        seed: Of the split.
+    Returns: Images [n, image_size, image_size, 1], float32 in [0, 1].
+    Example:
+        >>> digits().x_train.shape
+        (1437, 32, 32, 1)
+    Reference:
+        Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998.
+    """
+    from sklearn.datasets import load_digits  # takes a second; only needed here
+
+    images, labels = load_digits(return_X_y=True)
+    pixels = (images.reshape(-1, 8, 8, 1) / 16).astype(np.float32)
+    enlarged = tf.image.resize(pixels, (image_size, image_size)).numpy()
+    return arrays(enlarged, labels.astype(np.int32), test_fraction=test_fraction, seed=seed, name="digits")
+
+
+def arrays(
+    x: np.ndarray, y: np.ndarray, *, test_fraction: float = 0.2, seed: int = 0, name: str = "arrays"
+) -> Examples:
+    """Splits arrays of examples into a training part and a test part, the same share of every class.
+
+    Args:
+        x: Inputs, [n, ...].
+        y: Class numbers from 0, [n].
+        test_fraction: Share held out for testing.
+        seed: Of the split.
+        name: What to call the data.
+    Raises:
+        ConfigError: The arrays differ in length, the labels are not class numbers, or the share is not in (0, 1).
+    Example:
+        >>> arrays(np.zeros((10, 4)), np.arange(10) % 2).x_test.shape
+        (2, 4)
+    """
+    from sklearn.model_selection import train_test_split
+
+    if len(x) != len(y):
+        raise ConfigError(f"x and y must be equally long. Received: {len(x)} inputs and {len(y)} labels.")
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or (len(y) and y.min() < 0):
+        raise ConfigError(
+            f"y must hold class numbers from 0, one per example. Received: shape {y.shape}, dtype {y.dtype}."
+        )
+    if not 0 < test_fraction < 1:
+        raise ConfigError(f"test_fraction must be in (0, 1). Received: test_fraction={test_fraction}.")
+    x_train, x_test, y_train, y_test = train_test_split(
+        x, y, test_size=test_fraction, random_state=seed, stratify=y
+    )
+    return Examples(
+        name=name, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test, num_classes=int(y.max()) + 1
+    )
+
+
+def synthetic(
+    *,
+    examples: int = 1024,
+    input_shape: Sequence[int] = (32, 32, 3),
+    num_classes: int = 10,
+    noise: float = 0.3,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+) -> Examples:
+    """Makes examples that can be learned: one random pattern per class, plus noise.
+
+    For timing a model at any input shape, and for tests; an accuracy on it says nothing about real data.
+
+    Args:
+        examples: How many, training and test part together.
+        input_shape: Shape of one example.
+        num_classes: How many classes, equally frequent.
+        noise: Standard deviation of the noise; the patterns lie in [0, 1].
+        test_fraction: Share held out for testing.
+        seed: Of patterns, noise and split.
+    Example:
+        >>> synthetic(examples=100, input_shape=(8,)).x_train.shape
+        (80, 8)
+    """
+    generator = np.random.default_rng(seed)
+    patterns = generator.random((num_classes, *input_shape), dtype=np.float32)
+    labels = np.arange(examples, dtype=np.int32) % num_classes
+    x = patterns[labels] + noise * generator.standard_normal((examples, *input_shape), dtype=np.float32)
+    return arrays(x, labels, test_fraction=test_fraction, seed=seed, name="synthetic")
+
+
+SOURCES: dict[str, Callable[..., Examples]] = {"digits": digits, "synthetic": synthetic}

@@ -1,0 +1,16 @@
+"""Builders: functions that return a Keras model, by name in BUILDERS.
+
+Every builder takes the input shape and the number of classes first, and returns a functional model in NHWC that ends
+in logits (no softmax), which are float32 under any dtype policy.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from tfopt.models.cnn import simple_cnn
+from tfopt.models.mlp import mlp
+from tfopt.models.resnet import resnet_cifar
+
+BUILDERS: dict[str, Callable[..., Any]] = {"mlp": mlp, "resnet_cifar": resnet_cifar, "simple_cnn": simple_cnn}
+
+__all__ = ["BUILDERS", "mlp", "resnet_cifar", "simple_cnn"]

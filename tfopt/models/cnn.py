@@ -1,0 +1,47 @@
+"""The classic small convolutional network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+from keras import layers
+
+
+def simple_cnn(
+    input_shape: Sequence[int],
+    num_classes: int,
+    *,
+    filters: Sequence[int] = (6, 16),
+    kernel_size: int = 5,
+    units: Sequence[int] = (120, 84),
+    dropout: float = 0.0,
+) -> keras.Model:
+    """Builds convolutions with max pooling, then dense layers: two and three of them by default, as in LeNet-5.
+
+    Args:
+        input_shape: (height, width, channels).
+        num_classes: Size of the output.
+        filters: Filters of each convolution; each halves height and width after it.
+        kernel_size: Side of every convolution's window, in pixels.
+        units: Width of each hidden dense layer.
+        dropout: Share of the activations that is dropped before the output layer during training.
+    Returns: A model from [batch, height, width, channels] to logits [batch, num_classes].
+    Example:
+        >>> simple_cnn((32, 32, 1), 10).count_params()
+        61706
+    Reference:
+        LeCun et al., "Gradient-Based Learning Applied to Document Recognition", Proceedings of the IEEE, 1998.
+    """
+    inputs = keras.Input(tuple(input_shape), name="image")
+    x = inputs
+    for number, width in enumerate(filters, start=1):
+        x = layers.Conv2D(width, kernel_size, activation="relu", name=f"conv{number}")(x)
+        x = layers.MaxPooling2D(name=f"pool{number}")(x)
+    x = layers.Flatten(name="flatten")(x)
+    for number, width in enumerate(units, start=1):
+        x = layers.Dense(width, activation="relu", name=f"dense{number}")(x)
+    if dropout:
+        x = layers.Dropout(dropout, name="dropout")(x)
+    logits = layers.Dense(num_classes, dtype="float32", name="logits")(x)
+    return keras.Model(inputs, logits, name="simple_cnn")

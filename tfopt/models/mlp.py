@@ -1,0 +1,37 @@
+"""The multilayer perceptron."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+from keras import layers
+
+
+def mlp(
+    input_shape: Sequence[int],
+    num_classes: int,
+    *,
+    units: Sequence[int] = (256, 256),
+    dropout: float = 0.0,
+) -> keras.Model:
+    """Builds dense layers with ReLU on the flattened input.
+
+    Args:
+        input_shape: Shape of one example, of any rank.
+        num_classes: Size of the output.
+        units: Width of each hidden layer.
+        dropout: Share of each hidden layer's activations that is dropped during training.
+    Returns: A model from [batch, *input_shape] to logits [batch, num_classes].
+    Example:
+        >>> mlp((8, 8, 1), 10, units=(32,)).output_shape
+        (None, 10)
+    """
+    inputs = keras.Input(tuple(input_shape), name="features")
+    x = layers.Flatten(name="flatten")(inputs)
+    for number, width in enumerate(units, start=1):
+        x = layers.Dense(width, activation="relu", name=f"dense{number}")(x)
+        if dropout:
+            x = layers.Dropout(dropout, name=f"dropout{number}")(x)
+    logits = layers.Dense(num_classes, dtype="float32", name="logits")(x)
+    return keras.Model(inputs, logits, name="mlp")

@@ -1,0 +1,141 @@
+"""Pruning during training: `PruningSchedule` raises the sparsity step by step, so that the kept weights can adapt."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
+from tfopt.pruning.config import PruningConfig
+from tfopt.pruning.masks import attach_mask
+from tfopt.pruning.prune import make_report, retrace, set_sparsity
+from tfopt.pruning.schedules import SCHEDULES, Schedule, from_callable
+from tfopt.pruning.tf_keras import is_tf_keras
+from tfopt.pruning.weights import find_weights
+from tfopt.report import PassReport
+
+
+class PruningSchedule(keras.callbacks.Callback):
+    """Prunes a model while it trains: Keras' own `fit` with this callback, nothing else changes.
+
+    Every `frequency` steps new masks are chosen for the sparsity that the schedule names, before the step runs; the
+    compiled step applies them after each update of the optimizer. With `steps_per_execution` this happens at the next
+    boundary between executions. Epoch logs gain "sparsity", the share of zeros that the masks hold.
+
+    - Steps are counted from the first epoch, so a fit with `initial_epoch` goes on where an earlier one stopped.
+    - Sparsity never falls, also in a second fit: what is masked stays masked.
+    - A fit, stopped early or not, ends at `target_sparsity`, with no step to recover if the schedule was not done.
+    - A callback that restores weights at the end, such as EarlyStopping, must stand before this one in the list.
+
+    Args:
+        model: The built Keras 3 model to prune. `fit` may be called on another one that contains it.
+        config: How many weights, which, and when.
+
+    Attributes:
+        report: After a fit, what was pruned; None before.
+
+    Raises:
+        UnsupportedModelError: The model is not a Keras 3 model or is not built.
+        ConfigError: `exclude` names no layer; or, when the fit begins, `end_step` is needed or leaves no step.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+        >>> model.compile("sgd", "mse")
+        >>> pruning = PruningSchedule(model, PruningConfig(target_sparsity=0.5, frequency=1))
+        >>> history = model.fit(np.ones((32, 8)), np.ones((32, 4)), batch_size=8, callbacks=[pruning], verbose=0)
+        >>> history.history["sparsity"], pruning.report.metrics
+        ([0.5], {'sparsity': 0.5})
+
+    Reference:
+        Zhu & Gupta, "To prune, or not to prune", arXiv:1710.01878.
+    """
+
+    def __init__(self, model: Any, config: PruningConfig | None = None) -> None:
+        super().__init__()
+        if is_tf_keras(model):
+            raise UnsupportedModelError(
+                f"model must be a Keras 3 model. Received: the tf_keras model {model.name!r}. Wrap it with "
+                "tfmot.sparsity.keras.prune_low_magnitude and use tfmot.sparsity.keras.UpdatePruningStep."
+            )
+        self.config = config or PruningConfig()
+        self.report: PassReport | None = None
+        self._weights, self._skipped = find_weights(model, self.config.exclude)
+        # Attached now, not when the fit begins: by then Keras has taken up its train function.
+        self._masks = [attach_mask(weight.variable) for weight in self._weights]
+        retrace(model)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._schedule, self._end_step = self._plan_schedule()
+        self._sparsity = self._masked_share()
+        self._next_update = 0
+        self._seen = 0
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        steps_per_epoch = self.params.get("steps")
+        self._epoch_begin = epoch * steps_per_epoch if steps_per_epoch else self._seen
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        step = self._epoch_begin + batch
+        if step >= self._next_update or step >= self._end_step:
+            self._next_update = step + self.config.frequency
+            self._raise_to(self._schedule(step))
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._seen = self._epoch_begin + batch + 1
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if logs is not None:
+            logs["sparsity"] = self._sparsity
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._raise_to(self.config.target_sparsity)
+        for mask in self._masks:
+            # The optimizer's moving averages or another callback may just have written the weights.
+            mask.enforce()
+        self.report = make_report(self._weights, self._skipped)
+        self.report.warn_if_unchanged()
+
+    def _plan_schedule(self) -> tuple[Schedule, float]:
+        """The schedule, and the step from which a named one stays at the target (infinite for a callable)."""
+        config = self.config
+        if not isinstance(config.schedule, str):
+            return from_callable(config.schedule), math.inf
+        steps = self.params.get("steps")
+        total = steps * self.params["epochs"] if steps else None
+        end_step = config.end_step
+        if end_step is None:
+            if total is None:
+                raise ConfigError(
+                    "end_step must be given when the number of steps is unknown. Received: end_step=None and a data "
+                    "set of unknown size. Give end_step, or steps_per_epoch to fit."
+                )
+            end_step = max(1, 2 * total // 3)
+        if end_step <= config.begin_step:
+            raise ConfigError(
+                f"begin_step must come before the end of pruning. Received: begin_step={config.begin_step}, with "
+                f"pruning to end at step {end_step}, two thirds of the fit."
+            )
+        if total is not None and end_step > total:
+            warnings.warn(
+                f"end_step={end_step} lies beyond the {total} steps of this fit; the last weights are pruned at its "
+                "end, with no step to recover.",
+                TfoptWarning,
+                stacklevel=2,
+            )
+        make = SCHEDULES[config.schedule]
+        return make(config.initial_sparsity, config.target_sparsity, config.begin_step, end_step), end_step
+
+    def _raise_to(self, sparsity: float) -> None:
+        if sparsity > self._sparsity:
+            set_sparsity(self._weights, sparsity, self.config)
+            self._sparsity = self._masked_share()
+
+    def _masked_share(self) -> float:
+        """Share of the prunable weights that the masks hold at zero."""
+        masked = sum(int(np.count_nonzero(~mask.kept.numpy())) for mask in self._masks)
+        size = sum(int(np.prod(mask.kept.shape)) for mask in self._masks)
+        return masked / size if size else 0.0

@@ -1,0 +1,76 @@
+"""How sparse the weights should be at each training step: functions from a step, from 0 on, to a share of zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from tfopt.errors import ConfigError
+
+Schedule: TypeAlias = Callable[[int], float]
+
+
+def polynomial(initial_sparsity: float, target_sparsity: float, begin_step: int, end_step: int) -> Schedule:
+    """Rises from the initial to the target sparsity, fast at first while there is much to spare, then ever slower.
+
+        target + (initial - target) * (1 - (step - begin) / (end - begin)) ** 3
+
+    It is 0 before `begin_step` and the target from `end_step` on.
+
+    Example:
+        >>> schedule = polynomial(0.0, 0.8, begin_step=0, end_step=100)
+        >>> [round(schedule(step), 3) for step in (0, 25, 50, 100, 150)]
+        [0.0, 0.463, 0.7, 0.8, 0.8]
+
+    Reference:
+        Zhu & Gupta, "To prune, or not to prune", arXiv:1710.01878.
+    """
+
+    def sparsity(step: int) -> float:
+        if step < begin_step:
+            return 0.0
+        remaining = max(0.0, 1 - (step - begin_step) / (end_step - begin_step))
+        return target_sparsity + (initial_sparsity - target_sparsity) * remaining**3
+
+    return sparsity
+
+
+def constant(initial_sparsity: float, target_sparsity: float, begin_step: int, end_step: int) -> Schedule:
+    """Is the target sparsity from `begin_step` on; the initial sparsity and the end step play no part.
+
+    Example:
+        >>> schedule = constant(0.0, 0.8, begin_step=10, end_step=100)
+        >>> schedule(9), schedule(10)
+        (0.0, 0.8)
+    """
+    return lambda step: target_sparsity if step >= begin_step else 0.0
+
+
+def from_callable(schedule: Callable[[int], Any]) -> Schedule:
+    """Adapts a user's own function of the step, or a schedule of tensorflow-model-optimization (tfmot).
+
+    A tfmot schedule returns (should_prune, sparsity), where should_prune says in which steps tfmot's own wrapper
+    recomputes its masks. Here the config's `frequency` says that, so only the schedule's `begin_step` is kept of it.
+
+    Raises:
+        ConfigError: At the step where the schedule returns something outside [0, 1).
+
+    Example:
+        >>> from_callable(lambda step: min(step / 100, 0.5))(20)
+        0.2
+    """
+    begin_step = getattr(schedule, "begin_step", 0)
+
+    def sparsity(step: int) -> float:
+        if step < begin_step:
+            return 0.0
+        result = schedule(step)
+        value = float(result[1] if isinstance(result, tuple) else result)
+        if not 0 <= value < 1:
+            raise ConfigError(f"schedule must return a sparsity in [0, 1). Received: schedule({step})={value:g}.")
+        return value
+
+    return sparsity
+
+
+SCHEDULES: dict[str, Callable[[float, float, int, int], Schedule]] = {"polynomial": polynomial, "constant": constant}

@@ -1,0 +1,95 @@
+"""Keras 2 (`tf_keras`) models, which tensorflow-model-optimization (tfmot) prunes.
+
+Importing tfmot takes seconds and loads tf_keras, so it is done in here only, when such a model comes.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+
+from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.pruning.config import PruningConfig
+from tfopt.report import Change, PassReport, Skip
+
+
+def is_tf_keras(model: Any) -> bool:
+    """Whether an object is of a class of `tf_keras`, told without importing it.
+
+    Example:
+        >>> is_tf_keras(object())
+        False
+    """
+    return any(base.__module__.partition(".")[0] == "tf_keras" for base in type(model).__mro__)
+
+
+def prune_tf_keras(model: Any, config: PruningConfig) -> PassReport:
+    """Prunes a functional or Sequential `tf_keras` model in place, with tfmot's own wrappers and masks.
+
+    The wrappers go on a copy, whose pruned weights are written back. They hold zeros in training only while they are
+    on, so to train on, wrap the model with `tfmot.sparsity.keras.prune_low_magnitude` yourself.
+
+    Raises:
+        ConfigError: tfmot has no such criterion or scope, or `exclude` names no layer.
+        UnsupportedModelError: The model is not built, is subclassed or has a layer that tfmot does not know.
+    """
+    import tf_keras
+    import tensorflow_model_optimization as tfmot
+
+    _check(model, config)
+    copy = tf_keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    policy = _Exclude(config.exclude)
+    schedule = tfmot.sparsity.keras.ConstantSparsity(config.target_sparsity, begin_step=0, frequency=1)
+    try:
+        wrapped = tfmot.sparsity.keras.prune_low_magnitude(copy, pruning_schedule=schedule, pruning_policy=policy)
+    except ValueError as error:
+        raise UnsupportedModelError(f"tfmot cannot prune {model.name!r}: {error}") from error
+    changed, zeros, size = [], 0, 0
+    for wrapper in wrapped.submodules:
+        if not getattr(wrapper, "pruning_vars", None):
+            continue
+        wrapper.pruning_step.assign(0)
+        wrapper.pruning_obj.conditional_mask_update()
+        wrapper.pruning_obj.weight_mask_op()
+        for variable, _, _ in wrapper.pruning_vars:
+            count = int(np.count_nonzero(variable.numpy() == 0))
+            zeros, size = zeros + count, size + variable.shape.num_elements()
+            detail = f"{count / variable.shape.num_elements():.1%} zeros in {variable.name} {tuple(variable.shape)}"
+            changed.append(Change(name=wrapper.layer.name, kind=type(wrapper.layer).__name__, detail=detail))
+    model.set_weights(tfmot.sparsity.keras.strip_pruning(wrapped).get_weights())
+    metrics = {"sparsity": zeros / size} if size else {}
+    return PassReport(name="prune", changed=tuple(changed), skipped=tuple(policy.skipped), metrics=metrics)
+
+
+class _Exclude:
+    """A tfmot pruning policy that leaves the layers named by `exclude` unwrapped."""
+
+    def __init__(self, patterns: tuple[str, ...]) -> None:
+        self.patterns = patterns
+        self.skipped: list[Skip] = []
+
+    def allow_pruning(self, layer: Any) -> bool:
+        if not any(fnmatchcase(layer.name, pattern) for pattern in self.patterns):
+            return True
+        self.skipped.append(Skip(name=layer.name, kind=type(layer).__name__, reason="excluded"))
+        return False
+
+    def ensure_model_supports_pruning(self, model: Any) -> None:
+        """tfmot's wrapper checks each layer itself."""
+
+
+def _check(model: Any, config: PruningConfig) -> None:
+    if config.criterion != "magnitude" or config.scope != "layer":
+        raise ConfigError(
+            "A tf_keras model is pruned by tfmot, which takes criterion='magnitude' and scope='layer' only. "
+            f"Received: criterion={config.criterion!r}, scope={config.scope!r}."
+        )
+    if not model.built:
+        raise UnsupportedModelError(f"model must be built. Received: {model.name!r} without weights.")
+    names = [layer.name for layer in model.submodules if hasattr(layer, "get_config")]
+    for pattern in config.exclude:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(f"exclude must name layers of the model. Received: {pattern!r}, which none has.")

@@ -1,0 +1,172 @@
+"""Which weights of a model are pruned: the arrays that feed its matrix products, convolutions and look-ups.
+
+The choice follows tfmot's, extended by EinsumDense, which Keras 3 uses inside MultiHeadAttention. Biases are never
+pruned and are not reported, being a handful next to their kernel.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers
+
+from tfopt.errors import ConfigError, UnsupportedLayerError, UnsupportedModelError
+from tfopt.report import Skip
+
+# Attributes that hold the prunable weights, by layer class. The first class that matches counts.
+PRUNED: dict[tuple[type, ...], tuple[str, ...]] = {
+    (layers.Dense, layers.EinsumDense): ("kernel",),
+    (layers.Conv1D, layers.Conv2D, layers.Conv3D): ("kernel",),
+    (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose): ("kernel",),
+    (layers.SeparableConv1D, layers.SeparableConv2D): ("pointwise_kernel",),
+    (layers.Embedding,): ("embeddings",),
+    (layers.SimpleRNNCell, layers.GRUCell, layers.LSTMCell): ("kernel", "recurrent_kernel"),
+}
+
+KEPT: dict[tuple[type, ...], str] = {
+    (
+        layers.DepthwiseConv1D,
+        layers.DepthwiseConv2D,
+    ): "a depthwise kernel has few weights, and each is all its channel has",
+    (
+        layers.BatchNormalization,
+        layers.LayerNormalization,
+        layers.GroupNormalization,
+        layers.RMSNormalization,
+    ): "a normalization holds a scale and an offset per channel",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weight:
+    """One prunable weight of a model.
+
+    Attributes:
+        path: Path of its layer, for example "encoder/dense".
+        kind: Class of its layer, for example "Dense".
+        attribute: Name of the weight in that layer, for example "kernel".
+        variable: The `keras.Variable` itself.
+    """
+
+    path: str
+    kind: str
+    attribute: str
+    variable: Any
+
+    def __str__(self) -> str:
+        return f"{self.attribute} {tuple(self.variable.shape)} {self.variable.dtype} of {self.path!r} ({self.kind})"
+
+    def read(self) -> np.ndarray:
+        """Returns the values as float32, of the variable's shape.
+
+        Raises:
+            UnsupportedLayerError: A value is NaN or infinite, so that the weights have no order.
+        """
+        values = np.asarray(self.variable.numpy(), dtype=np.float32)
+        if not np.isfinite(values).all():
+            raise UnsupportedLayerError(
+                f"Weights must be finite to be pruned. Received: NaN or infinity in the {self}. "
+                "Training diverged; a lower learning rate or gradient clipping may help."
+            )
+        return values
+
+
+def find_weights(model: Any, exclude: tuple[str, ...] = ()) -> tuple[list[Weight], list[Skip]]:
+    """Returns the prunable weights of a built Keras 3 model, shared ones once, and what is left alone and why.
+
+    Args:
+        model: A built functional, Sequential or subclassed Keras 3 model, nested ones included.
+        exclude: Patterns of layer names or paths, as in `PruningConfig`.
+
+    Raises:
+        UnsupportedModelError: The model is not a Keras 3 model or is not built.
+        ConfigError: A pattern in `exclude` names no layer.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((4,)), layers.Dense(3, name="a"), layers.Dense(2, name="b")])
+        >>> weights, skipped = find_weights(model, exclude=("b",))
+        >>> [str(weight) for weight in weights]
+        ["kernel (4, 3) float32 of 'a' (Dense)"]
+        >>> skipped[0].reason
+        'excluded'
+    """
+    _check_model(model)
+    paths = {layer: path for path, layer in reversed(list(_walk(model)))}
+        attributes = next((names for classes, names in PRUNED.items() if isinstance(layer, classes)), ())
+        for attribute in attributes:
+            _check_built(layer, path)
+            variable = getattr(layer, attribute)
+            if id(layer) in excluded:
+                skipped.append(Skip(name=path, kind=kind, reason="excluded"))
+            elif not _is_float_variable(variable):
+                skipped.append(Skip(name=path, kind=kind, reason=f"its {attribute} is quantized or has a LoRA part"))
+            else:
+                weight = Weight(path=path, kind=kind, attribute=attribute, variable=variable)
+                weights.setdefault(id(variable), weight)
+        if not attributes and (reason := _reason_to_keep(layer)):
+            skipped.append(Skip(name=path, kind=kind, reason=reason))
+    return list(weights.values()), skipped
+
+
+def _walk(layer: Any) -> Iterator[Any]:
+    """A layer and all layers in it, in order; Keras' own `_flatten_layers` reverses nested ones."""
+    yield layer
+    for inner in layer._layers:
+        yield from _walk(inner)
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, keras.Model):
+        raise UnsupportedModelError(f"model must be a Keras model. Received: {type(model).__name__}.")
+    if not model.built:
+        raise UnsupportedModelError(
+            f"model must be built. Received: {model.name!r} without weights. "
+            "Call it once on a batch, or call model.build(input_shape), first."
+        )
+
+
+def _check_built(layer: Any, path: str) -> None:
+    if not layer.built:
+        raise UnsupportedModelError(
+            f"model must be built. Received: layer {path!r} ({type(layer).__name__}) without weights. "
+            "Call the model once on a batch first."
+        )
+
+
+def _excluded(all_layers: list[Any], patterns: tuple[str, ...]) -> set[int]:
+    """Ids of the layers that a pattern names, and of all layers within these."""
+    excluded: set[int] = set()
+    for pattern in patterns:
+        named = [layer for layer in all_layers if _matches(layer, pattern)]
+        if not named:
+            close = difflib.get_close_matches(pattern, [layer.name for layer in all_layers], n=1)
+            remedy = f" Did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"exclude must name layers of the model. Received: {pattern!r}, which none has.{remedy}")
+        excluded.update(id(inner) for layer in named for inner in _walk(layer))
+    return excluded
+
+
+def _matches(layer: Any, pattern: str) -> bool:
+    return fnmatchcase(layer.name, pattern) or fnmatchcase(layer.path or "", pattern)
+
+
+def _is_float_variable(variable: Any) -> bool:
+    """Not so after quantization, and not with LoRA, where the attribute is a sum computed at every access."""
+    return isinstance(variable, keras.Variable) and keras.backend.is_float_dtype(variable.dtype)
+
+
+def _reason_to_keep(layer: Any) -> str | None:
+    """Why a layer of a class that is not pruned is left alone; None where it has nothing that could be pruned."""
+    for classes, reason in KEPT.items():
+        if isinstance(layer, classes):
+            return reason
+    # The layer's own variables only: those of the layers in it have their turn.
+    if any(len(variable.shape) > 1 for variable in layer._trainable_variables):
+        return "tfopt does not know what the weights of this class do"
+    return None
