@@ -15,8 +15,9 @@ from .hardware import Hardware
 from .profiling.monitor import GpuMonitor
 from .pruning import PruningConfig, PruningSchedule, prune
 from .quantization import QuantizationConfig, QuantizedModel, quantize
-from .recipe import DataConfig, ModelConfig, Recipe, RunResult, run
+from .recipe import DataConfig, ModelConfig, Recipe
 from .report import PassReport, Receipt
+from .runner import RunResult, run
 from .training import Plan, TrainingConfig, compile, plan
 
 __all__ = [

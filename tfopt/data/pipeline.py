@@ -6,6 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfopt.data import augment
+
+# Larger sets than this are shuffled within a window of so many examples.
+SHUFFLE_BUFFER = 10_000
+
 
 def pipeline(
     data: Any,
@@ -13,6 +18,7 @@ def pipeline(
     batch_size: int,
     training: bool = True,
     cache: bool = True,
+    random_shift: int = 0,
     seed: int = 0,
     prefetch: int = tf.data.AUTOTUNE,
 ) -> tf.data.Dataset:
@@ -23,7 +29,8 @@ def pipeline(
         batch_size: Examples per batch; with a distribution strategy, over all replicas together.
         training: Whether to shuffle, anew in every epoch. The last batch may be smaller either way.
         cache: Whether to keep the examples in memory, so that reading and decoding happen once.
-        seed: Of the shuffle.
+        random_shift: In training, shift images by up to so many pixels; see tfopt.data.augment.
+        seed: Of the shuffle and the shifts.
         prefetch: Batches made ready ahead of the training step.
     Example:
         >>> import numpy as np
@@ -36,8 +43,7 @@ def pipeline(
         dataset = dataset.cache()
     if training:
         size = int(dataset.cardinality())
-        dataset = dataset.shuffle(size if 0 < size <= SHUFFLE_BUFFER else SHUFFLE_BUFFER, seed=seed)
+        dataset = dataset.shuffle(size if 0 < size < SHUFFLE_BUFFER else SHUFFLE_BUFFER, seed=seed)
+        if random_shift:
+            dataset = augment.random_shift(dataset, random_shift, seed=seed)
     return dataset.batch(batch_size).prefetch(prefetch)
-
-
-SHUFFLE_BUFFER = 10_000

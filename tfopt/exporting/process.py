@@ -17,7 +17,7 @@ import numpy as np
 
 from tfopt.errors import ArtifactError
 
-RUNNER = Path(__file__).with_name("runner.py")
+SCRIPT = Path(__file__).with_name("tensorflow_only.py")
 ROUNDS = 5
 
 
@@ -36,7 +36,7 @@ class SavedModelProcess:
         self._directory = tempfile.TemporaryDirectory(prefix="tfopt-")
         # -I: neither the working directory nor PYTHONPATH can slip another module in.
         self._process = subprocess.Popen(
-            [sys.executable, "-I", str(RUNNER)],
+            [sys.executable, "-I", str(SCRIPT)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -30,7 +30,8 @@ def freeze(source: keras.Model | str | Path, signature: str = "serving_default",
     half-precision casts only served training.
 
     Args:
-        source: A built Keras model (functional, Sequential or subclassed) or a SavedModel directory.
+        source: A built Keras model (functional, Sequential or subclassed), a .keras file, or a SavedModel
+            directory.
         signature: The signature to take from a SavedModel directory.
         fold: Whether to simplify the graph: constant parts are computed, and batch normalisation moves into the
             weights before it.
@@ -46,6 +47,8 @@ def freeze(source: keras.Model | str | Path, signature: str = "serving_default",
         >>> list(frozen.inputs), list(frozen.outputs)
         (['keras_tensor...'], ['output_0'])
     """
+    if isinstance(source, (str, Path)) and Path(source).suffix == ".keras":
+        source = _load_keras(Path(source))
     if isinstance(source, (str, Path)):
         function, name = _saved_model_function(Path(source), signature), Path(source).name
         outputs = dict(function.structured_outputs)
@@ -99,6 +102,14 @@ def _keras_function(model: keras.Model) -> Any:
         return model(*tf.nest.pack_sequence_as(specs, tensors), training=False)
 
     return tf.function(serve, autograph=False).get_concrete_function(*tf.nest.flatten(specs))
+
+
+def _load_keras(file: Path) -> keras.Model:
+    try:
+        return keras.saving.load_model(file, compile=False)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ArtifactError(f"source must be a readable .keras file. Received: {file} ({reason}).") from error
 
 
 def _saved_model_function(directory: Path, signature: str) -> Any:

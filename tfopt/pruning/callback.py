@@ -14,7 +14,7 @@ from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.masks import attach_mask
 from tfopt.pruning.prune import make_report, retrace, set_sparsity
 from tfopt.pruning.schedules import SCHEDULES, Schedule, from_callable
-from tfopt.pruning.tf_keras import is_tf_keras
+from tfopt.pruning.tfmot import is_tf_keras
 from tfopt.pruning.weights import find_weights
 from tfopt.report import PassReport
 

@@ -10,7 +10,7 @@ import numpy as np
 from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.criteria import CRITERIA
 from tfopt.pruning.masks import attach_mask, choose_masks
-from tfopt.pruning.tf_keras import is_tf_keras, prune_tf_keras
+from tfopt.pruning.tfmot import is_tf_keras, prune_tf_keras
 from tfopt.pruning.weights import Weight, find_weights
 from tfopt.report import Change, PassReport, Skip
 

@@ -48,7 +48,7 @@ class Weight:
     """One prunable weight of a model.
 
     Attributes:
-        path: Path of its layer, for example "encoder/dense".
+        path: Names of the layers it is in, from the model down, for example "encoder/dense".
         kind: Class of its layer, for example "Dense".
         attribute: Name of the weight in that layer, for example "kernel".
         variable: The `keras.Variable` itself.
@@ -97,7 +97,12 @@ def find_weights(model: Any, exclude: tuple[str, ...] = ()) -> tuple[list[Weight
         'excluded'
     """
     _check_model(model)
-    paths = {layer: path for path, layer in reversed(list(_walk(model)))}
+    found = list(_walk(model, "", set()))
+    excluded = _excluded(found, exclude)
+    weights: dict[int, Weight] = {}
+    skipped: list[Skip] = []
+    for path, layer in found:
+        kind = type(layer).__name__
         attributes = next((names for classes, names in PRUNED.items() if isinstance(layer, classes)), ())
         for attribute in attributes:
             _check_built(layer, path)
@@ -114,11 +119,14 @@ def find_weights(model: Any, exclude: tuple[str, ...] = ()) -> tuple[list[Weight
     return list(weights.values()), skipped
 
 
-def _walk(layer: Any) -> Iterator[Any]:
-    """A layer and all layers in it, in order; Keras' own `_flatten_layers` reverses nested ones."""
-    yield layer
+def _walk(layer: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """A layer and all layers in it, in order and once each, with their names on the way from the model."""
+    if id(layer) in seen:
+        return
+    seen.add(id(layer))
+    yield path or layer.name, layer
     for inner in layer._layers:
-        yield from _walk(inner)
+        yield from _walk(inner, f"{path}/{inner.name}" if path else inner.name, seen)
 
 
 def _check_model(model: Any) -> None:
@@ -139,21 +147,17 @@ def _check_built(layer: Any, path: str) -> None:
         )
 
 
-def _excluded(all_layers: list[Any], patterns: tuple[str, ...]) -> set[int]:
+def _excluded(found: list[tuple[str, Any]], patterns: tuple[str, ...]) -> set[int]:
     """Ids of the layers that a pattern names, and of all layers within these."""
     excluded: set[int] = set()
     for pattern in patterns:
-        named = [layer for layer in all_layers if _matches(layer, pattern)]
+        named = [layer for path, layer in found if fnmatchcase(layer.name, pattern) or fnmatchcase(path, pattern)]
         if not named:
-            close = difflib.get_close_matches(pattern, [layer.name for layer in all_layers], n=1)
+            close = difflib.get_close_matches(pattern, [path for path, _ in found], n=1)
             remedy = f" Did you mean {close[0]!r}?" if close else ""
             raise ConfigError(f"exclude must name layers of the model. Received: {pattern!r}, which none has.{remedy}")
-        excluded.update(id(inner) for layer in named for inner in _walk(layer))
+        excluded.update(id(inner) for layer in named for inner in layer._flatten_layers())
     return excluded
-
-
-def _matches(layer: Any, pattern: str) -> bool:
-    return fnmatchcase(layer.name, pattern) or fnmatchcase(layer.path or "", pattern)
 
 
 def _is_float_variable(variable: Any) -> bool:

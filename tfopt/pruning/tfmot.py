@@ -35,8 +35,8 @@ def prune_tf_keras(model: Any, config: PruningConfig) -> PassReport:
         ConfigError: tfmot has no such criterion or scope, or `exclude` names no layer.
         UnsupportedModelError: The model is not built, is subclassed or has a layer that tfmot does not know.
     """
-    import tf_keras
     import tensorflow_model_optimization as tfmot
+    import tf_keras
 
     _check(model, config)
     copy = tf_keras.models.clone_model(model)
@@ -89,6 +89,10 @@ def _check(model: Any, config: PruningConfig) -> None:
         )
     if not model.built:
         raise UnsupportedModelError(f"model must be built. Received: {model.name!r} without weights.")
+    if not model._is_graph_network:
+        raise UnsupportedModelError(
+            f"A tf_keras model must be functional or Sequential to be pruned by tfmot. Received: {type(model).__name__}."
+        )
     names = [layer.name for layer in model.submodules if hasattr(layer, "get_config")]
     for pattern in config.exclude:
         if not any(fnmatchcase(name, pattern) for name in names):

@@ -1,0 +1,15 @@
+"""Trains, prunes, quantizes and exports the classic small CNN on real handwritten digits.
+
+    python recipes/digits_cnn.py
+    python recipes/digits_cnn.py --quick
+    python recipes/digits_cnn.py --target-sparsity 0.9 --export-dir saved_models/sparse_digits
+
+It takes the flags of `tfopt run digits_cnn`; --help lists them.
+"""
+
+import sys
+
+from tfopt.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["run", "digits_cnn", *sys.argv[1:]]))

@@ -1,0 +1,241 @@
+"""One-shot pruning: which weights of which models, exact numbers of zeros, reports, errors and saved files."""
+
+import json
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tfopt.errors import ConfigError, TfoptWarning, UnsupportedLayerError, UnsupportedModelError
+from tfopt.pruning import PruningConfig, prune
+
+
+def sequential():
+    return keras.Sequential([keras.Input((8,)), layers.Dense(16, activation="relu"), layers.Dense(4)])
+
+
+def functional():
+    inputs = keras.Input((8, 8, 3))
+    x = layers.Conv2D(4, 3, name="conv")(inputs)
+    x = layers.BatchNormalization(name="norm")(x)
+    x = layers.DepthwiseConv2D(3, name="depthwise")(x)
+    x = layers.SeparableConv2D(5, 3, name="separable")(x)
+    return keras.Model(inputs, layers.Dense(2, name="head")(layers.Flatten()(x)))
+
+
+def nested():
+    inner = keras.Sequential([keras.Input((6,)), layers.Dense(6, name="a"), layers.Dense(6, name="b")], name="inner")
+    inputs = keras.Input((6,))
+    return keras.Model(inputs, layers.Dense(2, name="head")(inner(inputs)))
+
+
+def shared():
+    inputs = keras.Input((6,))
+    twice = layers.Dense(6, name="twice")
+    return keras.Model(inputs, twice(twice(inputs)))
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.embedding = layers.Embedding(10, 8, name="embedding")
+        self.attention = layers.MultiHeadAttention(2, 4, name="attention")
+        self.recurrent = layers.Bidirectional(layers.LSTM(4), name="recurrent")
+        self.blocks = [layers.Dense(8, name=f"block_{index}") for index in range(2)]
+
+    def call(self, tokens):
+        x = self.embedding(tokens)
+        x = self.recurrent(self.attention(x, x))
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def subclassed():
+    model = Subclassed()
+    model(np.zeros((1, 3)))
+    return model
+
+
+PRUNED = {
+    sequential: 2,
+    functional: 3,
+    nested: 3,
+    shared: 1,
+    # An embedding, four projections, twice a kernel and a recurrent kernel, two blocks.
+    subclassed: 11,
+}
+
+
+def zeros_by_path(model):
+    return {variable.path: np.count_nonzero(variable.numpy() == 0) for variable in model.weights}
+
+
+@pytest.mark.parametrize("build", PRUNED)
+@pytest.mark.parametrize("criterion", ["magnitude", "random"])
+def test_every_prunable_weight_has_exactly_the_zeros_asked_for(build, criterion):
+    model = build()
+    before = zeros_by_path(model)
+    report = prune(model, PruningConfig(target_sparsity=0.6, criterion=criterion))
+    assert len(report.changed) == PRUNED[build]
+    masked = [variable for variable in model.weights if variable.constraint is not None]
+    assert len(masked) == PRUNED[build]
+    after = zeros_by_path(model)
+    for variable in masked:
+        assert after.pop(variable.path) == round(0.6 * np.prod(variable.shape))
+    assert all(count == before[path] for path, count in after.items())
+    sizes = [np.prod(variable.shape) for variable in masked]
+    assert report.metrics["sparsity"] == sum(round(0.6 * size) for size in sizes) / sum(sizes)
+
+
+def test_kept_weights_are_the_largest_and_unchanged():
+    model = sequential()
+    before = model.layers[0].kernel.numpy()
+    prune(model, PruningConfig(target_sparsity=0.75))
+    after = model.layers[0].kernel.numpy()
+    threshold = np.sort(np.abs(before), axis=None)[round(0.75 * before.size)]
+    np.testing.assert_array_equal(after, np.where(np.abs(before) >= threshold, before, 0))
+
+
+def test_global_scope_reaches_the_target_overall():
+    model = sequential()
+    small, large = (layer.kernel for layer in model.layers)
+    small.assign(small * 0.1)
+    report = prune(model, PruningConfig(target_sparsity=0.5, scope="global"))
+    zeros = [np.count_nonzero(kernel.numpy() == 0) for kernel in (small, large)]
+    assert sum(zeros) == round(0.5 * (8 * 16 + 16 * 4))
+    assert zeros[0] / (8 * 16) > zeros[1] / (16 * 4)
+    assert report.metrics["sparsity"] == 0.5
+
+
+def test_report_names_what_was_left_alone_and_why():
+    report = prune(functional(), PruningConfig(exclude=("head",)))
+    assert str(report).splitlines()[1:] == [
+        "  changed  conv (Conv2D): 75.0% zeros in kernel (3, 3, 3, 4)",
+        "  changed  separable (SeparableConv2D): 75.0% zeros in pointwise_kernel (1, 1, 4, 5)",
+        "  skipped  norm (BatchNormalization): a normalization holds a scale and an offset per channel",
+        "  skipped  depthwise (DepthwiseConv2D): a depthwise kernel has few weights, and each is all its channel has",
+        "  skipped  head (Dense): excluded",
+    ]
+
+
+@pytest.mark.parametrize("pattern", ["inner", "inner/*", "?"])
+def test_exclude_takes_names_paths_wildcards_and_nested_models(pattern):
+    model = nested()
+    report = prune(model, PruningConfig(exclude=(pattern,)))
+    assert [change.name for change in report.changed] == ["head"]
+    assert [skip.name for skip in report.skipped] == ["inner/a", "inner/b"]
+
+
+class Table(layers.Layer):
+    def build(self, input_shape):
+        self.table = self.add_weight(shape=(4, 4))
+
+    def call(self, inputs):
+        return inputs @ self.table
+
+
+def test_unknown_and_quantized_weights_are_skipped_with_the_reason():
+    model = keras.Sequential([keras.Input((4,)), Table(name="table"), layers.Dense(4, name="int8"), layers.Dense(4)])
+    model.layers[1].quantize("int8")
+    report = prune(model)
+    assert [(skip.name, skip.reason) for skip in report.skipped] == [
+        ("table", "tfopt does not know what the weights of this class do"),
+        ("int8", "its kernel is quantized or has a LoRA part"),
+    ]
+
+
+def unbuilt():
+    return keras.Sequential([layers.Dense(2)])
+
+
+def diverged():
+    model = sequential()
+    model.layers[1].kernel.assign(np.full((16, 4), np.nan))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "config", "error", "message"),
+    [
+        (unbuilt, {}, UnsupportedModelError, "model must be built. Received: '.*' without weights. Call it once"),
+        (object, {}, UnsupportedModelError, "model must be a Keras model. Received: object."),
+        (
+            diverged,
+            {},
+            UnsupportedLayerError,
+            r"NaN or infinity in the kernel \(16, 4\) float32 of 'dense.*' \(Dense\)",
+        ),
+        (nested, {"exclude": ("hed",)}, ConfigError, "Received: 'hed', which none has. Did you mean 'head'?"),
+        (sequential, {"criterion": np.sum}, ConfigError, "criterion must return one score per weight"),
+    ],
+)
+def test_a_failed_validation_leaves_the_model_untouched(build, config, error, message):
+    model = build()
+    variables = getattr(model, "weights", [])
+    before = [variable.numpy().tobytes() for variable in variables]
+    with pytest.raises(error, match=message):
+        prune(model, PruningConfig(**config))
+    assert [variable.numpy().tobytes() for variable in variables] == before
+    assert all(variable.constraint is None for variable in variables)
+
+
+def test_a_pass_that_changes_nothing_warns():
+    with pytest.warns(TfoptWarning, match="prune changed nothing: the sparsity comes to no zero in kernel"):
+        prune(shared(), PruningConfig(target_sparsity=0.0))
+
+
+def test_zeros_hold_in_a_fit_that_was_traced_before():
+    model = sequential()
+    model.compile("adam", "mse")
+    x, y = np.random.rand(32, 8), np.random.rand(32, 4)
+    model.fit(x, y, verbose=0)
+    prune(model)
+    pruned = model.layers[0].kernel.numpy()
+    model.fit(x, y, verbose=0)
+    trained = model.layers[0].kernel.numpy()
+    np.testing.assert_array_equal(trained == 0, pruned == 0)
+    assert (trained != pruned).any()
+
+
+RELOAD = """
+import sys
+sys.modules["tfopt"] = None  # any import of it fails
+import json, keras, numpy as np
+model = keras.saving.load_model(sys.argv[1])
+zeros = [int((variable.numpy() == 0).sum()) for variable in model.trainable_variables]
+print(json.dumps({"zeros": zeros, "outputs": model(np.ones((1, 8, 8, 3))).numpy().tolist()}))
+"""
+
+
+def test_a_pruned_model_loads_where_tfopt_is_not(tmp_path):
+    model = functional()
+    prune(model)
+    path = tmp_path / "pruned.keras"
+    model.save(path)
+    fresh = subprocess.run([sys.executable, "-c", RELOAD, str(path)], capture_output=True, text=True, check=True)
+    seen = json.loads(fresh.stdout)
+    assert seen["zeros"] == [np.count_nonzero(variable.numpy() == 0) for variable in model.trainable_variables]
+    np.testing.assert_allclose(seen["outputs"], model(np.ones((1, 8, 8, 3))), rtol=1e-6, atol=1e-7)
+
+
+def test_pruning_a_loaded_model_again_finds_the_same_zeros(tmp_path):
+    model = sequential()
+    prune(model, PruningConfig(criterion="random"))
+    model.save(tmp_path / "pruned.keras")
+    loaded = keras.saving.load_model(tmp_path / "pruned.keras")
+    prune(loaded, PruningConfig(criterion="magnitude"))
+    for before, after in zip(model.weights, loaded.weights, strict=True):
+        np.testing.assert_array_equal(before.numpy(), after.numpy())
+
+
+def test_a_pruned_model_exports_like_any_other(tmp_path):
+    model = sequential()
+    prune(model)
+    model.export(tmp_path / "saved", verbose=False)
+    x = np.ones((2, 8), "float32")
+    np.testing.assert_allclose(tf.saved_model.load(str(tmp_path / "saved")).serve(x), model(x), rtol=1e-6)

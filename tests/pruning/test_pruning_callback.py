@@ -1,0 +1,226 @@
+"""Pruning during Keras' own fit: one table of settings, in each of which the zeros hold after every step."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfopt.errors import ConfigError, TfoptWarning
+from tfopt.pruning import PruningConfig, PruningSchedule, prune
+
+X = np.random.default_rng(0).normal(size=(96, 8)).astype("float32")
+Y = np.random.default_rng(1).integers(0, 4, 96)
+STEPS_PER_EPOCH = 12
+
+
+def data():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+
+
+def build(dtype="float32"):
+    dense = keras.layers.Dense
+    return keras.Sequential(
+        [
+            keras.Input((8,)),
+            dense(16, activation="relu", dtype=dtype),
+            dense(4, dtype=dtype, kernel_constraint="max_norm"),
+        ]
+    )
+
+
+def compile_model(model, optimizer="adam", **settings):
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), **settings)
+    return model
+
+
+def zeros(model):
+    return [np.count_nonzero(layer.kernel.numpy() == 0) for layer in model.layers]
+
+
+class WatchZeros(keras.callbacks.Callback):
+    """After every execution, checks that the weights are zero exactly where the mask says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.shares = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        for layer in self.model.layers:
+            kept = layer.kernel.constraint.kept.numpy()
+            assert not layer.kernel.numpy()[~kept].any()
+        self.shares.append(float(np.mean(~kept)))
+
+
+def sgd():
+    return keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True)
+
+
+SETTINGS = {
+    "plain": {},
+    "sgd with momentum": {"optimizer": sgd},
+    "adamw": {"optimizer": lambda: keras.optimizers.AdamW(weight_decay=0.01)},
+    "moving averages": {"optimizer": lambda: keras.optimizers.Adam(use_ema=True)},
+    "eager": {"run_eagerly": True},
+    "xla": {"jit_compile": True},
+    "xla and 4 steps per execution": {"jit_compile": True, "steps_per_execution": 4, "optimizer": sgd},
+    "4 steps per execution": {"steps_per_execution": 4},
+    "mixed_float16": {"dtype": "mixed_float16"},
+    "mixed_float16 and momentum": {"dtype": "mixed_float16", "optimizer": sgd},
+    "own loss scale": {"optimizer": lambda: keras.optimizers.LossScaleOptimizer(sgd())},
+    "mixed_bfloat16": {"dtype": "mixed_bfloat16"},
+    "gradient accumulation": {"optimizer": lambda: keras.optimizers.Adam(gradient_accumulation_steps=2)},
+    "two replicas": {"replicas": 2},
+    "two replicas and momentum": {"replicas": 2, "optimizer": sgd},
+    "two replicas and mixed_float16": {"replicas": 2, "dtype": "mixed_float16"},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_zeros_hold_after_every_step(name):
+    settings = dict(SETTINGS[name])
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]) if settings.pop("replicas", 1) == 2 else None
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = build(settings.pop("dtype", "float32"))
+        compile_model(model, settings.pop("optimizer", lambda: "adam")(), **{"jit_compile": False, **settings})
+    before = model.layers[0].kernel.numpy()
+    watch = WatchZeros()
+    pruning = PruningSchedule(model, PruningConfig(target_sparsity=0.75, frequency=3))
+    history = model.fit(data(), epochs=3, callbacks=[watch, pruning], verbose=0)
+    assert zeros(model) == [96, 48]
+    assert watch.shares == sorted(watch.shares)
+    assert len(set(watch.shares)) >= 4, "the sparsity rises gradually"
+    assert watch.shares[-STEPS_PER_EPOCH // 4] == 0.75, "the target is reached before the end"
+    assert history.history["sparsity"][-1] == 0.75
+    assert pruning.report.metrics == {"sparsity": 0.75}
+    after = model.layers[0].kernel.numpy()
+    assert (after[after != 0] != before[after != 0]).all(), "the kept weights were trained"
+    if strategy:
+        replicas = [component.numpy() for component in model.layers[0].kernel.value.values]
+        np.testing.assert_array_equal(*replicas)
+
+
+def test_changing_masks_does_not_retrace_the_step():
+    traces = []
+
+    class Counting(keras.Sequential):
+        def train_step(self, data):
+            traces.append(1)
+            return super().train_step(data)
+
+    model = Counting(build().layers)
+    compile_model(model, jit_compile=False)
+    model.fit(data(), epochs=2, verbose=0)
+    without = len(traces)
+    traces.clear()
+    model.fit(data(), epochs=2, callbacks=[PruningSchedule(model, PruningConfig(frequency=1))], verbose=0)
+    assert len(traces) <= without
+
+
+def test_the_schedule_is_followed_at_its_frequency():
+    model = compile_model(build())
+    config = PruningConfig(target_sparsity=0.75, schedule=lambda step: min(0.75, step / 32), frequency=8)
+    watch = WatchZeros()
+    model.fit(data(), epochs=3, callbacks=[watch, PruningSchedule(model, config)], verbose=0)
+    assert watch.shares == [0.25 * (step // 8) for step in range(24)] + [0.75] * 12
+
+
+@pytest.mark.parametrize("name", ["polynomial", "constant"])
+def test_named_schedules_reach_the_target_at_end_step(name):
+    model = compile_model(build())
+    config = PruningConfig(target_sparsity=0.5, schedule=name, begin_step=5, end_step=13, frequency=10)
+    watch = WatchZeros()
+    model.fit(data(), epochs=2, callbacks=[watch, PruningSchedule(model, config)], verbose=0)
+    assert watch.shares[:5] == [0] * 5
+    assert watch.shares[13:] == [0.5] * 11
+
+
+def test_a_tfmot_schedule_is_accepted():
+    import tensorflow_model_optimization as tfmot
+
+    schedule = tfmot.sparsity.keras.PolynomialDecay(0.25, 0.5, begin_step=4, end_step=20)
+    model = compile_model(build())
+    watch = WatchZeros()
+    config = PruningConfig(target_sparsity=0.5, schedule=schedule, frequency=4)
+    model.fit(data(), epochs=2, callbacks=[watch, PruningSchedule(model, config)], verbose=0)
+    assert watch.shares[:5] == [0, 0, 0, 0, 0.25]
+    assert watch.shares[19:] == [pytest.approx(float(schedule(step // 4 * 4)[1]), abs=1 / 64) for step in range(19, 24)]
+    assert zeros(model) == [64, 32]
+
+
+def test_a_fit_that_stops_early_ends_at_the_target():
+    model = compile_model(build())
+    stop = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: setattr(model, "stop_training", True))
+    model.fit(data(), epochs=2, callbacks=[stop, PruningSchedule(model, PruningConfig())], verbose=0)
+    assert zeros(model) == [96, 48]
+
+
+def test_weights_restored_at_the_end_are_pruned():
+    """EarlyStopping puts back weights from before the last masks; standing after it, ours has the last word."""
+    model = compile_model(build())
+    best = keras.callbacks.EarlyStopping("loss", mode="max", patience=9, restore_best_weights=True, start_from_epoch=0)
+    model.fit(data(), epochs=2, callbacks=[best, PruningSchedule(model, PruningConfig())], verbose=0)
+    assert zeros(model) == [96, 48]
+
+
+def test_initial_epoch_continues_the_schedule():
+    model = compile_model(build())
+    watch = WatchZeros()
+    config = PruningConfig(schedule=lambda step: 0.75 * step / 48, frequency=12)
+    model.fit(data(), epochs=4, initial_epoch=2, callbacks=[watch, PruningSchedule(model, config)], verbose=0)
+    assert watch.shares == [0.375] * 12 + [pytest.approx(0.5625, abs=1 / 64)] * 12
+
+
+def test_sparsity_does_not_fall_in_a_second_fit():
+    model = compile_model(build())
+    pruning = PruningSchedule(model, PruningConfig(frequency=1))
+    model.fit(data(), epochs=1, callbacks=[pruning], verbose=0)
+    masks = [layer.kernel.constraint.kept.numpy() for layer in model.layers]
+    watch = WatchZeros()
+    model.fit(data(), epochs=1, callbacks=[watch, pruning], verbose=0)
+    assert set(watch.shares) == {0.75}
+    for layer, mask in zip(model.layers, masks, strict=True):
+        np.testing.assert_array_equal(layer.kernel.constraint.kept.numpy(), mask)
+
+
+def test_one_shot_pruning_and_a_schedule_share_the_mask():
+    model = compile_model(build())
+    prune(model, PruningConfig(target_sparsity=0.5))
+    constraint = model.layers[1].kernel.constraint
+    model.fit(data(), callbacks=[PruningSchedule(model, PruningConfig())], verbose=0)
+    assert model.layers[1].kernel.constraint is constraint
+    assert isinstance(constraint.inner, keras.constraints.MaxNorm)
+    assert zeros(model) == [96, 48]
+
+
+def unknown_size():
+    return data().filter(lambda x, y: True)
+
+
+def test_data_of_unknown_size():
+    model = compile_model(build())
+    with pytest.raises(ConfigError, match=r"end_step must be given when the number of steps is unknown"):
+        model.fit(unknown_size(), callbacks=[PruningSchedule(model, PruningConfig())], verbose=0)
+    watch = WatchZeros()
+    config = PruningConfig(target_sparsity=0.5, end_step=18, frequency=4)
+    model.fit(unknown_size(), epochs=2, callbacks=[watch, PruningSchedule(model, config)], verbose=0)
+    assert watch.shares[16] < 0.5
+    assert watch.shares[18:] == [0.5] * 6
+
+
+def test_a_schedule_that_does_not_fit_the_fit():
+    model = compile_model(build())
+    with pytest.raises(ConfigError, match=r"begin_step must come before the end of pruning. Received: begin_step=10,"):
+        model.fit(data(), callbacks=[PruningSchedule(model, PruningConfig(begin_step=10))], verbose=0)
+    with pytest.warns(TfoptWarning, match=r"end_step=99 lies beyond the 12 steps of this fit"):
+        model.fit(data(), callbacks=[PruningSchedule(model, PruningConfig(end_step=99))], verbose=0)
+    assert zeros(model) == [96, 48]
+
+
+def test_a_model_within_another_is_pruned_while_that_is_fitted():
+    student = build()
+    inputs = keras.Input((8,))
+    outer = compile_model(keras.Model(inputs, student(inputs)))
+    outer.fit(data(), epochs=2, callbacks=[PruningSchedule(student, PruningConfig(frequency=2))], verbose=0)
+    assert zeros(student) == [96, 48]

@@ -1,0 +1,259 @@
+"""A recipe: a builder, data, and the settings of every stage, as plain data that round-trips through TOML."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import pydantic
+import tomli_w
+import tyro
+
+from tfopt.data import SOURCES, Examples
+from tfopt.errors import ConfigError, unknown_name
+from tfopt.models import BUILDERS
+from tfopt.pruning import PruningConfig
+from tfopt.quantization import QuantizationConfig
+from tfopt.training import TrainingConfig
+
+_BY_NAME = tyro.conf.arg(constructor=str)
+
+QUICK_EPOCHS = 2
+QUICK_EXAMPLES = 320
+
+
+def _parse_arguments(words: list[str]) -> dict[str, Any]:
+    """Reads KEY=VALUE words, values as in TOML, bare words being strings."""
+    parsed = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise ValueError(f"arguments must be KEY=VALUE. Received: {word!r}.")
+        try:
+            parsed[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            parsed[key] = value
+    return parsed
+
+
+Arguments = Annotated[
+    Mapping[str, Any],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="KEY=VALUE",
+        instance_from_str=_parse_arguments,
+        is_instance=lambda instance: isinstance(instance, Mapping),
+        str_from_instance=lambda instance: [f"{key}={value}" for key, value in instance.items()],
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which model to build.
+
+    Example:
+        >>> ModelConfig(builder="mlp", arguments={"units": [64]}).build((8,), 3).output_shape
+        (None, 3)
+    """
+
+    builder: Annotated[str | Callable[..., Any], _BY_NAME] = "simple_cnn"
+    """Name of a builder (see `tfopt models`); in Python also a function (input_shape, num_classes, **arguments)."""
+    arguments: Arguments = field(default_factory=dict)
+    """Arguments of the builder, for example width=32 filters=[8,16]."""
+
+    def __post_init__(self) -> None:
+        _check_call("builder", self.builder, BUILDERS, self.arguments, (None, None))
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> Any:
+        """Builds the model for inputs of this shape."""
+        builder = BUILDERS[self.builder] if isinstance(self.builder, str) else self.builder
+        return builder(input_shape, num_classes, **self.arguments)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which examples to train and test on.
+
+    Example:
+        >>> DataConfig(source="synthetic", arguments={"examples": 100, "input_shape": [8]}).load().x_train.shape
+        (80, 8)
+    """
+
+    source: Annotated[str | Callable[..., Any], _BY_NAME] = "digits"
+    """Name of a data source; in Python also a function that returns tfopt.data.Examples."""
+    arguments: Arguments = field(default_factory=dict)
+    """Arguments of the source, for example image_size=32."""
+    random_shift: int = 0
+    """Shift training images by up to so many pixels, anew in every epoch."""
+
+    def __post_init__(self) -> None:
+        _check_call("source", self.source, SOURCES, self.arguments, ())
+        if self.random_shift < 0:
+            raise ConfigError(f"random_shift must be at least 0. Received: random_shift={self.random_shift}.")
+
+    def load(self) -> Examples:
+        """Loads or makes the examples."""
+        source = SOURCES[self.source] if isinstance(self.source, str) else self.source
+        return typing.cast(Examples, source(**self.arguments))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A builder paired with the settings that train it, shrink it and export it.
+
+    `None` turns a stage off.
+
+    Example:
+        >>> recipe = Recipe(name="mine", pruning=PruningConfig(target_sparsity=0.5))
+        >>> Recipe.from_dict(recipe.to_dict()) == recipe
+        True
+    """
+
+    name: str
+    """What the recipe is called."""
+    description: str = ""
+    """One sentence on what it does."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """The model."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """The examples."""
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    """The training."""
+    pruning: PruningConfig | None = None
+    """The pruning, with fine-tuning; off if None."""
+    quantization: QuantizationConfig | None = None
+    """The int8 quantization; off if None."""
+    export_dir: str | None = None
+    """Directory that receives float32/, pruned/, int8/, receipts.json and report.html; nothing is written if None."""
+
+    def quick(self) -> Recipe:
+        """Returns the recipe cut down to see it run: few epochs, beside the real export directory.
+
+        Example:
+            >>> Recipe(name="mine", export_dir="saved_models/mine").quick().export_dir
+            'saved_models/mine_quick'
+        """
+        pruning = self.pruning and replace(self.pruning, epochs=min(self.pruning.epochs, QUICK_EPOCHS))
+        return replace(
+            self,
+            training=replace(self.training, epochs=min(self.training.epochs, QUICK_EPOCHS)),
+            pruning=pruning,
+            export_dir=self.export_dir and f"{self.export_dir}_quick",
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values, as they stand in TOML: None is left out."""
+        return _plain(self, "")
+
+    def to_toml(self) -> str:
+        """Returns the recipe as TOML.
+
+        Raises:
+            ConfigError: A field holds a Python object that has no name in TOML, such as a function.
+        """
+        return tomli_w.dumps(self.to_dict())
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
+        """Makes a recipe from plain values.
+
+        Raises:
+            ConfigError: A setting is unknown, or its value wrong; the message gives its path.
+        """
+        _check_names(cls, values, "")
+        try:
+            return pydantic.TypeAdapter(cls).validate_python(dict(values))
+        except pydantic.ValidationError as error:
+            raise _config_error(error) from error
+
+    @classmethod
+    def from_toml(cls, file: str | Path) -> Recipe:
+        """Reads a recipe from a TOML file.
+
+        Raises:
+            ConfigError: The file cannot be read, is not TOML, or holds a wrong setting.
+        """
+        try:
+            values = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"The recipe file must be readable. Received: {file} ({error.strerror}).") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"The recipe file must be valid TOML. Received: {file} ({error}).") from error
+        values.setdefault("name", Path(file).stem)
+        return cls.from_dict(values)
+
+
+def _check_call(
+    kind: str, named: Any, registry: Mapping[str, Any], arguments: Mapping[str, Any], positional: tuple[None, ...]
+) -> None:
+    """Checks that a name is registered and that the function takes the arguments."""
+    if isinstance(named, str) and named not in registry:
+        raise unknown_name(kind, named, registry)
+    function = registry[named] if isinstance(named, str) else named
+    try:
+        inspect.signature(function).bind(*positional, **arguments)
+    except TypeError as error:
+        accepted = [
+            name
+            for name, parameter in inspect.signature(function).parameters.items()
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        ]
+        raise ConfigError(
+            f"arguments must be what {kind} {named!r} takes: {', '.join(accepted)}. "
+            f"Received: arguments={dict(arguments)} ({error})."
+        ) from error
+
+
+def _plain(value: Any, path: str) -> Any:
+    if dataclasses.is_dataclass(value):
+        entries = {entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)}
+        return {name: _plain(item, f"{path}.{name}".lstrip(".")) for name, item in entries.items() if item is not None}
+    if isinstance(value, Mapping):
+        return {name: _plain(item, f"{path}.{name}") for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, path) for item in value]
+    if isinstance(value, (str, bool, int, float)):
+        return value
+    raise ConfigError(
+        f"{path} must be a name to be written as TOML. Received: {path}={value!r}. Give its registered name instead."
+    )
+
+
+def _check_names(cls: type, values: Mapping[str, Any], path: str) -> None:
+    known = typing.get_type_hints(cls)
+    for name, value in values.items():
+        if name not in known:
+            raise unknown_name("setting", f"{path}{name}", [f"{path}{entry.name}" for entry in dataclasses.fields(cls)])
+        nested = nested_config(known[name])
+        if nested is not None and isinstance(value, Mapping):
+            _check_names(nested, value, f"{path}{name}.")
+
+
+def nested_config(hint: Any) -> type | None:
+    """Returns the dataclass that a field holds (perhaps or None), or None if it holds something plain.
+
+    Example:
+        >>> nested_config(PruningConfig | None).__name__
+        'PruningConfig'
+    """
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return next((option for option in options if dataclasses.is_dataclass(option)), None)  # type: ignore[arg-type]
+
+
+def _config_error(error: pydantic.ValidationError) -> ConfigError:
+    """Returns the first thing that pydantic found wrong as an error of ours."""
+    first = error.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigError):
+        return cause
+    path = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("literal", "function", "union")))
+    rule = first["msg"].removeprefix("Input should be ")
+    return ConfigError(f"{path} must be {rule}. Received: {path}={first['input']!r}.")

@@ -1,0 +1,17 @@
+"""The classic small CNN on real handwritten digits: trained, pruned to 75% zeros, quantized to int8."""
+
+from tfopt.pruning import PruningConfig
+from tfopt.quantization import QuantizationConfig
+from tfopt.recipe import DataConfig, ModelConfig, Recipe
+from tfopt.training import TrainingConfig
+
+RECIPE = Recipe(
+    name="digits_cnn",
+    description="Two convolutions and three dense layers on 1,797 real handwritten digits",
+    model=ModelConfig(builder="simple_cnn", arguments={"dropout": 0.3}),
+    data=DataConfig(source="digits", random_shift=4),
+    training=TrainingConfig(epochs=40, global_batch_size=32, learning_rate=2e-3),
+    pruning=PruningConfig(target_sparsity=0.75, epochs=20, learning_rate=1e-3),
+    quantization=QuantizationConfig(),
+    export_dir="saved_models/digits_cnn",
+)

@@ -1,0 +1,268 @@
+"""Runs a recipe: plan, data, training, pruning, quantization, export, verification, report."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import platform
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from rich.console import Console
+
+from tfopt.console import pass_summary, plan_table, receipts_table
+from tfopt.data import Examples
+from tfopt.errors import UnsupportedModelError, unknown_name
+from tfopt.exporting import export, verify
+from tfopt.exporting.atomic import check_target
+from tfopt.hardware import detect
+from tfopt.profiling import GpuMonitor
+from tfopt.pruning import PruningSchedule
+from tfopt.quantization import quantize
+from tfopt.recipe import QUICK_EXAMPLES, Recipe
+from tfopt.recipes import RECIPES
+from tfopt.report import PassReport, Phase, Receipt, RunReport, write_text
+from tfopt.training import Plan, plan
+from tfopt.training import compile as compile_model
+from tfopt.training.progress import FitProgress
+
+EVALUATION_BATCH = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What a run made.
+
+    Attributes:
+        model: The Keras model at the end, pruned if the recipe prunes.
+        plan: The plan it was trained under.
+        report: Everything that was done and measured, as plain records.
+        receipts: Artifact name ("float32", "pruned", "int8") to its receipt; empty if nothing was exported.
+        export_dir: Where artifacts, receipts.json and report.html are; None if nothing was exported.
+    """
+
+    model: keras.Model
+    plan: Plan
+    report: RunReport
+    receipts: Mapping[str, Receipt]
+    export_dir: Path | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether every artifact was verified without a problem."""
+        return all(receipt.ok for receipt in self.receipts.values())
+
+
+def find_recipe(recipe: Recipe | str | Path) -> Recipe:
+    """Returns a recipe given as itself, by its name, or as the path of a .toml file.
+
+    Raises:
+        ConfigError: No recipe has that name, or the file does not hold one.
+    Example:
+        >>> find_recipe("digits_cnn").model.builder
+        'simple_cnn'
+    """
+    if isinstance(recipe, Recipe):
+        return recipe
+    if str(recipe).endswith(".toml"):
+        return Recipe.from_toml(recipe)
+    if str(recipe) not in RECIPES:
+        raise unknown_name("recipe", str(recipe), RECIPES)
+    return RECIPES[str(recipe)]
+
+
+def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | None = None) -> RunResult:
+    """Runs a recipe from training to the report.
+
+    Exports the trained model as float32/, then, where the recipe says so, the pruned one as pruned/ and the quantized
+    one as int8/, verifies each in a fresh process, and writes receipts.json and report.html beside them.
+
+    Args:
+        recipe: A recipe, its name, or a .toml file.
+        quick: Whether to run it cut down: few epochs on few examples, exported beside the real thing.
+        console: Where progress is shown; standard output if None.
+    Raises:
+        ConfigError: The recipe, or the plan it leads to, is wrong.
+        ExportError: The export directory cannot be written; found out before training.
+    Example:
+        >>> from tfopt.recipe import DataConfig, ModelConfig
+        >>> from tfopt.training import TrainingConfig
+        >>> small = Recipe(
+        ...     name="small",
+        ...     model=ModelConfig(builder="mlp", arguments={"units": [8]}),
+        ...     data=DataConfig(source="synthetic", arguments={"examples": 100, "input_shape": [4]}),
+        ...     training=TrainingConfig(epochs=1),
+        ... )
+        >>> result = run(small, console=Console(quiet=True))
+        >>> result.report.phases[0].name, result.receipts
+        ('train', {})
+    """
+    settings = find_recipe(recipe)
+    if quick:
+        settings = settings.quick()
+    console = console or Console()
+    names = ["float32", *(["pruned"] if settings.pruning else []), *(["int8"] if settings.quantization else [])]
+    export_dir = None if settings.export_dir is None else Path(settings.export_dir)
+    if export_dir is not None:
+        for name in names:
+            check_target(export_dir / name)
+
+    console.rule(f"[bold]{settings.name}[/bold]  {settings.description}", align="left")
+    decided = plan(settings)
+    console.print(plan_table(decided.decisions))
+    examples = settings.data.load()
+    if quick:
+        examples = examples.limit(QUICK_EXAMPLES)
+    monitor = GpuMonitor()
+    phases: list[Phase] = []
+    passes: list[PassReport] = []
+    receipts: dict[str, Receipt] = {}
+    with _seeded(settings.training.seed):
+        with decided.scope():
+            model = settings.model.build(examples.input_shape, examples.num_classes)
+        if not model.built:
+            raise UnsupportedModelError(
+                f"The builder must return a built model. Received: {model.name!r} from {settings.model.builder!r}. "
+                "Begin it with keras.Input, or call it once on a batch."
+            )
+        console.print(
+            f"\n{model.name}: {model.count_params():,} parameters, {len(examples.x_train):,} examples to train on, "
+            f"{len(examples.x_test):,} held out\n"
+        )
+        try:
+            phases.append(_fit(model, decided, settings, examples, "train", [monitor], console))
+            if export_dir is not None:
+                _export(model, export_dir, "float32", examples, console)
+            if settings.pruning is not None:
+                schedule = PruningSchedule(model, settings.pruning)
+                phases.append(_fit(model, decided, settings, examples, "prune", [schedule, monitor], console))
+                passes.append(schedule.report)
+                console.print(pass_summary(schedule.report))
+                if export_dir is not None:
+                    _export(model, export_dir, "pruned", examples, console, baseline="float32")
+        finally:
+            monitor.stop()
+        if settings.quantization is not None:
+            quantized = quantize(model, settings.quantization, calibration_data=examples.x_train)
+            passes.append(quantized.report)
+            console.print(pass_summary(quantized.report))
+            if export_dir is not None:
+                parent = "pruned" if settings.pruning else "float32"
+                _export(quantized, export_dir, "int8", examples, console, baseline=parent)
+    if export_dir is not None:
+        for name in names:
+            with console.status(f"verifying {name}"):
+                receipts[name] = verify(export_dir / name, data=(examples.x_test, examples.y_test))
+    report = RunReport(
+        recipe=settings.name,
+        description=settings.description,
+        created=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        environment=_environment(),
+        plan=decided.decisions,
+        phases=phases,
+        utilization=monitor.utilization,
+        passes=passes,
+        receipts=receipts,
+    )
+    if export_dir is not None:
+        _write_reports(report, export_dir, console)
+    return RunResult(model=model, plan=decided, report=report, receipts=receipts, export_dir=export_dir)
+
+
+def _fit(
+    model: keras.Model,
+    decided: Plan,
+    settings: Recipe,
+    examples: Examples,
+    phase: str,
+    callbacks: list[keras.callbacks.Callback],
+    console: Console,
+) -> Phase:
+    """Trains, or fine-tunes while pruning, with Keras' own fit."""
+    training = settings.training
+    epochs, rate = training.epochs, training.learning_rate
+    if phase == "prune":
+        assert settings.pruning is not None
+        epochs = settings.pruning.epochs
+        rate = settings.pruning.learning_rate or training.learning_rate / 10
+    steps = -(-len(examples.x_train) // training.global_batch_size) * epochs
+    schedule = keras.optimizers.schedules.CosineDecay(rate, steps) if training.decay == "cosine" else rate
+    optimizer = training.optimizer
+    if isinstance(optimizer, str):
+        optimizer = keras.optimizers.get({"class_name": optimizer, "config": {"learning_rate": schedule}})
+    else:  # a fresh one: its slots belong to one fit of one model
+        optimizer = type(optimizer).from_config(optimizer.get_config())
+    compile_model(
+        model,
+        decided,
+        optimizer=optimizer,
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    shift = {"random_shift": settings.data.random_shift} if settings.data.random_shift else {}
+    history = model.fit(
+        decided.pipeline((examples.x_train, examples.y_train), **shift),
+        validation_data=decided.pipeline((examples.x_test, examples.y_test), training=False),
+        epochs=epochs,
+        shuffle=False,  # the pipeline shuffles
+        verbose=0,
+        callbacks=[*callbacks, FitProgress(f"{phase:5}", console=console)],
+    )
+    return Phase(name=phase, history={name: [float(value) for value in values] for name, values in history.history.items()})
+
+
+def _export(
+    model: Any, export_dir: Path, name: str, examples: Examples, console: Console, baseline: str | None = None
+) -> None:
+    with console.status(f"exporting {name}"):
+        artifact = export(
+            model,
+            export_dir / name,
+            calibration_data=examples.x_train,
+            baseline=None if baseline is None else export_dir / baseline,
+        )
+    console.print(f"exported {export_dir / name}, {artifact.bytes_on_disk:,} bytes", highlight=False)
+
+
+def _write_reports(report: RunReport, export_dir: Path, console: Console) -> None:
+    from tfopt.profiling.report import write_html  # brings in matplotlib, which nothing before needs
+
+    receipts = {name: receipt.to_dict() for name, receipt in report.receipts.items()}
+    write_text(export_dir / "receipts.json", json.dumps(receipts, indent=2))
+    page = write_html(report, export_dir / "report.html")
+    console.print()
+    console.print(receipts_table(report.receipts))
+    for receipt in report.receipts.values():
+        for problem in receipt.problems:
+            console.print(f"[red]{receipt.artifact}: {problem}")
+    console.print(f"\nreport: {page}", highlight=False)
+
+
+def _environment() -> dict[str, str]:
+    hardware = detect()
+    return {
+        "TensorFlow": tf.__version__,
+        "Keras": keras.__version__,
+        "Python": platform.python_version(),
+        "processor": f"{hardware.cpu_model or 'unknown'}, {hardware.logical_cores} cores",
+        "GPU": ", ".join(gpu.name for gpu in hardware.gpus) or "none",
+    }
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seeds Python, NumPy and TensorFlow; Python's and NumPy's generators go on afterwards where they were."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 - Keras reads this one
+    keras.utils.set_random_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
