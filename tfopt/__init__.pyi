@@ -22,14 +22,41 @@ from .training import Plan, TrainingConfig, compile, plan
 
 __all__ = [
     # recipes
-    "Recipe", "ModelConfig", "DataConfig", "RunResult", "run", "models", "recipes", "data",
+    "Recipe",
+    "ModelConfig",
+    "DataConfig",
+    "RunResult",
+    "run",
+    "models",
+    "recipes",
+    "data",
     # training
-    "TrainingConfig", "Plan", "plan", "compile", "GpuMonitor", "Hardware",
+    "TrainingConfig",
+    "Plan",
+    "plan",
+    "compile",
+    "GpuMonitor",
+    "Hardware",
     # passes
-    "PruningConfig", "PruningSchedule", "prune", "QuantizationConfig", "QuantizedModel", "quantize",
+    "PruningConfig",
+    "PruningSchedule",
+    "prune",
+    "QuantizationConfig",
+    "QuantizedModel",
+    "quantize",
     # artifacts
-    "ExportConfig", "Artifact", "export", "verify",
+    "ExportConfig",
+    "Artifact",
+    "export",
+    "verify",
     # records and errors
-    "PassReport", "Receipt", "TfoptError", "TfoptWarning", "ConfigError", "ArtifactError", "ExportError",
-    "UnsupportedModelError", "UnsupportedLayerError",
+    "PassReport",
+    "Receipt",
+    "TfoptError",
+    "TfoptWarning",
+    "ConfigError",
+    "ArtifactError",
+    "ExportError",
+    "UnsupportedModelError",
+    "UnsupportedLayerError",
 ]

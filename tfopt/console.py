@@ -100,9 +100,7 @@ def _receipt_cell(words: str) -> Text:
 
 
 def _speed(receipt: Receipt) -> str:
-    if receipt.speedup is None:
-        return receipt.show("speedup") if receipt.baseline else ""
-    return f"{receipt.speedup:.2f}x" + (" (slower)" if receipt.speedup < 1 else "")
+    return receipt.speed if receipt.baseline else ""
 
 
 def _accuracy_change(receipt: Receipt, first: Receipt) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import tomllib
-import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,45 +13,17 @@ from typing import Annotated, Any
 
 import pydantic
 import tomli_w
-import tyro
 
 from tfopt.data import SOURCES, Examples
 from tfopt.errors import ConfigError, unknown_name
+from tfopt.flags import BY_NAME, Arguments, nested_config
 from tfopt.models import BUILDERS
 from tfopt.pruning import PruningConfig
 from tfopt.quantization import QuantizationConfig
 from tfopt.training import TrainingConfig
 
-_BY_NAME = tyro.conf.arg(constructor=str)
-
 QUICK_EPOCHS = 2
 QUICK_EXAMPLES = 320
-
-
-def _parse_arguments(words: list[str]) -> dict[str, Any]:
-    """Reads KEY=VALUE words, values as in TOML, bare words being strings."""
-    parsed = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals:
-            raise ValueError(f"arguments must be KEY=VALUE. Received: {word!r}.")
-        try:
-            parsed[key] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            parsed[key] = value
-    return parsed
-
-
-Arguments = Annotated[
-    Mapping[str, Any],
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs="*",
-        metavar="KEY=VALUE",
-        instance_from_str=_parse_arguments,
-        is_instance=lambda instance: isinstance(instance, Mapping),
-        str_from_instance=lambda instance: [f"{key}={value}" for key, value in instance.items()],
-    ),
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +35,7 @@ class ModelConfig:
         (None, 3)
     """
 
-    builder: Annotated[str | Callable[..., Any], _BY_NAME] = "simple_cnn"
+    builder: Annotated[str | Callable[..., Any], BY_NAME] = "simple_cnn"
     """Name of a builder (see `tfopt models`); in Python also a function (input_shape, num_classes, **arguments)."""
     arguments: Arguments = field(default_factory=dict)
     """Arguments of the builder, for example width=32 filters=[8,16]."""
@@ -87,22 +58,27 @@ class DataConfig:
         (80, 8)
     """
 
-    source: Annotated[str | Callable[..., Any], _BY_NAME] = "digits"
+    source: Annotated[str | Callable[..., Any], BY_NAME] = "digits"
     """Name of a data source; in Python also a function that returns tfopt.data.Examples."""
     arguments: Arguments = field(default_factory=dict)
     """Arguments of the source, for example image_size=32."""
     random_shift: int = 0
     """Shift training images by up to so many pixels, anew in every epoch."""
+    max_examples: int | None = None
+    """Use at most this many examples of the training part, and of the test part."""
 
     def __post_init__(self) -> None:
         _check_call("source", self.source, SOURCES, self.arguments, ())
         if self.random_shift < 0:
             raise ConfigError(f"random_shift must be at least 0. Received: random_shift={self.random_shift}.")
+        if self.max_examples is not None and self.max_examples < 1:
+            raise ConfigError(f"max_examples must be at least 1. Received: max_examples={self.max_examples}.")
 
     def load(self) -> Examples:
         """Loads or makes the examples."""
         source = SOURCES[self.source] if isinstance(self.source, str) else self.source
-        return typing.cast(Examples, source(**self.arguments))
+        examples: Examples = source(**self.arguments)
+        return examples if self.max_examples is None else examples.limit(self.max_examples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +111,7 @@ class Recipe:
     """Directory that receives float32/, pruned/, int8/, receipts.json and report.html; nothing is written if None."""
 
     def quick(self) -> Recipe:
-        """Returns the recipe cut down to see it run: few epochs, beside the real export directory.
+        """Returns the recipe cut down to see it run: few epochs, few examples, an export directory of its own.
 
         Example:
             >>> Recipe(name="mine", export_dir="saved_models/mine").quick().export_dir
@@ -144,6 +120,7 @@ class Recipe:
         pruning = self.pruning and replace(self.pruning, epochs=min(self.pruning.epochs, QUICK_EPOCHS))
         return replace(
             self,
+            data=replace(self.data, max_examples=min(self.data.max_examples or QUICK_EXAMPLES, QUICK_EXAMPLES)),
             training=replace(self.training, epochs=min(self.training.epochs, QUICK_EPOCHS)),
             pruning=pruning,
             export_dir=self.export_dir and f"{self.export_dir}_quick",
@@ -235,17 +212,6 @@ def _check_names(cls: type, values: Mapping[str, Any], path: str) -> None:
         nested = nested_config(known[name])
         if nested is not None and isinstance(value, Mapping):
             _check_names(nested, value, f"{path}{name}.")
-
-
-def nested_config(hint: Any) -> type | None:
-    """Returns the dataclass that a field holds (perhaps or None), or None if it holds something plain.
-
-    Example:
-        >>> nested_config(PruningConfig | None).__name__
-        'PruningConfig'
-    """
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    return next((option for option in options if dataclasses.is_dataclass(option)), None)  # type: ignore[arg-type]
 
 
 def _config_error(error: pydantic.ValidationError) -> ConfigError:

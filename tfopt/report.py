@@ -152,6 +152,14 @@ class Receipt(Record):
         """Share of the weights that are exactly zero, 0 to 1."""
         return self.zero_count / self.weight_count if self.weight_count else 0.0
 
+    @property
+    def speed(self) -> str:
+        """The speed against the baseline in words; differences under 5% are within what a timing repeats to."""
+        if self.speedup is None:
+            return self.show("speedup")
+        verdict = " (slower)" if self.speedup < 0.95 else " (about even)" if self.speedup < 1.05 else ""
+        return f"{self.speedup:.2f}x{verdict}"
+
     def show(self, attribute: str, form: str = "{:.4g}") -> str:
         """Returns an attribute as text; one that is unknown as "unavailable (reason)"."""
         value = getattr(self, attribute)
@@ -170,7 +178,7 @@ class Receipt(Record):
             "zeros": f"{self.zero_count:,} of {self.weight_count:,} weights ({self.sparsity:.1%})",
             "latency": f"{self.latency_ms_median:.3f} ms median, {self.latency_ms_p99:.3f} ms p99"
             f" (batch {self.batch_size})",
-            "speed against baseline": self.show("speedup", "{:.2f}x"),
+            "speed against baseline": self.speed,
             "kernels": ", ".join(f"{count} {name}" for name, count in self.kernels.items()) or "none",
             "device": f"{self.device}, TensorFlow {self.tensorflow_version}",
         }

@@ -26,7 +26,7 @@ from tfopt.hardware import detect
 from tfopt.profiling import GpuMonitor
 from tfopt.pruning import PruningSchedule
 from tfopt.quantization import quantize
-from tfopt.recipe import QUICK_EXAMPLES, Recipe
+from tfopt.recipe import Recipe
 from tfopt.recipes import RECIPES
 from tfopt.report import PassReport, Phase, Receipt, RunReport, write_text
 from tfopt.training import Plan, plan
@@ -118,8 +118,6 @@ def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | 
     decided = plan(settings)
     console.print(plan_table(decided.decisions))
     examples = settings.data.load()
-    if quick:
-        examples = examples.limit(QUICK_EXAMPLES)
     monitor = GpuMonitor()
     phases: list[Phase] = []
     passes: list[PassReport] = []
@@ -143,6 +141,7 @@ def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | 
             if settings.pruning is not None:
                 schedule = PruningSchedule(model, settings.pruning)
                 phases.append(_fit(model, decided, settings, examples, "prune", [schedule, monitor], console))
+                assert schedule.report is not None  # the fit has ended
                 passes.append(schedule.report)
                 console.print(pass_summary(schedule.report))
                 if export_dir is not None:
@@ -191,7 +190,7 @@ def _fit(
     if phase == "prune":
         assert settings.pruning is not None
         epochs = settings.pruning.epochs
-        rate = settings.pruning.learning_rate or training.learning_rate / 10
+        rate = settings.pruning.learning_rate or training.learning_rate
     steps = -(-len(examples.x_train) // training.global_batch_size) * epochs
     schedule = keras.optimizers.schedules.CosineDecay(rate, steps) if training.decay == "cosine" else rate
     optimizer = training.optimizer
@@ -206,16 +205,17 @@ def _fit(
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
-    shift = {"random_shift": settings.data.random_shift} if settings.data.random_shift else {}
     history = model.fit(
-        decided.pipeline((examples.x_train, examples.y_train), **shift),
+        decided.pipeline((examples.x_train, examples.y_train), random_shift=settings.data.random_shift),
         validation_data=decided.pipeline((examples.x_test, examples.y_test), training=False),
         epochs=epochs,
         shuffle=False,  # the pipeline shuffles
         verbose=0,
         callbacks=[*callbacks, FitProgress(f"{phase:5}", console=console)],
     )
-    return Phase(name=phase, history={name: [float(value) for value in values] for name, values in history.history.items()})
+    return Phase(
+        name=phase, history={name: [float(value) for value in values] for name, values in history.history.items()}
+    )
 
 
 def _export(
@@ -259,10 +259,10 @@ def _environment() -> dict[str, str]:
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Seeds Python, NumPy and TensorFlow; Python's and NumPy's generators go on afterwards where they were."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 - Keras reads this one
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     keras.utils.set_random_seed(seed)
     try:
         yield
     finally:
         random.setstate(python_state)
-        np.random.set_state(numpy_state)  # noqa: NPY002
+        np.random.set_state(numpy_state)

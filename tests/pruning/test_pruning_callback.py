@@ -20,14 +20,9 @@ def data():
 
 
 def build(dtype="float32"):
-    dense = keras.layers.Dense
-    return keras.Sequential(
-        [
-            keras.Input((8,)),
-            dense(16, activation="relu", dtype=dtype),
-            dense(4, dtype=dtype, kernel_constraint="max_norm"),
-        ]
-    )
+    hidden = keras.layers.Dense(16, activation="relu", dtype=dtype)
+    head = keras.layers.Dense(4, kernel_constraint="max_norm", dtype=dtype)
+    return keras.Sequential([keras.Input((8,)), hidden, head])
 
 
 def compile_model(model, optimizer="adam", **settings):
@@ -205,7 +200,7 @@ def test_data_of_unknown_size():
     watch = WatchZeros()
     config = PruningConfig(target_sparsity=0.5, end_step=18, frequency=4)
     model.fit(unknown_size(), epochs=2, callbacks=[watch, PruningSchedule(model, config)], verbose=0)
-    assert watch.shares[16] < 0.5
+    assert 0 < watch.shares[12] < 0.5
     assert watch.shares[18:] == [0.5] * 6
 
 

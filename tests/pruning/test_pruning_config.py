@@ -14,7 +14,8 @@ from tfopt.pruning import PruningConfig
     [
         (
             {"target_sparsity": 90},
-            "target_sparsity must be in [0, 1). Received: target_sparsity=90. Sparsity is a fraction; did you mean 0.9?",
+            "target_sparsity must be in [0, 1). Received: target_sparsity=90. "
+            "Sparsity is a fraction; did you mean 0.9?",
         ),
         (
             {"target_sparsity": 1.0},

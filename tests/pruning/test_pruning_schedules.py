@@ -40,8 +40,6 @@ def test_percent_from_a_callable_is_refused():
 
 def test_targets_that_disagree_are_refused():
     schedule = tfmot.sparsity.keras.PolynomialDecay(0.0, 0.5, begin_step=0, end_step=10)
-    with pytest.raises(
-        ConfigError, match=r"target_sparsity=0.75, and the schedule ends at 0.5. Set target_sparsity=0.5"
-    ):
+    with pytest.raises(ConfigError, match=r"target_sparsity=0.75, and the schedule ends at 0.5. Set"):
         PruningConfig(schedule=schedule)
     assert PruningConfig(target_sparsity=0.5, schedule=schedule).schedule is schedule

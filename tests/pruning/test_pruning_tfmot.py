@@ -13,32 +13,19 @@ from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.pruning import PruningConfig, PruningSchedule, prune
 
 
+def build(api):
+    """The same model in Keras 2 (api=tf_keras) or Keras 3 (api=keras)."""
+    block = api.Sequential([api.layers.Dense(8, name="inner")], name="block")
+    conv, head = api.layers.Conv2D(4, 3, name="conv"), api.layers.Dense(3, name="head")
+    return api.Sequential([api.Input((8, 8, 3)), conv, api.layers.Flatten(), block, head])
+
+
 def keras_2():
-    layers = tf_keras.layers
-    block = tf_keras.Sequential([layers.Dense(7, name="inner")], name="block")
-    return tf_keras.Sequential(
-        [
-            tf_keras.Input((8, 8, 3)),
-            layers.Conv2D(4, 3, name="conv"),
-            layers.Flatten(),
-            block,
-            layers.Dense(3, name="head"),
-        ]
-    )
+    return build(tf_keras)
 
 
 def keras_3(reference):
-    layers = keras.layers
-    block = keras.Sequential([layers.Dense(7, name="inner")], name="block")
-    model = keras.Sequential(
-        [
-            keras.Input((8, 8, 3)),
-            layers.Conv2D(4, 3, name="conv"),
-            layers.Flatten(),
-            block,
-            layers.Dense(3, name="head"),
-        ]
-    )
+    model = build(keras)
     model.set_weights(reference.get_weights())
     return model
 
@@ -94,7 +81,7 @@ def built_subclassed():
         (keras_2, {"criterion": "random"}, ConfigError, "takes criterion='magnitude' and scope='layer' only"),
         (keras_2, {"exclude": ("tail",)}, ConfigError, "exclude must name layers of the model. Received: 'tail'"),
         (Subclassed, {}, UnsupportedModelError, "model must be built"),
-        (built_subclassed, {}, UnsupportedModelError, "must be functional or Sequential"),
+        (built_subclassed, {}, UnsupportedModelError, "functional and Sequential models only"),
     ],
 )
 def test_what_tfmot_cannot_do_is_refused(build, config, error, message):
@@ -115,5 +102,14 @@ def test_tfmot_is_not_imported_for_a_keras_3_model():
         "import sys, keras; from tfopt.pruning import prune;"
         "prune(keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]));"
         "sys.exit(any(name.split('.')[0] in ('tf_keras', 'tensorflow_model_optimization') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_pruning_a_tf_keras_model_leaves_the_environment_alone():
+    script = (
+        "import os, tf_keras; from tfopt.pruning import prune; before = dict(os.environ);"
+        "prune(tf_keras.Sequential([tf_keras.Input((4,)), tf_keras.layers.Dense(3)]));"
+        "assert dict(os.environ) == before"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -95,9 +95,7 @@ def arrays(
         )
     if not 0 < test_fraction < 1:
         raise ConfigError(f"test_fraction must be in (0, 1). Received: test_fraction={test_fraction}.")
-    x_train, x_test, y_train, y_test = train_test_split(
-        x, y, test_size=test_fraction, random_state=seed, stratify=y
-    )
+    x_train, x_test, y_train, y_test = train_test_split(x, y, test_size=test_fraction, random_state=seed, stratify=y)
     return Examples(
         name=name, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test, num_classes=int(y.max()) + 1
     )

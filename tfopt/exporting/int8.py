@@ -252,10 +252,7 @@ class _Lowering:
         source = self.editor.nodes[producer(chain.weights)]
         key = " ".join(source.input)
         if key not in self.weights:
-            values = self.editor.constant(source.input[0])
-            high = self.editor.constant(source.input[2])
-            assert values is not None  # annotate() wrote constants
-            assert high is not None
+            values, high = self.editor.value(source.input[0]), self.editor.value(source.input[2])
             steps = np.clip(np.rint(values / (high / 127)), -127, 127).astype(np.int8)
             self.weights[key] = (
                 self.editor.add_constant(f"{chain.op}/int8_weights", steps, tf.qint8),
@@ -266,11 +263,10 @@ class _Lowering:
 
     def _bias(self, chain: Chain, offset: float = 0.0) -> str:
         """Returns the chain's bias, the offset added, as a constant of one value per output channel."""
-        bias = None if chain.bias is None else self.editor.constant(chain.bias)
-        if bias is None:
-            ranges = self.editor.constant(self.editor.nodes[producer(chain.weights)].input[2])
-            assert ranges is not None  # annotate() wrote a constant
-            bias = np.zeros(ranges.shape, np.float32)
+        if chain.bias is not None:
+            bias = self.editor.value(chain.bias)
+        else:
+            bias = np.zeros_like(self.editor.value(self.editor.nodes[producer(chain.weights)].input[2]))
         return self.editor.add_constant(f"{chain.op}/bias", (bias + offset).astype(np.float32))
 
     def _scalar(self, value: float) -> str:

@@ -71,7 +71,7 @@ class SavedModelProcess:
         """Returns the milliseconds of each of the calls that fit into about so many seconds."""
         return list(self._ask(do="time", inputs=self._store(inputs), seconds=seconds, at_least=at_least)["ms"])
 
-    def _store(self, inputs: Mapping[str, np.ndarray]) -> str:
+    def _store(self, inputs: Mapping[str, Any]) -> str:
         target = Path(self._directory.name, "inputs.npz")
         with target.open("wb") as file:
             np.savez(file, **inputs)

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.data.batches import iterate_batches
-from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.errors import UnsupportedModelError
 from tfopt.exporting.atomic import MARK, check_target, staged_directory
 from tfopt.exporting.config import ExportConfig
 from tfopt.exporting.int8 import lower_to_int8

@@ -8,14 +8,17 @@ needs nothing but TensorFlow. `tfopt.exporting.process` starts it.
 import json
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 # TensorFlow imports Keras where it finds it. None in its place makes it, and anything else, do without.
 BLOCKED = ("keras", "tf_keras", "tfopt")
 sys.modules.update(dict.fromkeys(BLOCKED))  # type: ignore[arg-type]
 
-import numpy as np
-import tensorflow as tf
-from tensorflow.core.protobuf import saved_model_pb2
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+from tensorflow.core.protobuf import saved_model_pb2  # noqa: E402
 
 # Ops that compute with weights, and the position of these among the inputs.
 WEIGHTED = {
@@ -33,7 +36,7 @@ CONVERSIONS = ("QuantizeV2", "Dequantize", "QuantizedMaxPool")
 
 
 class Runner:
-    def load(self, path: str) -> dict:
+    def load(self, path: str) -> dict[str, Any]:
         self.model = tf.saved_model.load(path)  # kept: its variables go when it does
         self.serve = self.model.signatures["serving_default"]
         outputs = self.serve.structured_outputs
@@ -46,25 +49,26 @@ class Runner:
             **inspect(path, self.serve.variables),
         }
 
-    def predict(self, inputs: str, outputs: str, batch_size: int) -> dict:
+    def predict(self, inputs: str, outputs: str, batch_size: int) -> dict[str, Any]:
         with np.load(inputs) as arrays:
             fed = {name: arrays[name] for name in arrays.files}
         length = len(next(iter(fed.values())))
-        parts: dict = {}
+        parts: dict[str, list[Any]] = {}
         for start in range(0, length, batch_size):
             batch = {name: tf.constant(value[start : start + batch_size]) for name, value in fed.items()}
             for name, value in self.serve(**batch).items():
                 parts.setdefault(name, []).append(value.numpy())
-        np.savez(outputs, **{name: np.concatenate(values) for name, values in parts.items()})
+        joined: Any = {name: np.concatenate(values) for name, values in parts.items()}
+        np.savez(outputs, **joined)
         return {}
 
-    def time(self, inputs: str, seconds: float, at_least: int) -> dict:
+    def time(self, inputs: str, seconds: float, at_least: int) -> dict[str, Any]:
         """Times calls for about so many seconds; the first ones, which trace and allocate, are not counted."""
         with np.load(inputs) as arrays:
             batch = {name: tf.constant(arrays[name]) for name in arrays.files}
         for _ in range(2):
             self.serve(**batch)
-        milliseconds: list = []
+        milliseconds: list[float] = []
         until = time.perf_counter() + seconds
         while len(milliseconds) < at_least or time.perf_counter() < until:
             start = time.perf_counter()
@@ -74,15 +78,15 @@ class Runner:
         return {"ms": milliseconds}
 
 
-def describe(spec: tf.TensorSpec) -> dict:
+def describe(spec: tf.TensorSpec) -> dict[str, Any]:
     return {"shape": spec.shape.as_list() if spec.shape.rank is not None else None, "dtype": spec.dtype.name}
 
 
-def inspect(path: str, variables: list) -> dict:
+def inspect(path: str, variables: Sequence[Any]) -> dict[str, Any]:
     """Counts a SavedModel's computing ops, and its weights and zeros: constants that feed these ops, and variables."""
-    with open(f"{path}/saved_model.pb", "rb") as file:
-        graph = saved_model_pb2.SavedModel.FromString(file.read()).meta_graphs[0].graph_def
-    kernels: dict = {}
+    content = Path(path, "saved_model.pb").read_bytes()
+    graph = saved_model_pb2.SavedModel.FromString(content).meta_graphs[0].graph_def
+    kernels: dict[str, int] = {}
     weights = {id(value): value.numpy() for value in variables if value.dtype.is_floating}
     for nodes in [graph.node, *(function.node_def for function in graph.library.function)]:
         named = {node.name: node for node in nodes}
@@ -103,7 +107,7 @@ def inspect(path: str, variables: list) -> dict:
     }
 
 
-def plain(dtype: np.dtype) -> np.dtype:
+def plain(dtype: Any) -> Any:
     """A quantized dtype is a record of one integer; this is that integer's dtype."""
     return dtype if dtype.names is None else dtype[0]
 

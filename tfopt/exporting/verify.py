@@ -185,7 +185,7 @@ def _accuracy(
         )
         for name in names
     }
-    labels = np.concatenate([np.asarray(labels).reshape(len(labels), -1) for _, labels in batches])
+    labels = np.concatenate([labels.reshape(len(labels), -1) for _, labels in batches if labels is not None])
     classes = labels.argmax(axis=1) if labels.shape[1] > 1 else labels[:, 0]
     own = _classes(process, inputs)
     if against is None:

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2
-
-AttrValue = attr_value_pb2.AttrValue
-NodeDef = node_def_pb2.NodeDef
+from tensorflow.core.framework.attr_value_pb2 import AttrValue as AttrValue
+from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 
 class GraphEditor:
@@ -47,7 +46,7 @@ class GraphEditor:
         self._insert(node)
         return str(node.name)
 
-    def add_constant(self, name: str, value: np.ndarray, dtype: Any = None) -> str:
+    def add_constant(self, name: str, value: np.ndarray | np.floating[Any], dtype: Any = None) -> str:
         """Adds a Const node. A quantized dtype takes the bytes of an array of the same width."""
         proto = tf.make_tensor_proto(value)
         if dtype is not None:
@@ -85,6 +84,12 @@ class GraphEditor:
         node = self.nodes[producer(tensor)]
         return tf.make_ndarray(node.attr["value"].tensor) if node.op == "Const" else None
 
+    def value(self, tensor: str) -> np.ndarray:
+        """Returns the value of a tensor that is known to be a constant."""
+        value = self.constant(tensor)
+        assert value is not None, tensor
+        return value
+
     def topological(self) -> list[str]:
         """Returns the node names so that every node follows its inputs."""
         waiting = {name: len(node.input) for name, node in self.nodes.items()}
@@ -113,7 +118,7 @@ class GraphEditor:
         needed = set(outputs) | set(keep)
         for name in list(needed):
             needed |= self.ancestors(name)
-        result = graph_pb2.GraphDef(versions=self._original.versions, library=self._original.library)
+        result = GraphDef(versions=self._original.versions, library=self._original.library)
         result.node.extend(self.nodes[name] for name in self.topological() if name in needed)
         return result
 

@@ -106,7 +106,7 @@ def _fold_affine(editor: GraphEditor, name: str, outputs: frozenset[str]) -> Non
     run, last = [], name
     while last not in outputs and len(editor.consumers.get(last, ())) == 1:
         follower = editor.nodes[editor.consumers[last][0]]
-        step = _affine(editor, follower, last, channels)
+        step = _affine(editor, follower, last, channels, rank=weights.ndim)
         if step is None:
             break
         scale, offset = scale * step[0], offset * step[0] + step[1]
@@ -129,7 +129,9 @@ def _fold_affine(editor: GraphEditor, name: str, outputs: frozenset[str]) -> Non
     editor.remove(reversed(run[:-1]))
 
 
-def _affine(editor: GraphEditor, node: Any, source: str, channels: int) -> tuple[np.ndarray, np.ndarray] | None:
+def _affine(
+    editor: GraphEditor, node: Any, source: str, channels: int, rank: int
+) -> tuple[np.ndarray, np.ndarray] | None:
     """Returns (scale, offset) if the node computes source * scale + offset with one constant per channel."""
     if node.op not in AFFINE or len(node.input) != 2:
         return None
@@ -139,8 +141,10 @@ def _affine(editor: GraphEditor, node: Any, source: str, channels: int) -> tuple
     if node.input[position] != source or (node.op == "Sub" and position == 1):
         return None
     constant = editor.constant(node.input[1 - position])
-    # Only a trailing channel axis: [C], [1, C], [1, 1, 1, C] or a scalar.
+    # Only a trailing channel axis: [C], [1, C], [1, 1, 1, C] or a scalar; one more axis would broadcast the result.
     if constant is None or constant.size not in (1, channels) or constant.size != max((1, *constant.shape[-1:])):
+        return None
+    if constant.ndim > rank:
         return None
     value = np.broadcast_to(constant.reshape(-1).astype(np.float64), (channels,))
     if node.op == "Mul":

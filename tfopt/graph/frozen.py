@@ -52,13 +52,17 @@ class FrozenGraph:
         body.CopyFrom(self.graph_def)
         del body.node[:]
         body.node.extend(node for node in self.graph_def.node if node.name not in placeholders)
+        read = {full_name(tensor) for node in body.node for tensor in node.input}
         wanted = [tensor for tensor, _ in self.outputs.values()] if fetch is None else list(fetch)
 
         def serve(**inputs: Any) -> Any:
             fed = {f"{spec.name}:0": inputs[name] for name, spec in self.inputs.items()}
             computed = [tensor for tensor in wanted if full_name(tensor) not in fed]
             elements = tf.graph_util.import_graph_def(
-                body, input_map=fed, return_elements=[full_name(tensor) for tensor in computed], name=""
+                body,
+                input_map={key: value for key, value in fed.items() if key in read},
+                return_elements=[full_name(tensor) for tensor in computed],
+                name="",
             )
             values = dict(zip(computed, elements, strict=True))
             tensors = [values[t] if t in values else fed[full_name(t)] for t in wanted]

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.export.export_utils import get_input_signature
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+from tensorflow.python.util import nest
 
 from tfopt.errors import ArtifactError, ConfigError, UnsupportedModelError
 from tfopt.graph.edit import AttrValue
@@ -20,6 +21,7 @@ from tfopt.graph.frozen import FrozenGraph
 
 HALF = (tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum)
 FLOAT = tf.float32.as_datatype_enum
+WIDENED = "_float32"
 TABLE_OPS = frozenset({"HashTableV2", "MutableHashTableV2", "LookupTableFindV2", "VocabFileLookup"})
 
 
@@ -38,7 +40,7 @@ def freeze(source: keras.Model | str | Path, signature: str = "serving_default",
     Returns: The graph.
     Raises:
         UnsupportedModelError: The model is not built, or its graph keeps state that cannot become a constant.
-        ArtifactError: The directory holds no loadable SavedModel.
+        ArtifactError: The directory holds no loadable SavedModel, or the .keras file cannot be loaded.
         ConfigError: The SavedModel has no such signature.
     Example:
         >>> import keras
@@ -51,7 +53,7 @@ def freeze(source: keras.Model | str | Path, signature: str = "serving_default",
         source = _load_keras(Path(source))
     if isinstance(source, (str, Path)):
         function, name = _saved_model_function(Path(source), signature), Path(source).name
-        outputs = dict(function.structured_outputs)
+        outputs = _name_outputs(function.structured_outputs)  # sorted, as they are flattened
     elif isinstance(source, keras.Model):
         function, name = _keras_function(source), source.name
         outputs = _name_outputs(function.structured_outputs)
@@ -60,7 +62,15 @@ def freeze(source: keras.Model | str | Path, signature: str = "serving_default",
             "source must be a keras.Model or the directory of a SavedModel. "
             f"Received: {type(source).__name__}. Pass the model itself, or its directory as a str or Path."
         )
-    frozen = convert_variables_to_constants_v2(function, lower_control_flow=False)
+    try:
+        frozen = convert_variables_to_constants_v2(function, lower_control_flow=False)
+    except ValueError as error:
+        reason = str(error).splitlines()[0]
+        raise UnsupportedModelError(
+            f"A frozen model must not change its own variables. Received: {name!r} ({reason}). "
+            "Stateful recurrent layers, counters and random layers that run at inference cannot be frozen; make them "
+            "stateless or leave them outside the exported part."
+        ) from error
     graph_def = frozen.graph.as_graph_def()
     stateful = sorted({node.op for node in graph_def.node} & TABLE_OPS)
     if stateful:
@@ -93,21 +103,33 @@ def _keras_function(model: keras.Model) -> Any:
             f"model must be built before it can be exported. Received: {model.name!r} "
             f"({type(model).__name__}), which has no input shape yet. Call it once on a batch of real shape."
         ) from error
-    unnamed = (f"input_{number}" for number in itertools.count())
-    specs = tf.nest.map_structure(
-        lambda spec: tf.TensorSpec(spec.shape, spec.dtype, name=spec.name or next(unnamed)), list(signature)
-    )
+    specs = list(signature)
+    named = [tf.TensorSpec(spec.shape, spec.dtype, name=name) for name, spec in _name_inputs(specs)]
 
     def serve(*tensors: Any) -> Any:
         return model(*tf.nest.pack_sequence_as(specs, tensors), training=False)
 
-    return tf.function(serve, autograph=False).get_concrete_function(*tf.nest.flatten(specs))
+    try:
+        return tf.function(serve, autograph=False).get_concrete_function(*named)
+    except ValueError as error:
+        raise UnsupportedModelError(
+            f"model must run on its first argument alone. Received: {model.name!r} ({type(model).__name__}), which "
+            f"fails on {[(spec.name, spec.shape, spec.dtype.name) for spec in named]}. "
+            "Let its call() take several inputs as one list or dict."
+        ) from error
+
+
+def _name_inputs(specs: Any) -> list[tuple[str, Any]]:
+    """Names a Keras model's inputs: as its Input layers are, else by their key in a dict, else input_0, input_1, ..."""
+    unnamed = (f"input_{number}" for number in itertools.count())
+    paths = nest.flatten_with_tuple_paths(specs)
+    return [(spec.name or (path[-1] if isinstance(path[-1], str) else next(unnamed)), spec) for path, spec in paths]
 
 
 def _load_keras(file: Path) -> keras.Model:
     try:
         return keras.saving.load_model(file, compile=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:  # KeyError: a zip file of something else
         reason = str(error).splitlines()[0]
         raise ArtifactError(f"source must be a readable .keras file. Received: {file} ({reason}).") from error
 
@@ -117,7 +139,11 @@ def _saved_model_function(directory: Path, signature: str) -> Any:
         raise ArtifactError(
             f"source must be the directory of a SavedModel. Received: {directory}, which holds no saved_model.pb."
         )
-    loaded = tf.saved_model.load(str(directory))
+    try:
+        loaded = tf.saved_model.load(str(directory))
+    except (OSError, ValueError, tf.errors.OpError) as error:
+        reason = str(error).splitlines()[0]
+        raise ArtifactError(f"source must be a loadable SavedModel. Received: {directory} ({reason}).") from error
     if signature not in loaded.signatures:
         raise ConfigError(
             f"signature must be one that the SavedModel has. Received: {signature!r}; {directory} has "
@@ -138,7 +164,7 @@ def _signature_name(name: str) -> str:
 
 def _name_outputs(outputs: Any) -> dict[str, Any]:
     """Names a Keras model's outputs as `model.export` does: dict keys as they are, else output_0, output_1, ..."""
-    if isinstance(outputs, Mapping):
+    if isinstance(outputs, Mapping) and not any(tf.nest.is_nested(value) for value in outputs.values()):
         return {key: outputs[key] for key in sorted(outputs)}
     return {f"output_{index}": tensor for index, tensor in enumerate(tf.nest.flatten(outputs))}
 
@@ -155,7 +181,9 @@ def _widen(graph_def: Any) -> Any:
     """Rewrites every half-precision type in the graph to float32."""
     result = type(graph_def)()
     result.CopyFrom(graph_def)
-    for node in result.node:
+    nodes = [*result.node, *(node for function in result.library.function for node in function.node_def)]
+    _widen_functions(result, nodes)
+    for node in nodes:
         halves = [key for key, value in node.attr.items() if value.type in HALF]
         for key in halves:
             node.attr[key].type = FLOAT
@@ -173,3 +201,21 @@ def _widen(graph_def: Any) -> Any:
             node.ClearField("attr")
             node.attr["T"].type = kind
     return result
+
+
+def _widen_functions(graph_def: Any, nodes: list[Any]) -> None:
+    """Widens the signatures of the bodies of loops and branches.
+
+    They get new names: TensorFlow would take a function it knows already, by its name, for the changed one.
+    """
+    if not any(value.type in HALF for node in nodes for value in node.attr.values()):
+        return
+    for function in graph_def.library.function:
+        function.signature.name += WIDENED
+        for argument in (*function.signature.input_arg, *function.signature.output_arg):
+            argument.type = FLOAT if argument.type in HALF else argument.type
+    for node in nodes:
+        for value in node.attr.values():
+            for called in [value.func, *value.list.func]:
+                if called.name:
+                    called.name += WIDENED

@@ -28,7 +28,7 @@ RECEIPT_ROWS: Mapping[str, Callable[[Receipt], str]] = {
     "Latency, median": lambda receipt: f"{receipt.latency_ms_median:.3f} ms",
     "Latency, 99th percentile": lambda receipt: f"{receipt.latency_ms_p99:.3f} ms",
     "Batch size of the timed calls": lambda receipt: f"{receipt.batch_size}",
-    "Speed against its baseline": lambda receipt: _speed(receipt),
+    "Speed against its baseline": lambda receipt: receipt.speed,
     "Baseline": lambda receipt: receipt.show("baseline", "{}"),
     "TensorFlow": lambda receipt: receipt.tensorflow_version,
     "Device": lambda receipt: receipt.device,
@@ -120,10 +120,4 @@ def _latency(last: Receipt) -> KeyFigure:
     note = f"median, batch {last.batch_size}"
     if last.speedup is None:
         return KeyFigure(label="Latency", value=latency, note=note)
-    return KeyFigure(label="Speed", value=_speed(last), note=f"{latency} {note}")
-
-
-def _speed(receipt: Receipt) -> str:
-    if receipt.speedup is None:
-        return receipt.show("speedup")
-    return f"{receipt.speedup:.2f}x {'faster' if receipt.speedup >= 1 else '(slower)'}"
+    return KeyFigure(label="Speed", value=last.speed, note=f"{latency} {note}")

@@ -12,10 +12,10 @@ import numpy as np
 from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
 from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.masks import attach_mask
-from tfopt.pruning.prune import make_report, retrace, set_sparsity
+from tfopt.pruning.prune import retrace, set_sparsity
 from tfopt.pruning.schedules import SCHEDULES, Schedule, from_callable
 from tfopt.pruning.tfmot import is_tf_keras
-from tfopt.pruning.weights import find_weights
+from tfopt.pruning.weights import find_weights, make_report
 from tfopt.report import PassReport
 
 
@@ -100,34 +100,39 @@ class PruningSchedule(keras.callbacks.Callback):
         self.report.warn_if_unchanged()
 
     def _plan_schedule(self) -> tuple[Schedule, float]:
-        """The schedule, and the step from which a named one stays at the target (infinite for a callable)."""
+        """The schedule, and the step from which it stays at the target (infinite for a callable, which may not)."""
         config = self.config
         if not isinstance(config.schedule, str):
             return from_callable(config.schedule), math.inf
-        steps = self.params.get("steps")
-        total = steps * self.params["epochs"] if steps else None
-        end_step = config.end_step
-        if end_step is None:
-            if total is None:
-                raise ConfigError(
-                    "end_step must be given when the number of steps is unknown. Received: end_step=None and a data "
-                    "set of unknown size. Give end_step, or steps_per_epoch to fit."
-                )
-            end_step = max(1, 2 * total // 3)
-        if end_step <= config.begin_step:
-            raise ConfigError(
-                f"begin_step must come before the end of pruning. Received: begin_step={config.begin_step}, with "
-                f"pruning to end at step {end_step}, two thirds of the fit."
-            )
-        if total is not None and end_step > total:
-            warnings.warn(
-                f"end_step={end_step} lies beyond the {total} steps of this fit; the last weights are pruned at its "
-                "end, with no step to recover.",
-                TfoptWarning,
-                stacklevel=2,
-            )
+        end_step = self._find_end_step()
         make = SCHEDULES[config.schedule]
         return make(config.initial_sparsity, config.target_sparsity, config.begin_step, end_step), end_step
+
+    def _find_end_step(self) -> int:
+        steps_per_epoch = self.params.get("steps")
+        total = steps_per_epoch * self.params["epochs"] if steps_per_epoch else None
+        begin_step, end_step = self.config.begin_step, self.config.end_step
+        if end_step is not None:
+            if total is not None and end_step > total:
+                warnings.warn(
+                    f"end_step={end_step} lies beyond the {total} steps of this fit; the last weights are pruned at "
+                    "its end, with no step to recover.",
+                    TfoptWarning,
+                    stacklevel=2,
+                )
+            return end_step
+        if total is None:
+            raise ConfigError(
+                "end_step must be given when the number of steps is unknown. Received: end_step=None and a data set of "
+                "unknown size. Give end_step, or steps_per_epoch to fit."
+            )
+        end_step = max(1, 2 * total // 3)
+        if end_step <= begin_step:
+            raise ConfigError(
+                f"begin_step must come before the end of pruning. Received: begin_step={begin_step}, with pruning to "
+                f"end at step {end_step}, two thirds of the fit."
+            )
+        return end_step
 
     def _raise_to(self, sparsity: float) -> None:
         if sparsity > self._sparsity:

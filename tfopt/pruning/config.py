@@ -4,16 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import tyro
-
 from tfopt.errors import ConfigError, unknown_name
+from tfopt.flags import BY_NAME
 from tfopt.pruning.criteria import CRITERIA, Criterion
 from tfopt.pruning.schedules import SCHEDULES
 
 SCOPES = ("layer", "global")
-
-# On the command line these are names; in Python the object itself will do as well.
-_BY_NAME = tyro.conf.arg(constructor=str)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +26,11 @@ class PruningConfig:
 
     target_sparsity: float = 0.75
     """Share of zeros in the pruned weights at the end, 0 to 1."""
-    criterion: Annotated[str | Criterion, _BY_NAME] = "magnitude"
+    criterion: Annotated[str | Criterion, BY_NAME] = "magnitude"
     """Which weights go first: magnitude (the smallest) or random; in Python also a function weights -> scores."""
     scope: Literal["layer", "global"] = "layer"
     """Reach the target in every layer alike, or overall by ranking the weights of all layers together."""
-    schedule: Annotated[str | Callable[[int], Any], _BY_NAME] = "polynomial"
+    schedule: Annotated[str | Callable[[int], Any], BY_NAME] = "polynomial"
     """Sparsity over the steps of a fit: polynomial or constant; in Python also a function or a tfmot schedule."""
     initial_sparsity: float = 0.0
     """Sparsity at begin_step, from which the polynomial schedule rises."""

@@ -97,6 +97,7 @@ def keep_highest(scores: np.ndarray, sparsity: float) -> np.ndarray:
     """Returns a boolean array of the same shape that is False at the `round(sparsity * size)` lowest scores.
 
     The number is exact: among equal scores the first are dropped, the last kept. One element is always kept.
+    (tfmot rounds the number kept instead, which differs by one where `sparsity * size` lies halfway.)
 
     Example:
         >>> keep_highest(np.array([3.0, 1.0, 1.0, 1.0]), sparsity=0.5)
@@ -116,7 +117,7 @@ def keep_highest(scores: np.ndarray, sparsity: float) -> np.ndarray:
 
 def _scores(weight: Weight, criterion: Criterion) -> np.ndarray:
     values = weight.read()
-    scores = np.asarray(criterion(values), dtype=np.float64)
+    scores = np.asarray(criterion(values))
     if scores.shape != values.shape or np.isnan(scores).any():
         raise ConfigError(
             f"criterion must return one score per weight. Received: shape {scores.shape}, "

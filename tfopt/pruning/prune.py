@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.criteria import CRITERIA
 from tfopt.pruning.masks import attach_mask, choose_masks
 from tfopt.pruning.tfmot import is_tf_keras, prune_tf_keras
-from tfopt.pruning.weights import Weight, find_weights
-from tfopt.report import Change, PassReport, Skip
+from tfopt.pruning.weights import Weight, find_weights, make_report
+from tfopt.report import PassReport
 
 
 def prune(model: Any, config: PruningConfig | None = None) -> PassReport:
@@ -21,8 +19,8 @@ def prune(model: Any, config: PruningConfig | None = None) -> PassReport:
     Exactly `round(target_sparsity * size)` weights of each layer become zero (with `scope="global"`, of all layers
     together, where a layer of small weights may be emptied). Layers, config and saved files stay ordinary: the model
     saves to `.keras`, loads without tfopt and exports like any other. The zeros hold through `fit` in this process;
-    after loading, call `prune` again before training on: it finds the same zeros. Prune before the optimizer's first
-    step or between two fits; to prune gradually during a fit, which costs less accuracy, use `PruningSchedule`.
+    after loading, call `prune` again before training on: it finds the same zeros. To prune gradually during a fit,
+    which costs less accuracy, use `PruningSchedule`. When an error is raised, the model is as it was.
 
     A zero saves bytes only where the file is compressed, and no time in a dense kernel.
 
@@ -38,8 +36,7 @@ def prune(model: Any, config: PruningConfig | None = None) -> PassReport:
     Raises:
         UnsupportedModelError: The model is not a Keras model or is not built.
         UnsupportedLayerError: A weight is NaN or infinite.
-        ConfigError: `exclude` names no layer, or the criterion is not one.
-        The model is then as it was.
+        ConfigError: A pattern in `exclude` names no layer, or the criterion did not return a score per weight.
 
     Example:
         >>> import keras
@@ -73,21 +70,3 @@ def set_sparsity(weights: Sequence[Weight], sparsity: float, config: PruningConf
 def retrace(model: Any) -> None:
     """Makes the next `fit` trace its step anew: one that was traced before the masks were attached lacks them."""
     model.train_function = None
-
-
-def make_report(weights: Sequence[Weight], skipped: Sequence[Skip]) -> PassReport:
-    """Counts the zeros that are in the weights now."""
-    zeros = [int(np.count_nonzero(weight.variable.numpy() == 0)) for weight in weights]
-    sizes = [int(np.prod(weight.variable.shape)) for weight in weights]
-    changed, unchanged = [], []
-    for weight, count, size in zip(weights, zeros, sizes, strict=True):
-        what = f"{weight.attribute} {tuple(weight.variable.shape)}"
-        if count:
-            detail = f"{count / size:.1%} zeros in {what}"
-            changed.append(Change(name=weight.path, kind=weight.kind, detail=detail))
-        else:
-            unchanged.append(
-                Skip(name=weight.path, kind=weight.kind, reason=f"the sparsity comes to no zero in {what}")
-            )
-    metrics = {"sparsity": sum(zeros) / sum(sizes)} if weights else {}
-    return PassReport(name="prune", changed=tuple(changed), skipped=(*skipped, *unchanged), metrics=metrics)

@@ -5,14 +5,14 @@ Importing tfmot takes seconds and loads tf_keras, so it is done in here only, wh
 
 from __future__ import annotations
 
+import os
 from fnmatch import fnmatchcase
 from typing import Any
 
-import numpy as np
-
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.pruning.config import PruningConfig
-from tfopt.report import Change, PassReport, Skip
+from tfopt.pruning.weights import Weight, make_report
+from tfopt.report import PassReport, Skip
 
 
 def is_tf_keras(model: Any) -> bool:
@@ -35,33 +35,42 @@ def prune_tf_keras(model: Any, config: PruningConfig) -> PassReport:
         ConfigError: tfmot has no such criterion or scope, or `exclude` names no layer.
         UnsupportedModelError: The model is not built, is subclassed or has a layer that tfmot does not know.
     """
-    import tensorflow_model_optimization as tfmot
     import tf_keras
 
     _check(model, config)
+    pruning = _import_tfmot().sparsity.keras
     copy = tf_keras.models.clone_model(model)
     copy.set_weights(model.get_weights())
     policy = _Exclude(config.exclude)
-    schedule = tfmot.sparsity.keras.ConstantSparsity(config.target_sparsity, begin_step=0, frequency=1)
+    schedule = pruning.ConstantSparsity(config.target_sparsity, begin_step=0, frequency=1)
     try:
-        wrapped = tfmot.sparsity.keras.prune_low_magnitude(copy, pruning_schedule=schedule, pruning_policy=policy)
+        wrapped = pruning.prune_low_magnitude(copy, pruning_schedule=schedule, pruning_policy=policy)
     except ValueError as error:
         raise UnsupportedModelError(f"tfmot cannot prune {model.name!r}: {error}") from error
-    changed, zeros, size = [], 0, 0
+    weights = []
     for wrapper in wrapped.submodules:
         if not getattr(wrapper, "pruning_vars", None):
             continue
+        # What a training step of the wrapped model would do to the masks and the weights.
         wrapper.pruning_step.assign(0)
         wrapper.pruning_obj.conditional_mask_update()
         wrapper.pruning_obj.weight_mask_op()
         for variable, _, _ in wrapper.pruning_vars:
-            count = int(np.count_nonzero(variable.numpy() == 0))
-            zeros, size = zeros + count, size + variable.shape.num_elements()
-            detail = f"{count / variable.shape.num_elements():.1%} zeros in {variable.name} {tuple(variable.shape)}"
-            changed.append(Change(name=wrapper.layer.name, kind=type(wrapper.layer).__name__, detail=detail))
-    model.set_weights(tfmot.sparsity.keras.strip_pruning(wrapped).get_weights())
-    metrics = {"sparsity": zeros / size} if size else {}
-    return PassReport(name="prune", changed=tuple(changed), skipped=tuple(policy.skipped), metrics=metrics)
+            attribute = variable.name.rpartition("/")[2].removesuffix(":0")
+            kind = type(wrapper.layer).__name__
+            weights.append(Weight(path=wrapper.layer.name, kind=kind, attribute=attribute, variable=variable))
+    model.set_weights(pruning.strip_pruning(wrapped).get_weights())
+    return make_report(weights, policy.skipped)
+
+
+def _import_tfmot() -> Any:
+    """Imports tfmot, which sets TF_USE_LEGACY_KERAS; processes started later, such as workers, must not inherit it."""
+    before = os.environ.get("TF_USE_LEGACY_KERAS")
+    import tensorflow_model_optimization as tfmot
+
+    if before is None:
+        os.environ.pop("TF_USE_LEGACY_KERAS", None)
+    return tfmot
 
 
 class _Exclude:
@@ -91,7 +100,7 @@ def _check(model: Any, config: PruningConfig) -> None:
         raise UnsupportedModelError(f"model must be built. Received: {model.name!r} without weights.")
     if not model._is_graph_network:
         raise UnsupportedModelError(
-            f"A tf_keras model must be functional or Sequential to be pruned by tfmot. Received: {type(model).__name__}."
+            f"tfmot prunes functional and Sequential models only. Received: the subclassed {type(model).__name__}."
         )
     names = [layer.name for layer in model.submodules if hasattr(layer, "get_config")]
     for pattern in config.exclude:

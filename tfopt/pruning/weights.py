@@ -7,7 +7,7 @@ pruned and are not reported, being a handful next to their kernel.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 from keras import layers
 
 from tfopt.errors import ConfigError, UnsupportedLayerError, UnsupportedModelError
-from tfopt.report import Skip
+from tfopt.report import Change, PassReport, Skip
 
 # Attributes that hold the prunable weights, by layer class. The first class that matches counts.
 PRUNED: dict[tuple[type, ...], tuple[str, ...]] = {
@@ -104,19 +104,32 @@ def find_weights(model: Any, exclude: tuple[str, ...] = ()) -> tuple[list[Weight
     for path, layer in found:
         kind = type(layer).__name__
         attributes = next((names for classes, names in PRUNED.items() if isinstance(layer, classes)), ())
-        for attribute in attributes:
-            _check_built(layer, path)
-            variable = getattr(layer, attribute)
-            if id(layer) in excluded:
-                skipped.append(Skip(name=path, kind=kind, reason="excluded"))
-            elif not _is_float_variable(variable):
-                skipped.append(Skip(name=path, kind=kind, reason=f"its {attribute} is quantized or has a LoRA part"))
-            else:
-                weight = Weight(path=path, kind=kind, attribute=attribute, variable=variable)
-                weights.setdefault(id(variable), weight)
-        if not attributes and (reason := _reason_to_keep(layer)):
+        reason = _reason_to_keep(layer, attributes, id(layer) in excluded)
+        if reason:
             skipped.append(Skip(name=path, kind=kind, reason=reason))
+            continue
+        for attribute in attributes:
+            weight = Weight(path=path, kind=kind, attribute=attribute, variable=getattr(layer, attribute))
+            weights.setdefault(id(weight.variable), weight)
     return list(weights.values()), skipped
+
+
+def make_report(weights: Sequence[Weight], skipped: Sequence[Skip]) -> PassReport:
+    """Counts the zeros that are in the weights now."""
+    zeros = [int(np.count_nonzero(weight.variable.numpy() == 0)) for weight in weights]
+    sizes = [int(np.prod(weight.variable.shape)) for weight in weights]
+    changed, unchanged = [], []
+    for weight, count, size in zip(weights, zeros, sizes, strict=True):
+        what = f"{weight.attribute} {tuple(weight.variable.shape)}"
+        if count:
+            detail = f"{count / size:.1%} zeros in {what}"
+            changed.append(Change(name=weight.path, kind=weight.kind, detail=detail))
+        else:
+            unchanged.append(
+                Skip(name=weight.path, kind=weight.kind, reason=f"the sparsity comes to no zero in {what}")
+            )
+    metrics = {"sparsity": sum(zeros) / sum(sizes)} if weights else {}
+    return PassReport(name="prune", changed=tuple(changed), skipped=(*skipped, *unchanged), metrics=metrics)
 
 
 def _walk(layer: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
@@ -139,14 +152,6 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _check_built(layer: Any, path: str) -> None:
-    if not layer.built:
-        raise UnsupportedModelError(
-            f"model must be built. Received: layer {path!r} ({type(layer).__name__}) without weights. "
-            "Call the model once on a batch first."
-        )
-
-
 def _excluded(found: list[tuple[str, Any]], patterns: tuple[str, ...]) -> set[int]:
     """Ids of the layers that a pattern names, and of all layers within these."""
     excluded: set[int] = set()
@@ -160,13 +165,16 @@ def _excluded(found: list[tuple[str, Any]], patterns: tuple[str, ...]) -> set[in
     return excluded
 
 
-def _is_float_variable(variable: Any) -> bool:
-    """Not so after quantization, and not with LoRA, where the attribute is a sum computed at every access."""
-    return isinstance(variable, keras.Variable) and keras.backend.is_float_dtype(variable.dtype)
-
-
-def _reason_to_keep(layer: Any) -> str | None:
-    """Why a layer of a class that is not pruned is left alone; None where it has nothing that could be pruned."""
+def _reason_to_keep(layer: Any, attributes: tuple[str, ...], excluded: bool) -> str | None:
+    """Why a layer is left alone; None where it is pruned, or has nothing that could be."""
+    if attributes:
+        if excluded:
+            return "excluded"
+        if not layer.built:
+            return "it is not built, so the model never called it"
+        if not all(_is_float_variable(getattr(layer, attribute)) for attribute in attributes):
+            return "its weights are quantized or have a LoRA part"
+        return None
     for classes, reason in KEPT.items():
         if isinstance(layer, classes):
             return reason
@@ -174,3 +182,8 @@ def _reason_to_keep(layer: Any) -> str | None:
     if any(len(variable.shape) > 1 for variable in layer._trainable_variables):
         return "tfopt does not know what the weights of this class do"
     return None
+
+
+def _is_float_variable(variable: Any) -> bool:
+    """Not so after quantization, and not with LoRA, where the attribute is a sum computed at every access."""
+    return isinstance(variable, keras.Variable) and keras.backend.is_float_dtype(variable.dtype)

@@ -48,8 +48,7 @@ def annotate(graph: FrozenGraph, chains: Sequence[Chain], ranges: Mapping[str, R
         )
         editor.redirect(tensor, name, keep=[name])
     for chain in chains:
-        weights = editor.constant(chain.weights)
-        assert weights is not None  # find_chains only takes constant weights
+        weights = editor.value(chain.weights)
         limits = np.abs(weights).reshape(-1, weights.shape[-1]).max(axis=0).astype(np.float32)
         limits[limits == 0] = 1.0  # a channel of zeros has no scale of its own
         low = editor.add_constant(f"{chain.op}/weights_min", -limits)

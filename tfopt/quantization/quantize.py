@@ -87,6 +87,6 @@ def quantize(
 
 
 def _detail(editor: GraphEditor, chain: Chain) -> str:
-    weights = editor.constant(chain.weights)
+    weights = editor.value(chain.weights)
     fused = [part for part in (chain.bias and "bias", chain.summand and "sum", chain.activation) if part]
-    return f"int8 weights {np.shape(weights)} per channel" + (f", fused {', '.join(fused)}" if fused else "")
+    return f"int8 weights {weights.shape} per channel" + (f", fused {', '.join(fused)}" if fused else "")

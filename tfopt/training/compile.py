@@ -11,7 +11,7 @@ import keras
 from tfopt.training.plan import Plan
 
 
-def compile(  # noqa: A001 - named after Keras' method, and used as tfopt.compile
+def compile(
     model: keras.Model,
     plan: Plan,
     *,

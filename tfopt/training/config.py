@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import tyro
-
 from tfopt.errors import ConfigError, unknown_name
+from tfopt.flags import BY_NAME
 
 PRECISIONS = ("auto", "float32", "mixed_bfloat16", "mixed_float16")
 STRATEGIES = ("auto", "none", "mirrored")
-
-# On the command line these are names; in Python the object itself will do as well.
-_BY_NAME = tyro.conf.arg(constructor=str)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +27,7 @@ class TrainingConfig:
     """Passes over the training data."""
     global_batch_size: int = 64
     """Examples per step, over all replicas together."""
-    optimizer: Annotated[str | Any, _BY_NAME] = "adam"
+    optimizer: Annotated[str | Any, BY_NAME] = "adam"
     """Name of a Keras optimizer; in Python also the object."""
     learning_rate: float = 1e-3
     """Learning rate at the start."""
@@ -41,7 +37,7 @@ class TrainingConfig:
     """Dtype policy of the layers."""
     jit_compile: Literal["auto"] | bool = "auto"
     """Whether XLA compiles the training step."""
-    strategy: Annotated[str | Any, _BY_NAME] = "auto"
+    strategy: Annotated[str | Any, BY_NAME] = "auto"
     """auto, none or mirrored (every visible GPU a replica); in Python also a tf.distribute strategy."""
     steps_per_execution: Literal["auto"] | int = "auto"
     """Steps run per call into TensorFlow; callbacks are called that often only."""

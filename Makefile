@@ -1,0 +1,54 @@
+# Two commands do everything on a machine that has Python and make: `make demo` and `make test`.
+# EXTRAS=cuda adds what a GPU needs. Paths are relative, so the checkout may lie in a directory with spaces.
+
+PYTHON ?= python3
+EXTRAS ?=
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+empty :=
+space := $(empty) $(empty)
+comma := ,
+join = $(subst $(space),$(comma),$(strip $(1)))
+BASE := .venv/installed$(EXTRAS:%=-%)
+DEV := .venv/installed-dev$(EXTRAS:%=-%)
+
+.PHONY: demo test test-slow lint docs clean
+.DELETE_ON_ERROR:
+
+demo: $(BASE)
+	$(BIN)/python recipes/digits_cnn.py
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
+
+test-slow: $(DEV)
+	$(BIN)/python -m pytest -m slow
+
+lint: $(DEV)
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
+	$(BIN)/lint-imports
+
+docs: $(DEV)
+	$(PIP) --editable ".[docs]"
+	$(BIN)/python -m mkdocs build --strict
+
+clean:
+	rm -rf .venv build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; (3, 11) <= v < (3, 14) or sys.exit("tfopt needs Python 3.11 to 3.13. Received: %d.%d. Set PYTHON=python3.12, for example." % v[:2])'
+	@echo "creating the environment in .venv"
+	@$(PYTHON) -m venv .venv
+
+$(BASE): pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing tfopt and what it needs, a few minutes the first time"
+	@$(PIP) --editable ".$(if $(EXTRAS),[$(call join,$(EXTRAS))])"
+	@touch $@
+
+$(DEV): pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing tfopt and its development tools, a few minutes the first time"
+	@$(PIP) --editable ".[$(call join,dev $(EXTRAS))]"
+	@touch $@ $(BASE)

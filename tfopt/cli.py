@@ -1,0 +1,292 @@
+"""The command `tfopt`.
+
+Exit codes: 0 done, 1 checked and found wanting, 2 wrong use. An error is one line on standard error. TensorFlow takes
+seconds to import, so each command imports what it needs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+
+from tfopt.errors import ArtifactError, ConfigError, TfoptError, unknown_name
+
+DONE, WANTING, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
+
+HELP = """\
+usage: tfopt COMMAND [OPTIONS]
+
+  run NAME|FILE.toml   run a recipe: train, prune, quantize, export, verify, report
+  recipes              list the recipes
+  models               list the model builders and their arguments
+  devices              show what this machine has
+  export IN OUT        write a model (.keras or SavedModel) as a float32 or int8 SavedModel
+  verify DIR           measure an exported artifact in a fresh process
+
+tfopt COMMAND --help tells more. --json prints what a machine can read.
+Exit codes: 0 done, 1 checked and found wanting, 2 wrong use.
+"""
+
+RUN_HELP = """\
+usage: tfopt run NAME|FILE.toml [--quick] [--json] [OPTIONS]
+
+  NAME          a recipe; `tfopt recipes` lists them
+  FILE.toml     a recipe of your own
+  --quick       cut it down, to see it run
+  --json        print the report as JSON, progress on standard error
+  --no-pruning, --no-quantization   leave a stage out
+
+tfopt run NAME --help lists every setting of the recipe with its value. A flag may be given by its last part alone,
+for example --target-sparsity for --pruning.target-sparsity.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit code.
+
+    Example:
+        >>> main(["recipes"])
+        digits_cnn     Two convolutions and three dense layers on 1,797 real handwritten digits
+        digits_resnet  A residual network of 14 layers on 1,797 real handwritten digits
+        0
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(HELP, end="")  # noqa: T201
+        return DONE if words else WRONG_USE
+    try:
+        if words[0] not in COMMANDS:
+            raise unknown_name("command", words[0], COMMANDS)
+        _start_tensorflow()
+        return COMMANDS[words[0]](words[1:])
+    except TfoptError as error:
+        print(f"tfopt: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
+        return WRONG_USE
+    except KeyboardInterrupt:
+        print("tfopt: interrupted", file=sys.stderr)  # noqa: T201
+        return INTERRUPTED
+
+
+def _start_tensorflow() -> None:
+    """Imports TensorFlow, and has it look for GPUs, without the notices that it writes whatever its log level is.
+
+    Where no GPU answers, `tfopt devices` says why.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # what it does respect, from its first operation on
+    with tempfile.TemporaryFile() as notices:
+        stderr = os.dup(2)
+        os.dup2(notices.fileno(), 2)
+        try:
+            import tensorflow as tf
+
+            tf.config.list_physical_devices()
+        except BaseException:
+            notices.seek(0)
+            os.write(stderr, notices.read())
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+
+
+def run_command(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        print(RUN_HELP, end="")  # noqa: T201
+        return DONE if words else WRONG_USE
+    quick, as_json = "--quick" in words, "--json" in words
+    name, *rest = [word for word in words if word not in ("--quick", "--json")] or [""]
+    if not name or name.startswith("-"):
+        raise ConfigError(f"The recipe must come first. Received: {' '.join(words)}. Write tfopt run NAME [OPTIONS].")
+    from tfopt.recipe import Recipe
+    from tfopt.runner import find_recipe, run
+
+    recipe = find_recipe(name)
+    if quick:
+        recipe = recipe.quick()
+    recipe, rest = _switch_stages(recipe, rest)
+    recipe = _parse(Recipe, rest, f"tfopt run {name}", recipe)
+    result = run(recipe, console=Console(stderr=as_json))
+    if as_json:
+        print(result.report.to_json())  # noqa: T201
+    return DONE if result.ok else WANTING
+
+
+def recipes_command(words: list[str]) -> int:
+    options = _parse(Listing, words, "tfopt recipes")
+    from tfopt.recipes import RECIPES
+
+    if options.json:
+        return _print_json({name: recipe.to_dict() for name, recipe in RECIPES.items()})
+    return _print_rows([(name, recipe.description) for name, recipe in RECIPES.items()])
+
+
+def models_command(words: list[str]) -> int:
+    options = _parse(Listing, words, "tfopt models")
+    from tfopt.models import BUILDERS
+
+    arguments = {name: _arguments(builder) for name, builder in BUILDERS.items()}
+    if options.json:
+        return _print_json(arguments)
+    rows = []
+    for name, builder in BUILDERS.items():
+        rows.append((name, (builder.__doc__ or "").splitlines()[0]))
+        rows.append(("", "  ".join(f"{argument}={value}" for argument, value in arguments[name].items())))
+    return _print_rows(rows)
+
+
+def devices_command(words: list[str]) -> int:
+    options = _parse(Listing, words, "tfopt devices")
+    from tfopt.hardware import detect
+
+    hardware = detect()
+    print(hardware.to_json() if options.json else hardware)  # noqa: T201
+    return DONE
+
+
+def export_command(words: list[str]) -> int:
+    options = _parse(ExportOptions, words, "tfopt export")
+    from tfopt.data.files import load_examples
+    from tfopt.exporting import ExportConfig, export
+    from tfopt.exporting.atomic import MARK
+    from tfopt.quantization import QuantizationConfig
+
+    config = ExportConfig(
+        precision=options.precision,
+        quantization=QuantizationConfig(calibration_examples=options.calibration_examples, exclude=options.exclude),
+    )
+    data = None if options.calibration_data is None else load_examples(options.calibration_data, training=True)
+    baseline = options.baseline
+    if baseline is None and options.precision == "int8" and Path(options.source, MARK).is_file():
+        baseline = options.source
+    artifact = export(options.source, options.out, config, calibration_data=data, baseline=baseline)
+    if options.json:
+        return _print_json(artifact.to_dict())
+    if artifact.report is not None:
+        print(artifact.report)  # noqa: T201
+    print(f"exported {artifact.path}, {artifact.precision}, {artifact.bytes_on_disk:,} bytes")  # noqa: T201
+    return DONE
+
+
+def verify_command(words: list[str]) -> int:
+    options = _parse(VerifyOptions, words, "tfopt verify")
+    from tfopt.data.files import load_examples
+    from tfopt.exporting import verify
+    from tfopt.exporting.verify import read_manifest
+
+    read_manifest(Path(options.artifact))  # not an artifact at all: wrong use
+    data = None if options.data is None else load_examples(options.data, training=False)
+    try:
+        receipt = verify(options.artifact, baseline=options.baseline, data=data, batch_size=options.batch_size)
+    except ArtifactError as error:
+        print(f"tfopt: {error}", file=sys.stderr)  # noqa: T201
+        return WANTING
+    print(receipt.to_json() if options.json else receipt)  # noqa: T201
+    return DONE if receipt.ok else WANTING
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """Lists what there is."""
+
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Writes a model as a SavedModel that needs only TensorFlow."""
+
+    source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="IN")]
+    """A .keras file or the directory of a SavedModel."""
+    out: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="OUT")]
+    """Where the artifact goes; an earlier artifact there is replaced."""
+    precision: Literal["float32", "int8"] = "float32"
+    """int8 needs calibration data."""
+    calibration_data: str | None = None
+    """A .npy file of inputs, a .npz file with an array x, or the name of a data source."""
+    calibration_examples: int = 256
+    """At most this many examples of the calibration data are run."""
+    exclude: tuple[str, ...] = ()
+    """Names or patterns of graph nodes that stay float."""
+    baseline: str | None = None
+    """The float artifact that `tfopt verify` compares with; by default IN, if it is an artifact."""
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """Measures an exported artifact in a fresh process that imports only TensorFlow."""
+
+    artifact: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
+    """The artifact's directory."""
+    baseline: str | None = None
+    """The float artifact to compare with; by default the one that its manifest names."""
+    data: str | None = None
+    """Labelled examples for the accuracy: a .npz file with x and y, or the name of a data source (its test part)."""
+    batch_size: int = 1
+    """Examples per timed call."""
+    json: bool = False
+    """Print JSON."""
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "run": run_command,
+    "recipes": recipes_command,
+    "models": models_command,
+    "devices": devices_command,
+    "export": export_command,
+    "verify": verify_command,
+}
+
+
+def _parse(cls: type, words: Sequence[str], command: str, default: Any = None) -> Any:
+    from tfopt.flags import parse
+
+    return parse(cls, words, command, default)
+
+
+def _switch_stages(recipe: Any, words: list[str]) -> tuple[Any, list[str]]:
+    """Turns off the stages named by --no-STAGE, and on those that are off and have a flag of their own."""
+    from tfopt.flags import expand, stages
+
+    for name, config in stages(type(recipe)).items():
+        if f"--no-{name}" in words:
+            recipe = replace(recipe, **{name: None})
+            words = [word for word in words if word != f"--no-{name}"]
+        elif getattr(recipe, name) is None and any(
+            word.startswith(f"--{name}.") for word in expand(type(recipe), words)
+        ):
+            recipe = replace(recipe, **{name: config()})
+    return recipe, words
+
+
+def _arguments(builder: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(builder).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+
+
+def _print_json(values: Any) -> int:
+    print(json.dumps(values, indent=2))  # noqa: T201
+    return DONE
+
+
+def _print_rows(rows: Sequence[tuple[str, str]]) -> int:
+    width = max(len(name) for name, _ in rows)
+    for name, words in rows:
+        print(f"{name:{width}}  {words}".rstrip())  # noqa: T201
+    return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""Command-line flags that are generated from the configuration dataclasses, and the field types they need."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import io
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+import tyro
+
+from tfopt.errors import ConfigError
+
+T = TypeVar("T")
+
+# For a field that takes a registered name or, in Python, the object itself: on the command line only the name.
+BY_NAME = tyro.constructors.PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="NAME",
+    instance_from_str=lambda words: words[0],
+    is_instance=lambda instance: True,
+    str_from_instance=lambda instance: [instance if isinstance(instance, str) else repr(instance)],
+)
+
+
+def _parse_arguments(words: list[str]) -> dict[str, Any]:
+    """Reads KEY=VALUE words, values as in TOML; what is not TOML is a string."""
+    parsed = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise ValueError(f"arguments must be KEY=VALUE. Received: {word!r}.")
+        try:
+            parsed[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            parsed[key] = value
+    return parsed
+
+
+# For a field that holds the keyword arguments of a function that is known only by name.
+Arguments = Annotated[
+    Mapping[str, Any],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="KEY=VALUE",
+        instance_from_str=_parse_arguments,
+        is_instance=lambda instance: isinstance(instance, Mapping),
+        str_from_instance=lambda instance: [f"{key}={value}" for key, value in instance.items()],
+    ),
+]
+
+
+def parse(cls: type[T], arguments: Sequence[str], command: str, default: T | None = None) -> T:
+    """Makes a dataclass from command-line flags.
+
+    Args:
+        cls: The dataclass; nested ones give flags such as --training.epochs, which --epochs abbreviates.
+        arguments: The words after the command.
+        command: What the help calls the command.
+        default: Where the values come from that no flag gives.
+    Raises:
+        ConfigError: A flag is unknown, or its value wrong.
+        SystemExit: With code 0, after --help.
+    Example:
+        >>> from tfopt.training import TrainingConfig
+        >>> parse(TrainingConfig, ["--epochs", "3"], "tfopt train").epochs
+        3
+    """
+    expanded = expand(cls, arguments)
+    output = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(output):
+            return tyro.cli(
+                tyro.conf.AvoidSubcommands[cls],  # type: ignore[valid-type,misc]
+                args=expanded,
+                prog=command,
+                default=default,
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise ConfigError(f"{_message(output.getvalue())} See {command} --help.") from None
+
+
+def expand(cls: type, arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments with every abbreviated flag in full.
+
+    A flag may be given by its last part alone. Where several end alike, the training's is meant.
+
+    Example:
+        >>> from tfopt.recipe import Recipe
+        >>> expand(Recipe, ["--target-sparsity", "0.9", "--epochs=3"])
+        ['--pruning.target-sparsity', '0.9', '--training.epochs=3']
+    """
+    paths = list(flag_paths(cls))
+    by_last_part: dict[str, list[str]] = {}
+    for path in paths:
+        by_last_part.setdefault(path.rpartition(".")[2], []).append(path)
+    expanded = []
+    for word in arguments:
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or name in ("help", *paths) or name.removeprefix("no-") in paths:
+            expanded.append(word)
+            continue
+        candidates = by_last_part.get(name, [])
+        if len(candidates) > 1:
+            candidates = [path for path in candidates if path.startswith("training.")] or candidates
+        if len(candidates) != 1:
+            known = candidates or difflib.get_close_matches(name, [*paths, *by_last_part], n=1)
+            hint = (
+                f" Did you mean {' or '.join('--' + path for path in known)}?" if known else " --help lists them all."
+            )
+            raise ConfigError(f"A flag must be one of the command's. Received: --{name}.{hint}")
+        expanded.append(f"--{candidates[0]}{equals}{value}")
+    return expanded
+
+
+def flag_paths(cls: type, prefix: str = "") -> list[str]:
+    """Returns the full names of a dataclass's flags, without the leading dashes.
+
+    Example:
+        >>> from tfopt.quantization import QuantizationConfig
+        >>> flag_paths(QuantizationConfig)
+        ['observer', 'calibration-examples', 'exclude']
+    """
+    hints = typing.get_type_hints(cls)
+    paths = []
+    for entry in dataclasses.fields(cls):
+        path = prefix + entry.name.replace("_", "-")
+        nested = nested_config(hints[entry.name])
+        paths += flag_paths(nested, f"{path}.") if nested else [path]
+    return paths
+
+
+def stages(cls: type) -> dict[str, type]:
+    """Returns the fields of a dataclass that hold another one or None, each with that dataclass.
+
+    Example:
+        >>> from tfopt.recipe import Recipe
+        >>> list(stages(Recipe))
+        ['pruning', 'quantization']
+    """
+    hints = typing.get_type_hints(cls)
+    optional = {name: hint for name, hint in hints.items() if type(None) in typing.get_args(hint)}
+    return {name: config for name, hint in optional.items() if (config := nested_config(hint)) is not None}
+
+
+def nested_config(hint: Any) -> type | None:
+    """Returns the dataclass that a field holds (perhaps or None), or None if it holds something plain.
+
+    Example:
+        >>> from tfopt.pruning import PruningConfig
+        >>> nested_config(PruningConfig | None).__name__
+        'PruningConfig'
+    """
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return next((option for option in options if isinstance(option, type) and dataclasses.is_dataclass(option)), None)
+
+
+def _message(printed: str) -> str:
+    """Takes the sentence out of the box that tyro prints: a title, the sentence, a rule, and hints behind it."""
+    lines = [line.strip(" │╭╮╰╯|+") for line in printed.splitlines()[1:]]
+    is_rule = [not line.strip("─-") for line in lines]
+    start = is_rule.index(False)
+    end = is_rule.index(True, start)
+    # Our own errors name the setting themselves; tyro's name only the flag in front.
+    sentence = re.sub(r"^Error parsing [^-][\w.-]*: ", "", " ".join(lines[start:end]))
+    return sentence if sentence.endswith((".", "?")) else f"{sentence}."
