@@ -94,19 +94,23 @@ def pass_summary(report: PassReport) -> Text:
 
 
 def _receipt_cell(words: str) -> Text:
-    if words.endswith("(slower)"):
+    if words == "slower":
         return Text(words, style="yellow")
     return Text(words, style="dim" if words.startswith("unavailable") else "")
 
 
 def _speed(receipt: Receipt) -> str:
-    return receipt.speed if receipt.baseline else ""
+    return receipt.show("speedup", "{:.2f}x") if receipt.baseline else ""
+
+
+def _verdict(receipt: Receipt, first: Receipt) -> str:
+    return receipt.verdict
 
 
 def _accuracy_change(receipt: Receipt, first: Receipt) -> str:
     if receipt.accuracy is None or first.accuracy is None:
         return ""
-    return f"{100 * (receipt.accuracy - first.accuracy):+.2f} points"
+    return f"{100 * (receipt.accuracy - first.accuracy):+.2f} pt"
 
 
 def _ratio(value: int, first: int) -> str:
@@ -132,6 +136,6 @@ _RECEIPT_ROWS: Mapping[str, tuple[Callable[[Receipt], str], Callable[[Receipt, R
     "batch size": (lambda receipt: f"{receipt.batch_size}", _nothing),
     "median ms": (lambda receipt: f"{receipt.latency_ms_median:.3f}", _nothing),
     "p99 ms": (lambda receipt: f"{receipt.latency_ms_p99:.3f}", _nothing),
-    "speed": (_speed, _nothing),
+    "speed": (_speed, _verdict),
     "  against": (lambda receipt: PurePath(receipt.baseline).name if receipt.baseline else "", _nothing),
 }

@@ -154,11 +154,15 @@ class Receipt(Record):
 
     @property
     def speed(self) -> str:
-        """The speed against the baseline in words; differences under 5% are within what a timing repeats to."""
+        """The speed against the baseline with the verdict, for example "0.72x (slower)"."""
+        return self.show("speedup", "{:.2f}x") + (f" ({self.verdict})" if self.verdict else "")
+
+    @property
+    def verdict(self) -> str:
+        """The speed against the baseline in a word; under 5% is no difference, since timings repeat no better."""
         if self.speedup is None:
-            return self.show("speedup")
-        verdict = " (slower)" if self.speedup < 0.95 else " (about even)" if self.speedup < 1.05 else ""
-        return f"{self.speedup:.2f}x{verdict}"
+            return ""
+        return "slower" if self.speedup < 0.95 else "about even" if self.speedup < 1.05 else "faster"
 
     def show(self, attribute: str, form: str = "{:.4g}") -> str:
         """Returns an attribute as text; one that is unknown as "unavailable (reason)"."""

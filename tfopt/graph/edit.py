@@ -5,6 +5,7 @@ Tensor names are kept in a GraphDef's short form: "conv" is output 0 of the node
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -89,6 +90,15 @@ class GraphEditor:
         value = self.constant(tensor)
         assert value is not None, tensor
         return value
+
+    def share_constants(self) -> None:
+        """Makes equal constants one, so that a weight used in several places is stored once."""
+        first: dict[bytes, str] = {}
+        for name in [name for name, node in self.nodes.items() if node.op == "Const"]:
+            value = self.nodes[name].attr["value"].SerializeToString(deterministic=True)
+            kept = first.setdefault(hashlib.sha256(value).digest(), name)
+            if kept != name:
+                self.redirect(name, kept)
 
     def topological(self) -> list[str]:
         """Returns the node names so that every node follows its inputs."""

@@ -40,6 +40,7 @@ def fold_constants(graph: FrozenGraph) -> FrozenGraph:
             _fold_affine(editor, name, graph.output_nodes)
             if node.op == "Conv2D":
                 _fold_padding(editor, name)
+    editor.share_constants()
     placeholders = [spec.name for spec in graph.inputs.values()]
     return replace(graph, graph_def=editor.graph_def(graph.output_nodes, keep=placeholders))
 

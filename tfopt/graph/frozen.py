@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
+
+from tfopt.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,7 @@ class FrozenGraph:
         del body.node[:]
         body.node.extend(node for node in self.graph_def.node if node.name not in placeholders)
         read = {full_name(tensor) for node in body.node for tensor in node.input}
+        _register(self.graph_def.library.function)
         wanted = [tensor for tensor, _ in self.outputs.values()] if fetch is None else list(fetch)
 
         def serve(**inputs: Any) -> Any:
@@ -81,14 +85,42 @@ class FrozenGraph:
         return {name: value.numpy() for name, value in outputs.items()}
 
     def feed(self, inputs: Any) -> dict[str, tf.Tensor]:
-        """Names a batch's arrays after the signature's inputs and casts them to their dtypes."""
+        """Names a batch's arrays after the signature's inputs and casts them to their dtypes.
+
+        Raises:
+            ConfigError: The batch does not hold the model's inputs, or not in their shapes.
+        """
         if isinstance(inputs, Mapping):
             arrays = dict(inputs)
-        elif isinstance(inputs, (tuple, list)):
-            arrays = dict(zip(self.inputs, inputs, strict=True))
         else:
-            arrays = {next(iter(self.inputs)): inputs}
-        return {name: tf.cast(arrays[name], spec.dtype) for name, spec in self.inputs.items()}
+            arrays = dict(zip(self.inputs, inputs if isinstance(inputs, (tuple, list)) else [inputs], strict=False))
+        try:
+            fed = {name: tf.cast(arrays[name], spec.dtype) for name, spec in self.inputs.items()}
+        except (KeyError, TypeError, ValueError, tf.errors.OpError) as error:
+            raise ConfigError(
+                f"Each batch must give the model's inputs {list(self.inputs)}. Received: {_describe(inputs)}."
+            ) from error
+        for name, value in fed.items():
+            if not self.inputs[name].shape.is_compatible_with(value.shape):
+                raise ConfigError(
+                    f"Each batch must have the shape of input {name!r}, {self.inputs[name].shape}. "
+                    f"Received: a batch of shape {value.shape}. Pass whole batches of examples."
+                )
+        return fed
+
+
+def _describe(inputs: Any) -> str:
+    if isinstance(inputs, Mapping):
+        return f"a dict with {sorted(inputs)}"
+    return f"{len(inputs)} arrays" if isinstance(inputs, (tuple, list)) else f"an array of shape {np.shape(inputs)}"
+
+
+def _register(functions: Any) -> None:
+    """Tells TensorFlow the bodies of loops and branches: importing a graph does not, yet running it needs them."""
+    known = context.context()
+    for function in functions:
+        if not known.has_function(function.signature.name):
+            known.add_function_def(function)
 
 
 def full_name(tensor: str) -> str:

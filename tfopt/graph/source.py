@@ -83,6 +83,12 @@ def freeze(source: keras.Model | str | Path, signature: str = "serving_default",
         _signature_name(spec.name or node): tf.TensorSpec(tensor.shape, _widened(tensor.dtype), name=node)
         for spec, node, tensor in zip(_input_specs(function), names, frozen.inputs, strict=True)
     }
+    strings = sorted(name for name, spec in specs.items() if spec.dtype == tf.string)
+    if strings:
+        raise UnsupportedModelError(
+            f"The inputs of a frozen model must be numbers. Received: {name!r} with the string inputs {strings}. "
+            "Keep text preprocessing outside the model and export the part that takes numbers."
+        )
     graph = FrozenGraph(
         graph_def=_widen(graph_def),
         inputs=specs,
@@ -195,7 +201,9 @@ def _widen(graph_def: Any) -> Any:
         if halves and node.op == "Const":
             array = tf.make_ndarray(node.attr["value"].tensor).astype(np.float32)
             node.attr["value"].CopyFrom(AttrValue(tensor=tf.make_tensor_proto(array)))
-        if node.op == "Cast" and halves and node.attr["SrcT"].type == node.attr["DstT"].type:
+    # In a function body, where a tensor is named after its op's output too, such a cast stays; it is free.
+    for node in result.node:
+        if node.op == "Cast" and node.attr["SrcT"].type == node.attr["DstT"].type:
             node.op = "Identity"
             kind = node.attr["DstT"].type
             node.ClearField("attr")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tfopt.data.batches import iterate_batches
 from tfopt.errors import ConfigError
@@ -33,7 +32,7 @@ def calibrate(graph: FrozenGraph, tensors: Sequence[str], data: Any, config: Qua
     function = graph.as_function(fetch=tensors)
     examples = 0
     for inputs, _ in iterate_batches(data, config.calibration_examples, inputs=len(graph.inputs)):
-        fed = _fed(graph, inputs)
+        fed = graph.feed(inputs)
         size = len(next(iter(fed.values())))
         examples += size
         for start in range(0, size, PIECE):
@@ -51,25 +50,3 @@ def calibrate(graph: FrozenGraph, tensors: Sequence[str], data: Any, config: Qua
     if not examples:
         raise ConfigError("calibration_data must hold at least one example. Received: none (or an iterator used up).")
     return {tensor: observer.range() for tensor, observer in observers.items()}
-
-
-def _fed(graph: FrozenGraph, inputs: Any) -> dict[str, tf.Tensor]:
-    try:
-        fed = graph.feed(inputs)
-    except (KeyError, ValueError) as error:
-        raise ConfigError(
-            f"calibration_data must give the model's inputs {list(graph.inputs)}. Received: {_describe(inputs)}."
-        ) from error
-    for name, value in fed.items():
-        if not graph.inputs[name].shape.is_compatible_with(value.shape):
-            raise ConfigError(
-                f"calibration_data must have the shape of input {name!r}, {graph.inputs[name].shape}. "
-                f"Received: a batch of shape {value.shape}. Pass whole batches of examples."
-            )
-    return fed
-
-
-def _describe(inputs: Any) -> str:
-    if isinstance(inputs, dict):
-        return f"a dict with {sorted(inputs)}"
-    return f"{len(inputs)} arrays" if isinstance(inputs, (tuple, list)) else f"an array of shape {np.shape(inputs)}"

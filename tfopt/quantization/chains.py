@@ -5,7 +5,8 @@ inside it is needed elsewhere. Its input and its output are the tensors that get
 
 The fused sum has conditions of its own. The kernel adds into the summand's buffer, and crashes when that buffer is
 still in use: so every other reader of the summand must be an ancestor of the chain's first op, which makes it certain
-to have finished. The kernel also reads the summand as unsigned: so it is either the result of a Relu, or the result
+to have finished. What only moves values counts with its own readers: its result may share the buffer, and where a float
+op reads that result, the summand is dequantized for it at any time. The kernel also reads the summand as unsigned: so it is either the result of a Relu, or the result
 of another chain that nothing else reads and that can therefore be computed with an offset.
 """
 
@@ -28,8 +29,7 @@ RELUS = ("Relu", "Relu6")
 FAKE_QUANT = "FakeQuantWithMinMaxArgs"
 FAKE_QUANT_WEIGHTS = "FakeQuantWithMinMaxVarsPerChannel"
 # Ops that only move or select values, so that a quantized tensor keeps its range through them.
-ALIASES = ("Reshape", "Squeeze", "ExpandDims", "Identity")
-PASS_THROUGH = ("MaxPool", "Pad", *ALIASES)
+PASS_THROUGH = ("MaxPool", "Pad", "Reshape", "Squeeze", "ExpandDims", "Identity")
 WITHOUT_LOWERING = ("DepthwiseConv2dNative", "BatchMatMulV2", "Einsum", "Conv2DBackpropInput", "Conv3D")
 Shapes = Mapping[str, tf.TensorShape]
 
@@ -172,15 +172,30 @@ def _sum_fits(editor: GraphEditor, shapes: Shapes, name: str, addition: Any, sum
     fusible = editor.nodes[name].op == "Conv2D" and len(followers) == 1 and followers[0] in RELUS
     if not fusible or ":" in summand or not _same_shape(shapes[name], shapes[summand]):
         return False
-    readers = set(editor.consumers[summand])
     source = editor.nodes[summand]
     if source.op == FAKE_QUANT:
         source = editor.nodes[producer(source.input[0])]
-        readers |= set(editor.consumers[source.name]) - {summand}
     if source.op in RELUS:
-        return readers - {addition.name} <= editor.ancestors(name)
+        return _readers(editor, source.name) - {addition.name} <= editor.ancestors(name)
     head = producer(source.input[0]) if source.op == "BiasAdd" else source.name
-    return head in heads and editor.nodes[head].op == "Conv2D" and readers == {addition.name}
+    return (
+        head in heads
+        and editor.nodes[head].op == "Conv2D"
+        and (head == source.name or editor.consumers[head] == [source.name])
+        and _readers(editor, source.name) == {addition.name}
+    )
+
+
+def _readers(editor: GraphEditor, name: str) -> set[str]:
+    """Returns the nodes that read a node's values, also through its fake quantization and ops that only move values."""
+    readers: set[str] = set()
+    stack = [name]
+    while stack:
+        for reader in editor.consumers.get(stack.pop(), ()):
+            if reader not in readers and editor.nodes[reader].op in (FAKE_QUANT, *PASS_THROUGH):
+                stack.append(reader)
+            readers.add(reader)
+    return {reader for reader in readers if editor.nodes[reader].op != FAKE_QUANT}
 
 
 def _same_shape(one: tf.TensorShape, other: tf.TensorShape) -> bool:
