@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -25,9 +26,8 @@ def staged_directory(final: Path) -> Iterator[Path]:
         ExportError: `final` cannot be written, or holds something that is not an artifact of ours.
     """
     check_target(final)
-    temporary = final.with_name(f".{final.name}.tmp-{os.getpid()}")
+    temporary = final.with_name(_temporary_name(final))
     replaced = final.with_name(f".{final.name}.old-{os.getpid()}")
-    _clear_leftovers(final)
     try:
         temporary.mkdir(parents=True)
         yield temporary
@@ -43,21 +43,35 @@ def staged_directory(final: Path) -> Iterator[Path]:
 
 def check_target(final: Path) -> None:
     """Raises ExportError unless an artifact may and can be written to `final`. Leaves nothing behind."""
-    if final.exists() and not (final / MARK).is_file() and (final.is_file() or any(final.iterdir())):
-        raise ExportError(
-            f"The export directory must be new, empty or an earlier artifact (it would be replaced). "
-            f"Received: directory={final}, which holds something else. Choose another directory."
-        )
-    existing = next(parent for parent in final.absolute().parents if parent.exists())
-    probe = existing / f".tfopt-probe-{os.getpid()}"
     try:
+        if final.exists() and not _is_artifact(final) and not (final.is_dir() and not any(final.iterdir())):
+            raise ExportError(
+                f"The export directory must be new, empty or an earlier artifact (it would be replaced). "
+                f"Received: directory={final}, which holds something else. Choose another directory."
+            )
+        _clear_leftovers(final)
+        existing = next(parent for parent in final.absolute().parents if parent.exists())
+        probe = existing / _temporary_name(final)
         probe.mkdir()
         probe.rmdir()
     except OSError as error:
         raise ExportError(
-            f"The export directory must be writable. Received: directory={final} ({error.strerror} at {existing}). "
+            f"The export directory must be writable. Received: directory={final} ({error}). "
             "Choose a directory you may write to."
         ) from error
+
+
+def _is_artifact(directory: Path) -> bool:
+    """Whether we wrote it. Other programs have a manifest.json too, and what is theirs must not be replaced."""
+    try:
+        manifest = json.loads((directory / MARK).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(manifest, dict) and "tfopt" in manifest
+
+
+def _temporary_name(final: Path) -> str:
+    return f".{final.name}.tmp-{os.getpid()}"
 
 
 def _clear_leftovers(final: Path) -> None:
@@ -66,5 +80,7 @@ def _clear_leftovers(final: Path) -> None:
         return
     for path in final.parent.iterdir():
         match = pattern.fullmatch(path.name)
-        if match and not Path(f"/proc/{match[1]}").exists() and Path("/proc/self").exists():
+        # In containers every run has the same process id: what is under our own was left by an earlier run.
+        ours = match and int(match[1]) == os.getpid()
+        if match and (ours or not Path(f"/proc/{match[1]}").exists()) and Path("/proc/self").exists():
             shutil.rmtree(path, ignore_errors=True)

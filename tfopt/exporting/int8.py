@@ -66,7 +66,6 @@ class _Lowering:
         self.editor = GraphEditor(graph.graph_def)
         self.chains, _ = find_chains(graph, self.editor, annotated=True)
         self.quantized: dict[str, Quantized] = {}
-        self.weights: dict[str, tuple[str, str, str]] = {}
         self.replaced: dict[str, str] = {}
         self.offsets = {
             chain.summand: OFFSET * span.scale
@@ -89,6 +88,7 @@ class _Lowering:
             if node.op == FAKE_QUANT:
                 done = self.quantized.get(name)
                 self.editor.redirect(name, self._dequantize(name, done) if done else node.input[0])
+        self.editor.share_constants()
         outputs = {key: (self.replaced.get(tensor, tensor), spec) for key, (tensor, spec) in self.graph.outputs.items()}
         lowered = replace(self.graph, outputs=outputs)
         placeholders = [spec.name for spec in lowered.inputs.values()]
@@ -248,18 +248,15 @@ class _Lowering:
         return next((node for node in readers if node.op == FAKE_QUANT), None)
 
     def _weights(self, chain: Chain) -> tuple[str, str, str]:
-        """Adds the int8 weights and their per-channel ranges, once for weights that several chains share."""
+        """Adds the int8 weights and their per-channel ranges."""
         source = self.editor.nodes[producer(chain.weights)]
-        key = " ".join(source.input)
-        if key not in self.weights:
-            values, high = self.editor.value(source.input[0]), self.editor.value(source.input[2])
-            steps = np.clip(np.rint(values / (high / 127)), -127, 127).astype(np.int8)
-            self.weights[key] = (
-                self.editor.add_constant(f"{chain.op}/int8_weights", steps, tf.qint8),
-                self.editor.add_constant(f"{chain.op}/int8_weights_min", -high),
-                self.editor.add_constant(f"{chain.op}/int8_weights_max", high),
-            )
-        return self.weights[key]
+        values, high = self.editor.value(source.input[0]), self.editor.value(source.input[2])
+        steps = np.clip(np.rint(values / (high / 127)), -127, 127).astype(np.int8)
+        return (
+            self.editor.add_constant(f"{chain.op}/int8_weights", steps, tf.qint8),
+            self.editor.add_constant(f"{chain.op}/int8_weights_min", -high),
+            self.editor.add_constant(f"{chain.op}/int8_weights_max", high),
+        )
 
     def _bias(self, chain: Chain, offset: float = 0.0) -> str:
         """Returns the chain's bias, the offset added, as a constant of one value per output channel."""

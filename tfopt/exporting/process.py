@@ -34,12 +34,13 @@ class SavedModelProcess:
 
     def __enter__(self) -> Self:
         self._directory = tempfile.TemporaryDirectory(prefix="tfopt-")
+        self._log = Path(self._directory.name, "stderr").open("wb")
         # -I: neither the working directory nor PYTHONPATH can slip another module in.
         self._process = subprocess.Popen(
             [sys.executable, "-I", str(SCRIPT)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._log,  # a pipe that nobody reads would fill up and stop the process
             text=True,
             env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ},
         )
@@ -58,6 +59,7 @@ class SavedModelProcess:
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
+        self._log.close()
         self._directory.cleanup()
 
     def predict(self, inputs: Mapping[str, np.ndarray], batch_size: int = 32) -> dict[str, np.ndarray]:
@@ -87,7 +89,8 @@ class SavedModelProcess:
         except BrokenPipeError:
             line = ""
         if not line:
-            _, errors = self._process.communicate()
+            self._process.communicate()
+            errors = Path(self._log.name).read_text(errors="replace")
             raise ArtifactError(
                 f"The SavedModel crashed the process that ran it. Received: {self.path} "
                 f"(exit code {self._process.returncode}; {' '.join(errors.split()[-30:])})."

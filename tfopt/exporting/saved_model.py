@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.data.batches import iterate_batches
+from tfopt.data.batches import iterate_batches, peek
 from tfopt.errors import UnsupportedModelError
 from tfopt.exporting.atomic import MARK, check_target, staged_directory
 from tfopt.exporting.config import ExportConfig
@@ -28,6 +28,7 @@ MANIFEST_FORMAT = 1
 PROTOBUF_LIMIT = 2**31 - 2**20
 CHECKED_EXAMPLES = 2
 CHECKED_VALUES = 64
+OPEN_SIZE = 64  # of an axis that the model leaves open and no example shows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +80,9 @@ def export(
         'float32'
     """
     config = config or ExportConfig()
-    final = Path(directory)
+    final = Path(directory).resolve()
     check_target(final)  # before the work, which can take long
+    sample, calibration_data = peek(calibration_data)
     if config.precision == "int8" and not isinstance(model, QuantizedModel):
         model = quantize(model, config.quantization, calibration_data=calibration_data)
     if isinstance(model, QuantizedModel):
@@ -94,7 +96,7 @@ def export(
             f"The graph with its weights must be smaller than 2 GiB, the limit of a SavedModel's file. "
             f"Received: {graph.name!r} with {graph.graph_def.ByteSize():,} bytes. Export it in int8."
         )
-    check = _check(source, graph, calibration_data)
+    check = _check(source, graph, sample)
     with staged_directory(final) as temporary:
         tf.saved_model.save(tf.Module(), str(temporary), signatures=graph.as_function())
         manifest = {
@@ -104,7 +106,7 @@ def export(
             "model": graph.name,
             "precision": precision,
             "requires": _requirements(precision),
-            "baseline": None if baseline is None else os.path.relpath(baseline, final),
+            "baseline": None if baseline is None else os.path.relpath(Path(baseline).resolve(), final),
             "signature": {
                 "inputs": {name: _describe(spec) for name, spec in graph.inputs.items()},
                 "outputs": {name: _describe(spec) for name, (_, spec) in graph.outputs.items()},
@@ -139,32 +141,40 @@ def _digests(directory: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def check_inputs(inputs: Mapping[str, Mapping[str, Any]], ranges: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def check_inputs(inputs: Mapping[str, Mapping[str, Any]], check: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Returns the inputs of the check, the same in every process: seeded, uniform over the range of real inputs."""
     generator = np.random.default_rng(0)
     values = {}
     for name, spec in inputs.items():
-        shape = [size or 1 for size in spec["shape"] or ()]
-        low, high = ranges[name]
-        drawn = generator.uniform(low, high, [CHECKED_EXAMPLES, *shape[1:]])
-        values[name] = drawn.astype(np.dtype(spec["dtype"]))
+        low, high = check["ranges"][name]
+        values[name] = generator.uniform(low, high, check["shapes"][name]).astype(np.dtype(spec["dtype"]))
     return values
 
 
 def _check(source: FrozenGraph, graph: FrozenGraph, data: Any) -> dict[str, Any]:
     """Records what the source and the artifact's graph give on the same inputs, for verify to compare with."""
-    ranges = {name: [0.0, 1.0] for name in graph.inputs}
-    if data is not None:
-        inputs, _ = next(iterate_batches(data, inputs=len(graph.inputs)))
-        fed = {name: value.numpy() for name, value in graph.feed(inputs).items()}
-        ranges = {name: [float(value.min()), float(value.max())] for name, value in fed.items()}
-    inputs = check_inputs({name: _describe(spec) for name, spec in graph.inputs.items()}, ranges)
-    return {
-        "ranges": ranges,
-        "source": {name: _sample(value) for name, value in source.predict(inputs).items()},
-        "artifact": {name: _sample(value) for name, value in graph.predict(inputs).items()},
+    specs = {name: _describe(spec) for name, spec in graph.inputs.items()}
+    check = {
+        "ranges": {name: [0.0, 1.0] for name in specs},
+        "shapes": {name: [size or OPEN_SIZE for size in (spec["shape"] or [None])] for name, spec in specs.items()},
     }
+    batch = None if data is None else next(iterate_batches(data, inputs=len(specs)), None)
+    if batch is not None:
+        fed = {name: value.numpy() for name, value in graph.feed(batch[0]).items()}
+        check["ranges"] = {name: [float(value.min()), float(value.max())] for name, value in fed.items()}
+        check["shapes"] = {name: list(value.shape) for name, value in fed.items()}
+    for name, shape in check["shapes"].items():
+        shape[:1] = [(specs[name]["shape"] or [None])[0] or CHECKED_EXAMPLES]
+    inputs = check_inputs(specs, check)
+    try:
+        outputs = {"source": source.predict(inputs), "artifact": graph.predict(inputs)}
+    except tf.errors.OpError as error:
+        raise UnsupportedModelError(
+            f"The model must run on inputs of the shapes {check['shapes']}. Received: {graph.name!r}, which fails "
+            f"({str(error).splitlines()[0]}). Pass calibration_data with examples of a size that it takes."
+        ) from error
+    return check | {kind: {name: _sample(value) for name, value in values.items()} for kind, values in outputs.items()}
 
 
 def _sample(values: np.ndarray) -> list[float]:
-    return [float(f"{value:.7g}") for value in values.reshape(-1)[:CHECKED_VALUES]]
+    return [float(f"{value:.7g}") for value in values.reshape(-1)[:CHECKED_VALUES].astype(np.float64)]

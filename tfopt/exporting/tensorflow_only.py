@@ -6,6 +6,7 @@ needs nothing but TensorFlow. `tfopt.exporting.process` starts it.
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -113,7 +114,9 @@ def plain(dtype: Any) -> Any:
 
 
 def main() -> None:
-    answers, sys.stdout = sys.stdout, sys.stderr  # whatever prints must not mix with the answers
+    # Whatever prints must not mix with the answers, be it Python or a C++ library.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     runner = Runner()
     for line in sys.stdin:
         command = json.loads(line)

@@ -17,7 +17,7 @@ from tfopt.data.batches import iterate_batches
 from tfopt.errors import ArtifactError, ConfigError
 from tfopt.exporting.atomic import MARK
 from tfopt.exporting.process import SavedModelProcess, alternate
-from tfopt.exporting.saved_model import CHECKED_VALUES, check_inputs
+from tfopt.exporting.saved_model import CHECKED_VALUES, MANIFEST_FORMAT, check_inputs
 from tfopt.hardware import detect
 from tfopt.report import Receipt
 
@@ -45,7 +45,7 @@ def verify(
     Returns: A receipt; `receipt.ok` tells whether all was well, `receipt.problems` what was not.
     Raises:
         ArtifactError: The directory is not an artifact, or TensorFlow cannot serve it.
-        ConfigError: The data holds no examples, or no labels.
+        ConfigError: The data holds no examples, no labels, or examples that do not fit the artifact's inputs.
     Example:
         >>> import keras, tempfile
         >>> from tfopt.exporting.saved_model import export
@@ -54,6 +54,8 @@ def verify(
         >>> receipt.ok, receipt.weight_count
         (True, 8)
     """
+    if batch_size < 1:
+        raise ConfigError(f"batch_size must be at least 1. Received: batch_size={batch_size}.")
     path = Path(artifact)
     manifest = read_manifest(path)
     problems = _damaged_files(path, manifest)
@@ -71,10 +73,12 @@ def verify(
         if sorted(loaded["inputs"]) != sorted(signature["inputs"]):
             problems.append(f"The signature takes {sorted(loaded['inputs'])}, the manifest says otherwise.")
 
-        inputs = check_inputs(signature["inputs"], manifest["check"]["ranges"])
+        inputs = check_inputs(signature["inputs"], manifest["check"])
         parity = _parity(process.predict(inputs), manifest, problems)
         accuracy, agreement, baseline_accuracy = _accuracy(process, against, data, unavailable)
 
+        fixed = next((spec["shape"][0] for spec in signature["inputs"].values() if spec["shape"]), None)
+        batch_size = fixed or batch_size
         timed = {name: np.repeat(value[:1], batch_size, axis=0) for name, value in inputs.items()}
         times = alternate([process, *([against] if against else [])], timed, seconds)
     median = float(np.median(times[0]))
@@ -117,6 +121,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
         ) from None
     except (OSError, ValueError) as error:
         raise ArtifactError(f"The manifest must be readable JSON. Received: {path / MARK} ({error}).") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT or "tfopt" not in manifest:
+        raise ArtifactError(
+            f"The manifest must be one that tfopt.export wrote, of format {MANIFEST_FORMAT}. "
+            f"Received: {path / MARK}, which is another. Export {path} again."
+        )
     return manifest
 
 
@@ -179,13 +188,13 @@ def _accuracy(
     batches = list(iterate_batches(data, inputs=len(names)))
     if not batches or any(labels is None for _, labels in batches):
         raise ConfigError("data must be labelled examples, (inputs, labels). Received: no examples, or no labels.")
-    inputs = {
-        name: np.concatenate([np.asarray(_named(values, names)[name]) for values, _ in batches]).astype(
-            process.loaded["inputs"][name]["dtype"]
-        )
-        for name in names
-    }
+    inputs = _join([values for values, _ in batches], process.loaded["inputs"])
     labels = np.concatenate([labels.reshape(len(labels), -1) for _, labels in batches if labels is not None])
+    if len(labels) != len(next(iter(inputs.values()))):
+        raise ConfigError(
+            "data must have one label per example. "
+            f"Received: {len(next(iter(inputs.values())))} examples and {len(labels)} labels."
+        )
     classes = labels.argmax(axis=1) if labels.shape[1] > 1 else labels[:, 0]
     own = _classes(process, inputs)
     if against is None:
@@ -194,10 +203,28 @@ def _accuracy(
     return float(np.mean(own == classes)), float(np.mean(own == theirs)), float(np.mean(theirs == classes))
 
 
-def _named(values: Any, names: list[str]) -> dict[str, Any]:
+def _join(batches: list[Any], specs: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Returns all batches as one array per input of the artifact."""
+    joined = {}
+    for position, (name, spec) in enumerate(specs.items()):
+        try:
+            parts = [_part(values, name, position) for values in batches]
+            joined[name] = np.concatenate(parts).astype(spec["dtype"])
+        except (LookupError, ValueError) as error:
+            raise ConfigError(f"data must give the inputs {list(specs)}. Received: no {name!r} ({error}).") from error
+        shape = joined[name].shape
+        wanted = spec["shape"] or [None] * len(shape)
+        if len(shape) != len(wanted) or any(size not in (None, own) for size, own in zip(wanted, shape, strict=True)):
+            raise ConfigError(
+                f"data must have the shape of input {name!r}, {tuple(wanted)}. Received: examples of shape {shape}."
+            )
+    return joined
+
+
+def _part(values: Any, name: str, position: int) -> np.ndarray:
     if isinstance(values, dict):
-        return values
-    return dict(zip(names, values if isinstance(values, (tuple, list)) else [values], strict=True))
+        return np.asarray(values[name])
+    return np.asarray(values[position] if isinstance(values, (tuple, list)) else [values][position])
 
 
 def _classes(process: SavedModelProcess, inputs: dict[str, np.ndarray]) -> np.ndarray:

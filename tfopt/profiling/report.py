@@ -120,4 +120,4 @@ def _latency(last: Receipt) -> KeyFigure:
     note = f"median, batch {last.batch_size}"
     if last.speedup is None:
         return KeyFigure(label="Latency", value=latency, note=note)
-    return KeyFigure(label="Speed", value=last.speed, note=f"{latency} {note}")
+    return KeyFigure(label="Speed", value=last.show("speedup", "{:.2f}x"), note=f"{last.verdict}, {latency} {note}")

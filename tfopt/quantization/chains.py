@@ -5,9 +5,10 @@ inside it is needed elsewhere. Its input and its output are the tensors that get
 
 The fused sum has conditions of its own. The kernel adds into the summand's buffer, and crashes when that buffer is
 still in use: so every other reader of the summand must be an ancestor of the chain's first op, which makes it certain
-to have finished. What only moves values counts with its own readers: its result may share the buffer, and where a float
-op reads that result, the summand is dequantized for it at any time. The kernel also reads the summand as unsigned: so it is either the result of a Relu, or the result
-of another chain that nothing else reads and that can therefore be computed with an offset.
+to have finished. What only moves values counts with its own readers: its result may share the buffer, and where a
+float op reads that result, the summand is dequantized for it at any time. The kernel also reads the summand as
+unsigned: so it is either the result of a Relu, or the result of another chain that nothing else reads and that can
+therefore be computed with an offset.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfopt.training.plan import Plan
 
@@ -22,7 +23,8 @@ def compile(
 ) -> None:
     """Compiles a model with the plan's XLA and steps-per-execution settings, inside its strategy.
 
-    Under float16 Keras adds the dynamic loss scaling itself.
+    Under float16 Keras adds the dynamic loss scaling itself. An optimizer or metric that was made outside the strategy's
+    scope is replaced by a new one with the same settings, since its variables would not be on every replica.
 
     Args:
         model: Any Keras model, built under `plan.scope()`.
@@ -39,10 +41,19 @@ def compile(
     """
     with plan.strategy.scope() if plan.strategy else contextlib.nullcontext():
         model.compile(
-            optimizer=optimizer,
+            optimizer=_on_replicas(optimizer, plan.strategy),
             loss=loss,
-            metrics=metrics,
+            metrics=keras.tree.map_structure(lambda metric: _on_replicas(metric, plan.strategy), metrics),
             jit_compile=plan.jit_compile,
             steps_per_execution=plan.steps_per_execution,
             **options,
         )
+
+
+def _on_replicas(given: Any, strategy: tf.distribute.Strategy | None) -> Any:
+    """Returns an optimizer or metric whose variables the strategy knows; names and functions as they are."""
+    if strategy is None or not isinstance(given, keras.optimizers.Optimizer | keras.metrics.Metric):
+        return given
+    if all(strategy.extended.variable_created_in_scope(variable.value) for variable in given.variables):
+        return given
+    return type(given).from_config(given.get_config())

@@ -1,0 +1,244 @@
+"""Quantization as a caller sees it: ranges, forms of calibration data, errors, what is left float."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
+from tfopt.graph import GraphEditor
+from tfopt.graph.edit import attribute
+from tfopt.quantization import QuantizationConfig, quantize
+from tfopt.quantization.chains import FAKE_QUANT
+
+GENERATOR = np.random.default_rng(0)
+X = GENERATOR.normal(size=(40, 8, 8, 3)).astype("float32")
+Y = np.arange(40) % 4
+
+
+def convolutional():
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            layers.Conv2D(8, 3, name="stem"),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.Conv2D(8, 3, activation="relu", name="body"),
+            layers.Flatten(),
+            layers.Dense(4, name="head"),
+        ]
+    )
+
+
+def two_inputs(names=("image", "vector")):
+    image, vector = keras.Input((8, 8, 3), name=names[0]), keras.Input((5,), name=names[1])
+    x = layers.Concatenate()([layers.Flatten()(layers.Conv2D(4, 3, activation="relu")(image)), vector])
+    return keras.Model([image, vector], [layers.Dense(2)(x), layers.Dense(3)(x)])
+
+
+def ranges(quantized):
+    """The range of each annotated tensor, in the order of the graph."""
+    nodes = [node for node in quantized.graph.graph_def.node if node.op == FAKE_QUANT]
+    return [(node.input[0], attribute(node, "min").f, attribute(node, "max").f) for node in nodes]
+
+
+def test_the_annotated_model_stays_close():
+    model = convolutional()
+    quantized = quantize(model, calibration_data=X)
+    expected = model.predict(X, verbose=0)
+    assert np.abs(quantized.predict(X) - expected).max() < 0.05 * np.abs(expected).max()
+    np.testing.assert_allclose(quantized.float_graph.predict(X)["output_0"], expected, atol=1e-5)
+    assert len(quantized.report.changed) == 3
+    assert [change.kind for change in quantized.report.changed] == ["Conv2D", "Conv2D", "MatMul"]
+
+
+def test_ranges_are_those_of_the_data():
+    found = dict((name, (low, high)) for name, low, high in ranges(quantize(convolutional(), calibration_data=X)))
+    low, high = next(iter(found.values()))  # the input
+    assert -low == high == pytest.approx(np.abs(X).max())
+    assert all(low == 0 for name, (low, _) in found.items() if "elu" in name.lower())
+    assert sum("elu" in name.lower() for name in found) == 2
+
+
+def test_quantizing_leaves_the_model_alone():
+    model = convolutional()
+    before = [value.copy() for value in model.get_weights()]
+    quantize(model, calibration_data=X)
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_all_zero_channels_and_an_all_zero_tensor():
+    model = convolutional()
+    kernel = model.get_layer("stem").kernel
+    kernel.assign(kernel.numpy() * (np.arange(8) % 2))
+    model.get_layer("body").kernel.assign(np.zeros((3, 3, 8, 8)))
+    model.get_layer("body").bias.assign(np.zeros(8))
+    outputs = quantize(model, calibration_data=X).predict(X)
+    assert np.isfinite(outputs).all()
+    np.testing.assert_allclose(outputs, model.predict(X, verbose=0), atol=1e-6)
+
+
+FORMS = {
+    "array": lambda: X,
+    "tensor": lambda: tf.constant(X),
+    "float64": lambda: X.astype("float64"),
+    "(x, y)": lambda: (X, Y),
+    "(x, y, weights)": lambda: (X, Y, np.ones(40)),
+    "list of batches": lambda: [X[:16], X[16:]],
+    "list of (x, y)": lambda: [(X[:16], Y[:16]), (X[16:], Y[16:])],
+    "generator": lambda: (X[start : start + 7] for start in range(0, 40, 7)),
+    "dataset": lambda: tf.data.Dataset.from_tensor_slices(X).batch(16),
+    "dataset of (x, y)": lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(16),
+    "one batch": lambda: [X],
+    "endless dataset": lambda: tf.data.Dataset.from_tensor_slices(X).batch(40).repeat(),
+    "dict": lambda: [{"image": X}],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_data_gives_the_same_ranges(form):
+    model = convolutional()
+    model = keras.Model(inputs := keras.Input((8, 8, 3), name="image"), model(inputs))
+    expected, received = (ranges(quantize(model, calibration_data=data)) for data in (X, FORMS[form]()))
+    assert [name for name, *_ in received] == [name for name, *_ in expected]
+    np.testing.assert_allclose([r[1:] for r in received], [r[1:] for r in expected], rtol=1e-6)
+
+
+V = GENERATOR.normal(size=(40, 5)).astype("float32")
+SEVERAL = {
+    "tuple of arrays": lambda: (X, V),
+    "([a, b], y)": lambda: ([X, V], Y),
+    "((a, b), (y, z))": lambda: ((X, V), {"y": Y, "z": V}),
+    "(dict, y)": lambda: ({"image": X, "vector": V}, Y),
+    "dict": lambda: {"vector": V, "image": X},
+    "batches of (a, b)": lambda: [(X, V)],
+    "batches of ((a, b), y)": lambda: [((X, V), Y)],
+    "batches of ((a, b), (y, z))": lambda: [((X, V), (Y, V))],
+    "dataset": lambda: tf.data.Dataset.from_tensor_slices(((X, V), (Y, V))).batch(16),
+    "dataset of dicts": lambda: tf.data.Dataset.from_tensor_slices(({"image": X, "vector": V}, {"y": Y, "z": V})).batch(
+        16
+    ),
+}
+
+
+@pytest.mark.parametrize("form", SEVERAL)
+def test_several_inputs(form):
+    """30 of the 40 examples, so that a batch is cut, with its labels, whatever structure these have."""
+    config = QuantizationConfig(calibration_examples=30)
+    quantized = quantize(two_inputs(), config, calibration_data=SEVERAL[form]())
+    found = {name: high for name, _, high in ranges(quantized)}
+    assert found["image"] == pytest.approx(np.abs(X[:30]).max())
+    assert set(quantized.predict({"image": X, "vector": V})) == {"output_0", "output_1"}
+
+
+def test_only_so_many_examples_are_read():
+    read = []
+
+    def batches():
+        for start in range(0, 40, 4):
+            read.append(start)
+            yield X[start : start + 4]
+
+    quantized = quantize(convolutional(), QuantizationConfig(calibration_examples=10), calibration_data=batches())
+    assert read == [0, 4, 8]
+    assert max(high for _, _, high in ranges(quantized)[:1]) == pytest.approx(np.abs(X[:10]).max())
+
+
+def test_one_example_is_enough():
+    quantized = quantize(convolutional(), calibration_data=X[:1])
+    assert np.isfinite(quantized.predict(X)).all()
+
+
+def used_up():
+    data = iter([X])
+    next(data)
+    return data
+
+
+NAN = X.copy()
+NAN[11, 2, 2, 1] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (None, "calibration_data must be given"),
+        ([], "at least one example"),
+        (X[:0], "at least one example"),
+        (used_up(), "at least one example"),
+        (NAN, "NaN or infinity in tensor .* among examples 8 to 15"),
+        (np.full_like(X, np.inf), "NaN or infinity"),
+        (X[0], r"shape of input .*, \(None, 8, 8, 3\).*Received: a batch of shape \(8, 8, 3\)"),
+        (X[:, :7], r"Received: a batch of shape \(32, 7, 8, 3\)"),
+        (tf.data.Dataset.from_tensor_slices(X), "Pass whole batches"),
+        ({"img": X}, r"inputs \[.*\].*Received: a dict with \['img'\]"),
+        ("images", "Received: str"),
+        (3, "Received: int"),
+        ([3.0, 4.0], "Received: a single value of dtype float64"),
+        (["a", "b"], "Received: a single value"),
+    ],
+)
+def test_data_that_will_not_do(data, message):
+    with pytest.raises(ConfigError, match=message):
+        quantize(convolutional(), calibration_data=data)
+
+
+def test_one_array_for_two_inputs():
+    with pytest.raises(ConfigError, match=r"inputs \['image', 'vector'\]"):
+        quantize(two_inputs(), calibration_data=X)
+
+
+def test_a_model_that_is_not_built():
+    with pytest.raises(UnsupportedModelError, match="must be built"):
+        quantize(keras.Sequential([layers.Dense(2)]), calibration_data=X)
+
+
+def test_excluded_nodes_stay_float():
+    model = convolutional()
+    quantized = quantize(model, QuantizationConfig(exclude=("*/head/*", "*stem*")), calibration_data=X)
+    assert [change.name.split("/")[1] for change in quantized.report.changed] == ["body_1"] or len(
+        quantized.report.changed
+    ) == 1
+    assert {skip.reason for skip in quantized.report.skipped} == {"excluded by the configuration"}
+    weights = GraphEditor(quantized.graph.graph_def)
+    quantized_ops = [
+        node.name
+        for node in weights.nodes.values()
+        if node.op in ("Conv2D", "MatMul") and weights.constant(node.input[1]) is None
+    ]
+    assert len(quantized_ops) == 1
+    assert "body" in quantized_ops[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (lambda: keras.Sequential([keras.Input((4,)), layers.ReLU()]), "holds nothing it applies to"),
+        (lambda: keras.Sequential([keras.Input((4, 4, 2)), layers.DepthwiseConv2D(3)]), "no int8 lowering"),
+    ],
+)
+def test_nothing_to_quantize_is_a_warning(model, reason):
+    model = model()
+    data = np.ones((4, *model.input_shape[1:]), "float32")
+    with pytest.warns(TfoptWarning, match=f"quantize changed nothing.*{reason}"):
+        quantized = quantize(model, calibration_data=data)
+    np.testing.assert_allclose(quantized.predict(data), model.predict(data, verbose=0), atol=1e-6)
+
+
+def test_weights_with_nan_are_named():
+    model = convolutional()
+    model.get_layer("head").kernel.assign(np.full(model.get_layer("head").kernel.shape, np.nan))
+    report = quantize(model, calibration_data=X).report
+    assert [skip.reason for skip in report.skipped] == ["its weights hold NaN or infinity"]
+    assert len(report.changed) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"observer": "magic"}, "'minmax'.*'magic'"), ({"calibration_examples": 0}, "at least 1.*=0")],
+)
+def test_settings_out_of_range(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        QuantizationConfig(**settings)

@@ -1,0 +1,89 @@
+"""The Python in README and docs runs, block after block, in a process and a directory of its own."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+def test_python_blocks_run(page, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks(page, "python"))],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_toml_in_docs_is_a_recipe(tmp_path):
+    from tfopt.recipe import Recipe
+
+    (toml,) = blocks(ROOT / "docs" / "recipes.md", "toml")
+    (tmp_path / "wide.toml").write_text(toml)
+    recipe = Recipe.from_toml(tmp_path / "wide.toml")
+    assert recipe.model.arguments["filters"] == [12, 32]
+    assert recipe.pruning.target_sparsity == 0.9
+
+
+def test_commands_in_readme_parse():
+    """Each `tfopt` line of the README names a command that exists, with flags that exist."""
+    from tfopt.cli import COMMANDS
+    from tfopt.flags import expand
+    from tfopt.recipe import Recipe
+
+    lines = re.findall(r"^    tfopt (\w+)(.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(lines) >= 5
+    for command, rest in lines:
+        assert command in COMMANDS
+        if command == "run":
+            words = rest.split()[1:]
+            expand(Recipe, [word for word in words if word != "--quick"])
+
+
+def test_tree_in_readme_is_the_tree():
+    tree = (ROOT / "README.md").read_text().split("## What is where")[1]
+    named = set(re.findall(r"^ {6}(\w+)/", tree, re.MULTILINE))
+    packages = {path.parent.name for path in (ROOT / "tfopt").glob("*/__init__.py")}
+    assert named == packages
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), (page, target)
+
+
+def test_figures_come_from_the_results():
+    """Every multiple of speed or size that README and docs claim stands in a file of benchmarks/results."""
+    recorded = "\n".join(path.read_text() for path in RESULTS.glob("*.json"))
+    numbers = {round(float(number), 2) for number in re.findall(r"\d+\.\d+", recorded)}
+    for page in PAGES:
+        prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for claim in re.findall(r"(\d+\.\d+)x", prose):
+            assert float(claim) in numbers, (page.name, claim)
+
+
+def test_the_demo_table_is_the_recorded_run():
+    receipts = json.loads((RESULTS / "digits_cnn.json").read_text())
+    (table,) = blocks(ROOT / "README.md", "text")
+    rows = {line.split("  ")[0].strip(): line for line in table.splitlines()}
+    for receipt in receipts.values():
+        assert f"{receipt['accuracy']:.2%}" in rows["accuracy"]
+        assert f"{receipt['bytes_on_disk']:,}" in rows["bytes"]
+        assert f"{receipt['gzip_bytes']:,}" in rows["gzip bytes"]
+        assert f"{receipt['latency_ms_median']:.3f}" in rows["median ms"]
