@@ -44,9 +44,12 @@ class ModelConfig:
         _check_call("builder", self.builder, BUILDERS, self.arguments, (None, None))
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> Any:
-        """Builds the model for inputs of this shape."""
-        builder = BUILDERS[self.builder] if isinstance(self.builder, str) else self.builder
-        return builder(input_shape, num_classes, **self.arguments)
+        """Builds the model for inputs of this shape.
+
+        Raises:
+            ConfigError: The arguments make no model for them.
+        """
+        return _call("builder", self.builder, BUILDERS, self.arguments, input_shape, num_classes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +78,12 @@ class DataConfig:
             raise ConfigError(f"max_examples must be at least 1. Received: max_examples={self.max_examples}.")
 
     def load(self) -> Examples:
-        """Loads or makes the examples."""
-        source = SOURCES[self.source] if isinstance(self.source, str) else self.source
-        examples: Examples = source(**self.arguments)
+        """Loads or makes the examples.
+
+        Raises:
+            ConfigError: The source cannot make any from the arguments.
+        """
+        examples: Examples = _call("source", self.source, SOURCES, self.arguments)
         return examples if self.max_examples is None else examples.limit(self.max_examples)
 
 
@@ -186,6 +192,22 @@ def _check_call(
         raise ConfigError(
             f"arguments must be what {kind} {named!r} takes: {', '.join(accepted)}. "
             f"Received: arguments={dict(arguments)} ({error})."
+        ) from error
+
+
+def _call(kind: str, named: Any, registry: Mapping[str, Any], arguments: Mapping[str, Any], *positional: Any) -> Any:
+    """Calls a function, or the one registered under a name, whose errors are then errors in the arguments."""
+    if not isinstance(named, str):
+        return named(*positional, **arguments)
+    try:
+        return registry[named](*positional, **arguments)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, ArithmeticError) as error:
+        given = f" for {positional}" if positional else ""
+        raise ConfigError(
+            f"arguments must be ones that {kind} {named!r} can work with{given}. "
+            f"Received: arguments={dict(arguments)} ({' '.join(str(error).split())})."
         ) from error
 
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
+
+import keras
+import tensorflow as tf
 
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.flags import BY_NAME
 
 PRECISIONS = ("auto", "float32", "mixed_bfloat16", "mixed_float16")
 STRATEGIES = ("auto", "none", "mirrored")
+# Those that need no other optimizer to wrap.
+OPTIMIZERS = tuple(
+    name.lower()
+    for name, value in vars(keras.optimizers).items()
+    if isinstance(value, type) and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap")
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +38,7 @@ class TrainingConfig:
     global_batch_size: int = 64
     """Examples per step, over all replicas together."""
     optimizer: Annotated[str | Any, BY_NAME] = "adam"
-    """Name of a Keras optimizer; in Python also the object."""
+    """Name of a Keras optimizer; in Python also the object, which then brings its own learning rate."""
     learning_rate: float = 1e-3
     """Learning rate at the start."""
     decay: Literal["cosine", "constant"] = "cosine"
@@ -52,19 +62,38 @@ class TrainingConfig:
         for name in ("steps_per_execution", "prefetch"):
             if getattr(self, name) != "auto":
                 _at_least_one(name, getattr(self, name), or_auto=True)
-        if not self.learning_rate > 0:
+        if not _is_number(self.learning_rate) or not 0 < self.learning_rate < math.inf:
             raise ConfigError(f"learning_rate must be positive. Received: learning_rate={self.learning_rate!r}.")
+        if not _is_whole(self.seed) or not 0 <= self.seed < 2**32:
+            raise ConfigError(f"seed must be a whole number in [0, 2**32). Received: seed={self.seed!r}.")
         if self.precision not in PRECISIONS:
             raise unknown_name("precision", str(self.precision), PRECISIONS)
-        if isinstance(self.strategy, str) and self.strategy not in STRATEGIES:
-            raise unknown_name("strategy", self.strategy, STRATEGIES)
+        name = self.optimizer.lower() if isinstance(self.optimizer, str) else self.optimizer  # Keras takes "Adam" too
+        _check_name("optimizer", name, OPTIMIZERS, keras.optimizers.Optimizer)
+        _check_name("strategy", self.strategy, STRATEGIES, tf.distribute.Strategy)
         if self.decay not in ("cosine", "constant"):
             raise unknown_name("decay", str(self.decay), ("cosine", "constant"))
-        if self.jit_compile not in ("auto", True, False):
+        if self.jit_compile != "auto" and not isinstance(self.jit_compile, bool):
             raise ConfigError(f"jit_compile must be 'auto', True or False. Received: jit_compile={self.jit_compile!r}.")
 
 
 def _at_least_one(name: str, value: Any, *, or_auto: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not _is_whole(value) or value < 1:
         rule = "'auto' or a whole number of at least 1" if or_auto else "a whole number of at least 1"
         raise ConfigError(f"{name} must be {rule}. Received: {name}={value!r}.")
+
+
+def _check_name(kind: str, value: Any, known: tuple[str, ...], accepted: type) -> None:
+    if isinstance(value, str):
+        if value not in known:
+            raise unknown_name(kind, value, known)
+    elif not isinstance(value, accepted):
+        raise ConfigError(f"{kind} must be a name or a {accepted.__name__} object. Received: {kind}={value!r}.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -197,10 +197,11 @@ def _batch(config: TrainingConfig, strategy: Any) -> Decision:
     replicas = 1 if strategy is None else strategy.num_replicas_in_sync
     size = config.global_batch_size
     if size % replicas:
+        lower, upper = size // replicas * replicas, (size // replicas + 1) * replicas
         raise ConfigError(
             f"global_batch_size must be divisible by the number of replicas. "
             f"Received: global_batch_size={size}, {replicas} replicas. "
-            f"Use {size // replicas * replicas or replicas} or {(size // replicas + 1) * replicas}."
+            f"Use {f'{lower} or {upper}' if lower else upper}."
         )
     reason = "one device" if replicas == 1 else f"{size // replicas} on each of {replicas} replicas"
     return Decision(setting="global_batch_size", value=str(size), reason=f"as asked; {reason}")
