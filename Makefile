@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 empty :=
 space := $(empty) $(empty)
 comma := ,
-join = $(subst $(space),$(comma),$(strip $(1)))
+comma_list = $(subst $(space),$(comma),$(strip $(1)))
 BASE := .venv/installed$(EXTRAS:%=-%)
 DEV := .venv/installed-dev$(EXTRAS:%=-%)
 
@@ -45,10 +45,10 @@ clean:
 
 $(BASE): pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing tfopt and what it needs, a few minutes the first time"
-	@$(PIP) --editable ".$(if $(EXTRAS),[$(call join,$(EXTRAS))])"
+	@$(PIP) --editable ".$(if $(EXTRAS),[$(call comma_list,$(EXTRAS))])"
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing tfopt and its development tools, a few minutes the first time"
-	@$(PIP) --editable ".[$(call join,dev $(EXTRAS))]"
+	@$(PIP) --editable ".[$(call comma_list,dev $(EXTRAS))]"
 	@touch $@ $(BASE)
