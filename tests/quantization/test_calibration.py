@@ -198,9 +198,7 @@ def test_a_model_that_is_not_built():
 def test_excluded_nodes_stay_float():
     model = convolutional()
     quantized = quantize(model, QuantizationConfig(exclude=("*/head/*", "*stem*")), calibration_data=X)
-    assert [change.name.split("/")[1] for change in quantized.report.changed] == ["body_1"] or len(
-        quantized.report.changed
-    ) == 1
+    assert ["body" in change.name for change in quantized.report.changed] == [True]
     assert {skip.reason for skip in quantized.report.skipped} == {"excluded by the configuration"}
     weights = GraphEditor(quantized.graph.graph_def)
     quantized_ops = [

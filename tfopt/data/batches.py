@@ -97,7 +97,7 @@ def _slice(arrays: Any, part: slice) -> Any:
 
 def _split(batch: Any, inputs: int) -> tuple[Any, Any]:
     if isinstance(batch, tuple):
-        if len(batch) == inputs > 1 and not isinstance(batch[0], (tuple, dict)):
+        if len(batch) == inputs > 1 and not isinstance(batch[0], (tuple, list, dict)):
             return batch, None
         return batch[0], batch[1] if len(batch) > 1 else None
     return batch, None

@@ -14,6 +14,7 @@ therefore be computed with an offset.
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -107,7 +108,7 @@ def _obstacle(editor: GraphEditor, shapes: Shapes, node: Any, patterns: tuple[st
         return "no int8 lowering for this op yet"
     if node.op not in ("Conv2D", "MatMul"):
         return ""
-    if any(fnmatch.fnmatch(node.name, pattern) for pattern in patterns):
+    if _matches(node.name, patterns):
         return "excluded by the configuration"
     source = editor.nodes[producer(node.input[1])]
     if annotated and source.op != FAKE_QUANT_WEIGHTS:
@@ -125,6 +126,15 @@ def _obstacle(editor: GraphEditor, shapes: Shapes, node: Any, patterns: tuple[st
     elif attribute(node, "transpose_a").b or attribute(node, "transpose_b").b:
         return "transposed operand"
     return None
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a node's name is one of `patterns`, with or without the numbers that Keras puts behind layers' names.
+
+    It opens the scope of a layer "head" twice, so that its nodes are in "head_1".
+    """
+    names = (name, re.sub(r"_\d+(?=/)", "", name))
+    return any(fnmatch.fnmatchcase(candidate, pattern) for candidate in names for pattern in patterns)
 
 
 def _follow(

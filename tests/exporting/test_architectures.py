@@ -1,0 +1,49 @@
+"""Whole architectures: the int8 artifact, reloaded in its own process, agrees with the annotated graph."""
+
+import keras
+import numpy as np
+import pytest
+
+from tfopt.exporting import SavedModelProcess, export
+from tfopt.quantization import quantize
+
+pytestmark = pytest.mark.slow
+
+ARCHITECTURES = {
+    "MobileNetV2": (keras.applications.MobileNetV2, 64),
+    "MobileNetV3Small": (keras.applications.MobileNetV3Small, 64),
+    "ResNet50": (keras.applications.ResNet50, 64),
+    "ResNet50V2": (keras.applications.ResNet50V2, 64),
+    "DenseNet121": (keras.applications.DenseNet121, 64),
+    "EfficientNetB0": (keras.applications.EfficientNetB0, 64),
+    "Xception": (keras.applications.Xception, 71),
+    "VGG16": (keras.applications.VGG16, 32),
+    "InceptionV3": (keras.applications.InceptionV3, 75),
+    "NASNetMobile": (keras.applications.NASNetMobile, 64),
+    "ConvNeXtTiny": (keras.applications.ConvNeXtTiny, 64),
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_int8_artifact(name, tmp_path):
+    builder, size = ARCHITECTURES[name]
+    model = builder(weights=None, input_shape=(size, size, 3), classes=50, classifier_activation=None)
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-1, 1, (16, size, size, 3)).astype("float32")
+    # Random weights make activations vanish or explode; statistics of real batches keep them at their usual size.
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.momentum = 0.0
+    model(x, training=True)
+    quantized = quantize(model, calibration_data=x)
+    artifact = export(quantized, tmp_path / name)
+    expected = quantized.predict(x)
+    with SavedModelProcess(artifact.path) as process:
+        (outputs,) = process.predict({next(iter(process.loaded["inputs"])): x}).values()
+    assert process.loaded["kernels"].get("_FusedQuantizedConv2D", 0) >= 5
+    assert np.isfinite(outputs).all()
+    # Values on the edge of a step round either way, and every layer adds to that.
+    assert np.linalg.norm(outputs - expected) <= 0.1 * np.linalg.norm(expected - expected.mean(axis=0))
+    float_bytes = sum(weight.numpy().nbytes for weight in model.weights)
+    if name in ("ResNet50", "ResNet50V2", "VGG16", "InceptionV3"):
+        assert artifact.bytes_on_disk <= 0.35 * float_bytes

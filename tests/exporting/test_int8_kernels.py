@@ -1,0 +1,305 @@
+"""Each int8 kernel against integer arithmetic in NumPy: quantize, multiply and sum as int32, rescale, round."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfopt.exporting.int8 import lower_to_int8
+from tfopt.graph import FrozenGraph, GraphEditor
+from tfopt.quantization.annotate import annotate, tensors_to_observe
+from tfopt.quantization.calibrate import calibrate
+from tfopt.quantization.chains import FAKE_QUANT, find_chains
+from tfopt.quantization.config import QuantizationConfig
+
+
+def graph_of(function, *shapes):
+    specs = [tf.TensorSpec(shape, tf.float32, name=f"x{index}") for index, shape in enumerate(shapes)]
+    concrete = tf.function(function, autograph=False).get_concrete_function(*specs)
+    return FrozenGraph(
+        graph_def=concrete.graph.as_graph_def(),
+        inputs={
+            tensor.op.name: tf.TensorSpec(tensor.shape, tensor.dtype, tensor.op.name) for tensor in concrete.inputs
+        },
+        outputs={"y": (concrete.outputs[0].name.removesuffix(":0"), tf.TensorSpec(concrete.outputs[0].shape))},
+        name="plain",
+    )
+
+
+def lower(graph, data):
+    """Returns the lowered graph, the chains and the range of each tensor."""
+    editor = GraphEditor(graph.graph_def)
+    chains, _ = find_chains(graph, editor)
+    ranges = calibrate(graph, tensors_to_observe(editor, chains), data, QuantizationConfig())
+    lowered = lower_to_int8(annotate(graph, chains, ranges))
+    assert not any(node.op.startswith("FakeQuant") for node in lowered.graph_def.node)
+    return lowered, chains, ranges
+
+
+# The result of a kernel saturates at -128, a step beyond the range [-127, 127] that fake quantization keeps to.
+LOWEST = -128
+
+
+def quantized(values, span):
+    low = -127 if span.signed else 0
+    high = 127 if span.signed else 255
+    return np.clip(np.rint(values.astype(np.float64) / span.scale), low, high).astype(np.int64)
+
+
+def quantized_weights(weights):
+    limits = np.abs(weights).reshape(-1, weights.shape[-1]).max(axis=0)
+    limits[limits == 0] = 1
+    scale = limits / np.float32(127)  # in float32, so that a weight on the edge of a step falls on the same side
+    return np.clip(np.rint(weights / scale), -127, 127).astype(np.int64), scale.astype(np.float64)
+
+
+def convolve(x, weights, strides, pads, dilations):
+    """An exact integer convolution, NHWC and HWIO."""
+    x = np.pad(x, [(0, 0), *pads, (0, 0)])
+    height, width = weights.shape[:2]
+    rows = (x.shape[1] - (height - 1) * dilations[0] - 1) // strides[0] + 1
+    columns = (x.shape[2] - (width - 1) * dilations[1] - 1) // strides[1] + 1
+    result = np.zeros((x.shape[0], rows, columns, weights.shape[3]), np.int64)
+    for i in range(height):
+        for j in range(width):
+            top, left = i * dilations[0], j * dilations[1]
+            bottom, right = top + (rows - 1) * strides[0] + 1, left + (columns - 1) * strides[1] + 1
+            result += x[:, top : bottom : strides[0], left : right : strides[1]] @ weights[i, j]
+    return result
+
+
+def same_padding(size, kernel, stride, dilation):
+    total = max((-(-size // stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
+    return total // 2, total - total // 2
+
+
+def assert_agrees(result, reference, span, activation=None):
+    """The reference holds real numbers, still to be rounded to the grid of the result."""
+    if activation:
+        reference = np.maximum(reference, 0)
+    low, high = (LOWEST, 127) if span.signed else (0, 255)
+    expected = np.clip(np.rint(reference / span.scale), low, high)
+    steps = np.rint(result.astype(np.float64) / span.scale)
+    assert result.shape == expected.shape
+    np.testing.assert_allclose(steps * span.scale, result, rtol=0, atol=1e-4 * span.scale * 255)
+    difference = np.abs(steps - expected)
+    assert difference.max() <= 1
+    # Where the exact value lies within float32's error of the edge between two steps, either is right.
+    edge = np.abs(np.abs(reference / span.scale - np.floor(reference / span.scale)) - 0.5) < 1e-3
+    assert np.mean((difference == 0) | edge) >= 0.999
+    assert np.mean(difference == 0) >= 0.99
+
+
+ACTIVATIONS = {None: lambda x: x, "relu": tf.nn.relu, "relu6": tf.nn.relu6}
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    size=st.tuples(st.integers(5, 11), st.integers(5, 11)),
+    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    channels=st.tuples(st.integers(1, 19), st.integers(1, 19)),
+    padding=st.sampled_from(["SAME", "VALID", "EXPLICIT"]),
+    pads=st.tuples(*[st.integers(0, 2)] * 4),
+    stride=st.integers(1, 3),
+    dilation=st.integers(1, 2),
+    signed=st.booleans(),
+    activation=st.sampled_from([None, "relu", "relu6"]),
+    bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_convolution(size, kernel, channels, padding, pads, stride, dilation, signed, activation, bias, seed):
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(3, *size, channels[0])).astype("float32") * (1 if signed else 2)
+    x = x if signed else np.abs(x)
+    weights = generator.normal(size=(*kernel, *channels)).astype("float32")
+    offset = generator.normal(size=channels[1]).astype("float32") * bias
+    explicit = [[0, 0], list(pads[:2]), list(pads[2:]), [0, 0]]
+
+    def function(x):
+        y = tf.nn.conv2d(x, weights, stride, explicit if padding == "EXPLICIT" else padding, dilations=dilation)
+        return ACTIVATIONS[activation](tf.nn.bias_add(y, offset) if bias else y)
+
+    lowered, (chain,), ranges = lower(graph_of(function, (None, *size, channels[0])), x)
+    assert {node.op for node in lowered.graph_def.node} & {"Conv2D", "_FusedQuantizedConv2D"} == {
+        "_FusedQuantizedConv2D"
+    }
+    entering, leaving = ranges[chain.input], ranges[chain.output]
+    assert entering.signed == signed
+    steps, scale = quantized_weights(weights)
+    amounts = {
+        "SAME": [same_padding(size[axis], kernel[axis], stride, dilation) for axis in (0, 1)],
+        "VALID": [(0, 0), (0, 0)],
+        "EXPLICIT": explicit[1:3],
+    }[padding]
+    sums = convolve(quantized(x, entering), steps, (stride, stride), amounts, (dilation, dilation))
+    assert np.abs(sums).max() < 2**31
+    reference = sums * (entering.scale * scale) + offset
+    assert_agrees(lowered.predict(x)["y"], reference, leaving, activation)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    shape=st.tuples(st.integers(1, 9), st.integers(1, 40), st.integers(1, 40)),
+    signed=st.booleans(),
+    activation=st.sampled_from([None, "relu", "relu6"]),
+    bias=st.booleans(),
+    followed=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_matrix_product(shape, signed, activation, bias, followed, seed):
+    """With float32 results where nothing quantized follows, else with int8 results."""
+    examples, inner, outer = shape
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(examples, inner)).astype("float32") * 3
+    x = x if signed else np.abs(x)
+    weights = generator.normal(size=(inner, outer)).astype("float32")
+    offset = generator.normal(size=outer).astype("float32") * bias
+
+    def product(x):
+        y = tf.matmul(x, weights)
+        return ACTIVATIONS[activation](tf.nn.bias_add(y, offset) if bias else y)
+
+    def function(x):
+        y = product(x)
+        # The identity matrix passes the quantized result on; 1 is 127 of its steps, so nothing is lost.
+        return tf.matmul(y, np.eye(outer, dtype="float32")) if followed else y
+
+    lowered, chains, ranges = lower(graph_of(function, (None, inner)), x)
+    assert [node.op for node in lowered.graph_def.node].count("_QuantizedMatMul") == 1 + followed
+    assert "MatMul" not in {node.op for node in lowered.graph_def.node}
+    entering = ranges[chains[0].input]
+    steps, scale = quantized_weights(weights)
+    reference = (quantized(x, entering) @ steps) * (entering.scale * scale) + offset
+    result = lowered.predict(x)["y"]
+    if followed:
+        span = ranges[chains[1].input]
+        assert_agrees(result, reference, span, activation)
+    else:
+        expected = {None: reference, "relu": np.maximum(reference, 0), "relu6": np.clip(reference, 0, 6)}[activation]
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5 * max(1, np.abs(reference).max()))
+
+
+@pytest.mark.parametrize("signed_input", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "relu6"])
+@pytest.mark.parametrize("seed", range(3))
+def test_fused_sum_with_an_unsigned_summand(signed_input, activation, seed):
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(2, 7, 7, 6)).astype("float32")
+    other = np.abs(generator.normal(size=(2, 7, 7, 9))).astype("float32")
+    x = x if signed_input else np.abs(x)
+    weights = generator.normal(size=(3, 3, 6, 9)).astype("float32")
+    offset = generator.normal(size=9).astype("float32")
+
+    def function(x, other):
+        total = tf.nn.bias_add(tf.nn.conv2d(x, weights, 1, "SAME"), offset) + tf.nn.relu(other)
+        return ACTIVATIONS[activation](total)
+
+    lowered, (chain,), ranges = lower(graph_of(function, (None, 7, 7, 6), (None, 7, 7, 9)), [(x, other)])
+    assert fused(lowered) == [["BiasAdd", "Sum", "Relu", "Requantize"]]
+    entering, summand, leaving = ranges[chain.input], ranges[chain.summand], ranges[chain.output]
+    steps, scale = quantized_weights(weights)
+    sums = convolve(quantized(x, entering), steps, (1, 1), [(1, 1), (1, 1)], (1, 1))
+    reference = sums * (entering.scale * scale) + offset + quantized(other, summand) * summand.scale
+    assert_agrees(lowered.predict([x, other])["y"], reference, leaving, activation)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_fused_sum_with_a_signed_summand(bias, seed):
+    """The summand is the result of another convolution without activation: it travels with an offset."""
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(2, 7, 7, 6)).astype("float32")
+    weights = [generator.normal(size=(size, size, 6, 9)).astype("float32") for size in (1, 3)]
+    offsets = [generator.normal(size=9).astype("float32") * bias for _ in range(2)]
+
+    def function(x):
+        x = tf.nn.relu(x)
+        parts = [
+            tf.nn.bias_add(y, offset) if bias else y
+            for y, offset in zip((tf.nn.conv2d(x, w, 1, "SAME") for w in weights), offsets, strict=True)
+        ]
+        return tf.nn.relu(parts[0] + parts[1])
+
+    lowered, chains, ranges = lower(graph_of(function, (None, 7, 7, 6)), x)
+    assert sorted(fused(lowered)) == [["BiasAdd", "Requantize"], ["BiasAdd", "Sum", "Relu", "Requantize"]]
+    adding = next(chain for chain in chains if chain.summand)
+    made = next(chain for chain in chains if not chain.summand)
+    entering, middle, leaving = ranges[adding.input], ranges[adding.summand], ranges[adding.output]
+    assert middle.signed
+    values = quantized(np.maximum(x, 0), entering)
+
+    def real(chain):
+        index = 1 if chain.nodes[0].endswith("_1") else 0
+        steps, scale = quantized_weights(weights[index])
+        pad = (index, index)
+        return convolve(values, steps, (1, 1), [pad, pad], (1, 1)) * (entering.scale * scale) + offsets[index]
+
+    reference = real(adding) + quantized(real(made), middle) * middle.scale
+    result = lowered.predict(x)["y"]
+    expected = np.clip(np.rint(np.maximum(reference, 0) / leaving.scale), 0, 255)
+    difference = np.abs(np.rint(result / leaving.scale) - expected)
+    # A summand on the edge of a step may round either way, which is up to one step of its own, often a larger one.
+    assert difference.max() <= 1 + np.ceil(middle.scale / leaving.scale)
+    assert np.mean(difference == 0) >= 0.999
+
+
+def fused(graph):
+    nodes = [node for node in graph.graph_def.node if node.op == "_FusedQuantizedConv2D"]
+    return [[name.decode() for name in node.attr["fused_ops"].list.s] for node in nodes]
+
+
+def test_values_beyond_the_calibrated_range_saturate():
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(4, 6, 6, 3)).astype("float32")
+    weights = generator.normal(size=(3, 3, 3, 5)).astype("float32")
+    lowered, (chain,), ranges = lower(graph_of(lambda x: tf.nn.conv2d(x, weights, 1, "SAME"), (None, 6, 6, 3)), x)
+    entering, leaving = ranges[chain.input], ranges[chain.output]
+    steps, scale = quantized_weights(weights)
+    sums = convolve(quantized(x * 4, entering), steps, (1, 1), [(1, 1), (1, 1)], (1, 1))
+    result = lowered.predict(x * 4)["y"]
+    assert_agrees(result, sums * (entering.scale * scale), leaving)
+    assert result.max() == pytest.approx(leaving.limit, rel=1e-5)
+    assert result.min() == pytest.approx(-128 / 127 * leaving.limit, rel=1e-5)
+
+
+def test_positive_results_without_an_activation_are_unsigned():
+    """The kernel then has no Relu, and its result saturates at 0 as the annotated graph's does."""
+    generator = np.random.default_rng(0)
+    x = np.abs(generator.normal(size=(4, 6, 6, 3))).astype("float32")
+    weights = np.abs(generator.normal(size=(3, 3, 3, 5))).astype("float32")
+    lowered, (chain,), ranges = lower(graph_of(lambda x: tf.nn.conv2d(x, weights, 1, "SAME"), (None, 6, 6, 3)), x)
+    assert not ranges[chain.output].signed
+    assert fused(lowered) == [["BiasAdd", "Requantize"]]
+    steps, scale = quantized_weights(weights)
+    sums = convolve(quantized(x, ranges[chain.input]), steps, (1, 1), [(1, 1), (1, 1)], (1, 1))
+    assert_agrees(lowered.predict(x)["y"], sums * (ranges[chain.input].scale * scale), ranges[chain.output])
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_moving_ops_work_on_the_quantized_tensor(signed):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(4, 8, 8, 3)).astype("float32")
+    weights = generator.normal(size=(3, 3, 3, 5)).astype("float32")
+    second = generator.normal(size=(80, 6)).astype("float32")
+
+    def function(x):
+        y = tf.nn.conv2d(x, weights, 1, "SAME")
+        y = y if signed else tf.nn.relu(y)
+        y = tf.nn.max_pool2d(tf.pad(y, [[0, 0], [1, 1], [1, 1], [0, 0]]), 3, 2, "VALID")
+        return tf.matmul(tf.reshape(tf.squeeze(tf.expand_dims(y, 1), 1), [-1, 80]), second)
+
+    graph = graph_of(function, (None, 8, 8, 3))
+    lowered, chains, ranges = lower(graph, x)
+    names = [node.op for node in lowered.graph_def.node]
+    assert names.count("QuantizeV2") == 1
+    assert "Dequantize" not in names
+    assert "QuantizedMaxPool" in names
+    editor = GraphEditor(graph.graph_def)
+    annotated = annotate(graph, chains, ranges)
+    assert sum(node.op == FAKE_QUANT for node in annotated.graph_def.node) == len(ranges) == 2
+    assert editor.nodes.keys() >= {chain.op for chain in chains}
+    expected, result = annotated.predict(x)["y"], lowered.predict(x)["y"]
+    # The convolution may round one step otherwise, which one weight at most multiplies.
+    assert np.mean(np.abs(result - expected) < 1e-4 * np.abs(expected).max()) >= 0.99
+    assert np.abs(result - expected).max() <= ranges[chains[0].output].scale * np.abs(second).max() * 2

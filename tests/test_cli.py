@@ -1,0 +1,245 @@
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import tfopt
+from tfopt.cli import main
+from tfopt.errors import ConfigError
+from tfopt.exporting import SavedModelProcess
+from tfopt.flags import expand, flag_paths, parse, stages
+from tfopt.recipe import Recipe
+from tfopt.recipes import RECIPES
+
+TINY = """
+name = "tiny"
+export_dir = "artifacts"
+[model]
+builder = "mlp"
+arguments = { units = [16] }
+[data]
+source = "synthetic"
+arguments = { examples = 200, input_shape = [8], num_classes = 4 }
+[training]
+epochs = 2
+[pruning]
+target_sparsity = 0.5
+epochs = 1
+frequency = 1
+[quantization]
+"""
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(TINY)
+    return tmp_path
+
+
+@pytest.fixture
+def unbuilt(workplace):
+    keras.Sequential([keras.layers.Dense(3)]).save("unbuilt.keras")
+
+
+@pytest.fixture
+def built(workplace):
+    keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)], name="built").save("built.keras")
+
+
+# Words, and what the one line on standard error must hold: the value received, and the rule or the remedy.
+WRONG = {
+    "run nosuch": ["'nosuch'", "'digits_cnn'"],
+    "nosuch": ["'nosuch'", "'run'"],
+    "rum tiny.toml": ["Did you mean 'run'?"],
+    "run missing.toml": ["missing.toml", "readable"],
+    "run malformed.toml": ["malformed.toml", "valid TOML", "line 2"],
+    "run misspelt.toml": ["'pruning.target_sparsty'", "Did you mean 'pruning.target_sparsity'?"],
+    "run mistyped.toml": ["training.epochs", "'many'"],
+    "run tiny.toml --nosuch 3": ["--nosuch"],
+    "run tiny.toml --epoch 3": ["--epoch", "Did you mean --epochs?"],
+    "run tiny.toml --target-sparsity 90": ["target_sparsity must be in [0, 1)", "90", "0.9"],
+    "run tiny.toml --pruning.target-sparsity=-1": ["target_sparsity", "-1"],
+    "run tiny.toml --epochs many": ["--training.epochs", "many"],
+    "run tiny.toml --epochs 0": ["epochs must be a whole number of at least 1", "0"],
+    "run tiny.toml --epochs": ["--training.epochs"],
+    "run tiny.toml --precision half": ["'half'", "mixed_bfloat16"],
+    "run tiny.toml --builder resnet": ["'resnet'", "'resnet_cifar'"],
+    "run tiny.toml --model.arguments depth=3": ["depth", "units"],
+    "run tiny.toml --model.arguments depth": ["KEY=VALUE"],
+    "run tiny.toml --export-dir tiny.toml/x": ["tiny.toml/x/float32", "writable"],
+    "run tiny.toml stray": ["stray"],
+    "run --quick": ["The recipe must come first"],
+    "export unbuilt.keras out": ["built", "'sequential"],
+    "export nowhere out": ["nowhere", "saved_model.pb"],
+    "export built.keras out --precision int8": ["calibration_data", "None"],
+    "export built.keras out --precision int4": ["'int4'", "int8"],
+    "export built.keras tiny.toml/x": ["tiny.toml/x", "writable"],
+    "export built.keras . ": ["holds something else"],
+    "export built.keras out --precision int8 --calibration-data nowhere.npy": ["nowhere.npy"],
+    "export built.keras out --precision int8 --calibration-data wrong.npy": ["(None, 8)", "(5, 3)"],
+    "export": ["IN", "OUT"],
+    "verify nowhere": ["nowhere", "manifest.json"],
+    "verify": ["DIR"],
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_wrong_use_is_one_clear_line_and_writes_nothing(words, workplace, unbuilt, built, capfd):
+    (workplace / "malformed.toml").write_text('name = "x"\n[training\n')
+    (workplace / "misspelt.toml").write_text("[pruning]\ntarget_sparsty = 0.5\n")
+    (workplace / "mistyped.toml").write_text('[training]\nepochs = "many"\n')
+    np.save(workplace / "wrong.npy", np.zeros((5, 3), np.float32))
+    before = sorted(workplace.rglob("*"))
+    capfd.readouterr()
+    assert main(words.split()) == 2
+    error = capfd.readouterr().err
+    lines = [line for line in error.splitlines() if line.startswith("tfopt:")]
+    assert len(lines) == 1, error
+    assert all(part in lines[0] for part in WRONG[words]), lines[0]
+    assert "Traceback" not in error
+    assert sorted(workplace.rglob("*")) == before
+
+
+def test_standard_error_holds_the_error_alone(workplace):
+    """TensorFlow writes notices at import whatever its log level is; they must not bury the line."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tfopt.cli", "run", "nosuch"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        "tfopt: Unknown recipe 'nosuch'. Expected one of: 'digits_cnn', 'digits_resnet'."
+    ]
+
+
+def test_run_export_verify(workplace, capsys):
+    assert main(["run", "tiny.toml", "--json", "--target-sparsity", "0.75", "--no-quantization"]) == 0
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    assert "tiny" in captured.err
+    assert list(report["receipts"]) == ["float32", "pruned"]
+    pruned = report["receipts"]["pruned"]
+    assert pruned["zero_count"] / pruned["weight_count"] == pytest.approx(0.75, abs=0.01)
+
+    np.save("x.npy", np.random.default_rng(0).random((50, 8), dtype=np.float32))
+    words = ["artifacts/pruned", "int8", "--precision", "int8", "--calibration-data", "x.npy", "--json"]
+    assert main(["export", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["precision"] == "int8"
+
+    np.savez("test.npz", x=np.zeros((6, 8), np.float32), y=np.zeros(6, np.int64))
+    assert main(["verify", "int8", "--data", "test.npz", "--json"]) == 0
+    receipt = json.loads(capsys.readouterr().out)
+    assert receipt["baseline"] == "artifacts/pruned"
+    assert receipt["agreement"] is not None
+    assert receipt["kernels"]["_QuantizedMatMul"] == 2
+
+    model = workplace / "int8" / "saved_model.pb"
+    model.write_bytes(model.read_bytes()[:-1] + b"x")
+    assert main(["verify", "int8"]) == 1
+    assert "has changed" in capsys.readouterr().err
+
+
+def test_listings(capsys):
+    assert main(["recipes", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert Recipe.from_dict(listed["digits_cnn"]) == RECIPES["digits_cnn"]
+    assert main(["models", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["resnet_cifar"] == {"depth": 20, "width": 16}
+    assert main(["models"]) == 0
+    assert "filters=(6, 16)" in capsys.readouterr().out
+    assert main(["devices", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["logical_cores"] == len(os.sched_getaffinity(0))
+
+
+def test_every_command_has_help(capsys):
+    assert main(["--help"]) == 0
+    assert main(["run", "--help"]) == 0
+    for command in ("export", "verify", "recipes", "models", "devices", "run digits_cnn"):
+        with pytest.raises(SystemExit) as stop:
+            main([*command.split(), "--help"])
+        assert stop.value.code == 0
+        assert command in capsys.readouterr().out
+
+
+def test_flags_come_from_the_dataclasses():
+    paths = flag_paths(Recipe)
+    assert {"training.epochs", "pruning.target-sparsity", "quantization.observer", "export-dir"} <= set(paths)
+    assert list(stages(Recipe)) == ["pruning", "quantization"]
+    assert expand(Recipe, ["--epochs", "3"]) == ["--training.epochs", "3"]
+    with pytest.raises(ConfigError, match="--exclude"):  # pruning's or quantization's
+        expand(Recipe, ["--exclude", "x"])
+
+
+def test_flags_override_the_recipe_and_keep_the_rest():
+    recipe = RECIPES["digits_cnn"]
+    words = ["--epochs", "3", "--model.arguments", "filters=[4,8]", "dropout=0.5", "--export-dir", "None"]
+    parsed = parse(Recipe, words, "tfopt run digits_cnn", recipe)
+    assert parsed.training.epochs == 3
+    assert parsed.model.arguments == {"filters": [4, 8], "dropout": 0.5}
+    assert parsed.export_dir is None
+    assert parsed.pruning == recipe.pruning
+    assert parse(Recipe, [], "tfopt run digits_cnn", recipe) == recipe
+
+
+def test_a_stage_that_is_off_is_turned_on_by_its_flag(workplace, capsys):
+    (workplace / "plain.toml").write_text(TINY.split("[pruning]")[0])
+    assert main(["run", "plain.toml", "--json", "--pruning.target-sparsity", "0.5", "--pruning.epochs", "1"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["receipts"]) == ["float32", "pruned"]
+
+
+def test_the_script_takes_the_flags_of_the_recipe(workplace):
+    script = Path(__file__).parents[1] / "recipes" / "digits_cnn.py"
+    done = subprocess.run(
+        [sys.executable, script, "--target-sparsity", "90"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "target_sparsity=90" in done.stderr
+
+
+def intact(directory):
+    """Whether an artifact's directory is absent or whole: its digests hold and TensorFlow serves it."""
+    if not directory.exists():
+        return True
+    manifest = json.loads((directory / "manifest.json").read_text())
+    with SavedModelProcess(directory) as process:
+        return set(process.loaded["inputs"]) == set(manifest["signature"]["inputs"])
+
+
+@pytest.mark.slow
+def test_a_killed_run_leaves_no_half_written_artifact(workplace):
+    """SIGKILL at moments spread over the run, half of them as soon as an export has begun to write."""
+    generator = random.Random(0)
+    killed = 0
+    for attempt in range(10):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tfopt.cli", "run", "tiny.toml"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        artifacts = workplace / "artifacts"
+        deadline = time.monotonic() + (60 if attempt % 2 else generator.uniform(5, 20))
+        wanted = ("float32", "pruned", "int8")[attempt // 2 % 3]
+        while time.monotonic() < deadline and process.poll() is None:
+            if attempt % 2 and any(artifacts.glob(f".{wanted}.tmp-*")):
+                time.sleep(generator.uniform(0, 0.05))
+                break
+            time.sleep(0.002)
+        killed += process.poll() is None
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for name in ("float32", "pruned", "int8"):
+            assert intact(artifacts / name), (attempt, name)
+    assert killed >= 5
+    result = tfopt.run("tiny.toml")
+    assert result.ok
+    assert not [path for path in artifacts.iterdir() if path.name.startswith(".")]
