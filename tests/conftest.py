@@ -21,6 +21,15 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="TensorFlow sees no GPU on this machine"))
 
 
+@pytest.fixture(scope="session")
+def two_replicas():
+    """The strategy over both CPU devices. It must be the only one: TensorFlow mixes up the collectives of two."""
+    from tfopt import TrainingConfig, plan
+
+    strategy = plan(TrainingConfig(strategy="mirrored")).strategy
+    return strategy if strategy.num_replicas_in_sync == 2 else tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
 @pytest.fixture(autouse=True)
 def _keras_state():
     """Fixed seeds, and a check that no test (so nothing that tfopt does) leaves a dtype policy behind."""

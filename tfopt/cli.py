@@ -181,7 +181,7 @@ def verify_command(words: list[str]) -> int:
     options = _parse(VerifyOptions, words, "tfopt verify")
     from tfopt.data.files import load_examples
     from tfopt.exporting import verify
-    from tfopt.exporting.verify import read_manifest
+    from tfopt.exporting.manifest import read_manifest
 
     read_manifest(Path(options.artifact))  # not an artifact at all: wrong use
     data = None if options.data is None else load_examples(options.data, training=False)

@@ -8,10 +8,11 @@ import tomllib
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any
 
 import pydantic
+import pydantic_core
 import tomli_w
 
 from tfopt.data import SOURCES, Examples
@@ -116,6 +117,12 @@ class Recipe:
     export_dir: str | None = None
     """Directory that receives float32/, pruned/, int8/, receipts.json and report.html; nothing is written if None."""
 
+    def __post_init__(self) -> None:
+        for name, hint in typing.get_type_hints(Recipe).items():
+            config = nested_config(hint)
+            if config is not None and not isinstance(getattr(self, name), hint):
+                raise ConfigError(f"{name} must be a {config.__name__}. Received: {name}={getattr(self, name)!r}.")
+
     def quick(self) -> Recipe:
         """Returns the recipe cut down to see it run: few epochs, few examples, an export directory of its own.
 
@@ -129,7 +136,7 @@ class Recipe:
             data=replace(self.data, max_examples=min(self.data.max_examples or QUICK_EXAMPLES, QUICK_EXAMPLES)),
             training=replace(self.training, epochs=min(self.training.epochs, QUICK_EPOCHS)),
             pruning=pruning,
-            export_dir=self.export_dir and f"{self.export_dir}_quick",
+            export_dir=self.export_dir and f"{Path(self.export_dir)}_quick",
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,11 +158,16 @@ class Recipe:
         Raises:
             ConfigError: A setting is unknown, or its value wrong; the message gives its path.
         """
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"A recipe must be a mapping of settings. Received: {values!r}.")
         _check_names(cls, values, "")
         try:
-            return pydantic.TypeAdapter(cls).validate_python(dict(values))
+            # As JSON, where strict means that no word or truth value passes for a number, but a list is still a tuple.
+            return pydantic.TypeAdapter(cls).validate_json(pydantic_core.to_json(values), strict=True)
+        except pydantic_core.PydanticSerializationError as error:
+            raise ConfigError(f"A recipe must hold plain values. Received: {values!r} ({error}).") from error
         except pydantic.ValidationError as error:
-            raise _config_error(error) from error
+            raise _config_error(cls, error) from error
 
     @classmethod
     def from_toml(cls, file: str | Path) -> Recipe:
@@ -181,16 +193,15 @@ def _check_call(
     if isinstance(named, str) and named not in registry:
         raise unknown_name(kind, named, registry)
     function = registry[named] if isinstance(named, str) else named
+    if not callable(function):
+        raise ConfigError(f"{kind} must be a name or a function. Received: {kind}={named!r}.")
+    signature = inspect.signature(function)
     try:
-        inspect.signature(function).bind(*positional, **arguments)
+        signature.bind(*positional, **arguments)
     except TypeError as error:
-        accepted = [
-            name
-            for name, parameter in inspect.signature(function).parameters.items()
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        ]
+        accepted = ", ".join(list(signature.parameters)[len(positional) :]) or "no arguments"
         raise ConfigError(
-            f"arguments must be what {kind} {named!r} takes: {', '.join(accepted)}. "
+            f"arguments must be what {kind} {named!r} takes: {accepted}. "
             f"Received: arguments={dict(arguments)} ({error})."
         ) from error
 
@@ -221,8 +232,11 @@ def _plain(value: Any, path: str) -> Any:
         return [_plain(item, path) for item in value]
     if isinstance(value, (str, bool, int, float)):
         return value
+    if isinstance(value, PurePath):
+        return str(value)
     raise ConfigError(
-        f"{path} must be a name to be written as TOML. Received: {path}={value!r}. Give its registered name instead."
+        f"{path} must be a name or a plain value to be written as TOML. Received: {path}={value!r}. "
+        "Give its registered name instead."
     )
 
 
@@ -236,12 +250,29 @@ def _check_names(cls: type, values: Mapping[str, Any], path: str) -> None:
             _check_names(nested, value, f"{path}{name}.")
 
 
-def _config_error(error: pydantic.ValidationError) -> ConfigError:
+def _config_error(cls: type, error: pydantic.ValidationError) -> ConfigError:
     """Returns the first thing that pydantic found wrong as an error of ours."""
-    first = error.errors()[0]
+    first, *others = error.errors()
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
         return cause
-    path = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("literal", "function", "union")))
-    rule = first["msg"].removeprefix("Input should be ")
+    path = _setting(cls, first["loc"])
+    if first["type"] == "missing":
+        return ConfigError(f"{path} must be given. Received: {first['input']!r}.")
+    # A setting of several types has one error for each.
+    alternatives = [first, *(other for other in others if _setting(cls, other["loc"]) == path)]
+    rule = " or ".join(alternative["msg"].removeprefix("Input should be ") for alternative in alternatives)
+    rule = rule.replace("an object", "a table")  # what TOML calls it
     return ConfigError(f"{path} must be {rule}. Received: {path}={first['input']!r}.")
+
+
+def _setting(cls: type, location: tuple[int | str, ...]) -> str:
+    """Returns a setting's path: the names in a location down to a plain field; pydantic goes on with its types."""
+    names: list[str] = []
+    config: type | None = cls
+    for name in map(str, location):
+        if config is None:
+            break
+        names.append(name)
+        config = nested_config(typing.get_type_hints(config)[name])
+    return ".".join(names)

@@ -16,11 +16,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 from rich.console import Console
+from rich.markup import escape
 
 from tfopt.console import pass_summary, plan_table, receipts_table
 from tfopt.data import Examples
 from tfopt.errors import UnsupportedModelError, unknown_name
-from tfopt.exporting import export, verify
+from tfopt.exporting import export, verify_together
 from tfopt.exporting.atomic import check_target
 from tfopt.hardware import detect
 from tfopt.profiling import GpuMonitor
@@ -32,8 +33,6 @@ from tfopt.report import PassReport, Phase, Receipt, RunReport, write_text
 from tfopt.training import Plan, plan
 from tfopt.training import compile as compile_model
 from tfopt.training.progress import FitProgress
-
-EVALUATION_BATCH = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,22 +113,16 @@ def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | 
         for name in names:
             check_target(export_dir / name)
 
-    console.rule(f"[bold]{settings.name}[/bold]  {settings.description}", align="left")
+    console.print(f"[bold]{escape(settings.name)}[/bold]  {escape(settings.description)}\n")
+    _share_gpu_memory()
     decided = plan(settings)
     console.print(plan_table(decided.decisions))
     examples = settings.data.load()
     monitor = GpuMonitor()
     phases: list[Phase] = []
     passes: list[PassReport] = []
-    receipts: dict[str, Receipt] = {}
     with _seeded(settings.training.seed):
-        with decided.scope():
-            model = settings.model.build(examples.input_shape, examples.num_classes)
-        if not model.built:
-            raise UnsupportedModelError(
-                f"The builder must return a built model. Received: {model.name!r} from {settings.model.builder!r}. "
-                "Begin it with keras.Input, or call it once on a batch."
-            )
+        model = _build(settings, decided, examples)
         console.print(
             f"\n{model.name}: {model.count_params():,} parameters, {len(examples.x_train):,} examples to train on, "
             f"{len(examples.x_test):,} held out\n"
@@ -155,10 +148,11 @@ def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | 
             if export_dir is not None:
                 parent = "pruned" if settings.pruning else "float32"
                 _export(quantized, export_dir, "int8", examples, console, baseline=parent)
+    receipts: dict[str, Receipt] = {}
     if export_dir is not None:
-        for name in names:
-            with console.status(f"verifying {name}"):
-                receipts[name] = verify(export_dir / name, data=(examples.x_test, examples.y_test))
+        with console.status("verifying the artifacts, each in a fresh process"):
+            paths = [export_dir / name for name in names]
+            receipts = dict(zip(names, verify_together(paths, data=(examples.x_test, examples.y_test)), strict=True))
     report = RunReport(
         recipe=settings.name,
         description=settings.description,
@@ -173,6 +167,17 @@ def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | 
     if export_dir is not None:
         _write_reports(report, export_dir, console)
     return RunResult(model=model, plan=decided, report=report, receipts=receipts, export_dir=export_dir)
+
+
+def _build(settings: Recipe, decided: Plan, examples: Examples) -> keras.Model:
+    with decided.scope():
+        model = settings.model.build(examples.input_shape, examples.num_classes)
+    if not isinstance(model, keras.Model) or not model.built:
+        raise UnsupportedModelError(
+            f"The builder must return a built Keras 3 model. Received: {model!r} from {settings.model.builder!r}. "
+            "Begin it with keras.Input, or call it once on a batch."
+        )
+    return model
 
 
 def _fit(
@@ -228,7 +233,7 @@ def _export(
             calibration_data=examples.x_train,
             baseline=None if baseline is None else export_dir / baseline,
         )
-    console.print(f"exported {export_dir / name}, {artifact.bytes_on_disk:,} bytes", highlight=False)
+    _print_line(f"exported {export_dir / name}, {artifact.bytes_on_disk:,} bytes", console)
 
 
 def _write_reports(report: RunReport, export_dir: Path, console: Console) -> None:
@@ -241,8 +246,13 @@ def _write_reports(report: RunReport, export_dir: Path, console: Console) -> Non
     console.print(receipts_table(report.receipts))
     for receipt in report.receipts.values():
         for problem in receipt.problems:
-            console.print(f"[red]{receipt.artifact}: {problem}")
-    console.print(f"\nreport: {page}", highlight=False)
+            _print_line(f"{receipt.artifact}: {problem}", console, style="red")
+    _print_line(f"\nreport: {page}", console)
+
+
+def _print_line(words: str, console: Console, style: str | None = None) -> None:
+    """Prints a line with a path in it, which must neither be taken for markup nor be broken."""
+    console.print(words, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _environment() -> dict[str, str]:
@@ -254,6 +264,13 @@ def _environment() -> dict[str, str]:
         "processor": f"{hardware.cpu_model or 'unknown'}, {hardware.logical_cores} cores",
         "GPU": ", ".join(gpu.name for gpu in hardware.gpus) or "none",
     }
+
+
+def _share_gpu_memory() -> None:
+    """Has TensorFlow take GPU memory as it needs it, since the artifacts are verified in processes beside this one."""
+    for gpu in tf.config.list_physical_devices("GPU"):
+        with contextlib.suppress(RuntimeError):  # in use already: then it stays as its user set it
+            tf.config.experimental.set_memory_growth(gpu, True)
 
 
 @contextlib.contextmanager

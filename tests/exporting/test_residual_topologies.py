@@ -50,7 +50,7 @@ def test_nothing_crashes(run, results):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_agrees_with_the_annotated_graph(name, results):
-    """Errors are in steps of the output's range; a value on the edge of a step may round otherwise and be multiplied."""
+    """Errors are in steps of the output's range; a value on the edge of a step may round otherwise and be scaled."""
     for worst, mean in results[name]["errors"].values():
         assert worst <= 2.0
         assert mean <= 0.01

@@ -99,6 +99,7 @@ MODELS = {
     "no scale, no centre": lambda: stack(
         IMAGE, layers.Conv2D(4, 3, use_bias=False), layers.BatchNormalization(center=False, scale=False)
     ),
+    "swish": lambda: stack(IMAGE, layers.Conv2D(4, 3, activation="swish"), layers.Dense(3, activation="silu")),
     "rescaling": lambda: stack(IMAGE, layers.Rescaling(1 / 255, -0.5), layers.Conv2D(4, 3)),
     "attention": attention,
     "embedding": lambda: stack((5,), layers.Embedding(10, 4), layers.Flatten(), layers.Dense(2), dtype="int32"),
@@ -331,23 +332,23 @@ def test_models_that_cannot_be_frozen(build, message):
 
 
 def test_files_that_hold_no_model(tmp_path):
-    with pytest.raises(ArtifactError, match="holds no saved_model.pb"):
+    with pytest.raises(ArtifactError, match=r"holds no saved_model.pb"):
         freeze(tmp_path / "absent")
-    with pytest.raises(ArtifactError, match="readable .keras file"):
+    with pytest.raises(ArtifactError, match=r"readable .keras file"):
         freeze(tmp_path / "absent.keras")
     (tmp_path / "bad.keras").write_bytes(b"junk")
-    with pytest.raises(ArtifactError, match="readable .keras file"):
+    with pytest.raises(ArtifactError, match=r"readable .keras file"):
         freeze(tmp_path / "bad.keras")
     with zipfile.ZipFile(tmp_path / "other.keras", "w") as file:
         file.writestr("a", "b")
-    with pytest.raises(ArtifactError, match="readable .keras file"):
+    with pytest.raises(ArtifactError, match=r"readable .keras file"):
         freeze(str(tmp_path / "other.keras"))
     for content in (b"", b"garbage garbage"):
         (tmp_path / "saved_model.pb").write_bytes(content)
         with pytest.raises(ArtifactError, match="loadable SavedModel"):
             freeze(tmp_path)
     for source in (None, 3, np.zeros(3)):
-        with pytest.raises(ConfigError, match="source must be a keras.Model"):
+        with pytest.raises(ConfigError, match=r"source must be a keras.Model"):
             freeze(source)
 
 
@@ -360,7 +361,7 @@ def test_a_keras_file_with_an_unknown_layer(tmp_path):
 
 def test_a_signature_that_is_not_there(tmp_path):
     stack((3,), layers.Dense(2)).export(tmp_path, verbose=False)
-    with pytest.raises(ConfigError, match="Received: 'predict'.*'serving_default'"):
+    with pytest.raises(ConfigError, match=r"Received: 'predict'.*'serving_default'"):
         freeze(tmp_path, signature="predict")
 
 

@@ -8,7 +8,6 @@ import keras
 import numpy as np
 import psutil
 import pytest
-import tensorflow as tf
 
 from tfopt.errors import ConfigError
 from tfopt.hardware import detect
@@ -197,8 +196,8 @@ def test_fitting_again_after_fit_raised_leaves_one_thread_at_most(fit):
     assert sampling_threads() == []
 
 
-def test_it_runs_under_mirrored_strategy():
-    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+def test_it_runs_under_mirrored_strategy(two_replicas):
+    with two_replicas.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile(loss="mse")
     monitor = GpuMonitor(interval_s=0.05)

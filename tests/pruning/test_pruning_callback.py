@@ -73,9 +73,9 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_zeros_hold_after_every_step(name):
+def test_zeros_hold_after_every_step(name, two_replicas):
     settings = dict(SETTINGS[name])
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]) if settings.pop("replicas", 1) == 2 else None
+    strategy = two_replicas if settings.pop("replicas", 1) == 2 else None
     with strategy.scope() if strategy else contextlib.nullcontext():
         model = build(settings.pop("dtype", "float32"))
         compile_model(model, settings.pop("optimizer", lambda: "adam")(), **{"jit_compile": False, **settings})

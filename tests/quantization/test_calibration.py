@@ -54,7 +54,7 @@ def test_the_annotated_model_stays_close():
 
 
 def test_ranges_are_those_of_the_data():
-    found = dict((name, (low, high)) for name, low, high in ranges(quantize(convolutional(), calibration_data=X)))
+    found = {name: (low, high) for name, low, high in ranges(quantize(convolutional(), calibration_data=X))}
     low, high = next(iter(found.values()))  # the input
     assert -low == high == pytest.approx(np.abs(X).max())
     assert all(low == 0 for name, (low, _) in found.items() if "elu" in name.lower())

@@ -1,7 +1,7 @@
 """Data: sources of examples, and the pipeline that feeds them to `fit`."""
 
 from tfopt.data.batches import iterate_batches
-from tfopt.data.pipeline import pipeline
+from tfopt.data.pipeline import PREFETCH, pipeline
 from tfopt.data.sources import SOURCES, Examples, arrays, digits, synthetic
 
-__all__ = ["SOURCES", "Examples", "arrays", "digits", "iterate_batches", "pipeline", "synthetic"]
+__all__ = ["PREFETCH", "SOURCES", "Examples", "arrays", "digits", "iterate_batches", "pipeline", "synthetic"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tfopt.errors import ConfigError
+
 
 def random_shift(dataset: tf.data.Dataset, pixels: int, seed: int = 0) -> tf.data.Dataset:
     """Shifts each image by up to so many pixels in each direction; zeros fill what moves in.
@@ -11,22 +13,29 @@ def random_shift(dataset: tf.data.Dataset, pixels: int, seed: int = 0) -> tf.dat
     The shifts are drawn anew in every epoch and are the same in every run with the same seed.
 
     Args:
-        dataset: (image [height, width, channels], label) of single examples.
+        dataset: (image [height, width, channels], label, ...) of single examples.
         pixels: The largest shift.
         seed: Of the shifts.
+    Raises:
+        ConfigError: The inputs are not images.
     Example:
         >>> import numpy as np
         >>> images = tf.data.Dataset.from_tensor_slices((np.ones((2, 8, 8, 1), "float32"), [0, 1]))
         >>> [image.shape.as_list() for image, label in random_shift(images, pixels=2)]
         [[8, 8, 1], [8, 8, 1]]
     """
+    image = tf.nest.flatten(dataset.element_spec)[0]
+    if image.shape.rank not in (3, None):
+        raise ConfigError(
+            "random_shift must be 0 unless the inputs are images [height, width, channels]. "
+            f"Received: random_shift={pixels} and inputs of shape {tuple(image.shape)}."
+        )
     seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).batch(2, drop_remainder=True)
 
-    def shift(example: tuple[tf.Tensor, tf.Tensor], drawn: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        image, label = example
+    def shift(example: tuple[tf.Tensor, ...], drawn: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        image, *others = example
         padded = tf.pad(image, [[pixels, pixels], [pixels, pixels], [0, 0]])
-        return tf.image.stateless_random_crop(padded, image.shape, seed=drawn), label
+        shifted = tf.image.stateless_random_crop(padded, tf.shape(image), seed=drawn)
+        return tf.ensure_shape(shifted, image.shape), *others
 
-    return tf.data.Dataset.zip(dataset, seeds).map(
-        lambda example, drawn: shift(example, drawn), num_parallel_calls=tf.data.AUTOTUNE
-    )
+    return tf.data.Dataset.zip(dataset, seeds).map(shift, num_parallel_calls=tf.data.AUTOTUNE)

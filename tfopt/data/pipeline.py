@@ -10,6 +10,7 @@ from tfopt.data import augment
 
 # Larger sets than this are shuffled within a window of so many examples.
 SHUFFLE_BUFFER = 10_000
+PREFETCH = 2
 
 
 def pipeline(
@@ -20,7 +21,7 @@ def pipeline(
     cache: bool = True,
     random_shift: int = 0,
     seed: int = 0,
-    prefetch: int = tf.data.AUTOTUNE,
+    prefetch: int = PREFETCH,
 ) -> tf.data.Dataset:
     """Caches, shuffles, batches and prefetches.
 
@@ -31,7 +32,7 @@ def pipeline(
         cache: Whether to keep the examples in memory, so that reading and decoding happen once.
         random_shift: In training, shift images by up to so many pixels; see tfopt.data.augment.
         seed: Of the shuffle and the shifts.
-        prefetch: Batches made ready ahead of the training step.
+        prefetch: Batches made ready ahead of the training step; tf.data.AUTOTUNE leaves it to tf.data's autotuner.
     Example:
         >>> import numpy as np
         >>> batches = pipeline((np.zeros((10, 4)), np.zeros(10)), batch_size=4)
@@ -46,4 +47,8 @@ def pipeline(
         dataset = dataset.shuffle(size if 0 < size < SHUFFLE_BUFFER else SHUFFLE_BUFFER, seed=seed)
         if random_shift:
             dataset = augment.random_shift(dataset, random_shift, seed=seed)
-    return dataset.batch(batch_size).prefetch(prefetch)
+    options = tf.data.Options()
+    # The autotuner sleeps for ever longer between looks, and the end of an epoch waits until it wakes: for a short
+    # epoch that is up to half of its time (benchmarks/plan_choices.py).
+    options.autotune.enabled = prefetch == tf.data.AUTOTUNE
+    return dataset.batch(batch_size).prefetch(prefetch).with_options(options)

@@ -62,6 +62,7 @@ def digits(*, image_size: int = 32, test_fraction: float = 0.2, seed: int = 0) -
     """
     from sklearn.datasets import load_digits  # takes a second; only needed here
 
+    _check_at_least_one(image_size=image_size)
     images, labels = load_digits(return_X_y=True)
     pixels = (images.reshape(-1, 8, 8, 1) / 16).astype(np.float32)
     enlarged = tf.image.resize(pixels, (image_size, image_size)).numpy()
@@ -87,6 +88,7 @@ def arrays(
     """
     from sklearn.model_selection import train_test_split
 
+    x, y = np.asarray(x), np.asarray(y)
     if len(x) != len(y):
         raise ConfigError(f"x and y must be equally long. Received: {len(x)} inputs and {len(y)} labels.")
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or (len(y) and y.min() < 0):
@@ -95,7 +97,14 @@ def arrays(
         )
     if not 0 < test_fraction < 1:
         raise ConfigError(f"test_fraction must be in (0, 1). Received: test_fraction={test_fraction}.")
-    x_train, x_test, y_train, y_test = train_test_split(x, y, test_size=test_fraction, random_state=seed, stratify=y)
+    try:
+        parts = train_test_split(x, y, test_size=test_fraction, random_state=seed, stratify=y)
+    except ValueError as error:
+        raise ConfigError(
+            "Every class must have at least two examples, and each part at least one of every class. "
+            f"Received: {len(x)} examples and test_fraction={test_fraction} ({error})."
+        ) from error
+    x_train, x_test, y_train, y_test = parts
     return Examples(
         name=name, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test, num_classes=int(y.max()) + 1
     )
@@ -125,11 +134,18 @@ def synthetic(
         >>> synthetic(examples=100, input_shape=(8,)).x_train.shape
         (80, 8)
     """
+    _check_at_least_one(examples=examples, num_classes=num_classes)
     generator = np.random.default_rng(seed)
     patterns = generator.random((num_classes, *input_shape), dtype=np.float32)
     labels = np.arange(examples, dtype=np.int32) % num_classes
     x = patterns[labels] + noise * generator.standard_normal((examples, *input_shape), dtype=np.float32)
     return arrays(x, labels, test_fraction=test_fraction, seed=seed, name="synthetic")
+
+
+def _check_at_least_one(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if value < 1:
+            raise ConfigError(f"{name} must be at least 1. Received: {name}={value}.")
 
 
 SOURCES: dict[str, Callable[..., Examples]] = {"digits": digits, "synthetic": synthetic}

@@ -83,6 +83,11 @@ class _Lowering:
 
     def finish(self) -> FrozenGraph:
         """Gives the float readers of each annotated tensor a float tensor, and drops what nothing reads."""
+        for tensor, held in self.quantized.items():
+            for reader in [self.editor.nodes[name] for name in self.editor.consumers[tensor]]:
+                if reader.op == "Shape":  # takes any type; a Dequantize for the shape's sake would be a waste
+                    reader.attr["T"].CopyFrom(dtype_attr(held.dtype))
+                    self.editor.set_inputs(reader.name, [held.values])
         for name in self.editor.topological():
             node = self.editor.nodes[name]
             if node.op == FAKE_QUANT:
@@ -181,6 +186,7 @@ class _Lowering:
                 # Without it a signed range is divided into 128 steps, and the kernels take it for 127.
                 narrow_range=AttrValue(b=span.dtype == tf.qint8),
                 axis=AttrValue(i=-1),
+                ensure_minimum_range=AttrValue(f=0.0),  # else a range below 0.01 is widened, unknown to the kernels
             )
             result = replace(span, values=values)
         elif node.op in PASS_THROUGH and ":" not in tensor:

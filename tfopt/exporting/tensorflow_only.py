@@ -38,6 +38,8 @@ CONVERSIONS = ("QuantizeV2", "Dequantize", "QuantizedMaxPool")
 
 class Runner:
     def load(self, path: str) -> dict[str, Any]:
+        for gpu in tf.config.list_physical_devices("GPU"):
+            tf.config.experimental.set_memory_growth(gpu, True)  # it is shared with other artifacts' processes
         self.model = tf.saved_model.load(path)  # kept: its variables go when it does
         self.serve = self.model.signatures["serving_default"]
         outputs = self.serve.structured_outputs

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import os
 import tarfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tfopt.data.batches import iterate_batches
-from tfopt.errors import ArtifactError, ConfigError
+from tfopt.errors import ConfigError
+from tfopt.exporting.accuracy import labelled_examples
 from tfopt.exporting.atomic import MARK
+from tfopt.exporting.manifest import CHECKED_VALUES, check_inputs, read_intact_manifest, read_manifest
 from tfopt.exporting.process import SavedModelProcess, alternate
-from tfopt.exporting.saved_model import CHECKED_VALUES, MANIFEST_FORMAT, check_inputs
 from tfopt.hardware import detect
 from tfopt.report import Receipt
 
 # How far outputs may lie from those recorded at export, as a ratio of norms: another processor sums in another order,
 # and in int8 a sum that falls on the edge of a step may round to the next one.
 TOLERANCE = {"float32": 1e-3, "int8": 5e-2}
+NO_DATA = "no labelled data given"
 
 
 def verify(
@@ -54,90 +54,94 @@ def verify(
         >>> receipt.ok, receipt.weight_count
         (True, 8)
     """
+    return verify_together([artifact], baseline=baseline, data=data, batch_size=batch_size, seconds=seconds)[0]
+
+
+def verify_together(
+    artifacts: Sequence[str | Path],
+    *,
+    baseline: str | Path | None = None,
+    data: Any = None,
+    batch_size: int = 1,
+    seconds: float = 0.3,
+) -> list[Receipt]:
+    """Measures several artifacts of one model as `verify` does, timed in the same turns: their latencies compare.
+
+    Args:
+        artifacts: Their directories; all take the same inputs.
+        baseline, data, batch_size, seconds: As in `verify`.
+    Returns: A receipt for each, in the same order.
+    """
     if batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1. Received: batch_size={batch_size}.")
-    path = Path(artifact)
-    manifest = read_manifest(path)
-    problems = _damaged_files(path, manifest)
-    if problems:
-        raise ArtifactError(f"{problems[0]} Export {path} again.")
-    other, reason = _baseline(path, manifest, baseline)
-    unavailable = {"speedup": reason, "agreement": reason, "baseline_accuracy": reason} if reason else {}
+    manifests = {Path(artifact): read_intact_manifest(Path(artifact)) for artifact in artifacts}
+    baselines = {path: _baseline(path, manifest, baseline) for path, manifest in manifests.items()}
+    against = [found for found, _ in baselines.values() if found is not None]
     with ExitStack() as stack:
-        process = stack.enter_context(SavedModelProcess(path))
-        against = stack.enter_context(SavedModelProcess(other)) if other else None
-        loaded = process.loaded
-        if loaded["imported"]:
-            problems.append(f"The process had imported {', '.join(loaded['imported'])}.")
-        signature = manifest["signature"]
-        if sorted(loaded["inputs"]) != sorted(signature["inputs"]):
-            problems.append(f"The signature takes {sorted(loaded['inputs'])}, the manifest says otherwise.")
-
-        inputs = check_inputs(signature["inputs"], manifest["check"])
-        parity = _parity(process.predict(inputs), manifest, problems)
-        accuracy, agreement, baseline_accuracy = _accuracy(process, against, data, unavailable)
-
-        fixed = next((spec["shape"][0] for spec in signature["inputs"].values() if spec["shape"]), None)
-        batch_size = fixed or batch_size
-        timed = {name: np.repeat(value[:1], batch_size, axis=0) for name, value in inputs.items()}
-        times = alternate([process, *([against] if against else [])], timed, seconds)
-    median = float(np.median(times[0]))
-    return Receipt(
-        artifact=str(artifact),
-        precision=manifest["precision"],
-        baseline=None if other is None else str(other),
-        parity_max_abs_error=parity[0],
-        parity_relative_error=parity[1],
-        agreement=agreement,
-        accuracy=accuracy,
-        baseline_accuracy=baseline_accuracy,
-        bytes_on_disk=sum(file.stat().st_size for file in _files(path)),
-        gzip_bytes=_gzip_bytes(path),
-        weight_count=loaded["weights"],
-        zero_count=loaded["zeros"],
-        batch_size=batch_size,
-        latency_ms_median=median,
-        latency_ms_p99=float(np.percentile(times[0], 99)),
-        speedup=float(np.median(times[1])) / median if against else None,
-        kernels=loaded["kernels"],
-        tensorflow_version=loaded["tensorflow"],
-        device=_device(loaded["devices"]),
-        unavailable=unavailable,
-        problems=problems,
-    )
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """Returns an artifact's manifest.
-
-    Raises:
-        ArtifactError: There is none, or it cannot be read.
-    """
-    try:
-        manifest: dict[str, Any] = json.loads((path / MARK).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ArtifactError(
-            f"artifact must be a directory that tfopt.export wrote. Received: {path}, which holds no {MARK}."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"The manifest must be readable JSON. Received: {path / MARK} ({error}).") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT or "tfopt" not in manifest:
-        raise ArtifactError(
-            f"The manifest must be one that tfopt.export wrote, of format {MANIFEST_FORMAT}. "
-            f"Received: {path / MARK}, which is another. Export {path} again."
+        processes = {path: stack.enter_context(SavedModelProcess(path)) for path in [*manifests, *against]}
+        first = next(iter(processes.values()))
+        examples = None if data is None else labelled_examples(data, first.loaded["inputs"])
+        classes = {path: examples.predict(process) for path, process in processes.items()} if examples else {}
+        checked = {path: _check(processes[path], manifest) for path, manifest in manifests.items()}
+        timed = _one_batch(next(iter(manifests.values())), batch_size)
+        milliseconds = dict(zip(processes, alternate(list(processes.values()), timed, seconds), strict=True))
+    medians = {path: float(np.median(times)) for path, times in milliseconds.items()}
+    receipts = []
+    for path, manifest in manifests.items():
+        loaded, (parity, problems) = processes[path].loaded, checked[path]
+        other, no_baseline = baselines[path]
+        unavailable = {"baseline": no_baseline, "speedup": no_baseline} if other is None else {}
+        for name in ("agreement", "baseline_accuracy"):
+            if other is None or examples is None:
+                unavailable[name] = no_baseline or NO_DATA
+        if examples is None:
+            unavailable["accuracy"] = NO_DATA
+        receipts.append(
+            Receipt(
+                artifact=str(path),
+                precision=manifest["precision"],
+                baseline=None if other is None else str(other),
+                parity_max_abs_error=parity[0],
+                parity_relative_error=parity[1],
+                agreement=float(np.mean(classes[path] == classes[other])) if examples and other else None,
+                accuracy=float(np.mean(classes[path] == examples.classes)) if examples else None,
+                baseline_accuracy=float(np.mean(classes[other] == examples.classes)) if examples and other else None,
+                bytes_on_disk=sum(file.stat().st_size for file in _files(path)),
+                gzip_bytes=_gzip_bytes(path),
+                weight_count=loaded["weights"],
+                zero_count=loaded["zeros"],
+                batch_size=len(next(iter(timed.values()))),
+                latency_ms_median=medians[path],
+                latency_ms_p99=float(np.percentile(milliseconds[path], 99)),
+                speedup=medians[other] / medians[path] if other else None,
+                kernels=loaded["kernels"],
+                tensorflow_version=loaded["tensorflow"],
+                device=_device(loaded["devices"]),
+                unavailable=unavailable,
+                problems=problems,
+            )
         )
-    return manifest
+    return receipts
 
 
-def _damaged_files(path: Path, manifest: dict[str, Any]) -> list[str]:
+def _check(process: SavedModelProcess, manifest: dict[str, Any]) -> tuple[tuple[float | None, float | None], list[str]]:
+    """Returns (largest, relative) difference to the source model's outputs, and what is wrong."""
     problems = []
-    for name, recorded in manifest["files"].items():
-        file = path / name
-        if not file.is_file():
-            problems.append(f"The artifact must be complete. Received: {file}, which is missing.")
-        elif hashlib.sha256(file.read_bytes()).hexdigest() != recorded["sha256"]:
-            problems.append(f"The artifact must be as it was written. Received: {file}, which has changed.")
-    return problems
+    if process.loaded["imported"]:
+        problems.append(f"The process had imported {', '.join(process.loaded['imported'])}.")
+    wanted = manifest["signature"]["inputs"]
+    if sorted(process.loaded["inputs"]) != sorted(wanted):
+        problems.append(f"The signature takes {sorted(process.loaded['inputs'])}, the manifest says otherwise.")
+    outputs = process.predict(check_inputs(wanted, manifest["check"]))
+    return _parity(outputs, manifest, problems), problems
+
+
+def _one_batch(manifest: dict[str, Any], batch_size: int) -> dict[str, np.ndarray]:
+    """Returns inputs of the batch size asked for, or of the one that the signature fixes."""
+    specs = manifest["signature"]["inputs"]
+    fixed = next((spec["shape"][0] for spec in specs.values() if spec["shape"]), None)
+    inputs = check_inputs(specs, manifest["check"])
+    return {name: np.repeat(value[:1], fixed or batch_size, axis=0) for name, value in inputs.items()}
 
 
 def _baseline(path: Path, manifest: dict[str, Any], given: str | Path | None) -> tuple[Path | None, str]:
@@ -177,66 +181,6 @@ def _relative(values: np.ndarray, reference: np.ndarray) -> float:
     return float(np.linalg.norm(values - reference) / max(float(np.linalg.norm(reference)), 1e-12))
 
 
-def _accuracy(
-    process: SavedModelProcess, against: SavedModelProcess | None, data: Any, unavailable: dict[str, str]
-) -> tuple[float | None, float | None, float | None]:
-    """Returns accuracy, agreement with the baseline and the baseline's accuracy; why not, where there is none."""
-    if data is None:
-        unavailable.update(dict.fromkeys(("accuracy", "agreement", "baseline_accuracy"), "no labelled data given"))
-        return None, None, None
-    names = list(process.loaded["inputs"])
-    batches = list(iterate_batches(data, inputs=len(names)))
-    if not batches or any(labels is None for _, labels in batches):
-        raise ConfigError("data must be labelled examples, (inputs, labels). Received: no examples, or no labels.")
-    inputs = _join([values for values, _ in batches], process.loaded["inputs"])
-    labels = np.concatenate([labels.reshape(len(labels), -1) for _, labels in batches if labels is not None])
-    if len(labels) != len(next(iter(inputs.values()))):
-        raise ConfigError(
-            "data must have one label per example. "
-            f"Received: {len(next(iter(inputs.values())))} examples and {len(labels)} labels."
-        )
-    classes = labels.argmax(axis=1) if labels.shape[1] > 1 else labels[:, 0]
-    own = _classes(process, inputs)
-    if against is None:
-        return float(np.mean(own == classes)), None, None
-    theirs = _classes(against, inputs)
-    return float(np.mean(own == classes)), float(np.mean(own == theirs)), float(np.mean(theirs == classes))
-
-
-def _join(batches: list[Any], specs: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Returns all batches as one array per input of the artifact."""
-    joined = {}
-    for position, (name, spec) in enumerate(specs.items()):
-        try:
-            parts = [_part(values, name, position) for values in batches]
-            joined[name] = np.concatenate(parts).astype(spec["dtype"])
-        except (LookupError, ValueError) as error:
-            raise ConfigError(f"data must give the inputs {list(specs)}. Received: no {name!r} ({error}).") from error
-        shape = joined[name].shape
-        wanted = spec["shape"] or [None] * len(shape)
-        if len(shape) != len(wanted) or any(size not in (None, own) for size, own in zip(wanted, shape, strict=True)):
-            raise ConfigError(
-                f"data must have the shape of input {name!r}, {tuple(wanted)}. Received: examples of shape {shape}."
-            )
-    return joined
-
-
-def _part(values: Any, name: str, position: int) -> np.ndarray:
-    if isinstance(values, dict):
-        return np.asarray(values[name])
-    return np.asarray(values[position] if isinstance(values, (tuple, list)) else [values][position])
-
-
-def _classes(process: SavedModelProcess, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    outputs = next(iter(process.predict(inputs).values()))
-    if outputs.ndim != 2 or outputs.shape[1] < 2:
-        raise ConfigError(
-            f"data can be given for classifiers only, whose first output is [batch, classes]. "
-            f"Received: {process.path} with an output of shape {outputs.shape}. Leave data out."
-        )
-    return np.asarray(outputs.argmax(axis=1))
-
-
 def _files(path: Path) -> list[Path]:
     return sorted(file for file in path.rglob("*") if file.is_file())
 
@@ -252,6 +196,3 @@ def _gzip_bytes(path: Path) -> int:
 def _device(devices: list[str]) -> str:
     hardware = detect()
     return hardware.gpus[0].name if "GPU" in devices and hardware.gpus else hardware.cpu_model or "CPU"
-
-
-__all__ = ["read_manifest", "verify"]

@@ -90,8 +90,9 @@ def _any_value(spec: tf.TensorSpec) -> tf.Tensor:
 def _skip_identities(editor: GraphEditor, outputs: frozenset[str]) -> None:
     for name in editor.topological():
         node = editor.nodes[name]
-        if node.op == "Identity" and name not in outputs:
-            editor.redirect(name, node.input[0])
+        if node.op in ("Identity", "IdentityN") and name not in outputs:  # IdentityN carries a custom gradient
+            for index, tensor in enumerate(node.input):
+                editor.redirect(f"{name}:{index}" if index else name, tensor)
             editor.remove([name])
 
 

@@ -23,8 +23,8 @@ def compile(
 ) -> None:
     """Compiles a model with the plan's XLA and steps-per-execution settings, inside its strategy.
 
-    Under float16 Keras adds the dynamic loss scaling itself. An optimizer or metric that was made outside the strategy's
-    scope is replaced by a new one with the same settings, since its variables would not be on every replica.
+    Under float16 Keras adds the dynamic loss scaling itself. An optimizer or metric that was made outside the
+    strategy's scope is replaced by a new one with the same settings, since its variables are not on every replica.
 
     Args:
         model: Any Keras model, built under `plan.scope()`.

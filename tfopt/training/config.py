@@ -88,7 +88,7 @@ def _check_name(kind: str, value: Any, known: tuple[str, ...], accepted: type) -
         if value not in known:
             raise unknown_name(kind, value, known)
     elif not isinstance(value, accepted):
-        raise ConfigError(f"{kind} must be a name or a {accepted.__name__} object. Received: {kind}={value!r}.")
+        raise ConfigError(f"{kind} must be a name or an instance of {accepted.__name__}. Received: {kind}={value!r}.")
 
 
 def _is_number(value: Any) -> bool:

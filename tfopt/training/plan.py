@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from tfopt.hardware import Hardware, detect
 from tfopt.report import Decision
 from tfopt.training.config import TrainingConfig
 
-# Measured on CPUs: an MLP gains 1.65x at 10 steps per call; more gains nothing further and delays callbacks.
+# Small models gain most from it (benchmarks/plan_choices.py); more delays callbacks and gains little further.
 STEPS_PER_CALL = 10
 
 
@@ -37,7 +38,7 @@ class Plan:
         jit_compile: Whether XLA compiles the training step.
         strategy: The tf.distribute strategy, or None for one device.
         steps_per_execution: Steps run per call into TensorFlow.
-        prefetch: Batches made ready ahead, or tf.data.AUTOTUNE.
+        prefetch: Batches made ready ahead.
         decisions: Each setting with its value and the reason; `print(plan)` shows them.
     """
 
@@ -116,11 +117,7 @@ def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware 
             Decision(setting="jit_compile", value=str(jit_compile), reason=jit_reason),
             Decision(setting="strategy", value=strategy_value, reason=strategy_reason),
             Decision(setting="steps_per_execution", value=str(steps), reason=steps_reason),
-            Decision(
-                setting="prefetch",
-                value="autotuned" if prefetch == tf.data.AUTOTUNE else str(prefetch),
-                reason=prefetch_reason,
-            ),
+            Decision(setting="prefetch", value=str(prefetch), reason=prefetch_reason),
             _batch(settings, strategy),
         ),
     )
@@ -130,7 +127,7 @@ def _precision(config: TrainingConfig, machine: Hardware) -> tuple[str, str]:
     if config.precision != "auto":
         return config.precision, "as asked"
     if not machine.gpus:
-        return "float32", "no GPU; on a CPU half precision pays only with AMX, and is up to 2.5x slower without"
+        return "float32", "no GPU; half precision gains a CPU little, or slows it down"
     capabilities = [gpu.compute_capability for gpu in machine.gpus]
     if any(capability is None for capability in capabilities):
         return "float32", "the GPU's compute capability is unknown"
@@ -153,7 +150,7 @@ def _jit_compile(config: TrainingConfig, machine: Hardware, strategy: Any) -> tu
             )
         return bool(config.jit_compile), "as asked"
     if not machine.gpus:
-        return False, "no GPU; on a CPU XLA trains a small ResNet at 0.9x and takes 10 s longer to start"
+        return False, "no GPU; on a CPU XLA slows convolutions down and takes long to start"
     if strategy is not None:
         return False, "Keras' fit fails under XLA with a distribution strategy (keras issue 20763)"
     return True, f"XLA fuses the step's small kernels on {machine.gpus[0].name}"
@@ -163,14 +160,20 @@ def _strategy(config: TrainingConfig, machine: Hardware) -> tuple[Any, str, str]
     if not isinstance(config.strategy, str):
         return config.strategy, type(config.strategy).__name__, "as given"
     if config.strategy == "mirrored":
-        strategy = tf.distribute.MirroredStrategy()
+        strategy = _mirrored()
         return strategy, f"mirrored, {strategy.num_replicas_in_sync} replicas", "as asked"
     if config.strategy == "auto" and len(machine.gpus) > 1:
-        strategy = tf.distribute.MirroredStrategy()
+        strategy = _mirrored()
         return strategy, f"mirrored, {strategy.num_replicas_in_sync} replicas", f"{len(machine.gpus)} GPUs"
     if config.strategy == "none":
         return None, "none", "as asked"
     return None, "none", f"one GPU, {machine.gpus[0].name}" if machine.gpus else "no GPU; one CPU device"
+
+
+@functools.cache
+def _mirrored() -> tf.distribute.MirroredStrategy:
+    """One for the whole process: two number their collective operations alike, and TensorFlow mixes these up."""
+    return tf.distribute.MirroredStrategy()
 
 
 def _steps_per_execution(config: TrainingConfig, strategy: Any) -> tuple[int, str]:
@@ -190,7 +193,7 @@ def _steps_per_execution(config: TrainingConfig, strategy: Any) -> tuple[int, st
 def _prefetch(config: TrainingConfig) -> tuple[int, str]:
     if config.prefetch != "auto":
         return config.prefetch, "as asked"
-    return tf.data.AUTOTUNE, "tf.data sets the depth while it runs"
+    return data.PREFETCH, "enough to overlap input and training; tf.data's autotuner makes the end of an epoch wait"
 
 
 def _batch(config: TrainingConfig, strategy: Any) -> Decision:

@@ -1,0 +1,99 @@
+"""What "auto" chooses between, measured on this machine: precision, XLA, steps per execution and prefetch.
+
+    python benchmarks/plan_choices.py
+
+Trains each builder plainly (float32, no XLA, one step per execution, two batches prefetched) and with one setting
+changed, one epoch of each in turns, and reports the median time per step and its ratio to the plain one. Results go to
+benchmarks/results/plan_choices.json. Takes three minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+import tyro
+
+import tfopt
+from tfopt.hardware import detect
+from tfopt.report import write_text
+
+RESULTS = Path(__file__).parent / "results"
+INPUT_SHAPE, CLASSES, BATCH = (32, 32, 3), 10, 64
+MODELS = {
+    "mlp": (tfopt.models.mlp, {}),
+    "simple_cnn": (tfopt.models.simple_cnn, {}),
+    "resnet_cifar_8": (tfopt.models.resnet_cifar, {"depth": 8}),
+}
+PLAIN = {"precision": "float32", "jit_compile": False, "steps_per_execution": 1, "prefetch": 2}
+CHANGES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "mixed_bfloat16": {"precision": "mixed_bfloat16"},
+    "jit_compile": {"jit_compile": True},
+    "steps_per_execution_10": {"steps_per_execution": 10},
+    "prefetch_autotune": {"prefetch": tf.data.AUTOTUNE},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    steps: int = 40
+    """Steps per epoch."""
+    rounds: int = 6
+    """How often the turn passes; the first is not counted."""
+    out: Path = RESULTS / "plan_choices.json"
+    """Where the results go."""
+
+
+def main(options: Options) -> dict[str, Any]:
+    results = {
+        "what": f"training step, batch {BATCH} of {INPUT_SHAPE}, one setting changed",
+        "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
+        "cpu_features": detect().cpu_features,
+        "gpus": [gpu.name for gpu in detect().gpus],
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "models": {name: measure(builder, arguments, options) for name, (builder, arguments) in MODELS.items()},
+    }
+    options.out.parent.mkdir(exist_ok=True)
+    write_text(options.out, json.dumps(results, indent=2) + "\n")
+    return results
+
+
+def measure(builder: Any, arguments: dict[str, Any], options: Options) -> dict[str, Any]:
+    generator = np.random.default_rng(0)
+    x = generator.random((BATCH * options.steps, *INPUT_SHAPE), dtype=np.float32)
+    y = generator.integers(0, CLASSES, len(x))
+    fits = {name: prepare(builder, arguments, x, y, {**PLAIN, **change}) for name, change in CHANGES.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in fits}
+    for _ in range(options.rounds):
+        for name, fit in fits.items():
+            start = time.perf_counter()
+            fit()
+            seconds[name].append(time.perf_counter() - start)
+    medians = {name: float(np.median(times[1:])) / options.steps * 1e3 for name, times in seconds.items()}
+    return {
+        "median_step_ms": {name: round(value, 2) for name, value in medians.items()},
+        "speed_against_plain": {name: round(medians["plain"] / value, 2) for name, value in medians.items()},
+        "first_epoch_s": {name: round(times[0], 1) for name, times in seconds.items()},
+    }
+
+
+def prepare(builder: Any, arguments: dict[str, Any], x: np.ndarray, y: np.ndarray, settings: dict[str, Any]) -> Any:
+    prefetch = settings.pop("prefetch")
+    plan = tfopt.plan(tfopt.TrainingConfig(global_batch_size=BATCH, strategy="none", **settings))
+    with plan.scope():
+        model = builder(INPUT_SHAPE, CLASSES, **arguments)
+    tfopt.compile(model, plan, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    batches = tfopt.data.pipeline((x, y), batch_size=BATCH, prefetch=prefetch)
+    return lambda: model.fit(batches, shuffle=False, verbose=0)
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(tyro.cli(Options, description=__doc__)), indent=2))

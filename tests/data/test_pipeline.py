@@ -1,0 +1,194 @@
+"""The pipeline gives every example once per epoch, in an order that is new each epoch and the same each run."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfopt.data import pipeline
+from tfopt.data.augment import random_shift
+from tfopt.errors import ConfigError
+
+NUMBERS = (np.arange(53, dtype="float32"), np.arange(53))
+
+
+def epoch(dataset):
+    return [int(label) for _, labels in dataset for label in labels]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("batch_size", [1, 8, 53, 100])
+def test_every_example_comes_once_per_epoch(training, batch_size):
+    dataset = pipeline(NUMBERS, batch_size=batch_size, training=training)
+    for _ in range(2):
+        assert sorted(epoch(dataset)) == list(range(53))
+    sizes = [len(x) for x, _ in dataset]
+    assert sizes[:-1] == [batch_size] * (len(sizes) - 1)
+    assert sum(sizes) == 53
+    assert len(dataset) == len(sizes)  # Keras shows progress by it
+
+
+def test_inputs_keep_their_labels():
+    for x, y in pipeline(NUMBERS, batch_size=8):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_the_order_is_new_in_every_epoch_and_the_same_in_every_run():
+    keras.utils.set_random_seed(3)
+    dataset = pipeline(NUMBERS, batch_size=8, seed=1)
+    first, second = epoch(dataset), epoch(dataset)
+    assert first != second
+    assert first != list(range(53))
+    again = pipeline(NUMBERS, batch_size=8, seed=1)
+    assert [epoch(again), epoch(again)] == [first, second]
+    assert epoch(pipeline(NUMBERS, batch_size=8, seed=2)) != first
+
+
+def test_without_training_the_order_stays():
+    dataset = pipeline(NUMBERS, batch_size=8, training=False, random_shift=0)
+    assert epoch(dataset) == epoch(dataset) == list(range(53))
+
+
+def counting_source(size=10):
+    reads = []
+
+    def read():
+        for number in range(size):
+            reads.append(number)
+            yield np.float32(number), number
+
+    signature = (tf.TensorSpec((), tf.float32), tf.TensorSpec((), tf.int64))
+    return tf.data.Dataset.from_generator(read, output_signature=signature), reads
+
+
+@pytest.mark.parametrize(("cache", "times"), [(True, 1), (False, 3)])
+def test_a_cached_source_is_read_once(cache, times):
+    source, reads = counting_source()
+    dataset = pipeline(source, batch_size=4, cache=cache)
+    for _ in range(3):
+        assert sorted(epoch(dataset)) == list(range(10))
+    assert len(reads) == times * 10
+
+
+def test_a_cached_source_is_still_shuffled_anew():
+    dataset = pipeline(counting_source(40)[0], batch_size=8)
+    assert epoch(dataset) != epoch(dataset)
+
+
+def test_sample_weights_pass_through():
+    x = np.ones((6, 4, 4, 1), "float32")
+    weights = np.arange(6, dtype="float32")
+    dataset = pipeline((x, np.arange(6), weights), batch_size=4, random_shift=1)
+    for _, labels, weight in dataset:
+        np.testing.assert_array_equal(labels, weight)
+
+
+def numbered_images(count=12, height=7, width=6, channels=2):
+    """Images in which every pixel is another positive number, so that any shift can be told."""
+    pixels = np.arange(1, count * height * width * channels + 1, dtype="float32")
+    return pixels.reshape(count, height, width, channels)
+
+
+def offset(original, shifted, pixels):
+    """The reference: the (down, right) by which the zero-padded original was moved; None if by none in bounds."""
+    padded = np.pad(original, [(pixels, pixels), (pixels, pixels), (0, 0)])
+    height, width, _ = original.shape
+    found = [
+        (pixels - top, pixels - left)
+        for top in range(2 * pixels + 1)
+        for left in range(2 * pixels + 1)
+        if np.array_equal(padded[top : top + height, left : left + width], shifted)
+    ]
+    return found[0] if found else None
+
+
+def offsets(dataset, images, pixels):
+    moved = [(int(label), x) for batch, labels in dataset for x, label in zip(batch.numpy(), labels, strict=True)]
+    return {label: offset(images[label], x, pixels) for label, x in moved}
+
+
+@pytest.mark.parametrize("pixels", [1, 3])
+def test_each_image_is_shifted_by_some_offset_within_bounds(pixels):
+    images = numbered_images()
+    dataset = pipeline((images, np.arange(12)), batch_size=5, random_shift=pixels)
+    seen = set()
+    for _ in range(40):
+        found = offsets(dataset, images, pixels)
+        assert len(found) == 12
+        assert None not in found.values()
+        seen |= set(found.values())
+    # 480 draws from 9 or 49 offsets: each is missed with a probability under 0.01%.
+    assert len(seen) == (2 * pixels + 1) ** 2
+
+
+def test_shifts_are_new_in_every_epoch_and_the_same_in_every_run():
+    images = numbered_images()
+
+    def three_epochs(seed):
+        keras.utils.set_random_seed(0)
+        dataset = pipeline((images, np.arange(12)), batch_size=5, random_shift=2, seed=seed)
+        return [offsets(dataset, images, 2) for _ in range(3)]
+
+    first = three_epochs(seed=1)
+    assert first[0] != first[1] != first[2]
+    assert three_epochs(seed=1) == first
+    assert three_epochs(seed=2) != first
+
+
+def test_shifts_inside_fit_are_new_in_every_epoch_and_the_same_in_every_run():
+    images = numbered_images(count=8, channels=1)
+
+    def fit():
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input(images.shape[1:]), keras.layers.Flatten(), keras.layers.Dense(1)])
+        seen = []
+
+        def record(x, y):
+            seen.append([offset(images[int(label)], image, 2) for image, label in zip(x, y, strict=True)])
+            return x
+
+        def spy(x, y):
+            recorded = tf.numpy_function(record, [x, y], tf.float32)
+            return tf.ensure_shape(recorded, x.shape), tf.cast(y, tf.float32)
+
+        model.compile("sgd", "mse")
+        dataset = pipeline((images, np.arange(8)), batch_size=8, random_shift=2)
+        model.fit(dataset.map(spy), epochs=3, shuffle=False, verbose=0)
+        return seen, model.get_weights()
+
+    (seen, weights), (again, same) = fit(), fit()
+    assert len(seen) >= 3
+    assert all(None not in batch for batch in seen)
+    assert seen[0] != seen[1] != seen[2]
+    assert seen == again
+    for one, other in zip(weights, same, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_nothing_is_shifted_without_training():
+    images = numbered_images()
+    dataset = pipeline((images, np.arange(12)), batch_size=5, training=False, random_shift=3)
+    assert set(offsets(dataset, images, 3).values()) == {(0, 0)}
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32"])
+def test_a_shift_keeps_shape_and_dtype(dtype):
+    images = tf.data.Dataset.from_tensor_slices((np.ones((3, 5, 6, 1), dtype), [0, 1, 2]))
+    shifted = random_shift(images, 2)
+    assert shifted.element_spec[0].shape == (5, 6, 1)
+    assert {image.dtype.name for image, _ in shifted} == {dtype}
+
+
+def test_images_of_unknown_size_are_shifted_too():
+    def read():
+        for size in (4, 6, 9):
+            yield np.ones((size, size + 1, 1), "float32"), size
+
+    signature = (tf.TensorSpec((None, None, 1), tf.float32), tf.TensorSpec((), tf.int64))
+    shifted = random_shift(tf.data.Dataset.from_generator(read, output_signature=signature), 2)
+    assert [image.shape for image, _ in shifted] == [(4, 5, 1), (6, 7, 1), (9, 10, 1)]
+
+
+def test_what_is_no_image_cannot_be_shifted():
+    with pytest.raises(ConfigError, match=r"random_shift=2 and inputs of shape \(4,\)"):
+        pipeline((np.zeros((8, 4)), np.zeros(8)), batch_size=4, random_shift=2)

@@ -1,0 +1,122 @@
+"""The examples that sources return: real, stratified, without overlap, and the same each time."""
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from tfopt.data import SOURCES, arrays, digits, synthetic
+from tfopt.errors import ConfigError
+
+
+def equal(one, other):
+    return all(
+        np.array_equal(getattr(one, name), getattr(other, name)) for name in ("x_train", "y_train", "x_test", "y_test")
+    )
+
+
+def test_digits_are_the_real_ones():
+    """At the original size nothing is resized, so the pixels must be scikit-learn's own, each once."""
+    examples = digits(image_size=8)
+    images, labels = load_digits(return_X_y=True)
+    ours = np.concatenate([examples.x_train, examples.x_test]).reshape(-1, 64) * 16
+    both = np.column_stack([ours, np.concatenate([examples.y_train, examples.y_test])])
+    theirs = np.column_stack([images, labels])
+    np.testing.assert_array_equal(both[np.lexsort(both.T)], theirs[np.lexsort(theirs.T)])
+
+
+def test_enlarged_digits_are_images_of_the_same_digits():
+    small, large = digits(image_size=8), digits()
+    assert large.x_train.shape == (1437, 32, 32, 1)
+    assert large.x_test.shape == (360, 32, 32, 1)
+    assert (large.input_shape, large.num_classes) == ((32, 32, 1), 10)
+    assert large.x_train.dtype == np.float32
+    assert 0 <= large.x_train.min() < large.x_train.max() <= 1
+    np.testing.assert_array_equal(small.y_train, large.y_train)
+    # Bilinear enlarging by four keeps the brightness of the inside.
+    blocks = large.x_train.reshape(-1, 8, 4, 8, 4).mean((2, 4))
+    assert np.corrcoef(blocks.ravel(), small.x_train.ravel())[0, 1] > 0.95
+
+
+@pytest.mark.parametrize("test_fraction", [0.1, 0.2, 0.5])
+def test_every_class_has_its_share_in_both_parts(test_fraction):
+    examples = digits(image_size=8, test_fraction=test_fraction)
+    total = np.bincount(np.concatenate([examples.y_train, examples.y_test]))
+    held_out = np.bincount(examples.y_test, minlength=10)
+    assert np.abs(held_out - total * test_fraction).max() <= 1
+
+
+@pytest.mark.parametrize("source", sorted(SOURCES))
+def test_a_source_gives_the_same_each_time_and_another_split_by_another_seed(source):
+    assert equal(SOURCES[source](), SOURCES[source]())
+    assert not equal(SOURCES[source](seed=0), SOURCES[source](seed=1))
+
+
+def test_no_example_is_in_both_parts():
+    x = np.arange(100, dtype="float32").reshape(100, 1)
+    examples = arrays(x, np.arange(100) % 4)
+    assert sorted([*examples.x_train[:, 0], *examples.x_test[:, 0]]) == list(range(100))
+    np.testing.assert_array_equal(examples.x_train[:, 0] % 4, examples.y_train)  # each still has its label
+    np.testing.assert_array_equal(examples.x_test[:, 0] % 4, examples.y_test)
+
+
+def test_limit_takes_the_first_of_both_parts():
+    examples = synthetic(examples=100, input_shape=(3,))
+    few = examples.limit(7)
+    np.testing.assert_array_equal(few.x_train, examples.x_train[:7])
+    np.testing.assert_array_equal(few.y_test, examples.y_test[:7])
+    assert few.num_classes == examples.num_classes
+
+
+@pytest.mark.parametrize("input_shape", [(8,), (8, 8, 3), [4, 2]])
+def test_synthetic_has_the_shape_that_was_asked_for(input_shape):
+    examples = synthetic(examples=60, input_shape=input_shape, num_classes=3)
+    assert examples.input_shape == tuple(input_shape)
+    assert (len(examples.x_train), len(examples.x_test), examples.num_classes) == (48, 12, 3)
+    assert np.bincount(examples.y_train).tolist() == [16, 16, 16]
+    assert examples.x_train.dtype == np.float32
+
+
+def test_synthetic_can_be_learned():
+    """The mean of a class in the training part is enough to tell the test part."""
+    examples = synthetic(examples=400, input_shape=(8, 8, 1), num_classes=10)
+    means = np.stack([examples.x_train[examples.y_train == label].mean(0) for label in range(10)])
+    distances = ((examples.x_test[:, None] - means[None]) ** 2).sum((2, 3, 4))
+    assert np.mean(distances.argmin(1) == examples.y_test) > 0.95
+    noisy = synthetic(examples=400, input_shape=(8, 8, 1), noise=5.0)
+    assert noisy.x_train.std() > 4
+
+
+def test_lists_will_do():
+    examples = arrays([[0.0], [1.0]] * 10, [0, 1] * 10)
+    np.testing.assert_array_equal(examples.x_test[:, 0], examples.y_test)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "options", "words"),
+    [
+        (np.zeros((4, 2)), np.zeros(3, int), {}, "4 inputs and 3 labels"),
+        (np.zeros((4, 2)), np.zeros(4), {}, "dtype float64"),
+        (np.zeros((4, 2)), np.zeros((4, 1), int), {}, "shape (4, 1)"),
+        (np.zeros((4, 2)), np.array([0, 1, -1, 0]), {}, "class numbers from 0"),
+        (np.zeros((4, 2)), np.array(["a", "b", "a", "b"]), {}, "class numbers from 0"),
+        (np.zeros((4, 2)), np.array([0, 0, 1, 1]), {"test_fraction": 0}, "test_fraction=0"),
+        (np.zeros((4, 2)), np.array([0, 0, 1, 1]), {"test_fraction": 1.0}, "test_fraction=1.0"),
+        (np.zeros((4, 2)), np.array([0, 0, 1, 1]), {"test_fraction": 20}, "test_fraction=20"),
+        (np.zeros((4, 2)), np.array([0, 0, 0, 1]), {}, "at least two examples"),
+        (np.zeros((8, 2)), np.arange(8) % 4, {"test_fraction": 0.2}, "each part at least one of every class"),
+        (np.zeros((0, 2)), np.zeros(0, int), {}, "0 examples"),
+    ],
+)
+def test_arrays_that_cannot_be_split_are_refused(x, y, options, words):
+    with pytest.raises(ConfigError) as caught:
+        arrays(x, y, **options)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "setting", "value"),
+    [("digits", "image_size", 0), ("synthetic", "examples", 0), ("synthetic", "num_classes", 0)],
+)
+def test_sizes_must_be_positive(source, setting, value):
+    with pytest.raises(ConfigError, match=f"{setting} must be at least 1. Received: {setting}={value}."):
+        SOURCES[source](**{setting: value})

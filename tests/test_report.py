@@ -1,0 +1,154 @@
+"""The records: how they print, that they serialise, and that a file is written whole or not at all."""
+
+import dataclasses
+import json
+import warnings
+
+import pytest
+
+from tfopt.errors import TfoptWarning
+from tfopt.report import Change, Decision, PassReport, Phase, Receipt, RunReport, Skip, Utilization, write_text
+
+RECEIPT = Receipt(
+    artifact="out/int8",
+    precision="int8",
+    baseline="out/float32",
+    parity_max_abs_error=0.25,
+    parity_relative_error=0.0125,
+    agreement=0.99,
+    accuracy=0.9889,
+    baseline_accuracy=0.9917,
+    bytes_on_disk=70_000,
+    gzip_bytes=50_000,
+    weight_count=1000,
+    zero_count=750,
+    batch_size=8,
+    latency_ms_median=1.25,
+    latency_ms_p99=2.5,
+    speedup=2.049,
+    kernels={"_FusedQuantizedConv2D": 2, "MatMul": 1},
+    tensorflow_version="2.21.0",
+    device="a processor",
+)
+
+
+def line(receipt, label):
+    (found,) = [line for line in str(receipt).splitlines() if line.strip().startswith(label)]
+    return found.strip().removeprefix(label).strip()
+
+
+def test_a_receipt_prints_every_figure():
+    assert str(RECEIPT).splitlines()[0] == "out/int8"
+    assert line(RECEIPT, "accuracy") == "98.89%"
+    assert line(RECEIPT, "parity (relative error)") == "1.25e-02"
+    assert line(RECEIPT, "agreement with baseline") == "99.00%"
+    assert line(RECEIPT, "bytes on disk") == "70,000"
+    assert line(RECEIPT, "zeros") == "750 of 1,000 weights (75.0%)"
+    assert line(RECEIPT, "latency") == "1.250 ms median, 2.500 ms p99 (batch 8)"
+    assert line(RECEIPT, "speed against baseline") == "2.05x (faster)"
+    assert line(RECEIPT, "kernels") == "2 _FusedQuantizedConv2D, 1 MatMul"
+    assert line(RECEIPT, "device") == "a processor, TensorFlow 2.21.0"
+    assert "found wanting" not in str(RECEIPT)
+
+
+@pytest.mark.parametrize(
+    ("speedup", "verdict"),
+    [(0.5, "slower"), (0.949, "slower"), (0.95, "about even"), (1.0, "about even"), (1.05, "faster"), (3, "faster")],
+)
+def test_slower_is_said_plainly(speedup, verdict):
+    receipt = dataclasses.replace(RECEIPT, speedup=speedup)
+    assert receipt.verdict == verdict
+    assert receipt.speed == f"{speedup:.2f}x ({verdict})"
+
+
+def test_what_is_unknown_prints_as_unavailable_and_never_as_0():
+    receipt = dataclasses.replace(
+        RECEIPT, accuracy=None, speedup=None, unavailable={"accuracy": "no labels were given"}
+    )
+    assert receipt.show("accuracy") == "unavailable (no labels were given)"
+    assert line(receipt, "accuracy") == "unavailable (no labels were given)"
+    assert line(receipt, "speed against baseline") == "unavailable (not measured)"
+    assert receipt.verdict == ""
+
+
+def test_what_is_zero_is_not_unknown():
+    receipt = dataclasses.replace(RECEIPT, accuracy=0.0, zero_count=0)
+    assert line(receipt, "accuracy") == "0.00%"
+    assert receipt.sparsity == 0.0
+
+
+def test_sparsity_of_a_model_without_weights():
+    assert dataclasses.replace(RECEIPT, weight_count=0, zero_count=0).sparsity == 0.0
+
+
+def test_problems_make_it_not_ok_and_are_printed():
+    receipt = dataclasses.replace(RECEIPT, problems=("outputs differ", "a file is damaged"))
+    assert RECEIPT.ok
+    assert not receipt.ok
+    assert str(receipt).splitlines()[-2:] == ["  found wanting: outputs differ", "  found wanting: a file is damaged"]
+
+
+def test_a_pass_that_changed_nothing_warns_with_the_reasons():
+    skips = (Skip(name="a", kind="Dense", reason="too small"), Skip(name="b", kind="Dense", reason="excluded"))
+    with pytest.warns(TfoptWarning, match="^prune changed nothing: excluded; too small.$"):
+        PassReport(name="prune", skipped=skips).warn_if_unchanged()
+    with pytest.warns(TfoptWarning, match="the model holds nothing it applies to"):
+        PassReport(name="prune").warn_if_unchanged()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PassReport(name="prune", changed=(Change(name="a", kind="Dense", detail="zeros"),)).warn_if_unchanged()
+
+
+def test_a_pass_report_lists_changes_before_skips():
+    report = PassReport(
+        name="quantize",
+        changed=[Change(name="conv", kind="Conv2D", detail="int8")],
+        skipped=[Skip(name="head", kind="MatMul", reason="excluded")],
+        metrics={"sparsity": 0.75},
+    )
+    assert str(report).splitlines() == [
+        "quantize: 1 changed, 1 skipped, sparsity 0.75",
+        "  changed  conv (Conv2D): int8",
+        "  skipped  head (MatMul): excluded",
+    ]
+
+
+def test_a_run_report_serialises_whole():
+    report = RunReport(
+        recipe="mine",
+        description="",
+        created="2026-01-01T00:00:00+00:00",
+        environment={"Python": "3.11"},
+        plan=(Decision(setting="precision", value="float32", reason="no GPU"),),
+        phases=[Phase(name="train", history={"loss": [1.0, 0.5]})],
+        utilization=Utilization(source="psutil", seconds=[0.0], series={"cpu_percent": [None]}),
+        passes=[PassReport(name="prune")],
+        receipts={"int8": RECEIPT},
+    )
+    values = json.loads(report.to_json())
+    assert values["plan"] == [{"setting": "precision", "value": "float32", "reason": "no GPU"}]
+    assert values["phases"][0]["history"]["loss"] == [1.0, 0.5]
+    assert values["utilization"]["series"]["cpu_percent"] == [None]
+    assert values["receipts"]["int8"]["kernels"] == {"_FusedQuantizedConv2D": 2, "MatMul": 1}
+    assert Receipt(**values["receipts"]["int8"]) == dataclasses.replace(RECEIPT, problems=[])
+
+
+def test_records_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RECEIPT.accuracy = 1.0
+
+
+def test_write_text_replaces_a_file_and_leaves_nothing_else(tmp_path):
+    file = tmp_path / "receipts.json"
+    for text in ("first", "zweite Fassung: äöü €"):
+        write_text(file, text)
+        assert file.read_text(encoding="utf-8") == text
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_write_text_keeps_what_was_there_when_writing_fails(tmp_path):
+    file = tmp_path / "receipts.json"
+    write_text(file, "first")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(file, "\ud800")
+    assert file.read_text() == "first"

@@ -1,0 +1,161 @@
+"""Training under a plan is Keras' own: the same weights as without one, every example seen, on replicas too."""
+
+import keras
+import numpy as np
+import pytest
+
+from tfopt.models import mlp
+from tfopt.training import TrainingConfig, compile, plan
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(56, 4)).astype("float32")
+Y = (X[:, 0] > 0).astype("int32") + (X[:, 1] > 0)
+
+
+def loss():
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def build(decided, **options):
+    keras.utils.set_random_seed(0)
+    with decided.scope():
+        model = mlp((4,), 3, units=[8])
+    compile(model, decided, **{"optimizer": "adam", "loss": loss(), "metrics": ["accuracy"], **options})
+    return model
+
+
+class CountExamples(keras.metrics.Metric):
+    """How many examples the epoch saw, counted inside the compiled step."""
+
+    def __init__(self, name="examples", **options):
+        super().__init__(name=name, **options)
+        self.seen = self.add_weight(shape=(), initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.seen.assign_add(keras.ops.cast(keras.ops.shape(y_pred)[0], "float32"))
+
+    def result(self):
+        return self.seen
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_compile_passes_the_plan_on(jit_compile):
+    decided = plan(TrainingConfig(jit_compile=jit_compile, steps_per_execution=3))
+    model = build(decided, optimizer="lion", weighted_metrics=["sparse_categorical_accuracy"])
+    assert model.jit_compile is jit_compile
+    assert model.steps_per_execution == 3
+    assert isinstance(model.optimizer, keras.optimizers.Lion)
+    history = model.fit(decided.pipeline((X, Y)), epochs=1, shuffle=False, verbose=0).history
+    assert {"loss", "accuracy", "sparse_categorical_accuracy"} <= set(history)
+
+
+def test_the_plan_changes_nothing_about_the_weights():
+    decided = plan(TrainingConfig(precision="float32", jit_compile=False, steps_per_execution=1, global_batch_size=8))
+    ours = build(decided)
+    data = decided.pipeline((X, Y), training=False)
+    ours.fit(data, epochs=3, shuffle=False, verbose=0)
+
+    keras.utils.set_random_seed(0)
+    plain = mlp((4,), 3, units=[8])
+    plain.compile("adam", loss(), metrics=["accuracy"])
+    plain.fit(X, Y, batch_size=8, epochs=3, shuffle=False, verbose=0)
+    for mine, theirs in zip(ours.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "examples",
+    [
+        160,  # 20 batches, twice ten
+        56,  # 7 batches, fewer than ten
+        133,  # 17 batches, the last of five examples
+    ],
+)
+def test_ten_steps_per_execution_see_every_example_and_give_the_same(examples):
+    x = RNG.normal(size=(examples, 4)).astype("float32")
+    y = (x[:, 0] > 0).astype("int32")
+    results = []
+    for steps in (1, 10):
+        decided = plan(TrainingConfig(steps_per_execution=steps, global_batch_size=8))
+        model = build(decided, metrics=["accuracy", CountExamples()])
+        data = decided.pipeline((x, y), training=False)
+        history = model.fit(data, validation_data=data, epochs=2, shuffle=False, verbose=0).history
+        assert history["examples"] == [examples, examples]
+        assert history["val_examples"] == [examples, examples]
+        evaluated = model.evaluate(data, verbose=0, return_dict=True)
+        assert evaluated["examples"] == examples
+        assert model.predict(decided.pipeline((x,), training=False), verbose=0).shape == (examples, 3)
+        results.append((history, evaluated, model.get_weights()))
+    (history, evaluated, weights), (other_history, other_evaluated, other_weights) = results
+    for name in ("loss", "accuracy", "val_loss", "val_accuracy"):
+        np.testing.assert_allclose(history[name], other_history[name], atol=1e-5)
+    assert evaluated["loss"] == pytest.approx(other_evaluated["loss"], abs=1e-5)
+    for one, other in zip(weights, other_weights, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_fit_evaluate_and_predict_on_two_replicas(two_replicas):
+    decided = plan(TrainingConfig(strategy=two_replicas, global_batch_size=8, learning_rate=0.05))
+    model = build(decided, metrics=["accuracy", CountExamples()])
+    history = model.fit(decided.pipeline((X, Y)), epochs=8, shuffle=False, verbose=0).history
+    assert history["examples"] == [len(X)] * 8
+    assert history["loss"][-1] < history["loss"][0]
+    results = model.evaluate(decided.pipeline((X, Y), training=False), verbose=0, return_dict=True)
+    assert results["examples"] == len(X)
+    outputs = model.predict(decided.pipeline((X,), training=False), verbose=0)
+    np.testing.assert_allclose(outputs, model(X).numpy(), atol=1e-5)
+    assert np.mean(outputs.argmax(-1) == Y) == pytest.approx(results["accuracy"], abs=1e-6)
+
+
+def test_two_replicas_train_the_same_weights_as_one_device(two_replicas):
+    weights, histories = [], []
+    for strategy in ("none", two_replicas):
+        decided = plan(TrainingConfig(strategy=strategy, steps_per_execution=1, global_batch_size=8))
+        model = build(decided, optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
+        data = decided.pipeline((X, Y), training=False)
+        histories.append(model.fit(data, epochs=3, shuffle=False, verbose=0).history)
+        weights.append(model.get_weights())
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    for name, values in histories[0].items():
+        np.testing.assert_allclose(values, histories[1][name], atol=1e-5)
+
+
+def test_an_optimizer_and_metric_from_outside_the_strategy_work_in_it(two_replicas):
+    decided = plan(TrainingConfig(strategy=two_replicas, global_batch_size=8))
+    schedule = keras.optimizers.schedules.CosineDecay(0.25, 100)
+    optimizer = keras.optimizers.SGD(schedule, momentum=0.5)
+    model = build(decided, optimizer=optimizer, metrics=[keras.metrics.SparseCategoricalAccuracy(name="right")])
+    history = model.fit(decided.pipeline((X, Y)), epochs=2, shuffle=False, verbose=0).history
+    assert len(history["right"]) == 2
+    assert model.optimizer is not optimizer
+    assert model.optimizer.momentum == 0.5
+    assert model.optimizer._learning_rate.initial_learning_rate == 0.25
+    assert keras.ops.convert_to_numpy(model.optimizer.iterations) == 2 * 7
+
+
+def test_an_optimizer_from_inside_the_strategy_or_without_one_is_used_itself(two_replicas):
+    decided = plan(TrainingConfig(strategy=two_replicas, global_batch_size=8))
+    with decided.scope():
+        optimizer = keras.optimizers.Adam()
+    assert build(decided, optimizer=optimizer).optimizer is optimizer
+    alone = keras.optimizers.Adam()
+    assert build(plan(TrainingConfig()), optimizer=alone).optimizer is alone
+
+
+def test_float16_scales_the_loss():
+    decided = plan(TrainingConfig(precision="mixed_float16", global_batch_size=8))
+    model = build(decided)
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    history = model.fit(decided.pipeline((X, Y)), epochs=5, shuffle=False, verbose=0).history
+    assert history["loss"][-1] < history["loss"][0]
+
+
+def test_under_xla_ten_steps_per_execution_train_on_an_uneven_number_of_batches():
+    decided = plan(TrainingConfig(jit_compile=True, steps_per_execution=10, global_batch_size=8))
+    model = build(decided)
+    x, y = X[:51], Y[:51]  # the last batch is of another shape, which XLA compiles anew
+    history = model.fit(decided.pipeline((x, y), training=False), epochs=1, shuffle=False, verbose=0).history
+    reference = build(plan(TrainingConfig(jit_compile=False, steps_per_execution=1, global_batch_size=8)))
+    other = reference.fit(decided.pipeline((x, y), training=False), epochs=1, shuffle=False, verbose=0).history
+    assert history["loss"] == pytest.approx(other["loss"], abs=1e-5)

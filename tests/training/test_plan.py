@@ -1,0 +1,198 @@
+"""What plan() decides on which hardware, what it refuses, and what its scope leaves behind."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfopt.errors import ConfigError
+from tfopt.hardware import Gpu, Hardware
+from tfopt.models import mlp
+from tfopt.recipe import Recipe
+from tfopt.training import TrainingConfig, plan
+from tfopt.training.plan import STEPS_PER_CALL
+
+
+def machine(*capabilities):
+    gpus = tuple(Gpu(name=f"GPU {number}", compute_capability=value) for number, value in enumerate(capabilities))
+    return Hardware(logical_cores=2, memory_bytes=2**30, tensorflow_version=tf.__version__, gpus=gpus)
+
+
+CPU = machine()
+
+
+def decisions(decided):
+    return {decision.setting: decision for decision in decided.decisions}
+
+
+@pytest.mark.parametrize(
+    ("hardware", "precision", "jit_compile"),
+    [
+        (CPU, "float32", False),
+        (machine((6, 1)), "float32", True),
+        (machine((7, 0)), "mixed_float16", True),
+        (machine((7, 5)), "mixed_float16", True),
+        (machine((8, 0)), "mixed_bfloat16", True),
+        (machine((9, 0)), "mixed_bfloat16", True),
+        (machine((10, 0)), "mixed_bfloat16", True),
+        (machine(None), "float32", True),
+    ],
+)
+def test_auto_on_one_device(hardware, precision, jit_compile):
+    decided = plan(TrainingConfig(), hardware)
+    assert (decided.precision, decided.jit_compile) == (precision, jit_compile)
+    assert decided.strategy is None
+    assert decided.steps_per_execution == STEPS_PER_CALL
+    assert decided.prefetch == 2
+    found = decisions(decided)
+    assert found["precision"].value == precision
+    assert found["jit_compile"].value == str(jit_compile)
+    assert found["strategy"].value == "none"
+    assert found["prefetch"].value == "2"
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "precision"),
+    [
+        (((9, 0), (9, 0)), "mixed_bfloat16"),
+        (((9, 0), (7, 5)), "mixed_float16"),  # every replica runs the same policy
+        (((9, 0), None), "float32"),
+        (((10, 0), (9, 0)), "mixed_bfloat16"),
+    ],
+)
+def test_auto_on_two_gpus(capabilities, precision):
+    # Where there are none MirroredStrategy takes the CPUs, which does not change what is decided here.
+    decided = plan(TrainingConfig(), machine(*capabilities))
+    assert isinstance(decided.strategy, tf.distribute.MirroredStrategy)
+    assert decided.precision == precision
+    assert decided.jit_compile is False
+    assert decided.steps_per_execution == 1
+    assert decisions(decided)["strategy"].reason == "2 GPUs"
+
+
+def test_none_keeps_two_gpus_to_one():
+    decided = plan(TrainingConfig(strategy="none"), machine((9, 0), (9, 0)))
+    assert decided.strategy is None
+    assert decided.jit_compile is True
+
+
+@pytest.mark.parametrize("hardware", [CPU, machine((7, 0)), machine((9, 0)), machine(None), machine((8, 0), (8, 0))])
+def test_every_decision_has_a_reason_and_print_shows_it(hardware):
+    decided = plan(TrainingConfig(), hardware)
+    names = ["precision", "jit_compile", "strategy", "steps_per_execution", "prefetch", "global_batch_size"]
+    assert [decision.setting for decision in decided.decisions] == names
+    lines = str(decided).splitlines()
+    for decision, line in zip(decided.decisions, lines, strict=True):
+        assert len(decision.reason) > 5
+        assert line.split("  ")[0] == decision.setting
+        assert decision.value in line
+        assert line.endswith(decision.reason)
+
+
+def test_reasons_name_what_was_found():
+    assert "7.5" in decisions(plan(TrainingConfig(), machine((7, 5))))["precision"].reason
+    assert "GPU 0" in decisions(plan(TrainingConfig(), machine((7, 5))))["jit_compile"].reason
+    assert "no GPU" in decisions(plan(TrainingConfig(), CPU))["strategy"].reason
+
+
+@pytest.mark.parametrize("hardware", [CPU, machine((9, 0))])
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("precision", "float32"),
+        ("precision", "mixed_bfloat16"),
+        ("precision", "mixed_float16"),
+        ("jit_compile", True),
+        ("jit_compile", False),
+        ("steps_per_execution", 1),
+        ("steps_per_execution", 7),
+        ("prefetch", 3),
+        ("strategy", "none"),
+    ],
+)
+def test_what_was_asked_for_is_kept(hardware, setting, value):
+    decided = plan(TrainingConfig(**{setting: value}), hardware)
+    assert getattr(decided, setting) == (None if value == "none" else value)
+    assert (decisions(decided)[setting].value, decisions(decided)[setting].reason) == (str(value), "as asked")
+
+
+def test_mirrored_is_kept_without_gpus():
+    decided = plan(TrainingConfig(strategy="mirrored"), CPU)
+    found = decisions(decided)["strategy"]
+    assert isinstance(decided.strategy, tf.distribute.MirroredStrategy)
+    assert found.value == f"mirrored, {decided.strategy.num_replicas_in_sync} replicas"
+    assert found.reason == "as asked"
+
+
+def test_a_strategy_object_is_used_as_it_is(two_replicas):
+    decided = plan(TrainingConfig(strategy=two_replicas, global_batch_size=8), CPU)
+    assert decided.strategy is two_replicas
+    assert (decided.jit_compile, decided.steps_per_execution) == (False, 1)
+    assert decisions(decided)["strategy"].value == "MirroredStrategy"
+    assert "4 on each of 2 replicas" in decisions(decided)["global_batch_size"].reason
+
+
+def test_a_recipe_is_planned_by_its_training_and_nothing_by_the_defaults():
+    assert plan(Recipe(name="mine", training=TrainingConfig(prefetch=5))).prefetch == 5
+    assert plan(hardware=CPU).config == TrainingConfig()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"jit_compile": True}, ["jit_compile=True", "MirroredStrategy", "Set jit_compile=False or strategy='none'"]),
+        ({"steps_per_execution": 4}, ["steps_per_execution=4", "must be 1", "Set steps_per_execution=1"]),
+        ({"global_batch_size": 33}, ["global_batch_size=33", "2 replicas", "Use 32 or 34."]),
+        ({"global_batch_size": 1}, ["global_batch_size=1", "2 replicas", "Use 2."]),
+    ],
+)
+def test_what_fails_under_a_strategy_is_refused(two_replicas, settings, words):
+    with pytest.raises(ConfigError) as caught:
+        plan(TrainingConfig(strategy=two_replicas, **settings), CPU)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_one_step_per_execution_and_no_xla_may_be_asked_for_under_a_strategy(two_replicas):
+    decided = plan(TrainingConfig(strategy=two_replicas, steps_per_execution=1, jit_compile=False), CPU)
+    assert decisions(decided)["steps_per_execution"].reason == "as asked"
+
+
+def test_scope_sets_the_policy_and_puts_it_back():
+    outer = plan(TrainingConfig(precision="mixed_bfloat16"))
+    inner = plan(TrainingConfig(precision="mixed_float16"))
+    before = keras.config.dtype_policy()
+    with outer.scope():
+        assert keras.config.dtype_policy().name == "mixed_bfloat16"
+        with inner.scope():
+            assert keras.config.dtype_policy().name == "mixed_float16"
+        assert keras.config.dtype_policy().name == "mixed_bfloat16"
+    assert keras.config.dtype_policy() is before
+
+
+def test_scope_puts_the_policy_back_when_the_block_raises(two_replicas):
+    decided = plan(TrainingConfig(precision="mixed_float16", strategy=two_replicas))
+    before = keras.config.dtype_policy()
+    with pytest.raises(RuntimeError, match="inside"), decided.scope():
+        raise RuntimeError("inside")
+    assert keras.config.dtype_policy() is before
+    assert not tf.distribute.has_strategy()
+
+
+def test_scope_enters_the_strategy_and_may_be_nested(two_replicas):
+    decided = plan(TrainingConfig(strategy=two_replicas))
+    with decided.scope(), decided.scope():
+        assert tf.distribute.get_strategy() is two_replicas
+    assert not tf.distribute.has_strategy()
+
+
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+def test_a_half_precision_model_computes_in_half_and_ends_in_float32(precision):
+    with plan(TrainingConfig(precision=precision)).scope():
+        model = mlp((4,), 3, units=[8])
+    hidden = model.get_layer("dense1")
+    assert hidden.compute_dtype == precision.removeprefix("mixed_")
+    assert hidden.variable_dtype == "float32"
+    logits = model(np.ones((2, 4), "float32"))
+    assert logits.dtype == tf.float32
+    assert model.output.dtype == "float32"

@@ -1,0 +1,71 @@
+"""Which training settings are refused, and how."""
+
+import dataclasses
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tfopt.errors import ConfigError
+from tfopt.training import TrainingConfig
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "rule"),
+    [
+        *((name, value, "at least 1") for name in ("epochs", "global_batch_size") for value in (0, -1, 1.5, "3", True)),
+        *(
+            (name, value, "'auto' or a whole number of at least 1")
+            for name in ("steps_per_execution", "prefetch")
+            for value in (0, -1, 2.0, "ten", True, None)
+        ),
+        *(("learning_rate", value, "positive") for value in (0, -0.1, float("nan"), float("inf"), "fast", True, None)),
+        *(("seed", value, "[0, 2**32)") for value in (-1, 2**32, 1.5, "a", None, True)),
+        ("precision", "fp16", "Expected one of: 'auto', 'float32', 'mixed_bfloat16', 'mixed_float16'"),
+        ("precision", None, "Expected one of"),
+        ("precision", "mixed_floa16", "Did you mean 'mixed_float16'?"),
+        ("strategy", "miror", "Expected one of: 'auto', 'mirrored', 'none'. Did you mean 'mirrored'?"),
+        ("strategy", "Mirrored", "Did you mean 'mirrored'?"),
+        ("strategy", None, "an instance of Strategy"),
+        ("strategy", 5, "an instance of Strategy"),
+        ("optimizer", "adamm", "Did you mean 'adam'?"),
+        ("optimizer", "lossscaleoptimizer", "Expected one of"),
+        ("optimizer", None, "an instance of Optimizer"),
+        ("optimizer", keras.optimizers.Adam, "an instance of Optimizer"),
+        ("decay", "cos", "Expected one of: 'constant', 'cosine'. Did you mean 'cosine'?"),
+        ("jit_compile", "yes", "'auto', True or False"),
+        ("jit_compile", 1, "'auto', True or False"),
+        ("jit_compile", None, "'auto', True or False"),
+    ],
+)
+def test_a_wrong_value_is_refused(setting, value, rule):
+    with pytest.raises(ConfigError) as caught:
+        TrainingConfig(**{setting: value})
+    message = str(caught.value)
+    assert setting in message
+    assert rule in message
+    assert str(value) in message
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": "Adam"},
+        {"optimizer": "sgd"},
+        {"optimizer": keras.optimizers.Lion(1e-4)},
+        {"strategy": tf.distribute.OneDeviceStrategy("CPU:0")},
+        {"learning_rate": 1},
+        {"seed": 2**32 - 1},
+        {"jit_compile": False, "steps_per_execution": 1, "prefetch": 1, "decay": "constant"},
+    ],
+)
+def test_a_right_value_is_kept(settings):
+    config = TrainingConfig(**settings)
+    assert {name: getattr(config, name) for name in settings} == settings
+
+
+def test_it_is_frozen_and_takes_keywords_only():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        TrainingConfig().epochs = 3
+    with pytest.raises(TypeError):
+        TrainingConfig(3)
