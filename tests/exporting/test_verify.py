@@ -19,6 +19,7 @@ from keras import layers
 
 from tfopt.errors import ArtifactError, ConfigError
 from tfopt.exporting import ExportConfig, SavedModelProcess, export, time_in_turns, verify
+from tfopt.exporting.accuracy import labelled_examples
 from tfopt.quantization import quantize
 
 GENERATOR = np.random.default_rng(0)
@@ -114,19 +115,26 @@ def test_the_float_receipt(model, artifacts):
     assert "unavailable (it has no float baseline)" in str(receipt)
 
 
+SPECS = {"image": {"shape": [None, 8, 8, 3], "dtype": "float32"}}
+
+
 @pytest.mark.parametrize(
     "data",
     [
+        lambda: (X, Y),
         lambda: ({"image": X}, np.eye(4)[Y]),
         lambda: tf.data.Dataset.from_tensor_slices((X.astype("float64"), Y)).batch(16),
         lambda: ((X[start : start + 9], Y[start : start + 9, None]) for start in range(0, 70, 9)),
     ],
 )
-def test_forms_of_data(data, model, artifacts):
-    receipt = verify(artifacts / "float32", data=data(), seconds=0.01)
-    assert receipt.accuracy == accuracy(model.predict(X, verbose=0))
+def test_forms_of_data(data):
+    examples = labelled_examples(data(), SPECS)
+    assert examples.inputs["image"].dtype == np.float32
+    np.testing.assert_array_equal(examples.inputs["image"], X)
+    np.testing.assert_array_equal(examples.classes, Y)
 
 
+@pytest.mark.slow
 def test_without_data_the_reasons_are_given(artifacts):
     receipt = verify(artifacts / "int8", seconds=0.01)
     assert receipt.accuracy is receipt.agreement is receipt.baseline_accuracy is None
@@ -134,6 +142,7 @@ def test_without_data_the_reasons_are_given(artifacts):
     assert receipt.speedup is not None
 
 
+@pytest.mark.slow
 def test_a_baseline_that_is_gone(model, tmp_path):
     export(model, tmp_path / "a", baseline=tmp_path / "float32")
     receipt = verify(tmp_path / "a", data=(X, Y), seconds=0.01)
@@ -144,6 +153,7 @@ def test_a_baseline_that_is_gone(model, tmp_path):
     assert receipt.ok
 
 
+@pytest.mark.slow
 def test_another_baseline(artifacts):
     receipt = verify(artifacts / "float32", baseline=artifacts / "int8", seconds=0.01)
     assert receipt.baseline == str(artifacts / "int8")
@@ -166,9 +176,14 @@ def test_another_baseline(artifacts):
         (7, "Received: int"),
     ],
 )
-def test_data_that_will_not_do(data, message, artifacts):
+def test_data_that_will_not_do(data, message):
     with pytest.raises(ConfigError, match=message):
-        verify(artifacts / "float32", data=data, seconds=0.01)
+        labelled_examples(data, SPECS)
+
+
+def test_verify_refuses_such_data(artifacts):
+    with pytest.raises(ConfigError, match="labelled examples"):
+        verify(artifacts / "float32", data=X, seconds=0.01)
 
 
 def test_data_for_what_is_no_classifier(tmp_path):
@@ -219,6 +234,7 @@ def test_outputs_other_than_those_recorded_are_a_problem(model, tmp_path):
     assert "differ from those recorded" in receipt.problems[0]
 
 
+@pytest.mark.slow
 def test_outputs_that_are_not_finite_are_a_problem(tmp_path):
     model = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
     model.layers[0].bias.assign([np.nan, 0.0])
@@ -264,11 +280,8 @@ def test_a_process_that_dies_at_work(tmp_path):
 
 def test_a_damaged_saved_model(tmp_path):
     (tmp_path / "a").mkdir()
-    for content in (b"", b"garbage"):
-        (tmp_path / "a" / "saved_model.pb").write_bytes(content)
-        with pytest.raises(ArtifactError, match="cannot be served"), SavedModelProcess(tmp_path / "a"):
-            pass
-    with pytest.raises(ArtifactError, match="cannot be served"), SavedModelProcess(tmp_path / "absent"):
+    (tmp_path / "a" / "saved_model.pb").write_bytes(b"garbage")
+    with pytest.raises(ArtifactError, match="cannot be served"), SavedModelProcess(tmp_path / "a"):
         pass
 
 
@@ -296,6 +309,7 @@ def test_the_working_directory_cannot_slip_modules_in(artifacts, tmp_path, monke
         assert process.loaded["imported"] == []
 
 
+@pytest.mark.slow
 def test_a_saved_model_of_keras_can_be_timed_beside(model, artifacts, tmp_path):
     """Variables in place of constants, and another process: what the benchmarks compare with."""
     model.export(tmp_path / "keras", verbose=False)

@@ -272,7 +272,7 @@ def test_worse_than_the_baseline_is_said():
     _, size, gzip, speed = key_figures({"float32": float32, "int8": worse})
     assert size.value == "2.00x larger"
     assert gzip.value == "230 kB"
-    assert (speed.value, speed.note) == ("0.82x", "slower, 0.41 ms median, batch 32")
+    assert (speed.value, speed.note) == ("0.82x", "slower, 0.842 ms median, batch 32")
 
 
 def test_problems_come_before_everything_that_was_measured(render):

@@ -57,6 +57,7 @@ def digits(*, image_size: int = 32, test_fraction: float = 0.2, seed: int = 0) -
     Example:
         >>> digits().x_train.shape
         (1437, 32, 32, 1)
+
     Reference:
         Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998.
     """

@@ -13,11 +13,11 @@ import keras
 import tensorflow as tf
 
 from tfopt.data.batches import peek
-from tfopt.errors import UnsupportedModelError
+from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting.atomic import MARK, check_target, staged_directory
 from tfopt.exporting.config import ExportConfig
 from tfopt.exporting.int8 import lower_to_int8
-from tfopt.exporting.manifest import MANIFEST_FORMAT, describe, digests, record_check, requirements
+from tfopt.exporting.manifest import MANIFEST_FORMAT, describe, digests, read_manifest, record_check, requirements
 from tfopt.graph import freeze
 from tfopt.quantization import QuantizedModel, quantize
 from tfopt.report import PassReport, Record

@@ -30,6 +30,7 @@ def simple_cnn(
     Example:
         >>> simple_cnn((32, 32, 1), 10).count_params()
         61706
+
     Reference:
         LeCun et al., "Gradient-Based Learning Applied to Document Recognition", Proceedings of the IEEE, 1998.
     """

@@ -26,6 +26,7 @@ def resnet_cifar(input_shape: Sequence[int], num_classes: int, *, depth: int = 2
     Example:
         >>> resnet_cifar((32, 32, 3), 10, depth=8).output_shape
         (None, 10)
+
     Reference:
         He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, arXiv:1512.03385, section 4.2.
     """
