@@ -75,6 +75,7 @@ def export(
     """
     config = config or ExportConfig()
     final = Path(directory).resolve()
+    _refuse_quantized(model)
     check_target(final)  # before the work, which can take long
     sample, calibration_data = peek(calibration_data)
     if config.precision == "int8" and not isinstance(model, QuantizedModel):
@@ -114,3 +115,13 @@ def export(
         (temporary / MARK).write_text(json.dumps(manifest), encoding="utf-8")
     size = sum(path.stat().st_size for path in final.rglob("*") if path.is_file())
     return Artifact(path=str(directory), precision=precision, bytes_on_disk=size, report=report)
+
+
+def _refuse_quantized(model: Any) -> None:
+    if isinstance(model, (str, Path)) and (Path(model) / MARK).is_file():
+        precision = read_manifest(Path(model))["precision"]
+        if precision != "float32":
+            raise ConfigError(
+                f"model must be a float model: what is quantized cannot be exported anew. "
+                f"Received: {model}, whose precision is {precision}. Export the artifact or model it came from."
+            )
