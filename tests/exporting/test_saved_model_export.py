@@ -492,3 +492,10 @@ def test_an_int8_artifact_is_not_exported_anew(tmp_path):
         with pytest.raises(ConfigError, match="whose precision is int8"):
             export(tmp_path / "int8", tmp_path / "again", ExportConfig(precision=precision), calibration_data=x)
     assert not (tmp_path / "again").exists()
+
+
+def test_a_path_that_tensorflow_reads_as_a_pattern_is_refused(tmp_path):
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    with pytest.raises(ExportError, match="reads as a pattern"):
+        export(model, tmp_path / "tiny [x]" / "float32")
+    assert not list(tmp_path.iterdir())

@@ -43,6 +43,11 @@ def staged_directory(final: Path) -> Iterator[Path]:
 
 def check_target(final: Path) -> None:
     """Raises ExportError unless an artifact may and can be written to `final`. Leaves nothing behind."""
+    if set("[]*?") & set(str(final)):
+        raise ExportError(
+            "The export directory's path must hold none of [ ] * ?, which TensorFlow reads as a pattern. "
+            f"Received: directory={final}. Choose another name."
+        )
     try:
         if final.exists() and not _is_artifact(final) and not (final.is_dir() and not any(final.iterdir())):
             raise ExportError(

@@ -17,8 +17,8 @@ class Range:
     """The range of one quantized tensor: [0, limit] if unsigned, else [-limit, limit].
 
     Example:
-        >>> Range(limit=2.55, signed=False).scale
-        0.01
+        >>> Range(limit=510.0, signed=False).scale
+        2.0
     """
 
     limit: float

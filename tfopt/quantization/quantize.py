@@ -66,6 +66,7 @@ def quantize(
         >>> quantized = quantize(model, calibration_data=x)
         >>> bool(np.abs(quantized.predict(x) - model.predict(x, verbose=0)).max() < 0.05)
         True
+
     Reference:
         Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference",
         CVPR 2018, arXiv:1712.05877.
