@@ -79,7 +79,7 @@ def test_figures_come_from_the_results():
 
 
 def test_the_demo_table_is_the_recorded_run():
-    receipts = json.loads((RESULTS / "digits_cnn.json").read_text())
+    receipts = json.loads((RESULTS / "digits_cnn.json").read_text())["receipts"]
     (table,) = blocks(ROOT / "README.md", "text")
     rows = {line.split("  ")[0].strip(): line for line in table.splitlines()}
     for receipt in receipts.values():
