@@ -79,11 +79,11 @@ def measure(paths: dict[str, Path], images: np.ndarray, options: Options) -> dic
     processes = {name: SavedModelProcess(path) for name, path in paths.items()}
     with processes["keras_export"], processes["tfopt_float32"], processes["tfopt_int8"]:
         times = alternate(list(processes.values()), {INPUT: images}, options.seconds, options.rounds)
-    medians = dict(zip(paths, (float(np.median(each)) for each in times), strict=True))
+    medians = dict(zip(paths, (float(np.median(np.concatenate(each))) for each in times), strict=True))
     return {
         "batch_size": len(images),
         "median_ms": {name: round(value, 2) for name, value in medians.items()},
-        "calls": dict(zip(paths, map(len, times), strict=True)),
+        "calls": dict(zip(paths, (len(np.concatenate(each)) for each in times), strict=True)),
         "speed_against_keras_export": {
             name: round(medians["keras_export"] / value, 2) for name, value in medians.items()
         },

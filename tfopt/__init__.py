@@ -4,6 +4,9 @@ The public names are listed, with their types, in `__init__.pyi`. Each is import
 importing tfopt loads neither TensorFlow nor anything else that is slow or touches global state.
 """
 
+from importlib.metadata import version
+
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__version__ = version("tfopt")

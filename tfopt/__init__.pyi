@@ -20,6 +20,8 @@ from .report import PassReport, Receipt
 from .runner import RunResult, run
 from .training import Plan, TrainingConfig, compile, plan
 
+__version__: str
+
 __all__ = [
     # recipes
     "Recipe",

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -33,7 +34,7 @@ usage: tfopt COMMAND [OPTIONS]
   export IN OUT        write a model (.keras or SavedModel) as a float32 or int8 SavedModel
   verify DIR           measure an exported artifact in a fresh process
 
-tfopt COMMAND --help tells more. --json prints what a machine can read.
+tfopt COMMAND --help tells more. --json prints what a machine can read. --version prints the version.
 Exit codes: 0 done, 1 checked and found wanting, 2 wrong use.
 """
 
@@ -64,6 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(HELP, end="")  # noqa: T201
         return DONE if words else WRONG_USE
+    if words[0] == "--version":
+        print(f"tfopt {version('tfopt')}")  # noqa: T201
+        return DONE
     try:
         if words[0] not in COMMANDS:
             raise unknown_name("command", words[0], COMMANDS)

@@ -37,6 +37,19 @@ class TfoptWarning(UserWarning):
     """Something the caller should know although the work was done, such as a pass that changed nothing."""
 
 
+def check_type(name: str, value: object, expected: type) -> None:
+    """Raises ConfigError unless a value is of the type that an argument takes.
+
+    Example:
+        >>> check_type("config", 0.5, dict)
+        Traceback (most recent call last):
+        ...
+        tfopt.errors.ConfigError: config must be a dict. Received: config=0.5.
+    """
+    if not isinstance(value, expected):
+        raise ConfigError(f"{name} must be a {expected.__name__}. Received: {name}={value!r}.")
+
+
 def unknown_name(kind: str, received: str, known: Iterable[str]) -> ConfigError:
     """Returns the error for a name that is in no registry, with the closest known name as the remedy.
 

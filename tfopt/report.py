@@ -113,6 +113,7 @@ class Receipt(Record):
         latency_ms_median: Median time of a call.
         latency_ms_p99: 99th percentile of the same calls.
         speedup: The baseline's median latency over this one's, measured alternately; above 1 is faster.
+        speedup_range: The least and the greatest of the same ratio in a single round; what it covers is noise.
         kernels: How often each computing op occurs in the graph that was executed.
         tensorflow_version: The TensorFlow that ran it.
         device: The processor or GPU that ran it.
@@ -136,6 +137,7 @@ class Receipt(Record):
     latency_ms_median: float
     latency_ms_p99: float
     speedup: float | None = None
+    speedup_range: tuple[float, float] | None = None
     kernels: Mapping[str, int] = field(default_factory=dict)
     tensorflow_version: str
     device: str
@@ -159,10 +161,13 @@ class Receipt(Record):
 
     @property
     def verdict(self) -> str:
-        """The speed against the baseline in a word; under 5% is no difference, since timings repeat no better."""
+        """The speed against the baseline in a word: a difference is one of over 5% that every round of turns showed."""
         if self.speedup is None:
             return ""
-        return "slower" if self.speedup < 0.95 else "about even" if self.speedup < 1.05 else "faster"
+        least, greatest = self.speedup_range or (self.speedup, self.speedup)
+        if self.speedup < 0.95 and greatest < 1:
+            return "slower"
+        return "faster" if self.speedup > 1.05 and least > 1 else "about even"
 
     def show(self, attribute: str, form: str = "{:.4g}") -> str:
         """Returns an attribute as text; one that is unknown as "unavailable (reason)"."""

@@ -22,10 +22,11 @@ from tfopt.console import pass_summary, plan_table, receipts_table
 from tfopt.data import Examples
 from tfopt.errors import UnsupportedModelError, unknown_name
 from tfopt.exporting import export, verify_together
-from tfopt.exporting.atomic import check_target
+from tfopt.exporting.atomic import check_target, exclusive
 from tfopt.hardware import detect
 from tfopt.profiling import GpuMonitor
 from tfopt.pruning import PruningSchedule
+from tfopt.pruning.weights import find_weights
 from tfopt.quantization import quantize
 from tfopt.recipe import Recipe
 from tfopt.recipes import RECIPES
@@ -107,12 +108,21 @@ def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | 
     if quick:
         settings = settings.quick()
     console = console or Console()
-    names = ["float32", *(["pruned"] if settings.pruning else []), *(["int8"] if settings.quantization else [])]
-    export_dir = None if settings.export_dir is None else Path(settings.export_dir)
-    if export_dir is not None:
-        for name in names:
-            check_target(export_dir / name)
+    if settings.export_dir is None:
+        return _run(settings, None, console)
+    export_dir = Path(settings.export_dir)
+    for name in _artifacts(settings):
+        check_target(export_dir / name)
+    with exclusive(export_dir):
+        return _run(settings, export_dir, console)
 
+
+def _artifacts(settings: Recipe) -> list[str]:
+    """Returns the names of the artifacts that a recipe exports, in the order in which it makes them."""
+    return ["float32", *(["pruned"] if settings.pruning else []), *(["int8"] if settings.quantization else [])]
+
+
+def _run(settings: Recipe, export_dir: Path | None, console: Console) -> RunResult:
     console.print(f"[bold]{escape(settings.name)}[/bold]  {escape(settings.description)}\n")
     _share_gpu_memory()
     decided = plan(settings)
@@ -151,6 +161,7 @@ def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | 
     receipts: dict[str, Receipt] = {}
     if export_dir is not None:
         with console.status("verifying the artifacts, each in a fresh process"):
+            names = _artifacts(settings)
             paths = [export_dir / name for name in names]
             receipts = dict(zip(names, verify_together(paths, data=(examples.x_test, examples.y_test)), strict=True))
     report = RunReport(
@@ -166,6 +177,10 @@ def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | 
     )
     if export_dir is not None:
         _write_reports(report, export_dir, console)
+    else:
+        console.print(
+            f"\naccuracy on what was held out: {phases[-1].history['val_accuracy'][-1]:.2%}; nothing exported"
+        )
     return RunResult(model=model, plan=decided, report=report, receipts=receipts, export_dir=export_dir)
 
 
@@ -177,6 +192,8 @@ def _build(settings: Recipe, decided: Plan, examples: Examples) -> keras.Model:
             f"The builder must return a built Keras 3 model. Received: {model!r} from {settings.model.builder!r}. "
             "Begin it with keras.Input, or call it once on a batch."
         )
+    if settings.pruning is not None:
+        find_weights(model, settings.pruning.exclude)  # what is wrong with it is better known before the training
     return model
 
 
@@ -247,6 +264,9 @@ def _write_reports(report: RunReport, export_dir: Path, console: Console) -> Non
     for receipt in report.receipts.values():
         for problem in receipt.problems:
             _print_line(f"{receipt.artifact}: {problem}", console, style="red")
+    for name in sorted({"float32", "pruned", "int8"} - set(report.receipts)):
+        if (export_dir / name).exists():
+            _print_line(f"{export_dir / name} is of an earlier run", console)
     _print_line(f"\nreport: {page}", console)
 
 

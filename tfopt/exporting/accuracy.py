@@ -32,6 +32,10 @@ class LabelledExamples:
                 f"data can be given for classifiers only, whose first output is [batch, classes]. "
                 f"Received: {process.path} with an output of shape {outputs.shape}. Leave data out."
             )
+        if self.classes.max() >= outputs.shape[1]:
+            raise ConfigError(
+                f"Labels must be below the number of classes, {outputs.shape[1]}. Received: {self.classes.max()}."
+            )
         return np.asarray(outputs.argmax(axis=1))
 
 
@@ -48,11 +52,20 @@ def labelled_examples(data: Any, specs: Mapping[str, Any]) -> LabelledExamples:
     if not batches or any(labels is None for _, labels in batches):
         raise ConfigError("data must be labelled examples, (inputs, labels). Received: no examples, or no labels.")
     inputs = _join([values for values, _ in batches], specs)
-    labels = np.concatenate([labels.reshape(len(labels), -1) for _, labels in batches if labels is not None])
+    labels = np.concatenate([_flat(labels) for _, labels in batches])
     count = len(next(iter(inputs.values())))
     if len(labels) != count:
         raise ConfigError(f"data must have one label per example. Received: {count} examples and {len(labels)} labels.")
+    if not np.array_equal(labels, np.rint(labels)) or labels.min() < 0:
+        raise ConfigError(
+            f"Labels must be class numbers from 0, or one-hot. Received: such as {labels.reshape(-1)[:3].tolist()}."
+        )
     return LabelledExamples(inputs=inputs, classes=labels.argmax(axis=1) if labels.shape[1] > 1 else labels[:, 0])
+
+
+def _flat(labels: Any) -> np.ndarray:
+    labels = np.asarray(labels)
+    return labels.reshape(len(labels), int(np.prod(labels.shape[1:])))
 
 
 def _join(batches: list[Any], specs: Mapping[str, Any]) -> dict[str, np.ndarray]:

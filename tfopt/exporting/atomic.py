@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tfopt.errors import ExportError
@@ -41,6 +42,30 @@ def staged_directory(final: Path) -> Iterator[Path]:
         shutil.rmtree(replaced, ignore_errors=True)
 
 
+@contextmanager
+def exclusive(directory: Path) -> Iterator[None]:
+    """Keeps other processes from working in a directory; it is made, and goes again if it is still empty at the end.
+
+    Raises:
+        ExportError: Another process works in it.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ExportError(
+                f"One run at a time may export to a directory. Received: directory={directory}, where another is at "
+                "work. Wait for it, or choose another directory."
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
+        with suppress(OSError):  # not empty: it holds what was made
+            directory.rmdir()
+
+
 def check_target(final: Path) -> None:
     """Raises ExportError unless an artifact may and can be written to `final`. Leaves nothing behind."""
     if set("[]*?") & set(str(final)):
@@ -67,12 +92,15 @@ def check_target(final: Path) -> None:
 
 
 def _is_artifact(directory: Path) -> bool:
-    """Whether we wrote it. Other programs have a manifest.json too, and what is theirs must not be replaced."""
+    """Whether we wrote it, and all that is in it: what is another's must not go when the artifact is replaced."""
     try:
         manifest = json.loads((directory / MARK).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(manifest, dict) and "tfopt" in manifest
+    if not isinstance(manifest, dict) or "tfopt" not in manifest:
+        return False
+    ours = {MARK, *manifest["files"]}
+    return all(path.relative_to(directory).as_posix() in ours for path in directory.rglob("*") if path.is_file())
 
 
 def _temporary_name(final: Path) -> str:

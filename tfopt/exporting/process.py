@@ -116,15 +116,19 @@ def time_in_turns(
     """
     with ExitStack() as stack:
         processes = [stack.enter_context(SavedModelProcess(path)) for path in paths]
-        return alternate(processes, inputs, seconds, rounds)
+        times = alternate(processes, inputs, seconds, rounds)
+    return [[call for calls in each for call in calls] for each in times]
 
 
 def alternate(
     processes: Sequence[SavedModelProcess], inputs: Mapping[str, np.ndarray], seconds: float, rounds: int = ROUNDS
-) -> list[list[float]]:
-    """As time_in_turns, for processes that run already."""
-    times: list[list[float]] = [[] for _ in processes]
+) -> list[list[list[float]]]:
+    """Times processes that run already, as time_in_turns does.
+
+    Returns: For each process and each round, the milliseconds of every call.
+    """
+    times: list[list[list[float]]] = [[] for _ in processes]
     for _ in range(rounds):
         for process, collected in zip(processes, times, strict=True):
-            collected += process.time_calls(inputs, seconds)
+            collected.append(process.time_calls(inputs, seconds))
     return times

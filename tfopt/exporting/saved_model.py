@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.data.batches import peek
-from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.errors import ConfigError, UnsupportedModelError, check_type
 from tfopt.exporting.atomic import MARK, check_target, staged_directory
 from tfopt.exporting.config import ExportConfig
 from tfopt.exporting.int8 import lower_to_int8
@@ -57,7 +57,7 @@ def export(
     float and is listed in the report. The directory appears whole or not at all; an earlier artifact is replaced.
 
     Args:
-        model: A built Keras model, what `tfopt.quantize` returned, or a SavedModel directory.
+        model: A built Keras model, what `tfopt.quantize` returned, a .keras file or a SavedModel directory.
         directory: Where the artifact goes.
         config: The settings; None means ExportConfig(), float32.
         calibration_data: For int8: batches of inputs, or of (inputs, labels). For float32 optional.
@@ -73,7 +73,8 @@ def export(
         >>> artifact.precision
         'float32'
     """
-    config = config or ExportConfig()
+    config = ExportConfig() if config is None else config
+    check_type("config", config, ExportConfig)
     final = Path(directory).resolve()
     _refuse_quantized(model)
     check_target(final)  # before the work, which can take long

@@ -85,12 +85,14 @@ def verify_together(
         checked = {path: _check(processes[path], manifest) for path, manifest in manifests.items()}
         timed = _one_batch(next(iter(manifests.values())), batch_size)
         milliseconds = dict(zip(processes, alternate(list(processes.values()), timed, seconds), strict=True))
-    medians = {path: float(np.median(times)) for path, times in milliseconds.items()}
+    calls = {path: np.concatenate(rounds) for path, rounds in milliseconds.items()}
+    medians = {path: float(np.median(times)) for path, times in calls.items()}
     receipts = []
     for path, manifest in manifests.items():
         loaded, (parity, problems) = processes[path].loaded, checked[path]
         other, no_baseline = baselines[path]
-        unavailable = {"baseline": no_baseline, "speedup": no_baseline} if other is None else {}
+        absent = ("baseline", "speedup", "speedup_range")
+        unavailable = dict.fromkeys(absent, no_baseline) if other is None else {}
         for name in ("agreement", "baseline_accuracy"):
             if other is None or examples is None:
                 unavailable[name] = no_baseline or NO_DATA
@@ -112,8 +114,9 @@ def verify_together(
                 zero_count=loaded["zeros"],
                 batch_size=len(next(iter(timed.values()))),
                 latency_ms_median=medians[path],
-                latency_ms_p99=float(np.percentile(milliseconds[path], 99)),
+                latency_ms_p99=float(np.percentile(calls[path], 99)),
                 speedup=medians[other] / medians[path] if other else None,
+                speedup_range=_ratios(milliseconds[other], milliseconds[path]) if other else None,
                 kernels=loaded["kernels"],
                 tensorflow_version=loaded["tensorflow"],
                 device=_device(loaded["devices"]),
@@ -122,6 +125,12 @@ def verify_together(
             )
         )
     return receipts
+
+
+def _ratios(baseline: list[list[float]], artifact: list[list[float]]) -> tuple[float, float]:
+    """Returns the least and the greatest ratio of the medians of one round."""
+    ratios = [float(np.median(one) / np.median(other)) for one, other in zip(baseline, artifact, strict=True)]
+    return min(ratios), max(ratios)
 
 
 def _check(process: SavedModelProcess, manifest: dict[str, Any]) -> tuple[tuple[float | None, float | None], list[str]]:

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
+from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError, check_type
 from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.masks import attach_mask
 from tfopt.pruning.prune import retrace, set_sparsity
@@ -61,7 +61,8 @@ class PruningSchedule(keras.callbacks.Callback):
                 f"model must be a Keras 3 model. Received: the tf_keras model {model.name!r}. Wrap it with "
                 "tfmot.sparsity.keras.prune_low_magnitude and use tfmot.sparsity.keras.UpdatePruningStep."
             )
-        self.config = config or PruningConfig()
+        self.config = PruningConfig() if config is None else config
+        check_type("config", self.config, PruningConfig)
         self.report: PassReport | None = None
         self._weights, self._skipped = find_weights(model, self.config.exclude)
         # Attached now, not when the fit begins: by then Keras has taken up its train function.
@@ -69,6 +70,12 @@ class PruningSchedule(keras.callbacks.Callback):
         retrace(model)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        trained = {id(variable) for variable in self.model.variables}
+        if any(id(weight.variable) not in trained for weight in self._weights):
+            raise ConfigError(
+                "The model that is fitted must be, or contain, the model that PruningSchedule was made for. "
+                f"Received: {self.model.name!r}, with other weights. Make the callback for this model."
+            )
         self._schedule, self._end_step = self._plan_schedule()
         self._sparsity = self._masked_share()
         self._next_update = 0

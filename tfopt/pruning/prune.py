@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from keras import ops
+
+from tfopt.errors import check_type
 from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.criteria import CRITERIA
 from tfopt.pruning.masks import attach_mask, choose_masks
@@ -48,7 +51,8 @@ def prune(model: Any, config: PruningConfig | None = None) -> PassReport:
     Reference:
         Zhu & Gupta, "To prune, or not to prune", arXiv:1710.01878.
     """
-    config = config or PruningConfig()
+    config = PruningConfig() if config is None else config
+    check_type("config", config, PruningConfig)
     if is_tf_keras(model):
         report = prune_tf_keras(model, config)
     else:
@@ -64,7 +68,8 @@ def set_sparsity(weights: Sequence[Weight], sparsity: float, config: PruningConf
     """Masks the weights anew, so that `sparsity` of them are zero. All masks are chosen before the first is set."""
     criterion = CRITERIA[config.criterion] if isinstance(config.criterion, str) else config.criterion
     for weight, kept in zip(weights, choose_masks(weights, sparsity, criterion, config.scope), strict=True):
-        attach_mask(weight.variable).assign(kept)
+        mask = attach_mask(weight.variable)
+        mask.assign(kept & ops.convert_to_numpy(mask.kept))  # what is masked stays masked
 
 
 def retrace(model: Any) -> None:

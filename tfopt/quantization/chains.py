@@ -90,6 +90,14 @@ def find_chains(
             claimed.update(chain.nodes)
             chains.append(chain)
     skips = [Skip(name=name, kind=editor.nodes[name].op, reason=reason) for name, reason in obstacles.items() if reason]
+    skips += [
+        Skip(
+            name=f"{function.signature.name}/{node.name}", kind=node.op, reason="inside a function: a loop or a branch"
+        )
+        for function in graph.graph_def.library.function
+        for node in function.node_def
+        if node.op in ("Conv2D", "MatMul", *WITHOUT_LOWERING)
+    ]
     return sorted(chains, key=lambda chain: order[chain.output]), skips
 
 
@@ -108,7 +116,7 @@ def _obstacle(editor: GraphEditor, shapes: Shapes, node: Any, patterns: tuple[st
         return "no int8 lowering for this op yet"
     if node.op not in ("Conv2D", "MatMul"):
         return ""
-    if _matches(node.name, patterns):
+    if matches(node.name, patterns):
         return "excluded by the configuration"
     source = editor.nodes[producer(node.input[1])]
     if annotated and source.op != FAKE_QUANT_WEIGHTS:
@@ -128,7 +136,7 @@ def _obstacle(editor: GraphEditor, shapes: Shapes, node: Any, patterns: tuple[st
     return None
 
 
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
     """Whether a node's name is one of `patterns`, with or without the numbers that Keras puts behind layers' names.
 
     It opens the scope of a layer "head" twice, so that its nodes are in "head_1".

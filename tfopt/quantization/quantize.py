@@ -9,15 +9,16 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfopt.errors import ConfigError, check_type
 from tfopt.graph import FrozenGraph, GraphEditor, freeze
 from tfopt.quantization.annotate import annotate, tensors_to_observe
 from tfopt.quantization.calibrate import calibrate
-from tfopt.quantization.chains import Chain, find_chains
+from tfopt.quantization.chains import Chain, find_chains, matches
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.report import Change, PassReport
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class QuantizedModel:
     """A model whose graph carries the ranges to quantize it with.
 
@@ -33,6 +34,9 @@ class QuantizedModel:
     graph: FrozenGraph
     float_graph: FrozenGraph
     report: PassReport
+
+    def __repr__(self) -> str:
+        return f"QuantizedModel({self.graph.name!r}, {self.report})"
 
     def predict(self, inputs: Any) -> np.ndarray | dict[str, np.ndarray]:
         """Returns the outputs for one batch of inputs: an array, or a dict by name where there are several."""
@@ -52,9 +56,10 @@ def quantize(
     matrix products on processors with int8 instructions (AVX512-VNNI, AVX-VNNI, AMX); nothing else gets faster.
 
     Args:
-        model: A built Keras model (functional, Sequential or subclassed) or a SavedModel directory.
+        model: A built Keras model (functional, Sequential or subclassed), a .keras file or a SavedModel directory.
         config: The settings; None means QuantizationConfig().
-        calibration_data: Batches of inputs, or of (inputs, labels); an array of inputs will do.
+        calibration_data: Batches of inputs, or of (inputs, labels); an array of inputs will do. For a model of several
+            inputs a dict or a tuple of arrays, or batches of such.
     Returns: The annotated model, with a report.
     Raises:
         UnsupportedModelError: The model is not built.
@@ -71,9 +76,16 @@ def quantize(
         Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference",
         CVPR 2018, arXiv:1712.05877.
     """
-    config = config or QuantizationConfig()
+    config = QuantizationConfig() if config is None else config
+    check_type("config", config, QuantizationConfig)
     graph = freeze(model)
     editor = GraphEditor(graph.graph_def)
+    unmatched = [pattern for pattern in config.exclude if not any(matches(name, (pattern,)) for name in editor.nodes)]
+    if unmatched:
+        raise ConfigError(
+            f"exclude must name nodes of the graph. Received: exclude={config.exclude}, where {unmatched[0]!r} matches "
+            "none. The report of a run without it lists the names."
+        )
     chains, skipped = find_chains(graph, editor, config.exclude)
     ranges = calibrate(graph, tensors_to_observe(editor, chains), calibration_data, config)
     report = PassReport(

@@ -98,7 +98,9 @@ def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware 
         (4, 'as asked')
     """
     config = config or TrainingConfig()
-    settings = config if isinstance(config, TrainingConfig) else config.training
+    settings = config if isinstance(config, TrainingConfig) else getattr(config, "training", None)
+    if not isinstance(settings, TrainingConfig):
+        raise ConfigError(f"config must be a TrainingConfig or a Recipe. Received: config={config!r}.")
     machine = hardware or detect()
     strategy, strategy_value, strategy_reason = _strategy(settings, machine)
     precision, precision_reason = _precision(settings, machine)
