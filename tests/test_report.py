@@ -152,3 +152,18 @@ def test_write_text_keeps_what_was_there_when_writing_fails(tmp_path):
     with pytest.raises(UnicodeEncodeError):
         write_text(file, "\ud800")
     assert file.read_text() == "first"
+
+
+@pytest.mark.parametrize(
+    ("speedup", "rounds", "verdict"),
+    [
+        (1.3, (1.1, 1.6), "faster"),
+        (1.3, (0.9, 1.6), "about even"),
+        (0.8, (0.7, 0.9), "slower"),
+        (0.8, (0.7, 1.1), "about even"),
+        (1.02, (1.01, 1.03), "about even"),
+        (None, None, ""),
+    ],
+)
+def test_a_verdict_needs_a_difference_that_every_round_showed(speedup, rounds, verdict):
+    assert dataclasses.replace(RECEIPT, speedup=speedup, speedup_range=rounds).verdict == verdict

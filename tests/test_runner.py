@@ -365,3 +365,26 @@ def test_a_recipe_reaches_what_it_promises(name, tmp_path):
     assert int8.sparsity >= 0.749
     for receipt in (float32, pruned):
         assert receipt.bytes_on_disk <= 1.1 * 4 * result.model.count_params() + 40_000  # each weight once
+
+
+def test_two_runs_at_once_do_not_share_a_directory(tmp_path):
+    from tfopt.exporting.atomic import exclusive
+
+    recipe = Recipe(name="mine", export_dir=str(tmp_path / "shared"))
+    with exclusive(tmp_path / "shared"), pytest.raises(ExportError, match="another is at work"):
+        run(recipe, console=Console(quiet=True))
+    assert not (tmp_path / "shared").exists()  # it was empty
+
+
+def test_a_pruning_pattern_that_matches_nothing_is_known_before_training(tmp_path, capsys):
+    recipe = Recipe(
+        name="mine",
+        model=ModelConfig(builder="mlp", arguments={"units": [4]}),
+        data=DataConfig(source="synthetic", arguments={"examples": 40, "input_shape": [4], "num_classes": 2}),
+        pruning=PruningConfig(exclude=("zzz",)),
+        export_dir=str(tmp_path / "out"),
+    )
+    with pytest.raises(ConfigError, match="zzz"):
+        run(recipe)
+    assert "epoch" not in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()

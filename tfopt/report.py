@@ -167,7 +167,7 @@ class Receipt(Record):
         least, greatest = self.speedup_range or (self.speedup, self.speedup)
         if self.speedup < 0.95 and greatest < 1:
             return "slower"
-        return "faster" if self.speedup > 1.05 and least > 1 else "about even"
+        return "faster" if self.speedup >= 1.05 and least > 1 else "about even"
 
     def show(self, attribute: str, form: str = "{:.4g}") -> str:
         """Returns an attribute as text; one that is unknown as "unavailable (reason)"."""

@@ -499,3 +499,12 @@ def test_a_path_that_tensorflow_reads_as_a_pattern_is_refused(tmp_path):
     with pytest.raises(ExportError, match="reads as a pattern"):
         export(model, tmp_path / "tiny [x]" / "float32")
     assert not list(tmp_path.iterdir())
+
+
+def test_an_artifact_that_holds_another_file_is_not_replaced(tmp_path):
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    export(model, tmp_path / "a")
+    (tmp_path / "a" / "mine.txt").write_text("notes")
+    with pytest.raises(ExportError, match="holds something else"):
+        export(model, tmp_path / "a")
+    assert (tmp_path / "a" / "mine.txt").read_text() == "notes"

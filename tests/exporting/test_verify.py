@@ -331,3 +331,12 @@ def test_standard_tools_see_no_zombie(artifacts):
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
     assert subprocess.run(["true"], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [(np.full(70, 9), "below the number of classes"), (np.full(70, 0.5), "class numbers"), (Y[:3], "one label")],
+)
+def test_labels_that_are_none_are_refused(labels, message, artifacts):
+    with pytest.raises(ConfigError, match=message):
+        verify(artifacts / "float32", data=(X, labels), seconds=0.01)

@@ -254,3 +254,21 @@ def test_a_pruned_model_exports_like_any_other(tmp_path):
     x = np.ones((2, 8), "float32")
     exported = tf.saved_model.load(str(tmp_path / "saved"))
     np.testing.assert_allclose(exported.serve(x), model(x), rtol=1e-6)
+
+
+def test_a_lower_target_later_frees_nothing():
+    model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(32)])
+    prune(model, PruningConfig(target_sparsity=0.8))
+    zeros = model.layers[0].kernel.numpy() == 0
+    report = prune(model, PruningConfig(target_sparsity=0.2))
+    assert report.metrics["sparsity"] == pytest.approx(0.8, abs=0.01)
+    model.compile("adam", "mse")
+    model.fit(np.random.rand(32, 16), np.random.rand(32, 32), epochs=2, verbose=0)
+    assert np.array_equal(model.layers[0].kernel.numpy() == 0, zeros)
+
+
+@pytest.mark.parametrize("config", [0.5, {"target_sparsity": 0.5}])
+def test_a_config_of_another_type_is_refused(config):
+    model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(32)])
+    with pytest.raises(ConfigError, match="config must be a PruningConfig"):
+        prune(model, config)

@@ -219,3 +219,13 @@ def test_a_model_within_another_is_pruned_while_that_is_fitted():
     outer = compile_model(keras.Model(inputs, student(inputs)))
     outer.fit(data(), epochs=2, callbacks=[PruningSchedule(student, PruningConfig(frequency=2))], verbose=0)
     assert zeros(student) == [96, 48]
+
+
+def test_a_model_that_is_not_the_callbacks_is_refused():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    other = keras.models.clone_model(model)
+    other.compile("sgd", "mse")
+    before = [variable.numpy().copy() for variable in model.variables]
+    with pytest.raises(ConfigError, match="was made for"):
+        other.fit(np.ones((8, 8)), np.ones((8, 4)), verbose=0, callbacks=[PruningSchedule(model)])
+    assert all(np.array_equal(old, new.numpy()) for old, new in zip(before, model.variables, strict=True))

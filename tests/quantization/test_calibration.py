@@ -240,3 +240,19 @@ def test_weights_with_nan_are_named():
 def test_settings_out_of_range(settings, message):
     with pytest.raises(ConfigError, match=message):
         QuantizationConfig(**settings)
+
+
+def test_an_exclude_that_matches_nothing_is_refused():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="head")])
+    x = np.zeros((4, 8), np.float32)
+    with pytest.raises(ConfigError, match="'\\*/haed/\\*' matches none"):
+        quantize(model, QuantizationConfig(exclude=("*/haed/*",)), calibration_data=x)
+
+
+def test_what_stays_float_inside_a_loop_is_listed():
+    model = keras.Sequential([keras.Input((5, 4)), keras.layers.LSTM(8), keras.layers.Dense(4)])
+    x = np.random.default_rng(0).random((16, 5, 4), dtype=np.float32)
+    report = quantize(model, calibration_data=x).report
+    assert [change.kind for change in report.changed] == ["MatMul"]
+    assert any("inside a function" in skip.reason and skip.kind == "MatMul" for skip in report.skipped)
+    assert len(repr(quantize(model, calibration_data=x))) < 3000
