@@ -23,7 +23,7 @@ test: lint
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
 
 test-slow: $(DEV)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal
 
 lint: $(DEV)
 	$(BIN)/python -m ruff format --check .
