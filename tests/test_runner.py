@@ -386,5 +386,5 @@ def test_a_pruning_pattern_that_matches_nothing_is_known_before_training(tmp_pat
     )
     with pytest.raises(ConfigError, match="zzz"):
         run(recipe)
-    assert "epoch" not in capsys.readouterr().out
+    assert "train  epoch" not in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
