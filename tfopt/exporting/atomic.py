@@ -108,12 +108,15 @@ def _temporary_name(final: Path) -> str:
 
 
 def _clear_leftovers(final: Path) -> None:
-    pattern = re.compile(re.escape(f".{final.name}.") + r"(?:tmp|old)-(\d+)")
+    pattern = re.compile(re.escape(f".{final.name}.") + r"(tmp|old)-(\d+)")
     if not final.parent.is_dir():
         return
     for path in final.parent.iterdir():
         match = pattern.fullmatch(path.name)
         # In containers every run has the same process id: what is under our own was left by an earlier run.
-        ours = match and int(match[1]) == os.getpid()
-        if match and (ours or not Path(f"/proc/{match[1]}").exists()) and Path("/proc/self").exists():
-            shutil.rmtree(path, ignore_errors=True)
+        ours = match and int(match[2]) == os.getpid()
+        if match and (ours or not Path(f"/proc/{match[2]}").exists()) and Path("/proc/self").exists():
+            if match[1] == "old" and not final.exists() and _is_artifact(path):
+                path.rename(final)  # killed between the two renames: what was there comes back
+            else:
+                shutil.rmtree(path, ignore_errors=True)
