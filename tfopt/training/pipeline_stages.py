@@ -1,0 +1,207 @@
+"""Cuts the graph of a functional model into stages of about equal bytes, one per device.
+
+The nodes (calls of layers) are laid out in the order in which Keras runs them, and a stage is a run of neighbours in
+that order. A cut may not come between two nodes that share a variable, since a variable lies on one device. Among the
+cuts left, the best has the smallest largest stage, found exactly: with b(k, j) the largest stage when the first j
+nodes make k stages, b(k, j) = min over i < j of max(b(k - 1, i), bytes of nodes i to j).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfopt.errors import ConfigError, UnsupportedModelError, unknown_name
+from tfopt.report import Record
+
+# A trainable parameter brings its gradient and the two slots of Adam.
+COPIES_OF_A_TRAINABLE = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage(Record):
+    """One stage of a pipeline, and what its device will hold.
+
+    Attributes:
+        device: The device, for example "GPU:1".
+        layers: Names of its layers and operations, in the order in which they run.
+        parameter_bytes: Bytes of its variables, without gradients and optimizer slots.
+        activation_bytes: Bytes of its layers' outputs for one batch, micro-batches all counted; a dimension other
+            than the batch that the graph leaves open counts as 1.
+    """
+
+    device: str
+    layers: Sequence[str]
+    parameter_bytes: int
+    activation_bytes: int
+
+    def __str__(self) -> str:
+        first_to_last = self.layers[0] if len(self.layers) == 1 else f"{self.layers[0]} to {self.layers[-1]}"
+        return (
+            f"{self.device}  parameters {show_bytes(self.parameter_bytes)}, activations "
+            f"{show_bytes(self.activation_bytes)}  {first_to_last} ({len(self.layers)} layers)"
+        )
+
+
+def functional_form(model: keras.Model) -> keras.Model:
+    """Returns the model as a graph of layers; of a Sequential model one over the same layers.
+
+    Raises:
+        UnsupportedModelError: The model is no graph, or is not built.
+    """
+    if isinstance(model, keras.Sequential):
+        if not model.built:
+            raise UnsupportedModelError(
+                f"A pipeline needs a built model. Received: model={model.name!r}, which has not seen an input shape. "
+                "Begin it with keras.Input(shape), or call model.build(shape)."
+            )
+        return keras.Model(model.inputs, model.outputs, name=model.name)
+    graph_class = _graph_class()
+    if not isinstance(model, graph_class) or type(model).call is not graph_class.call:
+        raise UnsupportedModelError(
+            f"A pipeline needs a functional or Sequential model, whose graph can be cut. Received: "
+            f"model={model.name!r} of class {type(model).__name__} with its own call(). Express it with the "
+            "functional API, keras.Model(inputs, outputs), or use strategy='mirrored'."
+        )
+    return model
+
+
+def nodes_of(graph: keras.Model) -> list[Any]:
+    """Returns the calls of layers and operations that make up the graph, in the order in which Keras runs them."""
+    by_depth = graph._nodes_by_depth
+    return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth] if not node.is_input]
+
+
+def cut(nodes: Sequence[Any], count: int, cuts: Sequence[str] | None, batch_size: int) -> list[list[Any]]:
+    """Returns the nodes of each stage.
+
+    Args:
+        nodes: What `nodes_of` returned.
+        count: Number of stages.
+        cuts: Names of the layers that begin a stage, the first stage's excepted; None balances by bytes.
+        batch_size: Examples per step, for the activations.
+    Raises:
+        ConfigError: The cuts are wrong, or no cut gives so many stages.
+    """
+    tied = _tied(nodes)
+    starts = _balanced(nodes, count, tied, batch_size) if cuts is None else _named(nodes, count, tied, cuts)
+    return [list(nodes[start:end]) for start, end in pairwise([*starts, len(nodes)])]
+
+
+def variables_of(nodes: Sequence[Any]) -> list[keras.Variable]:
+    """Returns each variable that the nodes' layers own, random seeds included, once."""
+    every = [variable for node in nodes for variable in getattr(node.operation, "variables", ())]
+    return list({id(variable): variable for variable in every}.values())
+
+
+def parameter_bytes(variables: Sequence[keras.Variable]) -> int:
+    """Returns the bytes that the variables themselves take."""
+    return sum(int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size for variable in variables)
+
+
+def activation_bytes(nodes: Sequence[Any], batch_size: int) -> int:
+    """Returns the bytes of the nodes' outputs for a batch; those inside a nested model count as well."""
+    total = 0
+    for node in nodes:
+        if isinstance(node.operation, _graph_class()):
+            total += activation_bytes(nodes_of(functional_form(node.operation)), batch_size)
+            continue
+        for output in node.outputs:
+            sizes = [size or 1 for size in output.shape[1:]]
+            total += batch_size * int(np.prod(sizes)) * tf.as_dtype(output.dtype).size
+    return total
+
+
+def show_bytes(count: int) -> str:
+    """Returns a number of bytes for people to read.
+
+    Example:
+        >>> show_bytes(1536)
+        '1.5 KiB'
+    """
+    if count < 1024:
+        return f"{count} B"
+    power = min(int(math.log(count, 1024)), 4)
+    return f"{count / 1024**power:.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
+
+
+def _graph_class() -> Any:
+    """Keras makes keras.Model(inputs, outputs) an instance of a class that it does not export."""
+    tensor = keras.Input((1,))
+    return type(keras.Model(tensor, tensor))
+
+
+def _tied(nodes: Sequence[Any]) -> dict[int, str]:
+    """Returns the places where no stage may begin, each with the layer that forbids it."""
+    first: dict[int, int] = {}
+    tied: dict[int, str] = {}
+    for place, node in enumerate(nodes):
+        for variable in variables_of([node]):
+            since = first.setdefault(id(variable), place)
+            tied.update(dict.fromkeys(range(since + 1, place + 1), node.operation.name))
+    return tied
+
+
+def _named(nodes: Sequence[Any], count: int, tied: dict[int, str], cuts: Sequence[str]) -> list[int]:
+    if isinstance(cuts, str) or len(cuts) != count - 1:
+        raise ConfigError(
+            f"pipeline_cuts must name one layer fewer than there are devices, the first of each later stage. "
+            f"Received: pipeline_cuts={cuts!r} for {count} devices."
+        )
+    place_of: dict[str, int] = {}
+    for place, node in enumerate(nodes):
+        place_of.setdefault(node.operation.name, place)
+    for name in cuts:
+        if name not in place_of:
+            raise unknown_name("layer in pipeline_cuts", str(name), place_of)
+        if place_of[name] in tied:
+            raise ConfigError(
+                f"pipeline_cuts may not part the calls of layer {tied[place_of[name]]!r}, whose variables lie on one "
+                f"device. Received: pipeline_cuts={list(cuts)!r}. Cut before its first call or after its last."
+            )
+    starts = [0, *(place_of[name] for name in cuts)]
+    if any(one >= other for one, other in pairwise(starts)):
+        order = [node.operation.name for node in nodes]
+        raise ConfigError(
+            f"pipeline_cuts must be in the order of the graph, and leave the first stage a layer. "
+            f"Received: pipeline_cuts={list(cuts)!r}. The order is {order!r}."
+        )
+    return starts
+
+
+def _balanced(nodes: Sequence[Any], count: int, tied: dict[int, str], batch_size: int) -> list[int]:
+    starts = [place for place in range(len(nodes)) if place not in tied]
+    if len(starts) < count:
+        raise ConfigError(
+            f"pipeline_devices must not outnumber the stages that the model can be cut into. "
+            f"Received: {count} devices for {len(starts)} (layers that share variables stay together). "
+            f"Give at most {len(starts)} devices."
+        )
+    ends = [0, *np.cumsum([_cost(nodes[start:end], batch_size) for start, end in pairwise([*starts, len(nodes)])])]
+    until = np.array(ends, dtype=np.float64)
+    best = np.where(np.arange(len(until)) == 0, 0.0, np.inf)
+    choices = []
+    for _ in range(count):
+        # Row j, column i: the largest stage when the last one holds the blocks i to j. Empty stages are not allowed.
+        worst = np.maximum(best[None, :], until[:, None] - until[None, :])
+        worst[np.triu_indices(len(until))] = np.inf
+        choices.append(worst.argmin(axis=1))
+        best = worst.min(axis=1)
+    blocks = [len(starts)]
+    for choice in reversed(choices):
+        blocks.insert(0, int(choice[blocks[0]]))
+    return [starts[block] for block in blocks[:-1]]
+
+
+def _cost(nodes: Sequence[Any], batch_size: int) -> int:
+    variables = variables_of(nodes)
+    trainable = [variable for variable in variables if variable.trainable]
+    extra = (COPIES_OF_A_TRAINABLE - 1) * parameter_bytes(trainable)
+    return parameter_bytes(variables) + extra + activation_bytes(nodes, batch_size)

@@ -1,0 +1,116 @@
+"""Variables and optimizer slots on the devices of their stages.
+
+A keras.Variable holds a tf.Variable, which stays where it was made; moving one is to make another elsewhere. Keras
+makes slots on the default device, and computes updates there, also for variables that lie on another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt.errors import UnsupportedModelError
+
+
+def move(variable: keras.Variable, device: str) -> None:
+    """Puts a variable's value into a new tf.Variable on a device; what holds the keras.Variable notices nothing.
+
+    Example:
+        >>> weight = keras.Variable([1.0, 2.0])
+        >>> move(weight, "CPU:0")
+        >>> weight.numpy().tolist(), weight.value.device[-5:]
+        ([1.0, 2.0], 'CPU:0')
+    """
+    old = variable._value
+    if _same_device(old.device, device):
+        return
+    with tf.device(device):
+        variable._value = tf.Variable(
+            old.read_value(),
+            dtype=old.dtype,
+            trainable=old.trainable,
+            name=variable.name,
+            aggregation=old.aggregation,
+            synchronization=old.synchronization,
+        )
+
+
+def place_slots(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> None:
+    """Builds an optimizer, if it is not yet, and moves its slots to the devices of their variables.
+
+    Raises:
+        UnsupportedModelError: The optimizer has a slot whose variable cannot be told.
+    """
+    if not optimizer.built:
+        with tf.device("CPU:0"):  # in the host's memory, until they are moved: the first GPU could not hold them all
+            optimizer.build(variables)
+    for each in _with_inner(optimizer):
+        _place_own_slots(each)
+
+
+@contextmanager
+def updates_in_place(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """While it lasts, the optimizer computes each variable's update and weight decay on that variable's device."""
+    optimizers = _with_inner(optimizer)
+    try:
+        for each in optimizers:
+            each.update_step = _update_in_place(each.update_step)
+            each._apply_weight_decay = _decay_in_place(each._apply_weight_decay)
+        yield
+    finally:
+        for each in optimizers:
+            vars(each).pop("update_step", None)
+            vars(each).pop("_apply_weight_decay", None)
+
+
+def _update_in_place(update_step: Any) -> Any:
+    def placed(gradient: Any, variable: Any, learning_rate: Any) -> Any:
+        with tf.device(variable.device):
+            return update_step(gradient, variable, learning_rate)
+
+    return placed
+
+
+def _decay_in_place(apply_weight_decay: Any) -> Any:
+    def placed(variables: Sequence[keras.Variable]) -> None:
+        for variable in variables:
+            with tf.device(variable.value.device):
+                apply_weight_decay([variable])
+
+    return placed
+
+
+def _with_inner(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return [optimizer] if inner is None else [optimizer, inner]
+
+
+def _place_own_slots(optimizer: Any) -> None:
+    """Keras' optimizers keep slots in lists as long as that of the variables, and in the same order."""
+    variables = optimizer._trainable_variables
+    placed = set()
+    for slots in vars(optimizer).values():
+        if slots is variables or not isinstance(slots, list) or len(slots) != len(variables):
+            continue
+        for slot, variable in zip(slots, variables, strict=True):
+            # Of one that Adafactor never uses it keeps a whole number.
+            if isinstance(slot, keras.Variable) and tf.as_dtype(slot.dtype).is_floating:
+                move(slot, variable.value.device)
+                placed.add(id(slot))
+    astray = [slot.path for slot in optimizer._variables if slot.ndim > 0 and id(slot) not in placed]
+    if astray:
+        raise UnsupportedModelError(
+            f"Every slot of the optimizer must belong to one variable, to lie on its device. Received: "
+            f"optimizer={type(optimizer).__name__} with {astray}. Use one of Keras' own, such as Adam or SGD."
+        )
+    # The optimizer finds a variable's slots by the identity of its tf.Variable, which `move` replaced.
+    optimizer._trainable_variables_indices = {optimizer._var_key(v): place for place, v in enumerate(variables)}
+
+
+def _same_device(one: str, other: str) -> bool:
+    first, second = (tf.DeviceSpec.from_string(name) for name in (one, other))
+    return (first.device_type, first.device_index) == (second.device_type, second.device_index)
