@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfopt.data import pipeline
 from tfopt.data.augment import random_shift
+from tfopt.data.position import EpochCounter
 from tfopt.errors import ConfigError
 
 NUMBERS = (np.arange(53, dtype="float32"), np.arange(53))
@@ -192,3 +193,28 @@ def test_images_of_unknown_size_are_shifted_too():
 def test_what_is_no_image_cannot_be_shifted():
     with pytest.raises(ConfigError, match=r"random_shift=2 and inputs of shape \(4,\)"):
         pipeline((np.zeros((8, 4)), np.zeros(8)), batch_size=4, random_shift=2)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_smaller_last_batch_can_be_left_out(training):
+    dataset = pipeline(NUMBERS, batch_size=8, training=training, drop_remainder=True)
+    assert [x.shape for x, _ in dataset] == [(8,)] * 6
+    assert dataset.element_spec[0].shape == (8,)
+    assert len(dataset) == 6
+
+
+@pytest.mark.parametrize("policy", ["auto", "data", "file", "off"])
+def test_the_sharding_policy_is_set(policy):
+    options = pipeline(NUMBERS, batch_size=8, auto_shard=policy).options()
+    assert options.experimental_distribute.auto_shard_policy.name == policy.upper()
+
+
+def test_an_unknown_sharding_policy_is_refused():
+    with pytest.raises(ConfigError, match=r"Unknown auto_shard 'files'. .* Did you mean 'file'\?"):
+        pipeline(NUMBERS, batch_size=8, auto_shard="files")
+
+
+def test_files_are_not_sharded_behind_an_epoch():
+    with pytest.raises(ConfigError, match=r"auto_shard must not be 'file' .* Use 'data'"):
+        pipeline(NUMBERS, batch_size=8, auto_shard="file", epoch=EpochCounter())
+    pipeline(NUMBERS, batch_size=8, auto_shard="file", epoch=EpochCounter(), training=False)

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfopt.errors import ConfigError
 
 
-def random_shift(dataset: tf.data.Dataset, pixels: int, seed: int = 0) -> tf.data.Dataset:
+def random_shift(dataset: tf.data.Dataset, pixels: int, seed: int | tf.Tensor = 0) -> tf.data.Dataset:
     """Shifts each image by up to so many pixels in each direction; zeros fill what moves in.
 
     The shifts are drawn anew in every epoch and are the same in every run with the same seed.
@@ -15,7 +15,7 @@ def random_shift(dataset: tf.data.Dataset, pixels: int, seed: int = 0) -> tf.dat
     Args:
         dataset: (image [height, width, channels], label, ...) of single examples.
         pixels: The largest shift.
-        seed: Of the shifts.
+        seed: Of the shifts; within a function of tf.data, such as flat_map's, it may be a tensor.
     Raises:
         ConfigError: The inputs are not images.
     Example:
