@@ -1,0 +1,161 @@
+"""Whether XLA can compile a model's training step, and what to make of an error when it could not.
+
+XLA compiles a step only if it has a kernel for each of its operations. Keras knows some layers for which it has none
+and some it merely does not trust; others fail at the first step. What is listed here was found by compiling a training
+step of nearly every Keras layer (TensorFlow 2.21). A layer is named before training starts where that is possible:
+not every failure is an error to fall back from, and a TextVectorization in a compiled step aborts the process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import keras
+import tensorflow as tf
+from keras import layers
+from tensorflow.python.framework.config import is_op_determinism_enabled
+
+from tfopt.report import Skip
+
+# Keras lets these through and XLA refuses them. Each is checked against a real compilation in the tests.
+NO_KERNEL: dict[type, str] = {
+    layers.MixUp: "XLA has no kernel for the gamma distribution it draws from; mix in the input pipeline",
+    layers.CutMix: "XLA has no kernel for the gamma distribution it draws from; mix in the input pipeline",
+    layers.RandomElasticTransform: "the size of its blur is a tensor, which XLA must know when compiling; "
+    "transform in the input pipeline",
+}
+NO_KERNEL_INTERPOLATIONS = ("bicubic", "lanczos3", "lanczos5")
+
+_TEXT = (layers.StringLookup, layers.IntegerLookup, layers.TextVectorization, layers.Hashing, layers.HashedCrossing)
+_CONVERSION_FAILED = "tf2xla conversion failed"
+# What TensorFlow says of a step that is wrong with or without XLA. "<=" marks a shape that only XLA bounds so.
+_ORDINARY = re.compile(r"Incompatible shapes: (?!.*<=)")
+
+
+def xla_blockers(model: keras.Model) -> list[Skip]:
+    """Returns why XLA cannot, or should not, compile the model's training step; empty when nothing is known against it.
+
+    Operations inside a Lambda or a layer of your own are not looked at; where XLA refuses one, the first step raises
+    what `compilation_failed` recognises. XLA does compile operations whose output shape depends on values, such as
+    `tf.boolean_mask` and `tf.unique`.
+
+    Args:
+        model: Any Keras model; a subclassed one shows its layers once they are made.
+    Example:
+        >>> model = keras.Sequential([keras.Input((4,), dtype="int32"), layers.Hashing(8, name="hash")])
+        >>> print(xla_blockers(model)[0].reason)
+        it looks up or hashes text, which XLA cannot; move it into the input pipeline
+    """
+    blockers = []
+    if is_op_determinism_enabled():
+        determinism = "op determinism is enabled, and not all operations have a deterministic XLA kernel"
+        blockers.append(Skip(name=model.name, kind=type(model).__name__, reason=determinism))
+    for path, layer in _walk(model):
+        reason = _why_not(layer)
+        if reason:
+            blockers.append(Skip(name=path, kind=type(layer).__name__, reason=reason))
+    return blockers
+
+
+def _walk(model: keras.Model) -> Iterator[tuple[str, keras.Layer]]:
+    """Every layer once with its path, a container before what it holds."""
+    waiting: list[tuple[str, keras.Layer]] = [("", model)]
+    seen: set[int] = set()
+    while waiting:
+        path, layer = waiting.pop(0)
+        if id(layer) in seen:
+            continue
+        seen.add(id(layer))
+        yield path or layer.name, layer
+        waiting = [(f"{path}/{inner.name}".lstrip("/"), inner) for inner in layer._layers] + waiting
+
+
+def _why_not(layer: keras.Layer) -> str | None:
+    for kind, reason in NO_KERNEL.items():
+        if isinstance(layer, kind):
+            return reason
+    interpolation = getattr(layer, "interpolation", None)
+    if isinstance(layer, layers.Resizing | layers.UpSampling2D) and interpolation in NO_KERNEL_INTERPOLATIONS:
+        return f"XLA has no kernel for {interpolation} interpolation; use 'bilinear'"
+    if layer.supports_jit:
+        return None
+    if isinstance(layer, layers.LSTM | layers.GRU):
+        return "on a GPU it runs the cuDNN kernel, which XLA cannot call (keras issue 18456); use_cudnn=False avoids it"
+    if isinstance(layer, _TEXT):
+        return "it looks up or hashes text, which XLA cannot; move it into the input pipeline"
+    if type(layer).__module__.startswith("keras."):
+        return "Keras does not compile it (supports_jit is False); augment in the input pipeline"
+    return "it says so itself: supports_jit is False"
+
+
+def compilation_failed(error: BaseException) -> bool:
+    """Returns whether an error comes from XLA's compilation, so that the same step may run without XLA.
+
+    An ordinary error that XLA merely met first, such as shapes of loss and labels that do not match, is none.
+
+    Example:
+        >>> @tf.function(jit_compile=True)
+        ... def step(x):
+        ...     return tf.strings.to_number(tf.strings.as_string(x))
+        >>> try:
+        ...     step(tf.zeros(2))
+        ... except tf.errors.OpError as error:
+        ...     print(compilation_failed(error))
+        True
+    """
+    if not isinstance(error, tf.errors.InvalidArgumentError | tf.errors.UnimplementedError | tf.errors.InternalError):
+        return False
+    message = str(error)
+    return _CONVERSION_FAILED in message and not _ORDINARY.search(message)
+
+
+def compilation_cause(error: BaseException, model: keras.Model) -> str:
+    """Returns in one line which operation XLA refused and, where TensorFlow tells, the layer it is in.
+
+    Args:
+        error: One for which `compilation_failed` is true.
+        model: The model whose step was compiled.
+    Example:
+        >>> model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+        >>> compilation_cause(ValueError("no"), model)
+        'XLA could not compile the step: no'
+    """
+    message = str(error)
+    node = _first(r"Detected at node (\S+) defined at", message) or _first(r"\{\{node ([^}]+)\}\}", message)
+    constant = re.search(r"Input \d+ to node `[^`]+` with op (\w+) must be a compile-time constant", message)
+    unsupported = re.search(
+        r"Detected unsupported operations when trying to compile graph .*?: (\w+) \((.+?)\)", message
+    )
+    if constant:
+        what = f"{constant[1]} needs a size that is known only when it runs"
+    elif unsupported:
+        what = f"no XLA kernel for {unsupported[1]}"
+    else:
+        what = next((line for line in message.splitlines() if _says_something(line)), type(error).__name__).strip()
+    layer = _layer_of(node, model) if node else None
+    place = f", in layer {layer[0]!r} ({type(layer[1]).__name__})" if layer else f", at {node}" if node else ""
+    return f"XLA could not compile the step: {what.rstrip('.')}{place}"
+
+
+def _says_something(line: str) -> bool:
+    noise = ("Graph execution error", "Detected at node", "<stack traces", "Stack trace", "File ", "[[")
+    return bool(line.strip()) and not line.strip().startswith(noise)
+
+
+def _first(pattern: str, text: str) -> str | None:
+    found = re.search(pattern, text)
+    return found[1] if found else None
+
+
+def _layer_of(node: str, model: keras.Model) -> tuple[str, keras.Layer] | None:
+    """The innermost layer whose names, in order, are scopes of a node: `net_1/rotate_1/Op` is in layer `rotate`."""
+    # TensorFlow adds _1 to a scope it has seen before.
+    scopes = [{scope, re.sub(r"_\d+$", "", scope)} for scope in node.split("/")]
+    best: tuple[str, keras.Layer] | None = None
+    for path, layer in _walk(model):
+        remaining = iter(scopes)
+        inside = layer is not model and all(any(name in scope for scope in remaining) for name in path.split("/"))
+        if inside and (best is None or path.count("/") >= best[0].count("/")):
+            best = path, layer
+    return best
