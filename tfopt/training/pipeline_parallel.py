@@ -38,7 +38,14 @@ from tfopt.training.pipeline_stages import (
 )
 
 
-def split(model: keras.Model, devices: Sequence[str], cuts: Sequence[str] | None = None, *, batch_size: int) -> Stages:
+def split(
+    model: keras.Model,
+    devices: Sequence[str],
+    cuts: Sequence[str] | None = None,
+    *,
+    batch_size: int,
+    jit_compile: bool = False,
+) -> Stages:
     """Splits a model into one stage per device; the model itself is left as it is.
 
     Args:
@@ -47,6 +54,8 @@ def split(model: keras.Model, devices: Sequence[str], cuts: Sequence[str] | None
         cuts: Names of the layers that begin the second, third and later stages. None balances the bytes: outputs of
             layers, and parameters, a trainable one four times over for its gradient and the two slots of Adam.
         batch_size: Examples per step, all micro-batches together.
+        jit_compile: Whether XLA compiles each stage. It cannot compile the whole step, whose variables lie on several
+            devices, so the model itself is compiled with jit_compile=False either way.
     Raises:
         UnsupportedModelError: The model is subclassed or not built.
         ConfigError: A device does not exist, or the cuts do not fit the graph.
@@ -68,7 +77,7 @@ def split(model: keras.Model, devices: Sequence[str], cuts: Sequence[str] | None
         )
         for device, part in zip(names, parts, strict=True)
     ]
-    return Stages(model, graph, records, parts)
+    return Stages(model, graph, records, parts, jit_compile)
 
 
 class Stages:
@@ -80,7 +89,7 @@ class Stages:
     """
 
     def __init__(
-        self, model: keras.Model, graph: keras.Model, records: Sequence[Stage], parts: Sequence[list[Any]]
+        self, model: keras.Model, graph: keras.Model, records: Sequence[Stage], parts: Sequence[list[Any]], jit: bool
     ) -> None:
         self.model = model
         self.records = tuple(records)
@@ -88,7 +97,7 @@ class Stages:
         needed = {id(tensor) for tensor in graph.outputs}
         calls = []
         for place, part in reversed(list(enumerate(parts))):
-            call = StageCall(part, needed, name=f"stage_{place}")
+            call = StageCall(part, set(map(id, graph.inputs)), needed, name=f"stage_{place}", jit_compile=jit)
             needed |= set(call.takes)
             calls.append(call)
         self._calls = calls[::-1]

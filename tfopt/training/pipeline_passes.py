@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.errors import UnsupportedModelError
 from tfopt.training.pipeline_stages import variables_of
 
 Values = dict[int, Any]
@@ -22,26 +23,33 @@ class StageCall(keras.layers.Layer):
     """Calls the layers of one stage. As Keras' outermost call it drops the losses they added the time before.
 
     Attributes:
-        takes: The tensors that it needs from the model's inputs and earlier stages.
+        takes: The tensors that it needs, of the model's inputs and earlier stages.
         gives: Those of its tensors that later stages or the model's outputs need.
     """
 
-    def __init__(self, nodes: Sequence[Any], needed: set[int], *, name: str) -> None:
+    def __init__(
+        self, nodes: Sequence[Any], inputs: set[int], needed: set[int], *, name: str, jit_compile: bool
+    ) -> None:
         super().__init__(name=name, dtype="float32", autocast=False)
         made = {id(tensor) for node in nodes for tensor in node.outputs}
         used = [id(tensor) for node in nodes for tensor in node.input_tensors]
         self.takes = list(dict.fromkeys(key for key in used if key not in made))
         self.gives = [id(tensor) for node in nodes for tensor in node.outputs if id(tensor) in needed]
+        self.constant = inputs  # no gradient flows into the model's own inputs
         self.nodes = list(nodes)
         self.stage_layers = [node.operation for node in nodes if isinstance(node.operation, keras.layers.Layer)]
         self.supports_masking = True  # the layers inside pass masks on by themselves
         self.built = True
+        self._compiled = tf.function(self._through_xla, jit_compile=True, autograph=False) if jit_compile else None
 
     @property
     def variables(self) -> list[keras.Variable]:
         return variables_of(self.nodes)
 
     def call(self, tensors: list[Any], training: bool | None = None) -> list[Any]:
+        return (self._compiled or self._layer_by_layer)(tensors, training)
+
+    def _layer_by_layer(self, tensors: list[Any], training: bool | None) -> list[Any]:
         values = dict(zip(self.takes, tensors, strict=True))
         for node in self.nodes:
             args, options = node.arguments.fill_in(values)
@@ -51,6 +59,21 @@ class StageCall(keras.layers.Layer):
             outputs = keras.tree.flatten(node.operation(*args, **options))
             values.update(zip(map(id, node.outputs), outputs, strict=True))
         return [values[key] for key in self.gives]
+
+    def _through_xla(self, tensors: list[Any], training: bool | None) -> list[Any]:
+        outputs = self._layer_by_layer(tensors, training)
+        beside = [tensor for tensor in outputs if getattr(tensor, "_keras_mask", None) is not None]
+        if beside or self.added_losses():
+            raise UnsupportedModelError(
+                f"jit_compile needs stages that hand on their tensors only, as XLA compiles each by itself. Received: "
+                f"{self.name} with {'a mask' if beside else 'an activity regularizer or add_loss'}. "
+                "Set jit_compile=False, or cut where no mask is passed on."
+            )
+        return outputs
+
+    def added_losses(self) -> list[Any]:
+        """Returns what the layers added to the loss when last called: activity regularizers and `add_loss`."""
+        return [loss for layer in self._flatten_layers() for loss in layer._losses]
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
         return None
@@ -63,17 +86,16 @@ class StageCall(keras.layers.Layer):
 
     def run_recorded(self, values: Values) -> Pass:
         """Runs in training, and records what the way back needs."""
-        inputs = [entering(values[key]) for key in self.takes]
+        inputs = {key: entering(values[key]) for key in self.takes}
+        sources = {key: tensor for key, tensor in inputs.items() if key not in self.constant and differentiable(tensor)}
         with tf.GradientTape() as tape:
-            watch(tape, inputs)
-            outputs = self(inputs, training=True)
-        added = [loss for layer in self._flatten_layers() for loss in layer._losses]
+            tape.watch(list(sources.values()))
+            outputs = self(list(inputs.values()), training=True)
         return Pass(
             tape=tape,
-            takes=dict(zip(self.takes, inputs, strict=True)),
+            sources={**sources, **{id(variable): variable for variable in self.trainable_variables}},
             gives=dict(zip(self.gives, outputs, strict=True)),
-            added_losses=added,
-            variables=self.trainable_variables,
+            added_losses=self.added_losses(),
         )
 
 
@@ -82,28 +104,25 @@ class Pass:
     """A micro-batch that went forward through one stage.
 
     Attributes:
-        takes, gives: The stage's inputs and outputs.
-        added_losses: What its layers added to the loss: activity regularizers and `add_loss`.
-        variables: The stage's trainable variables.
+        sources: What gradients are wanted of: inputs from earlier stages, and the stage's trainable variables.
+        gives: The stage's outputs.
+        added_losses: What its layers added to the loss.
     """
 
     tape: tf.GradientTape
-    takes: Values
+    sources: Values
     gives: Values
     added_losses: Sequence[Any]
-    variables: Sequence[keras.Variable]
 
     def backward(self, gradients: Sums) -> None:
         """Turns the gradients of outputs and added losses into those of inputs and variables, on this device."""
         results = {**self.gives, **{id(loss): loss for loss in self.added_losses}}
         known = {key: gradients[key] for key in results if key in gradients}
-        sources = {key: value for key, value in self.takes.items() if differentiable(value)}
-        sources.update({id(variable): variable for variable in self.variables})
-        if known and sources:
+        if known and self.sources:
             found = self.tape.gradient(
-                [results[key] for key in known], list(sources.values()), output_gradients=list(known.values())
+                [results[key] for key in known], list(self.sources.values()), output_gradients=list(known.values())
             )
-            gradients.add(sources, found)
+            gradients.add(self.sources, found)
 
 
 class Sums(dict[int, Any]):

@@ -43,11 +43,10 @@ class Stage(Record):
     activation_bytes: int
 
     def __str__(self) -> str:
-        first_to_last = self.layers[0] if len(self.layers) == 1 else f"{self.layers[0]} to {self.layers[-1]}"
-        return (
-            f"{self.device}  parameters {show_bytes(self.parameter_bytes)}, activations "
-            f"{show_bytes(self.activation_bytes)}  {first_to_last} ({len(self.layers)} layers)"
-        )
+        names = self.layers[0] if len(self.layers) == 1 else f"{self.layers[0]} to {self.layers[-1]}"
+        count = f"{len(self.layers)} layer{'' if len(self.layers) == 1 else 's'}"
+        parameters, activations = show_bytes(self.parameter_bytes), show_bytes(self.activation_bytes)
+        return f"{self.device}  parameters {parameters}, activations {activations}  {names} ({count})"
 
 
 def functional_form(model: keras.Model) -> keras.Model:
@@ -62,7 +61,7 @@ def functional_form(model: keras.Model) -> keras.Model:
                 f"A pipeline needs a built model. Received: model={model.name!r}, which has not seen an input shape. "
                 "Begin it with keras.Input(shape), or call model.build(shape)."
             )
-        return keras.Model(model.inputs, model.outputs, name=model.name)
+        return keras.Model(model.inputs[0], model.outputs[0], name=model.name)
     graph_class = _graph_class()
     if not isinstance(model, graph_class) or type(model).call is not graph_class.call:
         raise UnsupportedModelError(
