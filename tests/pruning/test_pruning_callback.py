@@ -167,6 +167,112 @@ def test_initial_epoch_continues_the_schedule():
     assert watch.shares == [0.375] * 12 + [pytest.approx(0.5625, abs=1 / 64)] * 12
 
 
+class Killed(Exception):
+    pass
+
+
+class Replaying(keras.Sequential):
+    """Its first fit walks over the batches that an earlier process has trained on, without training."""
+
+    done = 0
+
+    def make_train_function(self, force=False):
+        super().make_train_function(force)
+        train = self.train_function
+
+        def step(iterator):
+            if self.done <= 0:
+                return train(iterator)
+            self.done -= self.steps_per_execution
+            for _ in range(self.steps_per_execution):
+                next(iterator)
+            return {"loss": tf.zeros(())}
+
+        self.train_function = step
+
+
+def pruned_fit(config, steps_per_execution, *, state=None, step=0, stop=None):
+    """Fits for four epochs: from a state after so many steps on, or until it is killed; returns the final state."""
+    model = Replaying([keras.Input((8,)), *build().layers])
+    compile_model(model, steps_per_execution=steps_per_execution, jit_compile=False)
+    model.optimizer.build(model.trainable_variables)
+    pruning = PruningSchedule(model, config)
+    masks = [layer.kernel.constraint.kept for layer in model.layers]
+    variables = [*model.variables, *model.optimizer.variables, *masks]
+    for variable, value in zip(variables, state or [], strict=bool(state)):
+        variable.assign(value)
+    initial_epoch, model.done = divmod(step, STEPS_PER_EPOCH)
+
+    class Kill(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch, logs=None):
+            if stop is not None and self.epoch * STEPS_PER_EPOCH + batch + 1 >= stop:
+                raise Killed
+
+    with pytest.raises(Killed) if stop is not None else contextlib.nullcontext():
+        model.fit(data(), epochs=4, initial_epoch=initial_epoch, callbacks=[pruning, Kill()], verbose=0)
+    return [variable.numpy() for variable in variables]
+
+
+BREAKS = {
+    "epoch 1": (12, 1, {}),
+    "epoch 2": (24, 1, {}),
+    "epoch 3": (36, 1, {}),
+    "on the grid": (24, 1, {"frequency": 8}),
+    "executions that do not divide the epoch": (12, 5, {}),
+    "a grid point in the last execution of an epoch": (24, 5, {"frequency": 23}),
+    "executions of 4": (24, 4, {}),
+    "global scope": (24, 1, {"scope": "global"}),
+    "begin and end": (24, 1, {"begin_step": 9, "end_step": 33}),
+    "a callable": (24, 1, {"schedule": lambda step: 0.75 * min(1, step / 40)}),
+    "a callable that falls": (36, 1, {"schedule": lambda step: 0.6 if 10 < step < 20 else 0.01 * step}),
+    "random": (24, 1, {"criterion": "random"}),
+    "within an epoch": (19, 1, {}),
+    "within an epoch, after an update": (22, 1, {}),
+    "within an epoch, executions of 4": (20, 4, {}),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_fit_continued_after_a_break_ends_as_one_without(name):
+    step, steps_per_execution, settings = BREAKS[name]
+    config = PruningConfig(**{"frequency": 7, **settings})
+    keras.utils.set_random_seed(1)
+    whole = pruned_fit(config, steps_per_execution)
+    keras.utils.set_random_seed(1)
+    stopped = pruned_fit(config, steps_per_execution, stop=step)
+    assert not all(np.array_equal(one, other) for one, other in zip(whole, stopped, strict=True))
+    keras.utils.set_random_seed(2)
+    continued = pruned_fit(config, steps_per_execution, state=stopped, step=step)
+    for one, other in zip(whole, continued, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("frequency", "steps_per_execution", "updates"),
+    [(5, 1, [5, 10, 15, 20]), (8, 1, [8, 16]), (5, 4, [8, 12, 16, 20]), (7, 4, [8, 16]), (24, 1, [])],
+)
+def test_masks_change_at_multiples_of_the_frequency(frequency, steps_per_execution, updates):
+    model = compile_model(build(), steps_per_execution=steps_per_execution)
+    config = PruningConfig(target_sparsity=0.75, schedule=lambda step: 0.02 * step, frequency=frequency)
+    watch = WatchZeros()
+    pruning = PruningSchedule(model, config)
+    model.fit(data(), epochs=2, callbacks=[watch, pruning], verbose=0)
+    shares = [0.0, *watch.shares]
+    changed = [place * steps_per_execution for place in range(len(watch.shares)) if shares[place + 1] != shares[place]]
+    assert changed == updates
+
+
+def test_no_mask_changes_before_begin_step():
+    model = compile_model(build())
+    watch = WatchZeros()
+    config = PruningConfig(schedule=lambda step: 0.5, begin_step=9, frequency=4)
+    model.fit(data(), epochs=2, callbacks=[watch, PruningSchedule(model, config)], verbose=0)
+    assert watch.shares == [0] * 12 + [0.5] * 12
+
+
 def test_sparsity_does_not_fall_in_a_second_fit():
     model = compile_model(build())
     pruning = PruningSchedule(model, PruningConfig(frequency=1))

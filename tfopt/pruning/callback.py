@@ -22,11 +22,13 @@ from tfopt.report import PassReport
 class PruningSchedule(keras.callbacks.Callback):
     """Prunes a model while it trains: Keras' own `fit` with this callback, nothing else changes.
 
-    Every `frequency` steps new masks are chosen for the sparsity that the schedule names, before the step runs; the
-    compiled step applies them after each update of the optimizer. With `steps_per_execution` this happens at the next
-    boundary between executions. Epoch logs gain "sparsity", the share of zeros that the masks hold.
+    Before each step whose number is a multiple of `frequency`, and before `end_step`, new masks are chosen for the
+    sparsity that the schedule names; the compiled step applies them after each update of the optimizer. With
+    `steps_per_execution` this happens at the next boundary between executions. Epoch logs gain "sparsity", the share
+    of zeros that the masks hold.
 
-    - Steps are counted from the first epoch, so a fit with `initial_epoch` goes on where an earlier one stopped.
+    - Steps are counted from the first epoch, so a fit with `initial_epoch` goes on where an earlier one stopped: with
+      the same weights and masks it chooses the masks that a fit without the break would have.
     - Sparsity never falls, also in a second fit: what is masked stays masked.
     - A fit, stopped early or not, ends at `target_sparsity`, with no step to recover if the schedule was not done.
     - A callback that restores weights at the end, such as EarlyStopping, must stand before this one in the list.
@@ -77,18 +79,22 @@ class PruningSchedule(keras.callbacks.Callback):
                 f"Received: {self.model.name!r}, with other weights. Make the callback for this model."
             )
         self._schedule, self._end_step = self._plan_schedule()
-        self._sparsity = self._masked_share()
-        self._next_update = 0
+        self._counts = self._count()
+        self._next_update: int | None = None  # known when the first epoch begins
         self._seen = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         steps_per_epoch = self.params.get("steps")
         self._epoch_begin = epoch * steps_per_epoch if steps_per_epoch else self._seen
+        if self._next_update is None:
+            self._next_update = self._update_after(self._boundary_before(self._epoch_begin, steps_per_epoch))
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         step = self._epoch_begin + batch
-        if step >= self._next_update or step >= self._end_step:
-            self._next_update = step + self.config.frequency
+        if self._next_update is None or step < self._next_update:
+            return
+        self._next_update = self._update_after(step)
+        if step >= self.config.begin_step:
             self._raise_to(self._schedule(step))
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -105,6 +111,18 @@ class PruningSchedule(keras.callbacks.Callback):
             mask.enforce()
         self.report = make_report(self._weights, self._skipped)
         self.report.warn_if_unchanged()
+
+    def _update_after(self, step: int) -> int:
+        """The first step after this one at which the masks are due; negative steps are before all."""
+        due = (step // self.config.frequency + 1) * self.config.frequency
+        return int(min(due, self._end_step)) if step < self._end_step else due
+
+    def _boundary_before(self, step: int, steps_per_epoch: int | None) -> int:
+        """The first step of the execution before the one that begins an epoch with this step."""
+        if step == 0 or not steps_per_epoch:
+            return step - 1
+        # The last execution of an epoch holds fewer steps where they do not divide.
+        return step - 1 - (steps_per_epoch - 1) % self.model.steps_per_execution
 
     def _plan_schedule(self) -> tuple[Schedule, float]:
         """The schedule, and the step from which it stays at the target (infinite for a callable, which may not)."""
@@ -142,12 +160,31 @@ class PruningSchedule(keras.callbacks.Callback):
         return end_step
 
     def _raise_to(self, sparsity: float) -> None:
-        if sparsity > self._sparsity:
+        # Not where the masks hold as many zeros already, which is so for all steps that a resumed fit replays: chosen
+        # anew from weights trained further, masks of the same size could differ.
+        if any(_zeros_at(sparsity, size) > masked for masked, size in self._groups()):
             set_sparsity(self._weights, sparsity, self.config)
-            self._sparsity = self._masked_share()
+            self._counts = self._count()
 
-    def _masked_share(self) -> float:
+    @property
+    def _sparsity(self) -> float:
         """Share of the prunable weights that the masks hold at zero."""
-        masked = sum(int(np.count_nonzero(~mask.kept.numpy())) for mask in self._masks)
-        size = sum(int(np.prod(mask.kept.shape)) for mask in self._masks)
+        (masked, size) = _total(self._counts)
         return masked / size if size else 0.0
+
+    def _groups(self) -> list[tuple[int, int]]:
+        """Masked weights and all weights of what is pruned together: each layer, or with the global scope the model."""
+        return self._counts if self.config.scope == "layer" else [_total(self._counts)]
+
+    def _count(self) -> list[tuple[int, int]]:
+        kept = [mask.kept.numpy() for mask in self._masks]
+        return [(int(np.count_nonzero(~one)), one.size) for one in kept]
+
+
+def _zeros_at(sparsity: float, size: int) -> int:
+    """How many weights `masks.keep_highest` drops."""
+    return min(round(sparsity * size), size - 1)
+
+
+def _total(counts: list[tuple[int, int]]) -> tuple[int, int]:
+    return sum(masked for masked, _ in counts), sum(size for _, size in counts)
