@@ -46,7 +46,7 @@ def fit(build, x, y, *, micro_batches=None, optimizer="adam", devices=DEVICES, c
     return model, stages, history
 
 
-def assert_same(build, x, y, tolerance=1e-5, micro_batches=(3,), **options):
+def assert_same(build, x, y, tolerance=1e-5, micro_batches=(2,), **options):
     """Losses, metrics and weights after training are those of one device."""
     plain, _, expected = fit(build, x, y, **options)
     for count in micro_batches:
@@ -157,7 +157,7 @@ def test_inputs_outputs_and_skips_across_stages():
     assert_same(many_to_many, x, y, cuts=["b", "c", "late"], devices=[*DEVICES, *DEVICES], micro_batches=[4])
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd", "rmsprop"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_embedding(optimizer):
     words = [RNG.integers(0, 20, (24, 5)), RNG.integers(0, 20, (24, 5))]
     _, stages = assert_same(shared, words, floats(24, 1), optimizer=optimizer)
@@ -346,6 +346,11 @@ def test_the_rows_of_the_plan():
     ]
 
 
+def revisited():
+    x, twice = keras.Input((4,)), layers.Dense(4, name="twice")
+    return keras.Model(x, twice(layers.Dense(4, name="between")(twice(x))))
+
+
 class Subclassed(keras.Model):
     def call(self, inputs):
         return inputs
@@ -363,7 +368,8 @@ class Subclassed(keras.Model):
         ({"devices": ["CPU:0"] * 3, "cuts": ["third", "second"]}, ConfigError, "in the order of the graph"),
         ({"model": lambda: Subclassed()}, UnsupportedModelError, "functional API"),
         ({"model": lambda: keras.Sequential([layers.Dense(1)])}, UnsupportedModelError, r"model\.build\(shape\)"),
-        ({"model": shared, "cuts": ["twice"]}, ConfigError, "may not part the calls of layer 'embedding"),
+        ({"model": revisited, "cuts": ["between"]}, ConfigError, "may not part the calls of layer 'twice'"),
+        ({"model": revisited}, ConfigError, "Give at most 1 device"),
     ],
 )
 def test_what_is_refused(options, error, match):

@@ -181,7 +181,7 @@ def _balanced(nodes: Sequence[Any], count: int, tied: dict[int, str], batch_size
         raise ConfigError(
             f"pipeline_devices must not outnumber the stages that the model can be cut into. "
             f"Received: {count} devices for {len(starts)} (layers that share variables stay together). "
-            f"Give at most {len(starts)} devices."
+            f"Give at most {len(starts)} device{'s' * (len(starts) > 1)}."
         )
     ends = [0, *np.cumsum([_cost(nodes[start:end], batch_size) for start, end in pairwise([*starts, len(nodes)])])]
     until = np.array(ends, dtype=np.float64)
