@@ -30,6 +30,27 @@ from tfopt.errors import ArtifactError, UnsupportedModelError
 _PER_REPLICA = re.compile(r"(.+)/(\d+)-of-(\d+)")
 
 
+def build_state(model: keras.Model, batch: Any) -> None:
+    """Creates the variables that Keras would create in the first step: those of metrics, losses and the optimizer.
+
+    To be called before `write_state` in a fresh process: without a tf.distribute strategy, `fit` has not made the
+    metrics' variables when it calls `on_train_begin` or `on_epoch_begin`. Nothing is computed, no seed advances.
+
+    Args:
+        model: Built and compiled.
+        batch: `(x, y)` or `(x, y, sample_weight)` of anything with a shape and a dtype; a `tf.data.Dataset`'s
+            `element_spec` will do.
+    Example:
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse", metrics=["mae"])
+        >>> build_state(model, (tf.TensorSpec((None, 2)), tf.TensorSpec((None, 1))))
+        >>> [key for key in read_state(model) if key.startswith("metrics/")]
+        ['metrics/0000', 'metrics/0001', 'metrics/0002', 'metrics/0003']
+    """
+    with model.distribute_strategy.scope():
+        model._symbolic_build(data_batch=batch)
+
+
 def read_state(model: keras.Model) -> dict[str, np.ndarray]:
     """Returns every variable that training carries, with this process's replicas' own values.
 
@@ -91,11 +112,12 @@ def gather_state(state: Mapping[str, np.ndarray], strategy: tf.distribute.Strate
 def write_state(model: keras.Model, state: Mapping[str, np.ndarray]) -> None:
     """Gives every variable the value it had when `read_state` was called, in this process or another.
 
-    Everything is checked first: when it raises, the model is as it was. In a callback, do it in `on_train_begin` or
-    later, when the metrics are built; `fit` resets them at the start of an epoch, before `on_epoch_begin`.
+    Everything is checked first: when it raises, the model is as it was. `fit` resets the metrics at the start of an
+    epoch, so to go on within an epoch, restore in `on_epoch_begin` (which comes after that) or later.
 
     Args:
-        model: Built as the saved one was, compiled with the same optimizer and metrics, its masks attached.
+        model: Built as the saved one was, compiled with the same optimizer and metrics, its masks attached; see
+            `build_state`.
         state: From `read_state`; with several workers, completed by `gather_state`.
     Raises:
         ArtifactError: The state is not of such a model; the message names what differs.
@@ -277,7 +299,7 @@ def _check_same(variables: Mapping[str, Any], saved: Mapping[str, list[np.ndarra
     remedies = {
         "model/": "Build the model that was saved.",
         "optimizer/": "Compile with the optimizer that was saved.",
-        "metrics/": "Compile with the metrics that were saved; they are built when fit begins.",
+        "metrics/": "Compile with the metrics that were saved, and call build_state: they are made in the first step.",
         "constraint/": "Attach the same masks: use PruningSchedule, or prune first, as the saved run had or had not.",
     }
     advice = [remedy for role, remedy in remedies.items() if any(text.startswith(role) for text in problems)]
