@@ -5,6 +5,7 @@ from .errors import (
     ExportError,
     TfoptError,
     TfoptWarning,
+    TrainingError,
     UnsupportedLayerError,
     UnsupportedModelError,
 )
@@ -18,7 +19,16 @@ from .quantization import QuantizationConfig, QuantizedModel, quantize
 from .recipe import DataConfig, ModelConfig, Recipe
 from .report import PassReport, Receipt
 from .runner import RunResult, run
-from .training import Plan, TrainingConfig, compile, plan
+from .training import (
+    Ledger,
+    Plan,
+    TrainingConfig,
+    compile,
+    float32_outputs,
+    ledger,
+    plan,
+    tensor_core_alignment,
+)
 
 __version__: str
 
@@ -37,6 +47,10 @@ __all__ = [
     "Plan",
     "plan",
     "compile",
+    "ledger",
+    "Ledger",
+    "float32_outputs",
+    "tensor_core_alignment",
     "GpuMonitor",
     "Hardware",
     # passes
@@ -59,6 +73,7 @@ __all__ = [
     "ConfigError",
     "ArtifactError",
     "ExportError",
+    "TrainingError",
     "UnsupportedModelError",
     "UnsupportedLayerError",
 ]

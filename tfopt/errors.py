@@ -33,6 +33,10 @@ class ArtifactError(TfoptError):
     """An artifact on disk is missing, incomplete or damaged."""
 
 
+class TrainingError(TfoptError):
+    """Training could not go on: the loss is not finite, memory ran out, a worker was lost."""
+
+
 class TfoptWarning(UserWarning):
     """Something the caller should know although the work was done, such as a pass that changed nothing."""
 

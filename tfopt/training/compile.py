@@ -1,15 +1,27 @@
-"""Compiles a Keras model under a plan; training is Keras' own `fit` after that."""
+"""Compiles a Keras model under a plan; training is Keras' own `fit` after that, with tfopt's step below it."""
 
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError, check_type
+from tfopt.report import Change, PassReport, Skip
+from tfopt.training import runtime
+from tfopt.training.guards import Guard
+from tfopt.training.ledger import Ledger
+from tfopt.training.memory import out_of_memory_message
+from tfopt.training.pipeline_parallel import Stages, split
 from tfopt.training.plan import Plan
+from tfopt.training.precision import half_outputs
+from tfopt.training.resume import Resume
+from tfopt.training.step import Step
+from tfopt.training.xla import xla_blockers
 
 
 def compile(
@@ -20,8 +32,13 @@ def compile(
     loss: Any = None,
     metrics: Sequence[Any] | None = None,
     **options: Any,
-) -> None:
-    """Compiles a model with the plan's XLA and steps-per-execution settings, inside its strategy.
+) -> PassReport:
+    """Compiles a model and puts tfopt's training step under its `fit`, `evaluate` and `train_on_batch`.
+
+    The step trains under the plan's strategy, XLA, micro-batches and steps per execution in any combination; `fit`
+    saves and resumes where the plan says so, and stops with a reason where it cannot succeed. The model's class stays
+    what it is, and a later `model.compile` of Keras takes everything off again. A model with a `train_step` of its own
+    keeps it, and Keras' own way of running it; the report tells what that loses.
 
     Under float16 Keras adds the dynamic loss scaling itself. An optimizer or metric that was made outside the
     strategy's scope is replaced by a new one with the same settings, since its variables are not on every replica.
@@ -29,25 +46,142 @@ def compile(
     Args:
         model: Any Keras model, built under `plan.scope()`.
         plan: What `tfopt.plan` decided.
-        optimizer, loss, metrics, options: As in `keras.Model.compile`.
+        optimizer, loss, metrics, options: As in `keras.Model.compile`. Losses must average over the batch, which is
+            Keras' default.
+    Returns: What the model got, and what it cannot have.
+    Raises:
+        ConfigError: The plan or an option does not go with this model.
+        UnsupportedModelError: The model was built outside `plan.scope()`, or cannot be split over a pipeline.
     Example:
         >>> import keras, numpy as np
         >>> from tfopt.training.plan import plan
         >>> decided = plan()
         >>> with decided.scope():
         ...     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        >>> compile(model, decided, optimizer="sgd", loss="mse")
+        >>> print(compile(model, decided, optimizer="sgd", loss="mse"))
+        compile: 1 changed, 0 skipped
+          changed  sequential... (Sequential): trains by tfopt's step
         >>> history = model.fit(decided.pipeline((np.zeros((8, 4)), np.zeros((8, 1)))), verbose=0)
     """
+    check_type("plan", plan, Plan)
+    check_type("model", model, keras.Model)
+    _check_options(plan, optimizer, loss, options)
+    _check_strategy(model, plan)
+    own_step = type(model).train_step is not keras.Model.train_step
+    if own_step:
+        _check_own_step(model, plan)
+    skipped = [] if not plan.jit_compile else list(xla_blockers(model))
+    jit_compile = plan.jit_compile and not skipped and not (own_step and plan.strategy is not None)
+    if skipped and plan.config.jit_compile is True:
+        warnings.warn(
+            f"XLA cannot compile this model's training step, which goes on without it: {skipped[0].name}: "
+            f"{skipped[0].reason}.",
+            TfoptWarning,
+            stacklevel=2,
+        )
+    _warn_of_half_outputs(model)
+    stages = None
+    if plan.stage_devices:
+        stages = split(
+            model, plan.stage_devices, plan.config.pipeline_cuts or None, batch_size=plan.config.global_batch_size
+        )
+        stages.place()
+
+    runtime.uninstall(model)
+    steps = 1 if own_step and plan.strategy is not None else plan.steps_per_execution
     with plan.strategy.scope() if plan.strategy else contextlib.nullcontext():
         model.compile(
             optimizer=_on_replicas(optimizer, plan.strategy),
             loss=loss,
             metrics=keras.tree.map_structure(lambda metric: _on_replicas(metric, plan.strategy), metrics),
-            jit_compile=plan.jit_compile,
-            steps_per_execution=plan.steps_per_execution,
+            jit_compile=jit_compile,
+            steps_per_execution=steps,
             **options,
         )
+    if stages is not None:
+        stages.place_optimizer(model.optimizer)
+    if own_step:
+        lost = "it has its own train_step: without accumulate, guards and checkpoints; under a strategy without XLA"
+        skipped.append(Skip(name=model.name, kind=type(model).__name__, reason=lost))
+        return PassReport(name="compile", skipped=skipped)
+    _install(model, plan, stages, jit_compile)
+    detail = "trains by tfopt's step" + (f" in stages\n{stages}" if stages else "")
+    change = Change(name=model.name, kind=type(model).__name__, detail=detail)
+    return PassReport(name="compile", changed=(change,), skipped=skipped)
+
+
+def ledger(model: keras.Model) -> Ledger:
+    """Returns the record of a model's training step: traces, compilations, loss scale.
+
+    Args:
+        model: Compiled by `tfopt.compile`.
+    Raises:
+        UnsupportedModelError: It was not, or has a training step of its own.
+    Example:
+        >>> import numpy as np
+        >>> from tfopt.training.plan import plan
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> _ = compile(model, plan(), loss="mse")
+        >>> history = model.fit(np.zeros((8, 4)), np.zeros((8, 1)), verbose=0)
+        >>> len(ledger(model).of_kind("trace")), ledger(model).fallback
+        (1, None)
+    """
+    found = getattr(model, runtime.ATTRIBUTE, None)
+    if found is None:
+        raise UnsupportedModelError(
+            f"model must be trained by tfopt's step. Received: {getattr(model, 'name', model)!r}, which is not. "
+            "Compile it with tfopt.compile."
+        )
+    return found.ledger
+
+
+def _install(model: keras.Model, plan: Plan, stages: Stages | None, jit_compile: bool) -> None:
+    config = plan.config
+
+    def make_step(jit: bool) -> Step:
+        return Step(
+            model,
+            jit_compile=jit,
+            accumulate=config.accumulate,
+            stages=stages,
+            micro_batches=plan.micro_batches,
+        )
+
+    def explain_memory(error: BaseException) -> str:
+        return out_of_memory_message(
+            error,
+            global_batch_size=config.global_batch_size,
+            replicas=plan.replicas,
+            accumulate=config.accumulate,
+            precision=plan.precision,
+            remat=config.remat,
+            hardware=plan.hardware,
+        )
+
+    resume: Resume | None = None
+    guard = Guard(
+        stop_on_nan=config.stop_on_nan,
+        explain_memory=explain_memory,
+        last_checkpoint=lambda: None if resume is None else resume.last_checkpoint(),
+    )
+    if config.checkpoint_dir is not None:
+        resume = Resume(
+            config.checkpoint_dir,
+            every=config.checkpoint_every,
+            keep=config.keep_checkpoints,
+            mode=config.resume,
+            strategy=model.distribute_strategy,
+            check=guard.check,
+        )
+    runtime.Runtime(
+        model,
+        make_step=make_step,
+        jit_compile=jit_compile,
+        guard=guard,
+        resume=resume,
+        on_epoch=plan.epoch.assign,
+        tensor_float_32=plan.tensor_float_32,
+    ).install()
 
 
 def _on_replicas(given: Any, strategy: tf.distribute.Strategy | None) -> Any:
@@ -57,3 +191,73 @@ def _on_replicas(given: Any, strategy: tf.distribute.Strategy | None) -> Any:
     if all(strategy.extended.variable_created_in_scope(variable.value) for variable in given.variables):
         return given
     return type(given).from_config(given.get_config())
+
+
+def _check_options(plan: Plan, optimizer: Any, loss: Any, options: dict[str, Any]) -> None:
+    for name in ("jit_compile", "steps_per_execution"):
+        if name in options:
+            raise ConfigError(
+                f"{name} must be set in the TrainingConfig that the plan was made of. Received: "
+                f"{name}={options[name]!r}."
+            )
+    if optimizer is None:
+        raise ConfigError("optimizer must be given. Received: optimizer=None. Name one, for example 'adam'.")
+    several = plan.replicas > 1 or plan.config.accumulate > 1 or plan.micro_batches > 1
+    if not several:
+        return
+    for item in keras.tree.flatten(loss):
+        reduction = getattr(item, "reduction", "sum_over_batch_size")
+        if reduction in ("sum", "none", None):
+            raise ConfigError(
+                "loss must average over the batch where a batch is divided over replicas or micro-batches. Received: "
+                f"{type(item).__name__} with reduction={reduction!r}. Leave reduction at 'sum_over_batch_size'."
+            )
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if getattr(inner, "gradient_accumulation_steps", None) and plan.strategy is not None:
+        raise ConfigError(
+            "gradient_accumulation_steps of an optimizer fails under a distribution strategy. Received: "
+            f"gradient_accumulation_steps={inner.gradient_accumulation_steps}. "
+            "Leave it out, and set accumulate in TrainingConfig."
+        )
+
+
+def _check_strategy(model: keras.Model, plan: Plan) -> None:
+    built_under = model.distribute_strategy if plan.strategy is not None else model._distribute_strategy
+    if built_under is not plan.strategy:
+        raise UnsupportedModelError(
+            f"model must be built under plan.scope(). Received: {model.name!r}, built under "
+            f"{'no strategy' if built_under is None else type(built_under).__name__}, with a plan for "
+            f"{'none' if plan.strategy is None else type(plan.strategy).__name__}. "
+            "Build it within `with plan.scope():`."
+        )
+
+
+def _check_own_step(model: keras.Model, plan: Plan) -> None:
+    config = plan.config
+    asked = {
+        "accumulate": config.accumulate > 1,
+        "checkpoint_dir": config.checkpoint_dir is not None,
+        "strategy='pipeline'": bool(plan.stage_devices),
+        "jit_compile=True under a strategy": config.jit_compile is True and plan.strategy is not None,
+        "steps_per_execution under a strategy": plan.strategy is not None
+        and config.steps_per_execution not in ("auto", 1),
+    }
+    refused = [name for name, is_asked in asked.items() if is_asked]
+    if refused:
+        raise ConfigError(
+            f"{', '.join(refused)} needs tfopt's training step. Received: {model.name!r}, whose class "
+            f"{type(model).__name__} has its own train_step. Leave it out, or override compute_loss instead of "
+            "train_step."
+        )
+
+
+def _warn_of_half_outputs(model: keras.Model) -> None:
+    layers = half_outputs(model)
+    if layers:
+        warnings.warn(
+            f"Outputs are computed in half precision by {', '.join(layer.name for layer in layers)}: losses and "
+            "probabilities lose digits. Call tfopt.float32_outputs(model) before compiling, or give these layers "
+            'dtype="float32".',
+            TfoptWarning,
+            stacklevel=3,
+        )

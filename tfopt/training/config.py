@@ -11,9 +11,12 @@ import tensorflow as tf
 
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.flags import BY_NAME
+from tfopt.training.memory import remat_scope
 
 PRECISIONS = ("auto", "float32", "mixed_bfloat16", "mixed_float16")
-STRATEGIES = ("auto", "none", "mirrored")
+STRATEGIES = ("auto", "none", "mirrored", "multi_worker", "pipeline")
+COMMUNICATIONS = ("auto", "nccl", "hierarchical_copy", "ring")
+AUTO_SHARDS = ("auto", "data", "file", "off")
 # Those that need no other optimizer to wrap.
 OPTIMIZERS = tuple(
     name.lower()
@@ -48,20 +51,57 @@ class TrainingConfig:
     jit_compile: Literal["auto"] | bool = "auto"
     """Whether XLA compiles the training step."""
     strategy: Annotated[str | Any, BY_NAME] = "auto"
-    """auto, none or mirrored (every visible GPU a replica); in Python also a tf.distribute strategy."""
+    """auto, none, mirrored (every visible GPU a replica), multi_worker (the cluster that TF_CONFIG or Slurm describes)
+    or pipeline (the model split over the GPUs); in Python also a tf.distribute strategy."""
+    communication: Literal["auto", "nccl", "hierarchical_copy", "ring"] = "auto"
+    """How replicas sum gradients: nccl, hierarchical_copy (mirrored only), ring (multi_worker only)."""
+    accumulate: int = 1
+    """Micro-batches per step, one after the other: a step's memory is that of one of them."""
+    remat: Literal["activations"] | None = None
+    """What to compute again in the backward pass, to keep less in memory; nothing if None."""
     steps_per_execution: Literal["auto"] | int = "auto"
     """Steps run per call into TensorFlow; callbacks are called that often only."""
     prefetch: Literal["auto"] | int = "auto"
     """Batches made ready ahead of the step."""
+    drop_remainder: bool = False
+    """Leave out the last, smaller batch of an epoch, so that XLA compiles for one shape."""
+    auto_shard: Literal["auto", "data", "file", "off"] = "auto"
+    """How the data is divided among workers: auto and data give each a part of every batch, file gives each its own
+    files, off gives all of it to all."""
+    pipeline_devices: tuple[str, ...] = ()
+    """Where the stages of a pipeline go; all GPUs if empty."""
+    pipeline_cuts: tuple[str, ...] = ()
+    """Names of the layers that begin the second and later stages; balanced by bytes if empty."""
+    micro_batches: Literal["auto"] | int = "auto"
+    """Micro-batches of a pipeline, side by side on different stages; auto is four for each stage."""
+    checkpoint_dir: str | None = None
+    """Where the training is saved while it runs, and resumed from; nowhere if None."""
+    checkpoint_every: Literal["epoch"] | int = "epoch"
+    """How often: after every epoch, or after so many steps."""
+    keep_checkpoints: int = 3
+    """How many stay; older ones are removed."""
+    resume: Literal["auto"] | bool = "auto"
+    """auto goes on from the newest checkpoint if there is one, true insists on one, false on an empty directory."""
+    stop_on_nan: bool = True
+    """End the training with the likely cause when the loss is not finite."""
+    memory_growth: bool = True
+    """Take GPU memory as it is needed, instead of all of it."""
+    tensor_float_32: Literal["auto"] | bool = "auto"
+    """Whether float32 matrix products may round their inputs to TensorFloat-32, on GPUs that have it."""
     seed: int = 0
     """Of initial weights, shuffling and dropout."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "global_batch_size"):
+        for name in ("epochs", "global_batch_size", "accumulate", "keep_checkpoints"):
             _at_least_one(name, getattr(self, name))
-        for name in ("steps_per_execution", "prefetch"):
-            if getattr(self, name) != "auto":
-                _at_least_one(name, getattr(self, name), or_auto=True)
+        for name, word in (
+            ("steps_per_execution", "auto"),
+            ("prefetch", "auto"),
+            ("micro_batches", "auto"),
+            ("checkpoint_every", "epoch"),
+        ):
+            if getattr(self, name) != word:
+                _at_least_one(name, getattr(self, name), or_word=word)
         if not _is_number(self.learning_rate) or not 0 < self.learning_rate < math.inf:
             raise ConfigError(f"learning_rate must be positive. Received: learning_rate={self.learning_rate!r}.")
         if not _is_whole(self.seed) or not 0 <= self.seed < 2**32:
@@ -70,16 +110,37 @@ class TrainingConfig:
             raise unknown_name("precision", str(self.precision), PRECISIONS)
         name = self.optimizer.lower() if isinstance(self.optimizer, str) else self.optimizer  # Keras takes "Adam" too
         _check_name("optimizer", name, OPTIMIZERS, keras.optimizers.Optimizer)
+        if isinstance(self.strategy, keras.distribution.DataParallel | keras.distribution.ModelParallel):
+            raise ConfigError(
+                "strategy must be a tf.distribute strategy: on TensorFlow, Keras accepts a keras.distribution object "
+                f"and does nothing with it. Received: strategy={self.strategy!r}. Set strategy='mirrored'."
+            )
         _check_name("strategy", self.strategy, STRATEGIES, tf.distribute.Strategy)
+        for name, known in (("communication", COMMUNICATIONS), ("auto_shard", AUTO_SHARDS)):
+            if getattr(self, name) not in known:
+                raise unknown_name(name, str(getattr(self, name)), known)
+        with remat_scope(self.remat):  # raises for what does not work
+            pass
         if self.decay not in ("cosine", "constant"):
             raise unknown_name("decay", str(self.decay), ("cosine", "constant"))
-        if self.jit_compile != "auto" and not isinstance(self.jit_compile, bool):
-            raise ConfigError(f"jit_compile must be 'auto', True or False. Received: jit_compile={self.jit_compile!r}.")
+        for name in ("jit_compile", "resume", "tensor_float_32"):
+            value = getattr(self, name)
+            if value != "auto" and not isinstance(value, bool):
+                raise ConfigError(f"{name} must be 'auto', True or False. Received: {name}={value!r}.")
+        for name in ("pipeline_devices", "pipeline_cuts"):
+            value = getattr(self, name)
+            if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+                raise ConfigError(f"{name} must be a tuple of names. Received: {name}={value!r}.")
+        if self.resume is True and self.checkpoint_dir is None:
+            raise ConfigError(
+                "checkpoint_dir must be given with resume=True. Received: checkpoint_dir=None. "
+                "Name the directory that holds the checkpoints."
+            )
 
 
-def _at_least_one(name: str, value: Any, *, or_auto: bool = False) -> None:
+def _at_least_one(name: str, value: Any, *, or_word: str | None = None) -> None:
     if not _is_whole(value) or value < 1:
-        rule = "'auto' or a whole number of at least 1" if or_auto else "a whole number of at least 1"
+        rule = f"{or_word!r} or a whole number of at least 1" if or_word else "a whole number of at least 1"
         raise ConfigError(f"{name} must be {rule}. Received: {name}={value!r}.")
 
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
 
 from tfopt import data
+from tfopt.data import EpochCounter
 from tfopt.errors import ConfigError
 from tfopt.hardware import Hardware, detect
 from tfopt.report import Decision
 from tfopt.training.config import TrainingConfig
+from tfopt.training.memory import remat_scope, set_memory_growth, tensor_float_32
+from tfopt.training.precision import choose_precision
+from tfopt.training.strategy import choose_strategy, is_multi_worker, pipeline_devices
 
 # Small models gain most from it (benchmarks/plan_choices.py); more delays callbacks and gains little further.
 STEPS_PER_CALL = 10
+# A pipeline of S stages idles (S - 1) / (M + S - 1) of the time with M micro-batches: a fifth with four for each stage.
+MICRO_BATCHES_PER_STAGE = 4
 
 
 class HasTraining(Protocol):
@@ -34,21 +39,41 @@ class Plan:
 
     Attributes:
         config: What was asked for.
+        hardware: What it was decided for.
         precision: Name of the Keras dtype policy.
         jit_compile: Whether XLA compiles the training step.
-        strategy: The tf.distribute strategy, or None for one device.
+        strategy: The tf.distribute strategy, or None for one device or a pipeline.
+        stage_devices: The devices of a pipeline's stages; empty without one.
+        micro_batches: Those of a pipeline; 1 without one.
         steps_per_execution: Steps run per call into TensorFlow.
         prefetch: Batches made ready ahead.
+        tensor_float_32: Whether float32 matrix products may use TensorFloat-32.
+        epoch: The number of the epoch, from which `pipeline` derives the order of the examples.
         decisions: Each setting with its value and the reason; `print(plan)` shows them.
     """
 
     config: TrainingConfig
+    hardware: Hardware
     precision: str
     jit_compile: bool
     strategy: tf.distribute.Strategy | None
+    stage_devices: tuple[str, ...] = ()
+    micro_batches: int = 1
     steps_per_execution: int
     prefetch: int
+    tensor_float_32: bool
     decisions: tuple[Decision, ...]
+    epoch: EpochCounter = field(default_factory=EpochCounter, repr=False, compare=False)
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas train, each on a part of every batch."""
+        return 1 if self.strategy is None else int(self.strategy.num_replicas_in_sync)
+
+    @property
+    def per_replica_batch_size(self) -> int:
+        """Examples per step on each replica."""
+        return self.config.global_batch_size // self.replicas
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -56,7 +81,12 @@ class Plan:
         before = keras.config.dtype_policy()
         keras.config.set_dtype_policy(self.precision)
         try:
-            with self.strategy.scope() if self.strategy else contextlib.nullcontext():
+            with contextlib.ExitStack() as scopes:
+                if self.strategy is not None:
+                    scopes.enter_context(self.strategy.scope())
+                if self.stage_devices:  # a model that no single device could hold is built beside them
+                    scopes.enter_context(tf.device("CPU:0"))
+                scopes.enter_context(remat_scope(self.config.remat))
                 yield
         finally:
             keras.config.set_dtype_policy(before)
@@ -64,19 +94,23 @@ class Plan:
     def pipeline(self, examples: Any, *, training: bool = True, **options: Any) -> tf.data.Dataset:
         """Batches examples for `fit` (or, with training=False, for `evaluate`).
 
+        In a `fit` of a model that `tfopt.compile` compiled with this plan, the order of an epoch depends on the seed
+        and the epoch alone, so a resumed training sees the examples that it would have seen.
+
         Args:
             examples: A tuple of arrays, or a tf.data.Dataset of single examples.
             training: Whether to shuffle and augment.
             options: Further arguments of `tfopt.data.pipeline`.
         """
-        return data.pipeline(
-            examples,
-            batch_size=self.config.global_batch_size,
-            training=training,
-            seed=self.config.seed,
-            prefetch=self.prefetch,
-            **options,
-        )
+        settings = {
+            "batch_size": self.config.global_batch_size,
+            "seed": self.config.seed,
+            "prefetch": self.prefetch,
+            "epoch": self.epoch,
+            "auto_shard": self.config.auto_shard,
+            "drop_remainder": training and self.config.drop_remainder,
+        }
+        return data.pipeline(examples, training=training, **{**settings, **options})
 
     def __str__(self) -> str:
         width = max(len(decision.setting) for decision in self.decisions)
@@ -85,7 +119,10 @@ class Plan:
 
 
 def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware | None = None) -> Plan:
-    """Decides every "auto" and refuses combinations that are known to fail.
+    """Decides every "auto" and refuses combinations that cannot train.
+
+    Unless `memory_growth` is off, TensorFlow takes GPU memory as it needs it from here on. With strategy="multi_worker"
+    this waits for the other workers.
 
     Args:
         config: A training configuration, or a recipe; None means TrainingConfig().
@@ -102,93 +139,77 @@ def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware 
     if not isinstance(settings, TrainingConfig):
         raise ConfigError(f"config must be a TrainingConfig or a Recipe. Received: config={config!r}.")
     machine = hardware or detect()
-    strategy, strategy_value, strategy_reason = _strategy(settings, machine)
-    precision, precision_reason = _precision(settings, machine)
-    jit_compile, jit_reason = _jit_compile(settings, machine, strategy)
-    steps, steps_reason = _steps_per_execution(settings, strategy)
-    prefetch, prefetch_reason = _prefetch(settings)
+    decisions: list[Decision] = []
+
+    def decide(setting: str, value: Any, reason: str) -> None:
+        decisions.append(Decision(setting=setting, value=str(value), reason=reason))
+
+    precision, reason = choose_precision(settings.precision, machine)
+    decide("precision", precision, reason)
+    _check_pipeline(settings)
+    growth, growth_reason = set_memory_growth() if settings.memory_growth else (False, "as asked")  # before any device
+    jit_compile, reason = _jit_compile(settings, machine)
+    decide("jit_compile", jit_compile, reason)
+    strategy, value, reason = choose_strategy(settings, machine)
+    decide("strategy", value, reason)
+    steps, reason = _steps_per_execution(settings)
+    decide("steps_per_execution", steps, reason)
+    prefetch, reason = _prefetch(settings)
+    decide("prefetch", prefetch, reason)
+    decide("global_batch_size", settings.global_batch_size, _batch(settings, strategy))
+    if settings.accumulate > 1:
+        decide("accumulate", settings.accumulate, _accumulate(settings, strategy))
+    if is_multi_worker(strategy):
+        decide("auto_shard", settings.auto_shard, _auto_shard(settings))
+    devices = pipeline_devices(settings, machine) if settings.strategy == "pipeline" else ()
+    micro_batches = 1
+    if devices:
+        micro_batches, reason = _micro_batches(settings, len(devices))
+        decide("micro_batches", micro_batches, reason)
+    if settings.remat is not None:
+        decide("remat", settings.remat, "as asked; activation functions are computed again in the backward pass")
+    tf32, reason = tensor_float_32(machine)
+    if settings.tensor_float_32 != "auto":
+        tf32, reason = settings.tensor_float_32, "as asked"
+    decide("tensor_float_32", tf32, reason)
+    if machine.gpus:
+        decide("memory_growth", growth, growth_reason)
+    if settings.checkpoint_dir is not None:
+        decide("checkpoint_dir", settings.checkpoint_dir, _checkpoints(settings))
     return Plan(
         config=settings,
+        hardware=machine,
         precision=precision,
         jit_compile=jit_compile,
         strategy=strategy,
+        stage_devices=devices,
+        micro_batches=micro_batches,
         steps_per_execution=steps,
         prefetch=prefetch,
-        decisions=(
-            Decision(setting="precision", value=precision, reason=precision_reason),
-            Decision(setting="jit_compile", value=str(jit_compile), reason=jit_reason),
-            Decision(setting="strategy", value=strategy_value, reason=strategy_reason),
-            Decision(setting="steps_per_execution", value=str(steps), reason=steps_reason),
-            Decision(setting="prefetch", value=str(prefetch), reason=prefetch_reason),
-            _batch(settings, strategy),
-        ),
+        tensor_float_32=tf32,
+        decisions=tuple(decisions),
     )
 
 
-def _precision(config: TrainingConfig, machine: Hardware) -> tuple[str, str]:
-    if config.precision != "auto":
-        return config.precision, "as asked"
-    if not machine.gpus:
-        return "float32", "no GPU; half precision gains a CPU little, or slows it down"
-    capabilities = [gpu.compute_capability for gpu in machine.gpus]
-    if any(capability is None for capability in capabilities):
-        return "float32", "the GPU's compute capability is unknown"
-    least = min(capability for capability in capabilities if capability is not None)
-    name = f"compute capability {least[0]}.{least[1]}"
-    if least >= (8, 0):
-        return "mixed_bfloat16", f"{name} has bfloat16 tensor cores, and bfloat16 needs no loss scaling"
-    if least >= (7, 0):
-        return "mixed_float16", f"{name} has float16 tensor cores; the loss is scaled dynamically"
-    return "float32", f"{name} has no tensor cores"
-
-
-def _jit_compile(config: TrainingConfig, machine: Hardware, strategy: Any) -> tuple[bool, str]:
+def _jit_compile(config: TrainingConfig, machine: Hardware) -> tuple[bool, str]:
+    pipeline = config.strategy == "pipeline"
     if config.jit_compile != "auto":
-        if config.jit_compile and strategy is not None:
+        if config.jit_compile and pipeline:
             raise ConfigError(
-                "jit_compile and strategy exclude each other: Keras' fit fails under XLA with a distribution strategy "
-                f"(keras issue 20763). Received: jit_compile=True, strategy={config.strategy!r}. "
-                "Set jit_compile=False or strategy='none'."
+                "jit_compile must not be True with strategy='pipeline': XLA compiles for one device. "
+                "Received: jit_compile=True. Set jit_compile=False."
             )
-        return bool(config.jit_compile), "as asked"
+        return config.jit_compile, "as asked"
+    if pipeline:
+        return False, "XLA compiles for one device, a pipeline has several"
     if not machine.gpus:
         return False, "no GPU; on a CPU XLA slows convolutions down and takes long to start"
-    if strategy is not None:
-        return False, "Keras' fit fails under XLA with a distribution strategy (keras issue 20763)"
     return True, f"XLA fuses the step's small kernels on {machine.gpus[0].name}"
 
 
-def _strategy(config: TrainingConfig, machine: Hardware) -> tuple[Any, str, str]:
-    if not isinstance(config.strategy, str):
-        return config.strategy, type(config.strategy).__name__, "as given"
-    if config.strategy == "mirrored":
-        strategy = _mirrored()
-        return strategy, f"mirrored, {strategy.num_replicas_in_sync} replicas", "as asked"
-    if config.strategy == "auto" and len(machine.gpus) > 1:
-        strategy = _mirrored()
-        return strategy, f"mirrored, {strategy.num_replicas_in_sync} replicas", f"{len(machine.gpus)} GPUs"
-    if config.strategy == "none":
-        return None, "none", "as asked"
-    return None, "none", f"one GPU, {machine.gpus[0].name}" if machine.gpus else "no GPU; one CPU device"
-
-
-@functools.cache
-def _mirrored() -> tf.distribute.MirroredStrategy:
-    """One for the whole process: two number their collective operations alike, and TensorFlow mixes these up."""
-    return tf.distribute.MirroredStrategy()
-
-
-def _steps_per_execution(config: TrainingConfig, strategy: Any) -> tuple[int, str]:
+def _steps_per_execution(config: TrainingConfig) -> tuple[int, str]:
     if config.steps_per_execution != "auto":
-        if config.steps_per_execution > 1 and strategy is not None:
-            raise ConfigError(
-                "steps_per_execution must be 1 under a distribution strategy: Keras' fit fails with more. "
-                f"Received: steps_per_execution={config.steps_per_execution}, strategy={config.strategy!r}. "
-                "Set steps_per_execution=1 or strategy='none'."
-            )
         return config.steps_per_execution, "as asked"
-    if strategy is not None:
-        return 1, "Keras' fit fails with more under a distribution strategy"
     return STEPS_PER_CALL, "fewer returns to Python between steps; callbacks follow every 10 steps"
 
 
@@ -198,7 +219,7 @@ def _prefetch(config: TrainingConfig) -> tuple[int, str]:
     return data.PREFETCH, "enough to overlap input and training; tf.data's autotuner makes the end of an epoch wait"
 
 
-def _batch(config: TrainingConfig, strategy: Any) -> Decision:
+def _batch(config: TrainingConfig, strategy: Any) -> str:
     replicas = 1 if strategy is None else strategy.num_replicas_in_sync
     size = config.global_batch_size
     if size % replicas:
@@ -208,5 +229,52 @@ def _batch(config: TrainingConfig, strategy: Any) -> Decision:
             f"Received: global_batch_size={size}, {replicas} replicas. "
             f"Use {f'{lower} or {upper}' if lower else upper}."
         )
-    reason = "one device" if replicas == 1 else f"{size // replicas} on each of {replicas} replicas"
-    return Decision(setting="global_batch_size", value=str(size), reason=f"as asked; {reason}")
+    share = "one device" if replicas == 1 else f"{size // replicas} on each of {replicas} replicas"
+    return f"as asked; {share}"
+
+
+def _accumulate(config: TrainingConfig, strategy: Any) -> str:
+    size = config.global_batch_size // (1 if strategy is None else strategy.num_replicas_in_sync)
+    if config.accumulate > size:
+        raise ConfigError(
+            "accumulate must be at most the examples of a step on one replica. "
+            f"Received: accumulate={config.accumulate}, with {size} examples. Set accumulate={size} or less."
+        )
+    return f"as asked; {-(-size // config.accumulate)} examples at a time, one update for all"
+
+
+def _auto_shard(config: TrainingConfig) -> str:
+    return {
+        "file": "as asked; each worker reads its own files",
+        "off": "as asked; each worker reads all data",
+    }.get(config.auto_shard, "each worker takes its part of every batch")
+
+
+def _check_pipeline(config: TrainingConfig) -> None:
+    if config.strategy == "pipeline":
+        if config.accumulate > 1:
+            raise ConfigError(
+                "accumulate must be 1 with strategy='pipeline', whose micro-batches serve the same end. "
+                f"Received: accumulate={config.accumulate}. Set micro_batches."
+            )
+        return
+    for name, unset in (("pipeline_devices", ()), ("pipeline_cuts", ()), ("micro_batches", "auto")):
+        if getattr(config, name) != unset:
+            raise ConfigError(
+                f"{name} needs strategy='pipeline'. Received: {name}={getattr(config, name)!r}, "
+                f"strategy={config.strategy!r}. Set strategy='pipeline', or leave {name} out."
+            )
+
+
+def _micro_batches(config: TrainingConfig, stages: int) -> tuple[int, str]:
+    if config.micro_batches != "auto":
+        return config.micro_batches, "as asked"
+    count = min(MICRO_BATCHES_PER_STAGE * stages, config.global_batch_size)
+    idle = (stages - 1) / (count + stages - 1)
+    return count, f"{MICRO_BATCHES_PER_STAGE} for each stage; stages idle {idle:.0%} of the time at the ends of a step"
+
+
+def _checkpoints(config: TrainingConfig) -> str:
+    every = "every epoch" if config.checkpoint_every == "epoch" else f"every {config.checkpoint_every} steps"
+    how = {"auto": "resumed if there is one", True: "resumed", False: "begun anew"}[config.resume]
+    return f"as asked; saved {every}, {config.keep_checkpoints} kept, {how}"

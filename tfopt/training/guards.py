@@ -1,0 +1,156 @@
+"""Ends a training that cannot succeed, with what happened, the likely cause and the remedy."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfopt.errors import TrainingError
+from tfopt.training.cluster import lost_worker
+from tfopt.training.ledger import Ledger
+
+# Calls between looks at the loss. Each look waits for the device; figures of the calls between are looked at as well.
+CALLS_BETWEEN_LOOKS = 10
+SECONDS_TO_SEARCH_DATA = 10.0
+
+
+class Guard:
+    """Watches one model's training.
+
+    Args:
+        stop_on_nan: Whether a loss that is not finite ends the training.
+        explain_memory: Returns what to lower when memory ran out.
+        last_checkpoint: Returns the newest checkpoint in words, or None.
+    """
+
+    def __init__(
+        self,
+        *,
+        stop_on_nan: bool,
+        explain_memory: Callable[[BaseException], str],
+        last_checkpoint: Callable[[], str | None],
+    ) -> None:
+        self._stop_on_nan = stop_on_nan
+        self._explain_memory = explain_memory
+        self._last_checkpoint = last_checkpoint
+        self._unseen: list[tuple[int, int, Any]] = []
+        self._first: float | None = None
+        self._last: float | None = None
+
+    @contextlib.contextmanager
+    def watching(self, model: keras.Model, data: tuple[Any, ...], ledger: Ledger) -> Iterator[None]:
+        """Watches a `fit` of a model on data, and turns failures of TensorFlow into errors that say what to do."""
+        self._model, self._data, self._ledger = model, data, ledger
+        self._unseen, self._first, self._last = [], None, None
+        self._scale = self._loss_scale()
+        try:
+            yield
+        except tf.errors.ResourceExhaustedError as error:
+            raise TrainingError(self._explain_memory(error)) from error
+        except tf.errors.OpError as error:
+            if lost_worker(error):
+                raise TrainingError(
+                    f"Another worker ended or cannot be reached: {_first_line(error)} "
+                    "Look at that worker's log; start all workers again to go on from "
+                    f"{self._last_checkpoint() or 'the beginning (set checkpoint_dir to keep checkpoints)'}."
+                ) from error
+            raise
+        finally:
+            del self._data  # it may be large
+
+    def after(self, step: int, steps: int, logs: dict[str, Any]) -> None:
+        """Takes note of a call's figures: `steps` steps, the last of which was number `step`."""
+        self._unseen.append((step, steps, logs.get("loss")))
+        if len(self._unseen) >= CALLS_BETWEEN_LOOKS:
+            self.check()
+
+    def check(self) -> None:
+        """Looks at the figures noted since the last look.
+
+        Raises:
+            TrainingError: A loss is not finite.
+        """
+        unseen, self._unseen = self._unseen, []
+        scale = self._loss_scale()
+        if unseen and scale is not None and self._scale is not None and scale != self._scale:
+            self._ledger.scaled(unseen[-1][0], self._scale, scale)
+        self._scale = scale
+        for step, steps, value in unseen:
+            loss = 0.0 if value is None else float(value)
+            if math.isfinite(loss):
+                self._first = loss if self._first is None else self._first
+                self._last = loss
+            elif self._stop_on_nan:
+                where = f"step {step}" if steps == 1 else f"one of the steps {step - steps + 1} to {step}"
+                raise TrainingError(
+                    f"The loss must be finite. Received: loss={loss} in {where}. {self._cause()} "
+                    f"The last good checkpoint is {self._last_checkpoint() or 'none: set checkpoint_dir to keep some'}."
+                )
+
+    def _loss_scale(self) -> float | None:
+        optimizer = self._model.optimizer
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and optimizer.built:
+            return float(keras.ops.convert_to_numpy(optimizer.dynamic_scale))
+        return None
+
+    def _cause(self) -> str:
+        found = _not_finite_in(self._data)
+        if found:
+            return f"Likely cause: {found}. Clean the data."
+        rate = _learning_rate(self._model.optimizer)
+        if self._first is not None and self._last is not None and self._last > 4 * max(self._first, 1e-3):
+            return (
+                f"Likely cause: training diverged, the loss grew from {self._first:.4g} to {self._last:.4g} before. "
+                f"Lower the learning rate ({rate:.3g}), or clip gradients (clipnorm=1.0 of the optimizer)."
+            )
+        if self._model.dtype_policy.compute_dtype == "float16":
+            return (
+                "Likely cause: a value beyond 65,504, the largest of float16, in the forward pass, which the loss "
+                "scale cannot mend. Set precision='mixed_bfloat16' or 'float32'."
+            )
+        return (
+            f"Likely cause: a learning rate too high ({rate:.3g}), or a logarithm, root or division of zero in the "
+            "loss or a layer. Lower the learning rate, or add a small constant there."
+        )
+
+
+def _learning_rate(optimizer: Any) -> float:
+    return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+
+
+def _not_finite_in(data: tuple[Any, ...]) -> str | None:
+    """Returns what part of the data holds values that are not finite, if that is found soon."""
+    first, *others = data
+    if isinstance(first, tf.data.Dataset):
+        begin = time.monotonic()
+        for number, batch in enumerate(first):
+            if time.monotonic() - begin > SECONDS_TO_SEARCH_DATA:
+                return None
+            if found := _count_not_finite(batch):
+                return f"batch {number} of the data holds {found} values that are not finite"
+            if number >= 100_000:  # it may repeat without end
+                return None
+        return None
+    arrays = [item for item in keras.tree.flatten((first, others)) if isinstance(item, np.ndarray | tf.Tensor)]
+    found = _count_not_finite(arrays)
+    return f"the data holds {found} values that are not finite" if found else None
+
+
+def _count_not_finite(batch: Any) -> int:
+    found = 0
+    for item in keras.tree.flatten(batch):
+        values = np.asarray(item) if not isinstance(item, tf.RaggedTensor | tf.SparseTensor) else np.zeros(0)
+        if np.issubdtype(values.dtype, np.floating):
+            found += int(np.count_nonzero(~np.isfinite(values)))
+    return found
+
+
+def _first_line(error: tf.errors.OpError) -> str:
+    return str(error.message).strip().splitlines()[0].rstrip(".") + "."

@@ -1,0 +1,163 @@
+"""What became of a training step: its traces and compilations with what caused them, and its loss scale."""
+
+from __future__ import annotations
+
+import statistics
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tfopt.errors import TfoptWarning
+from tfopt.report import Record
+
+# Distinct shapes after which compiling anew is no longer a matter of an uneven last batch.
+STORM = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build(Record):
+    """One trace of the step's Python code into a graph, or one compilation of it by XLA.
+
+    Attributes:
+        kind: "trace" or "compilation".
+        shapes: The input shapes that caused it.
+        seconds: How long it took; of a compilation the time of the call beyond that of a usual one. None if not known.
+    """
+
+    kind: str
+    shapes: str
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossScale(Record):
+    """A change of the dynamic loss scale of float16.
+
+    Attributes:
+        step: The step after which it was seen.
+        before, after: The scale; it falls when gradients overflowed, and that step was not applied.
+    """
+
+    step: int
+    before: float
+    after: float
+
+
+class Ledger:
+    """A record of the training step, kept while `fit` runs: `tfopt.ledger(model)`.
+
+    Attributes:
+        builds: Traces and compilations, in order.
+        loss_scales: Changes of the loss scale, in order.
+        fallback: Why XLA was given up, or None.
+
+    Example:
+        >>> ledger = Ledger()
+        >>> ledger.traced("x (None, 8)", seconds=0.5)
+        >>> ledger.called(seconds=0.75, steps=1)
+        >>> for _ in range(3):
+        ...     ledger.called(seconds=0.01, steps=2)
+        >>> print(ledger)
+        1 trace, 0.50 s; 0 compilations
+        5.00 ms per step after the first call
+    """
+
+    def __init__(self) -> None:
+        self.builds: list[Build] = []
+        self.loss_scales: list[LossScale] = []
+        self.fallback: str | None = None
+        self._compilations: list[tuple[str, float]] = []  # shapes, and the seconds of the call that met them
+        self._calls: list[float] = []  # seconds per step of calls that built nothing
+        self._new_shapes: list[str] = []
+        self._trace_seconds = 0.0
+        self._warned = False
+
+    def traced(self, shapes: str, seconds: float) -> None:
+        """Notes a trace."""
+        self._trace_seconds += seconds
+        self.builds.append(Build(kind="trace", shapes=shapes, seconds=seconds))
+        self._warn_of_storm("trace", "traced", "give the inputs one dtype and rank")
+
+    def met_shapes(self, shapes: str) -> None:
+        """Notes input shapes that XLA has not compiled yet, in the call that is going on."""
+        if shapes not in self._new_shapes and all(shapes != known for known, _ in self._compilations):
+            self._new_shapes.append(shapes)
+
+    def called(self, seconds: float, steps: int) -> None:
+        """Notes a finished call, which ran so many steps."""
+        building = bool(self._trace_seconds or self._new_shapes)
+        for shapes in self._new_shapes:
+            taken = (seconds - self._trace_seconds) / len(self._new_shapes)
+            self._compilations.append((shapes, taken))
+            self.builds.append(Build(kind="compilation", shapes=shapes, seconds=max(taken, 0.0)))
+            self._warn_of_storm(
+                "compilation",
+                "compiled",
+                "set drop_remainder=True, pad the inputs to one shape, or to a few (bucketing)",
+            )
+        if not building and steps:
+            self._calls.append(seconds / steps)
+        self._new_shapes, self._trace_seconds = [], 0.0
+
+    def gave_up_xla(self, cause: str) -> None:
+        """Notes that the step goes on without XLA."""
+        self.fallback = cause
+        self._new_shapes = []
+
+    def scaled(self, step: int, before: float, after: float) -> None:
+        """Notes a change of the loss scale."""
+        self.loss_scales.append(LossScale(step=step, before=before, after=after))
+
+    def of_kind(self, kind: str) -> Sequence[Build]:
+        """Returns the traces, or the compilations."""
+        return [build for build in self.builds if build.kind == kind]
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds that XLA took, all compilations together: their calls' time beyond that of usual ones."""
+        usual = self.step_time_ms
+        spared = 0.0 if usual is None else usual / 1000
+        return sum(max(seconds - spared, 0.0) for _, seconds in self._compilations)
+
+    @property
+    def trace_seconds(self) -> float:
+        """Seconds that tracing took, all traces together."""
+        return sum(build.seconds or 0.0 for build in self.of_kind("trace"))
+
+    @property
+    def step_time_ms(self) -> float | None:
+        """Median milliseconds of a step in calls that neither traced nor compiled; None before there was one."""
+        return statistics.median(self._calls) * 1000 if self._calls else None
+
+    def __str__(self) -> str:
+        traces, compilations = self.of_kind("trace"), self.of_kind("compilation")
+        first = (
+            f"{_count(len(traces), 'trace')}, {self.trace_seconds:.2f} s; {_count(len(compilations), 'compilation')}"
+        )
+        lines = [f"{first}, {self.compile_seconds:.2f} s" if compilations else first]
+        lines += [f"  compiled for {build.shapes}" for build in compilations]
+        if self.fallback is not None:
+            lines.append(f"XLA was given up: {self.fallback}")
+        if self.step_time_ms is not None:
+            lines.append(f"{self.step_time_ms:.2f} ms per step after the first call")
+        lines += [
+            f"loss scale {event.before:g} -> {event.after:g} after step {event.step}" for event in self.loss_scales
+        ]
+        return "\n".join(lines)
+
+    def _warn_of_storm(self, kind: str, word: str, remedy: str) -> None:
+        builds = self.of_kind(kind)
+        if len(builds) < STORM or self._warned:
+            return
+        self._warned = True
+        shapes = ", ".join(build.shapes for build in builds[-STORM:])
+        warnings.warn(
+            f"The training step was {word} {len(builds)} times, for the inputs {shapes}. Each time costs seconds: "
+            f"{remedy}.",
+            TfoptWarning,
+            stacklevel=2,
+        )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,256 @@
+"""Saves a training while it runs, and resumes it where it was: the same weights as if it had never stopped.
+
+A position in the data is an epoch and a number of batches. Keras' `fit` can begin at an epoch but not within one, so
+the batches that were done are drawn from the data again and thrown away: `replay`. For callbacks they are batches like
+others, which keeps their count.
+
+In a multi-worker training every worker takes part in a save, since each holds values of its own (metrics, statistics),
+and the chief writes the file. So all must save at the same step: after a SIGTERM, which reaches them at different
+moments, they agree on one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import keras
+import tensorflow as tf
+
+from tfopt.errors import ArtifactError, ConfigError, TfoptWarning
+from tfopt.training.checkpoint_store import CheckpointStore
+from tfopt.training.state import gather_state, read_random, read_state, write_random, write_state
+
+TERMINATED = 128 + signal.SIGTERM
+
+
+class Resume:
+    """The checkpoints of one training.
+
+    Args:
+        directory: Where they are; with several workers, storage that all of them share.
+        every: Steps between two, or "epoch".
+        keep: How many stay.
+        mode: "auto" goes on from what is there, True insists on it, False insists on an empty directory.
+        strategy: What the model trains under.
+        check: Raises when the training is not worth saving.
+    Raises:
+        ConfigError: The directory does not go with the mode.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        every: int | Literal["epoch"],
+        keep: int,
+        mode: bool | Literal["auto"],
+        strategy: tf.distribute.Strategy,
+        check: Callable[[], None],
+    ) -> None:
+        self._store = CheckpointStore(Path(directory), keep)
+        self._every = every
+        self._strategy = strategy
+        self._check = check
+        self._terminated = False
+        self._model: Any = None
+        found = self._store.steps()
+        if mode is False and found:
+            raise ConfigError(
+                f"checkpoint_dir must hold no checkpoints with resume=False. Received: checkpoint_dir={directory}, "
+                f"with steps {', '.join(map(str, found))}. Set resume='auto' to go on from them, or another directory."
+            )
+        if mode is True and not found:
+            raise ConfigError(
+                f"checkpoint_dir must hold a checkpoint with resume=True. Received: checkpoint_dir={directory}. "
+                "Set resume='auto' to begin anew where there is none."
+            )
+
+    def last_checkpoint(self) -> str | None:
+        """Returns the newest checkpoint in words."""
+        steps = self._store.steps()
+        return f"step {steps[-1]} in {self._store.directory}" if steps else None
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Takes SIGTERM as a request to save and end, with exit code 143."""
+        self._terminated = False
+        if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+            yield
+            return
+
+        def request(number: int, frame: FrameType | None) -> None:
+            self._terminated = True
+
+        before = signal.signal(signal.SIGTERM, request)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+            if self._model is not None:
+                self._model._initial_epoch = None
+                self._model = None
+
+    def begin(self, model: keras.Model, epochs: int, steps_per_epoch: int | None) -> int:
+        """Restores the newest checkpoint, if there is one, and returns the number of steps done.
+
+        Raises:
+            ArtifactError: None can be read, or it is of another model, or the workers found different ones.
+        """
+        self._model = model
+        self._epoch, self._in_epoch, self._steps = 0, 0, 0
+        self._history: dict[str, list[float]] = {}
+        self._epochs_seen: list[int] = []
+        self._to_skip = self._to_replay = 0
+        self._restored: dict[str, Any] | None = None
+        self._saved: tuple[int, int] | None = None  # the position of the newest checkpoint
+        self._has_trained = False
+        checkpoint = self._store.load_newest()
+        self._agree_on_step(-1 if checkpoint is None else checkpoint.step)
+        if checkpoint is None:
+            return 0
+        write_state(model, checkpoint.arrays)
+        meta = checkpoint.meta
+        write_random(meta["random"])
+        self._epoch, self._in_epoch, self._steps = meta["epoch"], meta["in_epoch"], checkpoint.step
+        self._history, self._epochs_seen = meta["history"], meta["epochs"]
+        self._saved = (self._epoch, self._in_epoch)
+        if meta["stopped_early"] and self._epoch < epochs:
+            warnings.warn(
+                f"The training in {self._store.directory} was stopped early by a callback after {self._epoch} epochs "
+                "and is not continued. Set another checkpoint_dir to train anew.",
+                TfoptWarning,
+                stacklevel=2,
+            )
+            self._epoch = epochs
+        elif self._in_epoch:
+            self._restored = checkpoint.arrays
+        self._to_replay = self._in_epoch
+        # An iterator that lives on from epoch to epoch has to be brought forward by all of them.
+        self._to_skip = self._in_epoch + (self._epoch * steps_per_epoch if steps_per_epoch else 0)
+        model._initial_epoch = self._epoch
+        return self._steps
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Saves what the epoch before ended with, its callbacks included; restores the figures of a resumed epoch."""
+        if self._restored is not None:
+            write_state(self._model, self._restored)  # Keras has just reset the metrics
+            self._restored = None
+            return
+        if self._every == "epoch" and self._has_trained:
+            self._save()
+
+    def replay(self, iterator: Any, count: int) -> int:
+        """Throws away the batches that were done before; returns how many of a call's steps were among them."""
+        if self._to_skip:
+            _skip(iterator, tf.constant(self._to_skip))
+            self._to_skip = 0
+        done = min(count, self._to_replay)
+        self._to_replay -= done
+        return done
+
+    def after(self, step: int, steps: int) -> None:
+        """Takes note of a call of `steps` steps, the last of which was number `step`; saves if it is time.
+
+        Raises:
+            SystemExit: SIGTERM came; the training is saved.
+        """
+        self._has_trained = True
+        self._steps = step
+        self._in_epoch += steps
+        if self._any_worker(self._terminated):
+            self._save()
+            raise SystemExit(TERMINATED)
+        if self._every != "epoch" and step // self._every > (step - steps) // self._every:
+            self._save()
+
+    def end_epoch(self, epoch: int) -> None:
+        """Moves the position to the next epoch."""
+        self._epoch, self._in_epoch = epoch + 1, 0
+
+    def end(self) -> None:
+        """Saves the training at its end, and makes its history whole."""
+        if self._has_trained:
+            self._save(stopped_early=bool(self._model.stop_training))
+        history = self._model.history
+        history.history, history.epoch = self._whole_history()
+
+    def _save(self, *, stopped_early: bool = False) -> None:
+        position = (self._epoch, self._in_epoch)
+        if self._saved == position and not stopped_early:
+            return
+        self._check()
+        arrays = gather_state(read_state(self._model), self._strategy)
+        self._saved = position
+        if not self._strategy.extended.should_checkpoint:
+            return
+        history, epochs = self._whole_history()
+        meta = {
+            "epoch": self._epoch,
+            "in_epoch": self._in_epoch,
+            "history": history,
+            "epochs": epochs,
+            "stopped_early": stopped_early,
+            "random": read_random(),
+        }
+        self._store.save(self._steps, arrays, meta)
+
+    def _whole_history(self) -> tuple[dict[str, list[float]], list[int]]:
+        """Returns what was logged before this fit and in it."""
+        new = self._model.history
+        logged = {} if new is None else new.history
+        names = [*self._history, *(name for name in logged if name not in self._history)]
+        history = {name: [*self._history.get(name, []), *map(float, logged.get(name, []))] for name in names}
+        return history, [*self._epochs_seen, *([] if new is None else new.epoch)]
+
+    def _several_workers(self) -> bool:
+        return isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy)
+
+    def _any_worker(self, value: bool) -> bool:
+        if not self._several_workers():
+            return value
+        return float(_reduce(self._strategy, tf.constant(float(value)))) > 0
+
+    def _agree_on_step(self, step: int) -> None:
+        if not self._several_workers():
+            return
+        total = self._strategy.num_replicas_in_sync
+        value = tf.constant(float(step), "float64")
+        mean = float(_reduce(self._strategy, value)) / total
+        spread = float(_reduce(self._strategy, (value - mean) ** 2))
+        if spread:
+            raise ArtifactError(
+                "All workers must find the same checkpoints. Received: checkpoint_dir="
+                f"{self._store.directory}, whose newest is of step {step} here and of another step elsewhere. "
+                "Put checkpoint_dir on storage that all workers share."
+            )
+
+
+def _reduce(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:
+    return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(lambda: tf.identity(value)), axis=None)
+
+
+def _skip(iterator: Any, count: tf.Tensor) -> None:
+    @tf.function
+    def skip(iterator: Any) -> None:
+        tf.while_loop(
+            lambda done: done < count,
+            lambda done: _after(iterator.get_next(), done + 1),
+            (tf.constant(0),),
+            parallel_iterations=1,
+        )
+
+    skip(iterator)
+
+
+def _after(batch: Any, value: tf.Tensor) -> tf.Tensor:
+    first = keras.tree.flatten(batch)[0]
+    tensors = first.values if isinstance(first, tf.distribute.DistributedValues) else (first,)
+    with tf.control_dependencies([tensors[0]]):
+        return tf.identity(value)

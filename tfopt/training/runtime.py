@@ -1,0 +1,375 @@
+"""Puts tfopt's training step under a model's own `fit` and `evaluate`.
+
+Keras looks up `fit`, `make_train_function`, `make_test_function` and `_maybe_symbolic_build` on the model, so they are
+set on the instance: its class stays what it is, a saved model holds nothing of them, and a plain `model.compile` takes
+them off again when the model is next used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt.errors import TfoptWarning
+from tfopt.training.guards import Guard
+from tfopt.training.ledger import Ledger
+from tfopt.training.memory import tensor_float_32_scope
+from tfopt.training.resume import Resume
+from tfopt.training.step import Step
+from tfopt.training.xla import compilation_cause, compilation_failed
+
+ATTRIBUTE = "_tfopt_runtime"
+METHODS = ("fit", "make_train_function", "make_test_function", "_maybe_symbolic_build")
+
+
+class Runtime:
+    """What trains a model from `tfopt.compile` until it is compiled anew.
+
+    Args:
+        model: A compiled Keras model.
+        make_step: Makes the step, with XLA or without.
+        jit_compile: Whether to begin with XLA.
+        guard: Watches the loss and explains failures.
+        resume: Saves and restores the training; None for neither.
+        on_epoch: Told the number of each epoch before its data is read, and -1 after the last.
+        tensor_float_32: Whether float32 matrix products may use TensorFloat-32 in `fit`.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        *,
+        make_step: Callable[[bool], Step],
+        jit_compile: bool,
+        guard: Guard,
+        resume: Resume | None = None,
+        on_epoch: Callable[[int], None],
+        tensor_float_32: bool,
+    ) -> None:
+        self.model = model
+        self.ledger = Ledger()
+        self.steps_done = 0  # in this fit and, if it was resumed, before
+        self._make_step = make_step
+        self._step = make_step(jit_compile)
+        self._guard = guard
+        self._resume = resume
+        self._on_epoch = on_epoch
+        self._tensor_float_32 = tensor_float_32
+        self._strategy = model.distribute_strategy
+        self._compiled = model._compile_config
+
+    def install(self) -> None:
+        """Sets the methods on the model."""
+        uninstall(self.model)
+        setattr(self.model, ATTRIBUTE, self)
+        for name in METHODS:
+            original = getattr(type(self.model), name)
+            if name == "make_test_function" and type(self.model).test_step is not keras.Model.test_step:
+                continue  # the model evaluates in its own way
+            setattr(self.model, name, functools.wraps(original)(functools.partial(self._call, name)))
+        self.model.train_function = self.model.test_function = self.model.predict_function = None
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        if self.model._compile_config is not self._compiled:  # a plain compile came after ours
+            uninstall(self.model)
+            return getattr(self.model, name)(*args, **kwargs)
+        return getattr(self, name)(*args, **kwargs)
+
+    def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
+        fit = type(self.model).fit
+        call = inspect.signature(fit).bind(self.model, *args, **kwargs)
+        given = call.arguments
+        if isinstance(given.get("x"), tf.data.Dataset):
+            given.setdefault("shuffle", False)  # Keras cannot shuffle a dataset, and warns when it is told to
+        ours = _Epochs(self, given.get("steps_per_epoch"))
+        callbacks = given.get("callbacks")
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            ours.set_model(self.model)
+            ours.set_params(callbacks.params)
+            callbacks.callbacks.insert(0, ours)
+        else:
+            # Before the others, so that they find the training restored, and read weights as they are saved.
+            others = callbacks if isinstance(callbacks, list | tuple) else [] if callbacks is None else [callbacks]
+            given["callbacks"] = [ours, *others]
+        self.steps_done = 0
+        with contextlib.ExitStack() as scopes:
+            scopes.enter_context(tensor_float_32_scope(self._tensor_float_32))
+            scopes.enter_context(self._guard.watching(self.model, (given.get("x"), given.get("y")), self.ledger))
+            if self._resume is not None:
+                scopes.enter_context(self._resume.listening())
+            return fit(*call.args, **call.kwargs)
+
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Builds what Keras would build while it traces the step: inside loops and conditions that fails."""
+        if iterator is not None:
+            data_batch = keras.tree.map_structure(_of_one_replica, iterator._distributed_dataset.element_spec)
+        elif data_batch is not None:
+            data_batch = keras.tree.map_structure(
+                lambda item: None if item is None else tf.convert_to_tensor(item), data_batch
+            )
+        with self._strategy.scope():
+            self.model._symbolic_build(data_batch=data_batch)
+            if self.model.optimizer is not None and not self.model.optimizer.built:
+                self.model.optimizer.build(self.model.trainable_variables)
+
+    def make_train_function(self, force: bool = False) -> None:
+        if self.model.train_function is None or force:
+            self.model.train_function = self._train_function()
+
+    def make_test_function(self, force: bool = False) -> None:
+        self.synchronize()  # Keras asks for the function at every evaluation
+        if self.model.test_function is None or force:
+            self.model.test_function = self._test_function()
+
+    def _train_function(self) -> Callable[[Any], dict[str, Any]]:
+        execute = self._execution(self._step.train, self.ledger)
+        probed = False
+
+        def train(iterator: Any) -> dict[str, Any]:
+            nonlocal execute, probed
+            if not _is_of_tensorflow(iterator):  # train_on_batch
+                return execute.on_batch(next(iterator))
+            count = self.model.steps_per_execution
+            if self._resume is not None:
+                count -= self._resume.replay(iterator, count)
+                if not count:
+                    return self.model.get_metrics_result()
+            begin = time.perf_counter()
+            if self._step.jit_compile and not probed:
+                batch = next(iterator)
+                try:
+                    done, logs = execute.from_batch(batch, iterator, count)
+                except Exception as error:
+                    if not compilation_failed(error):
+                        raise
+                    self._give_up_xla(error)
+                    execute = self._execution(self._step.train, self.ledger)
+                    done, logs = execute.from_batch(batch, iterator, count)
+            else:
+                done, logs = execute.from_iterator(iterator, count)
+            probed = True
+            steps = int(done)
+            if not steps:
+                raise StopIteration
+            self.steps_done += steps
+            self.ledger.called(time.perf_counter() - begin, steps)
+            self._guard.after(self.steps_done, steps, logs)
+            if self._resume is not None:
+                self._resume.after(self.steps_done, steps)
+            return logs
+
+        return train
+
+    def _test_function(self) -> Callable[[Any], dict[str, Any]]:
+        execute = self._execution(self._step.test, None)
+
+        def evaluate(iterator: Any) -> dict[str, Any]:
+            if not _is_of_tensorflow(iterator):  # test_on_batch
+                return execute.on_batch(next(iterator))
+            done, logs = execute.from_iterator(iterator, self.model.steps_per_execution)
+            if not int(done):
+                raise StopIteration
+            return logs
+
+        return evaluate
+
+    def _execution(self, run: Callable[[Any], None], ledger: Ledger | None) -> Execution:
+        return Execution(self.model, run, ledger, watch_shapes=self._step.jit_compile and ledger is not None)
+
+    def _give_up_xla(self, error: BaseException) -> None:
+        cause = compilation_cause(error, self.model)
+        warnings.warn(
+            f"XLA could not compile the training step, which goes on without it: {cause}. "
+            "Set jit_compile=False to begin without.",
+            TfoptWarning,
+            stacklevel=2,
+        )
+        self.ledger.gave_up_xla(cause)
+        self._step = self._make_step(False)
+        self.model.jit_compile = False
+        self._compiled = self.model._compile_config
+        self.model.test_function = self.model.predict_function = None
+
+    @functools.cached_property
+    def synchronize(self) -> Callable[[], None]:
+        """Averages over the replicas what each has updated alone."""
+        return tf.function(self._step.synchronize)
+
+
+class Execution:
+    """Runs steps as one call into TensorFlow: those of one execution, and what the metrics say after them.
+
+    Args:
+        model: Whose `steps_per_execution` and metrics count.
+        run: Runs one step on a batch.
+        ledger: Told of traces and, where shapes are watched, of new input shapes.
+        watch_shapes: Whether new shapes are compiled anew.
+    """
+
+    def __init__(
+        self, model: keras.Model, run: Callable[[Any], None], ledger: Ledger | None, *, watch_shapes: bool
+    ) -> None:
+        self._model = model
+        self._run = run
+        self._ledger = ledger
+        self._watch_shapes = watch_shapes
+        self._last_shapes: Any = None
+        self._one_by_one = model.steps_per_execution == 1
+        self.on_batch = self._function(self._on_batch)
+        self._next = self._function(self._on_next)
+        self._several = self._function(self._on_several)
+
+    def from_iterator(self, iterator: Any, count: int) -> tuple[Any, dict[str, Any]]:
+        """Runs up to so many steps. Returns how many there were, and the figures."""
+        if self._one_by_one:
+            return 1, self._next(iterator)
+        done, logs = self._several(iterator, tf.constant(count))
+        return done, logs
+
+    def from_batch(self, batch: Any, iterator: Any, count: int) -> tuple[Any, dict[str, Any]]:
+        """Runs up to so many steps, of which the first batch was already taken from the iterator."""
+        self._last_shapes = tf.Variable(tf.fill(tf.shape(_shapes(batch)), -1))  # here, since a trace must make none
+        # The signature is the iterator's, so that what XLA compiles here it compiles for all batches.
+        logs = self._function(self._on_batch, input_signature=[iterator.element_spec])(batch)
+        if count == 1:
+            return 1, logs
+        done, logs = self.from_iterator(iterator, count - 1)
+        return int(done) + 1, logs
+
+    def _function(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        if self._model.run_eagerly:
+            return function
+        return tf.function(
+            tf.autograph.experimental.do_not_convert(function),
+            reduce_retracing="input_signature" not in options,
+            **options,
+        )
+
+    def _on_batch(self, batch: Any) -> dict[str, Any]:
+        with self._traced(batch):
+            self._step(batch)
+            return self._model.get_metrics_result()
+
+    def _on_next(self, iterator: Any) -> dict[str, Any]:
+        with self._traced(iterator.element_spec):
+            self._step(iterator.get_next())
+            return self._model.get_metrics_result()
+
+    def _on_several(self, iterator: Any, count: tf.Tensor) -> tuple[Any, dict[str, Any]]:
+        def body(done: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            batch = iterator.get_next_as_optional()
+
+            def step() -> tf.Tensor:
+                self._step(batch.get_value())
+                return done + 1
+
+            more = batch.has_value()
+            return tf.cond(more, step, lambda: done), more
+
+        with self._traced(iterator.element_spec):
+            done, _ = tf.while_loop(
+                lambda done, more: tf.logical_and(done < count, more),
+                body,
+                (tf.constant(0), tf.constant(True)),
+                parallel_iterations=1,
+            )
+            return done, self._model.get_metrics_result()
+
+    def _step(self, batch: Any) -> None:
+        if self._watch_shapes and self._last_shapes is not None:
+            self._watch(batch)
+        self._run(batch)
+
+    def _watch(self, batch: Any) -> None:
+        """Tells the ledger of a batch that is of another shape than the one before."""
+        ranks = [len(tensor.shape) for tensor in _tensors(batch)]
+        shapes, last, ledger = _shapes(batch), self._last_shapes, self._ledger
+        assert ledger is not None  # or there would be nothing to watch for
+
+        def tell(shapes: tf.Tensor) -> None:
+            sizes = iter(shapes.numpy().tolist())
+            ledger.met_shapes(", ".join(str(tuple(next(sizes) for _ in range(rank))) for rank in ranks))
+
+        def note() -> tf.Tensor:
+            last.assign(shapes)
+            tf.py_function(tell, [shapes], [])
+            return tf.constant(0)
+
+        tf.cond(tf.reduce_all(shapes == last), lambda: tf.constant(0), note)
+
+    @contextlib.contextmanager
+    def _traced(self, spec: Any) -> Any:
+        begin = time.perf_counter()
+        yield
+        if self._ledger is not None and not self._model.run_eagerly:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in _tensors(spec))
+            self._ledger.traced(shapes, time.perf_counter() - begin)
+
+
+class _Epochs(keras.callbacks.Callback):
+    """Ties a `fit` to the runtime. It has no hook for batches: with one, Keras would wait for each batch's figures."""
+
+    def __init__(self, runtime: Runtime, steps_per_epoch: int | None) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self._steps_per_epoch = steps_per_epoch
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        resume = self._runtime._resume
+        if resume is not None:
+            self._runtime.steps_done = resume.begin(self.model, self.params["epochs"], self._steps_per_epoch)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._runtime._on_epoch(epoch)
+        if self._runtime._resume is not None:
+            self._runtime._resume.begin_epoch(epoch)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._runtime.synchronize()
+        self._runtime._guard.check()
+        if self._runtime._resume is not None:
+            self._runtime._resume.end_epoch(epoch)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._runtime._on_epoch(-1)
+        if self._runtime._resume is not None:
+            self._runtime._resume.end()
+
+
+def uninstall(model: keras.Model) -> None:
+    """Takes tfopt's methods off a model, if it has them."""
+    for name in (*METHODS, ATTRIBUTE):
+        if name in vars(model):
+            delattr(model, name)
+    model.train_function = model.test_function = model.predict_function = None
+
+
+def _is_of_tensorflow(iterator: Any) -> bool:
+    return isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator)
+
+
+def _of_one_replica(item: Any) -> Any:
+    """Returns the first replica's part of a distributed value or spec, None for what is missing."""
+    if isinstance(item, tf.experimental.Optional | tf.OptionalSpec):
+        return None
+    if isinstance(item, tf.distribute.DistributedValues):
+        return item.values[0]
+    return getattr(item, "_value_specs", (item,))[0]
+
+
+def _tensors(batch: Any) -> list[Any]:
+    """Returns the dense tensors, or their specs, of the first replica's part of a batch."""
+    items = keras.tree.flatten(keras.tree.map_structure(_of_one_replica, batch))
+    return [item for item in items if isinstance(item, tf.Tensor | tf.TensorSpec)]
+
+
+def _shapes(batch: Any) -> tf.Tensor:
+    return tf.concat([tf.shape(tensor) for tensor in _tensors(batch)], 0)
