@@ -33,6 +33,7 @@ usage: tfopt COMMAND [OPTIONS]
   devices              show what this machine has
   export IN OUT        write a model (.keras or SavedModel) as a float32 or int8 SavedModel
   verify DIR           measure an exported artifact in a fresh process
+  launch SCRIPT        run a script in several workers that train together
 
 tfopt COMMAND --help tells more. --json prints what a machine can read. --version prints the version.
 Exit codes: 0 done, 1 checked and found wanting, 2 wrong use.
@@ -198,6 +199,17 @@ def verify_command(words: list[str]) -> int:
     return DONE if receipt.ok else WANTING
 
 
+def launch_command(words: list[str]) -> int:
+    # The script's own flags may look like ours, so ours end where it begins.
+    place = 0
+    while place < len(words) and words[place].startswith("-") and words[place] != "-m":
+        place += 1 if "=" in words[place] or words[place] in ("-h", "--help") else 2
+    options = _parse(LaunchOptions, words[:place], "tfopt launch")
+    from tfopt.training.launch import launch
+
+    return launch(words[place:], options.workers, options.devices_per_worker)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Listing:
     """Lists what there is."""
@@ -244,6 +256,19 @@ class VerifyOptions:
     """Print JSON."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """Runs SCRIPT [ARGS...], a Python file or -m MODULE, in workers that train together. It stands after the options.
+
+    The exit code is that of the worker that failed first, 143 after SIGTERM, 130 after Ctrl-C.
+    """
+
+    workers: int
+    """How many processes."""
+    devices_per_worker: int | None = None
+    """GPUs of each, by default an equal share; without GPUs logical CPU devices, by default one."""
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": run_command,
     "recipes": recipes_command,
@@ -251,6 +276,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "devices": devices_command,
     "export": export_command,
     "verify": verify_command,
+    "launch": launch_command,
 }
 
 

@@ -1,0 +1,333 @@
+"""Which processes train together, read from the environment, and TensorFlow's strategy over them.
+
+Kubeflow, docs/cluster/kubernetes.yaml and `tfopt launch` give each process a TF_CONFIG; Slurm has variables of its own.
+TensorFlow's coordination service, on by default, watches the cluster: a worker that dies or falls silent ends the
+collective operations of all others, at once when its connection breaks and after ten seconds without a heartbeat
+otherwise. What it does not bound is the wait for workers that never come, so that is done here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import functools
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import tensorflow as tf
+from tensorflow.python.distribute.cluster_resolver import slurm_cluster_resolver
+
+from tfopt.errors import ConfigError, TfoptError, unknown_name
+
+COMMUNICATIONS = ("auto", "ring", "nccl")
+# Nodes of a cloud may need minutes to come up after the first; a job whose worker is missing still ends.
+START_TIMEOUT_S = 600.0
+# Slurm gives tasks no ports. Below the range that Linux hands out itself (from 32768), apart for jobs on one node.
+_SLURM_PORTS = range(12_000, 32_000)
+_SLURM_PORTS_PER_JOB = 16
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The processes that train together, and which of them this one is.
+
+    Attributes:
+        workers: The address of each, as "host:port", in the order that all of them agree on; the first is the chief.
+        index: Which of them this process is.
+        source: Where this was read, such as "TF_CONFIG" or "Slurm".
+
+    Raises:
+        ConfigError: There are no workers, two have one address, an address has no port, or the index is out of range.
+    Example:
+        >>> Cluster(("localhost:2222", "localhost:2223"), 1, "TF_CONFIG").is_chief
+        False
+    """
+
+    workers: tuple[str, ...]
+    index: int
+    source: str
+
+    def __post_init__(self) -> None:
+        if not self.workers:
+            raise ConfigError("workers must hold at least one address. Received: workers=(). Leave the cluster out.")
+        for address in self.workers:
+            host, _, port = str(address).rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+                raise ConfigError(
+                    f"{self.source}: a worker's address must be host:port. Received: {address!r}. "
+                    "Write for example 'node1:2222'."
+                )
+        if len(set(self.workers)) < len(self.workers):
+            raise ConfigError(
+                f"{self.source}: each worker must have an address of its own. Received: {', '.join(self.workers)}. "
+                "Give workers on one host different ports."
+            )
+        if isinstance(self.index, bool) or not isinstance(self.index, int) or not 0 <= self.index < len(self.workers):
+            raise ConfigError(
+                f"{self.source}: the task's index must be in [0, {len(self.workers)}), the number of such workers. "
+                f"Received: index={self.index!r}. List every worker in the cluster."
+            )
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one that writes checkpoints and logs for all."""
+        return self.index == 0
+
+
+def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
+    """Reads the cluster that this process was started in, or returns None where there is none.
+
+    TF_CONFIG counts first; then a Slurm step of more than one task, that is, what `srun` started. A batch script runs
+    once however many tasks its job has, so Slurm's variables of the job alone make no cluster.
+
+    Raises:
+        ConfigError: TF_CONFIG or Slurm's variables do not describe a cluster that can train together.
+    Example:
+        >>> find_cluster({"TF_CONFIG": tf_config(Cluster(("a:1", "b:1"), 1, "an example"))})
+        Cluster(workers=('a:1', 'b:1'), index=1, source='TF_CONFIG')
+        >>> find_cluster({}) is None
+        True
+    """
+    if environment.get("TF_CONFIG", "").strip() not in ("", "{}"):
+        return _from_tf_config(environment["TF_CONFIG"])
+    if "SLURM_STEP_NODELIST" in environment:
+        return _from_slurm(environment)
+    return None
+
+
+def tf_config(cluster: Cluster) -> str:
+    """Returns the TF_CONFIG that describes a cluster to one of its workers.
+
+    Example:
+        >>> tf_config(Cluster(("a:1", "b:1"), 0, "Slurm"))
+        '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
+    """
+    return json.dumps({"cluster": {"worker": cluster.workers}, "task": {"type": "worker", "index": cluster.index}})
+
+
+@functools.cache
+def multi_worker_strategy(
+    cluster: Cluster,
+    communication: Literal["auto", "ring", "nccl"] = "auto",
+    start_timeout_s: float = START_TIMEOUT_S,
+) -> tf.distribute.MultiWorkerMirroredStrategy:
+    """Joins the cluster, waits for its other workers and returns the strategy over all of them.
+
+    A process can join once. A second call with the same arguments returns the same strategy. Every GPU that TensorFlow
+    sees is a replica; without a GPU each worker is one, however many logical CPU devices it has.
+
+    Args:
+        cluster: What `find_cluster` returned.
+        communication: "ring" goes over the network, "nccl" needs GPUs, "auto" takes the one that fits.
+        start_timeout_s: How many seconds to wait for the other workers.
+    Raises:
+        ConfigError: TensorFlow has started in this process, or the communication is unknown.
+        TfoptError: The other workers did not answer in time, or this worker's address cannot be used.
+    Example:
+        >>> multi_worker_strategy(Cluster(("a:1", "b:1"), 0, "TF_CONFIG"), "mpi")
+        Traceback (most recent call last):
+        ...
+        tfopt.errors.ConfigError: Unknown communication 'mpi'. Expected one of: 'auto', 'nccl', 'ring'.
+    """
+    if communication not in COMMUNICATIONS:
+        raise unknown_name("communication", communication, COMMUNICATIONS)
+    gpus = tf.config.get_visible_devices("GPU")
+    if communication == "nccl" and not gpus:
+        raise ConfigError("communication='nccl' needs a GPU, and TensorFlow sees none. Set communication='auto'.")
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": list(cluster.workers)}),
+        task_type="worker",
+        task_id=cluster.index,
+        num_accelerators={"GPU": sum(len(tf.config.get_logical_device_configuration(gpu) or [gpu]) for gpu in gpus)},
+        rpc_layer="grpc",
+    )
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=tf.distribute.experimental.CommunicationImplementation[communication.upper()]
+    )
+    meet(cluster, start_timeout_s)
+    try:
+        with _no_longer_than(start_timeout_s), _signal_handlers_kept():
+            return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+    except (RuntimeError, ValueError, tf.errors.OpError) as error:
+        raise _why_not_joined(error, cluster) from error
+
+
+def meet(cluster: Cluster, timeout_s: float) -> None:
+    """Returns once every other worker's port answers, and lets this worker's own answer meanwhile.
+
+    TensorFlow waits for missing workers without bound, and holds Python's lock while it does, so that nothing else in
+    the process can speak up; so it is called when all are there. A worker that has gone on answers through TensorFlow.
+
+    Raises:
+        TfoptError: Some worker did not answer in time, or this worker's port is taken.
+    """
+    port = int(cluster.workers[cluster.index].rpartition(":")[2])
+    missing = [address for index, address in enumerate(cluster.workers) if index != cluster.index]
+    deadline = time.monotonic() + timeout_s
+    try:
+        # All addresses, as TensorFlow listens too: a host's name may not resolve to the interface others come in by.
+        server = socket.create_server(("", port), backlog=len(cluster.workers))
+    except OSError as error:
+        raise TfoptError(
+            f"Worker {cluster.index} must be able to listen on its own port. Received: port {port} ({error.strerror}). "
+            "End the process that holds it, or give the worker another port."
+        ) from None
+    with server:
+        while missing := [address for address in missing if not _answers(address)]:
+            if time.monotonic() > deadline:
+                raise TfoptError(
+                    f"All workers must start within {timeout_s:g} s of each other. Received: worker {cluster.index} of "
+                    f"{len(cluster.workers)} ({cluster.source}) has no answer from {', '.join(missing)}. "
+                    "Look for an error in their logs, and check that the hosts reach each other on these ports."
+                )
+            time.sleep(0.2)
+
+
+def lost_worker(error: BaseException) -> bool:
+    """Tells whether an error of training means that another worker died, was stopped or became unreachable.
+
+    Its cause and what it was raised in the handling of are looked at too. Such an error is final for this process: it
+    has to be started again, with the others, and to resume from a checkpoint.
+
+    Example:
+        >>> lost_worker(tf.errors.UnavailableError(None, None, "Collective ops is aborted by: Socket closed"))
+        True
+        >>> lost_worker(tf.errors.InvalidArgumentError(None, None, "Collective ops is aborted by: shapes differ"))
+        False
+    """
+    return any(
+        # Any failure in a step aborts its collectives; only these two say that it came over the wire.
+        isinstance(each, tf.errors.UnavailableError | tf.errors.DeadlineExceededError | tf.errors.AbortedError)
+        and ("Collective" in each.message or "/job:worker" in each.message)
+        for each in _chain(error)
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _why_not_joined(error: Exception, cluster: Cluster) -> Exception:
+    words = str(error)
+    if "at program startup" in words or "already configured" in words:
+        return ConfigError(
+            "A worker must join its cluster before TensorFlow computes anything, and only once in a process. "
+            f"Received: strategy='multi_worker', worker {cluster.index} of {len(cluster.workers)}, after TensorFlow "
+            "had started. Call tfopt.plan first, before making tensors, datasets or models."
+        )
+    if isinstance(error, tf.errors.OpError):
+        own = cluster.workers[cluster.index]
+        return TfoptError(
+            f"Worker {cluster.index} could not join the cluster. Received: own address {own}, all {cluster.workers}, "
+            f"{type(error).__name__} ({' '.join(words.split())}). Check that the port is free and the hosts reach "
+            "each other."
+        )
+    return error
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _no_longer_than(seconds: float) -> Iterator[None]:
+    """Ends the process, printing where it hung, if a worker dies after it was met and before it has registered.
+
+    Python cannot raise an error then (see `meet`); this timer is a thread that does without Python.
+    """
+    if sys.__stderr__ is None or sys.__stderr__.closed:
+        yield
+        return
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@contextlib.contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """Puts SIGTERM's handler back: TensorFlow's coordination service installs one that swallows the signal."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+def _from_tf_config(text: str) -> Cluster:
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"TF_CONFIG must be JSON. Received: TF_CONFIG={text!r} ({error}).") from None
+    example = '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}'
+    jobs = config.get("cluster") if isinstance(config, dict) else None
+    task = config.get("task") if isinstance(config, dict) else None
+    if not isinstance(jobs, dict) or not isinstance(task, dict) or not {"type", "index"} <= set(task):
+        raise ConfigError(
+            f"TF_CONFIG must hold a cluster, and a task with type and index. Received: TF_CONFIG={text!r}. "
+            f"Write for example {example}."
+        )
+    others = set(jobs) - {"chief", "worker"} | {task["type"]} - set(jobs)
+    if others:
+        raise ConfigError(
+            f"TF_CONFIG may have only a chief and workers, and the task must be one of them: parameter servers and "
+            f"evaluators do not train together with them. Received: {', '.join(sorted(map(repr, others)))}. "
+            "Start workers only, and evaluate in them."
+        )
+    for name, addresses in jobs.items():
+        if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
+            raise ConfigError(
+                f"TF_CONFIG's {name} must be a list of addresses. Received: {addresses!r}. Write for example {example}."
+            )
+    chief, workers = jobs.get("chief", []), jobs.get("worker", [])
+    # Some launchers write the index as a string.
+    index = int(task["index"]) if str(task["index"]).isdecimal() else task["index"]
+    Cluster(tuple(jobs[task["type"]]), index, "TF_CONFIG")  # the index counts within its own list
+    first = len(chief) if task["type"] == "worker" else 0
+    return Cluster((*chief, *workers), first + index, "TF_CONFIG")
+
+
+def _from_slurm(environment: Mapping[str, str]) -> Cluster | None:
+    """Follows Slurm's block distribution: the first node's tasks, then the second's, in the order of the node list.
+
+    TensorFlow's own resolver sorts the nodes by name, which puts node10 before node9 and so gives tasks the addresses
+    of others. Of it only the expansion of Slurm's abbreviated lists is used.
+    """
+    try:
+        nodes = slurm_cluster_resolver.expand_hostlist(environment["SLURM_STEP_NODELIST"])
+        tasks = slurm_cluster_resolver.expand_tasks_per_node(environment["SLURM_STEP_TASKS_PER_NODE"])
+        index, node, local = (int(environment[f"SLURM_{name}"]) for name in ("PROCID", "NODEID", "LOCALID"))
+        job = int(environment["SLURM_JOB_ID"])
+        places = [(n, task) for n, count in zip(range(len(nodes)), tasks, strict=True) for task in range(count)]
+    except (KeyError, ValueError) as error:
+        given = {name: value for name, value in environment.items() if name.startswith("SLURM_STEP_")}
+        raise ConfigError(
+            f"Slurm's variables must describe the step's nodes and tasks. Received: {given} ({error}). "
+            "Start the script with srun, or set TF_CONFIG."
+        ) from None
+    if len(places) < 2:
+        return None
+    if index >= len(places) or places[index] != (node, local):
+        raise ConfigError(
+            f"Slurm must fill one node after the other. Received: task {index} as number {local} of node {node}. "
+            "Add --distribution=block to srun."
+        )
+    base = _SLURM_PORTS[job * _SLURM_PORTS_PER_JOB % len(_SLURM_PORTS)]
+    return Cluster(tuple(f"{nodes[n]}:{base + task}" for n, task in places), index, "Slurm")
