@@ -243,7 +243,7 @@ def test_two_workers_add_their_gradients(script, capsys):
         import tensorflow as tf
         @tf.function
         def add(value):
-            return strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("sum", value))
+            return strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("sum", tf.identity(value)))
         print(strategy.num_replicas_in_sync, add(tf.constant([10.0 ** index, 0.5])).numpy().tolist())
     """)
     assert launch([path], workers=2) == 0
