@@ -327,11 +327,13 @@ def _widths(layer: keras.Layer) -> Iterator[tuple[str, int, list[tuple[int, int]
         case layers.Dense():
             yield "units", layer.units, everything
         case layers.EinsumDense():
-            inputs = layer.equation.split(",")[0]
-            kernel = layer.equation.split(",")[1].split("->")[0]
-            new = [size for letter, size in zip(kernel, layer.kernel.shape, strict=True) if letter not in inputs]
+            inputs, kernel = layer.equation.split("->")[0].split(",")
+            new = {
+                letter: size for letter, size in zip(kernel, layer.kernel.shape, strict=True) if letter not in inputs
+            }
+            grows = [layer.kernel] + ([layer.bias] if set(layer.bias_axes or "") & set(new) else [])
             if new:
-                yield "output_shape", math.prod(new), [(_size(layer.kernel), 1)]
+                yield "output_shape", math.prod(new.values()), [(_size(variable), 1) for variable in grows]
         case layers.Embedding():
             yield "output_dim", layer.output_dim, everything
         case layers.SeparableConv1D() | layers.SeparableConv2D():

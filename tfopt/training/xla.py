@@ -30,7 +30,7 @@ NO_KERNEL_INTERPOLATIONS = ("bicubic", "lanczos3", "lanczos5")
 _TEXT = (layers.StringLookup, layers.IntegerLookup, layers.TextVectorization, layers.Hashing, layers.HashedCrossing)
 _CONVERSION_FAILED = "tf2xla conversion failed"
 # What TensorFlow says of a step that is wrong with or without XLA. "<=" marks a shape that only XLA bounds so.
-_ORDINARY = re.compile(r"Incompatible shapes: (?!.*<=)")
+_ORDINARY = re.compile(r"(Incompatible shapes|Matrix size-incompatible): (?!.*<=)")
 
 
 def xla_blockers(model: keras.Model) -> list[Skip]:
@@ -124,13 +124,13 @@ def compilation_cause(error: BaseException, model: keras.Model) -> str:
     message = str(error)
     node = _first(r"Detected at node (\S+) defined at", message) or _first(r"\{\{node ([^}]+)\}\}", message)
     constant = re.search(r"Input \d+ to node `[^`]+` with op (\w+) must be a compile-time constant", message)
-    unsupported = re.search(
-        r"Detected unsupported operations when trying to compile graph .*?: (\w+) \((.+?)\)", message
-    )
+    unsupported = _first(r"Detected unsupported operations when trying to compile graph .*?: (\w+) \(", message)
     if constant:
         what = f"{constant[1]} needs a size that is known only when it runs"
+    elif unsupported == "_Arg":
+        what = "an input has a dtype that XLA lacks, such as string"
     elif unsupported:
-        what = f"no XLA kernel for {unsupported[1]}"
+        what = f"no XLA kernel for {unsupported}"
     else:
         what = next((line for line in message.splitlines() if _says_something(line)), type(error).__name__).strip()
     layer = _layer_of(node, model) if node else None
