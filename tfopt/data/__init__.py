@@ -5,4 +5,14 @@ from tfopt.data.pipeline import PREFETCH, pipeline
 from tfopt.data.position import EpochCounter
 from tfopt.data.sources import SOURCES, Examples, arrays, digits, synthetic
 
-__all__ = ["PREFETCH", "SOURCES", "EpochCounter", "Examples", "arrays", "digits", "iterate_batches", "pipeline", "synthetic"]
+__all__ = [
+    "PREFETCH",
+    "SOURCES",
+    "EpochCounter",
+    "Examples",
+    "arrays",
+    "digits",
+    "iterate_batches",
+    "pipeline",
+    "synthetic",
+]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from tfopt.data import augment
-from tfopt.data.position import EpochCounter
+from tfopt.data.position import EpochCounter, PerEpoch
 from tfopt.errors import ConfigError, unknown_name
 
 # Larger sets than this are shuffled within a window of so many examples.
@@ -70,19 +70,17 @@ def pipeline(
     dataset = data if isinstance(data, tf.data.Dataset) else tf.data.Dataset.from_tensor_slices(data)
     if cache and isinstance(data, tf.data.Dataset):  # arrays are in memory already
         dataset = dataset.cache()
-    if training:
-        dataset = _randomize(dataset, random_shift, seed, epoch)
-    dataset = dataset.batch(batch_size, drop_remainder=drop_remainder)
     options = tf.data.Options()
     # The autotuner sleeps for ever longer between looks, and the end of an epoch waits until it wakes: for a short
     # epoch that is up to half of its time (benchmarks/plan_choices.py).
     options.autotune.enabled = prefetch == tf.data.AUTOTUNE
     options.experimental_distribute.auto_shard_policy = AUTO_SHARD[auto_shard]
-    return dataset.prefetch(prefetch).with_options(options)
 
+    def batch(examples: tf.data.Dataset) -> tf.data.Dataset:
+        return examples.batch(batch_size, drop_remainder=drop_remainder).prefetch(prefetch).with_options(options)
 
-def _randomize(dataset: tf.data.Dataset, random_shift: int, seed: int, epoch: EpochCounter | None) -> tf.data.Dataset:
-    """Shuffles and augments with a seed of Python's or, read when an iterator starts, one of the epoch's."""
+    if not training:
+        return batch(dataset)
     size = int(dataset.cardinality())
     window = size if 0 < size < SHUFFLE_BUFFER else SHUFFLE_BUFFER
 
@@ -91,7 +89,7 @@ def _randomize(dataset: tf.data.Dataset, random_shift: int, seed: int, epoch: Ep
         return augment.random_shift(shuffled, random_shift, seed=seed) if random_shift else shuffled
 
     if epoch is None:
-        return randomize(seed)
+        return batch(randomize(seed))
 
     def of_epoch(seed: tf.Tensor) -> tf.data.Dataset:
         # TensorFlow mixes its global seed into that of an operation. Within a function, this sets the function's own.
@@ -101,6 +99,6 @@ def _randomize(dataset: tf.data.Dataset, random_shift: int, seed: int, epoch: Ep
     # What is outside the function lives on from epoch to epoch: the cache. Batching is outside too, because
     # tf.distribute divides batches by the size that it finds there.
     shuffled = epoch.seeds(seed).flat_map(of_epoch)
-    if size == tf.data.UNKNOWN_CARDINALITY:
-        return shuffled
-    return shuffled.apply(tf.data.experimental.assert_cardinality(size))
+    if size != tf.data.UNKNOWN_CARDINALITY:
+        shuffled = shuffled.apply(tf.data.experimental.assert_cardinality(size))
+    return PerEpoch(batch(shuffled), epoch, seed, lambda drawn: batch(of_epoch(drawn)))

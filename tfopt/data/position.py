@@ -7,9 +7,12 @@ with the first again. Read from a variable that the training loop sets, the numb
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.data.ops import dataset_ops
 
 from tfopt.errors import ConfigError
 
@@ -71,8 +74,7 @@ class EpochCounter:
 
         def choose(drawn: tf.Tensor) -> tf.Tensor:
             epoch = variable.read_value()
-            counted = tf.random.stateless_uniform((), seed=[seed, epoch], minval=None, maxval=None, dtype=tf.int64)
-            return tf.where(epoch < 0, drawn, counted)
+            return tf.where(epoch < 0, drawn, _mixed(seed, epoch))
 
         return tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).take(1).map(choose)
 
@@ -84,6 +86,44 @@ class EpochCounter:
             with ThreadPoolExecutor(1) as outside:
                 self._made = outside.submit(_make_variable).result()
         return self._made
+
+
+class PerEpoch(dataset_ops.UnaryUnchangedStructureDataset):
+    """A data set that reads the epoch's number, and a shorter way to the same elements for whoever iterates it here.
+
+    A function of tf.data is set up for every iterator, which takes ten milliseconds: as long as many a short epoch. So
+    an iterator of this process, outside strategies, gets the data set of its epoch, made without such a function.
+
+    Args:
+        dataset: Reads the counter, for strategies and for data sets made of this one.
+        counter: Of the epoch.
+        seed: That `dataset` was made with.
+        of_seed: Returns the same data set for an epoch's seed.
+    """
+
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        counter: EpochCounter,
+        seed: int,
+        of_seed: Callable[[tf.Tensor], tf.data.Dataset],
+    ) -> None:
+        super().__init__(dataset, dataset._variant_tensor)
+        self._counter = counter
+        self._seed = seed
+        self._of_seed = tf.function(lambda drawn: tf.data.experimental.to_variant(of_seed(drawn)))
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = self._counter.value if tf.executing_eagerly() else UNCONTROLLED
+        if epoch == UNCONTROLLED:
+            return super().__iter__()
+        with tf.device("CPU:0"):
+            variant = self._of_seed(_mixed(self._seed, tf.constant(epoch, tf.int64)))
+            return iter(tf.data.experimental.from_variant(variant, self.element_spec))
+
+
+def _mixed(seed: int, epoch: tf.Tensor) -> tf.Tensor:
+    return tf.random.stateless_uniform((), seed=[seed, epoch], minval=None, maxval=None, dtype=tf.int64)
 
 
 def _make_variable() -> tf.Variable:
