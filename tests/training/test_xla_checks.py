@@ -1,5 +1,6 @@
 """What is known to stop XLA is what stops it: each layer named here is compiled, and so are those not named."""
 
+import signal
 import subprocess
 import sys
 
@@ -123,6 +124,28 @@ def test_text_as_input_is_named():
     assert [skip.name for skip in xla_blockers(model)] == ["words"]
     assert compilation_failed(caught.value)
     assert "such as string" in compilation_cause(caught.value, model)
+
+
+def test_text_that_aborts_the_process_is_named_beforehand():
+    script = """
+import keras, numpy as np, tensorflow as tf
+from tfopt.training.xla import xla_blockers
+compiled = tf.function(lambda x: x + 1, jit_compile=True)
+for size in (1, 2, 3):
+    compiled(tf.zeros(size))
+text = keras.layers.TextVectorization(vocabulary=["a", "b"], output_sequence_length=2, name="text")
+model = keras.Sequential([keras.Input((1,), dtype="string"), text, keras.layers.Embedding(4, 2)])
+print(xla_blockers(model)[0].name, flush=True)
+model.compile("sgd", "mse", jit_compile=False)
+model._jit_compile = True
+try:
+    model.fit(tf.constant([["a b"], ["b"]]), np.zeros((2, 2, 2)), verbose=0)
+except tf.errors.OpError:
+    print("only an error")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "text\n"
+    assert done.returncode == -signal.SIGABRT
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])

@@ -3,7 +3,8 @@
 XLA compiles a step only if it has a kernel for each of its operations. Keras knows some layers for which it has none
 and some it merely does not trust; others fail at the first step. What is listed here was found by compiling a training
 step of nearly every Keras layer (TensorFlow 2.21). A layer is named before training starts where that is possible:
-not every failure is an error to fall back from, and a TextVectorization in a compiled step aborts the process.
+not every failure is an error to fall back from. A TextVectorization in a compiled step aborts the whole process once
+XLA has compiled something else.
 """
 
 from __future__ import annotations
