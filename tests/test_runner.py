@@ -196,7 +196,7 @@ def test_a_model_that_is_not_built_is_refused_and_nothing_written(build, tmp_pat
 
 def test_what_the_plan_refuses_is_refused_before_the_model(tmp_path):
     builder = Recorder()
-    training = TrainingConfig(strategy="mirrored", jit_compile=True)
+    training = TrainingConfig(strategy="pipeline", pipeline_devices=("CPU:0", "CPU:1"), jit_compile=True)
     recipe = Recipe(name="x", model=ModelConfig(builder=builder), training=training, export_dir=str(tmp_path / "out"))
     with pytest.raises(ConfigError, match="jit_compile=True"):
         run(recipe, console=silent())

@@ -134,7 +134,11 @@ class Recipe:
         return replace(
             self,
             data=replace(self.data, max_examples=min(self.data.max_examples or QUICK_EXAMPLES, QUICK_EXAMPLES)),
-            training=replace(self.training, epochs=min(self.training.epochs, QUICK_EPOCHS)),
+            training=replace(
+                self.training,
+                epochs=min(self.training.epochs, QUICK_EPOCHS),
+                checkpoint_dir=self.training.checkpoint_dir and f"{Path(self.training.checkpoint_dir)}_quick",
+            ),
             pruning=pruning,
             export_dir=self.export_dir and f"{Path(self.export_dir)}_quick",
         )

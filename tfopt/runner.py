@@ -8,7 +8,7 @@ import json
 import platform
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +108,16 @@ def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | 
     if quick:
         settings = settings.quick()
     console = console or Console()
-    if settings.export_dir is None:
-        return _run(settings, None, console)
-    export_dir = Path(settings.export_dir)
-    for name in _artifacts(settings):
-        check_target(export_dir / name)
-    with exclusive(export_dir):
-        return _run(settings, export_dir, console)
+    export_dir = None if settings.export_dir is None else Path(settings.export_dir)
+    if export_dir is not None:
+        for name in _artifacts(settings):
+            check_target(export_dir / name)
+    console.print(f"[bold]{escape(settings.name)}[/bold]  {escape(settings.description)}\n")
+    decided = plan(settings)
+    if not decided.is_chief:  # it trains the same weights; the chief shows and exports them
+        return _run(settings, decided, None, Console(quiet=True))
+    with exclusive(export_dir) if export_dir is not None else contextlib.nullcontext():
+        return _run(settings, decided, export_dir, console)
 
 
 def _artifacts(settings: Recipe) -> list[str]:
@@ -122,10 +125,7 @@ def _artifacts(settings: Recipe) -> list[str]:
     return ["float32", *(["pruned"] if settings.pruning else []), *(["int8"] if settings.quantization else [])]
 
 
-def _run(settings: Recipe, export_dir: Path | None, console: Console) -> RunResult:
-    console.print(f"[bold]{escape(settings.name)}[/bold]  {escape(settings.description)}\n")
-    _share_gpu_memory()
-    decided = plan(settings)
+def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Console) -> RunResult:
     console.print(plan_table(decided.decisions))
     examples = settings.data.load()
     monitor = GpuMonitor()
@@ -220,6 +220,9 @@ def _fit(
         optimizer = keras.optimizers.get({"class_name": optimizer, "config": {"learning_rate": schedule}})
     else:  # a fresh one: its slots belong to one fit of one model
         optimizer = type(optimizer).from_config(optimizer.get_config())
+    if training.checkpoint_dir is not None:  # each phase is a training of its own
+        own = replace(training, checkpoint_dir=str(Path(training.checkpoint_dir) / phase))
+        decided = replace(decided, config=own)
     compile_model(
         model,
         decided,
@@ -284,13 +287,6 @@ def _environment() -> dict[str, str]:
         "processor": f"{hardware.cpu_model or 'unknown'}, {hardware.logical_cores} cores",
         "GPU": ", ".join(gpu.name for gpu in hardware.gpus) or "none",
     }
-
-
-def _share_gpu_memory() -> None:
-    """Has TensorFlow take GPU memory as it needs it, since the artifacts are verified in processes beside this one."""
-    for gpu in tf.config.list_physical_devices("GPU"):
-        with contextlib.suppress(RuntimeError):  # in use already: then it stays as its user set it
-            tf.config.experimental.set_memory_growth(gpu, True)
 
 
 @contextlib.contextmanager

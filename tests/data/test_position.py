@@ -142,6 +142,23 @@ def test_the_epoch_is_read_when_the_first_batch_is_asked_for():
     assert order([first, *iterator]) == expected
 
 
+def test_an_epoch_known_at_once_gives_the_same_elements_by_the_shorter_way():
+    counter = EpochCounter()
+    images = np.random.default_rng(0).random((60, 8, 8, 1), dtype=np.float32)
+    dataset = pipeline((images, np.arange(60)), batch_size=8, epoch=counter, random_shift=2)
+    orders = []
+    for epoch in range(3):
+        counter.assign(epoch)
+        through_function = list(dataset)
+        tf.random.set_seed(epoch + 5)  # which must not matter
+        counter.assign(epoch, at_once=True)
+        for (x, y), (other_x, other_y) in zip(through_function, dataset, strict=True):
+            np.testing.assert_array_equal(x, other_x)
+            np.testing.assert_array_equal(y, other_y)
+        orders.append(order(through_function))
+    assert orders[0] != orders[1] != orders[2]
+
+
 def test_keras_fit_sees_the_epoch_that_was_assigned():
     counter = EpochCounter()
     seen = []

@@ -13,7 +13,13 @@ from tfopt.training import TrainingConfig
 @pytest.mark.parametrize(
     ("setting", "value", "rule"),
     [
-        *((name, value, "at least 1") for name in ("epochs", "global_batch_size") for value in (0, -1, 1.5, "3", True)),
+        *(
+            (name, value, "a whole number of at least 1")
+            for name in ("epochs", "global_batch_size", "accumulate", "keep_checkpoints")
+            for value in (0, -1, 1.5, "3", True)
+        ),
+        *(("checkpoint_every", value, "'epoch' or a whole number") for value in (0, "step", 2.5, None, True)),
+        *(("micro_batches", value, "'auto' or a whole number") for value in (0, "many", None)),
         *(
             (name, value, "'auto' or a whole number of at least 1")
             for name in ("steps_per_execution", "prefetch")
@@ -24,7 +30,7 @@ from tfopt.training import TrainingConfig
         ("precision", "fp16", "Expected one of: 'auto', 'float32', 'mixed_bfloat16', 'mixed_float16'"),
         ("precision", None, "Expected one of"),
         ("precision", "mixed_floa16", "Did you mean 'mixed_float16'?"),
-        ("strategy", "miror", "Expected one of: 'auto', 'mirrored', 'none'. Did you mean 'mirrored'?"),
+        ("strategy", "miror", "'multi_worker', 'none', 'pipeline'. Did you mean 'mirrored'?"),
         ("strategy", "Mirrored", "Did you mean 'mirrored'?"),
         ("strategy", None, "an instance of Strategy"),
         ("strategy", 5, "an instance of Strategy"),
@@ -33,6 +39,16 @@ from tfopt.training import TrainingConfig
         ("optimizer", None, "an instance of Optimizer"),
         ("optimizer", keras.optimizers.Adam, "an instance of Optimizer"),
         ("decay", "cos", "Expected one of: 'constant', 'cosine'. Did you mean 'cosine'?"),
+        ("strategy", keras.distribution.DataParallel(devices=["cpu:0"]), "does nothing with it"),
+        ("communication", "nvlink", "Expected one of: 'auto', 'hierarchical_copy', 'nccl', 'ring'"),
+        ("auto_shard", "files", "Did you mean 'file'?"),
+        ("remat", "full", "In fit on TensorFlow it fails"),
+        ("remat", "none", "Expected one of: 'activations'"),
+        ("resume", "never", "'auto', True or False"),
+        ("resume", True, "checkpoint_dir must be given"),
+        ("tensor_float_32", 1, "'auto', True or False"),
+        ("pipeline_devices", "GPU:0", "a tuple of names"),
+        ("pipeline_cuts", (1, 2), "a tuple of names"),
         ("jit_compile", "yes", "'auto', True or False"),
         ("jit_compile", 1, "'auto', True or False"),
         ("jit_compile", None, "'auto', True or False"),

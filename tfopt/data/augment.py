@@ -24,12 +24,7 @@ def random_shift(dataset: tf.data.Dataset, pixels: int, seed: int | tf.Tensor = 
         >>> [image.shape.as_list() for image, label in random_shift(images, pixels=2)]
         [[8, 8, 1], [8, 8, 1]]
     """
-    image = tf.nest.flatten(dataset.element_spec)[0]
-    if image.shape.rank not in (3, None):
-        raise ConfigError(
-            "random_shift must be 0 unless the inputs are images [height, width, channels]. "
-            f"Received: random_shift={pixels} and inputs of shape {tuple(image.shape)}."
-        )
+    check_images(dataset, pixels)
     seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).batch(2, drop_remainder=True)
 
     def shift(example: tuple[tf.Tensor, ...], drawn: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -39,3 +34,13 @@ def random_shift(dataset: tf.data.Dataset, pixels: int, seed: int | tf.Tensor = 
         return tf.ensure_shape(shifted, image.shape), *others
 
     return tf.data.Dataset.zip(dataset, seeds).map(shift, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def check_images(dataset: tf.data.Dataset, pixels: int) -> None:
+    """Raises ConfigError unless the inputs of single examples are images."""
+    image = tf.nest.flatten(dataset.element_spec)[0]
+    if image.shape.rank not in (3, None):
+        raise ConfigError(
+            "random_shift must be 0 unless the inputs are images [height, width, channels]. "
+            f"Received: random_shift={pixels} and inputs of shape {tuple(image.shape)}."
+        )

@@ -91,6 +91,9 @@ def pipeline(
     if epoch is None:
         return batch(randomize(seed))
 
+    if random_shift:  # here, because an error within a function of tf.data is no longer ours
+        augment.check_images(dataset, random_shift)
+
     def of_epoch(seed: tf.Tensor) -> tf.data.Dataset:
         # TensorFlow mixes its global seed into that of an operation. Within a function, this sets the function's own.
         tf.random.set_seed(1)

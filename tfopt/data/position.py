@@ -38,15 +38,20 @@ class EpochCounter:
 
     def __init__(self) -> None:
         self._made: tf.Variable | None = None  # later, so that no device is touched before it is needed
+        self.known_at_once = False
 
     @property
     def value(self) -> int:
         """The number of the epoch, from 0; -1 while nobody controls it."""
         return UNCONTROLLED if self._made is None else int(self._made.numpy())
 
-    def assign(self, epoch: int) -> None:
+    def assign(self, epoch: int, *, at_once: bool = False) -> None:
         """Sets the number of the epoch, or -1 to control it no longer.
 
+        Args:
+            epoch: Its number.
+            at_once: Whether the next iterator is known to be this epoch's when it is made, which is cheaper. Keras'
+                `fit` makes it ahead, during the epoch before, when steps_per_epoch is given.
         Raises:
             ConfigError: The number is below -1.
         """
@@ -55,6 +60,7 @@ class EpochCounter:
                 f"epoch must be at least 0, or -1 to leave the order to the pipeline. Received: epoch={epoch}."
             )
         self._variable.assign(epoch)
+        self.known_at_once = at_once
 
     def seeds(self, seed: int) -> tf.data.Dataset:
         """Returns a data set of one int64 seed: that of the counted epoch, or -1 given, another for each iterator.
@@ -92,7 +98,7 @@ class PerEpoch(dataset_ops.UnaryUnchangedStructureDataset):
     """A data set that reads the epoch's number, and a shorter way to the same elements for whoever iterates it here.
 
     A function of tf.data is set up for every iterator, which takes ten milliseconds: as long as many a short epoch. So
-    an iterator of this process, outside strategies, gets the data set of its epoch, made without such a function.
+    where the epoch is known at once, an iterator outside strategies gets its data set without such a function.
 
     Args:
         dataset: Reads the counter, for strategies and for data sets made of this one.
@@ -114,8 +120,8 @@ class PerEpoch(dataset_ops.UnaryUnchangedStructureDataset):
         self._of_seed = tf.function(lambda drawn: tf.data.experimental.to_variant(of_seed(drawn)))
 
     def __iter__(self) -> Iterator[Any]:
-        epoch = self._counter.value if tf.executing_eagerly() else UNCONTROLLED
-        if epoch == UNCONTROLLED:
+        epoch = self._counter.value
+        if epoch == UNCONTROLLED or not self._counter.known_at_once or not tf.executing_eagerly():
             return super().__iter__()
         with tf.device("CPU:0"):
             variant = self._of_seed(_mixed(self._seed, tf.constant(epoch, tf.int64)))

@@ -179,7 +179,7 @@ def _install(model: keras.Model, plan: Plan, stages: Stages | None, jit_compile:
         jit_compile=jit_compile,
         guard=guard,
         resume=resume,
-        on_epoch=plan.epoch.assign,
+        counter=plan.epoch,
         tensor_float_32=plan.tensor_float_32,
     ).install()
 

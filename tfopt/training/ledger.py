@@ -50,6 +50,7 @@ class Ledger:
         builds: Traces and compilations, in order.
         loss_scales: Changes of the loss scale, in order.
         fallback: Why XLA was given up, or None.
+        resumed_from: The step that the last `fit` went on from; 0 if it began anew.
 
     Example:
         >>> ledger = Ledger()
@@ -66,6 +67,7 @@ class Ledger:
         self.builds: list[Build] = []
         self.loss_scales: list[LossScale] = []
         self.fallback: str | None = None
+        self.resumed_from = 0
         self._compilations: list[tuple[str, float]] = []  # shapes, and the seconds of the call that met them
         self._calls: list[float] = []  # seconds per step of calls that built nothing
         self._new_shapes: list[str] = []
@@ -136,6 +138,8 @@ class Ledger:
         )
         lines = [f"{first}, {self.compile_seconds:.2f} s" if compilations else first]
         lines += [f"  compiled for {build.shapes}" for build in compilations]
+        if self.resumed_from:
+            lines.append(f"resumed after step {self.resumed_from}")
         if self.fallback is not None:
             lines.append(f"XLA was given up: {self.fallback}")
         if self.step_time_ms is not None:

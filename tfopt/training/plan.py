@@ -75,6 +75,11 @@ class Plan:
         """Examples per step on each replica."""
         return self.config.global_batch_size // self.replicas
 
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process, of several workers, is the one that writes files."""
+        return self.strategy is None or bool(self.strategy.extended.should_checkpoint)
+
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         """Builds models with the plan's dtype policy and strategy; the policy that was set before is put back."""

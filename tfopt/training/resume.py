@@ -59,6 +59,7 @@ class Resume:
         self._strategy = strategy
         self._check = check
         self._terminated = False
+        self._has_begun = False
         self._model: Any = None
         found = self._store.steps()
         if mode is False and found:
@@ -110,6 +111,7 @@ class Resume:
         self._to_skip = self._to_replay = 0
         self._restored: dict[str, Any] | None = None
         self._saved: tuple[int, int] | None = None  # the position of the newest checkpoint
+        self._has_begun, has_begun_before = True, self._has_begun
         self._has_trained = False
         checkpoint = self._store.load_newest()
         self._agree_on_step(-1 if checkpoint is None else checkpoint.step)
@@ -129,6 +131,14 @@ class Resume:
                 stacklevel=2,
             )
             self._epoch = epochs
+        elif self._epoch >= epochs and has_begun_before:
+            warnings.warn(
+                f"There is nothing to train: the checkpoints in {self._store.directory} are of an earlier fit of this "
+                f"model, which reached epoch {self._epoch} of {epochs}. Raise epochs to go on from there, or compile "
+                "with a plan of another checkpoint_dir.",
+                TfoptWarning,
+                stacklevel=2,
+            )
         elif self._in_epoch:
             self._restored = checkpoint.arrays
         self._to_replay = self._in_epoch

@@ -18,6 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.data.position import UNCONTROLLED, EpochCounter
 from tfopt.errors import TfoptWarning
 from tfopt.training.guards import Guard
 from tfopt.training.ledger import Ledger
@@ -39,7 +40,7 @@ class Runtime:
         jit_compile: Whether to begin with XLA.
         guard: Watches the loss and explains failures.
         resume: Saves and restores the training; None for neither.
-        on_epoch: Told the number of each epoch before its data is read, and -1 after the last.
+        counter: Is given the number of each epoch before its data is read.
         tensor_float_32: Whether float32 matrix products may use TensorFloat-32 in `fit`.
     """
 
@@ -51,7 +52,7 @@ class Runtime:
         jit_compile: bool,
         guard: Guard,
         resume: Resume | None = None,
-        on_epoch: Callable[[int], None],
+        counter: EpochCounter,
         tensor_float_32: bool,
     ) -> None:
         self.model = model
@@ -61,7 +62,7 @@ class Runtime:
         self._step = make_step(jit_compile)
         self._guard = guard
         self._resume = resume
-        self._on_epoch = on_epoch
+        self._counter = counter
         self._tensor_float_32 = tensor_float_32
         self._strategy = model.distribute_strategy
         self._compiled = model._compile_config
@@ -325,10 +326,12 @@ class _Epochs(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         resume = self._runtime._resume
         if resume is not None:
-            self._runtime.steps_done = resume.begin(self.model, self.params["epochs"], self._steps_per_epoch)
+            done = resume.begin(self.model, self.params["epochs"], self._steps_per_epoch)
+            self._runtime.steps_done = self._runtime.ledger.resumed_from = done
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._runtime._on_epoch(epoch)
+        # With steps_per_epoch Keras keeps an iterator from epoch to epoch, or makes it before this.
+        self._runtime._counter.assign(epoch, at_once=self._steps_per_epoch is None)
         if self._runtime._resume is not None:
             self._runtime._resume.begin_epoch(epoch)
 
@@ -339,7 +342,7 @@ class _Epochs(keras.callbacks.Callback):
             self._runtime._resume.end_epoch(epoch)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._runtime._on_epoch(-1)
+        self._runtime._counter.assign(UNCONTROLLED)
         if self._runtime._resume is not None:
             self._runtime._resume.end()
 

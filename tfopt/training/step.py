@@ -162,7 +162,10 @@ class Step:
         if self._stages is not None:
             self._stages.apply_gradients(self._model.optimizer, gradients)
         elif gradients:  # a model without weights to train is evaluated only
-            self._model.optimizer.apply_gradients(zip(gradients, self._model.trainable_weights, strict=True))
+            # An embedding's gradient names a row each time that the batch does. Keras' optimizers clip and square these
+            # one by one, not their sum, so the update would depend on how the batch is divided.
+            dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
+            self._model.optimizer.apply_gradients(zip(dense, self._model.trainable_weights, strict=True))
 
     def _test_on_replica(self, data: Any) -> None:
         x, y, weight = _unpack(data)
