@@ -19,7 +19,7 @@ X = RNG.normal(size=(512, 16)).astype("float32")
 Y = (X[:, 0] > 0).astype("int32") + (X[:, 1] > 0)
 
 
-def train(plan, epochs=5):
+def train(plan, epochs=15):
     keras.utils.set_random_seed(0)
     with plan.scope():
         model = tfopt.models.mlp((16,), 3, units=[64, 64])

@@ -187,6 +187,7 @@ def test_a_real_error_is_read(exhausted):
     assert "with 64 examples on each replica at a time" in lines[0]
 
 
+@pytest.mark.slow
 def test_a_real_error_in_fit_names_the_node():
     wide = [layers.RepeatVector(2**22, name="wide"), layers.GlobalAveragePooling1D(), layers.Dense(1)]
     model = keras.Sequential([keras.Input((4,)), *wide])
@@ -199,6 +200,7 @@ def test_a_real_error_in_fit_names_the_node():
     assert "wide" in line
 
 
+@pytest.mark.slow
 def test_a_real_error_of_xla_is_read():
     @tf.function(jit_compile=True)
     def product(x):

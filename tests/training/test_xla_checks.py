@@ -75,7 +75,7 @@ def test_a_layer_named_as_a_blocker_does_fail_and_the_error_leads_back_to_it(cas
         lambda: layers.UpSampling2D(interpolation="bilinear"),
         lambda: layers.BatchNormalization(),
         lambda: layers.Dropout(0.5),
-        lambda: layers.TimeDistributed(layers.LSTM(3)),
+        lambda: layers.TimeDistributed(layers.Dense(3)),
         # XLA gives tensors whose shape depends on values an upper bound.
         lambda: layers.Lambda(lambda x: x * tf.reduce_sum(tf.boolean_mask(x, x > 0.5)), output_shape=(8, 8, 3)),
         lambda: layers.Lambda(scale_by_unique_values, output_shape=(8, 8, 3)),
@@ -126,6 +126,7 @@ def test_text_as_input_is_named():
     assert "such as string" in compilation_cause(caught.value, model)
 
 
+@pytest.mark.slow
 def test_text_that_aborts_the_process_is_named_beforehand():
     script = """
 import keras, numpy as np, tensorflow as tf
@@ -181,6 +182,7 @@ def test_a_recurrent_layer_that_takes_the_cudnn_kernel_is_named_with_the_remedy(
     assert "use_cudnn=False" in xla_blockers(model)[0].reason
 
 
+@pytest.mark.slow
 def test_op_determinism_is_a_blocker_and_does_fail():
     # It cannot be switched off again, so it is switched on in a process of its own.
     script = """
