@@ -222,7 +222,7 @@ def _check_options(plan: Plan, optimizer: Any, loss: Any, options: dict[str, Any
 
 
 def _check_strategy(model: keras.Model, plan: Plan) -> None:
-    built_under = model.distribute_strategy if plan.strategy is not None else model._distribute_strategy
+    built_under = model._distribute_strategy
     if built_under is not plan.strategy:
         raise UnsupportedModelError(
             f"model must be built under plan.scope(). Received: {model.name!r}, built under "

@@ -202,7 +202,7 @@ class Runtime:
     @functools.cached_property
     def synchronize(self) -> Callable[[], None]:
         """Averages over the replicas what each has updated alone."""
-        return tf.function(self._step.synchronize)
+        return tf.function(self._step.synchronize) if self._step.is_distributed else lambda: None
 
 
 class Execution:

@@ -59,8 +59,7 @@ class Step:
         self._stage_batches = micro_batches
         self._strategy = model.distribute_strategy
         self._replicas = self._strategy.num_replicas_in_sync
-        distributed = self._replicas > 1 or _is_multi_worker(self._strategy)
-        self._distributed = distributed
+        self.is_distributed = distributed = self._replicas > 1 or _is_multi_worker(self._strategy)
         # What XLA compiles as one: the whole step, or what lies between the communication.
         whole = jit_compile and not distributed and accumulate == 1 and stages is None
         inner = jit_compile and not whole and stages is None
@@ -72,7 +71,7 @@ class Step:
 
     def train(self, data: Any) -> None:
         """Trains on one batch, distributed or not. The figures are in the model's metrics afterwards."""
-        if not self._distributed:
+        if not self.is_distributed:
             self._train_one_device(data)
             return
         with _gradients_are_reduced(self._model.optimizer):
@@ -80,7 +79,7 @@ class Step:
 
     def test(self, data: Any) -> None:
         """Evaluates one batch, as `train` does without training."""
-        if self._distributed:
+        if self.is_distributed:
             self._strategy.run(self._test_on_replica, args=(data,))
         else:
             self._test_one_device(data)
@@ -90,8 +89,6 @@ class Step:
 
         They are linear in the updates, so to average now and then is to average after every step.
         """
-        if not self._distributed:
-            return
         local = [v for v in self._model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
         if not local:
             return
@@ -109,13 +106,13 @@ class Step:
         if self._stages is not None:
             loss, y_pred, gradients = self._stages.forward_backward(x, y, weight, micro_batches=self._stage_batches)
             self._record(loss, _batch_size(x), x, y, y_pred, weight)
-        elif self._accumulate == 1 and (not self._distributed or _static_batch_size(x) is not None):
+        elif self._accumulate == 1 and (not self.is_distributed or _static_batch_size(x) is not None):
             loss, y_pred, gradients = self._forward_backward(x, y, weight, None)
             self._record(loss, _batch_size(x), x, y, y_pred, weight)
         else:
-            total = context.all_reduce(SUM, _batch_size(x)) if self._distributed else _batch_size(x)
+            total = context.all_reduce(SUM, _batch_size(x)) if self.is_distributed else _batch_size(x)
             gradients = self._micro_batches(x, y, weight, total)
-        if self._distributed:
+        if self.is_distributed:
             gradients = _all_reduce(context, gradients)
         self._update(gradients)
 
@@ -176,7 +173,7 @@ class Step:
             self._record(loss, size, x, y, y_pred, weight)
             return tf.constant(0)
 
-        if self._distributed and _static_batch_size(x) is None:
+        if self.is_distributed and _static_batch_size(x) is None:
             tf.cond(size > 0, evaluate, lambda: tf.constant(0))  # the loss of no examples would be 0/0
         else:
             evaluate()

@@ -1,0 +1,89 @@
+"""A training that cannot succeed ends with what happened, the likely cause and the remedy."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfopt.errors import TrainingError
+from tfopt.training import TrainingConfig, compile, plan
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 4)).astype("float32")
+Y = X.sum(1, keepdims=True)
+
+
+def fit(x, y, *, learning_rate=0.01, layers=(), epochs=3, **settings):
+    decided = plan(TrainingConfig(**{"global_batch_size": 8, "steps_per_execution": 1, **settings}))
+    keras.utils.set_random_seed(0)
+    with decided.scope():
+        model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1, dtype="float32")])
+    compile(model, decided, optimizer=keras.optimizers.SGD(learning_rate), loss="mse")
+    return model.fit(decided.pipeline((x, y), training=False), epochs=epochs, verbose=0)
+
+
+def test_data_that_is_not_finite_is_named_with_the_step_and_the_batch():
+    x = X.copy()
+    x[35] = np.nan  # in the fifth batch
+    with pytest.raises(TrainingError, match=r"loss=nan in step 5\. .* batch 4 of the data holds 4 values") as caught:
+        fit(x, Y)
+    assert "Clean the data" in str(caught.value)
+    assert "set checkpoint_dir" in str(caught.value)
+
+
+def test_labels_are_looked_at_as_well():
+    y = Y.copy()
+    y[-1] = np.inf
+    with pytest.raises(TrainingError, match=r"loss=inf in step 8\. .* batch 7 of the data holds 1 value"):
+        fit(X, y)
+
+
+def test_a_learning_rate_too_high_is_told_from_how_the_loss_grew():
+    with pytest.raises(TrainingError, match=r"the loss grew from .* Lower the learning rate \(10\)"):
+        fit(X, Y, learning_rate=10.0, epochs=20)
+
+
+def test_several_steps_of_one_call_are_named_together():
+    x = X.copy()
+    x[35] = np.nan
+    with pytest.raises(TrainingError, match=r"in one of the steps 5 to 8"):
+        fit(x, Y, steps_per_execution=4)
+
+
+def test_the_last_good_checkpoint_is_named_and_a_bad_state_is_not_saved(tmp_path):
+    x = X.copy()
+    x[35] = np.nan
+    with pytest.raises(TrainingError, match=r"last good checkpoint is step 4 in"):
+        fit(x, Y, checkpoint_dir=str(tmp_path), checkpoint_every=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002.npz", "step-00000004.npz"]
+    with np.load(tmp_path / "step-00000004.npz") as saved:
+        floats = [saved[name] for name in saved.files if name.startswith("model/")]
+    assert floats
+    assert all(np.isfinite(values).all() for values in floats)
+
+
+def test_it_can_be_switched_off():
+    x = X.copy()
+    x[35] = np.nan
+    history = fit(x, Y, stop_on_nan=False).history
+    assert np.isnan(history["loss"]).all()
+
+
+@keras.saving.register_keras_serializable("tfopt_tests")
+class TooLarge(keras.layers.Layer):
+    """Asks for a tensor of 16 TiB."""
+
+    def call(self, x):
+        return x + tf.reduce_sum(tf.random.uniform([tf.shape(x)[0] * 2**19, 2**20]))
+
+
+def test_out_of_memory_says_what_to_lower():
+    with pytest.raises(TrainingError, match=r"accumulate") as caught:
+        fit(X, Y, layers=[TooLarge()])
+    assert "global_batch_size" in str(caught.value)
+    assert "8" in str(caught.value)
+
+
+def test_an_error_of_the_models_own_stays_what_it_is():
+    with pytest.raises(ValueError, match="incompatible with the layer"):
+        fit(np.zeros((64, 5), "float32"), Y, epochs=1)
