@@ -1,0 +1,131 @@
+"""Trains with checkpoints in processes that the tests may kill.
+
+With a request as its argument (JSON: the arguments of `train`) this trains in this process. Without one it reads
+requests from standard input, one a line, and trains each in a fork of its own: TensorFlow takes seconds to import, and
+no time in a fork of a process that has imported it and not yet used a device. Answers are lines of JSON on standard
+output: the fork's pid, "begun" when its `fit` begins, and its end, as subprocess.Popen.returncode would say it.
+"""
+
+import json
+import os
+import sys
+import traceback
+import warnings
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+
+import keras
+import numpy as np
+
+from tfopt.errors import TfoptWarning
+from tfopt.pruning import PruningConfig, PruningSchedule
+from tfopt.training import TrainingConfig, compile, plan
+
+EXAMPLES, BATCH = 100, 16  # seven steps an epoch, the last of four examples
+
+
+def examples():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(EXAMPLES, 6)).astype("float32")
+    return x, (x[:, :1] * x[:, 1:2] > 0).astype("float32")
+
+
+def build(decided, *, decay_steps, width=16, optimizer="adam"):
+    """Everything that a restart might lose: random numbers, statistics, slots, a learning rate that changes."""
+    keras.utils.set_random_seed(0)
+    with decided.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(width, activation="relu"),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.3),
+                keras.layers.Dense(1, dtype="float32"),
+            ]
+        )
+    rate = keras.optimizers.schedules.CosineDecay(0.01, decay_steps)
+    optimizer = keras.optimizers.Adam(rate) if optimizer == "adam" else keras.optimizers.SGD(rate, momentum=0.9)
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    compile(model, decided, optimizer=optimizer, loss=loss, metrics=["mae"])
+    return model
+
+
+def train(
+    directory,
+    *,
+    result=None,
+    epochs=4,
+    decay_epochs=None,
+    pruning=False,
+    width=16,
+    optimizer="adam",
+    callbacks=(),
+    **settings,
+):
+    """Trains, resuming from the directory if it is not None; returns the model and its history, or writes them."""
+    steps = -(-EXAMPLES // BATCH)
+    config = {
+        "strategy": "none",
+        "precision": "float32",
+        "jit_compile": False,
+        "steps_per_execution": 1,
+        "global_batch_size": BATCH,
+        "checkpoint_dir": directory,
+        "checkpoint_every": 3,
+        **settings,
+    }
+    decided = plan(TrainingConfig(**config))
+    model = build(decided, decay_steps=steps * (decay_epochs or epochs), width=width, optimizer=optimizer)
+    schedule = []
+    if pruning:
+        pruned = PruningConfig(target_sparsity=0.75, frequency=4, end_step=steps * epochs * 2 // 3)
+        schedule = [PruningSchedule(model, pruned)]
+    data = examples()
+    history = model.fit(
+        decided.pipeline(data),
+        validation_data=decided.pipeline(data, training=False),
+        epochs=epochs,
+        callbacks=[*schedule, *callbacks],
+        verbose=0,
+    ).history
+    if result is not None:
+        state = [variable.numpy() for variable in (*model.variables, *model.optimizer.variables)]
+        np.savez(result, *state, history=json.dumps(history))
+    return model, history
+
+
+class _Begun(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        _answer("begun")
+
+
+def _answer(value):
+    os.write(1, f"{json.dumps(value)}\n".encode())  # at once and whole, whatever happens next
+
+
+def _life(request):
+    code = 1
+    try:
+        warnings.simplefilter("error", TfoptWarning)
+        train(**request, callbacks=[_Begun()])
+        code = 0
+    finally:  # a fork must never get to where requests are read
+        if code:
+            traceback.print_exc()
+        os._exit(code)
+
+
+def main():
+    if len(sys.argv) > 1:
+        train(**json.loads(sys.argv[1]), callbacks=[_Begun()])
+        return
+    for line in sys.stdin:
+        pid = os.fork()
+        if not pid:
+            _life(json.loads(line))
+        _answer(pid)
+        _answer(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,310 @@
+"""A training that is interrupted, however, and started again ends with the bits of one that was not."""
+
+import functools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from scripts.resumed_training import BATCH, EXAMPLES, build, examples, train
+
+from tfopt.errors import ArtifactError, ConfigError, TfoptWarning
+from tfopt.training import TrainingConfig, ledger, plan
+from tfopt.training.checkpoint_store import CheckpointStore
+
+SCRIPT = Path(__file__).parent / "scripts" / "resumed_training.py"
+STEPS = -(-EXAMPLES // BATCH)
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Ends the training as a crash would, after so many steps in all."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.optimizer.iterations.numpy() >= self.step:
+            raise Interrupted
+
+
+class Count(keras.callbacks.Callback):
+    calls = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.calls += 1
+
+
+@functools.cache
+def undisturbed(**settings):
+    return train(None, **settings)
+
+
+def interrupted(directory, step, **settings):
+    with pytest.raises(Interrupted):
+        train(directory, callbacks=[Interrupt(step)], **settings)
+
+
+def assert_same(found, expected):
+    (model, history), (other, wanted) = found, expected
+    assert history == wanted
+    for one, two in zip(state(model), state(other), strict=True):
+        assert one.tobytes() == two.tobytes()
+
+
+def state(model):
+    return [variable.numpy() for variable in (*model.variables, *model.optimizer.variables)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({}, (2, 5, 8, 13, 16, 28)),  # before the first checkpoint, between two, within and at the end of epochs
+        ({"pruning": True}, (5, 17)),
+        pytest.param({"checkpoint_every": "epoch"}, (5, 16, 25), marks=pytest.mark.slow),
+        pytest.param({"steps_per_execution": 4}, (5, 9, 16), marks=pytest.mark.slow),
+        pytest.param({"accumulate": 4, "drop_remainder": True}, (5, 9), marks=pytest.mark.slow),
+        pytest.param({"precision": "mixed_float16", "pruning": True}, (5, 17), marks=pytest.mark.slow),
+        pytest.param({"jit_compile": True}, (5, 9), marks=pytest.mark.slow),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_an_interrupted_training_goes_on_as_if_nothing_had_been(tmp_path, settings, steps):
+    for step in steps:
+        interrupted(tmp_path, step, **settings)
+    resumed = train(tmp_path, **settings)
+    assert 0 < ledger(resumed[0]).resumed_from <= steps[-1]
+    assert_same(resumed, undisturbed(**settings))
+
+
+@pytest.mark.parametrize("accumulate", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_replicas_go_on_each_with_its_own_statistics(tmp_path, two_replicas, accumulate):
+    settings = {"strategy": two_replicas, "accumulate": accumulate}
+    for step in (5, 16):
+        interrupted(tmp_path, step, **settings)
+    assert_same(train(tmp_path, **settings), undisturbed(**settings))
+
+
+def test_a_checkpoint_saves_no_more_than_it_must(tmp_path):
+    interrupted(tmp_path, 14, checkpoint_every=3, keep_checkpoints=2)
+    assert CheckpointStore(tmp_path).steps() == [9, 12]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda content: content[: len(content) // 2], lambda content: flipped(content, len(content) // 2)],
+    ids=["cut", "flipped"],
+)
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, damage):
+    interrupted(tmp_path, 13)
+    store = CheckpointStore(tmp_path)
+    assert store.steps() == [6, 9, 12]
+    newest = store.path(12)
+    newest.write_bytes(damage(newest.read_bytes()))
+    with pytest.warns(TfoptWarning, match=newest.name):
+        resumed = train(tmp_path)
+    assert ledger(resumed[0]).resumed_from == 9
+    assert_same(resumed, undisturbed())
+
+
+def flipped(content, place):
+    return content[:place] + bytes([content[place] ^ 0xFF]) + content[place + 1 :]
+
+
+def test_resume_false_wants_an_empty_directory_and_true_a_checkpoint(tmp_path):
+    with pytest.raises(ConfigError, match="resume=True"):
+        train(tmp_path / "none", resume=True)
+    interrupted(tmp_path / "some", 5, resume=False)
+    with pytest.raises(ConfigError, match=r"resume=False.*steps 3"):
+        train(tmp_path / "some", resume=False)
+    assert_same(train(tmp_path / "some", resume=True), undisturbed())
+
+
+def test_a_finished_training_is_not_trained_again(tmp_path):
+    train(tmp_path)
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    count = Count()
+    again = train(tmp_path, callbacks=[count])
+    assert count.calls == 0
+    assert_same(again, undisturbed())
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == files
+
+
+def test_more_epochs_go_on_from_the_last(tmp_path):
+    train(tmp_path, epochs=2, decay_epochs=4)
+    count = Count()
+    assert_same(train(tmp_path, epochs=4, callbacks=[count]), undisturbed())
+    assert count.calls == 2 * STEPS
+
+
+def test_another_number_of_steps_per_execution_goes_on_all_the_same(tmp_path):
+    interrupted(tmp_path, 5, steps_per_execution=1)
+    interrupted(tmp_path, 10, steps_per_execution=4)
+    assert_same(train(tmp_path, steps_per_execution=3), undisturbed())
+
+
+@pytest.mark.parametrize("change", [{"width": 17}, {"optimizer": "sgd"}])
+def test_a_changed_model_is_refused_untouched(tmp_path, change):
+    interrupted(tmp_path, 5)
+    touched = []
+
+    class Look(keras.callbacks.Callback):
+        def set_model(self, model):
+            super().set_model(model)
+            touched.append((model, [variable.numpy() for variable in model.variables]))
+
+    with pytest.raises(ArtifactError, match=r"another|same|Received"):
+        train(tmp_path, callbacks=[Look()], **change)
+    model, before = touched[0]
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+    assert model.optimizer.iterations.numpy() == 0
+    assert_same(train(tmp_path), undisturbed())  # nor is the checkpoint
+
+
+def test_a_training_that_was_stopped_early_stays_stopped(tmp_path):
+    class StopAfterTwo(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    stopped = train(tmp_path, callbacks=[StopAfterTwo()])
+    assert len(stopped[1]["loss"]) == 2
+    count = Count()
+    with pytest.warns(TfoptWarning, match="stopped early"):
+        again = train(tmp_path, callbacks=[count])
+    assert count.calls == 0
+    assert_same(again, stopped)
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_data_set_without_end_is_brought_forward_through_all_epochs(tmp_path, shuffled):
+    def fit(directory, *callbacks):
+        x, y = examples()
+        data = tf.data.Dataset.from_tensor_slices((x, y))
+        data = (data.shuffle(EXAMPLES, seed=3) if shuffled else data).batch(9).repeat()
+        config = {"strategy": "none", "jit_compile": False, "steps_per_execution": 2, "global_batch_size": 9}
+        decided = plan(TrainingConfig(checkpoint_dir=directory, checkpoint_every=3, **config))
+        model = build(decided, decay_steps=28)
+        return model, model.fit(data, epochs=4, steps_per_epoch=7, callbacks=callbacks, verbose=0).history
+
+    for step in (5, 10, 18):
+        with pytest.raises(Interrupted):
+            fit(tmp_path, Interrupt(step))
+    assert_same(fit(tmp_path), fit(None))
+
+
+# Processes that are killed.
+
+
+class Lives:
+    """Trainings in forks of one process that has imported TensorFlow."""
+
+    def __init__(self, log):
+        self.process = subprocess.Popen(
+            [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+        )
+
+    def start(self, **request):
+        self.process.stdin.write(f"{json.dumps(request)}\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def answer(self):
+        return json.loads(self.process.stdout.readline())
+
+    def whole(self, **request):
+        self.start(**request)
+        assert [self.answer(), self.answer()] == ["begun", 0]
+
+    def killed_after(self, seconds, **request):
+        """Whether the training was killed before its end, so many seconds after its fit began."""
+        pid = self.start(**request)
+        assert self.answer() == "begun"
+        time.sleep(seconds)
+        os.kill(pid, signal.SIGKILL)  # nobody else gets its number before the process that forked it has answered
+        return self.answer() == -signal.SIGKILL
+
+
+@pytest.fixture
+def lives(tmp_path):
+    with (tmp_path / "log.txt").open("w") as log:
+        lives = Lives(log)
+        yield lives
+        lives.process.stdin.close()
+        assert lives.process.wait(timeout=60) == 0
+    assert (tmp_path / "log.txt").read_text() == ""
+
+
+def results(path):
+    with np.load(path) as found:
+        arrays = dict(found)
+    return json.loads(str(arrays.pop("history"))), arrays
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kills", "settings"),
+    [(12, {"epochs": 60}), (8, {"epochs": 40, "pruning": True, "steps_per_execution": 2, "checkpoint_every": 1})],
+    ids=["every_3_steps", "every_step_while_pruning"],
+)
+def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, lives, kills, settings):
+    lives.whole(directory=None, result=str(tmp_path / "undisturbed.npz"), **settings)
+    history, state = results(tmp_path / "undisturbed.npz")
+    draw = random.Random(settings["epochs"])
+    killed, resumed_from = 0, []
+    for run in range(kills):
+        directory = tmp_path / f"run-{run}"
+        request = {"directory": str(directory), "result": str(tmp_path / f"run-{run}.npz"), **settings}
+        while killed < kills and lives.killed_after(draw.uniform(0, 2), **request):
+            killed += 1
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", TfoptWarning)
+                newest = CheckpointStore(directory).load_newest()
+            resumed_from.append(0 if newest is None else newest.step)
+        lives.whole(**request)
+        found_history, found = results(request["result"])
+        assert found_history == history
+        assert found.keys() == state.keys()
+        for name, value in state.items():
+            assert found[name].tobytes() == value.tobytes(), name
+        if killed == kills:
+            break
+    assert killed == kills
+    assert len(set(resumed_from)) > kills // 3  # the moments were different ones
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_ends_with_exit_code_143(tmp_path):
+    request = {"directory": str(tmp_path / "run"), "result": str(tmp_path / "result.npz"), "epochs": 200}
+
+    def start(**changes):
+        command = [sys.executable, str(SCRIPT), json.dumps({**request, "checkpoint_every": 10_000, **changes})]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    undisturbed = start(directory=None, result=str(tmp_path / "undisturbed.npz"))
+    first = start()
+    assert json.loads(first.stdout.readline()) == "begun"
+    time.sleep(2)
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(timeout=60) == 143
+    (step,) = CheckpointStore(tmp_path / "run").steps()
+    assert 0 < step < 200 * STEPS
+    assert undisturbed.wait(timeout=120) == 0
+    second = start(resume=True)
+    assert second.wait(timeout=120) == 0, second.stderr.read()
+    (history, state), (found_history, found) = results(tmp_path / "undisturbed.npz"), results(tmp_path / "result.npz")
+    assert found_history == history
+    assert all(found[name].tobytes() == value.tobytes() for name, value in state.items())
