@@ -31,7 +31,7 @@ from tfopt.quantization import quantize
 from tfopt.recipe import Recipe
 from tfopt.recipes import RECIPES
 from tfopt.report import PassReport, Phase, Receipt, RunReport, write_text
-from tfopt.training import Plan, plan
+from tfopt.training import Ledger, Plan, ledger, plan
 from tfopt.training import compile as compile_model
 from tfopt.training.progress import FitProgress
 
@@ -238,8 +238,14 @@ def _fit(
         verbose=0,
         callbacks=[*callbacks, FitProgress(f"{phase:5}", console=console)],
     )
+    has_own_step = type(model).train_step is not keras.Model.train_step
+    steps_taken = Ledger() if has_own_step else ledger(model)
     return Phase(
-        name=phase, history={name: [float(value) for value in values] for name, values in history.history.items()}
+        name=phase,
+        history={name: [float(value) for value in values] for name, values in history.history.items()},
+        step_time_ms=steps_taken.step_time_ms,
+        trace_seconds=steps_taken.trace_seconds,
+        compile_seconds=steps_taken.compile_seconds,
     )
 
 

@@ -18,7 +18,7 @@ from tfopt.training.ledger import Ledger
 from tfopt.training.memory import out_of_memory_message
 from tfopt.training.pipeline_parallel import Stages, split
 from tfopt.training.plan import Plan
-from tfopt.training.precision import half_outputs
+from tfopt.training.precision import half_outputs, tensor_core_alignment
 from tfopt.training.resume import Resume
 from tfopt.training.step import Step
 from tfopt.training.xla import xla_blockers
@@ -105,6 +105,12 @@ def compile(
         skipped.append(Skip(name=model.name, kind=type(model).__name__, reason=lost))
         return PassReport(name="compile", skipped=skipped)
     _install(model, plan, stages, jit_compile)
+    if plan.hardware.gpus and plan.precision != "float32":
+        skipped += [
+            Skip(name=row.name, kind=row.kind, reason=f"no multiple of 8, which slows tensor cores: {row}")
+            for row in tensor_core_alignment(model).rows
+            if not row.is_output
+        ]
     detail = "trains by tfopt's step" + (f" in stages\n{stages}" if stages else "")
     change = Change(name=model.name, kind=type(model).__name__, detail=detail)
     return PassReport(name="compile", changed=(change,), skipped=skipped)
