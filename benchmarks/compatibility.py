@@ -1,0 +1,271 @@
+"""Every combination of strategy, precision, XLA, accumulation and steps per execution, by tfopt and by plain Keras 3.
+
+    python benchmarks/compatibility.py [--only none mirrored] [--side tfopt] [--page-only]
+
+Runs the cells that compatibility_cell.py defines in processes of their own, merges what became of them into
+benchmarks/results/compatibility.json, and writes docs/compatibility.md from that. A process goes on from cell to cell
+until one fails; the next begins in a new process, since a failure can spoil what comes after. Under multi_worker it is
+two processes, of which both must succeed and end with the same weights. Takes half an hour on two cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import keras
+import tensorflow as tf
+import tyro
+from compatibility_cell import BATCH, EPOCHS, EXAMPLES, TOLERANCE, Cell, Outcome, every_cell, save, train_reference
+
+from tfopt.report import write_text
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "compatibility.json"
+PAGE = ROOT / "docs" / "compatibility.md"
+STRATEGIES = ("none", "mirrored", "multi_worker")
+SIDES = ("tfopt", "keras")
+GRACE_S = 20.0  # for the other worker, once one has failed
+LONGEST_NOTE = 150
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    only: tuple[Literal["none", "mirrored", "multi_worker"], ...] = STRATEGIES
+    """Strategies to run."""
+    side: tuple[Literal["tfopt", "keras"], ...] = SIDES
+    """Who trains."""
+    timeout_s: float = 600.0
+    """How long a cell may take until it counts as hanging."""
+    page_only: bool = False
+    """Run nothing; write the page from the results that there are."""
+
+
+def main(options: Options) -> None:
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"cells": []}
+    if not options.page_only:
+        with tempfile.TemporaryDirectory() as directory:
+            reference = Path(directory) / "reference.npz"
+            save(train_reference(), reference)
+            for strategy in options.only:
+                for side in options.side:
+                    for cell, outcome in run_cells(every_cell([strategy]), side, reference, options.timeout_s):
+                        print(f"{side:6} {cell}: {outcome.status} {outcome.words}", flush=True)
+                        results = merge(results, cell, side, outcome)
+                        write_text(RESULTS, json.dumps(results, indent=1) + "\n")
+    write_text(PAGE, page(results))
+
+
+def merge(results: dict[str, Any], cell: Cell, side: str, outcome: Outcome) -> dict[str, Any]:
+    """Returns the results with one cell's outcome added or replaced, in the order of the tables."""
+    known = {Cell(**entry["cell"]): entry for entry in results["cells"]}
+    told = {key: value for key, value in asdict(outcome).items() if key != "digest"}
+    known[cell] = {"cell": asdict(cell), **known.get(cell, {}), side: told}
+    return {
+        "what": f"{EPOCHS} epochs of {EXAMPLES} examples in batches of {BATCH}, evaluate and predict, on a CPU",
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "tolerance": TOLERANCE,
+        "cells": [known[cell] for cell in every_cell(STRATEGIES) if cell in known],
+    }
+
+
+def run_cells(cells: Sequence[Cell], side: str, reference: Path, timeout_s: float) -> Iterator[tuple[Cell, Outcome]]:
+    """Runs cells of one strategy, and yields each with what became of it."""
+    done = 0
+    while done < len(cells):
+        todo = cells[done:]
+        for cell, outcome in zip(todo, _run_until_failure(todo, side, reference, timeout_s), strict=False):
+            done += 1
+            yield cell, outcome
+
+
+def _run_until_failure(cells: Sequence[Cell], side: str, reference: Path, timeout_s: float) -> Iterator[Outcome]:
+    """Yields the outcomes of the first cells, at least one: up to the first that fails, crashes or hangs."""
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as processes:
+        workers = [
+            processes.enter_context(_Worker(Path(directory) / str(index), environment, cells, side, reference))
+            for index, environment in enumerate(_environments(cells[0].strategy))
+        ]
+        for index in range(len(cells)):
+            outcome = _wait(workers, index, timeout_s)
+            yield outcome
+            if outcome.status == "fails":
+                return
+
+
+class _Worker:
+    """A process that runs cells, and the files that it writes: outcomes, and what it prints."""
+
+    def __init__(
+        self, path: Path, environment: dict[str, str], cells: Sequence[Cell], side: str, reference: Path
+    ) -> None:
+        self.results, self.printed = path.with_suffix(".jsonl"), path.with_suffix(".txt")
+        self.results.touch()
+        command = [sys.executable, str(Path(__file__).with_name("compatibility_cell.py")), str(reference)]
+        with self.printed.open("w") as out:
+            self.process = subprocess.Popen(
+                [*command, str(self.results), side, json.dumps([asdict(cell) for cell in cells])],
+                env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", **environment},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def outcome(self, index: int) -> Outcome | None:
+        """Returns what became of a cell; a process that ended without telling has crashed."""
+        ended = self.process.poll() is not None  # asked first, or a line could be written in between
+        lines = self.results.read_text(encoding="utf-8").split("\n")[:-1]
+        if index < len(lines):
+            return Outcome(**json.loads(lines[index]))
+        if not ended:
+            return None
+        code = self.process.returncode
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        last = [line for line in self.printed.read_text(errors="replace").splitlines() if line.strip()][-1:]
+        return Outcome(status="fails", words=f"the process ends with {how}: {''.join(last)[:200]}")
+
+
+def _wait(workers: Sequence[_Worker], index: int, timeout_s: float) -> Outcome:
+    """Waits for what became of a cell on all workers."""
+    deadline = time.monotonic() + timeout_s
+    failed = None
+    while time.monotonic() < deadline:
+        outcomes = [worker.outcome(index) for worker in workers]
+        if failed is None:
+            failed = next((outcome for outcome in outcomes if outcome and outcome.status == "fails"), None)
+            if failed is not None:
+                deadline = min(deadline, time.monotonic() + GRACE_S)
+        if all(outcomes):
+            return failed or _together(outcomes)
+        time.sleep(0.2)
+    return failed or Outcome(status="fails", words=f"hangs: nothing came of it in {timeout_s:.0f} s")
+
+
+def _together(outcomes: Sequence[Any]) -> Outcome:
+    """Returns the worst of several workers' outcomes."""
+    if all(outcome.status == "trains" for outcome in outcomes) and len({outcome.digest for outcome in outcomes}) > 1:
+        return Outcome(status="differs", words="the workers end with different weights")
+    return max(outcomes, key=lambda outcome: ("trains", "differs", "refused", "fails").index(outcome.status))
+
+
+def _environments(strategy: str) -> list[dict[str, str]]:
+    """Returns what each process finds in its environment."""
+    if strategy != "multi_worker":
+        return [{"TF_CONFIG": ""}]
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        workers = [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
+    return [
+        {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}})}
+        for index in range(2)
+    ]
+
+
+def page(results: dict[str, Any]) -> str:
+    """Returns docs/compatibility.md."""
+    notes: dict[str, int] = {}
+    tables = [_table(strategy, results["cells"], notes) for strategy in STRATEGIES]
+    return f"""# Compatibility
+
+<!-- Written by benchmarks/compatibility.py from benchmarks/results/compatibility.json; edit the script instead. -->
+
+{_summary(results["cells"])}
+
+TensorFlow {results["tensorflow"]}, Keras {results["keras"]}, on a CPU. Each cell was run, by tfopt (`tfopt.plan`,
+`tfopt.compile`, `fit`) and by plain Keras (`model.compile` with `jit_compile`, `steps_per_execution` and the
+optimizer's `gradient_accumulation_steps`, `fit`, under the same strategy of `tf.distribute`).
+
+- **trains**: `fit` for {EPOCHS} epochs with validation data and an uneven last batch, `evaluate` and `predict` work for
+  a network of Conv2D, BatchNormalization and Dense, and the loss is finite and falls. In float32, a second network
+  without batch normalization (which takes its statistics from each replica's own examples) also ends with the weights,
+  losses and predictions that plain Keras gives on one device with none of the settings, to {results["tolerance"]:.0e}
+  relative. Two workers end with the same bits.
+- **differs**: it trains, but not to the same weights; the figure is the largest difference in the final weights,
+  relative to the largest weight of the tensor.
+- **refused**: a `ConfigError` before training begins, with the reason.
+- **fails**: with the error below.
+
+tfopt divides each batch of {BATCH} into micro-batches, whatever its size. Keras accumulates over steps, so it was given
+batches of {BATCH // 4}: what is left over at the end of an epoch waits for the next one. Where Keras differs it is
+for that, or because it weights the replicas' parts of an uneven batch alike; without an uneven batch its weights are
+those of one device (tests/training/test_compatibility.py).
+
+{"".join(tables)}## Notes
+
+{chr(10).join(f"{number}. {_shortened(words)}" for words, number in notes.items())}
+
+## Running it again
+
+    python benchmarks/compatibility.py                               # everything, half an hour on two cores
+    python benchmarks/compatibility.py --only mirrored --side tfopt  # a part of it
+    python benchmarks/compatibility.py --page-only                   # this page from the recorded results
+"""
+
+
+def _summary(entries: Sequence[Any]) -> str:
+    lines = []
+    for side, name in (("tfopt", "tfopt"), ("keras", "Keras 3")):
+        ran = [entry[side]["status"] for entry in entries if side in entry]
+        others = [
+            f"{ran.count(status)} {words}"
+            for status, words in (("differs", "train but differ"), ("refused", "are refused"), ("fails", "fail"))
+            if status in ran
+        ]
+        lines.append(f"{name} trains **{ran.count('trains')} of {len(ran)}** cells" + "".join(f", {o}" for o in others))
+    return "; ".join(lines) + "."
+
+
+def _table(strategy: str, entries: Sequence[Any], notes: dict[str, int]) -> str:
+    title = {
+        "none": "One device",
+        "mirrored": "`mirrored`, two logical CPU devices",
+        "multi_worker": "`multi_worker`, two processes",
+    }[strategy]
+    rows = [
+        f"| {cell['precision']} | {'on' if cell['jit_compile'] else 'off'} | {cell['accumulate']} "
+        f"| {cell['steps_per_execution']} | {_words(entry.get('tfopt'), notes)} | {_words(entry.get('keras'), notes)} |"
+        for entry in entries
+        if (cell := entry["cell"])["strategy"] == strategy
+    ]
+    head = "| precision | XLA | accumulate | steps per execution | tfopt | Keras 3 |\n|---|---|---|---|---|---|"
+    return "\n".join([f"## {title}", "", head, *rows, "", ""])
+
+
+def _words(outcome: Any, notes: dict[str, int]) -> str:
+    if outcome is None:
+        return "not run"
+    if not outcome["words"]:
+        return outcome["status"]
+    number = notes.setdefault(outcome["words"], len(notes) + 1)
+    by = "" if outcome["off"] is None else f" by {outcome['off']:.1e}"
+    return f"{outcome['status']}{by} ({number})"
+
+
+def _shortened(words: str) -> str:
+    """Returns the first sentence, as Markdown takes it literally."""
+    if len(words) > LONGEST_NOTE:
+        words = words.split(". ")[0][:LONGEST_NOTE] + " ..."
+    return re.sub(r"([|<*_\[\]])", r"\\\1", words.replace("`", "'"))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))
