@@ -189,13 +189,24 @@ def test_a_training_that_was_stopped_early_stays_stopped(tmp_path):
     assert_same(again, stopped)
 
 
-@pytest.mark.parametrize("shuffled", [False, True])
-def test_a_data_set_without_end_is_brought_forward_through_all_epochs(tmp_path, shuffled):
+@pytest.mark.parametrize(
+    ("end", "steps_per_execution"),
+    [
+        (lambda data: data.repeat(), 2),  # never; Keras draws eight batches an epoch, since two do not divide seven
+        pytest.param(lambda data: data.shuffle(8, seed=3).repeat(), 1, marks=pytest.mark.slow),
+        pytest.param(lambda data: data.take(7), 1, marks=pytest.mark.slow),  # with each epoch
+    ],
+    ids=["repeated", "shuffled", "of_one_epoch"],
+)
+def test_data_that_goes_on_from_epoch_to_epoch_is_brought_forward(tmp_path, end, steps_per_execution):
     def fit(directory, *callbacks):
-        x, y = examples()
-        data = tf.data.Dataset.from_tensor_slices((x, y))
-        data = (data.shuffle(EXAMPLES, seed=3) if shuffled else data).batch(9).repeat()
-        config = {"strategy": "none", "jit_compile": False, "steps_per_execution": 2, "global_batch_size": 9}
+        data = end(tf.data.Dataset.from_tensor_slices(examples()).batch(7, drop_remainder=True))
+        config = {
+            "strategy": "none",
+            "jit_compile": False,
+            "steps_per_execution": steps_per_execution,
+            "global_batch_size": 7,
+        }
         decided = plan(TrainingConfig(checkpoint_dir=directory, checkpoint_every=3, **config))
         model = build(decided, decay_steps=28)
         return model, model.fit(data, epochs=4, steps_per_epoch=7, callbacks=callbacks, verbose=0).history

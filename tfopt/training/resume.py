@@ -98,9 +98,13 @@ class Resume:
                 self._model._initial_epoch = None
                 self._model = None
 
-    def begin(self, model: keras.Model, epochs: int, steps_per_epoch: int | None) -> int:
+    def begin(self, model: keras.Model, epochs: int, steps_per_epoch: int | None, batches: int | None) -> int:
         """Restores the newest checkpoint, if there is one, and returns the number of steps done.
 
+        Args:
+            model: Compiled as the saved one was.
+            epochs, steps_per_epoch: As given to `fit`.
+            batches: How many the data holds; None if it has no end, or if that is not known.
         Raises:
             ArtifactError: None can be read, or it is of another model, or the workers found different ones.
         """
@@ -142,8 +146,9 @@ class Resume:
         elif self._in_epoch:
             self._restored = checkpoint.arrays
         self._to_replay = self._in_epoch
-        # An iterator that lives on from epoch to epoch has to be brought forward by all of them.
-        self._to_skip = self._in_epoch + (self._epoch * steps_per_epoch if steps_per_epoch else 0)
+        # With steps_per_epoch an iterator lives on from epoch to epoch, until its data ends.
+        drawn = checkpoint.step % batches if batches else checkpoint.step
+        self._to_skip = drawn if steps_per_epoch else self._in_epoch
         model._initial_epoch = self._epoch
         return self._steps
 

@@ -90,7 +90,7 @@ class Runtime:
         given = call.arguments
         if isinstance(given.get("x"), tf.data.Dataset):
             given.setdefault("shuffle", False)  # Keras cannot shuffle a dataset, and warns when it is told to
-        ours = _Epochs(self, given.get("steps_per_epoch"))
+        ours = _Epochs(self, given.get("steps_per_epoch"), _count_batches(given.get("x")))
         callbacks = given.get("callbacks")
         if isinstance(callbacks, keras.callbacks.CallbackList):
             ours.set_model(self.model)
@@ -318,15 +318,16 @@ class Execution:
 class _Epochs(keras.callbacks.Callback):
     """Ties a `fit` to the runtime. It has no hook for batches: with one, Keras would wait for each batch's figures."""
 
-    def __init__(self, runtime: Runtime, steps_per_epoch: int | None) -> None:
+    def __init__(self, runtime: Runtime, steps_per_epoch: int | None, batches: int | None) -> None:
         super().__init__()
         self._runtime = runtime
         self._steps_per_epoch = steps_per_epoch
+        self._batches = batches
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         resume = self._runtime._resume
         if resume is not None:
-            done = resume.begin(self.model, self.params["epochs"], self._steps_per_epoch)
+            done = resume.begin(self.model, self.params["epochs"], self._steps_per_epoch, self._batches)
             self._runtime.steps_done = self._runtime.ledger.resumed_from = done
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -353,6 +354,12 @@ def uninstall(model: keras.Model) -> None:
         if name in vars(model):
             delattr(model, name)
     model.train_function = model.test_function = model.predict_function = None
+
+
+def _count_batches(data: Any) -> int | None:
+    """Returns how many batches a data set holds; None if it has no end, or if that is not known."""
+    count = int(data.cardinality()) if isinstance(data, tf.data.Dataset) else -1
+    return count if count > 0 else None
 
 
 def _is_of_tensorflow(iterator: Any) -> bool:
