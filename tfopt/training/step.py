@@ -59,7 +59,8 @@ class Step:
         self._stage_batches = micro_batches
         self._strategy = model.distribute_strategy
         self._replicas = self._strategy.num_replicas_in_sync
-        self.is_distributed = distributed = self._replicas > 1 or _is_multi_worker(self._strategy)
+        # Also with one replica: under its strategy variables are not those of one device.
+        self.is_distributed = distributed = model._distribute_strategy is not None
         # What XLA compiles as one: the whole step, or what lies between the communication.
         whole = jit_compile and not distributed and accumulate == 1 and stages is None
         inner = jit_compile and not whole and stages is None
@@ -215,10 +216,6 @@ def _all_reduce(context: Any, gradients: Sequence[Any]) -> list[Any]:
     present = [gradient for gradient in gradients if gradient is not None]
     reduced = iter(context.all_reduce(SUM, present))
     return [None if gradient is None else next(reduced) for gradient in gradients]
-
-
-def _is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
-    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
 def _compiled(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
