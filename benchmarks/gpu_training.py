@@ -1,0 +1,248 @@
+"""Training on a GPU: Keras' defaults against the auto plan, for ResNet-50 and a BERT-base encoder.
+
+    python benchmarks/gpu_training.py
+
+Both sides train the same model on the same batch, repeated, in one process and in turns: the model's training step is
+measured, not the reading of data. Images travel to the GPU as uint8. A turn is timed from the end of its first epoch
+to the end of its second.
+
+MFU (model FLOPs utilization) is the share of the GPU's peak that the model's own arithmetic took:
+
+    MFU = 3 * forward_flops * examples_per_second / peak of the dtype that its matrix products run in
+
+A multiplication with its addition counts 2. Only matrix products and convolutions count, forward once and backward
+twice (for the inputs and for the weights). Nothing that is computed again counts. GPU utilization is another figure,
+the share of time in which any kernel ran.
+
+Results go to benchmarks/results/gpu-training-DEVICE.json. Without a GPU it ends with exit code 2; --smoke runs two
+steps of tiny models anywhere and writes nothing. Takes about ten minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+import tyro
+from keras import layers
+from training_overhead import Timer, order
+
+import tfopt
+from tfopt.hardware import Hardware, detect
+from tfopt.report import write_text
+
+RESULTS = Path(__file__).parent / "results"
+CLASSES = 1000
+NO_GPU = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    models: tuple[str, ...] = ("resnet50", "bert_base")
+    """Which to train."""
+    batch_size: int = 128
+    """Examples per step."""
+    steps: int = 40
+    """Steps per epoch."""
+    rounds: int = 6
+    """Turns of each side."""
+    smoke: bool = False
+    """Two steps of tiny models, on any device; writes nothing."""
+    out: Path = RESULTS
+    """Directory for the results."""
+
+
+def main(options: Options) -> dict[str, Any]:
+    hardware = detect()
+    if options.smoke:
+        options = Options(models=options.models, batch_size=4, steps=2, rounds=1, smoke=True)
+    elif not hardware.gpus:
+        print(f"This benchmark needs a GPU: {hardware.unavailable['gpus']}. Try --smoke.", file=sys.stderr)
+        raise SystemExit(NO_GPU)
+    plan = tfopt.plan(tfopt.TrainingConfig(global_batch_size=options.batch_size, strategy="none"), hardware)
+    results = {
+        "what": f"training step, batch {options.batch_size}; medians over {options.rounds} alternating rounds of "
+        f"{options.steps} steps",
+        "device": hardware.gpus[0].name if hardware.gpus else hardware.cpu_model,
+        "compute_capability": hardware.gpus[0].compute_capability if hardware.gpus else None,
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "plan": {decision.setting: f"{decision.value} ({decision.reason})" for decision in plan.decisions},
+        "models": {name: measure(name, plan, hardware, options) for name in options.models},
+    }
+    if not options.smoke:
+        options.out.mkdir(exist_ok=True)
+        device = re.sub(r"[^a-z0-9]+", "-", str(results["device"]).lower()).strip("-")
+        write_text(options.out / f"gpu-training-{device}.json", json.dumps(results, indent=2) + "\n")
+    return results
+
+
+def measure(name: str, plan: tfopt.Plan, hardware: Hardware, options: Options) -> dict[str, Any]:
+    build, tiny, examples = MODELS[name]
+    arguments = tiny if options.smoke else {}
+    theirs = build(**arguments)
+    theirs.compile(optimizer="adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with plan.scope():
+        ours = build(**arguments)
+    tfopt.compile(ours, plan, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    models = {"keras": theirs, "tfopt": ours}
+    chosen = {
+        "keras": {
+            "precision": "float32",
+            "tensor_float_32": tf.config.experimental.tensor_float_32_execution_enabled(),
+        },
+        "tfopt": {"precision": plan.precision, "tensor_float_32": plan.tensor_float_32},
+    }
+    batch = examples(theirs, options.batch_size)
+    data = tf.data.Dataset.from_tensors(batch).repeat(options.steps).prefetch(2)
+    timers: dict[str, list[Timer]] = {side: [] for side in models}
+    monitors = {side: tfopt.GpuMonitor(interval_s=0.1) for side in models}
+    for side in order(models, 1 + options.rounds):
+        timers[side].append(Timer())
+        callbacks = [timers[side][-1], *([monitors[side]] if len(timers[side]) > 1 else [])]
+        models[side].fit(data, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
+    seconds = {side: [timer.seconds / options.steps for timer in turns[1:]] for side, turns in timers.items()}
+    flops = forward_flops(theirs)
+    per_round = np.divide(seconds["keras"], seconds["tfopt"])
+    lower, ratio, upper = np.percentile(per_round, [25, 50, 75])
+    result: dict[str, Any] = {
+        "forward_gflop_per_example": round(flops / 1e9, 3),
+        "keras_over_tfopt": round(float(ratio), 3),
+        "quartiles": [round(float(lower), 3), round(float(upper), 3)],
+    }
+    for side in models:
+        step = float(np.median(seconds[side]))
+        rate = options.batch_size / step
+        dtype, peak = matrix_peak(hardware, **chosen[side])
+        result[side] = {
+            **chosen[side],
+            "jit_compile": models[side].jit_compile,
+            "steps_per_execution": models[side].steps_per_execution,
+            "examples_per_second": round(rate, 1),
+            "step_time_ms": round(step * 1e3, 3),
+            # What the first epoch of all took beyond its steps: tracing, compiling, setting up.
+            "startup_s": round(timers[side][0].first_epoch_seconds - step * options.steps, 1),
+            "mfu": None if peak is None else round(3 * flops * rate / (peak * 1e12), 4),
+            "mfu_peak": "unavailable (no peak is known for this device)"
+            if peak is None
+            else f"{peak} TFLOP/s, {dtype}",
+            **utilization(monitors[side]),
+        }
+    ledger = tfopt.ledger(ours)
+    result["tfopt"] |= {
+        "trace_s": round(ledger.trace_seconds, 2),
+        "compile_s": round(ledger.compile_seconds, 2),
+        "xla_fallback": ledger.fallback,
+    }
+    keras.backend.clear_session()
+    return result
+
+
+def matrix_peak(hardware: Hardware, *, precision: str, tensor_float_32: bool) -> tuple[str, float | None]:
+    """Returns the dtype that matrix products run in, and the first GPU's peak for it in 10^12 operations per second."""
+    peaks = (hardware.gpus[0].peak_tflops if hardware.gpus else None) or {}
+    dtype = precision.removeprefix("mixed_")
+    if dtype == "float32" and tensor_float_32 and "tensorfloat32" in peaks:
+        dtype = "tensorfloat32"
+    return dtype, peaks.get(dtype)
+
+
+def utilization(monitor: tfopt.GpuMonitor) -> dict[str, Any]:
+    """Returns what the monitor saw of the first GPU, over whole fits: the ends of epochs are in it."""
+    summary = monitor.summary()
+    return {
+        "gpu_utilization_percent": summary.get("gpu0_gpu_utilization_percent_mean"),
+        "memory_peak_bytes": summary.get("gpu0_memory_used_bytes_max"),
+        "utilization_source": monitor.source,
+    }
+
+
+def forward_flops(model: keras.Model) -> int:
+    """Returns the operations of matrix products and convolutions in a forward pass of one example.
+
+    Each call of a layer counts; calls of a layer that is called several times are of one shape here.
+    """
+    return sum(layer_flops(layer) for layer in model.layers)
+
+
+def layer_flops(layer: Any) -> int:
+    if isinstance(layer, layers.Conv2D):
+        _, height, width, _ = layer.output.shape
+        return 2 * height * width * math.prod(layer.kernel.shape)
+    if isinstance(layer, layers.Dense):
+        return 2 * math.prod(layer.output.shape[1:-1]) * math.prod(layer.kernel.shape)
+    if isinstance(layer, layers.MultiHeadAttention):
+        _, length, _ = layer.output.shape
+        projections = (layer.query_dense, layer.key_dense, layer.value_dense, layer.output_dense)
+        products = 2 * (2 * length * length * layer.num_heads * layer.key_dim)  # of scores, and of weighted values
+        return sum(2 * length * math.prod(dense.kernel.shape) for dense in projections) + products
+    return 0
+
+
+def resnet50(size: int = 224) -> keras.Model:
+    """ResNet-50 as published (the stride in the first convolution of a block), on images of uint8."""
+    images = keras.Input((size, size, 3), dtype="uint8", name="image")
+    scaled = layers.Rescaling(1 / 127.5, offset=-1, name="scale")(images)
+    body = keras.applications.ResNet50(weights=None, include_top=False, pooling="avg", input_tensor=scaled)
+    return keras.Model(images, layers.Dense(CLASSES, dtype="float32", name="logits")(body.output), name="resnet50")
+
+
+def bert(
+    tokens: int = 128, depth: int = 12, width: int = 768, heads: int = 12, vocabulary: int = 30_522
+) -> keras.Model:
+    """The encoder of BERT, normalized after each block part, with a classifier on the first token."""
+    words = keras.Input((tokens,), dtype="int32", name="tokens")
+    x = layers.Embedding(vocabulary, width, name="words")(words)
+    x = AddPositions(name="positions")(x)
+    x = layers.LayerNormalization(epsilon=1e-12, name="norm")(x)
+    for number in range(depth):
+        attended = layers.MultiHeadAttention(heads, width // heads, dropout=0.1, name=f"attention{number}")(x, x)
+        attended = layers.Dropout(0.1)(attended)
+        x = layers.LayerNormalization(epsilon=1e-12, name=f"norm{number}a")(layers.Add()([x, attended]))
+        hidden = layers.Dense(4 * width, activation="gelu", name=f"up{number}")(x)
+        hidden = layers.Dropout(0.1)(layers.Dense(width, name=f"down{number}")(hidden))
+        x = layers.LayerNormalization(epsilon=1e-12, name=f"norm{number}b")(layers.Add()([x, hidden]))
+    return keras.Model(words, layers.Dense(CLASSES, dtype="float32", name="logits")(x[:, 0]), name="bert")
+
+
+class AddPositions(layers.Layer):
+    """Adds a learned vector for each position."""
+
+    def build(self, shape: tuple[int | None, ...]) -> None:
+        self.positions = self.add_weight(shape=shape[1:], initializer="random_normal", name="positions")
+
+    def call(self, x: Any) -> Any:
+        return x + self.positions
+
+
+def images(model: keras.Model, count: int) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(0)
+    x = generator.integers(0, 256, (count, *model.input_shape[1:]), dtype=np.uint8)
+    return x, generator.integers(0, CLASSES, count)
+
+
+def sentences(model: keras.Model, count: int) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(0)
+    vocabulary = model.get_layer("words").input_dim
+    x = generator.integers(0, vocabulary, (count, *model.input_shape[1:]), dtype=np.int32)
+    return x, generator.integers(0, CLASSES, count)
+
+
+# Each with what makes it tiny, and its data.
+MODELS: dict[str, tuple[Callable[..., keras.Model], dict[str, int], Callable[..., tuple[np.ndarray, np.ndarray]]]] = {
+    "resnet50": (resnet50, {"size": 32}, images),
+    "bert_base": (bert, {"tokens": 8, "depth": 2, "width": 32, "heads": 4, "vocabulary": 50}, sentences),
+}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(tyro.cli(Options, description=__doc__)), indent=2))
