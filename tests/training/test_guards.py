@@ -34,7 +34,7 @@ def test_data_that_is_not_finite_is_named_with_the_step_and_the_batch():
 def test_labels_are_looked_at_as_well():
     y = Y.copy()
     y[-1] = np.inf
-    with pytest.raises(TrainingError, match=r"loss=inf in step 8\. .* batch 7 of the data holds 1 value"):
+    with pytest.raises(TrainingError, match=r"loss=inf in step 8\. .* batch 7 of the data holds 1 value that is not"):
         fit(X, y)
 
 
@@ -60,6 +60,17 @@ def test_the_last_good_checkpoint_is_named_and_a_bad_state_is_not_saved(tmp_path
         floats = [saved[name] for name in saved.files if name.startswith("model/")]
     assert floats
     assert all(np.isfinite(values).all() for values in floats)
+
+
+def test_weights_that_are_not_finite_are_not_saved_though_the_loss_is(tmp_path):
+    """On a CPU a relu makes zero of NaN, so the loss does not show what the first layer's gradient became."""
+    x = X.copy()
+    x[0] = np.nan
+    relu = [keras.layers.Dense(8), keras.layers.Lambda(lambda value: tf.where(value > 0, value, 0.0))]
+    with pytest.raises(TrainingError, match=r"Weights must be finite to be saved.*batch 0 of the data") as caught:
+        fit(x, Y, layers=relu, checkpoint_dir=str(tmp_path))
+    assert "the loss is finite" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_it_can_be_switched_off():

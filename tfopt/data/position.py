@@ -7,6 +7,7 @@ with the first again. Read from a variable that the training loop sets, the numb
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -117,7 +118,8 @@ class PerEpoch(dataset_ops.UnaryUnchangedStructureDataset):
         super().__init__(dataset, dataset._variant_tensor)
         self._counter = counter
         self._seed = seed
-        self._of_seed = tf.function(lambda drawn: tf.data.experimental.to_variant(of_seed(drawn)))
+        # A partial, because TensorFlow counts the traces of a Python function over all data sets, and warns.
+        self._of_seed = tf.function(functools.partial(lambda drawn: tf.data.experimental.to_variant(of_seed(drawn))))
 
     def __iter__(self) -> Iterator[Any]:
         epoch = self._counter.value

@@ -101,7 +101,9 @@ def compile(
     if stages is not None:
         stages.place_optimizer(model.optimizer)
     if own_step:
-        lost = "it has its own train_step: without accumulate, guards and checkpoints; under a strategy without XLA"
+        lost = "it has its own train_step: without accumulate, checkpoints, guards and ledger"
+        if plan.strategy is not None:
+            lost += ", and under a strategy without XLA and with one step per execution"
         skipped.append(Skip(name=model.name, kind=type(model).__name__, reason=lost))
         return PassReport(name="compile", skipped=skipped)
     _install(model, plan, stages, jit_compile)
@@ -177,7 +179,7 @@ def _install(model: keras.Model, plan: Plan, stages: Stages | None, jit_compile:
             keep=config.keep_checkpoints,
             mode=config.resume,
             strategy=model.distribute_strategy,
-            check=guard.check,
+            check=guard.check_state,
         )
     runtime.Runtime(
         model,
@@ -213,7 +215,7 @@ def _check_options(plan: Plan, optimizer: Any, loss: Any, options: dict[str, Any
         return
     for item in keras.tree.flatten(loss):
         reduction = getattr(item, "reduction", "sum_over_batch_size")
-        if reduction in ("sum", "none", None):
+        if reduction in ("sum", "none", None, "mean_with_sample_weight"):
             raise ConfigError(
                 "loss must average over the batch where a batch is divided over replicas or micro-batches. Received: "
                 f"{type(item).__name__} with reduction={reduction!r}. Leave reduction at 'sum_over_batch_size'."

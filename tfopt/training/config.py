@@ -89,7 +89,7 @@ class TrainingConfig:
     tensor_float_32: Literal["auto"] | bool = "auto"
     """Whether float32 matrix products may round their inputs to TensorFloat-32, on GPUs that have it."""
     seed: int = 0
-    """Of initial weights, shuffling and dropout."""
+    """Of shuffling and, in a recipe, of initial weights and dropout."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "global_batch_size", "accumulate", "keep_checkpoints"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -57,9 +57,9 @@ class Guard:
         except tf.errors.OpError as error:
             if lost_worker(error):
                 raise TrainingError(
-                    f"Another worker ended or cannot be reached: {_first_line(error)} "
+                    f"Another worker ended or cannot be reached: {_what_was_lost(error)} "
                     "Look at that worker's log; start all workers again to go on from "
-                    f"{self._last_checkpoint() or 'the beginning (set checkpoint_dir to keep checkpoints)'}."
+                    f"{self._last_checkpoint() or 'the beginning, for there is no checkpoint'}."
                 ) from error
             raise
         finally:
@@ -94,11 +94,27 @@ class Guard:
                     f"The last good checkpoint is {self._last_checkpoint() or 'none: set checkpoint_dir to keep some'}."
                 )
 
+    def check_state(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Looks at the figures noted, and at weights that are to be saved: a relu turns NaN into zeros on its way.
+
+        Raises:
+            TrainingError: A loss or a weight is not finite.
+        """
+        self.check()
+        found = sum(_count_not_finite(values) for name, values in arrays.items() if name.startswith("model/"))
+        if found and self._stop_on_nan:
+            raise TrainingError(
+                f"Weights must be finite to be saved. Received: {_count(found, 'value')} that {_is(found)} not, while "
+                f"the loss is finite. {self._cause()} "
+                f"The last good checkpoint is {self._last_checkpoint() or 'none: set checkpoint_dir to keep some'}."
+            )
+
     def _loss_scale(self) -> float | None:
         optimizer = self._model.optimizer
-        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and optimizer.built:
-            return float(keras.ops.convert_to_numpy(optimizer.dynamic_scale))
-        return None
+        if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            return None
+        scale = optimizer.dynamic_scale if optimizer.built else optimizer.initial_scale
+        return float(keras.ops.convert_to_numpy(scale))
 
     def _cause(self) -> str:
         found = _not_finite_in(self._data)
@@ -134,13 +150,13 @@ def _not_finite_in(data: tuple[Any, ...]) -> str | None:
             if time.monotonic() - begin > SECONDS_TO_SEARCH_DATA:
                 return None
             if found := _count_not_finite(batch):
-                return f"batch {number} of the data holds {found} values that are not finite"
+                return f"batch {number} of the data holds {_count(found, 'value')} that {_is(found)} not finite"
             if number >= 100_000:  # it may repeat without end
                 return None
         return None
     arrays = [item for item in keras.tree.flatten((first, others)) if isinstance(item, np.ndarray | tf.Tensor)]
     found = _count_not_finite(arrays)
-    return f"the data holds {found} values that are not finite" if found else None
+    return f"the data holds {_count(found, 'value')} that {_is(found)} not finite" if found else None
 
 
 def _count_not_finite(batch: Any) -> int:
@@ -152,5 +168,16 @@ def _count_not_finite(batch: Any) -> int:
     return found
 
 
-def _first_line(error: tf.errors.OpError) -> str:
-    return str(error.message).strip().splitlines()[0].rstrip(".") + "."
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def _what_was_lost(error: tf.errors.OpError) -> str:
+    """Returns the line of TensorFlow's message that says something."""
+    lines = [line.strip() for line in str(error.message).splitlines() if line.strip()]
+    telling = [line for line in lines if "Collective" in line or "/job:worker" in line or "heartbeat" in line.lower()]
+    return (telling or lines or ["no message"])[0].rstrip(".") + "."

@@ -111,7 +111,8 @@ class Plan:
             "batch_size": self.config.global_batch_size,
             "seed": self.config.seed,
             "prefetch": self.prefetch,
-            "epoch": self.epoch,
+            # TensorFlow does not find the files behind an order that the epoch decides.
+            "epoch": None if self.config.auto_shard == "file" else self.epoch,
             "auto_shard": self.config.auto_shard,
             "drop_remainder": training and self.config.drop_remainder,
         }
@@ -250,7 +251,7 @@ def _accumulate(config: TrainingConfig, strategy: Any) -> str:
 
 def _auto_shard(config: TrainingConfig) -> str:
     return {
-        "file": "as asked; each worker reads its own files",
+        "file": "as asked; each worker reads its own files, in an order that a resumed training does not repeat",
         "off": "as asked; each worker reads all data",
     }.get(config.auto_shard, "each worker takes its part of every batch")
 

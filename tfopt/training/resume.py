@@ -12,15 +12,17 @@ moments, they agree on one.
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import ArtifactError, ConfigError, TfoptWarning
@@ -39,7 +41,7 @@ class Resume:
         keep: How many stay.
         mode: "auto" goes on from what is there, True insists on it, False insists on an empty directory.
         strategy: What the model trains under.
-        check: Raises when the training is not worth saving.
+        check: Given what is to be saved, raises when it is not worth it.
     Raises:
         ConfigError: The directory does not go with the mode.
     """
@@ -52,7 +54,7 @@ class Resume:
         keep: int,
         mode: bool | Literal["auto"],
         strategy: tf.distribute.Strategy,
-        check: Callable[[], None],
+        check: Callable[[Mapping[str, np.ndarray]], None],
     ) -> None:
         self._store = CheckpointStore(Path(directory), keep)
         self._every = every
@@ -195,13 +197,15 @@ class Resume:
             self._save(stopped_early=bool(self._model.stop_training))
         history = self._model.history
         history.history, history.epoch = self._whole_history()
+        if self._any_worker(self._terminated):  # it came after the last step, during the last evaluation for example
+            raise SystemExit(TERMINATED)
 
     def _save(self, *, stopped_early: bool = False) -> None:
         position = (self._epoch, self._in_epoch)
         if self._saved == position and not stopped_early:
             return
-        self._check()
         arrays = gather_state(read_state(self._model), self._strategy)
+        self._check(arrays)
         self._saved = position
         if not self._strategy.extended.should_checkpoint:
             return
@@ -230,25 +234,30 @@ class Resume:
     def _any_worker(self, value: bool) -> bool:
         if not self._several_workers():
             return value
-        return float(_reduce(self._strategy, tf.constant(float(value)))) > 0
+        return float(self._sum(tf.constant(float(value)))) > 0
+
+    @functools.cached_property
+    def _sum(self) -> Callable[[tf.Tensor], tf.Tensor]:
+        """Sums a number over the workers. A collective: each of them calls it."""
+
+        def add(value: tf.Tensor) -> tf.Tensor:
+            return self._strategy.reduce("SUM", self._strategy.run(tf.identity, args=(value,)), axis=None)
+
+        return tf.function(add)
 
     def _agree_on_step(self, step: int) -> None:
         if not self._several_workers():
             return
         total = self._strategy.num_replicas_in_sync
         value = tf.constant(float(step), "float64")
-        mean = float(_reduce(self._strategy, value)) / total
-        spread = float(_reduce(self._strategy, (value - mean) ** 2))
+        mean = float(self._sum(value)) / total
+        spread = float(self._sum((value - mean) ** 2))
         if spread:
             raise ArtifactError(
                 "All workers must find the same checkpoints. Received: checkpoint_dir="
                 f"{self._store.directory}, whose newest is of step {step} here and of another step elsewhere. "
                 "Put checkpoint_dir on storage that all workers share."
             )
-
-
-def _reduce(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:
-    return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(lambda: tf.identity(value)), axis=None)
 
 
 def _skip(iterator: Any, count: tf.Tensor) -> None:

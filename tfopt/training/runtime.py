@@ -188,8 +188,7 @@ class Runtime:
     def _give_up_xla(self, error: BaseException) -> None:
         cause = compilation_cause(error, self.model)
         warnings.warn(
-            f"XLA could not compile the training step, which goes on without it: {cause}. "
-            "Set jit_compile=False to begin without.",
+            f"{cause}. The training goes on without XLA. Set jit_compile=False to begin without.",
             TfoptWarning,
             stacklevel=2,
         )
@@ -248,11 +247,10 @@ class Execution:
     def _function(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         if self._model.run_eagerly:
             return function
-        return tf.function(
-            tf.autograph.experimental.do_not_convert(function),
-            reduce_retracing="input_signature" not in options,
-            **options,
-        )
+        # A partial, because TensorFlow counts the traces of a Python function over all models that were trained by it,
+        # and warns. The ledger counts those of this model.
+        function = functools.partial(tf.autograph.experimental.do_not_convert(function))
+        return tf.function(function, reduce_retracing="input_signature" not in options, **options)
 
     def _on_batch(self, batch: Any) -> dict[str, Any]:
         with self._traced(batch):

@@ -20,6 +20,7 @@ model, metrics and optimizer first.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -221,11 +222,12 @@ def _all_reduce(context: Any, gradients: Sequence[Any]) -> list[Any]:
 def _compiled(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
     if not jit_compile:
         return function
-    return tf.function(tf.autograph.experimental.do_not_convert(function), jit_compile=True, reduce_retracing=True)
+    return _traced(function, True)
 
 
 def _traced(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-    function = tf.autograph.experimental.do_not_convert(function)
+    # A partial: see Execution in runtime.py.
+    function = functools.partial(tf.autograph.experimental.do_not_convert(function))
     return tf.function(function, jit_compile=jit_compile or None, reduce_retracing=True)
 
 
