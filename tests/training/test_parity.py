@@ -245,13 +245,15 @@ def float16_model():
 @pytest.mark.parametrize("overflowing", [0, 1])
 def test_an_overflow_on_one_replica_skips_the_step_on_both(two_replicas, overflowing, accumulate, jit_compile):
     x, y, _ = dense_data(BATCH)
-    x[overflowing * BATCH // 2 + 3] = 500.0
     decided = decide(two_replicas, jit_compile, precision="mixed_float16", accumulate=accumulate)
     keras.utils.set_random_seed(1)
     with decided.scope():
         model, optimizer = float16_model()
     compile(model, decided, optimizer=optimizer, **compiling())
     before = model.get_weights()
+    example = overflowing * BATCH // 2 + 3
+    x[example] = 500.0
+    y[example] = np.argmin(model(x[example : example + 1]))  # surely wrong, or there would be no gradient
 
     # It is this replica's gradient that is infinite, and its alone.
     halves = [scaled_gradient(model, x[half], y[half]) for half in (slice(0, BATCH // 2), slice(BATCH // 2, BATCH))]
