@@ -3,7 +3,8 @@
 With a request as its argument (JSON: the arguments of `train`) this trains in this process. Without one it reads
 requests from standard input, one a line, and trains each in a fork of its own: TensorFlow takes seconds to import, and
 no time in a fork of a process that has imported it and not yet used a device. Answers are lines of JSON on standard
-output: the fork's pid, "begun" when its `fit` begins, and its end, as subprocess.Popen.returncode would say it.
+output: the fork's pid, "begun" when its `fit` begins, "trained" after each call of the step, and its end, as
+subprocess.Popen.returncode would say it.
 """
 
 import json
@@ -94,9 +95,12 @@ def train(
     return model, history
 
 
-class _Begun(keras.callbacks.Callback):
+class _Tell(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         _answer("begun")
+
+    def on_train_batch_end(self, batch, logs=None):
+        _answer("trained")
 
 
 def _answer(value):
@@ -107,7 +111,7 @@ def _life(request):
     code = 1
     try:
         warnings.simplefilter("error", TfoptWarning)
-        train(**request, callbacks=[_Begun()])
+        train(**request, callbacks=[_Tell()])
         code = 0
     finally:  # a fork must never get to where requests are read
         if code:
@@ -117,14 +121,18 @@ def _life(request):
 
 def main():
     if len(sys.argv) > 1:
-        train(**json.loads(sys.argv[1]), callbacks=[_Begun()])
+        train(**json.loads(sys.argv[1]), callbacks=[_Tell()])
         return
+    fork = None
     for line in sys.stdin:
-        pid = os.fork()
-        if not pid:
+        if fork:
+            os.waitpid(fork, 0)  # only now, since the tests may still send it signals
+        fork = os.fork()
+        if not fork:
             _life(json.loads(line))
-        _answer(pid)
-        _answer(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        _answer(fork)
+        end = os.waitid(os.P_PID, fork, os.WEXITED | os.WNOWAIT)
+        _answer(end.si_status if end.si_code == os.CLD_EXITED else -end.si_status)
 
 
 if __name__ == "__main__":
