@@ -162,6 +162,10 @@ def test_what_fails_under_a_strategy_is_refused(two_replicas, settings, words):
         ({"strategy": "pipeline"}, ["at least two devices", "0 GPUs"]),
         ({"strategy": "pipeline", "pipeline_devices": ("CPU:0", "CPU:1"), "accumulate": 2}, ["Set micro_batches"]),
         ({"strategy": "pipeline", "pipeline_devices": ("CPU:0", "CPU:1"), "jit_compile": True}, ["jit_compile=False"]),
+        (
+            {"strategy": "pipeline", "pipeline_devices": ("CPU:0", "CPU:1"), "micro_batches": 65},
+            ["micro_batches=65", "Set micro_batches=64"],
+        ),
         ({"micro_batches": 4}, ["micro_batches=4", "Set strategy='pipeline'"]),
         ({"pipeline_cuts": ("dense",)}, ["pipeline_cuts needs strategy='pipeline'"]),
         ({"strategy": "mirrored", "communication": "ring"}, ["communication='ring'", "'nccl'"]),

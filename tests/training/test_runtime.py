@@ -174,6 +174,26 @@ def test_options_that_do_not_go_with_the_plan_are_refused_and_the_model_is_as_it
     assert installed(model) == set()
 
 
+def scalar_loss(y, y_pred):
+    return tf.reduce_mean(tf.square(y - y_pred))
+
+
+def test_a_loss_function_that_averages_by_itself_counts_the_same_on_replicas(two_replicas):
+    """Keras divides losses by the number of replicas only where they have a value for each example."""
+    results = []
+    for strategy, accumulate in (("none", 1), (two_replicas, 1), (two_replicas, 2)):
+        decided = plan(TrainingConfig(strategy=strategy, accumulate=accumulate, global_batch_size=8, jit_compile=False))
+        keras.utils.set_random_seed(0)
+        with decided.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_regularizer="l2")])
+        compile(model, decided, optimizer=keras.optimizers.SGD(0.1), loss=scalar_loss)
+        data = decided.pipeline((X, Y))
+        history = model.fit(data, validation_data=data, epochs=2, verbose=0).history
+        results.append([*history["loss"], *history["val_loss"], *model.get_weights()[0].ravel()])
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
+    np.testing.assert_allclose(results[2], results[0], rtol=1e-5)
+
+
 def test_a_model_from_another_scope_is_refused(two_replicas):
     model, _ = build()
     with pytest.raises(UnsupportedModelError, match=r"built under no strategy, with a plan for MirroredStrategy"):

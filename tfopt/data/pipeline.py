@@ -67,6 +67,8 @@ def pipeline(
             "behind it. Received: auto_shard='file'. Use 'data', or give each worker a dataset of its own files and "
             "use 'off'."
         )
+    if not isinstance(data, tf.data.Dataset):
+        _check_arrays(data)
     dataset = data if isinstance(data, tf.data.Dataset) else tf.data.Dataset.from_tensor_slices(data)
     if cache and isinstance(data, tf.data.Dataset):  # arrays are in memory already
         dataset = dataset.cache()
@@ -105,3 +107,12 @@ def pipeline(
     if size != tf.data.UNKNOWN_CARDINALITY:
         shuffled = shuffled.apply(tf.data.experimental.assert_cardinality(size))
     return PerEpoch(batch(shuffled), epoch, seed, lambda drawn: batch(of_epoch(drawn)))
+
+
+def _check_arrays(data: Any) -> None:
+    lengths = [len(array) for array in tf.nest.flatten(data)]
+    if len(set(lengths)) != 1 or not lengths[0]:
+        raise ConfigError(
+            "Arrays must hold the same number of examples, at least one. "
+            f"Received: {', '.join(map(str, lengths)) or 'no arrays'}."
+        )

@@ -91,7 +91,7 @@ class Guard:
                 where = f"step {step}" if steps == 1 else f"one of the steps {step - steps + 1} to {step}"
                 raise TrainingError(
                     f"The loss must be finite. Received: loss={loss} in {where}. {self._cause()} "
-                    f"The last good checkpoint is {self._last_checkpoint() or 'none: set checkpoint_dir to keep some'}."
+                    f"{self._good_checkpoint()}"
                 )
 
     def check_state(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -106,7 +106,7 @@ class Guard:
             raise TrainingError(
                 f"Weights must be finite to be saved. Received: {_count(found, 'value')} that {_is(found)} not, while "
                 f"the loss is finite. {self._cause()} "
-                f"The last good checkpoint is {self._last_checkpoint() or 'none: set checkpoint_dir to keep some'}."
+                f"{self._good_checkpoint()}"
             )
 
     def _loss_scale(self) -> float | None:
@@ -115,6 +115,12 @@ class Guard:
             return None
         scale = optimizer.dynamic_scale if optimizer.built else optimizer.initial_scale
         return float(keras.ops.convert_to_numpy(scale))
+
+    def _good_checkpoint(self) -> str:
+        newest = self._last_checkpoint()
+        return (
+            f"The last good checkpoint is {newest}." if newest else "There is no checkpoint; checkpoint_dir keeps some."
+        )
 
     def _cause(self) -> str:
         found = _not_finite_in(self._data)

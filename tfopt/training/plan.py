@@ -274,6 +274,12 @@ def _check_pipeline(config: TrainingConfig) -> None:
 
 def _micro_batches(config: TrainingConfig, stages: int) -> tuple[int, str]:
     if config.micro_batches != "auto":
+        if config.micro_batches > config.global_batch_size:
+            raise ConfigError(
+                "micro_batches must be at most global_batch_size. Received: "
+                f"micro_batches={config.micro_batches}, global_batch_size={config.global_batch_size}. "
+                f"Set micro_batches={config.global_batch_size} or less."
+            )
         return config.micro_batches, "as asked"
     count = min(MICRO_BATCHES_PER_STAGE * stages, config.global_batch_size)
     idle = (stages - 1) / (count + stages - 1)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -61,7 +62,6 @@ class Resume:
         self._strategy = strategy
         self._check = check
         self._terminated = False
-        self._has_begun = False
         self._model: Any = None
         found = self._store.steps()
         if mode is False and found:
@@ -100,16 +100,22 @@ class Resume:
                 self._model._initial_epoch = None
                 self._model = None
 
-    def begin(self, model: keras.Model, epochs: int, steps_per_epoch: int | None, batches: int | None) -> int:
+    def begin(
+        self, model: keras.Model, params: Mapping[str, Any], steps_per_epoch: int | None, batches: int | None
+    ) -> int:
         """Restores the newest checkpoint, if there is one, and returns the number of steps done.
 
         Args:
             model: Compiled as the saved one was.
-            epochs, steps_per_epoch: As given to `fit`.
+            params: Keras' own, of a callback: "epochs" and, where it is known, "steps" of an epoch.
+            steps_per_epoch: As given to `fit`.
             batches: How many the data holds; None if it has no end, or if that is not known.
         Raises:
-            ArtifactError: None can be read, or it is of another model, or the workers found different ones.
+            ArtifactError: None can be read, or it is of another model or data, or the workers found different ones.
         """
+        epochs = params["epochs"]
+        self._steps_in_epoch = params.get("steps")
+        self._learning_rate = _constant_learning_rate(model.optimizer)
         self._model = model
         self._epoch, self._in_epoch, self._steps = 0, 0, 0
         self._history: dict[str, list[float]] = {}
@@ -117,14 +123,14 @@ class Resume:
         self._to_skip = self._to_replay = 0
         self._restored: dict[str, Any] | None = None
         self._saved: tuple[int, int] | None = None  # the position of the newest checkpoint
-        self._has_begun, has_begun_before = True, self._has_begun
         self._has_trained = False
         checkpoint = self._store.load_newest()
         self._agree_on_step(-1 if checkpoint is None else checkpoint.step)
         if checkpoint is None:
             return 0
-        write_state(model, checkpoint.arrays)
         meta = checkpoint.meta
+        self._compare(meta)
+        write_state(model, checkpoint.arrays)
         write_random(meta["random"])
         self._epoch, self._in_epoch, self._steps = meta["epoch"], meta["in_epoch"], checkpoint.step
         self._history, self._epochs_seen = meta["history"], meta["epochs"]
@@ -137,11 +143,10 @@ class Resume:
                 stacklevel=2,
             )
             self._epoch = epochs
-        elif self._epoch >= epochs and has_begun_before:
+        elif self._epoch >= epochs:
             warnings.warn(
-                f"There is nothing to train: the checkpoints in {self._store.directory} are of an earlier fit of this "
-                f"model, which reached epoch {self._epoch} of {epochs}. Raise epochs to go on from there, or compile "
-                "with a plan of another checkpoint_dir.",
+                f"There is nothing to train: the training in {self._store.directory} reached epoch {self._epoch} of "
+                f"{epochs} before. Raise epochs to go on from there, or set another checkpoint_dir to train anew.",
                 TfoptWarning,
                 stacklevel=2,
             )
@@ -157,7 +162,7 @@ class Resume:
     def begin_epoch(self, epoch: int) -> None:
         """Saves what the epoch before ended with, its callbacks included; restores the figures of a resumed epoch."""
         if self._restored is not None:
-            write_state(self._model, self._restored)  # Keras has just reset the metrics
+            write_state(self._model, self._restored, only="metrics/")  # Keras has just reset them
             self._restored = None
             return
         if self._every == "epoch" and self._has_trained:
@@ -183,7 +188,7 @@ class Resume:
         self._in_epoch += steps
         if self._any_worker(self._terminated):
             self._save()
-            raise SystemExit(TERMINATED)
+            self._terminate()
         if self._every != "epoch" and step // self._every > (step - steps) // self._every:
             self._save()
 
@@ -198,7 +203,33 @@ class Resume:
         history = self._model.history
         history.history, history.epoch = self._whole_history()
         if self._any_worker(self._terminated):  # it came after the last step, during the last evaluation for example
-            raise SystemExit(TERMINATED)
+            self._terminate()
+
+    def _terminate(self) -> None:
+        print(f"tfopt: SIGTERM: saved {self.last_checkpoint()}", file=sys.stderr)  # noqa: T201
+        raise SystemExit(TERMINATED)
+
+    def _compare(self, meta: Mapping[str, Any]) -> None:
+        """Compares what a checkpoint was trained with to what this training is given."""
+        before, now = meta["steps_in_epoch"], self._steps_in_epoch
+        if before is not None and now is not None and before != now:
+            if meta["in_epoch"]:
+                raise ArtifactError(
+                    f"The data must be divided as before to go on within an epoch. Received: an epoch of {now} steps, "
+                    f"with a checkpoint in {self._store.directory} at step {meta['in_epoch']} of {before}. "
+                    "Set global_batch_size and the data as they were, or another checkpoint_dir to train anew."
+                )
+            self._warn(f"an epoch has {now} steps and had {before}: the data or the batch size is another.")
+        given, rate = self._learning_rate, meta["learning_rate"]
+        if given is not None and rate is not None and given != rate:
+            self._learning_rate = rate
+            self._warn(
+                f"the learning rate is the checkpoint's; the optimizer was compiled with {given:g}, and then with "
+                f"{rate:g}. Set model.optimizer.learning_rate in a callback's on_train_begin to change it."
+            )
+
+    def _warn(self, words: str) -> None:
+        warnings.warn(f"Resuming the training in {self._store.directory}: {words}", TfoptWarning, stacklevel=2)
 
     def _save(self, *, stopped_early: bool = False) -> None:
         position = (self._epoch, self._in_epoch)
@@ -216,6 +247,8 @@ class Resume:
             "history": history,
             "epochs": epochs,
             "stopped_early": stopped_early,
+            "steps_in_epoch": self._steps_in_epoch,
+            "learning_rate": self._learning_rate,
             "random": read_random(),
         }
         self._store.save(self._steps, arrays, meta)
@@ -258,6 +291,12 @@ class Resume:
                 f"{self._store.directory}, whose newest is of step {step} here and of another step elsewhere. "
                 "Put checkpoint_dir on storage that all workers share."
             )
+
+
+def _constant_learning_rate(optimizer: Any) -> float | None:
+    """Returns the learning rate that an optimizer was made with; None of a schedule, which follows the steps."""
+    rate = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
+    return float(keras.ops.convert_to_numpy(rate)) if isinstance(rate, keras.Variable) else None
 
 
 def _skip(iterator: Any, count: tf.Tensor) -> None:

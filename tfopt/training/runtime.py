@@ -325,7 +325,7 @@ class _Epochs(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         resume = self._runtime._resume
         if resume is not None:
-            done = resume.begin(self.model, self.params["epochs"], self._steps_per_epoch, self._batches)
+            done = resume.begin(self.model, self.params, self._steps_per_epoch, self._batches)
             self._runtime.steps_done = self._runtime.ledger.resumed_from = done
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

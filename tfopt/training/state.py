@@ -14,9 +14,10 @@ zero), floating-point statistics become their mean, and of the rest (seeds, coun
 
 from __future__ import annotations
 
+import functools
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -100,7 +101,7 @@ def gather_state(state: Mapping[str, np.ndarray], strategy: tf.distribute.Strate
     per_replica = strategy.experimental_distribute_values_from_function(
         lambda context: tf.constant(vectors[int(context.replica_id_in_sync_group)])
     )
-    gathered = strategy.gather(per_replica, axis=0).numpy().reshape(total, -1)
+    gathered = _gather(strategy)(per_replica).numpy().reshape(total, -1)
     template = next(iter(local.values()))
     merged = {key: value for key, value in state.items() if not _PER_REPLICA.fullmatch(key)}
     for number, vector in enumerate(gathered):
@@ -109,7 +110,7 @@ def gather_state(state: Mapping[str, np.ndarray], strategy: tf.distribute.Strate
     return merged
 
 
-def write_state(model: keras.Model, state: Mapping[str, np.ndarray]) -> None:
+def write_state(model: keras.Model, state: Mapping[str, np.ndarray], *, only: str = "") -> None:
     """Gives every variable the value it had when `read_state` was called, in this process or another.
 
     Everything is checked first: when it raises, the model is as it was. `fit` resets the metrics at the start of an
@@ -119,6 +120,7 @@ def write_state(model: keras.Model, state: Mapping[str, np.ndarray]) -> None:
         model: Built as the saved one was, compiled with the same optimizer and metrics, its masks attached; see
             `build_state`.
         state: From `read_state`; with several workers, completed by `gather_state`.
+        only: What the keys of those that are written begin with; all are checked.
     Raises:
         ArtifactError: The state is not of such a model; the message names what differs.
         UnsupportedModelError: The model is not built.
@@ -135,6 +137,8 @@ def write_state(model: keras.Model, state: Mapping[str, np.ndarray]) -> None:
     saved = _by_variable(state)
     _check_same(variables, saved)
     for key, variable in variables.items():
+        if not key.startswith(only):
+            continue
         replicas = _replicas(variable.value)
         strategy = getattr(variable.value, "distribute_strategy", tf.distribute.get_strategy())
         own = _differs_between_replicas(key, variable)
@@ -299,7 +303,7 @@ def _check_same(variables: Mapping[str, Any], saved: Mapping[str, list[np.ndarra
     remedies = {
         "model/": "Build the model that was saved.",
         "optimizer/": "Compile with the optimizer that was saved.",
-        "metrics/": "Compile with the metrics that were saved, and call build_state: they are made in the first step.",
+        "metrics/": "Compile with the metrics that were saved.",
         "constraint/": "Attach the same masks: use PruningSchedule, or prune first, as the saved run had or had not.",
     }
     advice = [remedy for role, remedy in remedies.items() if any(text.startswith(role) for text in problems)]
@@ -322,6 +326,12 @@ def _for_replicas(saved: list[np.ndarray], count: int, aggregation: str) -> list
     if len(saved) > 1 and keras.backend.is_float_dtype(first.dtype.name):
         first = np.mean([value.astype(np.float64) for value in saved], axis=0).astype(first.dtype)
     return [first] * count
+
+
+@functools.cache
+def _gather(strategy: tf.distribute.Strategy) -> Callable[[Any], tf.Tensor]:
+    """Made once, or TensorFlow traces a function for every save and warns of it."""
+    return tf.function(lambda values: strategy.gather(values, axis=0))
 
 
 def _packed(values: Any) -> np.ndarray:

@@ -1,14 +1,15 @@
 """The training step that `tfopt.compile` puts under Keras' own `fit`.
 
-For B examples over R replicas, of which replica r holds n_r, in micro-batches of m examples each, Keras' losses give
-the mean over a micro-batch divided by R. Each is weighted by its share R * m / B before the gradient is taken, so
+A batch of B examples is divided over replicas, and there into micro-batches of m examples. The loss of each is the mean
+over its examples, weighted by its share m / B before the gradient is taken, so
 
-    sum over replicas and micro-batches of (R * m / B) * gradient(mean / R)  =  gradient of the mean over the batch
+    sum over replicas and micro-batches of (m / B) * gradient(mean)  =  gradient of the mean over the batch
 
 whatever the sizes: the last, uneven batch of an epoch counts every example alike, and a replica that got none of it
-adds zeros instead of 0/0. Gradients are summed over replicas before the optimizer sees them. It then clips what one
-device would clip, and decides about a loss scale from what all replicas found, where Keras' own step looks at the
-first replica alone.
+adds zeros instead of 0/0. Keras divides a loss by the number of replicas instead, if it has a value for each example
+and not otherwise; that is switched off. Gradients are summed over replicas before the optimizer sees them. It then
+clips what one device would clip, and decides about a loss scale from what all replicas found, where Keras' own step
+looks at the first replica alone.
 
 XLA cannot compile the communication between replicas, so under a strategy, and with several micro-batches, it compiles
 forward and backward pass, and communication and update stay outside; on one device it compiles the whole step.
@@ -26,7 +27,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.losses.loss import unscale_loss_for_distribution
+from keras.src.losses import loss as keras_loss
 
 from tfopt.training.pipeline_parallel import Stages
 
@@ -76,13 +77,14 @@ class Step:
         if not self.is_distributed:
             self._train_one_device(data)
             return
-        with _gradients_are_reduced(self._model.optimizer):
+        with _gradients_are_reduced(self._model.optimizer), _losses_are_means():
             self._strategy.run(self._train_on_replica, args=(data,))
 
     def test(self, data: Any) -> None:
         """Evaluates one batch, as `train` does without training."""
         if self.is_distributed:
-            self._strategy.run(self._test_on_replica, args=(data,))
+            with _losses_are_means():
+                self._strategy.run(self._test_on_replica, args=(data,))
         else:
             self._test_one_device(data)
 
@@ -109,7 +111,8 @@ class Step:
             loss, y_pred, gradients = self._stages.forward_backward(x, y, weight, micro_batches=self._stage_batches)
             self._record(loss, _batch_size(x), x, y, y_pred, weight)
         elif self._accumulate == 1 and (not self.is_distributed or _static_batch_size(x) is not None):
-            loss, y_pred, gradients = self._forward_backward(x, y, weight, None)
+            share = 1 / self._replicas if self._replicas > 1 else None
+            loss, y_pred, gradients = self._forward_backward(x, y, weight, share)
             self._record(loss, _batch_size(x), x, y, y_pred, weight)
         else:
             total = context.all_reduce(SUM, _batch_size(x)) if self.is_distributed else _batch_size(x)
@@ -133,7 +136,7 @@ class Step:
             part_x, part_y, part_weight = keras.tree.map_structure(
                 lambda value: None if value is None else value[begin:end], (x, y, weight)
             )
-            share = self._replicas * tf.cast(end - begin, "float32") / tf.cast(total, "float32")
+            share = tf.cast(end - begin, "float32") / tf.cast(total, "float32")
             loss, y_pred, gradients = self._forward_backward(part_x, part_y, part_weight, share)
             self._record(loss, end - begin, part_x, part_y, y_pred, part_weight)
             unused[:] = [place for place, gradient in enumerate(gradients) if gradient is None]
@@ -193,7 +196,7 @@ class Step:
         return self._model(x)
 
     def _record(self, loss: Any, size: Any, x: Any, y: Any, y_pred: Any, weight: Any) -> None:
-        self._model._loss_tracker.update_state(unscale_loss_for_distribution(loss), sample_weight=size)
+        self._model._loss_tracker.update_state(loss, sample_weight=size)
         self._model.compute_metrics(x, y, y_pred, sample_weight=weight)
 
 
@@ -253,3 +256,14 @@ def _gradients_are_reduced(optimizer: Any) -> Iterator[None]:
     finally:
         del inner._all_reduce_sum_gradients
         del inner._overwrite_model_variables_with_average_value
+
+
+@contextlib.contextmanager
+def _losses_are_means() -> Iterator[None]:
+    """While a step is traced, keeps Keras from dividing losses by the number of replicas."""
+    before = keras_loss.scale_loss_for_distribution
+    keras_loss.scale_loss_for_distribution = lambda value: value
+    try:
+        yield
+    finally:
+        keras_loss.scale_loss_for_distribution = before

@@ -59,6 +59,8 @@ def choose_strategy(config: TrainingConfig, hardware: Hardware) -> tuple[Any, st
     if config.strategy == "mirrored" or (config.strategy == "auto" and gpus > 1):
         strategy = mirrored_strategy(_communication(config, "mirrored", ("auto", "nccl", "hierarchical_copy")))
         reason = "as asked" if config.strategy == "mirrored" else f"{gpus} GPUs"
+        if strategy.num_replicas_in_sync == 1:
+            reason = f"{reason}; with one device it gains nothing"
         return strategy, f"mirrored, {_count(strategy.num_replicas_in_sync, 'replica')}", reason
     if config.communication != "auto":
         _communication(config, config.strategy, ("auto",))
@@ -121,7 +123,7 @@ def _communication(config: TrainingConfig, strategy: str, known: tuple[str, ...]
     if config.communication not in known:
         raise ConfigError(
             f"communication must be {' or '.join(map(repr, known))} with strategy={strategy!r}. "
-            f"Received: communication={config.communication!r}."
+            f"Received: communication={config.communication!r}. Leave it out, or set the strategy that it is for."
         )
     return config.communication
 
