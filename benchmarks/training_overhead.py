@@ -20,6 +20,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -106,7 +107,7 @@ def same_settings(name: str, settings: dict[str, Any], options: Options) -> dict
         "keras": lambda timer: fit(theirs, timer, options, x=batches, shuffle=False),
         "tfopt": lambda timer: fit(ours, timer, options, x=batches, shuffle=False),
     }
-    return compare(turns, options, numerator="tfopt")
+    return compare(turns, options, what=f"overhead, {name} {settings}", numerator="tfopt")
 
 
 def against_defaults(name: str, options: Options) -> dict[str, Any]:
@@ -126,7 +127,8 @@ def against_defaults(name: str, options: Options) -> dict[str, Any]:
     }
     keras_chose = {"jit_compile": theirs.jit_compile, "steps_per_execution": theirs.steps_per_execution}
     tfopt_chose = {decision.setting: decision.value for decision in plan.decisions}
-    return {**compare(turns, options, numerator="keras"), "keras_chose": keras_chose, "tfopt_chose": tfopt_chose}
+    measured = compare(turns, options, what=f"gain, {name}", numerator="keras")
+    return {**measured, "keras_chose": keras_chose, "tfopt_chose": tfopt_chose}
 
 
 def compilation() -> dict[str, Any]:
@@ -163,8 +165,10 @@ class Timer(keras.callbacks.Callback):
         return self._ends[-1][1] - self._ends[0][1]
 
 
-def compare(turns: dict[str, Callable[[Timer], None]], options: Options, *, numerator: str) -> dict[str, Any]:
-    """Lets the sides take turns; returns their step times, and the ratio of them with its quartiles."""
+def compare(
+    turns: dict[str, Callable[[Timer], None]], options: Options, *, what: str, numerator: str
+) -> dict[str, Any]:
+    """Lets the sides take turns; tells and returns their step times, and the ratio of them with its quartiles."""
     steps = options.epochs * options.steps
     timers: dict[str, list[Timer]] = {name: [] for name in turns}
     for fit_once in turns.values():
@@ -179,12 +183,14 @@ def compare(turns: dict[str, Callable[[Timer], None]], options: Options, *, nume
     seconds = {name: np.array([timer.seconds for timer in timers[name]]) for name in turns}
     processor = {name: np.array([timer.processor_seconds for timer in timers[name]]) for name in turns}
     lower, ratio, upper = np.percentile(seconds[numerator] / seconds[denominator], [25, 50, 75])
-    return {
+    result = {
         "median_step_ms": {name: round(float(np.median(values)) / steps * 1e3, 3) for name, values in seconds.items()},
         f"{numerator}_over_{denominator}": round(float(ratio), 3),
         "quartiles": [round(float(lower), 3), round(float(upper), 3)],
         "processor_time_ratio": round(float(np.median(processor[numerator] / processor[denominator])), 3),
     }
+    print(what, result, file=sys.stderr, flush=True)
+    return result
 
 
 def order(turns: dict[str, Any], rounds: int) -> Iterator[str]:
