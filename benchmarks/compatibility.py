@@ -5,7 +5,8 @@
 Runs the cells that compatibility_cell.py defines in processes of their own, merges what became of them into
 benchmarks/results/compatibility.json, and writes docs/compatibility.md from that. A process goes on from cell to cell
 until one fails; the next begins in a new process, since a failure can spoil what comes after. Under multi_worker it is
-two processes, of which both must succeed and end with the same weights. Takes half an hour on two cores.
+two processes, of which both must succeed and end with the same weights. Takes about an hour on two cores that others
+use as well.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def _together(outcomes: Sequence[Any]) -> Outcome:
 def _environments(strategy: str) -> list[dict[str, str]]:
     """Returns what each process finds in its environment."""
     if strategy != "multi_worker":
-        return [{"TF_CONFIG": ""}]
+        return [{"TF_CONFIG": "{}"}]
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
         workers = [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
@@ -195,19 +196,19 @@ TensorFlow {results["tensorflow"]}, Keras {results["keras"]}, on a CPU. Each cel
 optimizer's `gradient_accumulation_steps`, `fit`, under the same strategy of `tf.distribute`).
 
 - **trains**: `fit` for {EPOCHS} epochs with validation data and an uneven last batch, `evaluate` and `predict` work for
-  a network of Conv2D, BatchNormalization and Dense, and the loss is finite and falls. In float32, a second network
-  without batch normalization (which takes its statistics from each replica's own examples) also ends with the weights,
-  losses and predictions that plain Keras gives on one device with none of the settings, to {results["tolerance"]:.0e}
-  relative. Two workers end with the same bits.
+  a network of Conv2D, BatchNormalization and Dense, and the loss is finite and falls. Two workers end with the same
+  bits. In float32 (half precision is not compared), a second network without batch normalization, which takes its
+  statistics from each replica's own examples, also ends with the weights, losses and predictions that plain Keras gives
+  on one device with none of the settings, to {results["tolerance"]:.0e} relative.
 - **differs**: it trains, but not to the same weights; the figure is the largest difference in the final weights,
   relative to the largest weight of the tensor.
 - **refused**: a `ConfigError` before training begins, with the reason.
 - **fails**: with the error below.
 
 tfopt divides each batch of {BATCH} into micro-batches, whatever its size. Keras accumulates over steps, so it was given
-batches of {BATCH // 4}: what is left over at the end of an epoch waits for the next one. Where Keras differs it is
-for that, or because it weights the replicas' parts of an uneven batch alike; without an uneven batch its weights are
-those of one device (tests/training/test_compatibility.py).
+batches of {BATCH // 4}: what is left over at the end of an epoch waits for the next one. Where Keras differs it is for
+that, or because it weights the replicas' parts of an uneven batch alike; without an uneven batch its weights are those
+of one device, as tests/training/test_compatibility.py shows.
 
 {"".join(tables)}## Notes
 
@@ -215,7 +216,7 @@ those of one device (tests/training/test_compatibility.py).
 
 ## Running it again
 
-    python benchmarks/compatibility.py                               # everything, half an hour on two cores
+    python benchmarks/compatibility.py                               # everything, about an hour on two cores
     python benchmarks/compatibility.py --only mirrored --side tfopt  # a part of it
     python benchmarks/compatibility.py --page-only                   # this page from the recorded results
 """

@@ -288,12 +288,13 @@ def _during(stage: str) -> Iterator[None]:
 def _short(error: BaseException | None) -> str:
     """Returns the line of an error's message that says what is wrong, without paths and running numbers."""
     text = re.sub(r"\x1b\[\d*m", "", str(getattr(error, "message", None) or error))
+    text = re.sub(r"\{\n.*?\n\}", "{...}", text, flags=re.DOTALL)  # a printed value
     # In code that autograph converted, the message ends with the error that was raised there.
     nested = re.findall(r"^\s*(?:\w+\.)*\w*Error: (.*)$", text, re.MULTILINE)
     lines = nested[-1:] or [line.strip() for line in text.splitlines() if not NOISE.match(line)]
-    line = re.sub(r"(?:/[\w.+-]+){2,}/", "", lines[0] if lines else text)
+    line = re.sub(r"(?<![\w.])(?:/[\w.+-]+){2,}/", "", lines[0] if lines else text)
     line = re.sub(r"^\(\d\) [A-Z_]+: *", "", line)
-    return re.sub(r"0x[0-9a-f]+|(?<=_)\d{3,}\b|(?<=@)\d+", "...", line)[:300].strip()
+    return re.sub(r"(?<=0x)[0-9a-f]+|_\d+\b", "", line)[:300].strip()
 
 
 def main(reference: str, results: str, side: Any, cells: str) -> None:
