@@ -66,6 +66,20 @@ def test_arrays_generators_and_single_batches_train():
     assert model.fit(X, Y, class_weight={0: 1.0}, verbose=0, batch_size=8) is model.history
 
 
+@pytest.mark.parametrize("count", [7, 10, 13])
+def test_a_count_of_steps_is_kept_though_executions_are_longer(count):
+    model, decided = build(steps_per_execution=10)
+    compile(model, decided, optimizer="sgd", loss="mse")
+    data = decided.pipeline((X, Y)).repeat()
+    model.fit(data, epochs=2, steps_per_epoch=count, validation_data=data, validation_steps=3, verbose=0)
+    assert int(keras.ops.convert_to_numpy(model.optimizer.iterations)) == 2 * count
+    assert model.predict(data.map(lambda x, y: x), steps=3, verbose=0).shape == (24, 1)
+    assert model.predict(X, batch_size=8, verbose=0).shape == (40, 1)
+    assert model.steps_per_execution == 10
+    model.fit(X, Y, batch_size=8, verbose=0)
+    assert int(keras.ops.convert_to_numpy(model.optimizer.iterations)) == 2 * count + 5
+
+
 def test_sample_weights_and_inputs_in_a_dict():
     decided = plan(TrainingConfig(global_batch_size=8, accumulate=2, steps_per_execution=2))
     weights = RNG.uniform(0.5, 2.0, size=40).astype("float32")

@@ -130,6 +130,12 @@ class Resume:
             return 0
         meta = checkpoint.meta
         self._compare(meta)
+        if steps_per_epoch and batches and batches != steps_per_epoch and meta["epoch"] < epochs:
+            raise ArtifactError(
+                "Data with an end that is divided over several epochs cannot be resumed, since Keras counts it from "
+                f"the beginning. Received: {batches} batches, with steps_per_epoch={steps_per_epoch}. "
+                "Repeat the data (dataset.repeat()), or leave steps_per_epoch out."
+            )
         write_state(model, checkpoint.arrays)
         write_random(meta["random"])
         self._epoch, self._in_epoch, self._steps = meta["epoch"], meta["in_epoch"], checkpoint.step

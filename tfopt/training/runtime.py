@@ -12,7 +12,7 @@ import functools
 import inspect
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -28,7 +28,7 @@ from tfopt.training.step import Step
 from tfopt.training.xla import compilation_cause, compilation_failed
 
 ATTRIBUTE = "_tfopt_runtime"
-METHODS = ("fit", "make_train_function", "make_test_function", "_maybe_symbolic_build")
+METHODS = ("fit", "evaluate", "predict", "make_train_function", "make_test_function", "_maybe_symbolic_build")
 
 
 class Runtime:
@@ -104,9 +104,35 @@ class Runtime:
         with contextlib.ExitStack() as scopes:
             scopes.enter_context(tensor_float_32_scope(self._tensor_float_32))
             scopes.enter_context(self._guard.watching(self.model, (given.get("x"), given.get("y")), self.ledger))
+            scopes.enter_context(self._dividing(given.get("steps_per_epoch"), given.get("validation_steps")))
             if self._resume is not None:
                 scopes.enter_context(self._resume.listening())
             return fit(*call.args, **call.kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        call = inspect.signature(type(self.model).evaluate).bind(self.model, *args, **kwargs)
+        with self._dividing(call.arguments.get("steps")):
+            return type(self.model).evaluate(*call.args, **call.kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        call = inspect.signature(type(self.model).predict).bind(self.model, *args, **kwargs)
+        with self._dividing(call.arguments.get("steps")):
+            return type(self.model).predict(*call.args, **call.kwargs)
+
+    @contextlib.contextmanager
+    def _dividing(self, *counts: int | None) -> Iterator[None]:
+        """Lets executions end where a count of steps ends: Keras runs whole ones, beyond it if need be."""
+        model, given = self.model, [count for count in counts if count]
+        before = model.steps_per_execution
+        fitting = max(size for size in range(1, before + 1) if all(count % size == 0 for count in given))
+        if fitting == before:
+            yield
+            return
+        model.steps_per_execution, model.predict_function = fitting, None
+        try:
+            yield
+        finally:
+            model.steps_per_execution, model.predict_function = before, None
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Builds what Keras would build while it traces the step: inside loops and conditions that fails."""
@@ -139,12 +165,12 @@ class Runtime:
             if not _is_of_tensorflow(iterator):  # train_on_batch
                 return execute.on_batch(next(iterator))
             count = self.model.steps_per_execution
-            if self._resume is not None:
-                count -= self._resume.replay(iterator, count)
-                if not count:
-                    return self.model.get_metrics_result()
+            replayed = 0 if self._resume is None else self._resume.replay(iterator, count)
+            count -= replayed
+            if not count:
+                return self.model.get_metrics_result()
             begin = time.perf_counter()
-            if self._step.jit_compile and not probed:
+            if self._step.jit_compile and not probed and not replayed:
                 batch = next(iterator)
                 try:
                     done, logs = execute.from_batch(batch, iterator, count)
@@ -156,9 +182,11 @@ class Runtime:
                     done, logs = execute.from_batch(batch, iterator, count)
             else:
                 done, logs = execute.from_iterator(iterator, count)
-            probed = True
+            probed = probed or not replayed
             steps = int(done)
             if not steps:
+                if replayed:  # they were the last of the epoch
+                    return logs
                 raise StopIteration
             self.steps_done += steps
             self.ledger.called(time.perf_counter() - begin, steps)
@@ -222,14 +250,13 @@ class Execution:
         self._ledger = ledger
         self._watch_shapes = watch_shapes
         self._last_shapes: Any = None
-        self._one_by_one = model.steps_per_execution == 1
         self.on_batch = self._function(self._on_batch)
         self._next = self._function(self._on_next)
         self._several = self._function(self._on_several)
 
     def from_iterator(self, iterator: Any, count: int) -> tuple[Any, dict[str, Any]]:
         """Runs up to so many steps. Returns how many there were, and the figures."""
-        if self._one_by_one:
+        if count == 1:
             return 1, self._next(iterator)
         done, logs = self._several(iterator, tf.constant(count))
         return done, logs
@@ -263,7 +290,7 @@ class Execution:
             return self._model.get_metrics_result()
 
     def _on_several(self, iterator: Any, count: tf.Tensor) -> tuple[Any, dict[str, Any]]:
-        def body(done: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def in_turn(done: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             batch = iterator.get_next_as_optional()
 
             def step() -> tf.Tensor:
@@ -273,13 +300,26 @@ class Execution:
             more = batch.has_value()
             return tf.cond(more, step, lambda: done), more
 
+        def side_by_side(done: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
+            # Asked for before the step, so that it is made ready meanwhile; never one more than this call trains on.
+            following = tf.cond(done + 1 < count, iterator.get_next_as_optional, lambda: batch)
+            self._step(batch.get_value())
+            return done + 1, following
+
         with self._traced(iterator.element_spec):
-            done, _ = tf.while_loop(
-                lambda done, more: tf.logical_and(done < count, more),
-                body,
-                (tf.constant(0), tf.constant(True)),
-                parallel_iterations=1,
-            )
+            if self._model._distribute_strategy is None:
+                done, _ = tf.while_loop(
+                    lambda done, batch: tf.logical_and(done < count, batch.has_value()),
+                    side_by_side,
+                    (tf.constant(0), iterator.get_next_as_optional()),
+                )
+            else:  # workers agree on whether there is a batch, and must not do so in the middle of another agreement
+                done, _ = tf.while_loop(
+                    lambda done, more: tf.logical_and(done < count, more),
+                    in_turn,
+                    (tf.constant(0), tf.constant(True)),
+                    parallel_iterations=1,
+                )
             return done, self._model.get_metrics_result()
 
     def _step(self, batch: Any) -> None:
