@@ -213,9 +213,10 @@ class Phase(Record):
 
     name: str
     history: Mapping[str, Sequence[float]]
-    step_time_ms: float | None = None
-    trace_seconds: float = 0.0
-    compile_seconds: float = 0.0
+    # What was trained is the same, however long it took.
+    step_time_ms: float | None = field(default=None, compare=False)
+    trace_seconds: float = field(default=0.0, compare=False)
+    compile_seconds: float = field(default=0.0, compare=False)
 
     def __str__(self) -> str:
         step = "step time unavailable" if self.step_time_ms is None else f"{self.step_time_ms:.3g} ms per step"

@@ -151,6 +151,7 @@ def test_residual_cnn_with_batch_norm():
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])  # fmt: skip
 
 
+@pytest.mark.slow
 def test_inputs_outputs_and_skips_across_stages():
     x, y = {"left": floats(24, 4), "right": floats(24, 5)}, {"early": floats(24, 2), "late": floats(24, 1)}
     assert_same(many_to_many, x, y, cuts=["c"], loss={"early": "mse", "late": "mae"})
@@ -275,6 +276,7 @@ def test_moving_keeps_every_kind_of_state(tmp_path):
     assert_in_place(stages, model.optimizer)
 
 
+@pytest.mark.slow
 def test_an_optimizer_built_before_keeps_its_slots():
     x, y = floats(16, 6), floats(16, 3)
     plain, _, _ = fit(mlp, x, y, optimizer=lambda: keras.optimizers.Adam(1e-2))
@@ -304,6 +306,7 @@ def test_frozen_layers_get_no_gradient():
     assert loss.shape == ()
 
 
+@pytest.mark.slow
 def test_xla_compiles_each_stage():
     x, y = floats(16, 6), floats(16, 3)
 

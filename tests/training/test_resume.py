@@ -90,7 +90,8 @@ def test_an_interrupted_training_goes_on_as_if_nothing_had_been(tmp_path, settin
     assert_same(resumed, undisturbed(**settings))
 
 
-@pytest.mark.parametrize("accumulate", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulate", [1, 4])
 def test_replicas_go_on_each_with_its_own_statistics(tmp_path, two_replicas, accumulate):
     settings = {"strategy": two_replicas, "accumulate": accumulate}
     for step in (5, 16):
