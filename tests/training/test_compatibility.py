@@ -39,9 +39,13 @@ def test_a_cell_trains_and_in_float32_equals_one_device(cell, reference, two_rep
     assert (outcome.status, outcome.words) == ("trains", "")
 
 
+# Half of them, since XLA takes its time; benchmarks/compatibility.py runs all.
+HALF = [cell for cell in cells.every_cell(["none", "mirrored"]) if cell.accumulate == cell.steps_per_execution]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", cells.every_cell(["none", "mirrored"]), ids=words)
-def test_every_cell_of_one_process_trains(cell, reference, two_replicas):
+@pytest.mark.parametrize("cell", HALF, ids=words)
+def test_the_cells_of_one_process_train(cell, reference, two_replicas):
     outcome = cells.run(cell, "tfopt", reference)
     assert (outcome.status, outcome.words) == ("trains", "")
 
