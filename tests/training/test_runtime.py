@@ -1,5 +1,7 @@
 """tfopt's step lies under Keras' own fit: where it is put on, taken off, refused, and what it does when XLA fails."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -78,6 +80,15 @@ def test_a_count_of_steps_is_kept_though_executions_are_longer(count):
     assert model.steps_per_execution == 10
     model.fit(X, Y, batch_size=8, verbose=0)
     assert int(keras.ops.convert_to_numpy(model.optimizer.iterations)) == 2 * count + 5
+
+
+def test_data_that_ends_within_the_first_execution_under_xla_counts_whole():
+    model, decided = build(steps_per_execution=2, jit_compile=True)
+    compile(model, decided, optimizer="sgd", loss="mse")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Keras' "your input ran out of data"
+        model.fit(decided.pipeline((X[:8], Y[:8])), epochs=3, verbose=0)
+    assert int(keras.ops.convert_to_numpy(model.optimizer.iterations)) == 3
 
 
 def test_sample_weights_and_inputs_in_a_dict():

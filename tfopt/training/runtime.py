@@ -255,8 +255,12 @@ class Execution:
         self._several = self._function(self._on_several)
 
     def from_iterator(self, iterator: Any, count: int) -> tuple[Any, dict[str, Any]]:
-        """Runs up to so many steps. Returns how many there were, and the figures."""
-        if count == 1:
+        """Runs up to so many steps. Returns how many there were, and the figures.
+
+        Raises:
+            tf.errors.OutOfRangeError: The data has ended and an execution is of one step.
+        """
+        if self._model.steps_per_execution == 1:
             return 1, self._next(iterator)
         done, logs = self._several(iterator, tf.constant(count))
         return done, logs
