@@ -141,8 +141,12 @@ def test_replicas_take_20_steps_as_one_device_with_the_full_batch(two_replicas, 
     check_parity(two_replicas, case, jit_compile, accumulate, steps)
 
 
+# Half of them, in which each two settings meet in every combination.
+PAIRS = [(case, *cell) for case, *cell in MATRIX if (cell[0] + (cell[1] > 1) + (cell[2] > 1)) % 2]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "jit_compile", "accumulate", "steps"), MATRIX)
+@pytest.mark.parametrize(("case", "jit_compile", "accumulate", "steps"), PAIRS)
 def test_one_device_takes_20_steps_as_with_the_full_batch(case, jit_compile, accumulate, steps):
     check_parity("none", case, jit_compile, accumulate, steps)
 

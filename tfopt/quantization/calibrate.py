@@ -11,7 +11,7 @@ from tfopt.data.batches import iterate_batches
 from tfopt.errors import ConfigError
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.config import QuantizationConfig
-from tfopt.quantization.observers import OBSERVERS, Range
+from tfopt.quantization.observers import Range, make_observer
 
 # Every observed tensor of one piece is in memory at once; for a ResNet-50 at 224x224 that is 0.4 GB.
 PIECE = 8
@@ -28,7 +28,7 @@ def calibrate(graph: FrozenGraph, tensors: Sequence[str], data: Any, config: Qua
             "calibration_data must be given for static int8 quantization. Received: None. "
             "Pass 100 to 500 examples of real inputs, for example calibration_data=x_train[:256]."
         )
-    observers = {tensor: OBSERVERS[config.observer]() for tensor in tensors}
+    observers = {tensor: make_observer(config) for tensor in tensors}
     function = graph.as_function(fetch=tensors)
     examples = 0
     for inputs, _ in iterate_batches(data, config.calibration_examples, inputs=len(graph.inputs)):

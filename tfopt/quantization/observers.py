@@ -1,15 +1,19 @@
-"""Observers: they see the values of one tensor, batch by batch, and end with the range to quantize it with.
+"""Observers: they see the values of one tensor, piece by piece, and end with the range to quantize it with.
 
 Ranges are symmetric, because the int8 kernels take no zero point: a tensor that is never negative uses all 256 steps
-of [0, max] (unsigned), any other the 255 steps of [-max, max] (signed).
+of [0, limit] (unsigned), any other the 255 steps of [-limit, limit] (signed). So all that an observer chooses is the
+limit. "minmax" loses nothing and lets one outlier coarsen the grid of all other values; the others cut outliers off.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+
+from tfopt.quantization.config import QuantizationConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +33,27 @@ class Range:
         return -self.limit if self.signed else 0.0
 
     @property
+    def steps(self) -> int:
+        """How many quantized values lie above zero."""
+        return 127 if self.signed else 255
+
+    @property
     def scale(self) -> float:
         """The step between two neighbouring quantized values."""
-        return self.limit / (127 if self.signed else 255)
+        return self.limit / self.steps
 
 
 class Observer(Protocol):
     def update(self, values: np.ndarray) -> None:
-        """Takes in the tensor's values on one batch."""
+        """Takes in the tensor's values on one piece of the calibration data."""
 
     def range(self) -> Range:
         """Returns the range for all that was seen."""
+
+
+def make_observer(config: QuantizationConfig) -> Observer:
+    """Returns a new observer as the configuration names it."""
+    return OBSERVERS[config.observer](config)
 
 
 class MinMaxObserver:
@@ -61,8 +75,162 @@ class MinMaxObserver:
         self.high = max(self.high, float(values.max()))
 
     def range(self) -> Range:
-        # A tensor that was zero throughout has no scale of its own; any one does.
-        return Range(limit=max(abs(self.low), abs(self.high)) or 1.0, signed=self.low < 0)
+        return Range(limit=_or_one(max(abs(self.low), abs(self.high))), signed=self.low < 0)
 
 
-OBSERVERS: dict[str, type[Observer]] = {"minmax": MinMaxObserver}
+class MovingAverageObserver:
+    """The range whose ends are moving averages of the pieces' smallest and largest values.
+
+    What training with fake quantization keeps (Jacob et al., CVPR 2018, section 3.1); a rare outlier hardly counts.
+
+    Example:
+        >>> observer = MovingAverageObserver(momentum=0.9)
+        >>> for high in (1.0, 1.0, 11.0):
+        ...     observer.update(np.array([0.0, high]))
+        >>> observer.range()
+        Range(limit=2.0, signed=False)
+    """
+
+    def __init__(self, momentum: float = 0.9) -> None:
+        self._momentum = momentum
+        self._ends: tuple[float, float] | None = None
+        self._signed = False
+
+    def update(self, values: np.ndarray) -> None:
+        low, high = float(values.min()), float(values.max())
+        self._signed = self._signed or low < 0
+        before = self._ends or (low, high)
+        weight = 1 - self._momentum
+        self._ends = (before[0] + weight * (low - before[0]), before[1] + weight * (high - before[1]))
+
+    def range(self) -> Range:
+        assert self._ends is not None  # calibration without examples is refused before
+        return Range(limit=_or_one(max(map(abs, self._ends))), signed=self._signed)
+
+
+class HistogramObserver:
+    """Counts absolute values in a fine histogram, from which a rule chooses the limit.
+
+    Args:
+        choose: Given the bins' counts, their centres and the number of steps above zero, returns the limit.
+
+    Example:
+        >>> observer = HistogramObserver(percentile(99.0))
+        >>> observer.update(np.concatenate([np.linspace(0, 1, 999), [1000.0]]))
+        >>> round(observer.range().limit, 1)
+        1.0
+    """
+
+    BINS = 2**16  # an outlier a thousand times as large as the rest leaves 65 of them for the rest
+
+    def __init__(self, choose: Callable[[np.ndarray, np.ndarray, int], float]) -> None:
+        self._choose = choose
+        self._counts = np.zeros(self.BINS, np.int64)
+        self._limit = 0.0
+        self._signed = False
+
+    def update(self, values: np.ndarray) -> None:
+        magnitudes = np.abs(values.reshape(-1))
+        self._signed = self._signed or bool((values < 0).any())
+        highest = float(magnitudes.max())
+        if highest > self._limit:
+            self._widen(highest)
+        if self._limit:
+            bins = np.minimum(magnitudes * (self.BINS / self._limit), self.BINS - 1).astype(np.int64)
+            self._counts += np.bincount(bins, minlength=self.BINS)
+
+    def _widen(self, limit: float) -> None:
+        """Doubles the bins until they reach `limit`."""
+        if not self._limit:  # all values were zero so far
+            seen, self._limit = self._counts.sum(), limit
+            self._counts[:] = 0
+            self._counts[0] = seen
+        while self._limit < limit:
+            self._counts = np.concatenate([self._counts.reshape(-1, 2).sum(1), np.zeros(self.BINS // 2, np.int64)])
+            self._limit *= 2
+
+    def range(self) -> Range:
+        span = Range(limit=_or_one(self._limit), signed=self._signed)
+        if not self._limit:
+            return span
+        width = self._limit / self.BINS
+        used = int(np.flatnonzero(self._counts)[-1]) + 1
+        limit = self._choose(self._counts[:used], (np.arange(used) + 0.5) * width, span.steps)
+        return Range(limit=_or_one(limit), signed=self._signed)
+
+
+def percentile(percent: float) -> Callable[[np.ndarray, np.ndarray, int], float]:
+    """Covers so many percent of all values."""
+
+    def choose(counts: np.ndarray, centres: np.ndarray, steps: int) -> float:
+        cumulative = np.cumsum(counts)
+        index = int(np.searchsorted(cumulative, cumulative[-1] * percent / 100))
+        return float(_upper_edges(centres)[min(index, len(centres) - 1)])
+
+    return choose
+
+
+def least_squares(counts: np.ndarray, centres: np.ndarray, steps: int) -> float:
+    """Chooses the limit with the smallest mean squared error of rounding and cutting off together."""
+    held = np.flatnonzero(counts)
+    weights, values = counts[held], centres[held]
+
+    def error(limit: float) -> float:
+        scale = limit / steps
+        rounded = np.minimum(np.rint(values / scale), steps) * scale
+        return float(np.sum(weights * (rounded - values) ** 2))
+
+    return min(_candidates(centres), key=error)
+
+
+def least_divergence(counts: np.ndarray, centres: np.ndarray, steps: int) -> float:
+    """Chooses the limit that loses the least information, by Kullback-Leibler divergence.
+
+    Migacz, "8-bit Inference with TensorRT", GPU Technology Conference 2017.
+    """
+
+    if counts[1:].any():
+        counts = np.append(0, counts[1:])  # zeros are exact on any grid
+
+    def divergence(limit: float) -> float:
+        inside = int(np.searchsorted(centres, limit))
+        kept = counts[:inside].astype(np.float64)
+        reference = kept.copy()
+        reference[-1] += counts[inside:].sum()
+        # Each step holds the mass of its bins, spread over those of them that hold anything.
+        starts = np.unique(np.arange(steps + 1) * inside // (steps + 1))
+        sizes = np.diff(np.append(starts, inside))
+        mass = np.repeat(np.add.reduceat(kept, starts), sizes)
+        held = np.repeat(np.add.reduceat((kept > 0).astype(np.float64), starts), sizes)
+        spread = np.divide(mass, held, out=np.zeros(inside), where=kept > 0)
+        both = (reference > 0) & (spread > 0)
+        lost = reference[~both].sum() / reference.sum()
+        p, q = reference[both] / reference.sum(), spread[both] / max(spread.sum(), 1.0)
+        return float(np.sum(p * np.log(p / q))) + lost * np.log(1e12)
+
+    return min((limit for limit in _candidates(centres) if limit > centres[0]), key=divergence, default=centres[-1])
+
+
+def _candidates(centres: np.ndarray, count: int = 160) -> list[float]:
+    """Limits to try: the whole range first, which wins where nothing is better, then ever smaller ones."""
+    highest = float(_upper_edges(centres)[-1])
+    return [highest * 2 ** (-number / 16) for number in range(count)]
+
+
+def _upper_edges(centres: np.ndarray) -> np.ndarray:
+    half = (centres[1] - centres[0]) / 2 if len(centres) > 1 else centres[0]
+    return np.asarray(centres + half)
+
+
+def _or_one(limit: float) -> float:
+    """A tensor that was zero throughout has no scale of its own; any one does."""
+    return limit or 1.0
+
+
+OBSERVERS: Mapping[str, Callable[[QuantizationConfig], Observer]] = {
+    "minmax": lambda config: MinMaxObserver(),
+    "moving_average": lambda config: MovingAverageObserver(),
+    "percentile": lambda config: HistogramObserver(percentile(config.percentile)),
+    "mse": lambda config: HistogramObserver(least_squares),
+    "entropy": lambda config: HistogramObserver(least_divergence),
+}

@@ -1,0 +1,99 @@
+"""What each observer chooses, against the definition computed in NumPy from all values at once."""
+
+import numpy as np
+import pytest
+
+from tfopt.quantization import QuantizationConfig
+from tfopt.quantization.observers import HistogramObserver, Range, make_observer
+
+RNG = np.random.default_rng(0)
+OBSERVERS = ["minmax", "moving_average", "percentile", "mse", "entropy"]
+
+
+def observe(name, pieces, **settings):
+    observer = make_observer(QuantizationConfig(observer=name, **settings))
+    for piece in pieces:
+        observer.update(np.asarray(piece, np.float32))
+    return observer.range()
+
+
+def error(values, span):
+    """The mean squared error of the values on the grid of a range."""
+    steps = np.clip(np.rint(values / span.scale), -span.steps if span.signed else 0, span.steps)
+    return float(np.mean((steps * span.scale - values) ** 2))
+
+
+@pytest.mark.parametrize("name", OBSERVERS)
+@pytest.mark.parametrize("signed", [True, False])
+def test_values_that_fill_their_range_keep_all_of_it(name, signed):
+    values = RNG.uniform(-3.0 if signed else 0.0, 3.0, size=(20, 500))
+    span = observe(name, values)
+    assert span.signed == signed
+    assert span.limit == pytest.approx(3.0, rel=0.02)
+
+
+@pytest.mark.parametrize("name", OBSERVERS)
+def test_zeros_alone_and_one_value_alone_have_a_range(name):
+    assert observe(name, [np.zeros(9), np.zeros(9)]) == Range(limit=1.0, signed=False)
+    assert observe(name, [np.zeros(9), [-0.25]]).signed
+    assert observe(name, [[0.25]]).limit == pytest.approx(0.25, rel=0.2)
+
+
+@pytest.mark.parametrize("name", ["percentile", "mse", "entropy"])
+def test_outliers_are_cut_off(name):
+    values = RNG.normal(size=100_000)
+    values[:3] = [900.0, -1000.0, 950.0]
+    span = observe(name, np.split(values, 10), percentile=99.9)
+    assert 2.5 < span.limit < 8.0 if name != "mse" else span.limit < 1000.0
+    bulk = values[3:]
+    assert error(bulk, span) < 0.05 * error(bulk, observe("minmax", [values])) or name == "mse"
+
+
+@pytest.mark.parametrize("percent", [90.0, 99.0, 100.0])
+def test_the_percentile_is_that_of_the_magnitudes(percent):
+    values = RNG.normal(size=(7, 5000)) * np.arange(1, 8)[:, None]  # each piece is larger than the one before
+    expected = np.percentile(np.abs(values.astype("float32")), percent)
+    assert observe("percentile", values, percentile=percent).limit == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [RNG.normal(size=40_000), RNG.laplace(size=40_000), np.abs(RNG.standard_t(3, size=40_000))],
+    ids=["normal", "laplace", "heavy_tailed"],
+)
+def test_least_squares_finds_the_smallest_error_there_is(values):
+    span = observe("mse", np.split(values, 8))
+    found = error(values, span)
+    limits = np.abs(values).max() * np.linspace(0.02, 1.0, 400)
+    best = min(error(values, Range(limit=limit, signed=span.signed)) for limit in limits)
+    assert found <= 1.02 * best
+    assert found < 0.98 * error(values, observe("minmax", [values]))
+
+
+def test_entropy_keeps_what_carries_information():
+    values = RNG.laplace(size=200_000)
+    span = observe("entropy", np.split(values, 20))
+    assert span.limit < np.abs(values).max()
+    assert np.mean(np.abs(values) > span.limit) < 0.01
+
+
+def test_the_moving_average_follows_the_ends_of_the_pieces():
+    pieces = [[-1.0, 2.0], [-3.0, 2.5], [0.0, 8.0]]
+    low, high = -1.0, 2.0
+    for piece in pieces[1:]:
+        low, high = 0.9 * low + 0.1 * piece[0], 0.9 * high + 0.1 * piece[1]
+    assert observe("moving_average", pieces) == Range(limit=pytest.approx(max(-low, high)), signed=True)
+
+
+def test_the_histogram_holds_every_value_whatever_order_they_come_in():
+    pieces = [[0.0], [0.001, 0.0005], [70.0], [0.0], [3.0, -3.0]]
+    observer = HistogramObserver(lambda counts, centres, steps: float(counts.sum()))
+    for piece in pieces:
+        observer.update(np.asarray(piece, np.float32))
+    assert observer.range() == Range(limit=8.0, signed=True)
+
+
+@pytest.mark.parametrize("percent", [49.0, 101.0])
+def test_a_percentile_out_of_range_is_refused(percent):
+    with pytest.raises(ValueError, match=rf"between 50 and 100\. Received: percentile={percent}"):
+        QuantizationConfig(observer="percentile", percentile=percent)
