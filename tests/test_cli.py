@@ -219,7 +219,7 @@ def test_a_killed_run_leaves_no_half_written_artifact(workplace):
     """SIGKILL at moments spread over the run, half of them as soon as an export has begun to write."""
     generator = random.Random(0)
     killed = 0
-    for attempt in range(10):
+    for attempt in range(6):
         process = subprocess.Popen(
             [sys.executable, "-m", "tfopt.cli", "run", "tiny.toml"],
             stdout=subprocess.DEVNULL,
@@ -239,7 +239,7 @@ def test_a_killed_run_leaves_no_half_written_artifact(workplace):
         process.wait()
         for name in ("float32", "pruned", "int8"):
             assert intact(artifacts / name), (attempt, name)
-    assert killed >= 5
+    assert killed >= 3
     result = tfopt.run("tiny.toml")
     assert result.ok
     assert not [path for path in artifacts.iterdir() if path.name.startswith(".")]

@@ -12,12 +12,9 @@ pytestmark = pytest.mark.slow
 ARCHITECTURES = {
     "MobileNetV2": (keras.applications.MobileNetV2, 64),
     "MobileNetV3Small": (keras.applications.MobileNetV3Small, 64),
-    "ResNet50": (keras.applications.ResNet50, 64),
     "ResNet50V2": (keras.applications.ResNet50V2, 64),
     "DenseNet121": (keras.applications.DenseNet121, 64),
     "EfficientNetB0": (keras.applications.EfficientNetB0, 64),
-    "Xception": (keras.applications.Xception, 71),
-    "VGG16": (keras.applications.VGG16, 32),
     "InceptionV3": (keras.applications.InceptionV3, 75),
     "ConvNeXtTiny": (keras.applications.ConvNeXtTiny, 64),
 }
@@ -45,5 +42,5 @@ def test_int8_artifact(name, tmp_path):
     assert np.linalg.norm(outputs - exact) <= 1.3 * np.linalg.norm(expected - exact)
     assert np.linalg.norm(outputs - expected) <= np.linalg.norm(expected - exact)
     float_bytes = sum(weight.numpy().nbytes for weight in model.weights)
-    if name in ("ResNet50", "ResNet50V2", "VGG16", "InceptionV3"):
+    if name in ("ResNet50V2", "InceptionV3"):
         assert artifact.bytes_on_disk <= 0.35 * float_bytes
