@@ -37,7 +37,8 @@ class QuantizationConfig:
             )
         if not 50 <= self.percentile <= 100:
             raise ConfigError(
-                f"percentile must be between 50 and 100. Received: percentile={self.percentile}. 99.9 to 99.999 is usual."
+                f"percentile must be between 50 and 100. Received: percentile={self.percentile}. "
+                "99.9 to 99.999 is usual."
             )
         if self.calibration_examples < 1:
             raise ConfigError(

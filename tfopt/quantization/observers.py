@@ -87,8 +87,8 @@ class MovingAverageObserver:
         >>> observer = MovingAverageObserver(momentum=0.9)
         >>> for high in (1.0, 1.0, 11.0):
         ...     observer.update(np.array([0.0, high]))
-        >>> observer.range()
-        Range(limit=2.0, signed=False)
+        >>> round(observer.range().limit, 6)
+        2.0
     """
 
     def __init__(self, momentum: float = 0.9) -> None:
@@ -135,16 +135,15 @@ class HistogramObserver:
         highest = float(magnitudes.max())
         if highest > self._limit:
             self._widen(highest)
-        if self._limit:
+        if not self._limit:
+            self._counts[0] += magnitudes.size
+        else:
             bins = np.minimum(magnitudes * (self.BINS / self._limit), self.BINS - 1).astype(np.int64)
             self._counts += np.bincount(bins, minlength=self.BINS)
 
     def _widen(self, limit: float) -> None:
         """Doubles the bins until they reach `limit`."""
-        if not self._limit:  # all values were zero so far
-            seen, self._limit = self._counts.sum(), limit
-            self._counts[:] = 0
-            self._counts[0] = seen
+        self._limit = self._limit or limit  # all values were zero so far, and counted as such
         while self._limit < limit:
             self._counts = np.concatenate([self._counts.reshape(-1, 2).sum(1), np.zeros(self.BINS // 2, np.int64)])
             self._limit *= 2
@@ -191,24 +190,40 @@ def least_divergence(counts: np.ndarray, centres: np.ndarray, steps: int) -> flo
 
     if counts[1:].any():
         counts = np.append(0, counts[1:])  # zeros are exact on any grid
+    window = len(counts)
+    while True:  # where outliers are cut off, look again at what is left
+        best = _least_divergent(counts, window, steps)
+        if best >= window / 4:
+            return float(_upper_edges(centres)[best - 1])
+        window = 2 * best
 
-    def divergence(limit: float) -> float:
-        inside = int(np.searchsorted(centres, limit))
-        kept = counts[:inside].astype(np.float64)
+
+def _least_divergent(counts: np.ndarray, window: int, steps: int, bins: int = 2048) -> int:
+    """Returns how many of the first bins to keep, judged on so few bins that most hold something."""
+    width = -(-window // bins)
+    coarse = np.add.reduceat(counts[:window], np.arange(0, window, width)).astype(np.float64)
+    outside = float(counts[window:].sum())
+
+    def divergence(inside: int) -> float:
+        kept = coarse[:inside]
         reference = kept.copy()
-        reference[-1] += counts[inside:].sum()
+        reference[-1] += coarse[inside:].sum() + outside
         # Each step holds the mass of its bins, spread over those of them that hold anything.
         starts = np.unique(np.arange(steps + 1) * inside // (steps + 1))
         sizes = np.diff(np.append(starts, inside))
         mass = np.repeat(np.add.reduceat(kept, starts), sizes)
         held = np.repeat(np.add.reduceat((kept > 0).astype(np.float64), starts), sizes)
         spread = np.divide(mass, held, out=np.zeros(inside), where=kept > 0)
+        total = max(spread.sum(), 1.0)
         both = (reference > 0) & (spread > 0)
-        lost = reference[~both].sum() / reference.sum()
-        p, q = reference[both] / reference.sum(), spread[both] / max(spread.sum(), 1.0)
-        return float(np.sum(p * np.log(p / q))) + lost * np.log(1e12)
+        p, q = reference / reference.sum(), spread / total
+        # What is cut off into an empty last bin has no counterpart; a small mass stands in for it.
+        lost = float(p[~both].sum())
+        return float(np.sum(p[both] * np.log(p[both] / q[both]))) + lost * np.log(1e6)
 
-    return min((limit for limit in _candidates(centres) if limit > centres[0]), key=divergence, default=centres[-1])
+    fewest = min(steps + 1, len(coarse))
+    tried = range(len(coarse), fewest - 1, -max(1, len(coarse) // 256))
+    return min(width * min(tried, key=divergence), window)
 
 
 def _candidates(centres: np.ndarray, count: int = 160) -> list[float]:
