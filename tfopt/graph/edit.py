@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue as AttrValue
-from tensorflow.core.framework.graph_pb2 import GraphDef
-from tensorflow.core.framework.node_def_pb2 import NodeDef
+from tensorflow.core.framework.graph_pb2 import GraphDef as GraphDef
+from tensorflow.core.framework.node_def_pb2 import NodeDef as NodeDef
 
 
 class GraphEditor:
@@ -64,6 +64,13 @@ class GraphEditor:
         for name in names:
             for tensor in self.nodes.pop(name).input:
                 self.consumers[producer(tensor)].remove(name)
+
+    def remove_unread(self, keep: Iterable[str]) -> None:
+        """Removes every node that none of `keep` needs."""
+        kept = set(keep)
+        for name in list(kept):
+            kept |= self.ancestors(name)
+        self.remove([name for name in reversed(self.topological()) if name not in kept])
 
     def redirect(self, old: str, new: str, *, keep: Iterable[str] = ()) -> None:
         """Makes every consumer of tensor `old`, except the nodes in `keep`, read `new`."""

@@ -6,11 +6,12 @@ convolution or a matrix product with constant weights W and bias b, both are lin
     (conv(x, W) + b) * scale + offset  =  conv(x, W * scale) + (b * scale + offset)
 
 and the two extra passes over the activations disappear. Zeros in W stay zeros, so pruned weights stay pruned.
-Likewise `Pad` with zeros before a VALID convolution is that convolution's own explicit padding.
+Likewise `Pad` with zeros before a VALID convolution is that convolution's own padding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +21,10 @@ from tensorflow.python.framework import op_def_registry
 
 from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, integers, producer, text
 from tfopt.graph.frozen import FrozenGraph
+from tfopt.graph.products import unify_products
 
-WEIGHTED = ("Conv2D", "MatMul", "DepthwiseConv2dNative")
+CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
+WEIGHTED = (*CONVOLUTIONS, "MatMul")
 NO_VALUE = (tf.variant.as_datatype_enum, tf.resource.as_datatype_enum)  # types that no constant can hold
 AFFINE = ("BiasAdd", "Add", "AddV2", "Sub", "Mul")
 
@@ -34,14 +37,20 @@ def fold_constants(graph: FrozenGraph) -> FrozenGraph:
     editor = GraphEditor(graph.graph_def)
     _evaluate_constants(editor, graph)
     _skip_identities(editor, graph.output_nodes)
+    placeholders = [spec.name for spec in graph.inputs.values()]
+
+    def infer() -> dict[str, tf.TensorShape]:
+        return replace(graph, graph_def=editor.graph_def(graph.output_nodes, keep=placeholders)).shapes()
+
+    unify_products(editor, infer, graph.output_nodes)
+    shapes = infer()
     for name in editor.topological():
         node = editor.nodes.get(name)
         if node is not None and node.op in WEIGHTED:
             _fold_affine(editor, name, graph.output_nodes)
-            if node.op == "Conv2D":
-                _fold_padding(editor, name)
+            if node.op in CONVOLUTIONS:
+                _fold_padding(editor, name, shapes)
     editor.share_constants()
-    placeholders = [spec.name for spec in graph.inputs.values()]
     return replace(graph, graph_def=editor.graph_def(graph.output_nodes, keep=placeholders))
 
 
@@ -154,8 +163,8 @@ def _affine(
     return np.ones(channels), -value if node.op == "Sub" else value
 
 
-def _fold_padding(editor: GraphEditor, name: str) -> None:
-    """Turns a zero Pad of the image axes before a VALID convolution into the convolution's explicit padding."""
+def _fold_padding(editor: GraphEditor, name: str, shapes: Mapping[str, tf.TensorShape]) -> None:
+    """Turns a zero Pad of the image axes before a VALID convolution into the convolution's own padding."""
     node = editor.nodes[name]
     pad = editor.nodes[producer(node.input[0])]
     if pad.op != "Pad" or attribute(node, "padding").s != b"VALID" or editor.consumers[pad.name] != [name]:
@@ -163,7 +172,28 @@ def _fold_padding(editor: GraphEditor, name: str) -> None:
     amounts = editor.constant(pad.input[1])
     if amounts is None or amounts.shape != (4, 2) or amounts[[0, 3]].any():
         return
-    node.attr["padding"].CopyFrom(text("EXPLICIT"))
-    node.attr["explicit_paddings"].CopyFrom(integers(int(amount) for amount in amounts.reshape(-1)))
+    if attribute(node, "data_format").s not in (b"", b"NHWC"):
+        return
+    if amounts[1:3].tolist() == _same_padding(editor, node, shapes[pad.input[0]]):
+        node.attr["padding"].CopyFrom(text("SAME"))
+    elif node.op == "Conv2D":
+        node.attr["padding"].CopyFrom(text("EXPLICIT"))
+        node.attr["explicit_paddings"].CopyFrom(integers(int(amount) for amount in amounts.reshape(-1)))
+    else:
+        return
     editor.set_inputs(name, [pad.input[0], *node.input[1:]])
     editor.remove([pad.name])
+
+
+def _same_padding(editor: GraphEditor, node: Any, shape: tf.TensorShape) -> list[list[int]] | None:
+    """Returns what SAME would pad an image with, before and after each axis; None where its size is open."""
+    weights = editor.constant(node.input[1])
+    if weights is None or shape.rank != 4 or None in shape[1:3].as_list():
+        return None
+    strides = attribute(node, "strides").list.i[1:3]
+    dilations = attribute(node, "dilations").list.i[1:3] or (1, 1)
+    amounts = []
+    for size, extent, stride, dilation in zip(shape[1:3], weights.shape[:2], strides, dilations, strict=True):
+        total = max((-(-size // stride) - 1) * stride + (extent - 1) * dilation + 1 - size, 0)
+        amounts.append([total // 2, total - total // 2])
+    return amounts
