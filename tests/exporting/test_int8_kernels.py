@@ -1,5 +1,8 @@
 """Each int8 kernel against integer arithmetic in NumPy: quantize, multiply and sum as int32, rescale, round."""
 
+import math
+
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -75,9 +78,8 @@ def same_padding(size, kernel, stride, dilation):
 
 
 def assert_agrees(result, reference, span, activation=None):
-    """The reference holds real numbers, still to be rounded to the grid of the result."""
-    if activation:
-        reference = np.maximum(reference, 0)
+    """The reference holds real numbers before the activation, and is rounded to the grid of the result."""
+    reference = REFERENCES[activation](reference)
     low, high = (LOWEST, 127) if span.signed else (0, 255)
     expected = np.clip(np.rint(reference / span.scale), low, high)
     steps = np.rint(result.astype(np.float64) / span.scale)
@@ -91,7 +93,28 @@ def assert_agrees(result, reference, span, activation=None):
     assert np.mean(difference == 0) >= 0.99
 
 
-ACTIVATIONS = {None: lambda x: x, "relu": tf.nn.relu, "relu6": tf.nn.relu6}
+# What follows a convolution, and what follows a product besides.
+RELUS = {None: lambda x: x, "relu": tf.nn.relu, "relu6": tf.nn.relu6}
+ACTIVATIONS = {
+    **RELUS,
+    "leaky": lambda x: tf.nn.leaky_relu(x, 0.3),
+    "elu": tf.nn.elu,
+    "tanh": tf.nn.tanh,
+    "sigmoid": tf.nn.sigmoid,
+    "gelu": lambda x: keras.activations.gelu(x, approximate=False),
+    "gelu_approximate": lambda x: keras.activations.gelu(x, approximate=True),
+}
+REFERENCES = {
+    None: lambda x: x,
+    "relu": lambda x: np.maximum(x, 0),
+    "relu6": lambda x: np.clip(x, 0, 6),
+    "leaky": lambda x: np.where(x > 0, x, np.float32(0.3) * x),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    "tanh": np.tanh,
+    "sigmoid": lambda x: np.exp(-np.logaddexp(0, -x)),
+    "gelu": lambda x: x * np.vectorize(math.erfc)(-x / math.sqrt(2)) / 2,
+    "gelu_approximate": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+}
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -121,7 +144,7 @@ def test_convolution(
 
     def function(x):
         y = tf.nn.conv2d(x, weights, stride, explicit if padding == "EXPLICIT" else padding, dilations=dilation)
-        return ACTIVATIONS[activation](tf.nn.bias_add(y, offset) if bias else y)
+        return RELUS[activation](tf.nn.bias_add(y, offset) if bias else y)
 
     lowered, (chain,), ranges = lower(graph_of(function, (None, *size, channels[0])), x)
     assert {node.op for node in lowered.graph_def.node} & {"Conv2D", "_FusedQuantizedConv2D"} == {
@@ -143,9 +166,50 @@ def test_convolution(
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
-    shape=st.tuples(st.integers(1, 9), st.integers(1, 40), st.integers(1, 40)),
+    size=st.tuples(st.integers(5, 11), st.integers(5, 11)),
+    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    channels=st.integers(1, 35),
+    padding=st.sampled_from(["SAME", "VALID"]),
+    stride=st.integers(1, 2),
     signed=st.booleans(),
     activation=st.sampled_from([None, "relu", "relu6"]),
+    bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_depthwise_convolution(size, kernel, channels, padding, stride, signed, activation, bias, seed):
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(3, *size, channels)).astype("float32")
+    x = x if signed else np.abs(x)
+    weights = (generator.normal(size=(*kernel, channels, 1)) * generator.uniform(0.1, 3, (channels, 1))).astype(
+        "float32"
+    )
+    offset = (generator.normal(size=channels) * bias).astype("float32")
+
+    def function(x):
+        y = tf.nn.depthwise_conv2d(x, weights, [1, stride, stride, 1], padding)
+        return RELUS[activation](tf.nn.bias_add(y, offset) if bias else y)
+
+    lowered, (chain,), ranges = lower(graph_of(function, (None, *size, channels)), x)
+    assert [node.op for node in lowered.graph_def.node].count("_FusedQuantizedDepthwiseConv2D") == 1
+    entering, leaving = ranges[chain.input], ranges[chain.output]
+    steps, scale = quantized_weights(weights[..., 0])
+    amounts = [same_padding(size[axis], kernel[axis], stride, 1) if padding == "SAME" else (0, 0) for axis in (0, 1)]
+    values = quantized(x, entering)
+    sums = np.concatenate(
+        [
+            convolve(values[..., [channel]], steps[:, :, channel, None, None], (stride, stride), amounts, (1, 1))
+            for channel in range(channels)
+        ],
+        axis=-1,
+    )
+    assert_agrees(lowered.predict(x)["y"], sums * (entering.scale * scale) + offset, leaving, activation)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    shape=st.tuples(st.integers(1, 9), st.integers(1, 40), st.integers(1, 40)),
+    signed=st.booleans(),
+    activation=st.sampled_from(list(ACTIVATIONS)),
     bias=st.booleans(),
     followed=st.booleans(),
     magnitude=st.sampled_from([1e-5, 1e-2, 1.0, 1e5]),
@@ -176,11 +240,14 @@ def test_matrix_product(shape, signed, activation, bias, followed, magnitude, se
     steps, scale = quantized_weights(weights)
     reference = (quantized(x, entering) @ steps) * (entering.scale * scale) + offset
     result = lowered.predict(x)["y"]
-    if followed:
+    if followed and activation in RELUS:
+        assert_agrees(result, reference, ranges[chains[1].input], activation)
+    elif followed:  # the kernels' own approximations of these functions are good to a millionth
         span = ranges[chains[1].input]
-        assert_agrees(result, reference, span, activation)
+        expected = np.clip(REFERENCES[activation](reference), span.low, span.limit)
+        np.testing.assert_allclose(result, expected, rtol=0, atol=0.51 * span.scale + 2e-6)
     else:
-        expected = {None: reference, "relu": np.maximum(reference, 0), "relu6": np.clip(reference, 0, 6)}[activation]
+        expected = REFERENCES[activation](reference)
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5 * np.abs(reference).max())
 
 

@@ -214,7 +214,7 @@ def test_custom_gradients_do_not_hinder(precision, tmp_path):
 
 @pytest.mark.slow
 def test_nothing_to_quantize_is_exported_as_float_with_a_warning(tmp_path):
-    model = keras.Sequential([keras.Input((8, 8, 3), name="image"), layers.DepthwiseConv2D(3)])
+    model = keras.Sequential([keras.Input((8, 8, 3), name="image"), layers.Conv2DTranspose(3, 2)])
     with pytest.warns(TfoptWarning, match="changed nothing"):
         export(model, tmp_path / "a", INT8, calibration_data=X)
     with SavedModelProcess(tmp_path / "a") as process:
@@ -465,7 +465,7 @@ def test_killed_at_any_moment(tmp_path):
     """The final name holds a whole artifact or nothing, and the next export clears what was left."""
     final = tmp_path / "a"
     found = 0
-    for delay in np.random.default_rng(0).uniform(0, 1.5, 15):
+    for delay in np.random.default_rng(0).uniform(0, 1.5, 9):
         process = subprocess.Popen(
             [sys.executable, "-c", EXPORTS_FOR_EVER, str(final)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
@@ -479,7 +479,7 @@ def test_killed_at_any_moment(tmp_path):
             for name, recorded in manifest_of(final)["files"].items():
                 assert hashlib.sha256((final / name).read_bytes()).hexdigest() == recorded["sha256"]
             assert freeze(final).predict(np.ones((2, 200)))["output_0"].shape == (2, 10)
-    assert found >= 10  # it may be gone between two renames
+    assert found >= 6  # it may be gone between two renames
     export(small(), final)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert verify(final, seconds=0.01).ok

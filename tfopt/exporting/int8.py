@@ -2,15 +2,15 @@
 
 Each chain (see tfopt.quantization.chains) becomes one node:
 
-    _FusedQuantizedConv2D   device inputs [x, W, bias(, summand)]
+    _FusedQuantizedConv2D   device inputs [x, W, bias(, summand)]     (_FusedQuantizedDepthwiseConv2D likewise)
                             host inputs   [min_x, max_x, min_W[], max_W[](, min_s, max_s), min_y, max_y]
     _QuantizedMatMul        device inputs [x, W, bias]; host inputs likewise, without min_y and max_y where the result
                             is float32 ("Dequantize" fused in place of "Requantize")
 
 x and y are quint8 for a range [0, max], else qint8; W is qint8 with one range per output channel; bias is float32.
 The kernels take symmetric ("SCALED") ranges: the scale is max(|min|, |max|) over 255 or 127, exactly the grid of the
-fake-quantization nodes. Relu6 needs no kernel of its own: the range of its result ends at 6 or below, and
-requantization saturates there.
+fake-quantization nodes. A convolution's Relu6 needs no kernel of its own: the range of its result ends at 6 or below,
+and requantization saturates there.
 
 A fused sum accepts only a Relu behind it, and reads its summand as quint8 whatever type it is given (oneDNN's sum is
 not told the type). A signed summand s is therefore computed as s + 128 * scale, which is never negative, by a larger
@@ -31,7 +31,8 @@ import tensorflow as tf
 from tfopt.errors import UnsupportedLayerError
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import AttrValue, attribute, copy_attributes, dtype_attr, producer, strings, text, types
-from tfopt.quantization.chains import FAKE_QUANT, PASS_THROUGH, Chain, find_chains
+from tfopt.quantization.activations import NON_NEGATIVE
+from tfopt.quantization.chains import CONVOLUTIONS, FAKE_QUANT, PASS_THROUGH, Chain, find_chains, weights_quantizer
 from tfopt.quantization.observers import Range
 
 OFFSET = 128
@@ -76,7 +77,7 @@ class _Lowering:
     def lower(self, chain: Chain) -> None:
         """Adds the kernel that computes a chain."""
         entering = self._quantized(chain.input)
-        if self.editor.nodes[chain.op].op == "Conv2D":
+        if self.editor.nodes[chain.op].op in CONVOLUTIONS:
             self._convolution(chain, entering)
         else:
             self._product(chain, entering)
@@ -118,7 +119,7 @@ class _Lowering:
         host += [leaving.low, leaving.high]
         fused = ["BiasAdd", *(["Sum"] if summand else []), *(["Relu"] if chain.activation else []), "Requantize"]
         kernel = self.editor.add(
-            "_FusedQuantizedConv2D",
+            "_FusedQuantizedConv2D" if node.op == "Conv2D" else "_FusedQuantizedDepthwiseConv2D",
             f"{chain.op}/int8",
             [entering.values, weights, bias, *(added.values for added in summands), *host],
             Tinput=dtype_attr(entering.dtype),
@@ -137,10 +138,9 @@ class _Lowering:
 
     def _product(self, chain: Chain, entering: Quantized) -> None:
         behind = self._range_behind(chain.output)
-        if behind is None and chain.activation == "Relu6":
-            # Nothing clamps the result at 6, and the kernel has no Relu6 of its own: that node stays.
-            chain = replace(chain, nodes=chain.nodes[:-1], activation=None)
-        leaving = None if behind is None else self._span(behind, unsigned=bool(chain.activation))
+        activation = chain.activation
+        never_negative = activation is not None and activation.name in NON_NEGATIVE
+        leaving = None if behind is None else self._span(behind, unsigned=never_negative)
         weights, *weight_range = self._weights(chain)
         host = [entering.low, entering.high, *weight_range, *([leaving.low, leaving.high] if leaving else [])]
         result = leaving.dtype if leaving else tf.float32
@@ -158,8 +158,9 @@ class _Lowering:
             Tdevice_outputs=types(result),
             Thost_outputs=types(*[tf.float32] * (2 if leaving else 0)),
             fused_ops=strings(
-                ["BiasAdd", *(["Relu"] if chain.activation else []), "Requantize" if leaving else "Dequantize"]
+                ["BiasAdd", *([activation.name] if activation else []), "Requantize" if leaving else "Dequantize"]
             ),
+            leakyrelu_alpha=AttrValue(f=activation.alpha if activation else 0.0),
             input_quant_mode=text("SCALED"),
             output_quant_mode=text("SCALED"),
         )
@@ -233,8 +234,23 @@ class _Lowering:
                 **copy_attributes(node, ("ksize", "strides", "padding")),
             )
         others = {key: value for key, value in node.attr.items() if key != "T" and not key.startswith("_")}
-        inputs = [inner.values, *node.input[1:]]
-        return self.editor.add(node.op, name, inputs, T=dtype_attr(inner.dtype), **others)
+        if node.op != "Pad":
+            return self.editor.add(node.op, name, [inner.values, *node.input[1:]], T=dtype_attr(inner.dtype), **others)
+        # TensorFlow pads quantized types value by value, thirty times as slowly as the same bytes as integers.
+        plain = tf.uint8 if inner.dtype == tf.quint8 else tf.int8
+        padded = self.editor.add(
+            "Pad",
+            f"{name}/bytes",
+            [self._bitcast(inner.values, inner.dtype, plain), *node.input[1:]],
+            T=dtype_attr(plain),
+            **others,
+        )
+        return self._bitcast(padded, plain, inner.dtype, name)
+
+    def _bitcast(self, tensor: str, source: Any, target: Any, name: str | None = None) -> str:
+        return self.editor.add(
+            "Bitcast", name or f"{tensor}/{target.name}", [tensor], T=dtype_attr(source), type=dtype_attr(target)
+        )
 
     def _dequantize(self, name: str, tensor: Quantized) -> str:
         return self.editor.add(
@@ -255,21 +271,28 @@ class _Lowering:
 
     def _weights(self, chain: Chain) -> tuple[str, str, str]:
         """Adds the int8 weights and their per-channel ranges."""
-        source = self.editor.nodes[producer(chain.weights)]
+        source = self._weights_quantizer(chain)
         values, high = self.editor.value(source.input[0]), self.editor.value(source.input[2])
         steps = np.clip(np.rint(values / (high / 127)), -127, 127).astype(np.int8)
+        if self.editor.nodes[chain.op].op == "DepthwiseConv2dNative":
+            steps = steps[..., None]
         return (
             self.editor.add_constant(f"{chain.op}/int8_weights", steps, tf.qint8),
             self.editor.add_constant(f"{chain.op}/int8_weights_min", -high),
             self.editor.add_constant(f"{chain.op}/int8_weights_max", high),
         )
 
+    def _weights_quantizer(self, chain: Chain) -> Any:
+        node = weights_quantizer(self.editor, chain.weights)
+        assert node is not None, chain.op  # or it would be no chain
+        return node
+
     def _bias(self, chain: Chain, offset: float = 0.0) -> str:
         """Returns the chain's bias, the offset added, as a constant of one value per output channel."""
         if chain.bias is not None:
             bias = self.editor.value(chain.bias)
         else:
-            bias = np.zeros_like(self.editor.value(self.editor.nodes[producer(chain.weights)].input[2]))
+            bias = np.zeros_like(self.editor.value(self._weights_quantizer(chain).input[2]))
         return self.editor.add_constant(f"{chain.op}/bias", (bias + offset).astype(np.float32))
 
     def _scalar(self, value: float) -> str:

@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import tensorflow as tf
 
-from tfopt.graph.edit import AttrValue, GraphEditor
+from tfopt.graph.edit import AttrValue, GraphEditor, dtype_attr
 from tfopt.graph.frozen import FrozenGraph
-from tfopt.quantization.chains import FAKE_QUANT, FAKE_QUANT_WEIGHTS, Chain, pass_through_origin
+from tfopt.quantization.chains import CONVOLUTIONS, FAKE_QUANT, FAKE_QUANT_WEIGHTS, Chain, pass_through_origin
 from tfopt.quantization.observers import Range
 
 
@@ -29,7 +30,7 @@ def tensors_to_observe(editor: GraphEditor, chains: Sequence[Chain]) -> list[str
     """
     entering = {pass_through_origin(editor, chain.input) for chain in chains}
     entering |= {pass_through_origin(editor, chain.summand) for chain in chains if chain.summand}
-    leaving = {chain.output for chain in chains if editor.nodes[chain.op].op == "Conv2D"}
+    leaving = {chain.output for chain in chains if editor.nodes[chain.op].op in CONVOLUTIONS}
     return sorted(entering | leaving)
 
 
@@ -48,19 +49,38 @@ def annotate(graph: FrozenGraph, chains: Sequence[Chain], ranges: Mapping[str, R
         )
         editor.redirect(tensor, name, keep=[name])
     for chain in chains:
-        weights = editor.value(chain.weights)
-        limits = np.abs(weights).reshape(-1, weights.shape[-1]).max(axis=0).astype(np.float32)
-        limits[limits == 0] = 1.0  # a channel of zeros has no scale of its own
-        low = editor.add_constant(f"{chain.op}/weights_min", -limits)
-        high = editor.add_constant(f"{chain.op}/weights_max", limits)
-        name = editor.add(
-            FAKE_QUANT_WEIGHTS,
-            f"{chain.op}/fake_quant_weights",
-            [chain.weights, low, high],
-            num_bits=AttrValue(i=8),
-            narrow_range=AttrValue(b=True),
-        )
-        inputs = list(editor.nodes[chain.op].input)
-        editor.set_inputs(chain.op, [inputs[0], name, *inputs[2:]])
+        _annotate_weights(editor, chain)
     placeholders = [spec.name for spec in graph.inputs.values()]
     return replace(graph, graph_def=editor.graph_def(graph.output_nodes, keep=placeholders))
+
+
+def _annotate_weights(editor: GraphEditor, chain: Chain) -> None:
+    weights, source = editor.value(chain.weights), chain.weights
+    depthwise = editor.nodes[chain.op].op == "DepthwiseConv2dNative"
+    if depthwise:  # the ranges are those of the last axis
+        source = editor.add_constant(f"{chain.op}/channels_last", weights[..., 0])
+        weights = weights[..., 0]
+    limits = np.abs(weights).reshape(-1, weights.shape[-1]).max(axis=0).astype(np.float32)
+    limits[limits == 0] = 1.0  # a channel of zeros has no scale of its own
+    name = editor.add(
+        FAKE_QUANT_WEIGHTS,
+        f"{chain.op}/fake_quant_weights",
+        [
+            source,
+            editor.add_constant(f"{chain.op}/weights_min", -limits),
+            editor.add_constant(f"{chain.op}/weights_max", limits),
+        ],
+        num_bits=AttrValue(i=8),
+        narrow_range=AttrValue(b=True),
+    )
+    if depthwise:
+        sizes = editor.add_constant(f"{chain.op}/weights_shape", np.asarray([*weights.shape, 1], np.int32))
+        name = editor.add(
+            "Reshape",
+            f"{chain.op}/weights",
+            [name, sizes],
+            T=dtype_attr(tf.float32),
+            Tshape=dtype_attr(tf.int32),
+        )
+    inputs = list(editor.nodes[chain.op].input)
+    editor.set_inputs(chain.op, [inputs[0], name, *inputs[2:]])

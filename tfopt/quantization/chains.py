@@ -1,7 +1,8 @@
 """Finds what an int8 kernel can compute as one: a convolution or product, and what follows it.
 
-A chain is `op -> [BiasAdd] -> [+ summand] -> [Relu | Relu6]`, each link read by the next one only, so that no value
-inside it is needed elsewhere. Its input and its output are the tensors that get a range.
+A chain is `op -> [BiasAdd] -> [+ summand] -> [activation]`, each link read by the next one only, so that no value
+inside it is needed elsewhere. Behind a convolution the activation is a Relu or Relu6, behind a product any that
+tfopt.quantization.activations finds. Its input and its output are the tensors that get a range.
 
 The fused sum has conditions of its own. The kernel adds into the summand's buffer, and crashes when that buffer is
 still in use: so every other reader of the summand must be an ancestor of the chain's first op, which makes it certain
@@ -24,6 +25,7 @@ import tensorflow as tf
 
 from tfopt.graph.edit import GraphEditor, attribute, producer
 from tfopt.graph.frozen import FrozenGraph
+from tfopt.quantization.activations import Activation, find_activation
 from tfopt.report import Skip
 
 ADDITIONS = ("Add", "AddV2")
@@ -32,7 +34,9 @@ FAKE_QUANT = "FakeQuantWithMinMaxArgs"
 FAKE_QUANT_WEIGHTS = "FakeQuantWithMinMaxVarsPerChannel"
 # Ops that only move or select values, so that a quantized tensor keeps its range through them.
 PASS_THROUGH = ("MaxPool", "Pad", "Reshape", "Squeeze", "ExpandDims", "Identity")
-WITHOUT_LOWERING = ("DepthwiseConv2dNative", "BatchMatMulV2", "Einsum", "Conv2DBackpropInput", "Conv3D")
+CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
+WEIGHTED = (*CONVOLUTIONS, "MatMul")
+WITHOUT_LOWERING = ("BatchMatMulV2", "Einsum", "Conv2DBackpropInput", "Conv3D")
 Shapes = Mapping[str, tf.TensorShape]
 
 
@@ -41,13 +45,13 @@ class Chain:
     """One fused group of float nodes.
 
     Attributes:
-        op: Name of the Conv2D or MatMul node.
+        op: Name of the Conv2D, DepthwiseConv2dNative or MatMul node.
         nodes: Names of all its nodes in order, `op` first.
         input: Tensor that enters `op`.
-        weights: Tensor of the float weights; output channels are the last axis.
+        weights: Tensor of the float weights; output channels are the last axis, of a depthwise convolution the third.
         bias: Tensor of the bias, or None.
         summand: Tensor that is added before the activation, or None.
-        activation: "Relu", "Relu6" or None.
+        activation: What is computed last, or None.
     """
 
     op: str
@@ -56,7 +60,7 @@ class Chain:
     weights: str
     bias: str | None
     summand: str | None
-    activation: str | None
+    activation: Activation | None
 
     @property
     def output(self) -> str:
@@ -96,7 +100,7 @@ def find_chains(
         )
         for function in graph.graph_def.library.function
         for node in function.node_def
-        if node.op in ("Conv2D", "MatMul", *WITHOUT_LOWERING)
+        if node.op in (*WEIGHTED, *WITHOUT_LOWERING)
     ]
     return sorted(chains, key=lambda chain: order[chain.output]), skips
 
@@ -114,26 +118,36 @@ def _obstacle(editor: GraphEditor, shapes: Shapes, node: Any, patterns: tuple[st
     """Returns None if the node can start a chain, "" if it is no weighted op, else why it cannot."""
     if node.op in WITHOUT_LOWERING:
         return "no int8 lowering for this op yet"
-    if node.op not in ("Conv2D", "MatMul"):
+    if node.op not in WEIGHTED:
         return ""
     if matches(node.name, patterns):
         return "excluded by the configuration"
-    source = editor.nodes[producer(node.input[1])]
-    if annotated and source.op != FAKE_QUANT_WEIGHTS:
+    quantizer = weights_quantizer(editor, node.input[1])
+    if annotated and quantizer is None:
         return "its weights carry no range"
-    weights = editor.constant(source.input[0] if annotated else node.input[1])
+    weights = editor.constant(node.input[1] if quantizer is None else quantizer.input[0])
     if weights is None:
         return "its weights are not constant"
     if not np.isfinite(weights).all():
         return "its weights hold NaN or infinity"
-    if node.op == "Conv2D":
+    if node.op in CONVOLUTIONS:
         if attribute(node, "data_format").s not in (b"", b"NHWC"):
             return "not in NHWC layout"
+        if node.op == "DepthwiseConv2dNative":
+            return None if weights.ndim == 3 or weights.shape[3] == 1 else "more than one filter for each input channel"
         if shapes[node.input[0]][-1] != weights.shape[2]:
             return "grouped convolution, or an unknown number of input channels"
     elif attribute(node, "transpose_a").b or attribute(node, "transpose_b").b:
         return "transposed operand"
     return None
+
+
+def weights_quantizer(editor: GraphEditor, weights: str) -> Any | None:
+    """Returns the fake-quantization node behind an op's weights, also where they get their fourth axis behind it."""
+    node = editor.nodes[producer(weights)]
+    if node.op == "Reshape":
+        node = editor.nodes[producer(node.input[0])]
+    return node if node.op == FAKE_QUANT_WEIGHTS else None
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
@@ -148,27 +162,29 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
 def _follow(
     editor: GraphEditor, shapes: Shapes, name: str, outputs: frozenset[str], heads: set[str], claimed: set[str]
 ) -> Chain:
-    nodes, last = [name], name
-    bias = summand = activation = None
-    while last not in outputs and len(editor.consumers.get(last, ())) == 1:
+    nodes, bias, summand = [name], None, None
+    op = editor.nodes[name].op
+    while True:
+        last = nodes[-1]
+        activation = _fusible_activation(editor, op, last, outputs, claimed)
+        if activation is not None:
+            nodes += activation.nodes
+            break
+        if last in outputs or len(editor.consumers.get(last, ())) != 1:
+            break
         follower = editor.nodes[editor.consumers[last][0]]
         if follower.name in claimed:
             break
         if follower.op == "BiasAdd" and len(nodes) == 1 and editor.constant(follower.input[1]) is not None:
             bias = follower.input[1]
-        elif follower.op in ADDITIONS and summand is None and activation is None:
+        elif follower.op in ADDITIONS and summand is None:
             other = _other_input(follower, last)
             if other is None or follower.name in outputs or not _sum_fits(editor, shapes, name, follower, other, heads):
                 break
             summand = other
-        elif follower.op in RELUS:
-            activation = follower.op
         else:
             break
         nodes.append(follower.name)
-        last = follower.name
-        if activation:
-            break
     return Chain(
         op=name,
         nodes=tuple(nodes),
@@ -178,6 +194,15 @@ def _follow(
         summand=summand,
         activation=activation,
     )
+
+
+def _fusible_activation(
+    editor: GraphEditor, op: str, tensor: str, outputs: frozenset[str], claimed: set[str]
+) -> Activation | None:
+    found = find_activation(editor, tensor, outputs)
+    if found is None or claimed.intersection(found.nodes):
+        return None
+    return found if op == "MatMul" or found.name in RELUS else None
 
 
 def _other_input(node: Any, tensor: str) -> str | None:

@@ -101,5 +101,9 @@ def quantize(
 
 def _detail(editor: GraphEditor, chain: Chain) -> str:
     weights = editor.value(chain.weights)
-    fused = [part for part in (chain.bias and "bias", chain.summand and "sum", chain.activation) if part]
+    fused = [
+        part
+        for part in (chain.bias and "bias", chain.summand and "sum", chain.activation and chain.activation.name)
+        if part
+    ]
     return f"int8 weights {weights.shape} per channel" + (f", fused {', '.join(fused)}" if fused else "")
