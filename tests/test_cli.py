@@ -190,6 +190,7 @@ def test_flags_override_the_recipe_and_keep_the_rest():
     assert parse(Recipe, [], "tfopt run digits_cnn", recipe) == recipe
 
 
+@pytest.mark.slow
 def test_a_stage_that_is_off_is_turned_on_by_its_flag(workplace, capsys):
     (workplace / "plain.toml").write_text(TINY.split("[pruning]")[0])
     assert main(["run", "plain.toml", "--json", "--pruning.target-sparsity", "0.5", "--pruning.epochs", "1"]) == 0

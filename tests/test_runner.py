@@ -239,6 +239,7 @@ def test_global_state_is_left_as_it_was(fails):
     assert keras.config.dtype_policy() is policy
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run_and_another_another():
     def weights(seed):
         training = dataclasses.replace(TINY.training, seed=seed)
@@ -284,6 +285,7 @@ def test_pruning_has_its_own_learning_rate_or_that_of_the_training():
     assert last_rate(None) == pytest.approx(TINY.training.learning_rate)
 
 
+@pytest.mark.slow
 def test_two_replicas_run_a_recipe(two_replicas):
     training = dataclasses.replace(TINY.training, strategy=two_replicas)
     result = run(dataclasses.replace(TINY, training=training, quantization=None), console=silent())
@@ -293,6 +295,7 @@ def test_two_replicas_run_a_recipe(two_replicas):
     assert zeros == pytest.approx([0.5, 0.5], abs=0.01)
 
 
+@pytest.mark.slow
 def test_mirrored_runs_a_second_recipe_in_the_same_process():
     """Two MirroredStrategy objects would give their collective operations the same numbers."""
     training = dataclasses.replace(TINY.training, strategy="mirrored", epochs=1)

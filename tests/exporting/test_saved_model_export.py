@@ -419,6 +419,7 @@ def test_leftovers_of_killed_processes_are_cleared(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == kept
 
 
+@pytest.mark.slow
 def test_the_folder_can_be_moved_with_its_baseline(tmp_path):
     model = small()
     export(model, tmp_path / "x" / "float32")

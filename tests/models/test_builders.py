@@ -121,6 +121,7 @@ assert "tfopt" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_saved_models_reload_where_there_is_no_tfopt(tmp_path):
     """A plain .keras file: keras alone loads it, with the same outputs."""
     x = np.random.default_rng(0).random((3, 32, 32, 1), "float32")

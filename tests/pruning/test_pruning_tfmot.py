@@ -106,6 +106,7 @@ def test_tfmot_is_not_imported_for_a_keras_3_model():
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_pruning_a_tf_keras_model_leaves_the_environment_alone():
     script = (
         "import os, tf_keras; from tfopt.pruning import prune; before = dict(os.environ);"

@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -222,7 +223,7 @@ def test_the_sbatch_file_requeues_after_sigterm_only_when_a_checkpoint_was_saved
     programs = {
         "srun": '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n',
         "scontrol": f'#!/bin/bash\necho "$@" > {tmp_path}/requeued\n',
-        "python": f'#!/bin/bash\nexec {sys.executable} "$@"\n',
+        "python": f'#!/bin/bash\nexec {shlex.quote(sys.executable)} "$@"\n',
     }
     for name, text in programs.items():
         (tmp_path / name).write_text(text)

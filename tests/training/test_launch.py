@@ -159,6 +159,7 @@ def processes(launcher, workers):
     return [int(number) for line in lines for number in line.split("] ")[1].split()]
 
 
+@pytest.mark.slow
 def test_sigterm_lets_the_workers_save(script):
     launcher = start("--workers", 2, script(WAITING))
     started = processes(launcher, 2)

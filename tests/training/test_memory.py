@@ -114,8 +114,18 @@ def train(make, scope, *, jit_compile=False, strategy=None, policy="float32"):
 
 
 @pytest.mark.parametrize("mode", REMAT_MODES)
-@pytest.mark.parametrize("make", [dense, convolutional, attention])
-@pytest.mark.parametrize("setting", ["plain", "jit_compile", "two_replicas", "mixed_float16"])
+@pytest.mark.parametrize(
+    ("setting", "make"),
+    [
+        ("plain", dense),
+        ("plain", convolutional),
+        ("plain", attention),
+        pytest.param("jit_compile", attention, marks=pytest.mark.slow),
+        pytest.param("two_replicas", dense, marks=pytest.mark.slow),
+        pytest.param("two_replicas", attention, marks=pytest.mark.slow),
+        pytest.param("mixed_float16", convolutional, marks=pytest.mark.slow),
+    ],
+)
 def test_a_mode_offered_trains_the_same_weights(mode, make, setting, two_replicas):
     options = {
         "plain": {},

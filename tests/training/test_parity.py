@@ -239,9 +239,15 @@ def float16_model():
     return model, keras.optimizers.SGD(0.01, momentum=0.9)
 
 
-@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("accumulate", [1, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("overflowing", [0, 1])
+@pytest.mark.parametrize(
+    ("overflowing", "accumulate", "jit_compile"),
+    [
+        (1, 1, False),
+        pytest.param(0, 1, True, marks=pytest.mark.slow),
+        pytest.param(0, 4, False, marks=pytest.mark.slow),
+        pytest.param(1, 4, True, marks=pytest.mark.slow),
+    ],
+)
 def test_an_overflow_on_one_replica_skips_the_step_on_both(two_replicas, overflowing, accumulate, jit_compile):
     x, y, _ = dense_data(BATCH)
     decided = decide(two_replicas, jit_compile, precision="mixed_float16", accumulate=accumulate)
@@ -294,7 +300,8 @@ def assert_loss_scales(model, expected):
     )
 
 
-@pytest.mark.parametrize("left", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("left", [0, 1])
 def test_float16_on_replicas_is_float16_on_one_device(two_replicas, left):
     data = dense_data(STEPS * BATCH + left)
     models, histories = zip(

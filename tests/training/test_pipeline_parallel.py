@@ -137,6 +137,7 @@ def test_mlp():
     np.testing.assert_allclose(np.linalg.norm(model.get_weights()[-2], axis=0), 1.0, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_batch_smaller_than_the_micro_batches():
     assert_same(mlp, floats(18, 6), floats(18, 3), micro_batches=[7])
 
@@ -146,6 +147,7 @@ def test_weights_of_examples():
     assert_same(mlp, floats(24, 6), floats(24, 3), sample_weight=weights, optimizer="sgd")
 
 
+@pytest.mark.slow
 def test_residual_cnn_with_batch_norm():
     assert_same(residual_cnn, floats(16, 8, 8, 3), RNG.integers(0, 4, 16), micro_batches=[1],
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])  # fmt: skip

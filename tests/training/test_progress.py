@@ -104,6 +104,7 @@ def test_steps_of_unknown_number_are_counted(model):
     assert "epoch 2/2  4/4" in drawings(file)[-1]
 
 
+@pytest.mark.slow
 def test_without_a_terminal_about_every_tenth_epoch_is_a_line(model):
     lines = plain(model, epochs=40, batch_size=32)
     assert [int(re.search(r"epoch (\d+)/40", line)[1]) for line in lines] == [1, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40]

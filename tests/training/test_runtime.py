@@ -203,6 +203,7 @@ def scalar_loss(y, y_pred):
     return tf.reduce_mean(tf.square(y - y_pred))
 
 
+@pytest.mark.slow
 def test_a_loss_function_that_averages_by_itself_counts_the_same_on_replicas(two_replicas):
     """Keras divides losses by the number of replicas only where they have a value for each example."""
     results = []
