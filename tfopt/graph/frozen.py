@@ -12,6 +12,8 @@ from tensorflow.python.eager import context
 
 from tfopt.errors import ConfigError
 
+LARGE = 4096  # bytes; what shapes are computed from is smaller
+
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenGraph:
@@ -37,7 +39,7 @@ class FrozenGraph:
     def shapes(self) -> dict[str, tf.TensorShape]:
         """Returns what TensorFlow infers of each tensor's shape, by tensor name."""
         with tf.Graph().as_default() as graph:
-            tf.graph_util.import_graph_def(self.graph_def, name="")
+            tf.graph_util.import_graph_def(_without_weights(self.graph_def), name="")
         return {
             tensor.name.removesuffix(":0"): tensor.shape
             for operation in graph.get_operations()
@@ -107,6 +109,19 @@ class FrozenGraph:
                     f"Received: a batch of shape {value.shape}. Pass whole batches of examples."
                 )
         return fed
+
+
+def _without_weights(graph_def: Any) -> Any:
+    """Returns the graph with a placeholder of the same shape for each large constant, which is quicker to import."""
+    light = type(graph_def)(versions=graph_def.versions, library=graph_def.library)
+    for node in graph_def.node:
+        if node.op == "Const" and node.attr["value"].tensor.ByteSize() > LARGE:
+            placeholder = light.node.add(name=node.name, op="Placeholder")
+            placeholder.attr["dtype"].CopyFrom(node.attr["dtype"])
+            placeholder.attr["shape"].shape.CopyFrom(node.attr["value"].tensor.tensor_shape)
+        else:
+            light.node.append(node)
+    return light
 
 
 def _describe(inputs: Any) -> str:

@@ -5,7 +5,8 @@ would have. It is the one form that exporters lower from, however the ranges wer
 
 - an activation passes through FakeQuantWithMinMaxArgs(min, max): quint8 for [0, max], and with `narrow_range`
   qint8 for [-max, max];
-- weights pass through FakeQuantWithMinMaxVarsPerChannel(-max, max, narrow_range), channels last.
+- weights pass through FakeQuantWithMinMaxVarsPerChannel(-max, max, narrow_range), channels last; those of a depthwise
+  convolution get their fourth axis behind it.
 """
 
 from __future__ import annotations
