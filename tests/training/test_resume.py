@@ -325,9 +325,13 @@ def test_sigterm_saves_and_ends_with_exit_code_143(tmp_path):
     first = start()
     for _ in range(30):
         first.stdout.readline()
+    store = CheckpointStore(tmp_path / "run")
     first.send_signal(signal.SIGTERM)
+    while not store.steps() and first.poll() is None:
+        time.sleep(0.001)
+    first.send_signal(signal.SIGTERM)  # a second one, while the process ends
     assert first.wait(timeout=60) == 143, first.communicate()[1]
-    (step,) = CheckpointStore(tmp_path / "run").steps()
+    (step,) = store.steps()
     assert 0 < step < 200 * STEPS
     assert undisturbed.wait(timeout=120) == 0
     second = start(resume=True)

@@ -61,7 +61,8 @@ class Resume:
         self._every = every
         self._strategy = strategy
         self._check = check
-        self._terminated = False
+        self._terminated = False  # SIGTERM came to this process
+        self._ending = False  # the training is saved and the process told to end
         self._model: Any = None
         found = self._store.steps()
         if mode is False and found:
@@ -83,7 +84,7 @@ class Resume:
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Takes SIGTERM as a request to save and end, with exit code 143."""
-        self._terminated = False
+        self._terminated = self._ending = False
         if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
             yield
             return
@@ -95,7 +96,9 @@ class Resume:
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            # With several workers another's SIGTERM may have ended the training. This worker's own, if it comes while
+            # the process ends, must not cut that short.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN if self._ending else before)
             if self._model is not None:
                 self._model._initial_epoch = None
                 self._model = None
@@ -212,6 +215,7 @@ class Resume:
             self._terminate()
 
     def _terminate(self) -> None:
+        self._ending = True
         print(f"tfopt: SIGTERM: saved {self.last_checkpoint()}", file=sys.stderr)  # noqa: T201
         raise SystemExit(TERMINATED)
 
