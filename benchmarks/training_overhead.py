@@ -12,7 +12,7 @@ of its first epoch to the end of its last, so it holds whole epochs with everyth
 them. Each round gives one ratio of two neighbouring turns. The median over the rounds counts, because other programs
 disturb single turns; the quartiles say how much. The same ratio of the processor time that all threads of this process
 took stands beside it: it hardly feels other programs, but counts as work what a thread does while it waits for another.
-Results go to benchmarks/results/training_overhead.json. Takes twenty minutes on two cores.
+Results go to benchmarks/results/training_overhead.json. Takes half an hour on two cores.
 """
 
 from __future__ import annotations

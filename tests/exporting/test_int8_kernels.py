@@ -170,13 +170,15 @@ def test_convolution(
     kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     channels=st.integers(1, 35),
     padding=st.sampled_from(["SAME", "VALID"]),
-    stride=st.integers(1, 2),
+    stride=st.integers(1, 3),
+    dilation=st.integers(1, 2),
     signed=st.booleans(),
     activation=st.sampled_from([None, "relu", "relu6"]),
     bias=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_depthwise_convolution(size, kernel, channels, padding, stride, signed, activation, bias, seed):
+def test_depthwise_convolution(size, kernel, channels, padding, stride, dilation, signed, activation, bias, seed):
+    dilation = dilation if stride == 1 else 1  # TensorFlow takes one or the other
     generator = np.random.default_rng(seed)
     x = generator.normal(size=(3, *size, channels)).astype("float32")
     x = x if signed else np.abs(x)
@@ -186,18 +188,29 @@ def test_depthwise_convolution(size, kernel, channels, padding, stride, signed, 
     offset = (generator.normal(size=channels) * bias).astype("float32")
 
     def function(x):
-        y = tf.nn.depthwise_conv2d(x, weights, [1, stride, stride, 1], padding)
+        # tf.nn.depthwise_conv2d would take a dilated one apart into convolutions of every other pixel.
+        y = tf.raw_ops.DepthwiseConv2dNative(
+            input=x,
+            filter=weights,
+            strides=[1, stride, stride, 1],
+            padding=padding,
+            dilations=[1, dilation, dilation, 1],
+        )
         return RELUS[activation](tf.nn.bias_add(y, offset) if bias else y)
 
     lowered, (chain,), ranges = lower(graph_of(function, (None, *size, channels)), x)
     assert [node.op for node in lowered.graph_def.node].count("_FusedQuantizedDepthwiseConv2D") == 1
     entering, leaving = ranges[chain.input], ranges[chain.output]
     steps, scale = quantized_weights(weights[..., 0])
-    amounts = [same_padding(size[axis], kernel[axis], stride, 1) if padding == "SAME" else (0, 0) for axis in (0, 1)]
+    amounts = [
+        same_padding(size[axis], kernel[axis], stride, dilation) if padding == "SAME" else (0, 0) for axis in (0, 1)
+    ]
     values = quantized(x, entering)
     sums = np.concatenate(
         [
-            convolve(values[..., [channel]], steps[:, :, channel, None, None], (stride, stride), amounts, (1, 1))
+            convolve(
+                values[..., [channel]], steps[:, :, channel, None, None], (stride, stride), amounts, (dilation,) * 2
+            )
             for channel in range(channels)
         ],
         axis=-1,
@@ -366,6 +379,8 @@ def test_moving_ops_work_on_the_quantized_tensor(signed):
     assert names.count("QuantizeV2") == 1
     assert "Dequantize" not in names
     assert "QuantizedMaxPool" in names
+    (pad,) = [node for node in lowered.graph_def.node if node.op == "Pad"]
+    assert tf.as_dtype(pad.attr["T"].type) == (tf.int8 if signed else tf.uint8)
     editor = GraphEditor(graph.graph_def)
     annotated = annotate(graph, chains, ranges)
     assert sum(node.op == FAKE_QUANT for node in annotated.graph_def.node) == len(ranges) == 2

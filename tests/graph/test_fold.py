@@ -148,6 +148,24 @@ TRAPS = {
     "reflected padding": (lambda x: conv(tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]], mode="REFLECT")), IMAGE),
     "padding before SAME": (lambda x: conv(tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]]), "SAME"), IMAGE),
     "padding read twice": (lambda x: (y := tf.pad(x, [[0, 0], [1, 2], [0, 1], [0, 0]]), conv(y)), IMAGE),
+    "a bias along the second axis": (
+        lambda x: tf.nn.bias_add(tf.reshape(tf.matmul(x, WEIGHTS), [-1, 2, 2, 1]), [1.0, -2.0], data_format="NCHW"),
+        VECTOR,
+    ),
+    "a constant that adds an axis to the rows": (
+        # Not a sum: TensorFlow's own fusion of a product and a sum loses the axis.
+        lambda x: tf.reshape(tf.matmul(x, WEIGHTS), [-1, 4]) * CHANNELS[None, None],
+        VECTOR,
+    ),
+    "a constant that adds an axis to the reshaped": (
+        lambda x: tf.reshape(tf.matmul(x, WEIGHTS), [-1, 2, 2]) * tf.reshape(CHANNELS, [1, 1, 2, 2]),
+        VECTOR,
+    ),
+    "rows that are taken apart": (lambda x: tf.reshape(tf.matmul(x, WEIGHTS), [-1, 2]) + CHANNELS[:2], VECTOR),
+    "rows that are put together": (
+        lambda x: tf.reshape(tf.matmul(x, WEIGHTS), [1, -1, 8]) * tf.range(1.0, 9.0),
+        tf.TensorSpec([4, 5]),
+    ),
     "zero scale": (lambda x: tf.nn.bias_add(conv(x) * 0.0, CHANNELS), IMAGE),
     "constants alone": (lambda x: (x, tf.exp(tf.reduce_sum(WEIGHTS) * 0.1)), VECTOR),
     "split": (lambda x: (parts := tf.split(tf.matmul(x, WEIGHTS), 2, axis=1))[0] * parts[1] * 2.0, VECTOR),
@@ -170,6 +188,24 @@ def test_a_constant_with_more_axes_stays():
     """It broadcasts the result to one axis more, which a bias does not."""
     graph = fold_constants(graph_of(lambda x: tf.matmul(x, WEIGHTS) * CHANNELS[None, None], VECTOR))
     assert ops(graph) == {"MatMul": 1, "Mul": 1}
+
+
+@pytest.mark.parametrize("size", [(8, 8), (7, 9), (8, 7)])
+@pytest.mark.parametrize("layer", [layers.Conv2D, layers.DepthwiseConv2D])
+def test_padding_as_same_pads_is_the_convolutions_own(layer, size):
+    """As the MobileNets pad before a stride of two; a depthwise convolution takes no other padding."""
+    same = tuple((length % 2, 1) for length in size)  # (0, 1) if even, else (1, 1)
+    shape = (*size, 2)
+    arguments = (4, 3) if layer is layers.Conv2D else (3,)
+    name = "Conv2D" if layer is layers.Conv2D else "DepthwiseConv2dNative"
+    x = GENERATOR.normal(size=(3, *shape)).astype("float32")
+    for padding, own in [(same, b"SAME"), (((1, 0), (1, 0)), b"EXPLICIT" if layer is layers.Conv2D else b"VALID")]:
+        model = model_of(shape, layers.ZeroPadding2D(padding), layer(*arguments, strides=2))
+        graph = freeze(model)
+        (node,) = [node for node in graph.graph_def.node if node.op == name]
+        assert node.attr["padding"].s == own
+        assert ops(graph).get("Pad", 0) == (own == b"VALID")
+        assert_computes_the_same(graph, model, x)
 
 
 def test_padding_of_the_batch_stays():

@@ -31,8 +31,9 @@ import tensorflow as tf
 from tfopt.errors import UnsupportedLayerError
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import AttrValue, attribute, copy_attributes, dtype_attr, producer, strings, text, types
+from tfopt.graph.fold import CONVOLUTIONS
 from tfopt.quantization.activations import NON_NEGATIVE
-from tfopt.quantization.chains import CONVOLUTIONS, FAKE_QUANT, PASS_THROUGH, Chain, find_chains, weights_quantizer
+from tfopt.quantization.chains import FAKE_QUANT, PASS_THROUGH, Chain, find_chains, weights_quantizer
 from tfopt.quantization.observers import Range
 
 OFFSET = 128

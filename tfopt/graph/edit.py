@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,12 +65,10 @@ class GraphEditor:
             for tensor in self.nodes.pop(name).input:
                 self.consumers[producer(tensor)].remove(name)
 
-    def remove_unread(self, keep: Iterable[str]) -> None:
+    def remove_unread(self, keep: Collection[str]) -> None:
         """Removes every node that none of `keep` needs."""
-        kept = set(keep)
-        for name in list(kept):
-            kept |= self.ancestors(name)
-        self.remove([name for name in reversed(self.topological()) if name not in kept])
+        needed = self._needed(keep)
+        self.remove([name for name in reversed(self.topological()) if name not in needed])
 
     def redirect(self, old: str, new: str, *, keep: Iterable[str] = ()) -> None:
         """Makes every consumer of tensor `old`, except the nodes in `keep`, read `new`."""
@@ -97,6 +95,11 @@ class GraphEditor:
         value = self.constant(tensor)
         assert value is not None, tensor
         return value
+
+    def is_number(self, tensor: str) -> bool:
+        """Whether a tensor is a constant of one value that leaves every shape as it is."""
+        constant = self.constant(tensor)
+        return constant is not None and constant.size == 1 and constant.ndim <= 1
 
     def share_constants(self) -> None:
         """Makes equal constants one, so that a weight used in several places is stored once."""
@@ -130,11 +133,13 @@ class GraphEditor:
                     stack.append(source)
         return seen
 
+    def _needed(self, names: Collection[str]) -> set[str]:
+        """Returns the nodes `names` and all that they need."""
+        return set(names).union(*map(self.ancestors, names))
+
     def graph_def(self, outputs: Iterable[str], keep: Iterable[str] = ()) -> Any:
         """Returns a GraphDef of the nodes that `outputs` need, and of `keep` (placeholders nothing reads)."""
-        needed = set(outputs) | set(keep)
-        for name in list(needed):
-            needed |= self.ancestors(name)
+        needed = self._needed({*outputs, *keep})
         result = GraphDef(versions=self._original.versions, library=self._original.library)
         result.node.extend(self.nodes[name] for name in self.topological() if name in needed)
         return result

@@ -176,7 +176,7 @@ def _fold_padding(editor: GraphEditor, name: str, shapes: Mapping[str, tf.Tensor
         return
     if amounts[1:3].tolist() == _same_padding(editor, node, shapes[pad.input[0]]):
         node.attr["padding"].CopyFrom(text("SAME"))
-    elif node.op == "Conv2D":
+    elif node.op == "Conv2D":  # a depthwise one with explicit padding and Relu6 behind it crashes TensorFlow
         node.attr["padding"].CopyFrom(text("EXPLICIT"))
         node.attr["explicit_paddings"].CopyFrom(integers(int(amount) for amount in amounts.reshape(-1)))
     else:

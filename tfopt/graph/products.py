@@ -150,10 +150,9 @@ def _flatten(editor: GraphEditor, node: Any, shapes: Shapes) -> None:
         return
     dtype = node.attr["T"]
     depth, width = weights.shape[-2:]
-    # The product's own name goes to the Reshape, whose value it is.
+    sizes = editor.add_constant(f"{node.name}/flat/sizes", np.asarray([-1, depth], np.int32))
     matrix = editor.add_constant(f"{node.name}/matrix", weights.reshape(depth, width))
-    flat = editor.add("Reshape", f"{node.name}/flat", [node.input[0], node.input[1]], T=dtype)
-    _set_sizes(editor, editor.nodes[flat], [-1, depth])
+    flat = editor.add("Reshape", f"{node.name}/flat", [node.input[0], sizes], T=dtype, Tshape=dtype_attr(tf.int32))
     product = editor.add(
         "MatMul",
         f"{node.name}/product",
@@ -162,6 +161,7 @@ def _flatten(editor: GraphEditor, node: Any, shapes: Shapes) -> None:
         transpose_a=AttrValue(b=False),
         transpose_b=AttrValue(b=False),
     )
+    # The product's own name goes to the Reshape, whose value it is.
     node.op = "Reshape"
     node.ClearField("attr")
     node.attr["T"].CopyFrom(dtype)
@@ -175,20 +175,21 @@ def _sink_reshape(editor: GraphEditor, node: Any, shapes: Shapes, origins: dict[
     Where an operand is a constant for each of the last axes, it becomes one for each column of the matrix. Two operands
     must originate from one matrix: what is reshaped from two may be broadcast.
     """
-    sources = {tensor: row for tensor in node.input if (row := _rows(editor, shapes, tensor)) is not None}
-    matrices = [editor.nodes[tensor].input[0] for tensor in sources]
-    if len({origins.get(matrix, matrix) for matrix in matrices}) != 1 or len(set(map(tuple, sources.values()))) != 1:
+    if attribute(node, "data_format").s == b"NCHW":  # a bias along another axis than the last
         return
-    row = next(iter(sources.values()))
-    columns = int(np.prod(row))
+    sources = {tensor: rows for tensor in node.input if (rows := _rows(editor, shapes, tensor)) is not None}
+    matrices = [editor.nodes[tensor].input[0] for tensor in sources]
+    if len({origins.get(matrix, matrix) for matrix in matrices}) != 1 or len(set(sources.values())) != 1:
+        return
+    rank, row = next(iter(sources.values()))
     operands = []
     for tensor in node.input:
         constant = editor.constant(tensor)
         if tensor in sources:
             operands.append(editor.nodes[tensor].input[0])
-        elif constant is not None and constant.size == 1 and constant.ndim <= 1:
+        elif editor.is_number(tensor):
             operands.append(tensor)
-        elif constant is not None and (spread := _per_column(constant, row)) is not None:
+        elif constant is not None and (spread := _per_column(constant, row, rank)) is not None:
             operands.append(editor.add_constant(f"{node.name}/row", spread))
         else:
             return
@@ -197,7 +198,7 @@ def _sink_reshape(editor: GraphEditor, node: Any, shapes: Shapes, origins: dict[
     if op == "BiasAdd" and len(row) > 1:
         op, attributes = "AddV2", {"T": dtype}
     result = editor.add(op, f"{node.name}/flat", operands, **attributes)
-    shapes[result] = tf.TensorShape([None, columns])
+    shapes[result] = tf.TensorShape([None, int(np.prod(row))])
     origins[result] = origins.get(matrices[0], matrices[0])
     # The node keeps its name, which may be what the outside knows, and becomes the Reshape.
     reshape = editor.nodes[next(iter(sources))]
@@ -208,8 +209,8 @@ def _sink_reshape(editor: GraphEditor, node: Any, shapes: Shapes, origins: dict[
     editor.set_inputs(node.name, [result, reshape.input[1]])
 
 
-def _rows(editor: GraphEditor, shapes: Shapes, tensor: str) -> list[int] | None:
-    """Returns the axes that each row of a matrix is reshaped to; None if the tensor is no reshaped matrix."""
+def _rows(editor: GraphEditor, shapes: Shapes, tensor: str) -> tuple[int, tuple[int, ...]] | None:
+    """Returns to how many axes a matrix is reshaped, and to which last ones each row; None if it is no such tensor."""
     node = editor.nodes[producer(tensor)]
     if node.op != "Reshape":
         return None
@@ -217,15 +218,20 @@ def _rows(editor: GraphEditor, shapes: Shapes, tensor: str) -> list[int] | None:
     if shape is None or shape.rank != 2 or shape[-1] is None or sizes is None:
         return None
     for count in range(1, len(sizes)):
-        row = [size for size in sizes[-count:] if size is not None and size > 0]
+        row = tuple(size for size in sizes[-count:] if size is not None and size > 0)
         if len(row) == count and np.prod(row) == shape[-1]:
-            return row
+            return len(sizes), row
     return None
 
 
-def _per_column(constant: np.ndarray, row: Sequence[int]) -> np.ndarray | None:
-    """Returns a constant that is broadcast against reshaped rows as one value for each column; None if rows differ."""
+def _per_column(constant: np.ndarray, row: Sequence[int], rank: int) -> np.ndarray | None:
+    """Returns a constant that is broadcast against reshaped rows as one value for each column.
+
+    None if rows differ, or if the constant has more axes than the reshaped matrix and so adds to them.
+    """
     shape = constant.shape
+    if len(shape) > rank:
+        return None
     while len(shape) > len(row) and shape[0] == 1:
         shape = shape[1:]
     if len(shape) > len(row):

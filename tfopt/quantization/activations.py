@@ -70,7 +70,7 @@ def _closed_group(editor: GraphEditor, tensor: str, outputs: Collection[str]) ->
 
     def is_next(name: str) -> bool:
         node = editor.nodes[name]
-        known = all(source in inside or _is_number(editor, source) for source in node.input)
+        known = all(source in inside or editor.is_number(source) for source in node.input)
         return node.op in ELEMENTWISE and node.op != "BiasAdd" and name not in inside and known
 
     while len(group) < LARGEST_GROUP:
@@ -85,11 +85,6 @@ def _closed_group(editor: GraphEditor, tensor: str, outputs: Collection[str]) ->
         if name in outputs:
             return None
     return None
-
-
-def _is_number(editor: GraphEditor, tensor: str) -> bool:
-    constant = editor.constant(tensor)
-    return constant is not None and constant.size == 1 and constant.ndim <= 1
 
 
 def _compute(editor: GraphEditor, tensor: str, nodes: tuple[str, ...]) -> np.ndarray:

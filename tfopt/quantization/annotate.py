@@ -18,8 +18,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.graph.edit import AttrValue, GraphEditor, dtype_attr
+from tfopt.graph.fold import CONVOLUTIONS
 from tfopt.graph.frozen import FrozenGraph
-from tfopt.quantization.chains import CONVOLUTIONS, FAKE_QUANT, FAKE_QUANT_WEIGHTS, Chain, pass_through_origin
+from tfopt.quantization.chains import FAKE_QUANT, FAKE_QUANT_WEIGHTS, Chain, pass_through_origin
 from tfopt.quantization.observers import Range
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.graph.edit import GraphEditor, attribute, producer
+from tfopt.graph.fold import CONVOLUTIONS, WEIGHTED
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.activations import Activation, find_activation
 from tfopt.report import Skip
@@ -34,8 +35,6 @@ FAKE_QUANT = "FakeQuantWithMinMaxArgs"
 FAKE_QUANT_WEIGHTS = "FakeQuantWithMinMaxVarsPerChannel"
 # Ops that only move or select values, so that a quantized tensor keeps its range through them.
 PASS_THROUGH = ("MaxPool", "Pad", "Reshape", "Squeeze", "ExpandDims", "Identity")
-CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
-WEIGHTED = (*CONVOLUTIONS, "MatMul")
 WITHOUT_LOWERING = ("BatchMatMulV2", "Einsum", "Conv2DBackpropInput", "Conv3D")
 Shapes = Mapping[str, tf.TensorShape]
 

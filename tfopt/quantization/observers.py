@@ -187,7 +187,6 @@ def least_divergence(counts: np.ndarray, centres: np.ndarray, steps: int) -> flo
 
     Migacz, "8-bit Inference with TensorRT", GPU Technology Conference 2017.
     """
-
     if counts[1:].any():
         counts = np.append(0, counts[1:])  # zeros are exact on any grid
     window = len(counts)
