@@ -1,5 +1,7 @@
 """Quantization as a caller sees it: ranges, forms of calibration data, errors, what is left float."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
+from tfopt.exporting.int8 import lower_to_int8
 from tfopt.graph import GraphEditor
 from tfopt.graph.edit import attribute
 from tfopt.quantization import QuantizationConfig, quantize
@@ -193,6 +196,28 @@ def test_one_array_for_two_inputs():
 def test_a_model_that_is_not_built():
     with pytest.raises(UnsupportedModelError, match="must be built"):
         quantize(keras.Sequential([layers.Dense(2)]), calibration_data=X)
+
+
+def test_any_part_of_a_residual_network_can_be_left_float_with_the_ranges_at_hand():
+    """Which chains fuse a sum depends on which others are int8, and so does which tensors need a range."""
+    x = inputs = keras.Input((8, 8, 3))
+    r = layers.Conv2D(4, 3, padding="same", activation="relu", name="stem")(x)
+    left = layers.Conv2D(4, 3, padding="same", name="left")(r)
+    right = layers.Conv2D(4, 1, name="right")(r)
+    x = layers.ReLU()(left + right)
+    x = layers.ReLU()(layers.Conv2D(4, 3, padding="same", name="last")(x) + x)
+    model = keras.Model(inputs, layers.Dense(2, name="head")(layers.Flatten()(x)))
+    quantized = quantize(model, calibration_data=X)
+    names = [change.name for change in quantized.report.changed]
+    assert len(names) == 5
+    expected = model.predict(X, verbose=0)
+    for count in range(6):
+        for left_float in itertools.combinations(names, count):
+            fewer = quantized.leaving_float(dict.fromkeys(left_float, "because"))
+            assert {skip.name for skip in fewer.report.skipped if skip.reason == "because"} == set(left_float)
+            assert {change.name for change in fewer.report.changed} == set(names) - set(left_float)
+            outputs = lower_to_int8(fewer.graph).predict(X)["output_0"]
+            assert np.abs(outputs - expected).max() <= (0.1 * np.abs(expected).max() if count < 5 else 1e-5)
 
 
 def test_excluded_nodes_stay_float():

@@ -11,6 +11,7 @@ would have. It is the one form that exporters lower from, however the ranges wer
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ from tfopt.quantization.chains import FAKE_QUANT, FAKE_QUANT_WEIGHTS, Chain, pas
 from tfopt.quantization.observers import Range
 
 
-def tensors_to_observe(editor: GraphEditor, chains: Sequence[Chain]) -> list[str]:
+def tensors_with_ranges(editor: GraphEditor, chains: Sequence[Chain]) -> list[str]:
     """Returns the tensors that need a range, in a stable order.
 
     These are what enters a chain, what a fused sum adds, and what leaves a convolution (its kernel has no float
@@ -36,10 +37,31 @@ def tensors_to_observe(editor: GraphEditor, chains: Sequence[Chain]) -> list[str
     return sorted(entering | leaving)
 
 
+def tensors_to_observe(editor: GraphEditor, chains: Sequence[Chain]) -> list[str]:
+    """Returns the tensors that need a range, or would if some of the chains were left float.
+
+    A convolution cannot fuse the sum with the result of one that is float, and then ends before it.
+    """
+    before_sums = {
+        before
+        for chain in chains
+        for before, node in itertools.pairwise(chain.nodes)
+        if chain.summand and chain.summand in editor.nodes[node].input
+    }
+    return sorted({*tensors_with_ranges(editor, chains), *before_sums})
+
+
 def annotate(graph: FrozenGraph, chains: Sequence[Chain], ranges: Mapping[str, Range]) -> FrozenGraph:
-    """Returns the graph with a fake-quantization node behind every tensor in `ranges` and every chain's weights."""
+    """Returns the graph with a fake-quantization node behind every chain's weights and every tensor that needs a range.
+
+    Args:
+        graph: The float graph.
+        chains: Its chains.
+        ranges: The range of each tensor that tensors_with_ranges names; it may hold more.
+    """
     editor = GraphEditor(graph.graph_def)
-    for tensor, span in ranges.items():
+    for tensor in tensors_with_ranges(editor, chains):
+        span = ranges[tensor]
         name = editor.add(
             FAKE_QUANT,
             f"{tensor.replace(':', '_')}/fake_quant",

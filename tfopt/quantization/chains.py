@@ -18,6 +18,7 @@ import fnmatch
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ FAKE_QUANT_WEIGHTS = "FakeQuantWithMinMaxVarsPerChannel"
 PASS_THROUGH = ("MaxPool", "Pad", "Reshape", "Squeeze", "ExpandDims", "Identity")
 WITHOUT_LOWERING = ("BatchMatMulV2", "Einsum", "Conv2DBackpropInput", "Conv3D")
 Shapes = Mapping[str, tf.TensorShape]
+EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,12 @@ class Chain:
 
 
 def find_chains(
-    graph: FrozenGraph, editor: GraphEditor, exclude: Iterable[str] = (), *, annotated: bool = False
+    graph: FrozenGraph,
+    editor: GraphEditor,
+    exclude: Iterable[str] = (),
+    *,
+    left_float: Mapping[str, str] = EMPTY,
+    annotated: bool = False,
 ) -> tuple[list[Chain], list[Skip]]:
     """Returns the chains of a graph, and the weighted ops that form none, each with its reason.
 
@@ -75,6 +82,7 @@ def find_chains(
         graph: The graph.
         editor: An editor of the same graph.
         exclude: Names or shell-style patterns of ops that form no chain.
+        left_float: Names of further ops that form none, each with the reason.
         annotated: Whether the graph carries ranges already. Only ops with annotated weights form chains then, and
             these are the chains that the graph had when it was annotated, since ranges lie between chains.
     Returns: The chains, so ordered that each comes after those that compute its input and its summand.
@@ -82,7 +90,10 @@ def find_chains(
     patterns = tuple(exclude)
     shapes = graph.shapes()
     order = {name: position for position, name in enumerate(editor.topological())}
-    obstacles = {name: _obstacle(editor, shapes, editor.nodes[name], patterns, annotated) for name in order}
+    obstacles = {
+        name: left_float.get(name) or _obstacle(editor, shapes, editor.nodes[name], patterns, annotated)
+        for name in order
+    }
     heads = {name for name, reason in obstacles.items() if reason is None}
     chains: list[Chain] = []
     # Later ops claim a sum first: of two convolutions that meet in one, the later has the other's result at hand.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tfopt.quantization.annotate import annotate, tensors_to_observe
 from tfopt.quantization.calibrate import calibrate
 from tfopt.quantization.chains import Chain, find_chains, matches
 from tfopt.quantization.config import QuantizationConfig
+from tfopt.quantization.observers import Range
 from tfopt.report import Change, PassReport
 
 
@@ -28,11 +30,13 @@ class QuantizedModel:
     Attributes:
         graph: The annotated graph.
         float_graph: The same graph before annotation.
+        ranges: What was measured of each tensor, by its name in float_graph.
         report: Each convolution and product: quantized how, or left float and why.
     """
 
     graph: FrozenGraph
     float_graph: FrozenGraph
+    ranges: Mapping[str, Range]
     report: PassReport
 
     def __repr__(self) -> str:
@@ -42,6 +46,15 @@ class QuantizedModel:
         """Returns the outputs for one batch of inputs: an array, or a dict by name where there are several."""
         outputs = self.graph.predict(inputs)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+    def leaving_float(self, reasons: Mapping[str, str]) -> QuantizedModel:
+        """Returns the same model with fewer nodes quantized; the ranges that were measured stay.
+
+        Args:
+            reasons: Names of nodes as the report gives them, each with the reason that its report will give.
+        """
+        left = {skip.name: skip.reason for skip in self.report.skipped} | dict(reasons)
+        return _quantized(self.float_graph, self.ranges, left)
 
 
 def quantize(
@@ -88,6 +101,15 @@ def quantize(
         )
     chains, skipped = find_chains(graph, editor, config.exclude)
     ranges = calibrate(graph, tensors_to_observe(editor, chains), calibration_data, config)
+    quantized = _quantized(graph, ranges, {skip.name: skip.reason for skip in skipped})
+    quantized.report.warn_if_unchanged()
+    return quantized
+
+
+def _quantized(graph: FrozenGraph, ranges: Mapping[str, Range], left_float: Mapping[str, str]) -> QuantizedModel:
+    """Returns the graph annotated with the ranges, all of it but the nodes that are left float with a reason."""
+    editor = GraphEditor(graph.graph_def)
+    chains, skipped = find_chains(graph, editor, left_float=left_float)
     report = PassReport(
         name="quantize",
         changed=[
@@ -95,8 +117,7 @@ def quantize(
         ],
         skipped=skipped,
     )
-    report.warn_if_unchanged()
-    return QuantizedModel(graph=annotate(graph, chains, ranges), float_graph=graph, report=report)
+    return QuantizedModel(graph=annotate(graph, chains, ranges), float_graph=graph, ranges=ranges, report=report)
 
 
 def _detail(editor: GraphEditor, chain: Chain) -> str:
