@@ -18,6 +18,8 @@ from tfopt.exporting.atomic import MARK, check_target, staged_directory
 from tfopt.exporting.config import ExportConfig
 from tfopt.exporting.int8 import lower_to_int8
 from tfopt.exporting.manifest import MANIFEST_FORMAT, describe, digests, read_manifest, record_check, requirements
+from tfopt.exporting.selection import select_int8
+from tfopt.exporting.time_table import feeds_of
 from tfopt.graph import freeze
 from tfopt.quantization import QuantizedModel, quantize
 from tfopt.report import PassReport, Record
@@ -82,7 +84,12 @@ def export(
     if config.precision == "int8" and not isinstance(model, QuantizedModel):
         model = quantize(model, config.quantization, calibration_data=calibration_data)
     if isinstance(model, QuantizedModel):
-        precision, report = "int8", model.report
+        if config.int8_nodes == "faster":
+            stored = None if config.node_times is None else Path(config.node_times)
+            feeds = feeds_of(model.float_graph, sample, config.batch_sizes)
+            model = select_int8(model, feeds, stored)
+            model.report.warn_if_unchanged()
+        precision, report = "int8" if model.report.changed else "float32", model.report
         source, graph = model.float_graph, lower_to_int8(model.graph)
     else:
         precision, report = "float32", None

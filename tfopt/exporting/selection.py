@@ -1,0 +1,186 @@
+"""Decides by the clock which nodes of a quantized model run in int8 and which stay float.
+
+An int8 kernel is not always the faster one: a small convolution may lose, and an int8 node between float ones pays for
+quantizing its input and dequantizing its result. Counts of operations do not tell; the clock does. Both graphs, all
+float and as much int8 as possible, are traced node by node (tfopt.exporting.node_times), conversions by the number of
+elements. With two times for each chain, and a price for each place where int8 meets float, the fastest assignment is a
+minimum cut: int8 chains are on the source's side of it and float ones on the sink's. Cutting a chain from the source
+costs its float time, from the sink its int8 time, and two chains from each other the conversion between them.
+
+A trace can still deceive. So the graphs that come out are timed as a whole, in turns, and where int8 would make the
+model slower it stays float. What was measured can be stored, and then decides for another machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.exporting.int8 import lower_to_int8
+from tfopt.exporting.minimum_cut import NEVER, SINK, SOURCE, FlowNetwork
+from tfopt.exporting.node_times import TimedGraph
+from tfopt.exporting.time_table import ChainTimes, Feeds, TimeTable, measure, read_table
+from tfopt.graph import FrozenGraph, GraphEditor
+from tfopt.quantization import QuantizedModel
+from tfopt.quantization.annotate import tensors_with_ranges
+from tfopt.quantization.chains import PASS_THROUGH, Chain, find_chains, pass_through_origin
+from tfopt.report import write_text
+
+# int8 also makes the model smaller, so that a tie is decided for it; and what differs by less is noise.
+TIE = 1.03
+TURN_SECONDS = 0.04
+WHOLE = 10**6  # a network's capacities are integers; the float model's time is this many
+
+
+def select_int8(quantized: QuantizedModel, feeds: Feeds, stored: Path | None = None) -> QuantizedModel:
+    """Returns the model with those nodes quantized that make it faster, and the figures in its report.
+
+    Args:
+        quantized: The model, everything quantized that can be.
+        feeds: Inputs by name for each batch size. Each size counts alike.
+        stored: A JSON file with a TimeTable. If it exists, nothing is timed here; else what is timed is written to it.
+    Raises:
+        ConfigError: The file is none, or one of another model or of other batch sizes.
+    """
+    editor = GraphEditor(quantized.float_graph.graph_def)
+    left = {skip.name: skip.reason for skip in quantized.report.skipped}
+    chains, _ = find_chains(quantized.float_graph, editor, left_float=left)
+    if not chains:
+        return quantized
+    known = stored is not None and stored.exists()
+    table = read_table(stored, chains, feeds) if stored and known else measure(quantized, editor, chains, feeds)
+    if stored and not known:
+        write_text(stored, table.to_json() + "\n")
+    in_int8 = _fastest(quantized.float_graph, editor, chains, table, feeds)
+    slower = {
+        chain.op: f"{_why(table.chains[chain.op])}: {table.chains[chain.op]}"
+        for chain, chosen in zip(chains, in_int8, strict=True)
+        if not chosen
+    }
+    chosen = quantized.leaving_float(slower) if slower else quantized
+    if not known:
+        chosen = _by_the_whole(quantized, chosen, feeds)
+    changed = [replace(each, detail=f"{each.detail}; {table.chains[each.name]}") for each in chosen.report.changed]
+    return replace(chosen, report=replace(chosen.report, changed=changed))
+
+
+def _by_the_whole(quantized: QuantizedModel, chosen: QuantizedModel, feeds: Feeds) -> QuantizedModel:
+    """Returns what is fastest as a whole: the chosen nodes, all of them or none in int8."""
+    candidates = [quantized] if chosen is quantized else [chosen, quantized]
+    ratios = _in_turns([quantized.float_graph, *(lower_to_int8(each.graph) for each in candidates)], feeds)
+    fit = [index for index, each in enumerate(ratios) if max(each) <= TIE]
+    if fit:
+        return candidates[min(fit, key=lambda index: sum(ratios[index]))]
+    best = min(ratios, key=sum)
+    found = " and ".join(f"{ratio:.2f}x its time at batch size {size}" for size, ratio in zip(feeds, best, strict=True))
+    reason = f"int8 would make the model slower than float32 on this machine: {found}"
+    return quantized.leaving_float({change.name: reason for change in quantized.report.changed})
+
+
+def _why(times: ChainTimes) -> str:
+    if sum(times.int8_ms) > sum(times.float_ms):
+        return "slower in int8"
+    return "converting its tensors would cost more than int8 saves"
+
+
+def _in_turns(graphs: Sequence[FrozenGraph], feeds: Feeds) -> list[list[float]]:
+    """Returns how long each graph but the first takes, as a ratio to the first, for each batch size."""
+    ratios: list[list[float]] = [[] for _ in graphs[1:]]
+    with ExitStack() as stack:
+        timed = [stack.enter_context(TimedGraph(graph)) for graph in graphs]
+        for inputs in feeds.values():
+            rounds = min(each.rounds(inputs) for each in timed)
+            turns = np.array([[_call(each, inputs) for each in timed] for _ in range(rounds)])
+            for index, ratio in enumerate(np.median(turns[:, 1:] / turns[:, :1], axis=0)):
+                ratios[index].append(float(ratio))
+    return ratios
+
+
+def _call(timed: TimedGraph, inputs: Mapping[str, Any]) -> float:
+    """Returns the milliseconds of a call; the least of a few where it is so short that anything else disturbs it."""
+    until = time.perf_counter() + TURN_SECONDS
+    fastest = timed.milliseconds(inputs)
+    while time.perf_counter() < until:
+        fastest = min(fastest, timed.milliseconds(inputs))
+    return fastest
+
+
+def _fastest(
+    graph: FrozenGraph, editor: GraphEditor, chains: Sequence[Chain], table: TimeTable, feeds: Feeds
+) -> list[bool]:
+    """Returns for each chain whether it is in int8 in the fastest assignment."""
+    times = table.chains
+    totals = np.sum([times[chain.op].float_ms for chain in chains], axis=0)
+    scales = WHOLE / np.maximum(totals, 1e-3)
+    conversion = _conversions(graph, tensors_with_ranges(editor, chains), table, feeds, scales)
+    network = FlowNetwork()
+    number = {chain.op: network.node() for chain in chains}
+    for chain in chains:
+        measured = times[chain.op]
+        network.edge(SOURCE, number[chain.op], float(np.dot(measured.float_ms, scales)))
+        network.edge(number[chain.op], SINK, float(np.dot(measured.int8_ms, scales)) / TIE)
+    producers = {chain.output: chain for chain in chains}
+    inside = {node for chain in chains for node in chain.nodes}
+    for tensor in tensors_with_ranges(editor, chains):
+        readers = [
+            number[chain.op]
+            for chain in chains
+            if tensor in {pass_through_origin(editor, source) for source in (chain.input, chain.summand) if source}
+        ]
+        producer = producers.get(tensor)
+        if readers:
+            shared = network.node()
+            for reader in readers:
+                network.edge(reader, shared, NEVER)
+            network.edge(shared, number[producer.op] if producer else SINK, conversion("QuantizeV2", tensor))
+        if producer is None:
+            continue
+        price = conversion("Dequantize", tensor)
+        if _read_by_others(editor, graph, tensor, inside):
+            network.edge(number[producer.op], SINK, price)
+        elif readers:
+            shared = network.node()
+            network.edge(number[producer.op], shared, price)
+            for reader in readers:
+                network.edge(shared, reader, NEVER)
+    on_source_side = network.source_side()
+    return [number[chain.op] in on_source_side for chain in chains]
+
+
+def _read_by_others(editor: GraphEditor, graph: FrozenGraph, tensor: str, inside: set[str]) -> bool:
+    """Whether a node that is part of no chain reads a tensor, directly or through what only moves values."""
+    stack = [tensor]
+    while stack:
+        name = stack.pop()
+        if name in graph.output_nodes:
+            return True
+        for reader in editor.consumers.get(name, ()):
+            if editor.nodes[reader].op in PASS_THROUGH:
+                stack.append(reader)
+            elif reader not in inside:
+                return True
+    return False
+
+
+def _conversions(
+    graph: FrozenGraph, tensors: Sequence[str], table: TimeTable, feeds: Feeds, scales: np.ndarray
+) -> Callable[[str, str], float]:
+    """Returns a function of (op, tensor): what converting the tensor costs, in the units of the network."""
+    function = graph.as_function(fetch=tensors)
+    values = [function(**inputs) for inputs in feeds.values()]
+    elements = {tensor: [int(tf.size(batch[index])) for batch in values] for index, tensor in enumerate(tensors)}
+    largest = table.sizes[-1]
+
+    def cost(op: str, tensor: str) -> float:
+        known = table.conversions[op]
+        per_batch = [np.interp(count, table.sizes, known) * max(1.0, count / largest) for count in elements[tensor]]
+        return float(np.dot(per_batch, scales))
+
+    return cost

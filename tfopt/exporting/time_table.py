@@ -1,0 +1,140 @@
+"""Measures what int8 and float32 cost for each chain of a model on this machine, and stores it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from pydantic import TypeAdapter, ValidationError
+
+from tfopt.data.batches import iterate_batches
+from tfopt.errors import ConfigError
+from tfopt.exporting.int8 import lower_to_int8
+from tfopt.exporting.manifest import OPEN_SIZE
+from tfopt.exporting.node_times import TimedGraph, conversion_times
+from tfopt.graph import FrozenGraph, GraphEditor
+from tfopt.hardware import detect
+from tfopt.quantization import QuantizedModel
+from tfopt.quantization.chains import Chain
+from tfopt.report import Record
+
+SIZES = tuple(2**exponent for exponent in range(8, 23, 2))
+Feeds = Mapping[int, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainTimes(Record):
+    """The milliseconds of one chain, for each batch size."""
+
+    float_ms: list[float]
+    int8_ms: list[float]
+
+    def __str__(self) -> str:
+        int8, single = (" and ".join(f"{value:.3f}" for value in times) for times in (self.int8_ms, self.float_ms))
+        return f"{int8} ms in int8, {single} ms in float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeTable(Record):
+    """What decides: the times of a model's chains and of conversions, on one machine.
+
+    Attributes:
+        device: The machine's processor.
+        batch_sizes: The batch sizes that it was measured at.
+        chains: The times of each chain, by the name of its op.
+        sizes: Numbers of elements.
+        conversions: For each op that converts, the milliseconds for each of `sizes`.
+    """
+
+    device: str
+    batch_sizes: list[int]
+    chains: dict[str, ChainTimes]
+    sizes: list[int]
+    conversions: dict[str, list[float]]
+
+
+def feeds_of(graph: FrozenGraph, data: Any, batch_sizes: Sequence[int]) -> Feeds:
+    """Returns inputs for each batch size: the data's first examples, again and again where there are too few.
+
+    Without data they are zeros. A model whose batch size is fixed gets that one only.
+    """
+    batch = None if data is None else next(iterate_batches(data, inputs=len(graph.inputs)), None)
+    fed = _zeros(graph) if batch is None else graph.feed(batch[0])
+    examples = {name: value.numpy() for name, value in fed.items()}
+    fixed = {spec.shape[0] for spec in graph.inputs.values() if spec.shape.rank and spec.shape[0]}
+    return {
+        size: {
+            name: np.resize(value, (size, *value.shape[1:])) if value.ndim else value
+            for name, value in examples.items()
+        }
+        for size in (fixed or batch_sizes)
+    }
+
+
+def _zeros(graph: FrozenGraph) -> dict[str, tf.Tensor]:
+    shapes = {name: [1] if spec.shape.rank is None else spec.shape.as_list() for name, spec in graph.inputs.items()}
+    return {
+        name: tf.zeros([*(1 for _ in shape[:1]), *(size or OPEN_SIZE for size in shape[1:])], graph.inputs[name].dtype)
+        for name, shape in shapes.items()
+    }
+
+
+def read_table(stored: Path, chains: Sequence[Chain], feeds: Feeds) -> TimeTable:
+    """Returns a stored table.
+
+    Raises:
+        ConfigError: The file is none, or one of another model or of other batch sizes.
+    """
+    try:
+        table = TypeAdapter(TimeTable).validate_json(stored.read_bytes())
+    except (OSError, ValidationError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"node_times must be a file that an export wrote. Received: {stored} ({reason}). Remove it to measure anew."
+        ) from error
+    missing = [chain.op for chain in chains if chain.op not in table.chains]
+    if missing or table.batch_sizes != list(feeds):
+        wrong = f"which lacks {missing[0]!r}" if missing else f"measured at batch sizes {table.batch_sizes}"
+        raise ConfigError(
+            f"node_times must be of this model and of batch_sizes={tuple(feeds)}. Received: {stored}, {wrong}. "
+            "Remove it to measure anew."
+        )
+    return table
+
+
+def measure(quantized: QuantizedModel, editor: GraphEditor, chains: Sequence[Chain], feeds: Feeds) -> TimeTable:
+    """Traces the float graph and the int8 graph."""
+    with TimedGraph(quantized.float_graph) as before, TimedGraph(lower_to_int8(quantized.graph)) as after:
+        single = [before.node_times(inputs, before.rounds(inputs)) for inputs in feeds.values()]
+        int8 = [after.node_times(inputs, after.rounds(inputs)) for inputs in feeds.values()]
+    times = {
+        chain.op: ChainTimes(
+            float_ms=[sum(times.get(name, 0.0) for name in covered) for times in single],
+            int8_ms=[times.get(f"{chain.op}/int8", 0.0) + sum(times.get(name, 0.0) for name in rest) for times in int8],
+        )
+        for chain in chains
+        for covered, rest in [_covered(editor, chain, single[0])]
+    }
+    return TimeTable(
+        device=detect().cpu_model or "unknown processor",
+        batch_sizes=list(feeds),
+        chains=times,
+        sizes=list(SIZES),
+        conversions=conversion_times(SIZES),
+    )
+
+
+def _covered(editor: GraphEditor, chain: Chain, times: Mapping[str, float]) -> tuple[list[str], list[str]]:
+    """Returns the nodes whose float time is a chain's, and those of them that int8 leaves to a float kernel.
+
+    TensorFlow may fuse a convolution in float32 with what follows, a sum for example, under the name of that.
+    """
+    timed = [name for name in chain.nodes if name in times]
+    if timed:
+        return timed, []
+    fused = [name for name in editor.consumers.get(chain.output, ()) if name in times]
+    return fused, fused
