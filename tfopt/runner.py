@@ -21,7 +21,7 @@ from rich.markup import escape
 from tfopt.console import pass_summary, plan_table, receipts_table
 from tfopt.data import Examples
 from tfopt.errors import UnsupportedModelError, unknown_name
-from tfopt.exporting import export, verify_together
+from tfopt.exporting import ExportConfig, export, verify_together
 from tfopt.exporting.atomic import check_target, exclusive
 from tfopt.hardware import detect
 from tfopt.profiling import GpuMonitor
@@ -256,6 +256,7 @@ def _export(
         artifact = export(
             model,
             export_dir / name,
+            ExportConfig(int8_nodes="all"),  # a recipe gives the same artifact each time, and small size matters too
             calibration_data=examples.x_train,
             baseline=None if baseline is None else export_dir / baseline,
         )

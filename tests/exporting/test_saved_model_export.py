@@ -21,7 +21,7 @@ from tfopt.quantization import QuantizationConfig, quantize
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(40, 8, 8, 3)).astype("float32")
-INT8 = ExportConfig(precision="int8")
+INT8 = ExportConfig(precision="int8", int8_nodes="all")
 
 
 def small(filters=8):
@@ -81,7 +81,7 @@ print(json.dumps({"signatures": list(model.signatures), "outputs": outputs}))
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_loads_with_tensorflow_alone(precision, tmp_path):
     model = small()
-    export(model, tmp_path / "artifact", ExportConfig(precision=precision), calibration_data=X)
+    export(model, tmp_path / "artifact", ExportConfig(precision=precision, int8_nodes="all"), calibration_data=X)
     np.savez(tmp_path / "inputs.npz", image=X[:5])
     result = subprocess.run(
         [sys.executable, "-I", "-c", LOADS_ALONE, str(tmp_path / "artifact"), str(tmp_path / "inputs.npz")],
@@ -100,7 +100,7 @@ def test_loads_with_tensorflow_alone(precision, tmp_path):
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_manifest_tells_the_truth(precision, tmp_path):
-    artifact = export(small(), tmp_path / "a", ExportConfig(precision=precision), calibration_data=X)
+    artifact = export(small(), tmp_path / "a", ExportConfig(precision=precision, int8_nodes="all"), calibration_data=X)
     manifest = manifest_of(artifact.path)
     files = [path for path in (tmp_path / "a").rglob("*") if path.is_file()]
     assert {path.relative_to(tmp_path / "a").as_posix() for path in files} == {*manifest["files"], "manifest.json"}
@@ -140,7 +140,9 @@ def test_weights_used_twice_are_stored_once(precision, limit, tmp_path):
     one, other = keras.Input((8, 8, 64), name="one"), keras.Input((8, 8, 64), name="other")
     model = keras.Model([one, other], layers.Subtract()([backbone(one), backbone(other)]))
     x = GENERATOR.normal(size=(8, 8, 8, 64)).astype("float32")
-    artifact = export(model, tmp_path / "a", ExportConfig(precision=precision), calibration_data=[(x, x[::-1])])
+    artifact = export(
+        model, tmp_path / "a", ExportConfig(precision=precision, int8_nodes="all"), calibration_data=[(x, x[::-1])]
+    )
     assert artifact.bytes_on_disk <= limit * weight_bytes(model)
 
 
@@ -155,7 +157,7 @@ def test_zeros_in_the_artifact_are_those_of_the_model(precision, tmp_path):
         values = np.sign(values) * (0.05 + np.abs(values))
         kernel.assign(values)
         zeros, size = zeros + int((values == 0).sum()), size + values.size
-    artifact = export(model, tmp_path / "a", ExportConfig(precision=precision), calibration_data=X)
+    artifact = export(model, tmp_path / "a", ExportConfig(precision=precision, int8_nodes="all"), calibration_data=X)
     with SavedModelProcess(artifact.path) as process:
         assert (process.loaded["zeros"], process.loaded["weights"]) == (zeros, size)
 
@@ -170,7 +172,9 @@ def two_inputs():
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_several_inputs_and_outputs(precision, tmp_path):
     model, vector = two_inputs(), GENERATOR.normal(size=(40, 5)).astype("float32")
-    artifact = export(model, tmp_path / "a", ExportConfig(precision=precision), calibration_data=((X, vector), X))
+    artifact = export(
+        model, tmp_path / "a", ExportConfig(precision=precision, int8_nodes="all"), calibration_data=((X, vector), X)
+    )
     with SavedModelProcess(artifact.path) as process:
         assert set(process.loaded["inputs"]) == {"image", "a_vector"}
         outputs = process.predict({"image": X, "a_vector": vector})
@@ -184,7 +188,12 @@ def test_several_inputs_and_outputs(precision, tmp_path):
 def test_excluding_and_quantizing_in_two_steps(tmp_path):
     model = small()
     config = QuantizationConfig(exclude=("*/stem/*",))
-    one = export(model, tmp_path / "one", ExportConfig(precision="int8", quantization=config), calibration_data=X)
+    one = export(
+        model,
+        tmp_path / "one",
+        ExportConfig(precision="int8", int8_nodes="all", quantization=config),
+        calibration_data=X,
+    )
     other = export(quantize(model, config, calibration_data=X), tmp_path / "other")
     assert other.precision == "int8"
     for artifact in (one, other):
@@ -204,7 +213,7 @@ def test_custom_gradients_do_not_hinder(precision, tmp_path):
     model = keras.Sequential(
         [keras.Input((8, 8, 3), name="image"), layers.Conv2D(4, 3, activation="swish"), layers.Reshape((36, 4)), cell]
     )
-    export(model, tmp_path / "a", ExportConfig(precision=precision), calibration_data=X)
+    export(model, tmp_path / "a", ExportConfig(precision=precision, int8_nodes="all"), calibration_data=X)
     with SavedModelProcess(tmp_path / "a") as process:
         outputs = process.predict({"image": X})["output_0"]
     expected = model.predict(X, verbose=0)
@@ -500,10 +509,15 @@ def test_what_a_kill_between_two_renames_moved_aside_comes_back(tmp_path):
 def test_an_int8_artifact_is_not_exported_anew(tmp_path):
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
     x = np.random.default_rng(0).random((16, 8), dtype=np.float32)
-    export(model, tmp_path / "int8", ExportConfig(precision="int8"), calibration_data=x)
+    export(model, tmp_path / "int8", INT8, calibration_data=x)
     for precision in ("float32", "int8"):
         with pytest.raises(ConfigError, match="whose precision is int8"):
-            export(tmp_path / "int8", tmp_path / "again", ExportConfig(precision=precision), calibration_data=x)
+            export(
+                tmp_path / "int8",
+                tmp_path / "again",
+                ExportConfig(precision=precision, int8_nodes="all"),
+                calibration_data=x,
+            )
     assert not (tmp_path / "again").exists()
 
 

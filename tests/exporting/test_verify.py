@@ -48,7 +48,7 @@ def artifacts(model, tmp_path_factory):
     """float32/ and int8/, the first being the second's baseline. Read only."""
     directory = tmp_path_factory.mktemp("artifacts")
     export(model, directory / "float32", calibration_data=X)
-    int8 = ExportConfig(precision="int8")
+    int8 = ExportConfig(precision="int8", int8_nodes="all")
     export(model, directory / "int8", int8, calibration_data=X, baseline=directory / "float32")
     return directory
 
