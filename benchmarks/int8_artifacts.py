@@ -69,8 +69,8 @@ def convert(
             versions = peers.convert(runtime, cache, source, folder / "calibration.npz", part, family, batch_size)
         details = {"versions": versions}
     # Those with a static batch size have one of several files for each.
-    parts = [path for path in target.iterdir() if path.name.startswith("batch_")] or [target]
-    return details | {"bytes_on_disk": size(parts[0])}
+    parts = list(target.glob("batch_*")) or [target]
+    return details | {"bytes_on_disk": size(min(parts))}
 
 
 def export(runtime: str, model: keras.Model, folder: Path, target: Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import tyro
-from int8_artifacts import CALIBRATION_EXAMPLES, FLOAT, RUNTIMES, open_process, prepare
+from int8_artifacts import CALIBRATION_EXAMPLES, FLOAT, HELD_OUT_EXAMPLES, RUNTIMES, open_process, prepare
 from int8_models import MODELS
 from runtimes.peers import ConversionError
 
@@ -64,13 +64,14 @@ def main(options: Options) -> dict[str, Any]:
     check("model", options.models, MODELS)
     check("runtime", options.runtimes, RUNTIMES)
     runtimes = tuple(dict.fromkeys((FLOAT, *options.runtimes)))
+    cache = options.cache.expanduser().absolute()
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
         for name in options.models:
             folder = (options.work or Path(temporary)) / name
-            records = prepare(MODELS[name], folder, runtimes, options.batch_sizes, options.cache.expanduser())
+            records = prepare(MODELS[name], folder, runtimes, options.batch_sizes, cache)
             if options.rounds:
-                results[name] = {"what": MODELS[name].what, **measure(folder, records, options)}
+                results[name] = {"what": MODELS[name].what, **measure(folder, records, cache, options)}
                 write(results, options.out)
     return results
 
@@ -80,7 +81,7 @@ def check(kind: str, names: Collection[str], known: Collection[str]) -> None:
         raise SystemExit(f"Unknown {kind} {unknown[0]!r}. Expected some of: {', '.join(known)}.")
 
 
-def measure(folder: Path, records: dict[str, dict[str, Any]], options: Options) -> dict[str, Any]:
+def measure(folder: Path, records: dict[str, dict[str, Any]], cache: Path, options: Options) -> dict[str, Any]:
     """Compares what the runtimes compute, then times them."""
     with np.load(folder / "held_out.npz") as arrays:
         held_out = dict(arrays)
@@ -91,8 +92,12 @@ def measure(folder: Path, records: dict[str, dict[str, Any]], options: Options) 
         for runtime in records:
             if runtime not in failed:
                 try:
-                    process = stack.enter_context(open_process(runtime, folder, options.cache.expanduser()))
-                    (outputs[runtime],) = process.predict(held_out, max(options.batch_sizes)).values()
+                    process = stack.enter_context(open_process(runtime, folder, cache))
+                    for batch_size in sorted(options.batch_sizes):  # whether each of them runs
+                        batches = HELD_OUT_EXAMPLES // batch_size if batch_size == max(options.batch_sizes) else 1
+                        (outputs[runtime],) = process.predict(
+                            first(batches * batch_size, held_out), batch_size
+                        ).values()
                     processes[runtime] = process
                 except (ArtifactError, ConversionError) as error:
                     failed[runtime] = str(error)
@@ -114,7 +119,7 @@ def measure(folder: Path, records: dict[str, dict[str, Any]], options: Options) 
 def time_calls(
     processes: dict[str, SavedModelProcess], held_out: dict[str, np.ndarray], batch_size: int, options: Options
 ) -> dict[str, Any]:
-    inputs = {name: examples[:batch_size] for name, examples in held_out.items()}
+    inputs = first(batch_size, held_out)
     rounds = alternate(list(processes.values()), inputs, options.seconds, options.rounds)
     calls = {runtime: np.concatenate(times) for runtime, times in zip(processes, rounds, strict=True)}
     medians = {runtime: float(np.median(times)) for runtime, times in calls.items()}
@@ -130,6 +135,10 @@ def time_calls(
         ratios = {runtime: round(median / medians[OURS], 2) for runtime, median in medians.items() if runtime != OURS}
         figures["speed_of_tfopt_int8_against"] = ratios
     return figures
+
+
+def first(count: int, examples: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: array[:count] for name, array in examples.items()}
 
 
 def compare(exact: np.ndarray, quantized: np.ndarray) -> dict[str, float]:
