@@ -1,126 +1,163 @@
-"""ResNet-50 at 224x224 as a SavedModel: Keras' own export against tfopt's float32 and int8.
+"""int8 SavedModels of tfopt against Keras' own export, tfopt's float32, and the int8 of other runtimes.
 
-    python benchmarks/int8_savedmodel.py
+    python benchmarks/int8_savedmodel.py --models resnet50 --runtimes keras_export tfopt_int8 onnxruntime
 
-Each SavedModel runs in a process of its own, and the processes are timed in turns, so that a change in the machine's
-load meets all of them alike. The weights are random and made to behave like trained ones: batch normalisation is
-calibrated on the inputs, and each residual branch adds little to its shortcut. (Without that a random network of this
-depth amplifies any rounding a hundredfold, and says nothing of int8.) The time does not depend on the weights.
-Results go to benchmarks/results/int8_savedmodel.json. Takes three to five minutes on two cores.
+The others are Intel Neural Compressor (inc), LiteRT, ONNX Runtime and OpenVINO, each quantizing the same float
+SavedModel on the same calibration data. They are installed on demand, with pinned versions, in virtual environments of
+their own under --cache. Each runtime runs in a process of its own with as many threads as there are cores, and the
+processes are timed in turns, so that a change in the machine's load meets all of them alike. Those that gain from it
+get a static batch size. How far each is from the float model, on inputs it was not calibrated on, stands beside its
+time. What cannot be installed, converted or run is listed with the reason.
+
+Results go to benchmarks/results/int8_savedmodel.json, an entry for each model; entries of models that are not run stay.
+Takes about ten minutes a model on two cores, most of it conversion, and ten more to install. --work keeps what is
+converted: a call with --rounds 0 only converts, and the next one only measures.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Collection
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
-import tensorflow as tf
 import tyro
+from int8_artifacts import CALIBRATION_EXAMPLES, FLOAT, HELD_OUT_EXAMPLES, RUNTIMES, open_process, prepare
+from int8_models import MODELS
+from runtimes.peers import ConversionError
 
-import tfopt
+from tfopt.errors import ArtifactError
 from tfopt.exporting import SavedModelProcess
 from tfopt.exporting.process import alternate
 from tfopt.hardware import detect
 from tfopt.report import write_text
 
 RESULTS = Path(__file__).parent / "results"
-INPUT = "keras_tensor"
+OURS = "tfopt_int8"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
+    models: tuple[str, ...] = tuple(name for name in MODELS if name != "tiny")
+    """Which models."""
+    runtimes: tuple[str, ...] = RUNTIMES
+    """Which runtimes; keras_export is always among them."""
     batch_sizes: tuple[int, ...] = (1, 8)
     """Examples per call."""
     rounds: int = 8
-    """How often the turn passes."""
-    seconds: float = 2.0
-    """How long each SavedModel is timed per round."""
+    """How often the turn passes; 0 converts and does not measure."""
+    seconds: float = 1.5
+    """How long each runtime is timed per round."""
     out: Path = RESULTS / "int8_savedmodel.json"
     """Where the results go."""
+    work: Path | None = None
+    """Where artifacts are kept, and used instead of converting again; None means a temporary directory."""
+    cache: Path = Path("~/.cache/tfopt-benchmarks")
+    """Where the environments of other runtimes are."""
 
 
 def main(options: Options) -> dict[str, Any]:
-    keras.utils.set_random_seed(0)
-    model = keras.applications.ResNet50(weights=None, classifier_activation=None)
-    images = smooth_images(32)
-    for layer in model.layers:
-        if layer.name.endswith("_3_bn"):  # the last of a residual branch
-            layer.gamma.assign(0.2 * layer.gamma)
-    calibrate_batch_norm(model, images)
-    with tempfile.TemporaryDirectory() as directory:
-        paths = {name: Path(directory, name) for name in ("keras_export", "tfopt_float32", "tfopt_int8")}
-        model.export(paths["keras_export"], verbose=False)
-        tfopt.export(model, paths["tfopt_float32"])
-        int8 = tfopt.ExportConfig(precision="int8")
-        report = tfopt.export(model, paths["tfopt_int8"], int8, calibration_data=images).report
-        results = {
-            "what": "ResNet-50, 224x224, random weights with calibrated batch normalisation",
-            "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
-            "cpu_features": detect().cpu_features,
-            "tensorflow": tf.__version__,
-            "keras": keras.__version__,
-            "bytes_on_disk": {name: size(path) for name, path in paths.items()},
-            "quantized": len(report.changed),
-            "left_float": len(report.skipped),
-            "latency": [measure(paths, images[:batch], options) for batch in options.batch_sizes],
-            "int8_against_float": compare(paths, smooth_images(64, seed=1)),
-        }
-    options.out.parent.mkdir(exist_ok=True)
-    write_text(options.out, json.dumps(results, indent=2) + "\n")
+    check("model", options.models, MODELS)
+    check("runtime", options.runtimes, RUNTIMES)
+    runtimes = tuple(dict.fromkeys((FLOAT, *options.runtimes)))
+    cache = options.cache.expanduser().absolute()
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        for name in options.models:
+            folder = (options.work or Path(temporary)) / name
+            records = prepare(MODELS[name], folder, runtimes, options.batch_sizes, cache)
+            if options.rounds:
+                results[name] = {"what": MODELS[name].what, **measure(folder, records, cache, options)}
+                write(results, options.out)
     return results
 
 
-def measure(paths: dict[str, Path], images: np.ndarray, options: Options) -> dict[str, Any]:
-    processes = {name: SavedModelProcess(path) for name, path in paths.items()}
-    with processes["keras_export"], processes["tfopt_float32"], processes["tfopt_int8"]:
-        times = alternate(list(processes.values()), {INPUT: images}, options.seconds, options.rounds)
-    medians = dict(zip(paths, (float(np.median(np.concatenate(each))) for each in times), strict=True))
+def check(kind: str, names: Collection[str], known: Collection[str]) -> None:
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"Unknown {kind} {unknown[0]!r}. Expected some of: {', '.join(known)}.")
+
+
+def measure(folder: Path, records: dict[str, dict[str, Any]], cache: Path, options: Options) -> dict[str, Any]:
+    """Compares what the runtimes compute, then times them."""
+    with np.load(folder / "held_out.npz") as arrays:
+        held_out = dict(arrays)
+    failed = {runtime: record["failed"] for runtime, record in records.items() if "failed" in record}
+    processes: dict[str, SavedModelProcess] = {}
+    outputs: dict[str, np.ndarray] = {}
+    with ExitStack() as stack:
+        for runtime in records:
+            if runtime not in failed:
+                try:
+                    process = stack.enter_context(open_process(runtime, folder, cache))
+                    for batch_size in sorted(options.batch_sizes):  # whether each of them runs
+                        batches = HELD_OUT_EXAMPLES // batch_size if batch_size == max(options.batch_sizes) else 1
+                        (outputs[runtime],) = process.predict(
+                            first(batches * batch_size, held_out), batch_size
+                        ).values()
+                    processes[runtime] = process
+                except (ArtifactError, ConversionError) as error:
+                    failed[runtime] = str(error)
+        latency = [time_calls(processes, held_out, batch_size, options) for batch_size in options.batch_sizes]
+    kept = {runtime: records[runtime] for runtime in processes}
     return {
-        "batch_size": len(images),
-        "median_ms": {name: round(value, 2) for name, value in medians.items()},
-        "calls": dict(zip(paths, (len(np.concatenate(each)) for each in times), strict=True)),
-        "speed_against_keras_export": {
-            name: round(medians["keras_export"] / value, 2) for name, value in medians.items()
-        },
+        "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
+        "cpu_features": detect().cpu_features,
+        "versions": {name: number for record in kept.values() for name, number in record["versions"].items()},
+        "calibration_examples": CALIBRATION_EXAMPLES,
+        "bytes_on_disk": {runtime: record["bytes_on_disk"] for runtime, record in kept.items()},
+        "tfopt_int8_nodes": kept.get(OURS, {}).get("nodes"),
+        "failed": failed,
+        "latency": latency,
+        "against_float": {runtime: compare(outputs[FLOAT], outputs[runtime]) for runtime in kept},
     }
 
 
-def compare(paths: dict[str, Path], images: np.ndarray) -> dict[str, float]:
-    """Returns how far int8 is from float32 on inputs it was not calibrated on."""
-    with SavedModelProcess(paths["tfopt_float32"]) as one, SavedModelProcess(paths["tfopt_int8"]) as other:
-        exact, quantized = (process.predict({INPUT: images})["output_0"] for process in (one, other))
+def time_calls(
+    processes: dict[str, SavedModelProcess], held_out: dict[str, np.ndarray], batch_size: int, options: Options
+) -> dict[str, Any]:
+    inputs = first(batch_size, held_out)
+    rounds = alternate(list(processes.values()), inputs, options.seconds, options.rounds)
+    calls = {runtime: np.concatenate(times) for runtime, times in zip(processes, rounds, strict=True)}
+    medians = {runtime: float(np.median(times)) for runtime, times in calls.items()}
+    figures: dict[str, Any] = {
+        "batch_size": batch_size,
+        "median_ms": {runtime: round(median, 2) for runtime, median in medians.items()},
+        "calls": {runtime: len(times) for runtime, times in calls.items()},
+        "speed_against_keras_export": {
+            runtime: round(medians[FLOAT] / median, 2) for runtime, median in medians.items()
+        },
+    }
+    if OURS in medians:  # above 1 where ours is faster than the other
+        ratios = {runtime: round(median / medians[OURS], 2) for runtime, median in medians.items() if runtime != OURS}
+        figures["speed_of_tfopt_int8_against"] = ratios
+    return figures
+
+
+def first(count: int, examples: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: array[:count] for name, array in examples.items()}
+
+
+def compare(exact: np.ndarray, quantized: np.ndarray) -> dict[str, float]:
+    """Returns how far a runtime's outputs are from those of Keras' own export."""
     # Without its mean over the inputs, an output says what the network tells apart.
     varying = exact - exact.mean(axis=0)
+    error = np.linalg.norm(quantized - exact)
     return {
-        "relative_error": round(float(np.linalg.norm(quantized - exact) / np.linalg.norm(exact)), 4),
-        "relative_error_of_what_varies": round(float(np.linalg.norm(quantized - exact) / np.linalg.norm(varying)), 4),
+        "relative_error": round(float(error / np.linalg.norm(exact)), 4),
+        "relative_error_of_what_varies": round(float(error / np.linalg.norm(varying)), 4),
         "top1_agreement": float(np.mean(exact.argmax(axis=1) == quantized.argmax(axis=1))),
     }
 
 
-def smooth_images(count: int, seed: int = 0) -> np.ndarray:
-    """Returns images that differ in their large shapes, as photographs do and noise does not."""
-    coarse = np.random.default_rng(seed).random((count, 7, 7, 3), dtype=np.float32)
-    return tf.image.resize(coarse, (224, 224), method="bicubic").numpy()
-
-
-def calibrate_batch_norm(model: keras.Model, images: np.ndarray) -> None:
-    """Sets each layer's moving statistics to those of the images."""
-    layers = [layer for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)]
-    for layer in layers:
-        layer.momentum = 0.0
-    model(images, training=True)
-    for layer in layers:
-        layer.momentum = 0.99
-
-
-def size(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+def write(results: dict[str, Any], out: Path) -> None:
+    """Replaces the entries of the models that were run."""
+    earlier = json.loads(out.read_text())["models"] if out.is_file() else {}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, json.dumps({"models": earlier | results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

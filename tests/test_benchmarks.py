@@ -1,4 +1,4 @@
-"""The training benchmarks run, and count what they say they count."""
+"""The benchmarks run, and count what they say they count."""
 
 import importlib
 import json
@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -83,6 +85,85 @@ def test_the_overhead_benchmark_reports_every_pair(tmp_path):
     for case in results["overhead"]:
         assert 0 < case["quartiles"][0] <= case["tfopt_over_keras"] <= case["quartiles"][1]
     assert results["gain"]["mlp"]["tfopt_chose"]["steps_per_execution"] == "10"
+
+
+@pytest.fixture
+def int8_models(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("int8_models")
+
+
+def test_vit_small_has_the_weights_that_its_paper_counts(int8_models):
+    # Touvron et al. 2021, table 1: 22 million for DeiT-S, which has two weights more per channel for a class token.
+    assert int8_models.vit_small().count_params() == pytest.approx(22.05e6, rel=0.002)
+
+
+def test_batch_norm_has_the_statistics_of_the_inputs_as_after_training(int8_models):
+    case = int8_models.MODELS["tiny"]
+    model = int8_models.make(case)
+    norm = model.get_layer("last_bn")
+    values = keras.Model(model.input, norm.input)(case.inputs(32, 0)).numpy()
+    np.testing.assert_allclose(norm.moving_mean, values.mean(axis=(0, 1, 2)), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(norm.moving_variance, values.var(axis=(0, 1, 2)), rtol=1e-3)
+    np.testing.assert_allclose(norm.gamma, int8_models.DAMPING)
+    assert norm.momentum == 0.99
+
+
+def test_a_worker_opens_what_the_batch_size_needs_and_keeps_outputs_that_are_overwritten(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    worker = importlib.import_module("runtimes.worker")
+
+    class Doubling(worker.Worker):
+        packages = ("numpy",)
+        opened = ()
+
+        def open(self, path, threads):
+            self.opened += (Path(path).name,)
+            self.shared = np.empty(int(path.rpartition("_")[2]))
+
+        def call(self, batch):
+            return np.multiply(batch, 2, out=self.shared)
+
+    doubling = Doubling()
+    doubling.do_load(str(tmp_path), threads=1)
+    np.savez(tmp_path / "in.npz", x=np.arange(6.0))
+    doubling.do_predict(str(tmp_path / "in.npz"), str(tmp_path / "out.npz"), batch_size=2)
+    np.testing.assert_array_equal(worker.only_array(tmp_path / "out.npz"), 2 * np.arange(6))
+    assert doubling.opened == ("batch_2",)
+    assert len(doubling.do_time(str(tmp_path / "in.npz"), seconds=0, at_least=3)["ms"]) == 3
+    assert doubling.opened == ("batch_2", "batch_6")
+
+
+def test_an_unknown_runtime_is_refused_before_the_work(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    benchmark = importlib.import_module("int8_savedmodel")
+    with pytest.raises(SystemExit, match=r"Unknown runtime 'onnx'. Expected some of: .*onnxruntime"):
+        benchmark.main(benchmark.Options(models=("tiny",), runtimes=("onnx",)))
+
+
+@pytest.mark.slow
+def test_the_int8_benchmark_compares_and_times_and_says_what_it_could_not_run(tmp_path):
+    out, blocked = tmp_path / "results.json", tmp_path / "blocked"
+    out.write_text('{"models": {"earlier": {}}}')
+    blocked.write_text("A file, so that no environment can be made in it.")
+    runtimes = ("keras_export", "tfopt_float32", "tfopt_int8")
+    quick = ("--models", "tiny", "--batch-sizes", "2", "--rounds", "2", "--seconds", "0.05")
+    run = _run(
+        "int8_savedmodel.py", *quick, "--runtimes", *runtimes, "litert", "--cache", str(blocked), "--out", str(out)
+    )
+    assert run.returncode == 0, run.stderr
+    models = json.loads(out.read_text())["models"]
+    assert list(models) == ["earlier", "tiny"]
+    tiny = models["tiny"]
+    assert list(tiny["failed"]) == ["litert"]
+    assert "blocked" in tiny["failed"]["litert"]
+    assert tuple(tiny["bytes_on_disk"]) == runtimes
+    assert tiny["tfopt_int8_nodes"] == {"quantized": 3, "left_float": 0}
+    assert tiny["against_float"]["tfopt_float32"]["relative_error"] < 1e-4
+    assert 0 < tiny["against_float"]["tfopt_int8"]["relative_error"] < 0.05
+    (latency,) = tiny["latency"]
+    assert min(latency["calls"].values()) >= 6
+    assert latency["speed_against_keras_export"]["keras_export"] == 1
 
 
 def _run(script, *arguments):

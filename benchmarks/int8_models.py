@@ -1,0 +1,152 @@
+"""The models of int8_savedmodel.py and their inputs.
+
+The weights are random and made to behave like trained ones: batch normalisation is calibrated on the inputs, and each
+residual branch adds little to its shortcut. (Without that a random network of this depth amplifies any rounding a
+hundredfold, and says nothing of int8.) Where many layers lie outside of residual branches, their values are shifted
+so that most pass the activation, to the same end. The time does not depend on the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+import tensorflow as tf
+from gpu_training import AddPositions, bert
+from keras import layers
+
+DAMPING = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One model of the benchmark.
+
+    Attributes:
+        what: In words, for the results.
+        build: Makes the Keras model, of one input and one output.
+        inputs: Makes so many examples from a seed.
+        family: "convolutional" or "transformer"; some runtimes have settings for either.
+        branch_ends: How the names of the batch normalisations end that close a residual branch.
+        shift: What the other batch normalisations add.
+    """
+
+    what: str
+    build: Callable[[], keras.Model]
+    inputs: Callable[[int, int], np.ndarray]
+    family: str = "convolutional"
+    branch_ends: str | None = None
+    shift: float = 0.0
+
+
+def make(case: Case) -> keras.Model:
+    """Builds the model with weights that behave like trained ones."""
+    keras.backend.clear_session()  # names count from the start, so that the input's is the same in every run
+    keras.utils.set_random_seed(0)
+    model = case.build()
+    for layer in model.layers:
+        if isinstance(layer, layers.BatchNormalization):
+            if case.branch_ends is not None and layer.name.endswith(case.branch_ends):
+                layer.gamma.assign(DAMPING * layer.gamma)
+            else:
+                layer.beta.assign(layer.beta + case.shift)
+    calibrate_batch_norm(model, case.inputs(32, 0))
+    return model
+
+
+def calibrate_batch_norm(model: keras.Model, examples: np.ndarray) -> None:
+    """Sets each batch normalisation's moving statistics to those of the examples."""
+    norms = [layer for layer in model.layers if isinstance(layer, layers.BatchNormalization)]
+    if not norms:
+        return
+    momenta = [layer.momentum for layer in norms]
+    dropouts = [layer for layer in model.layers if isinstance(layer, layers.Dropout)]
+    rates = [layer.rate for layer in dropouts]
+    for layer in norms:
+        layer.momentum = 0.0
+    for layer in dropouts:
+        layer.rate = 0.0
+    model(examples, training=True)
+    for layer, momentum in zip(norms, momenta, strict=True):
+        layer.momentum = momentum
+    for layer, rate in zip(dropouts, rates, strict=True):
+        layer.rate = rate
+
+
+def smooth_images(count: int, seed: int = 0, size: int = 224) -> np.ndarray:
+    """Returns images that differ in their large shapes, as photographs do and noise does not."""
+    coarse = np.random.default_rng(seed).random((count, 7, 7, 3), dtype=np.float32)
+    return tf.image.resize(coarse, (size, size), method="bicubic").numpy()
+
+
+def sentences(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 30_522, (count, 128), dtype=np.int32)
+
+
+def vit_small(size: int = 224, patch: int = 16, depth: int = 12, width: int = 384, heads: int = 6) -> keras.Model:
+    """The small vision transformer, normalized before each block part, with the mean over the patches classified."""
+    images = keras.Input((size, size, 3), name="image")
+    x = layers.Conv2D(width, patch, strides=patch, name="patches")(images)
+    x = AddPositions(name="positions")(layers.Reshape((-1, width))(x))
+    for number in range(depth):
+        normed = layers.LayerNormalization(epsilon=1e-6, name=f"norm{number}a")(x)
+        x = layers.Add()(
+            [x, layers.MultiHeadAttention(heads, width // heads, name=f"attention{number}")(normed, normed)]
+        )
+        normed = layers.LayerNormalization(epsilon=1e-6, name=f"norm{number}b")(x)
+        hidden = layers.Dense(4 * width, activation="gelu", name=f"up{number}")(normed)
+        x = layers.Add()([x, layers.Dense(width, name=f"down{number}")(hidden)])
+    x = layers.GlobalAveragePooling1D()(layers.LayerNormalization(epsilon=1e-6, name="norm")(x))
+    return keras.Model(images, layers.Dense(1000, name="logits")(x), name="vit_small")
+
+
+def tiny() -> keras.Model:
+    images = keras.Input((32, 32, 3), name="image")
+    x = shortcut = layers.Conv2D(16, 3, padding="same", activation="relu")(images)
+    x = layers.BatchNormalization(name="last_bn")(layers.Conv2D(16, 3, padding="same", use_bias=False)(x))
+    x = layers.ReLU()(layers.Add()([x, shortcut]))
+    return keras.Model(images, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)), name="tiny")
+
+
+def resnet50() -> keras.Model:
+    return keras.applications.ResNet50(weights=None, classifier_activation=None)
+
+
+def mobilenetv2() -> keras.Model:
+    return keras.applications.MobileNetV2(weights=None, classifier_activation=None)
+
+
+def efficientnetv2_b0() -> keras.Model:
+    return keras.applications.EfficientNetV2B0(weights=None, classifier_activation=None, include_preprocessing=False)
+
+
+MODELS = {
+    "resnet50": Case(what="ResNet-50, 224x224", build=resnet50, inputs=smooth_images, branch_ends="_3_bn"),
+    "mobilenetv2": Case(
+        what="MobileNetV2, 224x224", build=mobilenetv2, inputs=smooth_images, branch_ends="project_BN", shift=1.0
+    ),
+    "efficientnetv2_b0": Case(
+        what="EfficientNetV2-B0, 224x224",
+        build=efficientnetv2_b0,
+        inputs=smooth_images,
+        branch_ends="project_bn",
+        shift=1.0,
+    ),
+    "bert_base": Case(
+        what="BERT-base encoder with a classifier on the first of 128 tokens",
+        build=bert,
+        inputs=sentences,
+        family="transformer",
+    ),
+    "vit_small": Case(
+        what="ViT-small, patches of 16, 224x224", build=vit_small, inputs=smooth_images, family="transformer"
+    ),
+    "tiny": Case(
+        what="two convolutions, 32x32, to try the benchmark itself",
+        build=tiny,
+        inputs=lambda count, seed: smooth_images(count, seed, size=32),
+        branch_ends="last_bn",
+    ),
+}

@@ -1,0 +1,96 @@
+"""What the workers of all runtimes have in common: JSON commands on standard input, one answer a line.
+
+"load", "predict" and "time" are the commands of tfopt/exporting/tensorflow_only.py, so that tfopt's processes and these
+are timed alike; "convert" is for a process of its own. A worker runs with its runtime's Python and imports no tfopt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+class Worker:
+    """Base of the runtimes' workers, which define `packages`, `convert`, `open` and `call`.
+
+    Models have one input, one output and a static batch size. Only that of the batch size in use is open.
+    """
+
+    packages: tuple[str, ...]
+
+    def convert(self, source: str, calibration: np.ndarray, target: str, family: str) -> None:
+        """Quantizes a float SavedModel.
+
+        Args:
+            source: The SavedModel, whose batch size is that of the calibration batches, or any.
+            calibration: Batches, along the first axis.
+            target: The directory to fill; it exists.
+            family: "convolutional" or "transformer".
+        """
+        raise NotImplementedError
+
+    def open(self, path: str, threads: int) -> None:
+        raise NotImplementedError
+
+    def call(self, batch: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def do_convert(self, source: str, calibration: str, target: str, family: str, batch_size: int) -> dict[str, Any]:
+        examples = only_array(calibration)
+        batches = examples[: len(examples) // batch_size * batch_size].reshape(-1, batch_size, *examples.shape[1:])
+        self.convert(source, batches, target, family)
+        return {"versions": {package: version(package) for package in self.packages}}
+
+    def do_load(self, path: str, threads: int) -> dict[str, Any]:
+        self.path, self.threads, self.batch_size = path, threads, 0
+        return {}
+
+    def do_predict(self, inputs: str, outputs: str, batch_size: int) -> dict[str, Any]:
+        examples = only_array(inputs)
+        starts = range(0, len(examples), batch_size)
+        np.savez(outputs, np.concatenate([self._run(examples[start : start + batch_size]) for start in starts]))
+        return {}
+
+    def do_time(self, inputs: str, seconds: float, at_least: int) -> dict[str, Any]:
+        batch = only_array(inputs)
+        for _ in range(2):
+            self._run(batch)
+        milliseconds: list[float] = []
+        until = time.perf_counter() + seconds
+        while len(milliseconds) < at_least or time.perf_counter() < until:
+            start = time.perf_counter()
+            self.call(batch)
+            milliseconds.append((time.perf_counter() - start) * 1e3)
+        return {"ms": milliseconds}
+
+    def _run(self, batch: np.ndarray) -> np.ndarray:
+        if len(batch) != self.batch_size:
+            self.open(str(Path(self.path, f"batch_{len(batch)}")), self.threads)
+            self.batch_size = len(batch)
+        return np.array(self.call(batch))  # the runtime may overwrite its own at the next call
+
+
+def only_array(path: str) -> np.ndarray:
+    with np.load(path) as arrays:
+        (array,) = (arrays[name] for name in arrays.files)
+    return array
+
+
+def serve(worker: Worker) -> None:
+    # Whatever prints must not mix with the answers, be it Python or a C++ library.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            answer = getattr(worker, f"do_{command.pop('do')}")(**command)
+        except Exception as error:  # noqa: BLE001 - the parent process raises it again
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
