@@ -164,7 +164,7 @@ class FrozenLateBatchNormalization(layers.BatchNormalization):
     def __init__(self, *, freeze_after: int, **options: Any) -> None:
         super().__init__(**options)
         self.freeze_after = freeze_after
-        self.calls = CallCount(limit=freeze_after, name="calls")
+        self.calls = CallCount(limit=freeze_after, dtype="float32", name="calls")
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         normalize = super().call
