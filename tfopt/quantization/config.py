@@ -40,6 +40,10 @@ class QuantizationConfig:
     """With training: after so many training calls of the model the activations' ranges and learned ones stay."""
     freeze_batch_norm_after: int | None = None
     """With training: after so many training calls batch norms use their moving statistics, as at inference."""
+    epochs: int = 5
+    """With training: epochs that a recipe trains the quantized model for."""
+    learning_rate: float | None = None
+    """With training: learning rate of a recipe's training of the quantized model; by default that of its training."""
 
     def __post_init__(self) -> None:
         if self.observer not in get_args(ObserverName):
@@ -65,6 +69,10 @@ class QuantizationConfig:
                 raise ConfigError(
                     f"{name} must not be negative. Received: {name}={value}. None means never, 0 from the start."
                 )
+        if self.epochs < 1:
+            raise ConfigError(f"epochs must be at least 1. Received: epochs={self.epochs}.")
+        if self.learning_rate is not None and self.learning_rate <= 0:
+            raise ConfigError(f"learning_rate must be positive. Received: learning_rate={self.learning_rate:g}.")
         training_only = ("learned_ranges", "freeze_ranges_after", "freeze_batch_norm_after")
         ignored = [name for name in training_only if getattr(self, name) not in (None, False)]
         if ignored and not self.training:

@@ -10,6 +10,7 @@ rounding W, times scale. That is why batch norm is not folded while training; ex
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -53,35 +54,34 @@ class _RoundedWeights:
 
     def build(self, input_shape: Any) -> None:
         super().build(input_shape)  # type: ignore[misc]
-        weights = getattr(self, self.rounded)
-        self.weight_range.build(self._as_matrix(np.empty(weights.shape, np.bool_)).shape)
+        shape = getattr(self, self.rounded).shape
+        self.weight_range.build((None, math.prod(shape[axis] for axis in self.channel_axes(len(shape)))))
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         variable = getattr(self, self.rounded)
-        with keras.StatelessScope([(variable, self._rounded_weights(variable, training=training))]):
+        with AutocastScope(None):  # a grid of weights that were cast to half precision would be another
+            weights = tf.cast(tf.convert_to_tensor(variable.value), tf.float32)
+        rounded = self._from_matrix(self.weight_range(self._as_matrix(weights), training=training), weights.shape)
+        with keras.StatelessScope([(variable, rounded)]):
             return super().call(inputs)  # type: ignore[misc]
 
     def start_range(self) -> None:
         """Lets learned limits start from the weights as they are now."""
-        self.weight_range.start(self._as_matrix(getattr(self, self.rounded).numpy()))
+        self.weight_range.start(self._as_matrix(tf.convert_to_tensor(getattr(self, self.rounded).value)).numpy())
 
-    def _rounded_weights(self, variable: Any, *, training: bool | None) -> Any:
-        with AutocastScope(None):
-            weights = tf.cast(tf.convert_to_tensor(variable.value), tf.float32)
+    def _as_matrix(self, weights: Any) -> Any:
+        """Brings weights to a column for each output channel."""
         order = self._matrix_order(len(weights.shape))
-        matrix = tf.reshape(tf.transpose(weights, order), self._as_matrix(np.empty(weights.shape, np.bool_)).shape)
-        matrix = self.weight_range(matrix, training=training)
-        back = np.argsort(order)
-        return tf.transpose(tf.reshape(matrix, [weights.shape[axis] for axis in order]), back)
+        columns = math.prod(weights.shape[axis] for axis in self.channel_axes(len(weights.shape)))
+        return tf.reshape(tf.transpose(weights, order), [-1, columns])
+
+    def _from_matrix(self, matrix: Any, shape: Any) -> Any:
+        order = self._matrix_order(len(shape))
+        return tf.transpose(tf.reshape(matrix, [shape[axis] for axis in order]), np.argsort(order))
 
     def _matrix_order(self, rank: int) -> tuple[int, ...]:
         channels = self.channel_axes(rank)
         return (*(axis for axis in range(rank) if axis not in channels), *channels)
-
-    def _as_matrix(self, weights: np.ndarray) -> np.ndarray:
-        """Brings weights to a column for each output channel."""
-        columns = int(np.prod([weights.shape[axis] for axis in self.channel_axes(weights.ndim)]))
-        return weights.transpose(self._matrix_order(weights.ndim)).reshape(-1, columns)
 
     def get_config(self) -> dict[str, Any]:
         return {
