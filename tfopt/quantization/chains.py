@@ -127,6 +127,17 @@ def find_chains_where(
         refused |= found
 
 
+def folded_tensor(editor: GraphEditor, tensor: str) -> str | None:
+    """Returns a tensor of a graph before folding as it is called in the folded graph; None where that lacks it.
+
+    Products and what follows them are folded to matrices, under names of their own, and Reshapes that only fed each
+    other are gone.
+    """
+    candidates = (tensor, f"{tensor}/flat", f"{tensor}/product")
+    found = next((name for name in candidates if producer(name) in editor.nodes), None)
+    return None if found is None else pass_through_origin(editor, found)
+
+
 def pass_through_origin(editor: GraphEditor, tensor: str) -> str:
     """Returns the tensor whose range also holds for `tensor`: up through ops that only move values."""
     node = editor.nodes[producer(tensor)]

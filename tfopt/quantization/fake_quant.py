@@ -138,7 +138,7 @@ class FakeQuantize(_Range):
     Example:
         >>> import numpy as np
         >>> layer = FakeQuantize(signed=False)
-        >>> layer(np.array([-0.5, 0.2003, 1.5], "float32")).numpy()
+        >>> layer(np.array([-0.5, 0.2003, 1.5], "float32")).numpy().round(3)
         array([0. , 0.2, 1. ], dtype=float32)
     """
 

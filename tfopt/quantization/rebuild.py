@@ -66,41 +66,34 @@ def rebuild(
     calls: Counter[str] = Counter()
     names: set[str] = set()
 
-    def attached(name: str, tensors: Any, options: dict[str, Any]) -> Any:
+    def attached(name: str, tensors: Any) -> Any:
         number = calls[name]
         calls[name] += 1
         flat = keras.tree.flatten(tensors)
         for index, tensor in enumerate(flat):
             layer = attach(Place(name, number, index), tensor)
-            flat[index] = tensor if layer is None else layer(tensor, **options)
+            flat[index] = tensor if layer is None else layer(tensor)
         return keras.tree.pack_sequence_as(tensors, flat)
 
-    def runner(options: dict[str, Any]) -> Callable[..., Any]:
-        def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
-            if not isinstance(operation, layers.Layer):
-                return attached(operation.name, operation(*args, **kwargs), options)
-            if operation._call_has_training_arg:
-                kwargs = {**kwargs, **options}  # a part that was called with training=False stays so
-            if isinstance(operation, keras.Model) and _is_plain(operation):
-                inner = {key: value for key, value in kwargs.items() if key == "training" and value is not None}
-                return _functional(operation)._run_through_graph(args[0], call_fn=runner(inner))
-            if id(operation) not in new:
-                new[id(operation)] = _unique(replace(operation), names)
-            outputs: Any = None
-            for number, layer in enumerate(new[id(operation)]):
-                outputs = layer(outputs) if number else layer(*args, **kwargs)
-                outputs = attached(layer.name, outputs, options)
-            copy_weights(operation, new[id(operation)])
-            return outputs
-
-        return call
+    def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(operation, layers.Layer):
+            return attached(operation.name, operation(*args, **kwargs))
+        if isinstance(operation, keras.Model) and _is_plain(operation):
+            return _functional(operation)._run_through_graph(args[0], call_fn=call)
+        if id(operation) not in new:
+            new[id(operation)] = _unique(replace(operation), names)
+        outputs: Any = None
+        for number, layer in enumerate(new[id(operation)]):
+            outputs = attached(layer.name, layer(outputs) if number else layer(*args, **kwargs))
+        copy_weights(operation, new[id(operation)])
+        return outputs
 
     functional = _functional(model)
     inputs = keras.tree.map_structure(
         lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name), functional.input
     )
-    entering = keras.tree.map_structure(lambda x: attached(x.name, x, {}), inputs)
-    outputs = functional._run_through_graph(entering, call_fn=runner({}))
+    entering = keras.tree.map_structure(lambda x: attached(x.name, x), inputs)
+    outputs = functional._run_through_graph(entering, call_fn=call)
     return keras.Model(inputs, outputs, name=model.name)
 
 

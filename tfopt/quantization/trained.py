@@ -23,7 +23,7 @@ from tfopt.graph.edit import AttrValue, GraphDef, GraphEditor, attribute
 from tfopt.graph.fold import fold_constants
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.annotate import annotate, channels_last, tensors_of_chain, tensors_to_observe
-from tfopt.quantization.chains import Chain, find_chains_where, pass_through_origin
+from tfopt.quantization.chains import Chain, find_chains_where, folded_tensor
 from tfopt.quantization.fake_quant import steps_above_zero
 from tfopt.quantization.observers import Range
 from tfopt.report import Skip
@@ -49,7 +49,7 @@ def annotate_trained(
     folded = fold_constants(plain.graph)
     editor = GraphEditor(folded.graph_def)
     steps_editor = GraphEditor(fold_constants(_with_steps(plain)).graph_def)
-    ranges = {pass_through_origin(editor, tensor): span for tensor, span in plain.ranges.items()}
+    ranges = {origin: span for tensor, span in plain.ranges.items() if (origin := folded_tensor(editor, tensor))}
 
     def obstacle(chain: Chain) -> str | None:
         if _steps(editor, steps_editor, chain) is None:

@@ -21,21 +21,16 @@ from tfopt.graph.edit import producer
 from tfopt.graph.fold import fold_constants
 from tfopt.quantization.annotate import tensors_of_chain, tensors_to_observe
 from tfopt.quantization.calibrate import calibrate
-from tfopt.quantization.chains import Chain, find_chains_where, matches, pass_through_origin
+from tfopt.quantization.chains import Chain, find_chains_where, folded_tensor, matches
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.quantization.fake_quant import FakeQuantize
 from tfopt.quantization.layers import QUANTIZED, WEIGHTS_ONLY, FrozenLateBatchNormalization
 from tfopt.quantization.observers import Range
 from tfopt.quantization.rebuild import Place, check_rebuildable, plain_copy, rebuild
+from tfopt.quantization.unfuse import unfused
 from tfopt.report import Change, PassReport, Skip
 
 ATTRIBUTE = "_tfopt_quantization_report"
-SEPARABLE = {
-    layers.SeparableConv1D: (layers.DepthwiseConv1D, layers.Conv1D),
-    layers.SeparableConv2D: (layers.DepthwiseConv2D, layers.Conv2D),
-}
-CONVOLUTIONS = (layers.Conv1D, layers.Conv2D, layers.DepthwiseConv1D, layers.DepthwiseConv2D)
-FUSED = (keras.activations.linear, keras.activations.relu, keras.activations.relu6)
 
 
 def quantize_for_training(model: Any, config: QuantizationConfig, calibration_data: Any) -> keras.Model:
@@ -49,7 +44,7 @@ def quantize_for_training(model: Any, config: QuantizationConfig, calibration_da
             "Train it on, or export it."
         )
     tensors: dict[Place, Any] = {}
-    plain = rebuild(model, _unfused, lambda place, tensor: tensors.update({place: tensor}))
+    plain = rebuild(model, unfused, lambda place, tensor: tensors.update({place: tensor}))
     traced = _trace(plain, tensors)
     _check_exclude(config.exclude, traced, plain)
 
@@ -148,8 +143,9 @@ def _trace(model: keras.Model, tensors: dict[Place, Any]) -> _Trace:
     editor = GraphEditor(graph.graph_def)
     places: dict[str, Place] = {}
     for place, name in zip(tensors, names, strict=False):
-        if producer(name) in editor.nodes:
-            places.setdefault(pass_through_origin(editor, name), place)
+        origin = folded_tensor(editor, name)
+        if origin is not None:
+            places.setdefault(origin, place)
     return _Trace(graph=graph, editor=editor, places=places, owners=owners)
 
 
@@ -157,48 +153,6 @@ def _computed(editor: GraphEditor, tensor: str) -> str:
     while editor.nodes[producer(tensor)].op == "Identity":
         tensor = editor.nodes[producer(tensor)].input[0]
     return tensor
-
-
-def _unfused(layer: Any) -> Sequence[Any]:
-    """Returns layers that compute what one does, so that each tensor that needs a range is between two of them."""
-    if type(layer) in SEPARABLE:
-        return _halves(layer)
-    if type(layer) in CONVOLUTIONS and layer.activation not in FUSED:
-        activation = layers.Activation(layer.activation, name=f"{layer.name}_activation", dtype=layer.dtype_policy)
-        return plain_copy(layer, activation=None), activation
-    return (plain_copy(layer),)
-
-
-def _halves(layer: Any) -> Sequence[Any]:
-    """Returns the two convolutions, and the activation where no kernel fuses it, of a separable convolution."""
-    depthwise, pointwise = SEPARABLE[type(layer)]
-    common = {"dtype": layer.dtype_policy, "data_format": layer.data_format, "trainable": layer.trainable}
-    first = depthwise(
-        layer.kernel_size,
-        strides=layer.strides,
-        padding=layer.padding,
-        depth_multiplier=layer.depth_multiplier,
-        dilation_rate=layer.dilation_rate,
-        use_bias=False,
-        depthwise_regularizer=layer.depthwise_regularizer,
-        depthwise_constraint=layer.depthwise_constraint,
-        name=f"{layer.name}_depthwise",
-        **common,
-    )
-    second = pointwise(
-        layer.filters,
-        1,
-        use_bias=layer.use_bias,
-        activation=layer.activation,
-        kernel_regularizer=layer.pointwise_regularizer,
-        kernel_constraint=layer.pointwise_constraint,
-        bias_regularizer=layer.bias_regularizer,
-        bias_constraint=layer.bias_constraint,
-        activity_regularizer=layer.activity_regularizer,
-        name=layer.name,
-        **common,
-    )
-    return first, *_unfused(second)
 
 
 def _assemble(
