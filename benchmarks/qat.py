@@ -31,7 +31,7 @@ from tfopt.hardware import detect
 from tfopt.report import write_text
 
 RESULTS = Path(__file__).parent / "results"
-SHAPE, CLASSES, BATCH = (16, 16, 1), 10, 32
+SHAPE, CLASSES, BATCH = (32, 32, 1), 10, 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ def fit(model: keras.Model, examples: Any, epochs: int, learning_rate: float) ->
     steps = -(-len(examples.x_train) // BATCH) * epochs
     rate = keras.optimizers.schedules.CosineDecay(learning_rate, steps)
     model.compile(keras.optimizers.Adam(rate), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    data = tfopt.data.pipeline((examples.x_train, examples.y_train), batch_size=BATCH, random_shift=1)
+    data = tfopt.data.pipeline((examples.x_train, examples.y_train), batch_size=BATCH, random_shift=2)
     model.fit(data, epochs=epochs, shuffle=False, verbose=0)
 
 

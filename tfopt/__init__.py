@@ -5,6 +5,7 @@ importing tfopt loads neither TensorFlow nor anything else that is slow or touch
 program that has imported Keras: it may load a model with layers of ours, which Keras must have been told of.
 """
 
+import importlib
 import sys
 from importlib.metadata import version
 
@@ -14,4 +15,4 @@ __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __version__ = version("tfopt")
 
 if "keras" in sys.modules:
-    import tfopt.quantization.layers
+    importlib.import_module("tfopt.quantization.layers")

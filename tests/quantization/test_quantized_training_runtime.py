@@ -1,5 +1,7 @@
 """Quantization-aware training in every cell of the runtime: the same ranges, as far as it computes the same."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -63,9 +65,14 @@ def limits(model):
     return np.array([layer.limit.numpy() for layer in model.layers if isinstance(layer, FakeQuantize)])
 
 
-@pytest.fixture(scope="module")
-def on_one_device():
-    return {learned: train(learned=learned) for learned in (False, True)}
+@functools.cache
+def on_one_device(learned):
+    return train(learned=learned)
+
+
+@functools.cache
+def untrained():
+    return train(epochs=0)[0]
 
 
 CELLS = {
@@ -77,35 +84,35 @@ CELLS = {
     "mirrored, float16, micro-batches": {"strategy": "mirrored", "precision": "mixed_float16", "accumulate": 2},
     "mirrored, xla, steps": {"strategy": "mirrored", "jit_compile": True, "steps_per_execution": 3},
 }
-SLOW = ("xla", "mirrored, xla, steps", "steps")
+QUICK = (("micro-batches", True), ("mirrored, float16, micro-batches", False))
 
 
-@pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize(
-    "cell", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in CELLS]
+    ("cell", "learned"),
+    [
+        pytest.param(cell, learned, marks=[] if (cell, learned) in QUICK else [pytest.mark.slow])
+        for cell in CELLS
+        for learned in (False, True)
+    ],
 )
-def test_every_cell_trains_the_same_ranges_and_exports(cell, learned, on_one_device, two_replicas, tmp_path):
+def test_every_cell_trains_the_same_ranges_and_exports(cell, learned, two_replicas, tmp_path):
     settings = CELLS[cell]
     strategy = {"strategy": two_replicas} if "strategy" in settings else {}
     model, losses = train(learned=learned, **{**settings, **strategy})
-    expected, expected_losses = on_one_device[learned]
+    expected, expected_losses = on_one_device(learned)
     half = "float16" in str(settings) or "precision" in settings
     # A moving average of the largest value sees a part's largest in place of the batch's, and so ends below it.
     average_of_parts = not learned and ("accumulate" in settings or strategy)
     np.testing.assert_allclose(limits(model), limits(expected), rtol=0.03 if half or average_of_parts else 1e-3)
     np.testing.assert_allclose(losses, expected_losses, rtol=0.03 if half or average_of_parts else 2e-3)
     assert losses[-1] < losses[0]
-    assert not np.allclose(limits(model), limits(quantize_only()), rtol=1e-6)
+    assert not np.allclose(limits(model), limits(untrained()), rtol=1e-6)
     artifact = tfopt.export(model, tmp_path / "int8", ExportConfig(precision="int8"))
     assert len(artifact.report.changed) == 3
     serve = tf.saved_model.load(str(tmp_path / "int8")).signatures["serving_default"]
     found = next(iter(serve(image=tf.constant(X)).values())).numpy()
     wanted = model.predict(X, verbose=0)
     assert np.abs(found - wanted).max() < (0.05 if half else 0.02) * np.abs(wanted).max()
-
-
-def quantize_only():
-    return train(epochs=0)[0]
 
 
 def test_replicas_average_their_ranges_and_hold_the_same(two_replicas):

@@ -15,8 +15,9 @@ from tfopt.graph import FrozenGraph, GraphEditor, freeze
 from tfopt.graph.fold import fold_constants
 from tfopt.quantization.annotate import annotate, tensors_to_observe
 from tfopt.quantization.calibrate import calibrate
-from tfopt.quantization.chains import Chain, find_chains, matches
+from tfopt.quantization.chains import Chain, find_chains, matches, weights_quantizer
 from tfopt.quantization.config import QuantizationConfig
+from tfopt.quantization.fake_quant import steps_above_zero
 from tfopt.quantization.trained import annotate_trained, has_ranges
 from tfopt.quantization.training import quantize_for_training
 from tfopt.report import Change, PassReport, Skip
@@ -92,7 +93,7 @@ def quantize(
     source = freeze(model, fold=False)
     if has_ranges(source):
         graph, annotated, chains, skipped = annotate_trained(source, config.exclude)
-        report = _report(GraphEditor(graph.graph_def), chains, skipped)
+        report = _report(GraphEditor(graph.graph_def), annotated, chains, skipped)
         return QuantizedModel(graph=annotated, float_graph=source, report=report)
     graph = fold_constants(source)
     editor = GraphEditor(graph.graph_def)
@@ -105,15 +106,16 @@ def quantize(
     chains, skipped = find_chains(graph, editor, config.exclude)
     ranges = calibrate(graph, tensors_to_observe(editor, chains), calibration_data, config)
     annotated = annotate(graph, chains, ranges, weight_bits=config.weight_bits)
-    report = _report(editor, chains, skipped, weight_bits=config.weight_bits)
+    report = _report(editor, annotated, chains, skipped)
     return QuantizedModel(graph=annotated, float_graph=graph, report=report)
 
 
 def _report(
-    editor: GraphEditor, chains: Sequence[Chain], skipped: Sequence[Skip], *, weight_bits: int = 8
+    editor: GraphEditor, annotated: FrozenGraph, chains: Sequence[Chain], skipped: Sequence[Skip]
 ) -> PassReport:
+    quantized = GraphEditor(annotated.graph_def)
     changed = [
-        Change(name=chain.op, kind=editor.nodes[chain.op].op, detail=_detail(editor, chain, weight_bits))
+        Change(name=chain.op, kind=editor.nodes[chain.op].op, detail=_detail(editor, quantized, chain))
         for chain in chains
     ]
     report = PassReport(name="quantize", changed=changed, skipped=skipped)
@@ -121,11 +123,21 @@ def _report(
     return report
 
 
-def _detail(editor: GraphEditor, chain: Chain, weight_bits: int) -> str:
+def _detail(editor: GraphEditor, quantized: GraphEditor, chain: Chain) -> str:
     weights = editor.value(chain.weights)
     fused = [
         part
         for part in (chain.bias and "bias", chain.summand and "sum", chain.activation and chain.activation.name)
         if part
     ]
-    return f"int{weight_bits} weights {weights.shape} per channel" + (f", fused {', '.join(fused)}" if fused else "")
+    what = f"int{_weight_bits(quantized, chain)} weights {weights.shape} per channel"
+    return what + (f", fused {', '.join(fused)}" if fused else "")
+
+
+def _weight_bits(quantized: GraphEditor, chain: Chain) -> int:
+    """Returns how many bits a chain's weights need: those of 4 bits are int8 weights that use 15 of its values."""
+    quantizer = weights_quantizer(quantized, quantized.nodes[chain.op].input[1])
+    assert quantizer is not None, chain.op
+    weights, limits = quantized.value(quantizer.input[0]), quantized.value(quantizer.input[2])
+    highest = np.abs(np.rint(weights * (steps_above_zero(8) / limits))).max()
+    return 4 if highest <= steps_above_zero(4) else 8

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 from keras import layers
 
-from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.errors import ConfigError, UnsupportedLayerError, UnsupportedModelError
 from tfopt.graph import FrozenGraph, GraphEditor, freeze
 from tfopt.graph.edit import producer
 from tfopt.graph.fold import fold_constants
@@ -166,6 +166,11 @@ def _assemble(
             kind = QUANTIZED[type(layer)]
             return (kind.from_config({**layer.get_config(), "weight_bits": config.weight_bits, **options}),)
         if type(layer) is layers.BatchNormalization and config.freeze_batch_norm_after is not None:
+            if layer.synchronized:
+                raise UnsupportedLayerError(
+                    "freeze_batch_norm_after cannot freeze batch norms that are synchronized: replicas cannot talk to "
+                    f"each other inside a condition. Received: {layer.name!r}. Build it without synchronized=True."
+                )
             return (
                 FrozenLateBatchNormalization.from_config(
                     {**layer.get_config(), "freeze_after": config.freeze_batch_norm_after}
