@@ -130,7 +130,7 @@ def separable() -> keras.Model:
 
 
 def norm(x: Any) -> Any:
-    return layers.ReLU(6.0)(layers.BatchNormalization()(x))
+    return layers.ReLU(6.0)(layers.BatchNormalization(momentum=0.9)(x))
 
 
 MODELS: dict[str, Callable[[], keras.Model]] = {

@@ -188,13 +188,13 @@ def test_the_model_given_stays_as_it_was():
 def test_the_report_names_each_layer_and_why_it_was_left():
     report = quantization_report(quantize(branches(), TRAINING, calibration_data=X))
     details = {change.name: change.detail for change in report.changed}
-    assert list(details) == [
+    assert set(details) == {
         *("stem_depthwise", "stem", "stem_1", "joined", "wider", "along", "einsum", "each", "head"),
-    ]
+    }
     assert details["stem"] == "int8 weights (1, 1, 3, 4) per channel"
     assert "stays float" in details["wider"]
     assert [(skip.name, skip.kind) for skip in report.skipped] == [("grouped", "Conv2D")]
-    assert "grouped convolution" in report.skipped[0].reason
+    assert "inside a function" in report.skipped[0].reason  # Keras computes it by a call
 
 
 def test_a_layer_that_holds_others_is_left_alone_with_the_reason():

@@ -191,5 +191,8 @@ QUANTIZED: dict[type, Any] = {
     layers.Conv2DTranspose: QuantizedConv2DTranspose,
     layers.Embedding: QuantizedEmbedding,
 }
-# No int8 kernel computes these; only their weights are rounded.
-WEIGHTS_ONLY = (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Embedding)
+# Rounded also where no int8 kernel computes them: never, or, of one axis, only without bias and activation.
+WITHOUT_KERNEL = (
+    *(layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Embedding),
+    *(layers.Conv1D, layers.DepthwiseConv1D),
+)

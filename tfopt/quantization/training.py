@@ -24,7 +24,7 @@ from tfopt.quantization.calibrate import calibrate
 from tfopt.quantization.chains import Chain, find_chains_where, folded_tensor, matches
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.quantization.fake_quant import FakeQuantize
-from tfopt.quantization.layers import QUANTIZED, WEIGHTS_ONLY, FrozenLateBatchNormalization
+from tfopt.quantization.layers import QUANTIZED, WITHOUT_KERNEL, FrozenLateBatchNormalization
 from tfopt.quantization.observers import Range
 from tfopt.quantization.rebuild import Place, check_rebuildable, plain_copy, rebuild
 from tfopt.quantization.unfuse import unfused
@@ -47,11 +47,12 @@ def quantize_for_training(model: Any, config: QuantizationConfig, calibration_da
     plain = rebuild(model, unfused, lambda place, tensor: tensors.update({place: tensor}))
     traced = _trace(plain, tensors)
     _check_exclude(config.exclude, traced, plain)
+    operations = {operation.name: operation for operation in plain.operations}
 
     def obstacle(chain: Chain) -> str | None:
-        layer = plain.get_layer(traced.owner(chain.op))
+        layer: Any = operations.get(traced.owner(chain.op))
         if type(layer) not in QUANTIZED:
-            return f"inside a layer of class {type(layer).__name__}, which has no quantized form"
+            return f"computed by a {type(layer).__name__}, which has no quantized form"
         if matches(layer.name, config.exclude):
             return "excluded by the configuration"
         missing = [tensor for tensor in tensors_of_chain(traced.editor, chain) if tensor not in traced.places]
@@ -60,13 +61,13 @@ def quantize_for_training(model: Any, config: QuantizationConfig, calibration_da
     chains, skipped = find_chains_where(traced.graph, traced.editor, config.exclude, obstacle)
     observed = tensors_to_observe(traced.editor, chains)
     ranges = calibrate(traced.graph, observed, calibration_data, config)
-    rounded = {traced.owner(chain.op) for chain in chains}
-    rounded |= {
+    lowered = {traced.owner(chain.op) for chain in chains}
+    rounded = lowered | {
         layer.name
         for layer in plain.layers
-        if type(layer) in WEIGHTS_ONLY and not matches(layer.name, config.exclude) and _is_built_plainly(layer)
+        if type(layer) in WITHOUT_KERNEL and not matches(layer.name, config.exclude) and _is_built_plainly(layer)
     }
-    report = _report(plain, traced, rounded, skipped, config)
+    report = _report(plain, traced, rounded, lowered, skipped, config)
     report.warn_if_unchanged()
     result = _assemble(plain, rounded, {traced.places[tensor]: ranges[tensor] for tensor in observed}, config)
     setattr(result, ATTRIBUTE, report)
@@ -107,7 +108,7 @@ class _Trace:
         graph: The graph.
         editor: An editor of the same graph.
         places: Each tensor that a layer returns, or that enters the model, to the first place that it has there.
-        owners: Each node of the graph before folding to the operation that computes it.
+        owners: Each node of the graph before folding, and each function, to the operation that computes it.
     """
 
     graph: FrozenGraph
@@ -117,9 +118,9 @@ class _Trace:
 
     def owner(self, name: str) -> str:
         """Returns the operation that a node belongs to; a node that folding added is named after one that was there."""
-        while name not in self.owners:
+        while name and name not in self.owners:
             name = name.rpartition("/")[0]
-        return self.owners[name]
+        return self.owners.get(name, "")
 
 
 def _trace(model: keras.Model, tensors: dict[Place, Any]) -> _Trace:
@@ -136,6 +137,8 @@ def _trace(model: keras.Model, tensors: dict[Place, Any]) -> _Trace:
             if node not in owners:
                 owners[node] = place.name
                 stack += [producer(source) for source in held.nodes[node].input]
+    called = {value.func.name: name for name, node in held.nodes.items() for value in node.attr.values()}
+    owners |= {function: owners[name] for function, name in called.items() if function and name in owners}
     kept = dict(list(probe.outputs.items())[len(tensors) :])
     plain = replace(probe, outputs=kept)
     placeholders = [spec.name for spec in plain.inputs.values()]
@@ -150,8 +153,9 @@ def _trace(model: keras.Model, tensors: dict[Place, Any]) -> _Trace:
 
 
 def _computed(editor: GraphEditor, tensor: str) -> str:
-    while editor.nodes[producer(tensor)].op == "Identity":
-        tensor = editor.nodes[producer(tensor)].input[0]
+    """Returns the tensor that identities pass on; an IdentityN carries a custom gradient, as that of swish."""
+    while (node := editor.nodes[producer(tensor)]).op in ("Identity", "IdentityN"):
+        tensor = node.input[int(tensor.partition(":")[2] or 0)]
     return tensor
 
 
@@ -201,20 +205,29 @@ def _assemble(
 
 
 def _report(
-    plain: keras.Model, traced: _Trace, rounded: set[str], skipped: Sequence[Skip], config: QuantizationConfig
+    plain: keras.Model,
+    traced: _Trace,
+    rounded: set[str],
+    lowered: set[str],
+    skipped: Sequence[Skip],
+    config: QuantizationConfig,
 ) -> PassReport:
     changed = []
+    operations = {operation.name: operation for operation in plain.operations}
     for layer in plain.layers:
         if layer.name in rounded:
             weights = getattr(layer, QUANTIZED[type(layer)].rounded)
             detail = f"int{config.weight_bits} weights {tuple(weights.shape)} per channel"
-            detail += ", its op stays float" if type(layer) in WEIGHTS_ONLY else ""
+            detail += "" if layer.name in lowered else ", its op stays float"
             changed.append(Change(name=layer.name, kind=type(layer).__name__, detail=detail))
     left: dict[str, Skip] = {}
     for skip in skipped:
-        name = traced.owner(skip.name)
-        if name not in rounded:
-            left.setdefault(name, Skip(name=name, kind=type(plain.get_layer(name)).__name__, reason=skip.reason))
+        operation = operations.get(traced.owner(skip.name))
+        if operation is None:
+            left[skip.name] = skip
+        elif operation.name not in rounded:
+            kind = type(operation).__name__
+            left.setdefault(operation.name, Skip(name=operation.name, kind=kind, reason=skip.reason))
     return PassReport(name="quantize", changed=changed, skipped=list(left.values()))
 
 
