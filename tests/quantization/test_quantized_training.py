@@ -107,16 +107,14 @@ def trained():
 WAYS = [{}, {"learned_ranges": True}, {"weight_bits": 4, "learned_ranges": True}]
 
 
-@pytest.mark.parametrize("name", BUILDERS)
-def test_before_training_it_computes_what_post_training_quantization_computes(name):
-    model = BUILDERS[name]()
+def test_before_training_it_computes_what_post_training_quantization_computes():
+    model = residual()
     after, before = quantize(model, calibration_data=X), quantize(model, TRAINING, calibration_data=X)
     expected, found = after.predict(X), before.predict(X, verbose=0)
     span = np.abs(expected).max()
     # A value on the edge between two steps may fall to either side, in a graph that is folded and in one that is not.
     assert np.median(np.abs(found - expected)) < 1e-5 * span
-    if name == "residual":  # in the other one a transposed convolution's weights are rounded too
-        assert np.abs(found - expected).max() < 0.02 * span
+    assert np.abs(found - expected).max() < 0.02 * span
 
 
 @pytest.mark.parametrize("settings", WAYS)
