@@ -55,6 +55,8 @@ def quantize_for_training(model: Any, config: QuantizationConfig, calibration_da
             return f"computed by a {type(layer).__name__}, which has no quantized form"
         if matches(layer.name, config.exclude):
             return "excluded by the configuration"
+        if not _has_float_weights(layer):
+            return "its weights are quantized or have a LoRA part"
         missing = [tensor for tensor in tensors_of_chain(traced.editor, chain) if tensor not in traced.places]
         return f"{missing[0]!r} needs a range and is inside a layer" if missing else None
 
@@ -65,7 +67,7 @@ def quantize_for_training(model: Any, config: QuantizationConfig, calibration_da
     rounded = lowered | {
         layer.name
         for layer in plain.layers
-        if type(layer) in WITHOUT_KERNEL and not matches(layer.name, config.exclude) and _is_built_plainly(layer)
+        if type(layer) in WITHOUT_KERNEL and not matches(layer.name, config.exclude) and _has_float_weights(layer)
     }
     report = _report(plain, traced, rounded, lowered, skipped, config)
     report.warn_if_unchanged()
@@ -231,8 +233,9 @@ def _report(
     return PassReport(name="quantize", changed=changed, skipped=list(left.values()))
 
 
-def _is_built_plainly(layer: Any) -> bool:
-    return isinstance(getattr(layer, QUANTIZED[type(layer)].rounded), keras.Variable)
+def _has_float_weights(layer: Any) -> bool:
+    weights = getattr(layer, QUANTIZED[type(layer)].rounded)
+    return isinstance(weights, keras.Variable) and keras.backend.is_float_dtype(weights.dtype)
 
 
 def _check_exclude(patterns: tuple[str, ...], traced: _Trace, plain: keras.Model) -> None:
