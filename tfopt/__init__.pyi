@@ -15,7 +15,7 @@ from .exporting.verify import verify
 from .hardware import Hardware
 from .profiling.monitor import GpuMonitor
 from .pruning import PruningConfig, PruningSchedule, prune
-from .quantization import QuantizationConfig, QuantizedModel, quantize
+from .quantization import QuantizationConfig, QuantizedModel, quantization_report, quantize
 from .recipe import DataConfig, ModelConfig, Recipe
 from .report import PassReport, Receipt
 from .runner import RunResult, run
@@ -60,6 +60,7 @@ __all__ = [
     "QuantizationConfig",
     "QuantizedModel",
     "quantize",
+    "quantization_report",
     # artifacts
     "ExportConfig",
     "Artifact",

@@ -50,3 +50,8 @@ class ExportConfig:
             raise ConfigError(
                 f"quantization must be a QuantizationConfig. Received: quantization={self.quantization!r}."
             )
+        if self.quantization.training:
+            raise ConfigError(
+                "training must be False in an export. Received: quantization=QuantizationConfig(training=True, ...). "
+                "Train what tfopt.quantize makes of the model with it, and export that: its ranges are in it."
+            )

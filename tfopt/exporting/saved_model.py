@@ -90,7 +90,7 @@ def export(
             model = select_int8(model, feeds, stored)
             model.report.warn_if_unchanged()
         precision, report = "int8" if model.report.changed else "float32", model.report
-        source, graph = model.float_graph, lower_to_int8(model.graph)
+        source, graph = model.source, lower_to_int8(model.graph)
     else:
         precision, report = "float32", None
         source, graph = freeze(model, fold=False), freeze(model)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -113,6 +113,42 @@ def find_chains(
         if node.op in (*WEIGHTED, *WITHOUT_LOWERING)
     ]
     return sorted(chains, key=lambda chain: order[chain.output]), skips
+
+
+def find_chains_where(
+    graph: FrozenGraph,
+    editor: GraphEditor,
+    obstacle: Callable[[Chain], str | None],
+    exclude: Iterable[str] = (),
+    *,
+    left_float: Mapping[str, str] = EMPTY,
+) -> tuple[list[Chain], list[Skip]]:
+    """Returns the chains of a graph that meet a condition, and the weighted ops that form none.
+
+    To leave a chain out can change others, which may have fused its result, so they are found anew without it.
+
+    Args:
+        graph, editor, exclude, left_float: As in `find_chains`.
+        obstacle: Returns why a chain cannot be, or None.
+    """
+    refused = dict(left_float)
+    while True:
+        chains, skipped = find_chains(graph, editor, exclude, left_float=refused)
+        found = {chain.op: reason for chain in chains if (reason := obstacle(chain)) is not None}
+        if not found:
+            return chains, skipped
+        refused |= found
+
+
+def folded_tensor(editor: GraphEditor, tensor: str) -> str | None:
+    """Returns a tensor of a graph before folding as it is called in the folded graph; None where that lacks it.
+
+    Products and what follows them are folded to matrices, under names of their own, and Reshapes that only fed each
+    other are gone.
+    """
+    candidates = (tensor, f"{tensor}/flat", f"{tensor}/product")
+    found = next((name for name in candidates if producer(name) in editor.nodes), None)
+    return None if found is None else pass_through_origin(editor, found)
 
 
 def pass_through_origin(editor: GraphEditor, tensor: str) -> str:
