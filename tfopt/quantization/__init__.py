@@ -2,5 +2,6 @@
 
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.quantization.quantize import QuantizedModel, quantize
+from tfopt.quantization.weight_only import WeightOnlyConfig
 
-__all__ = ["QuantizationConfig", "QuantizedModel", "quantize"]
+__all__ = ["QuantizationConfig", "QuantizedModel", "WeightOnlyConfig", "quantize"]

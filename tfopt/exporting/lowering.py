@@ -1,0 +1,69 @@
+"""From a model to the graphs that its artifact will serve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfopt.errors import ConfigError
+from tfopt.exporting.config import ExportConfig
+from tfopt.exporting.float_fallback import float_fallback
+from tfopt.exporting.int8 import lower_to_int8
+from tfopt.exporting.signatures import DEFAULT, FLOAT, XLA
+from tfopt.exporting.weight_only import encode_weights
+from tfopt.graph import FrozenGraph, freeze
+from tfopt.quantization import QuantizedModel, quantize
+from tfopt.report import PassReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lowered:
+    """What an artifact is written from.
+
+    Attributes:
+        source: The model's own graph, which the artifact is compared with.
+        graphs: What each signature computes, by its name.
+        precision: As ExportConfig has it.
+        report: What was quantized and what was not; None for float32.
+    """
+
+    source: FrozenGraph
+    graphs: Mapping[str, FrozenGraph]
+    precision: str
+    report: PassReport | None
+
+
+def lower(model: Any, config: ExportConfig, calibration_data: Any) -> Lowered:
+    """Returns the graphs for a model in the precision asked for.
+
+    Raises:
+        ConfigError: The model is quantized already, and another precision is asked for; or int8 lacks its data.
+    """
+    if isinstance(model, QuantizedModel) and config.precision not in ("float32", "int8"):
+        raise ConfigError(
+            f"A QuantizedModel is exported in int8. Received: precision={config.precision!r}. Export the float model."
+        )
+    if config.precision == "int8" and not isinstance(model, QuantizedModel):
+        model = quantize(model, config.quantization, calibration_data=calibration_data)
+    if isinstance(model, QuantizedModel):
+        return _int8(model, config)
+    return _float(model, config)
+
+
+def _int8(model: QuantizedModel, config: ExportConfig) -> Lowered:
+    graphs = {DEFAULT: lower_to_int8(model.graph)}
+    if config.float_fallback:
+        graphs[FLOAT] = float_fallback(model.graph)
+    if config.xla_signature:  # XLA has none of the int8 kernels
+        graphs[XLA] = float_fallback(model.graph)
+    return Lowered(source=model.float_graph, graphs=graphs, precision="int8", report=model.report)
+
+
+def _float(model: str | Path | Any, config: ExportConfig) -> Lowered:
+    graph, report = freeze(model), None
+    if config.precision != "float32":
+        graph, report = encode_weights(graph, config.precision, config.weight_only)
+    graphs = {DEFAULT: graph, **({XLA: graph} if config.xla_signature else {})}
+    return Lowered(source=freeze(model, fold=False), graphs=graphs, precision=config.precision, report=report)
