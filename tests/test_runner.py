@@ -156,6 +156,23 @@ def test_without_pruning_int8_is_compared_with_float32(tmp_path):
     assert [phase.name for phase in result.report.phases] == ["train"]
 
 
+def test_quantization_while_training_is_a_phase_of_its_own(tmp_path):
+    quantization = QuantizationConfig(training=True, learned_ranges=True, epochs=2, learning_rate=1e-3)
+    console = silent()
+    recipe = dataclasses.replace(TINY, quantization=quantization, export_dir=str(tmp_path / "new"))
+    result = run(recipe, console=console)
+    assert [(phase.name, len(phase.history["loss"])) for phase in result.report.phases] == [
+        ("train", 3),
+        ("prune", 2),
+        ("quantize", 2),
+    ]
+    receipts = result.receipts
+    assert receipts["int8"].ok
+    assert receipts["int8"].zero_count >= receipts["pruned"].zero_count >= 192
+    assert receipts["int8"].kernels == {"_QuantizedMatMul": 2}
+    assert recipe.quick().quantization.epochs == 2
+
+
 def test_without_quantization_and_export_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = run(dataclasses.replace(TINY, quantization=None), console=silent())

@@ -15,7 +15,7 @@ from .exporting.verify import verify
 from .hardware import Hardware
 from .profiling.monitor import GpuMonitor
 from .pruning import PruningConfig, PruningSchedule, prune
-from .quantization import QuantizationConfig, QuantizedModel, WeightOnlyConfig, quantize
+from .quantization import QuantizationConfig, QuantizedModel, WeightOnlyConfig, quantization_report, quantize
 from .recipe import DataConfig, ModelConfig, Recipe
 from .report import PassReport, Receipt
 from .runner import RunResult, run
@@ -61,6 +61,7 @@ __all__ = [
     "QuantizedModel",
     "WeightOnlyConfig",
     "quantize",
+    "quantization_report",
     # artifacts
     "ExportConfig",
     "Artifact",

@@ -113,7 +113,7 @@ class Recipe:
     pruning: PruningConfig | None = None
     """The pruning, with fine-tuning; off if None."""
     quantization: QuantizationConfig | None = None
-    """The int8 quantization; off if None."""
+    """The int8 quantization, with fine-tuning where it says so; off if None."""
     export_dir: str | None = None
     """Directory that receives float32/, pruned/, int8/, receipts.json and report.html; nothing is written if None."""
 
@@ -131,6 +131,9 @@ class Recipe:
             'saved_models/mine_quick'
         """
         pruning = self.pruning and replace(self.pruning, epochs=min(self.pruning.epochs, QUICK_EPOCHS))
+        quantization = self.quantization
+        if quantization is not None and quantization.training:
+            quantization = replace(quantization, epochs=min(quantization.epochs, QUICK_EPOCHS))
         return replace(
             self,
             data=replace(self.data, max_examples=min(self.data.max_examples or QUICK_EXAMPLES, QUICK_EXAMPLES)),
@@ -140,6 +143,7 @@ class Recipe:
                 checkpoint_dir=self.training.checkpoint_dir and f"{Path(self.training.checkpoint_dir)}_quick",
             ),
             pruning=pruning,
+            quantization=quantization,
             export_dir=self.export_dir and f"{Path(self.export_dir)}_quick",
         )
 

@@ -149,10 +149,16 @@ def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Cons
                 console.print(pass_summary(schedule.report))
                 if export_dir is not None:
                     _export(model, export_dir, "pruned", examples, console, baseline="float32")
+            quantization = settings.quantization
+            if quantization is not None and quantization.training:
+                with decided.scope():
+                    model = quantize(model, quantization, calibration_data=examples.x_train)
+                phases.append(_fit(model, decided, settings, examples, "quantize", [monitor], console))
+                quantization = None  # its ranges are in the model
         finally:
             monitor.stop()
         if settings.quantization is not None:
-            quantized = quantize(model, settings.quantization, calibration_data=examples.x_train)
+            quantized = quantize(model, quantization, calibration_data=examples.x_train)
             passes.append(quantized.report)
             console.print(pass_summary(quantized.report))
             if export_dir is not None:
@@ -206,13 +212,17 @@ def _fit(
     callbacks: list[keras.callbacks.Callback],
     console: Console,
 ) -> Phase:
-    """Trains, or fine-tunes while pruning, with Keras' own fit."""
+    """Trains, or fine-tunes while pruning or with fake quantization, with Keras' own fit."""
     training = settings.training
     epochs, rate = training.epochs, training.learning_rate
     if phase == "prune":
         assert settings.pruning is not None
         epochs = settings.pruning.epochs
         rate = settings.pruning.learning_rate or training.learning_rate
+    elif phase == "quantize":
+        assert settings.quantization is not None
+        epochs = settings.quantization.epochs
+        rate = settings.quantization.learning_rate or training.learning_rate
     steps = -(-len(examples.x_train) // training.global_batch_size) * epochs
     schedule = keras.optimizers.schedules.CosineDecay(rate, steps) if training.decay == "cosine" else rate
     optimizer = training.optimizer

@@ -53,3 +53,8 @@ class ExportConfig:
                 f"float_fallback belongs to precision='int8'. Received: precision={self.precision!r}, whose artifact "
                 "computes in float32 anyway. Leave it out."
             )
+        if self.quantization.training:
+            raise ConfigError(
+                "training must be False in an export. Received: quantization=QuantizationConfig(training=True, ...). "
+                "Train what tfopt.quantize makes of the model with it, and export that: its ranges are in it."
+            )

@@ -21,7 +21,10 @@ from tfopt.graph.edit import AttrValue, GraphEditor, dtype_attr
 from tfopt.graph.fold import CONVOLUTIONS
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.chains import FAKE_QUANT, FAKE_QUANT_WEIGHTS, Chain, pass_through_origin
+from tfopt.quantization.fake_quant import steps_above_zero
 from tfopt.quantization.observers import Range
+
+INT8 = steps_above_zero(8)
 
 
 def tensors_to_observe(editor: GraphEditor, chains: Sequence[Chain]) -> list[str]:
@@ -30,14 +33,34 @@ def tensors_to_observe(editor: GraphEditor, chains: Sequence[Chain]) -> list[str
     These are what enters a chain, what a fused sum adds, and what leaves a convolution (its kernel has no float
     output) or a product whose result another chain reads.
     """
-    entering = {pass_through_origin(editor, chain.input) for chain in chains}
-    entering |= {pass_through_origin(editor, chain.summand) for chain in chains if chain.summand}
-    leaving = {chain.output for chain in chains if editor.nodes[chain.op].op in CONVOLUTIONS}
-    return sorted(entering | leaving)
+    return sorted({tensor for chain in chains for tensor in tensors_of_chain(editor, chain)})
 
 
-def annotate(graph: FrozenGraph, chains: Sequence[Chain], ranges: Mapping[str, Range]) -> FrozenGraph:
-    """Returns the graph with a fake-quantization node behind every tensor in `ranges` and every chain's weights."""
+def tensors_of_chain(editor: GraphEditor, chain: Chain) -> list[str]:
+    """Returns the tensors that one chain needs a range for."""
+    entering = [pass_through_origin(editor, tensor) for tensor in (chain.input, chain.summand) if tensor]
+    return entering + ([chain.output] if editor.nodes[chain.op].op in CONVOLUTIONS else [])
+
+
+def annotate(
+    graph: FrozenGraph,
+    chains: Sequence[Chain],
+    ranges: Mapping[str, Range],
+    steps: Mapping[str, np.ndarray] | None = None,
+    *,
+    weight_bits: int = 8,
+) -> FrozenGraph:
+    """Returns the graph with a fake-quantization node behind every tensor in `ranges` and every chain's weights.
+
+    Args:
+        graph: The float graph.
+        chains: Its chains.
+        ranges: The range of each tensor that `tensors_to_observe` names.
+        steps: For each chain's op the step between two quantized weights, one for each output channel. None means the
+            smallest that covers the weights.
+        weight_bits: Width of the quantized weights. Of fewer than 8 bits, they are rounded here, and become int8
+            weights that use few of its values.
+    """
     editor = GraphEditor(graph.graph_def)
     for tensor, span in ranges.items():
         name = editor.add(
@@ -51,19 +74,30 @@ def annotate(graph: FrozenGraph, chains: Sequence[Chain], ranges: Mapping[str, R
         )
         editor.redirect(tensor, name, keep=[name])
     for chain in chains:
-        _annotate_weights(editor, chain)
+        _annotate_weights(editor, chain, steps_above_zero(weight_bits), None if steps is None else steps[chain.op])
     placeholders = [spec.name for spec in graph.inputs.values()]
     return replace(graph, graph_def=editor.graph_def(graph.output_nodes, keep=placeholders))
 
 
-def _annotate_weights(editor: GraphEditor, chain: Chain) -> None:
-    weights, source = editor.value(chain.weights), chain.weights
-    depthwise = editor.nodes[chain.op].op == "DepthwiseConv2dNative"
-    if depthwise:  # the ranges are those of the last axis
-        source = editor.add_constant(f"{chain.op}/channels_last", weights[..., 0])
-        weights = weights[..., 0]
-    limits = np.abs(weights).reshape(-1, weights.shape[-1]).max(axis=0).astype(np.float32)
+def channels_last(weights: np.ndarray, op: str) -> np.ndarray:
+    """Returns an op's weights with the output channels as their last axis."""
+    return weights[..., 0] if op == "DepthwiseConv2dNative" else weights
+
+
+def _annotate_weights(editor: GraphEditor, chain: Chain, top: int, steps: np.ndarray | None) -> None:
+    held, source = editor.value(chain.weights), chain.weights
+    weights = channels_last(held, editor.nodes[chain.op].op)
+    if steps is None:
+        limits = np.abs(weights).reshape(-1, weights.shape[-1]).max(axis=0) * np.float32(INT8 / top)
+    else:
+        limits = (steps * INT8).astype(np.float32)
     limits[limits == 0] = 1.0  # a channel of zeros has no scale of its own
+    if top < INT8:
+        grid = limits / INT8
+        weights = np.clip(np.rint(weights / grid), -top, top) * grid
+    depthwise = weights.ndim < held.ndim  # the ranges are those of the last axis
+    if depthwise or top < INT8:
+        source = editor.add_constant(f"{chain.op}/weights_on_grid", weights)
     name = editor.add(
         FAKE_QUANT_WEIGHTS,
         f"{chain.op}/fake_quant_weights",

@@ -15,9 +15,10 @@ therefore be computed with an offset.
 from __future__ import annotations
 
 import fnmatch
+import glob
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,28 @@ def find_chains(
         if node.op in (*WEIGHTED, *WITHOUT_LOWERING)
     ]
     return sorted(chains, key=lambda chain: order[chain.output]), skips
+
+
+def find_chains_where(
+    graph: FrozenGraph, editor: GraphEditor, exclude: Iterable[str], obstacle: Callable[[Chain], str | None]
+) -> tuple[list[Chain], list[Skip]]:
+    """Returns the chains of a graph that meet a condition, and the weighted ops that form none.
+
+    To leave a chain out can change others, which may have fused its result, so they are found anew without it.
+
+    Args:
+        graph: The graph.
+        editor: An editor of the same graph.
+        exclude: Names or shell-style patterns of ops that form no chain.
+        obstacle: Returns why a chain cannot be, or None.
+    """
+    refused: dict[str, str] = {}
+    while True:
+        chains, skipped = find_chains(graph, editor, [*exclude, *map(glob.escape, refused)])
+        found = {chain.op: reason for chain in chains if (reason := obstacle(chain)) is not None}
+        if not found:
+            return chains, [replace(skip, reason=refused.get(skip.name, skip.reason)) for skip in skipped]
+        refused |= found
 
 
 def pass_through_origin(editor: GraphEditor, tensor: str) -> str:

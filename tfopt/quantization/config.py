@@ -12,7 +12,7 @@ ObserverName = Literal["minmax", "moving_average", "percentile", "mse", "entropy
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationConfig:
-    """Static int8 post-training quantization: 8-bit activations per tensor, 8-bit weights per channel.
+    """Static int8 quantization, after training or while training: 8-bit activations per tensor, weights per channel.
 
     Example:
         >>> QuantizationConfig(calibration_examples=64).observer
@@ -27,7 +27,23 @@ class QuantizationConfig:
     calibration_examples: int = 256
     """At most this many examples of the calibration data are run through the model."""
     exclude: tuple[str, ...] = ()
-    """Names (or shell-style patterns such as '*/dense_2/*') of graph nodes that stay float."""
+    """Names (or shell-style patterns such as '*/dense_2/*') of graph nodes that stay float; for training also those of
+    layers."""
+    weight_bits: int = 8
+    """Width of the quantized weights, 8 or 4. Weights of 4 bits are computed by the same int8 kernels."""
+    training: bool = False
+    """Whether `tfopt.quantize` returns a Keras model that trains with the values it will have in int8."""
+    learned_ranges: bool = False
+    """With training: whether the optimizer trains the ranges (LSQ). Else those of activations are moving averages,
+    starting from the calibrated ones, and those of weights follow the largest weights."""
+    freeze_ranges_after: int | None = None
+    """With training: after so many training calls of the model the activations' ranges and learned ones stay."""
+    freeze_batch_norm_after: int | None = None
+    """With training: after so many training calls batch norms use their moving statistics, as at inference."""
+    epochs: int = 5
+    """With training: epochs that a recipe trains the quantized model for."""
+    learning_rate: float | None = None
+    """With training: learning rate of a recipe's training of the quantized model; by default that of its training."""
 
     def __post_init__(self) -> None:
         if self.observer not in get_args(ObserverName):
@@ -44,4 +60,23 @@ class QuantizationConfig:
             raise ConfigError(
                 "calibration_examples must be at least 1. Received: "
                 f"calibration_examples={self.calibration_examples}. 100 to 500 examples are usual."
+            )
+        if self.weight_bits not in (4, 8):
+            raise ConfigError(f"weight_bits must be 8 or 4. Received: weight_bits={self.weight_bits}.")
+        for name in ("freeze_ranges_after", "freeze_batch_norm_after"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ConfigError(
+                    f"{name} must not be negative. Received: {name}={value}. None means never, 0 from the start."
+                )
+        if self.epochs < 1:
+            raise ConfigError(f"epochs must be at least 1. Received: epochs={self.epochs}.")
+        if self.learning_rate is not None and self.learning_rate <= 0:
+            raise ConfigError(f"learning_rate must be positive. Received: learning_rate={self.learning_rate:g}.")
+        training_only = ("learned_ranges", "freeze_ranges_after", "freeze_batch_norm_after")
+        ignored = [name for name in training_only if getattr(self, name) not in (None, False)]
+        if ignored and not self.training:
+            raise ConfigError(
+                f"{ignored[0]} is a setting of quantization-aware training. "
+                f"Received: {ignored[0]}={getattr(self, ignored[0])} with training=False. Set training=True."
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ import numpy as np
 
 from tfopt.errors import ConfigError, check_type
 from tfopt.graph import FrozenGraph, GraphEditor, freeze
+from tfopt.graph.fold import fold_constants
 from tfopt.quantization.annotate import annotate, tensors_to_observe
 from tfopt.quantization.calibrate import calibrate
 from tfopt.quantization.chains import Chain, find_chains, matches
 from tfopt.quantization.config import QuantizationConfig
-from tfopt.report import Change, PassReport
+from tfopt.quantization.trained import annotate_trained, has_ranges
+from tfopt.quantization.training import quantize_for_training
+from tfopt.report import Change, PassReport, Skip
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -48,21 +52,26 @@ def quantize(
     model: keras.Model | str | Path,
     config: QuantizationConfig | None = None,
     *,
-    calibration_data: Any,
-) -> QuantizedModel:
+    calibration_data: Any = None,
+) -> QuantizedModel | keras.Model:
     """Measures activation ranges on calibration data and returns the model annotated for int8.
 
     The model itself is not changed. Batch normalisation is folded into the weights first. Helps convolutions and
     matrix products on processors with int8 instructions (AVX512-VNNI, AVX-VNNI, AMX); nothing else gets faster.
 
+    With `training=True` in the config it returns a Keras model in place of an annotated one: a copy with the same
+    weights, whose layers compute with the values that int8 will have, to train on with `fit` like any other.
+    `tfopt.quantization_report` tells what was done. Given that model again, with `training=False`, it is annotated by
+    the ranges that training left in it; so `tfopt.export` needs no calibration data for it.
+
     Args:
         model: A built Keras model (functional, Sequential or subclassed), a .keras file or a SavedModel directory.
         config: The settings; None means QuantizationConfig().
         calibration_data: Batches of inputs, or of (inputs, labels); an array of inputs will do. For a model of several
-            inputs a dict or a tuple of arrays, or batches of such.
-    Returns: The annotated model, with a report.
+            inputs a dict or a tuple of arrays, or batches of such. Not needed for a model that holds ranges.
+    Returns: The annotated model, with a report; with training=True a functional Keras model.
     Raises:
-        UnsupportedModelError: The model is not built.
+        UnsupportedModelError: The model is not built; with training=True, it is neither functional nor Sequential.
         ConfigError: The calibration data is missing, empty, of the wrong shape, or not finite.
     Example:
         >>> import keras, numpy as np
@@ -78,7 +87,14 @@ def quantize(
     """
     config = QuantizationConfig() if config is None else config
     check_type("config", config, QuantizationConfig)
-    graph = freeze(model)
+    if config.training:
+        return quantize_for_training(model, config, calibration_data)
+    source = freeze(model, fold=False)
+    if has_ranges(source):
+        graph, annotated, chains, skipped = annotate_trained(source, config.exclude)
+        report = _report(GraphEditor(graph.graph_def), chains, skipped)
+        return QuantizedModel(graph=annotated, float_graph=source, report=report)
+    graph = fold_constants(source)
     editor = GraphEditor(graph.graph_def)
     unmatched = [pattern for pattern in config.exclude if not any(matches(name, (pattern,)) for name in editor.nodes)]
     if unmatched:
@@ -88,22 +104,28 @@ def quantize(
         )
     chains, skipped = find_chains(graph, editor, config.exclude)
     ranges = calibrate(graph, tensors_to_observe(editor, chains), calibration_data, config)
-    report = PassReport(
-        name="quantize",
-        changed=[
-            Change(name=chain.op, kind=editor.nodes[chain.op].op, detail=_detail(editor, chain)) for chain in chains
-        ],
-        skipped=skipped,
-    )
+    annotated = annotate(graph, chains, ranges, weight_bits=config.weight_bits)
+    report = _report(editor, chains, skipped, weight_bits=config.weight_bits)
+    return QuantizedModel(graph=annotated, float_graph=graph, report=report)
+
+
+def _report(
+    editor: GraphEditor, chains: Sequence[Chain], skipped: Sequence[Skip], *, weight_bits: int = 8
+) -> PassReport:
+    changed = [
+        Change(name=chain.op, kind=editor.nodes[chain.op].op, detail=_detail(editor, chain, weight_bits))
+        for chain in chains
+    ]
+    report = PassReport(name="quantize", changed=changed, skipped=skipped)
     report.warn_if_unchanged()
-    return QuantizedModel(graph=annotate(graph, chains, ranges), float_graph=graph, report=report)
+    return report
 
 
-def _detail(editor: GraphEditor, chain: Chain) -> str:
+def _detail(editor: GraphEditor, chain: Chain, weight_bits: int) -> str:
     weights = editor.value(chain.weights)
     fused = [
         part
         for part in (chain.bias and "bias", chain.summand and "sum", chain.activation and chain.activation.name)
         if part
     ]
-    return f"int8 weights {weights.shape} per channel" + (f", fused {', '.join(fused)}" if fused else "")
+    return f"int{weight_bits} weights {weights.shape} per channel" + (f", fused {', '.join(fused)}" if fused else "")

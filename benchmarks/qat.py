@@ -1,0 +1,145 @@
+"""Accuracy on the digits: in float, by post-training quantization and by quantization-aware training, int8 and int4.
+
+    python benchmarks/qat.py
+    python benchmarks/qat.py --quick
+
+Trains each model in float, then exports it to a SavedModel four times: with weights of 8 and of 4 bits, quantized after
+training and after quantization-aware training with learned ranges. Accuracies are those of the int8 kernels in the
+SavedModel, on 360 digits held out. "float_trained_on" is the float model trained on for as long as the quantized ones
+are: what is owed to the longer training alone. Results go to benchmarks/results/qat.json. Takes MINUTES minutes on two
+cores.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+import tyro
+from keras import layers
+
+import tfopt
+from tfopt.hardware import detect
+from tfopt.report import write_text
+
+RESULTS = Path(__file__).parent / "results"
+SHAPE, CLASSES, BATCH = (16, 16, 1), 10, 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    epochs: int = 12
+    """Epochs of training in float."""
+    more_epochs: int = 6
+    """Epochs of quantization-aware training."""
+    only: str | None = None
+    """Measure this model alone."""
+    quick: bool = False
+    """Two epochs each on a quarter of the examples, to see that it runs; results are not written."""
+    out: Path = RESULTS / "qat.json"
+    """Where the results go."""
+
+
+def main(options: Options) -> dict[str, Any]:
+    examples = tfopt.data.digits(image_size=SHAPE[0])
+    epochs, more_epochs = (2, 2) if options.quick else (options.epochs, options.more_epochs)
+    if options.quick:
+        examples = examples.limit(360)
+    results = {
+        "what": f"accuracy on {len(examples.x_test)} digits held out, of float models and of int8 SavedModels",
+        "epochs": epochs,
+        "more_epochs": more_epochs,
+        "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "models": {
+            name: measure(build, examples, epochs, more_epochs)
+            for name, build in MODELS.items()
+            if options.only in (None, name)
+        },
+    }
+    print(json.dumps(results, indent=2))
+    if not options.quick:
+        options.out.parent.mkdir(exist_ok=True)
+        write_text(options.out, json.dumps(results, indent=2) + "\n")
+    return results
+
+
+def measure(build: Callable[[], keras.Model], examples: Any, epochs: int, more_epochs: int) -> dict[str, Any]:
+    start = time.perf_counter()
+    keras.utils.set_random_seed(0)
+    model = build()
+    fit(model, examples, epochs, 3e-3)
+    trained_on = keras.models.clone_model(model)
+    trained_on.set_weights(model.get_weights())
+    fit(trained_on, examples, more_epochs, 1e-3)
+    found = {"weights": model.count_params(), "float": accuracy(model, examples)}
+    found["float_trained_on"] = accuracy(trained_on, examples)
+    for bits in (8, 4):
+        after = tfopt.QuantizationConfig(weight_bits=bits)
+        quantized = tfopt.quantize(model, after, calibration_data=examples.x_train)
+        found[f"int{bits}_after_training"] = exported_accuracy(quantized, examples)
+        while_training = tfopt.QuantizationConfig(weight_bits=bits, training=True, learned_ranges=True)
+        trained = tfopt.quantize(model, while_training, calibration_data=examples.x_train)
+        fit(trained, examples, more_epochs, 1e-3)
+        found[f"int{bits}_while_training"] = exported_accuracy(trained, examples)
+    return found | {"seconds": round(time.perf_counter() - start, 1)}
+
+
+def fit(model: keras.Model, examples: Any, epochs: int, learning_rate: float) -> None:
+    steps = -(-len(examples.x_train) // BATCH) * epochs
+    rate = keras.optimizers.schedules.CosineDecay(learning_rate, steps)
+    model.compile(keras.optimizers.Adam(rate), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    data = tfopt.data.pipeline((examples.x_train, examples.y_train), batch_size=BATCH, random_shift=1)
+    model.fit(data, epochs=epochs, shuffle=False, verbose=0)
+
+
+def exported_accuracy(model: Any, examples: Any) -> float:
+    with tempfile.TemporaryDirectory() as directory:
+        tfopt.export(model, f"{directory}/int8", tfopt.ExportConfig(precision="int8"))
+        serve = tf.saved_model.load(f"{directory}/int8").signatures["serving_default"]
+        (name,) = serve.structured_input_signature[1]
+        (outputs,) = serve(**{name: tf.constant(examples.x_test)}).values()
+    return share_right(outputs.numpy(), examples)
+
+
+def accuracy(model: keras.Model, examples: Any) -> float:
+    return share_right(model.predict(examples.x_test, verbose=0), examples)
+
+
+def share_right(outputs: np.ndarray, examples: Any) -> float:
+    return round(float((outputs.argmax(-1) == examples.y_test).mean()), 4)
+
+
+def separable() -> keras.Model:
+    """A small MobileNet: its depthwise convolutions have few weights in a channel, which 4 bits coarsen."""
+    inputs = keras.Input(SHAPE, name="image")
+    x = norm(layers.Conv2D(8, 3, padding="same", use_bias=False)(inputs))
+    for filters, strides in [(16, 2), (16, 1), (32, 2), (32, 1)]:
+        x = norm(layers.DepthwiseConv2D(3, strides=strides, padding="same", use_bias=False)(x))
+        x = norm(layers.Conv2D(filters, 1, use_bias=False)(x))
+    return keras.Model(inputs, layers.Dense(CLASSES, name="logits")(layers.GlobalAveragePooling2D()(x)))
+
+
+def norm(x: Any) -> Any:
+    return layers.ReLU(6.0)(layers.BatchNormalization()(x))
+
+
+MODELS: dict[str, Callable[[], keras.Model]] = {
+    "mlp": lambda: tfopt.models.mlp(SHAPE, CLASSES, units=(64, 64)),
+    "simple_cnn": lambda: tfopt.models.simple_cnn(SHAPE, CLASSES, kernel_size=3),
+    "resnet_cifar": lambda: tfopt.models.resnet_cifar(SHAPE, CLASSES, depth=8),
+    "separable": separable,
+}
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

@@ -1,0 +1,147 @@
+"""Reads the ranges of a graph that holds fake quantization, and annotates it for the exporters by these.
+
+A model trained with fake quantization freezes to a graph in which batch norms lie behind rounded weights, products are
+in whatever form Keras wrote them, and ranges lie wherever a layer could be. The lowering wants it folded, in one form,
+with ranges where its kernels need them. So fake quantization is taken out first, each range noted by the tensor it is
+of; then the plain float graph is folded like any other, and annotated by the ranges noted.
+
+Weights are put in as they are rounded, and must get their scales back behind the folding, which multiplies channels and
+changes axes. It does that to any constant alike. So the graph is folded twice: once with the rounded weights, and once
+with each weight's step in its place, which then holds the step of each folded weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.graph.edit import AttrValue, GraphDef, GraphEditor, attribute
+from tfopt.graph.fold import fold_constants
+from tfopt.graph.frozen import FrozenGraph
+from tfopt.quantization.annotate import annotate, channels_last, tensors_of_chain, tensors_to_observe
+from tfopt.quantization.chains import Chain, find_chains_where, pass_through_origin
+from tfopt.quantization.fake_quant import steps_above_zero
+from tfopt.quantization.observers import Range
+from tfopt.report import Skip
+
+
+def has_ranges(graph: FrozenGraph) -> bool:
+    """Whether a graph holds fake quantization."""
+    return any(_is_fake_quant(node) for node in graph.graph_def.node)
+
+
+def annotate_trained(
+    graph: FrozenGraph, exclude: Iterable[str] = ()
+) -> tuple[FrozenGraph, FrozenGraph, list[Chain], list[Skip]]:
+    """Returns the graph folded and annotated by the ranges that it holds.
+
+    Args:
+        graph: A frozen graph with fake quantization, for example of a model that `tfopt.quantize` made for training.
+        exclude: Names or shell-style patterns of ops that stay float.
+    Returns: The folded graph without ranges, the annotated one, its chains, and the ops that form none. An op that
+        lacks a range, of its weights or of a tensor that its kernel needs one for, is one of these.
+    """
+    plain = _take_out(fold_constants(graph))
+    folded = fold_constants(plain.graph)
+    editor = GraphEditor(folded.graph_def)
+    steps_editor = GraphEditor(fold_constants(_with_steps(plain)).graph_def)
+    ranges = {pass_through_origin(editor, tensor): span for tensor, span in plain.ranges.items()}
+
+    def obstacle(chain: Chain) -> str | None:
+        if _steps(editor, steps_editor, chain) is None:
+            return "its weights were trained without a range"
+        missing = [tensor for tensor in tensors_of_chain(editor, chain) if tensor not in ranges]
+        return f"no range was trained for {missing[0]!r}" if missing else None
+
+    chains, skipped = find_chains_where(folded, editor, exclude, obstacle)
+    used = {tensor: ranges[tensor] for tensor in tensors_to_observe(editor, chains)}
+    steps = {chain.op: found for chain in chains if (found := _steps(editor, steps_editor, chain)) is not None}
+    return folded, annotate(folded, chains, used, steps), chains, skipped
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plain:
+    """A graph without fake quantization, and what that said: ranges by tensor, steps by constant of weights."""
+
+    graph: FrozenGraph
+    ranges: Mapping[str, Range]
+    steps: Mapping[str, np.ndarray]
+
+
+def _take_out(graph: FrozenGraph) -> _Plain:
+    editor = GraphEditor(graph.graph_def)
+    ranges: dict[str, Range] = {}
+    steps: dict[str, np.ndarray] = {}
+    outputs = {tensor: tensor for tensor, _ in graph.outputs.values()}
+    for name in editor.topological():
+        node = editor.nodes[name]
+        span = _span(editor, node) if _is_fake_quant(node) else None
+        if span is None:
+            continue
+        low, high = span
+        values = editor.constant(node.input[0])
+        if values is not None:
+            replacement = editor.add_constant(f"{name}/values", _compute(node, values, low, high))
+            top = steps_above_zero(attribute(node, "num_bits").i or 8)
+            steps[replacement] = np.broadcast_to(np.maximum(-low, high) / top, values.shape).astype(np.float32)
+        else:
+            replacement = node.input[0]
+            limit = float(max(-low.min(), high.max()))
+            ranges[replacement] = Range(limit=limit, signed=bool(low.min() < 0))
+        editor.redirect(name, replacement)
+        outputs = {old: replacement if new == name else new for old, new in outputs.items()}
+    kept = {key: (outputs[tensor], spec) for key, (tensor, spec) in graph.outputs.items()}
+    stripped = replace(graph, outputs=kept)
+    placeholders = [spec.name for spec in graph.inputs.values()]
+    graph_def = editor.graph_def(stripped.output_nodes, keep=placeholders)
+    return _Plain(graph=replace(stripped, graph_def=graph_def), ranges=ranges, steps=steps)
+
+
+def _is_fake_quant(node: Any) -> bool:
+    return node.op.startswith("FakeQuantWithMinMax") and not node.op.endswith("Gradient")
+
+
+def _span(editor: GraphEditor, node: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns the ends of a node's range, of weights one for each channel; None where they are computed from inputs."""
+    if node.op == "FakeQuantWithMinMaxArgs":
+        return np.array([attribute(node, "min").f]), np.array([attribute(node, "max").f])
+    low, high = (editor.constant(tensor) for tensor in node.input[1:3])
+    return None if low is None or high is None else (np.atleast_1d(low), np.atleast_1d(high))
+
+
+def _compute(node: Any, values: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Returns what a fake-quantization node makes of weights: by the same op, so that all roundings are the model's."""
+    per_channel = node.op == "FakeQuantWithMinMaxVarsPerChannel"
+    operation = (
+        tf.quantization.fake_quant_with_min_max_vars_per_channel
+        if per_channel
+        else tf.quantization.fake_quant_with_min_max_vars
+    )
+    ends = (low, high) if per_channel else (low[0], high[0])
+    options = {"num_bits": attribute(node, "num_bits").i or 8, "narrow_range": attribute(node, "narrow_range").b}
+    return operation(values, *ends, **options).numpy()
+
+
+def _with_steps(plain: _Plain) -> FrozenGraph:
+    """Returns the graph with each weight's step in its place."""
+    graph_def = GraphDef()
+    graph_def.CopyFrom(plain.graph.graph_def)
+    for node in graph_def.node:
+        if node.name in plain.steps:
+            node.attr["value"].CopyFrom(AttrValue(tensor=tf.make_tensor_proto(plain.steps[node.name])))
+    return replace(plain.graph, graph_def=graph_def)
+
+
+def _steps(editor: GraphEditor, steps_editor: GraphEditor, chain: Chain) -> np.ndarray | None:
+    """Returns the step of each output channel of a chain's weights; None where they have none, or several."""
+    weights = editor.value(chain.weights)
+    steps = steps_editor.value(steps_editor.nodes[chain.op].input[1])
+    if np.array_equal(weights, steps):  # nothing was put in its place
+        return None
+    columns = np.abs(channels_last(steps, editor.nodes[chain.op].op))
+    columns = columns.reshape(-1, columns.shape[-1])
+    return columns[0] if np.allclose(columns, columns[0], rtol=1e-6, atol=0) else None
