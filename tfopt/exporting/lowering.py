@@ -13,8 +13,10 @@ from tfopt.exporting.float_fallback import float_fallback
 from tfopt.exporting.int8 import lower_to_int8
 from tfopt.exporting.signatures import DEFAULT, FLOAT, XLA
 from tfopt.exporting.weight_only import encode_weights
-from tfopt.graph import FrozenGraph, freeze
+from tfopt.graph import FrozenGraph, fold_constants, freeze
+from tfopt.pruning.tfmot import is_tf_keras
 from tfopt.quantization import QuantizedModel, quantize
+from tfopt.quantization.tfmot import freeze_tf_keras
 from tfopt.report import PassReport
 
 
@@ -25,12 +27,14 @@ class Lowered:
     Attributes:
         source: The model's own graph, which the artifact is compared with.
         graphs: What each signature computes, by its name.
+        in_variables: Whether the weights are held in variables, to be decoded at every call.
         precision: As ExportConfig has it.
         report: What was quantized and what was not; None for float32.
     """
 
     source: FrozenGraph
     graphs: Mapping[str, FrozenGraph]
+    in_variables: bool = False
     precision: str
     report: PassReport | None
 
@@ -62,8 +66,14 @@ def _int8(model: QuantizedModel, config: ExportConfig) -> Lowered:
 
 
 def _float(model: str | Path | Any, config: ExportConfig) -> Lowered:
-    graph, report = freeze(model), None
+    source = freeze_tf_keras(model) if is_tf_keras(model) else freeze(model, fold=False)
+    graph, report = fold_constants(source), None
     if config.precision != "float32":
         graph, report = encode_weights(graph, config.precision, config.weight_only)
-    graphs = {DEFAULT: graph, **({XLA: graph} if config.xla_signature else {})}
-    return Lowered(source=freeze(model, fold=False), graphs=graphs, precision=config.precision, report=report)
+    return Lowered(
+        source=source,
+        graphs={DEFAULT: graph, **({XLA: graph} if config.xla_signature else {})},
+        in_variables=report is not None and config.weight_only.decode == "call",
+        precision=config.precision,
+        report=report,
+    )

@@ -90,7 +90,8 @@ def export(
     with staged_directory(final) as temporary:
         # Custom gradients, as of swish, belong to training, and those of a frozen graph cannot be saved.
         options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
-        tf.saved_model.save(tf.Module(), str(temporary), signatures=make_signatures(lowered.graphs), options=options)
+        module, signatures = make_signatures(lowered.graphs, in_variables=lowered.in_variables)
+        tf.saved_model.save(module, str(temporary), signatures=signatures, options=options)
         manifest = {
             "format": MANIFEST_FORMAT,
             "tfopt": version("tfopt"),

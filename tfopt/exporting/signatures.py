@@ -3,6 +3,9 @@
 Each signature is a function of its own, and a SavedModel stores the constants of every function. What several graphs
 hold alike is therefore put into one function without arguments, which all of them call: TensorFlow inlines the calls
 before it optimizes, so that each graph has its constants again, and the file holds them once.
+
+Weights that are to be decoded at every call are held in variables instead: what depends on constants alone TensorFlow
+would compute beforehand, and keep.
 """
 
 from __future__ import annotations
@@ -24,19 +27,30 @@ XLA = "serving_xla"
 SHARED_SIZE = 1024  # bytes; what is smaller may well be stored twice
 
 
-def make_signatures(graphs: Mapping[str, FrozenGraph]) -> dict[str, Callable[..., Any]]:
-    """Returns a concrete function for each graph, by signature name. XLA compiles the one named `XLA`.
+def make_signatures(
+    graphs: Mapping[str, FrozenGraph], *, in_variables: bool = False
+) -> tuple[tf.Module, dict[str, Callable[..., Any]]]:
+    """Returns the module to save, and a concrete function for each graph, by signature name.
 
     Args:
-        graphs: Graphs of the same inputs and outputs.
+        graphs: Graphs of the same inputs and outputs. XLA compiles the one named `XLA`.
+        in_variables: Whether the module holds the large constants as variables.
     """
-    if len(graphs) == 1:
-        return {name: graph.as_function() for name, graph in graphs.items()}
+    module = tf.Module()
+    if len(graphs) == 1 and not in_variables:
+        return module, {name: graph.as_function() for name, graph in graphs.items()}
     large = {name: _large_constants(graph) for name, graph in graphs.items()}
     counts = Counter(digest for found in large.values() for digest in found)
-    shared = {digest: node for found in large.values() for digest, node in found.items() if counts[digest] > 1}
-    stored = _function_of(list(shared.values()))
-    return {name: _call_with(stored, graph, list(shared), jit_compile=name == XLA) for name, graph in graphs.items()}
+    shared = {
+        digest: node for found in large.values() for digest, node in found.items() if in_variables or counts[digest] > 1
+    }
+    if in_variables:
+        values = [tf.make_ndarray(node.attr["value"].tensor) for node in shared.values()]
+        module.stored = [tf.Variable(value, trainable=False) for value in values]
+        stored = _reader_of(module.stored)
+    else:
+        stored = _function_of(list(shared.values()))
+    return module, {name: _call_with(stored, graph, list(shared), name == XLA) for name, graph in graphs.items()}
 
 
 def _large_constants(graph: FrozenGraph) -> dict[str, Any]:
@@ -47,6 +61,10 @@ def _large_constants(graph: FrozenGraph) -> dict[str, Any]:
 
 def _digest(node: Any) -> str:
     return hashlib.sha256(node.attr["value"].SerializeToString(deterministic=True)).hexdigest()
+
+
+def _reader_of(variables: list[tf.Variable]) -> Callable[[], list[tf.Tensor]]:
+    return lambda: [variable.read_value() for variable in variables]
 
 
 def _function_of(constants: list[Any]) -> Callable[[], list[tf.Tensor]]:
@@ -64,7 +82,7 @@ def _function_of(constants: list[Any]) -> Callable[[], list[tf.Tensor]]:
 
 
 def _call_with(
-    stored: Callable[[], list[tf.Tensor]], graph: FrozenGraph, shared: list[str], *, jit_compile: bool
+    stored: Callable[[], list[tf.Tensor]], graph: FrozenGraph, shared: list[str], jit_compile: bool
 ) -> Callable[..., Any]:
     """Returns the graph's function, with those of its constants that are `shared` taken from `stored`."""
     light = type(graph.graph_def)(versions=graph.graph_def.versions, library=graph.graph_def.library)

@@ -109,22 +109,19 @@ def count_kernels(function: Any) -> dict[str, int]:
 
 
 def count_weights(function: Any) -> dict[str, int]:
-    """Counts a function's weights and the zeros among them: variables, and what constants feed computing ops."""
-    weights = {id(value): value.numpy() for value in function.variables if value.dtype.is_floating}
-    if not weights:
-        inlined = convert_variables_to_constants_v2(function, lower_control_flow=False)
-        sources = {}
-        for operation in inlined.graph.get_operations():
-            if operation.type in WEIGHTED:
-                tensor = operation.inputs[WEIGHTED[operation.type]]
-                while tensor.op.type == "Identity":
-                    tensor = tensor.op.inputs[0]
-                if is_constant(tensor):
-                    sources[tensor.name] = tensor
-        # What is decoded from fewer bits counts as what it is decoded to.
-        values = inlined.prune([], list(sources.values()))() if sources else []
-        weights = {id(value): value.numpy() for value in values}
-    counts = [(array.size, array.size - np.count_nonzero(array.view(plain(array.dtype)))) for array in weights.values()]
+    """Counts the weights of a function's computing ops, and the zeros among them."""
+    inlined = convert_variables_to_constants_v2(function, lower_control_flow=False)
+    sources = {}
+    for operation in inlined.graph.get_operations():
+        if operation.type in WEIGHTED:
+            tensor = operation.inputs[WEIGHTED[operation.type]]
+            while tensor.op.type == "Identity":
+                tensor = tensor.op.inputs[0]
+            if is_constant(tensor):
+                sources[tensor.name] = tensor
+    # What is decoded from fewer bits counts as what it is decoded to.
+    weights = [value.numpy() for value in inlined.prune([], list(sources.values()))()] if sources else []
+    counts = [(array.size, array.size - np.count_nonzero(array.view(plain(array.dtype)))) for array in weights]
     return {"weights": int(sum(size for size, _ in counts)), "zeros": int(sum(zeros for _, zeros in counts))}
 
 

@@ -13,10 +13,12 @@ import numpy as np
 from tfopt.errors import ConfigError, check_type
 from tfopt.graph import FrozenGraph, GraphEditor, freeze
 from tfopt.graph.fold import fold_constants
+from tfopt.pruning.tfmot import is_tf_keras
 from tfopt.quantization.annotate import annotate, tensors_to_observe
 from tfopt.quantization.calibrate import calibrate
 from tfopt.quantization.chains import Chain, find_chains, matches
 from tfopt.quantization.config import QuantizationConfig
+from tfopt.quantization.tfmot import freeze_tf_keras, quantize_tf_keras
 from tfopt.quantization.trained import annotate_trained, has_ranges
 from tfopt.quantization.training import quantize_for_training
 from tfopt.report import Change, PassReport, Skip
@@ -87,9 +89,12 @@ def quantize(
     """
     config = QuantizationConfig() if config is None else config
     check_type("config", config, QuantizationConfig)
-    if config.training:
+    of_keras_2 = is_tf_keras(model)
+    if config.training and not of_keras_2:
         return quantize_for_training(model, config, calibration_data)
-    source = freeze(model, fold=False)
+    source = freeze_tf_keras(model) if of_keras_2 else freeze(model, fold=False)
+    if of_keras_2 and not has_ranges(source) and (config.training or calibration_data is None):
+        return quantize_tf_keras(model, config)
     if has_ranges(source):
         graph, annotated, chains, skipped = annotate_trained(source, config.exclude)
         report = _report(GraphEditor(graph.graph_def), chains, skipped)

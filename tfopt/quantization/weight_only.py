@@ -6,7 +6,7 @@ A matrix of weights is divided into groups that share one scale, and each group 
 
 In int8 a group is a whole output channel. In int4 that would be too coarse, so a channel is cut into groups of
 `group_size` weights along its inputs. The scale of an int4 group carries the sign of its largest weight, which then
-lies at -8: all sixteen steps are in use. Of several slightly smaller scales the one of least squared error is kept.
+lies at -8: all sixteen steps are in use. Of several scales close to that the one of least squared error is kept.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import numpy as np
 from tfopt.errors import ConfigError
 
 Decode = Literal["load", "call"]
-SHRINK = np.linspace(1.0, 0.7, 7, dtype=np.float32)
-"""What the scale of an int4 group may be multiplied by. The outermost weight is cut off; all others get finer steps."""
+SHRINK = np.array([8 / 7, 1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7], np.float32)
+"""What the scale of an int4 group may be multiplied by. With 8/7 the range is symmetric, from -7 to 7; below 1 the
+outermost weight is cut off and all others get finer steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
