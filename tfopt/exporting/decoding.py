@@ -1,15 +1,15 @@
 """Writes the nodes that decode a weight from what is stored of it.
 
 To decode once, at the first call, rests on TensorFlow's own optimizer (grappler). It computes beforehand what depends
-on constants alone, but no node that makes more than 100 KiB out of less (`kMaxConstantSize` in its constant_folding.cc).
+on constants alone, but no node that makes more than 100 KiB out of less (kMaxConstantSize in its constant_folding.cc).
 So pieces of at most 96 KiB are decoded each, then joined and scaled, which makes nothing larger: all of it is folded
 into the float32 constant, and the kernels see what they see in a float32 artifact. Where that optimizer is switched
 off, the result is the same, only slower.
 
 To decode at every call, one op decodes a whole weight, which must then not be a constant (see signatures).
 
-int4 values lie in pairs in the halves of a byte: the
-first half of a piece in the low ones, the second in the high ones. Arithmetic shifts give them back their sign.
+int4 values lie in pairs in the halves of a byte: the first half of a piece in the low ones, the second in the high
+ones. Arithmetic shifts give them back their sign.
 """
 
 from __future__ import annotations

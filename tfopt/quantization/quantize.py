@@ -18,6 +18,7 @@ from tfopt.quantization.annotate import annotate, tensors_to_observe
 from tfopt.quantization.calibrate import calibrate
 from tfopt.quantization.chains import Chain, find_chains, matches
 from tfopt.quantization.config import QuantizationConfig
+from tfopt.quantization.keras_methods import KerasQuantized, is_keras_config, quantize_with_keras
 from tfopt.quantization.tfmot import freeze_tf_keras, quantize_tf_keras
 from tfopt.quantization.trained import annotate_trained, has_ranges
 from tfopt.quantization.training import quantize_for_training
@@ -52,10 +53,10 @@ class QuantizedModel:
 
 def quantize(
     model: keras.Model | str | Path,
-    config: QuantizationConfig | None = None,
+    config: QuantizationConfig | keras.quantizers.QuantizationConfig | None = None,
     *,
     calibration_data: Any = None,
-) -> QuantizedModel | keras.Model:
+) -> QuantizedModel | KerasQuantized | keras.Model:
     """Measures activation ranges on calibration data and returns the model annotated for int8.
 
     The model itself is not changed. Batch normalisation is folded into the weights first. Helps convolutions and
@@ -65,6 +66,11 @@ def quantize(
     weights, whose layers compute with the values that int8 will have, to train on with `fit` like any other.
     `tfopt.quantization_report` tells what was done. Given that model again, with `training=False`, it is annotated by
     the ranges that training left in it; so `tfopt.export` needs no calibration data for it.
+
+    With a configuration of Keras' own, such as `keras.quantizers.Int4QuantizationConfig()` or `GPTQConfig(...)`, Keras
+    quantizes a copy of the model by it: the result holds the copy as `model`, and a report. A `tf_keras` (Keras 2)
+    model without calibration data goes to tensorflow-model-optimization, which returns it ready to train with fake
+    quantization; trained, it exports in int8 by its own ranges.
 
     Args:
         model: A built Keras model (functional, Sequential or subclassed), a .keras file or a SavedModel directory.
@@ -87,6 +93,8 @@ def quantize(
         Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference",
         CVPR 2018, arXiv:1712.05877.
     """
+    if is_keras_config(config):
+        return quantize_with_keras(model, config, calibration_data)
     config = QuantizationConfig() if config is None else config
     check_type("config", config, QuantizationConfig)
     of_keras_2 = is_tf_keras(model)
