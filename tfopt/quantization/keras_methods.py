@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 from keras.src.layers.layer import Layer
 
 from tfopt.errors import ConfigError, UnsupportedModelError
@@ -60,6 +61,7 @@ def quantize_with_keras(model: Any, config: Any, calibration_data: Any = None) -
             raise ConfigError(
                 f"calibration_data must be given for {config.mode}. Received: None. Pass texts, or arrays of tokens."
             )
+        config.tokenizer = config.tokenizer or np.asarray  # arrays of tokens need none, but Keras insists on one
     elif calibration_data is not None:
         raise ConfigError(f"Keras' {config.mode} takes no calibration_data. Received: some. Leave it out.")
     clone = _clone(model)
