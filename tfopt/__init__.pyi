@@ -15,7 +15,7 @@ from .exporting.verify import verify
 from .hardware import Hardware
 from .profiling.monitor import GpuMonitor
 from .pruning import PruningConfig, PruningSchedule, prune
-from .quantization import QuantizationConfig, QuantizedModel, quantization_report, quantize
+from .quantization import QuantizationConfig, QuantizedModel, WeightOnlyConfig, quantization_report, quantize
 from .recipe import DataConfig, ModelConfig, Recipe
 from .report import PassReport, Receipt
 from .runner import RunResult, run
@@ -59,6 +59,7 @@ __all__ = [
     "prune",
     "QuantizationConfig",
     "QuantizedModel",
+    "WeightOnlyConfig",
     "quantize",
     "quantization_report",
     # artifacts

@@ -31,7 +31,7 @@ usage: tfopt COMMAND [OPTIONS]
   recipes              list the recipes
   models               list the model builders and their arguments
   devices              show what this machine has
-  export IN OUT        write a model (.keras or SavedModel) as a float32 or int8 SavedModel
+  export IN OUT        write a model (.keras or SavedModel) as a SavedModel: float32, int8, ...
   verify DIR           measure an exported artifact in a fresh process
   launch SCRIPT        run a script in several workers that train together
 
@@ -163,15 +163,18 @@ def export_command(words: list[str]) -> int:
     from tfopt.data.files import load_examples
     from tfopt.exporting import ExportConfig, export
     from tfopt.exporting.atomic import MARK
-    from tfopt.quantization import QuantizationConfig
+    from tfopt.quantization import QuantizationConfig, WeightOnlyConfig
 
     config = ExportConfig(
         precision=options.precision,
         quantization=QuantizationConfig(calibration_examples=options.calibration_examples, exclude=options.exclude),
+        weight_only=WeightOnlyConfig(group_size=options.group_size, decode=options.decode, exclude=options.exclude),
+        float_fallback=options.float_fallback,
+        xla_signature=options.xla_signature,
     )
     data = None if options.calibration_data is None else load_examples(options.calibration_data, training=True)
     baseline = options.baseline
-    if baseline is None and options.precision == "int8" and Path(options.source, MARK).is_file():
+    if baseline is None and options.precision != "float32" and Path(options.source, MARK).is_file():
         baseline = options.source
     artifact = export(options.source, options.out, config, calibration_data=data, baseline=baseline)
     if options.json:
@@ -191,7 +194,13 @@ def verify_command(words: list[str]) -> int:
     read_manifest(Path(options.artifact))  # not an artifact at all: wrong use
     data = None if options.data is None else load_examples(options.data, training=False)
     try:
-        receipt = verify(options.artifact, baseline=options.baseline, data=data, batch_size=options.batch_size)
+        receipt = verify(
+            options.artifact,
+            baseline=options.baseline,
+            data=data,
+            batch_size=options.batch_size,
+            signature=options.signature,
+        )
     except ArtifactError as error:
         print(f"tfopt: {error}", file=sys.stderr)  # noqa: T201
         return WANTING
@@ -226,14 +235,22 @@ class ExportOptions:
     """A .keras file or the directory of a SavedModel."""
     out: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="OUT")]
     """Where the artifact goes; an earlier artifact there is replaced."""
-    precision: Literal["float32", "int8"] = "float32"
-    """int8 needs calibration data."""
+    precision: Literal["float32", "float16", "bfloat16", "int8", "int8_weight_only", "int4_weight_only"] = "float32"
+    """int8 runs int8 kernels and needs calibration data; the others store the weights so and compute in float32."""
     calibration_data: str | None = None
     """A .npy file of inputs, a .npz file with an array x, or the name of a data source."""
     calibration_examples: int = 256
     """At most this many examples of the calibration data are run."""
     exclude: tuple[str, ...] = ()
     """Names or patterns of graph nodes that stay float."""
+    group_size: int = 64
+    """int4_weight_only: how many weights share a scale."""
+    decode: Literal["load", "call"] = "load"
+    """When fewer bits become float32 again: once, or at every call, which saves memory and takes time."""
+    float_fallback: bool = False
+    """With int8: also write the signature serving_float, for a TensorFlow without int8 kernels."""
+    xla_signature: bool = False
+    """Also write the signature serving_xla, which XLA compiles."""
     baseline: str | None = None
     """The float artifact that `tfopt verify` compares with; by default IN, if it is an artifact."""
     json: bool = False
@@ -252,6 +269,8 @@ class VerifyOptions:
     """Labelled examples for the accuracy: a .npz file with x and y, or the name of a data source (its test part)."""
     batch_size: int = 1
     """Examples per timed call."""
+    signature: str | None = None
+    """Which signature to call, for example serving_float; by default serving_default where TensorFlow can run it."""
     json: bool = False
     """Print JSON."""
 

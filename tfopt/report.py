@@ -98,7 +98,8 @@ class Receipt(Record):
 
     Attributes:
         artifact: The artifact's directory.
-        precision: "float32" or "int8".
+        precision: "float32", "int8" or another of ExportConfig's.
+        signature: The signature that was called.
         baseline: The directory of the float artifact it is compared with, if any.
         parity_max_abs_error: Largest difference between its outputs and those the source model gave at export.
         parity_relative_error: The same difference as a ratio of Euclidean norms.
@@ -123,6 +124,7 @@ class Receipt(Record):
 
     artifact: str
     precision: str
+    signature: str = "serving_default"
     baseline: str | None = None
     parity_max_abs_error: float | None = None
     parity_relative_error: float | None = None
@@ -178,7 +180,8 @@ class Receipt(Record):
 
     def __str__(self) -> str:
         rows = {
-            "precision": self.precision,
+            "precision": self.precision
+            + ("" if self.signature == "serving_default" else f", signature {self.signature}"),
             "accuracy": self.show("accuracy", "{:.2%}"),
             "parity (relative error)": self.show("parity_relative_error", "{:.2e}"),
             "agreement with baseline": self.show("agreement", "{:.2%}"),

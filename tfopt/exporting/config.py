@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from tfopt.errors import ConfigError, unknown_name
+from tfopt.errors import ConfigError, check_type, unknown_name
 from tfopt.quantization.config import QuantizationConfig
+from tfopt.quantization.weight_only import WeightOnlyConfig
 
+Precision = Literal["float32", "float16", "bfloat16", "int8", "int8_weight_only", "int4_weight_only"]
 FORMATS = ("saved_model",)
-PRECISIONS = ("float32", "int8")
 Int8Nodes = Literal["faster", "all"]
+PRECISIONS: tuple[str, ...] = get_args(Precision)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +26,10 @@ class ExportConfig:
 
     format: Literal["saved_model"] = "saved_model"
     """The artifact's format."""
-    precision: Literal["float32", "int8"] = "float32"
-    """float32, or int8 with calibration data."""
+    precision: Precision = "float32"
+    """"int8" runs int8 kernels and needs calibration data. The others compute in float32, with the weights stored as
+    named: "int8_weight_only" and "int4_weight_only" in integers with scales, "float16" and "bfloat16" in half of
+    float32's bits."""
     quantization: QuantizationConfig = field(default_factory=QuantizationConfig)
     """How to calibrate; used for int8 only."""
     int8_nodes: Int8Nodes = "faster"
@@ -34,6 +38,14 @@ class ExportConfig:
     """The batch sizes at which int8_nodes="faster" times the model; each counts alike."""
     node_times: str | None = None
     """A JSON file of the nodes' times. Where it exists it decides, not this machine's clock; else it is written."""
+    weight_only: WeightOnlyConfig = field(default_factory=WeightOnlyConfig)
+    """How weights are stored and decoded; not used for float32 and int8."""
+    float_fallback: bool = False
+    """With int8: also write the signature "serving_float", which computes in float32 with the same int8 weights, for a
+    TensorFlow without the int8 kernels."""
+    xla_signature: bool = False
+    """Also write the signature "serving_xla", which XLA compiles when it is first called; with int8 it is the float
+    one."""
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
@@ -46,9 +58,12 @@ class ExportConfig:
             raise ConfigError(
                 f"batch_sizes must name at least one size, each at least 1. Received: batch_sizes={self.batch_sizes}."
             )
-        if not isinstance(self.quantization, QuantizationConfig):
+        check_type("quantization", self.quantization, QuantizationConfig)
+        check_type("weight_only", self.weight_only, WeightOnlyConfig)
+        if self.float_fallback and self.precision not in ("float32", "int8"):
             raise ConfigError(
-                f"quantization must be a QuantizationConfig. Received: quantization={self.quantization!r}."
+                f"float_fallback belongs to precision='int8'. Received: precision={self.precision!r}, whose artifact "
+                "computes in float32 anyway. Leave it out."
             )
         if self.quantization.training:
             raise ConfigError(

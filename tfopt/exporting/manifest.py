@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfopt.data.batches import iterate_batches
 from tfopt.errors import ArtifactError, UnsupportedModelError
 from tfopt.exporting.atomic import MARK
+from tfopt.exporting.signatures import DEFAULT, FLOAT
 from tfopt.graph import FrozenGraph
 
 MANIFEST_FORMAT = 1
@@ -68,11 +69,21 @@ def _damaged_files(path: Path, manifest: dict[str, Any]) -> list[str]:
     return problems
 
 
-def requirements(precision: str) -> str:
+def requirements(graphs: Mapping[str, FrozenGraph]) -> str:
     """Returns what an artifact needs to be served."""
-    if precision == "int8":
-        return "TensorFlow on x86-64 with oneDNN (its default there); int8 instructions (VNNI, AMX) for speed"
-    return "TensorFlow"
+    needs = "TensorFlow"
+    kernels = special_kernels(graphs[DEFAULT])
+    if kernels:
+        needs += f" with oneDNN's int8 kernels, as in its builds for x86-64 ({', '.join(kernels)})"
+        needs += "; int8 instructions (VNNI, AMX) for speed"
+        if FLOAT in graphs:
+            needs += f". Signature {FLOAT!r} needs TensorFlow only"
+    return needs
+
+
+def special_kernels(graph: FrozenGraph) -> list[str]:
+    """Returns the ops of a graph that not every build of TensorFlow has kernels for."""
+    return sorted({node.op for node in graph.graph_def.node if node.op.startswith("_")})
 
 
 def describe(spec: tf.TensorSpec) -> dict[str, Any]:
@@ -102,8 +113,9 @@ def check_inputs(inputs: Mapping[str, Mapping[str, Any]], check: Mapping[str, An
     return values
 
 
-def record_check(source: FrozenGraph, graph: FrozenGraph, data: Any) -> dict[str, Any]:
-    """Records what the source and the artifact's graph give on the same inputs, for verify to compare with."""
+def record_check(source: FrozenGraph, graphs: Mapping[str, FrozenGraph], data: Any) -> dict[str, Any]:
+    """Records what the source and the artifact's graphs give on the same inputs, for verify to compare with."""
+    graph = graphs[DEFAULT]
     specs = {name: describe(spec) for name, spec in graph.inputs.items()}
     check = {
         "ranges": {name: [0.0, 1.0] for name in specs},
@@ -119,6 +131,7 @@ def record_check(source: FrozenGraph, graph: FrozenGraph, data: Any) -> dict[str
     inputs = check_inputs(specs, check)
     try:
         outputs = {"source": source.predict(inputs), "artifact": graph.predict(inputs)}
+        outputs |= {name: other.predict(inputs) for name, other in graphs.items() if name != DEFAULT}
     except tf.errors.OpError as error:
         raise UnsupportedModelError(
             f"The model must run on inputs of the shapes {check['shapes']}. Received: {graph.name!r}, which fails "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,19 @@ from tfopt.errors import ArtifactError
 
 SCRIPT = Path(__file__).with_name("tensorflow_only.py")
 ROUNDS = 5
+MISSING_KERNEL = re.compile(r"(?:No OpKernel was registered to support Op|Op type not registered) '(\w+)'")
+
+
+class MissingKernelError(ArtifactError):
+    """The TensorFlow that serves has no kernel for an op.
+
+    Attributes:
+        op: Its name.
+    """
+
+    def __init__(self, op: str) -> None:
+        super().__init__(f"TensorFlow must have a kernel for every op. Received: {op}, for which it has none here.")
+        self.op = op
 
 
 class SavedModelProcess:
@@ -26,11 +40,13 @@ class SavedModelProcess:
 
     Attributes:
         path: The SavedModel's directory.
+        signature: The signature that is called.
         loaded: What the process reported after loading: inputs, outputs, kernels, weights, zeros, versions.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, signature: str = "serving_default") -> None:
         self.path = Path(path)
+        self.signature = signature
 
     def __enter__(self) -> Self:
         self._directory = tempfile.TemporaryDirectory(prefix="tfopt-")
@@ -45,7 +61,7 @@ class SavedModelProcess:
             env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ},
         )
         try:
-            self.loaded = self._ask(do="load", path=str(self.path.absolute()))
+            self.loaded = self._ask(do="load", path=str(self.path.absolute()), signature=self.signature)
         except BaseException:
             self.close()
             raise
@@ -97,6 +113,9 @@ class SavedModelProcess:
             )
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
+            missing = MISSING_KERNEL.search(answer["error"])
+            if missing:
+                raise MissingKernelError(missing[1])
             first = answer["error"].splitlines()[0]
             raise ArtifactError(f"The SavedModel cannot be served. Received: {self.path} ({first}).")
         return answer

@@ -16,12 +16,11 @@ from tfopt.data.batches import peek
 from tfopt.errors import ConfigError, UnsupportedModelError, check_type
 from tfopt.exporting.atomic import MARK, check_target, staged_directory
 from tfopt.exporting.config import ExportConfig
-from tfopt.exporting.int8 import lower_to_int8
+from tfopt.exporting.lowering import lower
 from tfopt.exporting.manifest import MANIFEST_FORMAT, describe, digests, read_manifest, record_check, requirements
-from tfopt.exporting.selection import select_int8
-from tfopt.exporting.time_table import feeds_of
-from tfopt.graph import freeze
-from tfopt.quantization import QuantizedModel, quantize
+from tfopt.exporting.signatures import DEFAULT, make_signatures
+from tfopt.graph import FrozenGraph
+from tfopt.quantization import QuantizedModel
 from tfopt.report import PassReport, Record
 
 PROTOBUF_LIMIT = 2**31 - 2**20
@@ -33,7 +32,7 @@ class Artifact(Record):
 
     Attributes:
         path: The artifact's directory.
-        precision: "float32" or "int8".
+        precision: As in ExportConfig.
         bytes_on_disk: Sum of the sizes of all its files.
         report: What was quantized and what was left float; None for float32.
     """
@@ -56,13 +55,15 @@ def export(
 
     The graph holds the weights as constants, each once, with batch normalisation folded into them. In int8, the
     convolutions and matrix products run TensorFlow's own int8 kernels (oneDNN, x86-64); what cannot be lowered stays
-    float and is listed in the report. The directory appears whole or not at all; an earlier artifact is replaced.
+    float and is listed in the report. In the other precisions only the weights are stored in fewer bits: the file is
+    smaller, and runs anywhere, as fast as float32. The directory appears whole or not at all; an earlier artifact is
+    replaced.
 
     Args:
         model: A built Keras model, what `tfopt.quantize` returned, a .keras file or a SavedModel directory.
         directory: Where the artifact goes.
         config: The settings; None means ExportConfig(), float32.
-        calibration_data: For int8: batches of inputs, or of (inputs, labels). For float32 optional.
+        calibration_data: For int8: batches of inputs, or of (inputs, labels). Else optional.
         baseline: A float artifact that `tfopt.verify` compares this one with by default.
     Raises:
         UnsupportedModelError: The model is not built, keeps look-up tables, or exceeds the 2 GiB of a protobuf.
@@ -81,36 +82,24 @@ def export(
     _refuse_quantized(model)
     check_target(final)  # before the work, which can take long
     sample, calibration_data = peek(calibration_data)
-    if config.precision == "int8" and not isinstance(model, QuantizedModel):
-        model = quantize(model, config.quantization, calibration_data=calibration_data)
-    if isinstance(model, QuantizedModel):
-        if config.int8_nodes == "faster":
-            stored = None if config.node_times is None else Path(config.node_times)
-            feeds = feeds_of(model.float_graph, sample, config.batch_sizes)
-            model = select_int8(model, feeds, stored)
-            model.report.warn_if_unchanged()
-        precision, report = "int8" if model.report.changed else "float32", model.report
-        source, graph = model.source, lower_to_int8(model.graph)
-    else:
-        precision, report = "float32", None
-        source, graph = freeze(model, fold=False), freeze(model)
-    if graph.graph_def.ByteSize() > PROTOBUF_LIMIT:
-        raise UnsupportedModelError(
-            f"The graph with its weights must be smaller than 2 GiB, the limit of a SavedModel's file. "
-            f"Received: {graph.name!r} with {graph.graph_def.ByteSize():,} bytes. Export it in int8."
-        )
-    check = record_check(source, graph, sample)
+    lowered = lower(model, config, calibration_data, sample)
+    for graph in lowered.graphs.values():
+        _check_size(graph)
+    check = record_check(lowered.source, lowered.graphs, sample)
+    graph = lowered.graphs[DEFAULT]
     with staged_directory(final) as temporary:
         # Custom gradients, as of swish, belong to training, and those of a frozen graph cannot be saved.
         options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
-        tf.saved_model.save(tf.Module(), str(temporary), signatures=graph.as_function(), options=options)
+        module, signatures = make_signatures(lowered.graphs, in_variables=lowered.in_variables)
+        tf.saved_model.save(module, str(temporary), signatures=signatures, options=options)
         manifest = {
             "format": MANIFEST_FORMAT,
             "tfopt": version("tfopt"),
             "tensorflow": tf.__version__,
             "model": graph.name,
-            "precision": precision,
-            "requires": requirements(precision),
+            "precision": lowered.precision,
+            "requires": requirements(lowered.graphs),
+            "signatures": list(lowered.graphs),
             "baseline": None if baseline is None else os.path.relpath(Path(baseline).resolve(), final),
             "signature": {
                 "inputs": {name: describe(spec) for name, spec in graph.inputs.items()},
@@ -118,17 +107,25 @@ def export(
             },
             "files": digests(temporary),
             "check": check,
-            "report": report.to_dict() if report else None,
+            "report": lowered.report.to_dict() if lowered.report else None,
         }
         (temporary / MARK).write_text(json.dumps(manifest), encoding="utf-8")
     size = sum(path.stat().st_size for path in final.rglob("*") if path.is_file())
-    return Artifact(path=str(directory), precision=precision, bytes_on_disk=size, report=report)
+    return Artifact(path=str(directory), precision=lowered.precision, bytes_on_disk=size, report=lowered.report)
+
+
+def _check_size(graph: FrozenGraph) -> None:
+    if graph.graph_def.ByteSize() > PROTOBUF_LIMIT:
+        raise UnsupportedModelError(
+            f"The graph with its weights must be smaller than 2 GiB, the limit of a SavedModel's file. Received: "
+            f"{graph.name!r} with {graph.graph_def.ByteSize():,} bytes. Export it, or its weights only, in int8."
+        )
 
 
 def _refuse_quantized(model: Any) -> None:
     if isinstance(model, (str, Path)) and (Path(model) / MARK).is_file():
         precision = read_manifest(Path(model))["precision"]
-        if precision != "float32":
+        if precision.startswith("int"):
             raise ConfigError(
                 f"model must be a float model: what is quantized cannot be exported anew. "
                 f"Received: {model}, whose precision is {precision}. Export the artifact or model it came from."

@@ -9,8 +9,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 # TensorFlow imports Keras where it finds it. None in its place makes it, and anything else, do without.
@@ -19,7 +17,9 @@ sys.modules.update(dict.fromkeys(BLOCKED))  # type: ignore[arg-type]
 
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
-from tensorflow.core.protobuf import saved_model_pb2  # noqa: E402
+from tensorflow.python.framework.convert_to_constants import (  # noqa: E402
+    convert_variables_to_constants_v2,
+)
 
 # Ops that compute with weights, and the position of these among the inputs.
 WEIGHTED = {
@@ -31,17 +31,21 @@ WEIGHTED = {
     "BatchMatMulV2": 1,
     "Einsum": 1,
     "_FusedQuantizedConv2D": 1,
+    "_FusedQuantizedDepthwiseConv2D": 1,
     "_QuantizedMatMul": 1,
 }
 CONVERSIONS = ("QuantizeV2", "Dequantize", "QuantizedMaxPool")
 
 
 class Runner:
-    def load(self, path: str) -> dict[str, Any]:
+    def load(self, path: str, signature: str) -> dict[str, Any]:
         for gpu in tf.config.list_physical_devices("GPU"):
             tf.config.experimental.set_memory_growth(gpu, True)  # it is shared with other artifacts' processes
         self.model = tf.saved_model.load(path)  # kept: its variables go when it does
-        self.serve = self.model.signatures["serving_default"]
+        signatures = self.model.signatures
+        if signature not in signatures:
+            raise ValueError(f"it has no signature {signature!r}, only {', '.join(map(repr, signatures))}")
+        self.serve = signatures[signature]
         outputs = self.serve.structured_outputs
         return {
             "inputs": {name: describe(spec) for name, spec in self.serve.structured_input_signature[1].items()},
@@ -49,7 +53,9 @@ class Runner:
             "tensorflow": tf.__version__,
             "devices": [device.device_type for device in tf.config.list_physical_devices()],
             "imported": [name for name in BLOCKED if sys.modules.get(name) is not None],
-            **inspect(path, self.serve.variables),
+            "kernels": count_kernels(self.serve),
+            # Every signature has the same weights, and XLA's would hide them.
+            **count_weights(signatures.get("serving_default", self.serve)),
         }
 
     def predict(self, inputs: str, outputs: str, batch_size: int) -> dict[str, Any]:
@@ -85,29 +91,52 @@ def describe(spec: tf.TensorSpec) -> dict[str, Any]:
     return {"shape": spec.shape.as_list() if spec.shape.rank is not None else None, "dtype": spec.dtype.name}
 
 
-def inspect(path: str, variables: Sequence[Any]) -> dict[str, Any]:
-    """Counts a SavedModel's computing ops, and its weights and zeros: constants that feed these ops, and variables."""
-    content = Path(path, "saved_model.pb").read_bytes()
-    graph = saved_model_pb2.SavedModel.FromString(content).meta_graphs[0].graph_def
+def count_kernels(function: Any) -> dict[str, int]:
+    """Counts the computing ops of a function and of all that it calls."""
+    graph = function.graph.as_graph_def()
+    bodies = {body.signature.name: body.node_def for body in graph.library.function}
     kernels: dict[str, int] = {}
-    weights = {id(value): value.numpy() for value in variables if value.dtype.is_floating}
-    for nodes in [graph.node, *(function.node_def for function in graph.library.function)]:
-        named = {node.name: node for node in nodes}
-        for node in nodes:
+    waiting = [graph.node]
+    seen: set[str] = set()
+    while waiting:
+        for node in waiting.pop():
             if node.op in CONVERSIONS or node.op in WEIGHTED:
                 kernels[node.op] = kernels.get(node.op, 0) + 1
-            if node.op in WEIGHTED:
-                source = named.get(node.input[WEIGHTED[node.op]].split(":")[0])
-                while source is not None and source.op in ("Identity", "ReadVariableOp"):
-                    source = named.get(source.input[0].split(":")[0])
-                if source is not None and source.op == "Const":
-                    weights[source.name] = tf.make_ndarray(source.attr["value"].tensor)
-    counts = [(array.size, array.size - np.count_nonzero(array.view(plain(array.dtype)))) for array in weights.values()]
-    return {
-        "kernels": kernels,
-        "weights": int(sum(size for size, _ in counts)),
-        "zeros": int(sum(zeros for _, zeros in counts)),
-    }
+            called = {function.name for value in node.attr.values() for function in (value.func, *value.list.func)}
+            waiting += [bodies[name] for name in called & bodies.keys() - seen]
+            seen |= called
+    return kernels
+
+
+def count_weights(function: Any) -> dict[str, int]:
+    """Counts the weights of a function's computing ops, and the zeros among them."""
+    inlined = convert_variables_to_constants_v2(function, lower_control_flow=False)
+    sources = {}
+    for operation in inlined.graph.get_operations():
+        if operation.type in WEIGHTED:
+            tensor = operation.inputs[WEIGHTED[operation.type]]
+            while tensor.op.type == "Identity":
+                tensor = tensor.op.inputs[0]
+            if is_constant(tensor):
+                sources[tensor.name] = tensor
+    # What is decoded from fewer bits counts as what it is decoded to.
+    weights = [value.numpy() for value in inlined.prune([], list(sources.values()))()] if sources else []
+    counts = [(array.size, array.size - np.count_nonzero(array.view(plain(array.dtype)))) for array in weights]
+    return {"weights": int(sum(size for size, _ in counts)), "zeros": int(sum(zeros for _, zeros in counts))}
+
+
+def is_constant(tensor: Any) -> bool:
+    """Whether a tensor depends on constants alone."""
+    waiting = [tensor.op]
+    seen: set[Any] = set()
+    while waiting:
+        operation = waiting.pop()
+        if operation.type == "Placeholder" or (not operation.inputs and operation.type != "Const"):
+            return False
+        new = {source.op for source in operation.inputs} - seen
+        seen |= new
+        waiting += new
+    return True
 
 
 def plain(dtype: Any) -> Any:

@@ -12,17 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.errors import ConfigError
+from tfopt.errors import ArtifactError, ConfigError
 from tfopt.exporting.accuracy import labelled_examples
 from tfopt.exporting.atomic import MARK
 from tfopt.exporting.manifest import CHECKED_VALUES, check_inputs, read_intact_manifest, read_manifest
-from tfopt.exporting.process import SavedModelProcess, alternate
+from tfopt.exporting.process import MissingKernelError, SavedModelProcess, alternate
+from tfopt.exporting.signatures import DEFAULT, FLOAT
 from tfopt.hardware import detect
 from tfopt.report import Receipt
 
 # How far outputs may lie from those recorded at export, as a ratio of norms: another processor sums in another order,
 # and in int8 a sum that falls on the edge of a step may round to the next one.
-TOLERANCE = {"float32": 1e-3, "int8": 5e-2}
+FLOAT_TOLERANCE, INT8_TOLERANCE = 1e-3, 5e-2
 NO_DATA = "no labelled data given"
 
 
@@ -33,6 +34,7 @@ def verify(
     data: Any = None,
     batch_size: int = 1,
     seconds: float = 0.3,
+    signature: str | None = None,
 ) -> Receipt:
     """Measures an exported artifact in a fresh process that imports only TensorFlow.
 
@@ -42,9 +44,12 @@ def verify(
         data: Labelled examples for the accuracy: (inputs, labels) arrays, or batches of such. Labels are class numbers.
         batch_size: Examples per timed call.
         seconds: How long artifact and baseline are each timed per round; they alternate for five rounds.
+        signature: Which of the artifact's signatures to call; None means "serving_default", or "serving_float" where
+            TensorFlow lacks the kernels of the former. The receipt names the one called.
     Returns: A receipt; `receipt.ok` tells whether all was well, `receipt.problems` what was not.
     Raises:
-        ArtifactError: The directory is not an artifact, or TensorFlow cannot serve it.
+        ArtifactError: The directory is not an artifact, or TensorFlow cannot serve it; the message names the kernel
+            that is missing.
         ConfigError: The data holds no examples, no labels, or examples that do not fit the artifact's inputs.
     Example:
         >>> import keras, tempfile
@@ -54,7 +59,9 @@ def verify(
         >>> receipt.ok, receipt.weight_count
         (True, 8)
     """
-    return verify_together([artifact], baseline=baseline, data=data, batch_size=batch_size, seconds=seconds)[0]
+    return verify_together(
+        [artifact], baseline=baseline, data=data, batch_size=batch_size, seconds=seconds, signature=signature
+    )[0]
 
 
 def verify_together(
@@ -64,12 +71,13 @@ def verify_together(
     data: Any = None,
     batch_size: int = 1,
     seconds: float = 0.3,
+    signature: str | None = None,
 ) -> list[Receipt]:
     """Measures several artifacts of one model as `verify` does, timed in the same turns: their latencies compare.
 
     Args:
         artifacts: Their directories; all take the same inputs.
-        baseline, data, batch_size, seconds: As in `verify`.
+        baseline, data, batch_size, seconds, signature: As in `verify`.
     Returns: A receipt for each, in the same order.
     """
     if batch_size < 1:
@@ -78,7 +86,8 @@ def verify_together(
     baselines = {path: _baseline(path, manifest, baseline) for path, manifest in manifests.items()}
     against = [found for found, _ in baselines.values() if found is not None]
     with ExitStack() as stack:
-        processes = {path: stack.enter_context(SavedModelProcess(path)) for path in [*manifests, *against]}
+        processes = {path: _serve(stack, path, manifest, signature) for path, manifest in manifests.items()}
+        processes |= {path: stack.enter_context(SavedModelProcess(path)) for path in against if path not in manifests}
         first = next(iter(processes.values()))
         examples = None if data is None else labelled_examples(data, first.loaded["inputs"])
         classes = {path: examples.predict(process) for path, process in processes.items()} if examples else {}
@@ -102,6 +111,7 @@ def verify_together(
             Receipt(
                 artifact=str(path),
                 precision=manifest["precision"],
+                signature=processes[path].signature,
                 baseline=None if other is None else str(other),
                 parity_max_abs_error=parity[0],
                 parity_relative_error=parity[1],
@@ -127,6 +137,24 @@ def verify_together(
     return receipts
 
 
+def _serve(stack: ExitStack, path: Path, manifest: dict[str, Any], signature: str | None) -> SavedModelProcess:
+    """Starts a process whose TensorFlow has every kernel of the signature that it calls."""
+    inputs = check_inputs(manifest["signature"]["inputs"], manifest["check"])
+    try:
+        process = stack.enter_context(SavedModelProcess(path, signature or DEFAULT))
+        process.predict(inputs)
+    except MissingKernelError as error:
+        if signature is None and FLOAT in manifest.get("signatures", ()):
+            process.close()
+            return stack.enter_context(SavedModelProcess(path, FLOAT))
+        raise ArtifactError(
+            f"TensorFlow must have the kernels that the artifact needs: {manifest['requires']}. Received: {path} on a "
+            f"TensorFlow without {error.op}. Serve it on such a machine, or export it with float_fallback=True and "
+            f"call the signature {FLOAT!r}."
+        ) from error
+    return process
+
+
 def _ratios(baseline: list[list[float]], artifact: list[list[float]]) -> tuple[float, float]:
     """Returns the least and the greatest ratio of the medians of one round."""
     ratios = [float(np.median(one) / np.median(other)) for one, other in zip(baseline, artifact, strict=True)]
@@ -142,7 +170,7 @@ def _check(process: SavedModelProcess, manifest: dict[str, Any]) -> tuple[tuple[
     if sorted(process.loaded["inputs"]) != sorted(wanted):
         problems.append(f"The signature takes {sorted(process.loaded['inputs'])}, the manifest says otherwise.")
     outputs = process.predict(check_inputs(wanted, manifest["check"]))
-    return _parity(outputs, manifest, problems), problems
+    return _parity(outputs, manifest, process.signature, problems), problems
 
 
 def _one_batch(manifest: dict[str, Any], batch_size: int) -> dict[str, np.ndarray]:
@@ -165,19 +193,20 @@ def _baseline(path: Path, manifest: dict[str, Any], given: str | Path | None) ->
 
 
 def _parity(
-    outputs: dict[str, np.ndarray], manifest: dict[str, Any], problems: list[str]
+    outputs: dict[str, np.ndarray], manifest: dict[str, Any], signature: str, problems: list[str]
 ) -> tuple[float | None, float | None]:
     """Returns the largest and the relative difference to the source model's outputs, adding what is wrong."""
     values = np.concatenate([outputs[name].reshape(-1)[:CHECKED_VALUES] for name in manifest["check"]["source"]])
     source, artifact = (
         np.concatenate([np.asarray(sample, np.float64) for sample in manifest["check"][kind].values()])
-        for kind in ("source", "artifact")
+        for kind in ("source", "artifact" if signature == DEFAULT else signature)
     )
     if not np.isfinite(values).all():
         problems.append("The outputs hold NaN or infinity.")
         return None, None
     reproduced = _relative(values, artifact)
-    tolerance = TOLERANCE[manifest["precision"]]
+    in_int8 = manifest["precision"] == "int8" and signature == DEFAULT
+    tolerance = INT8_TOLERANCE if in_int8 else FLOAT_TOLERANCE
     if reproduced > tolerance:
         problems.append(
             f"The outputs differ from those recorded at export by {reproduced:.1e} of their norm; at most "

@@ -38,7 +38,7 @@ def prune_tf_keras(model: Any, config: PruningConfig) -> PassReport:
     import tf_keras
 
     _check(model, config)
-    pruning = _import_tfmot().sparsity.keras
+    pruning = import_tfmot().sparsity.keras
     copy = tf_keras.models.clone_model(model)
     copy.set_weights(model.get_weights())
     policy = _Exclude(config.exclude)
@@ -63,7 +63,7 @@ def prune_tf_keras(model: Any, config: PruningConfig) -> PassReport:
     return make_report(weights, policy.skipped)
 
 
-def _import_tfmot() -> Any:
+def import_tfmot() -> Any:
     """Imports tfmot, which sets TF_USE_LEGACY_KERAS; processes started later, such as workers, must not inherit it."""
     before = os.environ.get("TF_USE_LEGACY_KERAS")
     import tensorflow_model_optimization as tfmot

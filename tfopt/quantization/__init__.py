@@ -3,5 +3,6 @@
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.quantization.quantize import QuantizedModel, quantize
 from tfopt.quantization.training import quantization_report
+from tfopt.quantization.weight_only import WeightOnlyConfig
 
-__all__ = ["QuantizationConfig", "QuantizedModel", "quantization_report", "quantize"]
+__all__ = ["QuantizationConfig", "QuantizedModel", "WeightOnlyConfig", "quantization_report", "quantize"]

@@ -174,6 +174,8 @@ def _obstacle(editor: GraphEditor, shapes: Shapes, node: Any, patterns: tuple[st
     weights = editor.constant(node.input[1] if quantizer is None else quantizer.input[0])
     if weights is None:
         return "its weights are not constant"
+    if weights.dtype != np.float32:
+        return f"its weights are {weights.dtype}, not float32"
     if not np.isfinite(weights).all():
         return "its weights hold NaN or infinity"
     if node.op in CONVOLUTIONS:

@@ -13,12 +13,15 @@ import numpy as np
 from tfopt.errors import ConfigError, check_type
 from tfopt.graph import FrozenGraph, GraphEditor, freeze
 from tfopt.graph.fold import fold_constants
+from tfopt.pruning.tfmot import is_tf_keras
 from tfopt.quantization.annotate import annotate, tensors_of_chain, tensors_to_observe
 from tfopt.quantization.calibrate import calibrate
 from tfopt.quantization.chains import Chain, find_chains, find_chains_where, matches, weights_quantizer
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.quantization.fake_quant import steps_above_zero
+from tfopt.quantization.keras_methods import KerasQuantized, is_keras_config, quantize_with_keras
 from tfopt.quantization.observers import Range
+from tfopt.quantization.tfmot import freeze_tf_keras, quantize_tf_keras
 from tfopt.quantization.trained import has_ranges, read_ranges
 from tfopt.quantization.training import quantize_for_training
 from tfopt.report import Change, PassReport
@@ -70,10 +73,10 @@ class QuantizedModel:
 
 def quantize(
     model: keras.Model | str | Path,
-    config: QuantizationConfig | None = None,
+    config: QuantizationConfig | keras.quantizers.QuantizationConfig | None = None,
     *,
     calibration_data: Any = None,
-) -> QuantizedModel | keras.Model:
+) -> QuantizedModel | KerasQuantized | keras.Model:
     """Measures activation ranges on calibration data and returns the model annotated for int8.
 
     The model itself is not changed. Batch normalisation is folded into the weights first. Helps convolutions and
@@ -83,6 +86,11 @@ def quantize(
     weights, whose layers compute with the values that int8 will have, to train on with `fit` like any other.
     `tfopt.quantization_report` tells what was done. Given that model again, with `training=False`, it is annotated by
     the ranges that training left in it; so `tfopt.export` needs no calibration data for it.
+
+    With a configuration of Keras' own, such as `keras.quantizers.Int4QuantizationConfig()` or `GPTQConfig(...)`, Keras
+    quantizes a copy of the model by it: the result holds the copy as `model`, and a report. A `tf_keras` (Keras 2)
+    model without calibration data goes to tensorflow-model-optimization, which returns it ready to train with fake
+    quantization; trained, it exports in int8 by its own ranges.
 
     Args:
         model: A built Keras model (functional, Sequential or subclassed), a .keras file or a SavedModel directory.
@@ -105,11 +113,16 @@ def quantize(
         Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference",
         CVPR 2018, arXiv:1712.05877.
     """
+    if is_keras_config(config):
+        return quantize_with_keras(model, config, calibration_data)
     config = QuantizationConfig() if config is None else config
     check_type("config", config, QuantizationConfig)
-    if config.training:
+    of_keras_2 = is_tf_keras(model)
+    if config.training and not of_keras_2:
         return quantize_for_training(model, config, calibration_data)
-    source = freeze(model, fold=False)
+    source = freeze_tf_keras(model) if of_keras_2 else freeze(model, fold=False)
+    if of_keras_2 and not has_ranges(source) and (config.training or calibration_data is None):
+        return quantize_tf_keras(model, config)
     quantized = _trained(source, config) if has_ranges(source) else _calibrated(source, config, calibration_data)
     quantized.report.warn_if_unchanged()
     return quantized

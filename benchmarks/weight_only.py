@@ -1,0 +1,142 @@
+"""Every precision of a ResNet-50 and of a BERT-like encoder: bytes on disk, speed and error against float32.
+
+    python benchmarks/weight_only.py --model resnet50 --directory DIR --export
+    python benchmarks/weight_only.py --model resnet50 --directory DIR
+
+The first command writes the artifacts, the second times them, each in a process of its own and all in turns. The
+weights are random; those of the ResNet are made to behave like trained ones, as in int8_savedmodel.py. The time does
+not depend on them. Results go to benchmarks/results/weight_only.json, which keeps those of the other model.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import keras
+import numpy as np
+import tensorflow as tf
+import tyro
+from keras import layers
+
+import tfopt
+from tfopt.exporting import SavedModelProcess
+from tfopt.exporting.process import alternate
+from tfopt.hardware import detect
+from tfopt.report import write_text
+
+RESULTS = Path(__file__).parent / "results" / "weight_only.json"
+CALL = tfopt.WeightOnlyConfig(decode="call")
+CONFIGS = {
+    "float32": tfopt.ExportConfig(),
+    "float16": tfopt.ExportConfig(precision="float16"),
+    "bfloat16": tfopt.ExportConfig(precision="bfloat16"),
+    "int8_weight_only": tfopt.ExportConfig(precision="int8_weight_only"),
+    "int8_weight_only, call": tfopt.ExportConfig(precision="int8_weight_only", weight_only=CALL),
+    "int4_weight_only": tfopt.ExportConfig(precision="int4_weight_only"),
+    "int4_weight_only, group_size 32": tfopt.ExportConfig(
+        precision="int4_weight_only", weight_only=tfopt.WeightOnlyConfig(group_size=32)
+    ),
+    "int8": tfopt.ExportConfig(precision="int8"),
+    "int8, float_fallback": tfopt.ExportConfig(precision="int8", float_fallback=True, xla_signature=True),
+}
+SIGNATURES = {"serving_float": "int8, float_fallback", "serving_xla": "int8, float_fallback"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    model: Literal["resnet50", "bert"] = "resnet50"
+    """Which model."""
+    directory: Path
+    """Where the artifacts lie."""
+    export: bool = False
+    """Write the artifacts; without it they are measured."""
+    batch_size: int = 1
+    """Examples per timed call."""
+    rounds: int = 5
+    """How often the turn passes."""
+    seconds: float = 0.6
+    """How long each SavedModel is timed per round."""
+
+
+def main(options: Options) -> None:
+    model, inputs = {"resnet50": resnet50, "bert": bert}[options.model]()
+    root = options.directory / options.model
+    if options.export:
+        for name, config in CONFIGS.items():
+            artifact = tfopt.export(model, root / name, config, calibration_data=inputs[:16])
+            print(name, artifact.bytes_on_disk, flush=True)
+        return
+    results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"models": {}}
+    results |= {
+        "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+    }
+    results["models"][options.model] = measure(root, inputs, options)
+    write_text(RESULTS, json.dumps(results, indent=2) + "\n")
+    print(json.dumps(results["models"][options.model], indent=2))
+
+
+def measure(root: Path, inputs: np.ndarray, options: Options) -> dict[str, Any]:
+    with ExitStack() as stack:
+        served = {name: stack.enter_context(SavedModelProcess(root / name)) for name in CONFIGS}
+        for signature, name in SIGNATURES.items():
+            served[f"int8, {signature}"] = stack.enter_context(SavedModelProcess(root / name, signature))
+        (key,) = served["float32"].loaded["inputs"]
+        outputs = {name: process.predict({key: inputs}, 8)["output_0"] for name, process in served.items()}
+        times = alternate(list(served.values()), {key: inputs[: options.batch_size]}, options.seconds, options.rounds)
+    medians = [float(np.median(np.concatenate(rounds))) for rounds in times]
+    exact = outputs["float32"]
+    sizes = {name: size(process.path) for name, process in served.items()}
+    return {
+        "batch_size": options.batch_size,
+        "precisions": {
+            name: {
+                "bytes_on_disk": sizes[name],
+                "size_against_float32": round(sizes[name] / sizes["float32"], 3),
+                "median_ms": round(median, 2),
+                "speed_against_float32": round(medians[0] / median, 2),
+                "relative_error": round(float(np.linalg.norm(outputs[name] - exact) / np.linalg.norm(exact)), 4),
+                "top1_agreement": float(np.mean(outputs[name].argmax(axis=1) == exact.argmax(axis=1))),
+            }
+            for name, median in zip(served, medians, strict=True)
+        },
+    }
+
+
+def resnet50() -> tuple[keras.Model, np.ndarray]:
+    keras.utils.set_random_seed(0)
+    model = keras.applications.ResNet50(weights=None, classifier_activation=None)
+    coarse = np.random.default_rng(0).random((32, 7, 7, 3), dtype=np.float32)
+    images = tf.image.resize(coarse, (224, 224), method="bicubic").numpy()
+    norms = [layer for layer in model.layers if isinstance(layer, layers.BatchNormalization)]
+    for norm in norms:
+        norm.momentum = 0.0
+        if norm.name.endswith("_3_bn"):  # the last of a residual branch
+            norm.gamma.assign(0.2 * norm.gamma)
+    model(images, training=True)
+    return model, images
+
+
+def bert() -> tuple[keras.Model, np.ndarray]:
+    """An encoder of 4 layers, 512 wide, over 128 of 30,522 tokens, and a classifier."""
+    keras.utils.set_random_seed(0)
+    tokens = keras.Input((128,), dtype="int32", name="tokens")
+    x = layers.Embedding(30522, 512)(tokens) * 20.0
+    for _ in range(4):
+        x = layers.LayerNormalization()(x + layers.MultiHeadAttention(8, 64)(x, x))
+        x = layers.LayerNormalization()(x + layers.Dense(512)(layers.Dense(2048, activation="gelu")(x)))
+    model = keras.Model(tokens, layers.Dense(100)(layers.GlobalAveragePooling1D()(x)))
+    return model, np.random.default_rng(0).integers(0, 30522, (32, 128)).astype(np.int32)
+
+
+def size(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

@@ -1,0 +1,142 @@
+"""Several signatures in one SavedModel: which serves where kernels are missing, and what it costs on disk."""
+
+import hashlib
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+from tensorflow.core.protobuf import saved_model_pb2
+
+from tfopt.errors import ArtifactError, ConfigError
+from tfopt.exporting import ExportConfig, SavedModelProcess, export, verify
+
+X = np.random.default_rng(0).normal(size=(16, 8, 8, 16)).astype("float32")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 16), name="image"),
+            layers.Conv2D(64, 3, activation="relu"),
+            layers.DepthwiseConv2D(3, activation="relu"),
+            layers.Conv2D(64, 3),
+            layers.Flatten(),
+            layers.Dense(256, activation="relu"),
+            layers.Dense(4),
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def artifacts(model, tmp_path_factory):
+    root = tmp_path_factory.mktemp("signatures")
+    config = ExportConfig(precision="int8", float_fallback=True, xla_signature=True)
+    export(model, root / "all", config, calibration_data=X)
+    export(model, root / "int8", ExportConfig(precision="int8"), calibration_data=X)
+    return root
+
+
+def without_kernels(artifact):
+    """Changes an artifact so that TensorFlow has no kernel for its int8 convolutions, as on another processor."""
+    path = artifact / "saved_model.pb"
+    saved = saved_model_pb2.SavedModel.FromString(path.read_bytes())
+    changed = 0
+    for function in saved.meta_graphs[0].graph_def.library.function:
+        for node in function.node_def:
+            if node.op == "_FusedQuantizedConv2D":
+                node.attr["_kernel"].s = b"of another processor"  # a label that no kernel is registered under
+                changed += 1
+    assert changed
+    path.write_bytes(saved.SerializeToString())
+    manifest = json.loads((artifact / "manifest.json").read_text())
+    content = path.read_bytes()
+    manifest["files"]["saved_model.pb"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (artifact / "manifest.json").write_text(json.dumps(manifest))
+    return artifact
+
+
+def test_the_float_signature_has_the_int8_weights(model, artifacts):
+    with (
+        SavedModelProcess(artifacts / "all") as int8,
+        SavedModelProcess(artifacts / "all", "serving_float") as floating,
+        SavedModelProcess(artifacts / "all", "serving_xla") as compiled,
+    ):
+        outputs = [process.predict({"image": X})["output_0"] for process in (int8, floating, compiled)]
+        kernels = [process.loaded["kernels"] for process in (int8, floating)]
+        weights = [process.loaded["weights"] for process in (int8, floating, compiled)]
+    expected = model.predict(X, verbose=0)
+    errors = [np.linalg.norm(output - expected) / np.linalg.norm(expected) for output in outputs]
+    assert errors[1] < errors[0] < 0.1
+    np.testing.assert_allclose(outputs[2], outputs[1], atol=1e-4)
+    assert kernels[0]["_FusedQuantizedConv2D"] == 2
+    assert kernels[1] == {"Conv2D": 2, "DepthwiseConv2dNative": 1, "MatMul": 2}
+    assert len(set(weights)) == 1
+
+
+def test_all_signatures_share_their_weights(model, artifacts):
+    size = {name: (artifacts / name / "saved_model.pb").stat().st_size for name in ("all", "int8")}
+    assert size["all"] < size["int8"] + 60_000  # the nodes of three functions, for 318,000 weights
+
+
+def test_xla_compiles_its_signature(artifacts):
+    """What is compiled is marked so, and the mark survives saving."""
+    saved = saved_model_pb2.SavedModel.FromString((artifacts / "all" / "saved_model.pb").read_bytes())
+    functions = saved.meta_graphs[0].graph_def.library.function
+    assert any(function.attr["_XlaMustCompile"].b for function in functions)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="unsupported operations"):
+        _load_with_a_string_op_in_the_compiled_part(artifacts)
+
+
+def _load_with_a_string_op_in_the_compiled_part(root):
+    inner = tf.function(lambda x: tf.strings.to_number(tf.strings.as_string(x)), jit_compile=True)
+    outer = tf.function(lambda x: {"y": inner(x)}).get_concrete_function(tf.TensorSpec([None], tf.float32, "x"))
+    tf.saved_model.save(tf.Module(), str(root / "xla"), signatures=outer)
+    tf.saved_model.load(str(root / "xla")).signatures["serving_default"](x=tf.ones([2]))
+
+
+def test_without_the_kernels_the_float_signature_serves(model, tmp_path):
+    config = ExportConfig(precision="int8", float_fallback=True)
+    artifact = without_kernels(tmp_path / "a") if export(model, tmp_path / "a", config, calibration_data=X) else None
+    receipt = verify(artifact, seconds=0.01)
+    assert receipt.ok
+    assert receipt.signature == "serving_float"
+    assert "signature serving_float" in str(receipt)
+    with pytest.raises(ArtifactError, match="without _FusedQuantizedConv2D"):
+        verify(artifact, seconds=0.01, signature="serving_default")
+
+
+def test_without_the_kernels_and_the_float_signature_the_error_names_them(model, tmp_path):
+    export(model, tmp_path / "a", ExportConfig(precision="int8"), calibration_data=X)
+    with pytest.raises(ArtifactError, match=r"oneDNN.*without _FusedQuantizedConv2D.*float_fallback=True"):
+        verify(without_kernels(tmp_path / "a"), seconds=0.01)
+
+
+@pytest.mark.slow
+def test_onednn_switched_off_takes_no_int8_kernel_away(artifacts, monkeypatch):
+    """TensorFlow's switch is for float kernels: those of int8 are registered without asking it."""
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+    receipt = verify(artifacts / "all", seconds=0.01)
+    assert receipt.ok
+    assert receipt.signature == "serving_default"
+    assert receipt.kernels["_FusedQuantizedConv2D"] == 2
+
+
+def test_the_manifest_says_what_is_needed(artifacts):
+    manifest = json.loads((artifacts / "all" / "manifest.json").read_text())
+    assert manifest["signatures"] == ["serving_default", "serving_float", "serving_xla"]
+    for word in ("oneDNN", "_FusedQuantizedConv2D", "_QuantizedMatMul", "'serving_float' needs TensorFlow only"):
+        assert word in manifest["requires"]
+
+
+def test_a_signature_that_is_not_there(artifacts):
+    with pytest.raises(ArtifactError, match="no signature 'serving_float', only 'serving_default'"):
+        verify(artifacts / "int8", signature="serving_float")
+
+
+def test_a_fallback_belongs_to_int8():
+    with pytest.raises(ConfigError, match="belongs to precision='int8'"):
+        ExportConfig(precision="float16", float_fallback=True)

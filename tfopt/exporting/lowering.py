@@ -1,0 +1,89 @@
+"""From a model to the graphs that its artifact will serve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfopt.errors import ConfigError
+from tfopt.exporting.config import ExportConfig
+from tfopt.exporting.float_fallback import float_fallback
+from tfopt.exporting.int8 import lower_to_int8
+from tfopt.exporting.selection import select_int8
+from tfopt.exporting.signatures import DEFAULT, FLOAT, XLA
+from tfopt.exporting.time_table import feeds_of
+from tfopt.exporting.weight_only import encode_weights
+from tfopt.graph import FrozenGraph, fold_constants, freeze
+from tfopt.pruning.tfmot import is_tf_keras
+from tfopt.quantization import QuantizedModel, quantize
+from tfopt.quantization.tfmot import freeze_tf_keras
+from tfopt.report import PassReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lowered:
+    """What an artifact is written from.
+
+    Attributes:
+        source: The model's own graph, which the artifact is compared with.
+        graphs: What each signature computes, by its name.
+        in_variables: Whether the weights are held in variables, to be decoded at every call.
+        precision: As ExportConfig has it.
+        report: What was quantized and what was not; None for float32.
+    """
+
+    source: FrozenGraph
+    graphs: Mapping[str, FrozenGraph]
+    in_variables: bool = False
+    precision: str
+    report: PassReport | None
+
+
+def lower(model: Any, config: ExportConfig, calibration_data: Any, sample: Any) -> Lowered:
+    """Returns the graphs for a model in the precision asked for.
+
+    Args:
+        model, config, calibration_data: As in `tfopt.export`.
+        sample: The first batch of the calibration data, or None.
+    Raises:
+        ConfigError: The model is quantized already, and another precision is asked for; or int8 lacks its data.
+    """
+    if isinstance(model, QuantizedModel) and config.precision not in ("float32", "int8"):
+        raise ConfigError(
+            f"A QuantizedModel is exported in int8. Received: precision={config.precision!r}. Export the float model."
+        )
+    if config.precision == "int8" and not isinstance(model, QuantizedModel):
+        model = quantize(model, config.quantization, calibration_data=calibration_data)
+    if isinstance(model, QuantizedModel):
+        return _int8(model, config, sample)
+    return _float(model, config)
+
+
+def _int8(model: QuantizedModel, config: ExportConfig, sample: Any) -> Lowered:
+    if config.int8_nodes == "faster" and model.report.changed:
+        stored = None if config.node_times is None else Path(config.node_times)
+        model = select_int8(model, feeds_of(model.float_graph, sample, config.batch_sizes), stored)
+        model.report.warn_if_unchanged()
+    in_int8 = bool(model.report.changed)
+    graphs = {DEFAULT: lower_to_int8(model.graph) if in_int8 else model.float_graph}
+    if config.float_fallback:
+        graphs[FLOAT] = float_fallback(model.graph)
+    if config.xla_signature:  # XLA has none of the int8 kernels
+        graphs[XLA] = float_fallback(model.graph)
+    return Lowered(source=model.source, graphs=graphs, precision="int8" if in_int8 else "float32", report=model.report)
+
+
+def _float(model: str | Path | Any, config: ExportConfig) -> Lowered:
+    source = freeze_tf_keras(model) if is_tf_keras(model) else freeze(model, fold=False)
+    graph, report = fold_constants(source), None
+    if config.precision != "float32":
+        graph, report = encode_weights(graph, config.precision, config.weight_only)
+    return Lowered(
+        source=source,
+        graphs={DEFAULT: graph, **({XLA: graph} if config.xla_signature else {})},
+        in_variables=report is not None and config.weight_only.decode == "call",
+        precision=config.precision,
+        report=report,
+    )

@@ -1,0 +1,49 @@
+"""Batch normalisation as one node, as Keras 2 and TensorFlow's own layers write it, brought to the form of Keras 3."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, producer
+from tfopt.graph.frozen import FrozenGraph
+
+OPS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+
+
+def unfuse_batch_norm(graph: FrozenGraph) -> FrozenGraph:
+    """Returns the graph with x * scale + offset, which folding moves into the weights, in place of each such node.
+
+    Those that are in training, or not in NHWC, or whose statistics are computed, stay.
+    """
+    editor = GraphEditor(graph.graph_def)
+    outputs = dict(graph.outputs)
+    for name in editor.topological():
+        node = editor.nodes[name]
+        if node.op not in OPS or attribute(node, "data_format").s not in (b"", b"NHWC"):
+            continue
+        statistics = [_constant(editor, tensor) for tensor in node.input[1:5]]
+        if attribute(node, "is_training").b or any(value is None or not value.size for value in statistics):
+            continue
+        gamma, beta, mean, variance = (np.asarray(value, np.float64) for value in statistics)
+        scale = gamma / np.sqrt(variance + attribute(node, "epsilon").f)
+        kind = dtype_attr(tf.float32)
+        factor = editor.add_constant(f"{name}/scale", scale.astype(np.float32))
+        offset = editor.add_constant(f"{name}/offset", (beta - mean * scale).astype(np.float32))
+        product = editor.add("Mul", f"{name}/mul", [node.input[0], factor], T=kind)
+        result = editor.add("AddV2", f"{name}/add", [product, offset], T=kind)
+        editor.redirect(name, result)
+        outputs = {key: (result if tensor == name else tensor, spec) for key, (tensor, spec) in outputs.items()}
+    changed = replace(graph, outputs=outputs)
+    placeholders = [spec.name for spec in changed.inputs.values()]
+    return replace(changed, graph_def=editor.graph_def(changed.output_nodes, keep=placeholders))
+
+
+def _constant(editor: GraphEditor, tensor: str) -> np.ndarray | None:
+    node = editor.nodes[producer(tensor)]
+    while node.op == "Identity":
+        tensor = node.input[0]
+        node = editor.nodes[producer(tensor)]
+    return editor.constant(tensor)

@@ -1,0 +1,131 @@
+"""Keras' own weight quantization of Dense, EinsumDense and Embedding: int8, int4, GPTQ and AWQ, made for transformers.
+
+Keras changes the model it is called on. Here a copy is changed, and the layers that were are reported.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src.layers.layer import Layer
+
+from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.report import Change, PassReport, Skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class KerasQuantized:
+    """A Keras model that Keras quantized.
+
+    Attributes:
+        model: The quantized copy; it saves, loads and exports like any other.
+        report: Each layer with weights: quantized how, or left as it was and why. Its metric "weight_bytes_ratio" is
+            what the variables take, as a ratio of those of the model given.
+    """
+
+    model: keras.Model
+    report: PassReport
+
+
+def is_keras_config(config: Any) -> bool:
+    """Whether an object is a configuration of Keras' own quantization."""
+    return isinstance(config, keras.quantizers.QuantizationConfig)
+
+
+def quantize_with_keras(model: Any, config: Any, calibration_data: Any = None) -> KerasQuantized:
+    """Quantizes a copy of a Keras 3 model by `model.quantize`.
+
+    Args:
+        model: A built model that can be made anew from its config: functional, Sequential, or of a class with
+            `get_config`. For GPTQ and AWQ its blocks are named by `config.quantization_layer_structure`, a dict of
+            layers or their names, or by its own `get_quantization_layer_structure`.
+        config: `keras.quantizers.Int8QuantizationConfig`, `Int4QuantizationConfig`, `GPTQConfig` or `AWQConfig`.
+        calibration_data: For GPTQ and AWQ, in place of `config.dataset` if that is None: texts, or arrays of tokens.
+    Raises:
+        UnsupportedModelError: The model is not built or cannot be copied, or Keras cannot quantize it.
+        ConfigError: GPTQ or AWQ lacks its data.
+    """
+    if not isinstance(model, keras.Model) or not model.built:
+        raise UnsupportedModelError(
+            f"model must be a built keras.Model for Keras' own quantization. Received: {type(model).__name__}."
+        )
+    if hasattr(config, "dataset"):
+        config = copy.copy(config)
+        config.dataset = calibration_data if config.dataset is None else config.dataset
+        if config.dataset is None:
+            raise ConfigError(
+                f"calibration_data must be given for {config.mode}. Received: None. Pass texts, or arrays of tokens."
+            )
+        config.tokenizer = config.tokenizer or np.asarray  # arrays of tokens need none, but Keras insists on one
+    elif calibration_data is not None:
+        raise ConfigError(f"Keras' {config.mode} takes no calibration_data. Received: some. Leave it out.")
+    clone = _clone(model)
+    structure = getattr(config, "quantization_layer_structure", None)
+    if structure is not None:
+        config.quantization_layer_structure = {
+            part: [_counterpart(clone, layer) for layer in listed] for part, listed in structure.items()
+        }
+    before = _weight_bytes(clone)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a warning for each layer without weights; the report has the others
+            clone.quantize(config.mode, config=config)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise UnsupportedModelError(f"Keras cannot quantize {model.name!r} by {config.mode}: {reason}") from error
+    layers = [layer for layer in clone._flatten_layers() if layer.variables and not list(layer._layers)]
+    report = PassReport(
+        name=f"keras_{config.mode}",
+        changed=[
+            Change(name=layer.path, kind=type(layer).__name__, detail=layer.dtype_policy.name)
+            for layer in layers
+            if _mode(layer)
+        ],
+        skipped=[
+            Skip(name=layer.path, kind=type(layer).__name__, reason="Keras quantizes no such layer")
+            for layer in layers
+            if not _mode(layer)
+        ],
+        metrics={"weight_bytes_ratio": _weight_bytes(clone) / before},
+    )
+    report.warn_if_unchanged()
+    return KerasQuantized(model=clone, report=report)
+
+
+def _clone(model: keras.Model) -> keras.Model:
+    try:
+        clone = keras.models.clone_model(model)
+        if not clone.built:
+            clone.build_from_config(model.get_build_config())
+        clone.set_weights(model.get_weights())
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise UnsupportedModelError(
+            f"model must be one that Keras can make anew from its config. Received: {model.name!r} "
+            f"({type(model).__name__}; {str(error).splitlines()[0]}). Let its class have get_config()."
+        ) from error
+    return clone
+
+
+def _counterpart(clone: keras.Model, layer: Layer | str) -> Layer:
+    """Returns the layer of the copy that has the name of one of the model."""
+    name = layer if isinstance(layer, str) else layer.name
+    found = [own for own in clone._flatten_layers() if own.name == name]
+    if len(found) != 1:
+        raise ConfigError(
+            f"quantization_layer_structure must name layers of the model, each once. Received: {name!r}, "
+            f"which {len(found)} have."
+        )
+    return found[0]
+
+
+def _mode(layer: Layer) -> str | None:
+    return getattr(layer, "quantization_mode", None)
+
+
+def _weight_bytes(model: keras.Model) -> int:
+    return sum(variable.numpy().nbytes for variable in model.variables)

@@ -1,0 +1,68 @@
+"""Keras 2 (`tf_keras`) models, which tensorflow-model-optimization (tfmot) quantizes for training.
+
+tfmot puts fake-quantization nodes into the model. Their ranges need not be symmetric; the int8 kernels' are, so that a
+range [low, high] becomes [-limit, limit] with limit = max(-low, high), or [0, high]. Zero is a step of both.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+
+from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.graph import FrozenGraph, freeze
+from tfopt.graph.batch_norm import unfuse_batch_norm
+from tfopt.pruning.tfmot import import_tfmot
+from tfopt.quantization.config import QuantizationConfig
+
+
+def quantize_tf_keras(model: Any, config: QuantizationConfig) -> Any:
+    """Returns tfmot's quantization-aware copy of a functional or Sequential `tf_keras` model, to compile and train.
+
+    Raises:
+        ConfigError: The config asks for what tfmot's default scheme does not do.
+        UnsupportedModelError: tfmot cannot quantize the model.
+    """
+    wanted = {"exclude": (), "weight_bits": 8, "learned_ranges": False}
+    for name, value in wanted.items():
+        if getattr(config, name) != value:
+            raise ConfigError(
+                f"A tf_keras model is quantized by tfmot, which takes {name}={value!r} only. "
+                f"Received: {name}={getattr(config, name)!r}."
+            )
+    if not model.built:
+        raise UnsupportedModelError(f"model must be built. Received: {model.name!r} without weights.")
+    try:
+        return import_tfmot().quantization.keras.quantize_model(model)
+    except (ValueError, RuntimeError) as error:
+        raise UnsupportedModelError(f"tfmot cannot quantize {model.name!r}: {error}") from error
+
+
+def freeze_tf_keras(model: Any) -> FrozenGraph:
+    """Freezes a built `tf_keras` model as `tfopt.graph.freeze(model, fold=False)` does a Keras 3 one.
+
+    Raises:
+        UnsupportedModelError: The model is not built, or cannot be frozen.
+    """
+    if not model.built or model.inputs is None:
+        raise UnsupportedModelError(
+            f"model must be built before it can be exported. Received: {model.name!r} ({type(model).__name__}), which "
+            "has no input shape yet. Give it an Input layer."
+        )
+    specs = [
+        tf.TensorSpec(tensor.shape, tensor.dtype, name=name)
+        for name, tensor in zip(model.input_names, model.inputs, strict=True)
+    ]
+
+    def serve(*tensors: Any) -> dict[str, Any]:
+        outputs = tf.nest.flatten(model(tf.nest.pack_sequence_as(model.input, tensors), training=False))
+        return {f"output_{index}": tensor for index, tensor in enumerate(outputs)}
+
+    function = tf.function(serve, autograph=False).get_concrete_function(*specs)
+    with tempfile.TemporaryDirectory() as directory:
+        tf.saved_model.save(model, directory, signatures=function)
+        graph = freeze(directory, fold=False)
+    return replace(unfuse_batch_norm(graph), name=model.name)

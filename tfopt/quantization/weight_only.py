@@ -1,0 +1,136 @@
+"""Weight-only quantization: weights held in few bits, activations left as they are.
+
+A matrix of weights is divided into groups that share one scale, and each group rounds to
+
+    w  =  scale * q,    q in [-127, 127] for int8, [-8, 7] for int4
+
+In int8 a group is a whole output channel. In int4 that would be too coarse, so a channel is cut into groups of
+`group_size` weights along its inputs. The scale of an int4 group carries the sign of its largest weight, which then
+lies at -8: all sixteen steps are in use. Of several scales close to that the one of least squared error is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import ml_dtypes
+import numpy as np
+
+from tfopt.errors import ConfigError
+
+Decode = Literal["load", "call"]
+SHRINK = np.array([8 / 7, 1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7], np.float32)
+"""What the scale of an int4 group may be multiplied by. With 8/7 the range is symmetric, from -7 to 7; below 1 the
+outermost weight is cut off and all others get finer steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightOnlyConfig:
+    """How the weights of an "int8_weight_only", "int4_weight_only", "float16" or "bfloat16" artifact are held.
+
+    Example:
+        >>> WeightOnlyConfig(group_size=32).decode
+        'load'
+    """
+
+    group_size: int = 64
+    """int4: how many weights along the inputs of a channel share a scale. 32 is finer and larger, 128 the opposite."""
+    decode: Decode = "load"
+    """"load": TensorFlow decodes the weights once, before the first call, and runs as fast as in float32. "call": they
+    stay small in memory and are decoded at every call, which takes time."""
+    minimum_size: int = 1024
+    """Weights of fewer values stay float32."""
+    exclude: tuple[str, ...] = ()
+    """Names (or shell-style patterns such as '*/head/*') of graph nodes whose weights stay float32."""
+
+    def __post_init__(self) -> None:
+        if self.group_size < 8:
+            raise ConfigError(
+                f"group_size must be at least 8. Received: group_size={self.group_size}. 32, 64 and 128 are usual."
+            )
+        if self.decode not in get_args(Decode):
+            raise ConfigError(f"decode must be 'load' or 'call'. Received: decode={self.decode!r}.")
+        if self.minimum_size < 1:
+            raise ConfigError(
+                f"minimum_size must be at least 1. Received: minimum_size={self.minimum_size}. 1024 is usual."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouped:
+    """A matrix as integers and the scale of each group.
+
+    Attributes:
+        steps: int8, [groups, size, columns] or, where each row is a channel, [rows, groups, size]. The last group of a
+            channel is filled up with zeros.
+        scales: float32, the same with a size of 1. Those of int4 are bfloat16 numbers.
+        channel_axis: 1 if each column is an output channel, 0 if each row is.
+        shape: The matrix's shape.
+    """
+
+    steps: np.ndarray
+    scales: np.ndarray
+    channel_axis: int
+    shape: tuple[int, int]
+
+    @property
+    def filled_shape(self) -> tuple[int, int]:
+        """The shape of the matrix with its last groups filled up."""
+        first, second, third = self.steps.shape
+        return (first * second, third) if self.channel_axis == 1 else (first, second * third)
+
+    def decoded(self) -> np.ndarray:
+        """Returns the matrix that the integers stand for."""
+        rows, columns = self.shape
+        return (self.steps * self.scales).reshape(self.filled_shape)[:rows, :columns]
+
+
+def quantize_matrix(matrix: np.ndarray, *, bits: int, group_size: int | None, channel_axis: int) -> Grouped:
+    """Rounds a matrix to integers of so many bits.
+
+    Args:
+        matrix: Finite float32 values of rank 2.
+        bits: 8 or 4.
+        group_size: How many inputs of a channel share a scale; None for all of them.
+        channel_axis: 1 if each column is an output channel, 0 if each row is.
+
+    Example:
+        >>> grouped = quantize_matrix(np.float32([[1.0, -8.0], [-0.5, 4.0]]), bits=8, group_size=None, channel_axis=1)
+        >>> grouped.steps[0].tolist()
+        [[127, -127], [-64, 64]]
+    """
+    groups = _divide(matrix, group_size, channel_axis)
+    axis = 2 - channel_axis  # of the members of a group
+    rows, columns = matrix.shape
+
+    def rounded(scales: np.ndarray, limits: tuple[int, int]) -> Grouped:
+        steps = np.clip(np.rint(groups / scales), *limits).astype(np.int8)
+        return Grouped(steps=steps, scales=scales, channel_axis=channel_axis, shape=(rows, columns))
+
+    if bits == 8:
+        return rounded(_or_one(np.abs(groups).max(axis=axis, keepdims=True) / 127), (-127, 127))
+    outermost = np.take_along_axis(groups, np.abs(groups).argmax(axis=axis, keepdims=True), axis=axis)
+    best, least = np.ones_like(outermost), np.full_like(outermost, np.inf)
+    for shrink in SHRINK:
+        scales = _or_one((outermost * shrink / -8).astype(ml_dtypes.bfloat16).astype(np.float32))
+        tried = rounded(scales, (-8, 7))
+        error = ((tried.steps * scales - groups) ** 2).sum(axis=axis, keepdims=True)
+        best, least = np.where(error < least, scales, best), np.minimum(error, least)
+    return rounded(best, (-8, 7))
+
+
+def _divide(matrix: np.ndarray, group_size: int | None, channel_axis: int) -> np.ndarray:
+    """Returns the matrix with the axis of its inputs divided into groups, the last one filled up with zeros."""
+    inputs = matrix.shape[1 - channel_axis]
+    size = min(group_size or inputs, inputs)
+    count = -(-inputs // size)
+    missing = [(0, count * size - inputs), (0, 0)]
+    filled = np.pad(matrix, missing if channel_axis == 1 else missing[::-1])
+    rows, columns = filled.shape
+    return filled.reshape((count, size, columns) if channel_axis == 1 else (rows, count, size))
+
+
+def _or_one(scales: np.ndarray) -> np.ndarray:
+    """A group of zeros has no scale of its own; any one does."""
+    return np.where(scales == 0, np.float32(1), scales).astype(np.float32)
