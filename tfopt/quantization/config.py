@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from tfopt.errors import ConfigError
+from tfopt.errors import ConfigError, unknown_name
+from tfopt.flags import BY_NAME
 
 ObserverName = Literal["minmax", "moving_average", "percentile", "mse", "entropy"]
+Rounding = Literal["nearest", "adaptive"]
+Metric = Callable[[Any, Any], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +33,24 @@ class QuantizationConfig:
     """At most this many examples of the calibration data are run through the model."""
     exclude: tuple[str, ...] = ()
     """Names (or shell-style patterns such as '*/dense_2/*') of graph nodes that stay float."""
+    equalization: bool = True
+    """Whether to rescale the channels between layers, which changes nothing in float, where rounding errors are smaller
+    for it. Costs one more run of the calibration data."""
+    smooth_quant: float | None = 0.5
+    """How much of the spread between channels to move from a normalisation's result into the weights that read it,
+    from 0 to 1: alpha of SmoothQuant. None leaves them as they are."""
+    bias_correction: bool = True
+    """Whether to take the mean error that quantization causes in each channel off its bias. Costs about three more runs
+    of the calibration data."""
+    rounding: Rounding = "nearest"
+    """How weights are rounded: each to the nearest step, or "adaptive", up or down as keeps each layer's results on the
+    calibration data closest (AdaRound)."""
+    max_accuracy_drop: float | None = None
+    """How much of the metric may be lost, 0.005 being half a point of accuracy: nodes go back to float, as few as can
+    be, until no more is. Needs labels. None sets no bound."""
+    metric: Annotated[str | Metric, BY_NAME] = "accuracy"
+    """What max_accuracy_drop is measured by: "accuracy" (top-1); in Python also a function (labels, outputs) -> float,
+    where more is better."""
 
     def __post_init__(self) -> None:
         if self.observer not in get_args(ObserverName):
@@ -44,4 +67,27 @@ class QuantizationConfig:
             raise ConfigError(
                 "calibration_examples must be at least 1. Received: "
                 f"calibration_examples={self.calibration_examples}. 100 to 500 examples are usual."
+            )
+        if self.smooth_quant is not None and not 0 <= self.smooth_quant <= 1:
+            raise ConfigError(
+                f"smooth_quant must be from 0 to 1, or None. Received: smooth_quant={self.smooth_quant}. 0.5 is usual."
+            )
+        if self.rounding not in get_args(Rounding):
+            raise unknown_name("rounding", self.rounding, get_args(Rounding))
+        if self.metric != "accuracy" and not callable(self.metric):
+            raise ConfigError(
+                f"metric must be 'accuracy' or a function (labels, outputs) -> float. Received: metric={self.metric!r}."
+            )
+        self._check_drop()
+
+    def _check_drop(self) -> None:
+        drop = self.max_accuracy_drop
+        if drop is None:
+            return
+        if not (math.isfinite(drop) and drop >= 0):
+            raise ConfigError(f"max_accuracy_drop must be at least 0. Received: max_accuracy_drop={drop}.")
+        if self.metric == "accuracy" and drop >= 1:
+            raise ConfigError(
+                f"max_accuracy_drop must be in [0, 1). Received: max_accuracy_drop={drop}. It is a share of the "
+                f"examples; did you mean {drop / 100:g}?"
             )
