@@ -7,7 +7,8 @@ have such channels too; here their spread is chosen. Used by quantization_accura
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -68,7 +69,10 @@ def shifted(images: np.ndarray, shift: int, seed: int) -> np.ndarray:
     height, width = images.shape[1:3]
     starts = generator.integers(0, 2 * shift + 1, (len(images), 2))
     return np.stack(
-        [image[row : row + height, column : column + width] for image, (row, column) in zip(padded, starts, strict=True)]
+        [
+            image[row : row + height, column : column + width]
+            for image, (row, column) in zip(padded, starts, strict=True)
+        ]
     )
 
 
@@ -91,7 +95,7 @@ def outliers(channels: int, factor: float, seed: int, count: int = 2) -> np.ndar
     return factors
 
 
-def rescale(model: keras.Model, writer: str, readers: Mapping[str, int] | list[str], factors: np.ndarray) -> None:
+def rescale(model: keras.Model, writer: str, readers: Sequence[str], factors: np.ndarray) -> None:
     """Multiplies the channels that a layer writes by factors, and divides those that other layers read.
 
     Args:
@@ -122,12 +126,14 @@ def wide_channels(model: keras.Model, decades: float = 4.0) -> keras.Model:
     """Returns a simple_cnn that computes the same with channels whose ranges lie so many powers of ten apart."""
     hard = copy(model)
     names = ["conv1", "conv2", "dense1", "dense2", "logits"]
-    for number, (writer, reader) in enumerate(zip(names, names[1:], strict=False)):
+    for number, (writer, reader) in enumerate(itertools.pairwise(names)):
         rescale(hard, writer, [reader], spread(hard.get_layer(writer).kernel.shape[-1], decades, seed=number))
     return hard
 
 
-def wide_blocks(model: keras.Model, decades: float = 4.0, blocks: tuple[str, ...] = ("stage1", "stage2")) -> keras.Model:
+def wide_blocks(
+    model: keras.Model, decades: float = 4.0, blocks: tuple[str, ...] = ("stage1", "stage2")
+) -> keras.Model:
     """Returns a resnet_cifar of depth 8 that computes the same with wide ranges inside some residual blocks."""
     hard = copy(model)
     for number, block in enumerate(blocks):

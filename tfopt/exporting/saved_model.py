@@ -48,6 +48,7 @@ def export(
     config: ExportConfig | None = None,
     *,
     calibration_data: Any = None,
+    evaluation_data: Any = None,
     baseline: str | Path | None = None,
 ) -> Artifact:
     """Writes a model as a SavedModel with the signature "serving_default" and a manifest.json.
@@ -61,6 +62,7 @@ def export(
         directory: Where the artifact goes.
         config: The settings; None means ExportConfig(), float32.
         calibration_data: For int8: batches of inputs, or of (inputs, labels). For float32 optional.
+        evaluation_data: For int8 with max_accuracy_drop, as `tfopt.quantize` takes it.
         baseline: A float artifact that `tfopt.verify` compares this one with by default.
     Raises:
         UnsupportedModelError: The model is not built, keeps look-up tables, or exceeds the 2 GiB of a protobuf.
@@ -80,7 +82,7 @@ def export(
     check_target(final)  # before the work, which can take long
     sample, calibration_data = peek(calibration_data)
     if config.precision == "int8" and not isinstance(model, QuantizedModel):
-        model = quantize(model, config.quantization, calibration_data=calibration_data)
+        model = quantize(model, config.quantization, calibration_data=calibration_data, evaluation_data=evaluation_data)
     if isinstance(model, QuantizedModel):
         precision, report = "int8", model.report
         source, graph = model.float_graph, lower_to_int8(model.graph)

@@ -204,4 +204,6 @@ def _read(node: NodeDef, values: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
         rates=list(attribute(node, "dilations").list.i) or [1, 1, 1, 1],
         padding="VALID" if padding == "EXPLICIT" else padding,
     )
-    return tf.reshape(patches, [-1, int(np.prod(shape[:2])), shape[2]] if node.op == DEPTHWISE else [-1, int(np.prod(shape[:3])), 1])
+    return tf.reshape(
+        patches, [-1, int(np.prod(shape[:2])), shape[2]] if node.op == DEPTHWISE else [-1, int(np.prod(shape[:3])), 1]
+    )

@@ -77,7 +77,8 @@ def keep_budget(names: Sequence[str], evaluate: Callable[[Collection[str]], Scor
                 chosen, last = [other for other in chosen if other != name], trial
         found = {name: alone[name] for name in chosen}
     reasons = {
-        name: f"accuracy budget: {exact.value - score.value:.4g} lost with it alone in int8" for name, score in found.items()
+        name: f"accuracy budget: {exact.value - score.value:.4g} lost with it alone in int8"
+        for name, score in found.items()
     }
     metrics = {"float": exact.value, "int8": plain.value, "kept": last.value}
     return Budget(left_float=reasons, steps=steps, metrics=metrics)

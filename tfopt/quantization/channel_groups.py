@@ -16,7 +16,7 @@ activation that is not positively homogeneous. A Relu6 is one of them, unless no
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -136,7 +136,9 @@ class _Finder:
             if brought is None:
                 return None
             waiting += brought
-        once = all(self._divided_operands(group, name) == 1 for name in group.tensors if self.editor.nodes[name].op == "Mul")
+        once = all(
+            self._divided_operands(group, name) == 1 for name in group.tensors if self.editor.nodes[name].op == "Mul"
+        )
         return group if once and group.multiplied else None
 
     def _divided_operands(self, group: ChannelGroup, name: str) -> int:

@@ -36,9 +36,9 @@ class QuantizationConfig:
     equalization: bool = True
     """Whether to rescale the channels between layers, which changes nothing in float, where rounding errors are smaller
     for it. Costs one more run of the calibration data."""
-    smooth_quant: float | None = 0.5
+    smooth_quant: float = 0.5
     """How much of the spread between channels to move from a normalisation's result into the weights that read it,
-    from 0 to 1: alpha of SmoothQuant. None leaves them as they are."""
+    where rounding errors are smaller for it: alpha of SmoothQuant, up to 1. 0 leaves all as it is."""
     bias_correction: bool = True
     """Whether to take the mean error that quantization causes in each channel off its bias. Costs about three more runs
     of the calibration data."""
@@ -68,9 +68,9 @@ class QuantizationConfig:
                 "calibration_examples must be at least 1. Received: "
                 f"calibration_examples={self.calibration_examples}. 100 to 500 examples are usual."
             )
-        if self.smooth_quant is not None and not 0 <= self.smooth_quant <= 1:
+        if not 0 <= self.smooth_quant <= 1:
             raise ConfigError(
-                f"smooth_quant must be from 0 to 1, or None. Received: smooth_quant={self.smooth_quant}. 0.5 is usual."
+                f"smooth_quant must be from 0 (off) to 1. Received: smooth_quant={self.smooth_quant}. 0.5 is usual."
             )
         if self.rounding not in get_args(Rounding):
             raise unknown_name("rounding", self.rounding, get_args(Rounding))

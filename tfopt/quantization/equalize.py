@@ -64,8 +64,8 @@ def balancing_scales(activation: np.ndarray, weights: np.ndarray, alpha: float =
         activation: Largest absolute value of each channel.
         weights: Likewise of the weights that read each channel.
         alpha: How much of the activation's spread moves into the weights: 1 all of it.
-    Returns: Scales whose geometric mean is 1 over the channels that are used. What is not used is no wider than the rest:
-        a channel that is zero throughout gets weights as large as the median, one that is not read a median activation.
+    Returns: Scales whose geometric mean is 1 over the channels that are used. What is not used stays within the rest: a
+        channel that is zero throughout gets weights as large as the median, one that is not read a median activation.
     Example:
         >>> balancing_scales(np.array([100.0, 1.0]), np.array([1.0, 1.0])).round(2).tolist()
         [3.16, 0.32]
@@ -74,7 +74,10 @@ def balancing_scales(activation: np.ndarray, weights: np.ndarray, alpha: float =
     if not used.any():
         return np.ones(len(activation))
     logs = np.zeros(len(activation))
-    a, w = np.log(activation, where=activation > 0, out=logs.copy()), np.log(weights, where=weights > 0, out=logs.copy())
+    a, w = (
+        np.log(activation, where=activation > 0, out=logs.copy()),
+        np.log(weights, where=weights > 0, out=logs.copy()),
+    )
     logs[used] = alpha * a[used] - (1 - alpha) * w[used]
     logs[used] -= logs[used].mean()
     silent, unread = ~used & (weights > 0), ~used & (activation > 0)
@@ -113,10 +116,8 @@ def equalize(
     """
     editor = GraphEditor(graph.graph_def)
     chains, _ = find_chains(graph, editor, config.exclude)
-    wanted = {True: config.equalization, False: config.smooth_quant is not None}
-    groups = [
-        group for group in find_groups(graph, editor, chains) if wanted[group.is_absorbed_by_weights(editor)]
-    ]
+    wanted = {True: config.equalization, False: config.smooth_quant > 0}
+    groups = [group for group in find_groups(graph, editor, chains) if wanted[group.is_absorbed_by_weights(editor)]]
     heads = {chain.op for chain in chains}
     readings, reached = _measure(graph, editor, groups, batches)
     done = []
@@ -127,7 +128,7 @@ def equalize(
         if not all(np.isfinite(each.limits).all() and each.limits.any() and each.weights.any() for each in quantized):
             continue  # what is not finite is reported by the calibration
         by_weights = group.is_absorbed_by_weights(editor)
-        scales = _scales(quantized, 0.5 if by_weights or config.smooth_quant is None else config.smooth_quant)
+        scales = _scales(quantized, 0.5 if by_weights else config.smooth_quant)
         ratio = np.mean([rounding_error(reading, scales) / rounding_error(reading, ONE) for reading in quantized])
         if ratio <= WORTHWHILE:
             rescale(editor, group, scales)

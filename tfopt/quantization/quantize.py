@@ -83,8 +83,8 @@ def quantize(
         config: The settings; None means QuantizationConfig().
         calibration_data: Batches of inputs, or of (inputs, labels); an array of inputs will do. For a model of several
             inputs a dict or a tuple of arrays, or batches of such.
-        evaluation_data: Batches of (inputs, labels) that max_accuracy_drop is measured on, all of them; best of examples
-            that the model was not trained on. None means the labelled examples of the calibration data.
+        evaluation_data: Batches of (inputs, labels) that max_accuracy_drop is measured on, all of them; best of
+            examples that the model was not trained on. None means the labelled examples of the calibration data.
     Returns: The annotated model, with a report.
     Raises:
         UnsupportedModelError: The model is not built.
@@ -117,7 +117,7 @@ def quantize(
         examples = (batches, labels) if evaluation_data is None else collect(graph, evaluation_data)
         evaluation = examples[0], join_labels(examples[1])
     steps: list[Change] = []
-    if config.equalization or config.smooth_quant is not None:
+    if config.equalization or config.smooth_quant:
         graph, steps = equalize(graph, batches, config)
     chains, skipped = find_chains(graph, GraphEditor(graph.graph_def), config.exclude)
     if config.bias_correction:

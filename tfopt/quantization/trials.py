@@ -154,7 +154,9 @@ def _switchable(
     for position, chain in enumerate(chains, start=len(tensors)):
         adjustment = adjustments.get(chain.op, Adjustment())
         exact = editor.value(chain.weights)
-        weights = _rounded(exact if adjustment.weights is None else adjustment.weights, exact, editor.nodes[chain.op].op)
+        weights = _rounded(
+            exact if adjustment.weights is None else adjustment.weights, exact, editor.nodes[chain.op].op
+        )
         name = choose(position, editor.add_constant(f"{chain.op}/int8_weights", weights), chain.weights)
         editor.set_inputs(chain.op, [editor.nodes[chain.op].input[0], name])
         if adjustment.bias is not None and chain.bias is not None:
