@@ -122,12 +122,15 @@ def _kernels(layer: keras.layers.Layer) -> list[keras.Variable]:
     return [layer.kernel]
 
 
-def wide_channels(model: keras.Model, decades: float = 4.0) -> keras.Model:
+def wide_channels(
+    model: keras.Model, decades: float = 4.0, writers: Sequence[str] = ("conv1", "conv2", "dense1", "dense2")
+) -> keras.Model:
     """Returns a simple_cnn that computes the same with channels whose ranges lie so many powers of ten apart."""
     hard = copy(model)
     names = ["conv1", "conv2", "dense1", "dense2", "logits"]
     for number, (writer, reader) in enumerate(itertools.pairwise(names)):
-        rescale(hard, writer, [reader], spread(hard.get_layer(writer).kernel.shape[-1], decades, seed=number))
+        if writer in writers:
+            rescale(hard, writer, [reader], spread(hard.get_layer(writer).kernel.shape[-1], decades, seed=number))
     return hard
 
 
@@ -143,14 +146,14 @@ def wide_blocks(
     return hard
 
 
-def outlier_channels(model: keras.Model, factor: float = 100.0) -> keras.Model:
-    """Returns a transformer that computes the same with two channels of each normalisation that are large."""
+def outlier_channels(
+    model: keras.Model, factor: float = 100.0, norms: Sequence[str] = ("norm1a", "norm1b", "norm2a", "norm2b", "norm")
+) -> keras.Model:
+    """Returns a transformer that computes the same with two channels of each of these normalisations large."""
     hard = copy(model)
-    readers = {"norm": ["logits"]}
-    for number in range(1, sum("attention" in layer.name for layer in model.layers) + 1):
-        readers |= {f"norm{number}a": [f"attention{number}"], f"norm{number}b": [f"expand{number}"]}
-    for number, (norm, read) in enumerate(readers.items()):
-        rescale(hard, norm, read, outliers(hard.get_layer(norm).gamma.shape[0], factor, seed=number))
+    for number, norm in enumerate(norms):
+        reader = {"a": f"attention{norm[-2]}", "b": f"expand{norm[-2]}"}.get(norm[-1], "logits")
+        rescale(hard, norm, [reader], outliers(hard.get_layer(norm).gamma.shape[0], factor, seed=number))
     return hard
 
 

@@ -123,9 +123,9 @@ def hard(models: dict[str, keras.Model], examples: Examples) -> dict[str, dict[s
 def budget_cases(models: dict[str, keras.Model]) -> dict[str, keras.Model]:
     """Returns models that lose more than the budget in int8 by min-max alone, each through several of its nodes."""
     return {
-        "simple_cnn": hard_models.wide_channels(models["simple_cnn"], decades=3.0),
-        "resnet_cifar": hard_models.wide_blocks(models["resnet_cifar"], decades=3.0),
-        "transformer": hard_models.outlier_channels(models["transformer"]),
+        "simple_cnn": hard_models.wide_channels(models["simple_cnn"], writers=("conv2", "dense2")),
+        "resnet_cifar": hard_models.wide_blocks(models["resnet_cifar"]),
+        "transformer": hard_models.outlier_channels(models["transformer"], 1000.0, ("norm1a", "norm1b", "norm2a")),
     }
 
 

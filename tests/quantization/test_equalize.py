@@ -62,23 +62,18 @@ EXACT = {
         2,
     ),
     "pooling and flattening": (
-        lambda x: layers.Dense(3)(layers.Flatten()(layers.MaxPooling2D()(conv(layers.AveragePooling2D()(conv(x)))))),
+        lambda x: layers.Dense(3)(layers.Flatten()(layers.MaxPooling2D()(conv(layers.AveragePooling2D(2)(conv(x)))))),
         IMAGES,
         2,
     ),
     "padding": (lambda x: layers.Conv2D(4, 3)(layers.ZeroPadding2D(((0, 2), (1, 0)))(conv(x))), IMAGES, 1),
-    "enlargement": (lambda x: conv(layers.UpSampling2D()(conv(x)), activation=None), IMAGES, 1),
+    "enlargement": (lambda x: conv(layers.UpSampling2D(interpolation="bilinear")(conv(x)), activation=None), IMAGES, 1),
     "two readers": (lambda x: layers.Concatenate()([conv(y := conv(x)), conv(y, 4)]), IMAGES, 1),
     "without bias": (lambda x: conv(conv(x, use_bias=False), use_bias=False), IMAGES, 1),
     "residual": (residual, IMAGES, 3),
     "preactivation": (preactivation, IMAGES, 1),
     "squeeze and excite": (squeeze_and_excite, IMAGES, 1),
     "dense": (lambda x: layers.Dense(3)(layers.Dense(16, activation="relu")(x)), TOKENS, 1),
-    "dense, reshaped": (
-        lambda x: conv(layers.Reshape((5, 2, 4))(layers.Dense(8, activation="relu")(x)), activation=None),
-        TOKENS,
-        1,
-    ),
     "attention": (attention, TOKENS, 2),
 }
 
@@ -102,7 +97,7 @@ def test_rescaling_changes_nothing_in_float(name):
     editor, groups = groups_of(graph)
     assert len(groups) == count
     expected = graph.predict(x)["output_0"]
-    inside = [tensor for group in groups for tensor in [group.seed]]
+    inside = [group.seed for group in groups]
     before = graph.as_function(fetch=inside)(**graph.feed(x))
     scales = [10 ** GENERATOR.uniform(-1, 1, group.channels) for group in groups]
     for group, each in zip(groups, scales, strict=True):
@@ -201,19 +196,20 @@ def test_smooth_quant_divides_the_normalisation_for_all_that_read_it():
     norm, after = (layer for layer in model.layers if isinstance(layer, layers.LayerNormalization))
     projections = next(layer for layer in model.layers if isinstance(layer, layers.MultiHeadAttention))
     exact = model.predict(TOKENS, verbose=0)
-    factors = np.where(np.arange(8) == 3, 100.0, 1.0)
+    usual = distance(quantize(model, PLAIN, calibration_data=TOKENS).predict(TOKENS), exact)
+    factors = np.where(np.arange(8) == 3, 1000.0, 1.0)
     for weight in (norm.gamma, norm.beta):
         weight.assign(weight * factors)
     for kernel in (each.kernel for each in (projections.query_dense, projections.key_dense, projections.value_dense)):
         kernel.assign(kernel / factors[:, None, None])
     np.testing.assert_allclose(model.predict(TOKENS, verbose=0), exact, atol=1e-5)
-    plain = distance(quantize(model, PLAIN, calibration_data=TOKENS).predict(TOKENS), exact)
+    assert distance(quantize(model, PLAIN, calibration_data=TOKENS).predict(TOKENS), exact) > 2 * usual
     config = QuantizationConfig(equalization=False, bias_correction=False)
     smoothed = quantize(model, config, calibration_data=TOKENS)
-    assert distance(smoothed.predict(TOKENS), exact) < plain / 3
+    assert distance(smoothed.predict(TOKENS), exact) < 1.3 * usual
     (step,) = smoothed.report.steps
     assert step.kind == "smooth_quant"
-    assert step.name.startswith(f"functional/{norm.name}") or norm.name in step.name
+    assert norm.name in step.name
     assert all(f"/{name}" in step.detail for name in ("query", "key", "value"))
     assert after.name not in step.name
     np.testing.assert_allclose(smoothed.float_graph.predict(TOKENS)["output_0"], exact, atol=1e-5)

@@ -183,7 +183,9 @@ class _Finder:
         for position in positions:
             tensor, size = node.input[position], self._size(node.name)
             constant = self.editor.constant(tensor)
-            if constant is not None and constant.shape[-1:] in ((), (1,), (size,)):
+            # One number for all channels can become one for each in a sum. In a product it may belong to an activation.
+            lengths = [(size,)] if node.op == "Mul" else [(), (1,), (size,)]
+            if constant is not None and constant.shape[-1:] in lengths:
                 group.divided.add((node.name, position))
             elif constant is None and self._size(tensor) == size:
                 sources.append(tensor)
@@ -198,13 +200,13 @@ class _Finder:
             node = self.editor.nodes[name]
             before = [distances[producer(tensor)] for tensor in node.input]
             if node.op == "Const":
-                distances[name] = 0
+                distances[name] = 0 if self.shapes[name].rank and self.shapes[name][-1] > 1 else math.inf
             elif node.op in WEIGHTED and self._has_own_weights(node):
                 distances[name] = 10  # the scale of a normalisation is rather taken than its input
             elif node.op in HOMOGENEOUS:
                 distances[name] = 1 + before[0]
             elif node.op in (*SUMS, "Mul"):
-                distances[name] = 1 + (min(before) if node.op == "Mul" else sum(before))
+                distances[name] = 1 + min(before)
             else:
                 distances[name] = math.inf
         return distances
