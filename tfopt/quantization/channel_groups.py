@@ -136,9 +136,8 @@ class _Finder:
             if brought is None:
                 return None
             waiting += brought
-        once = all(
-            self._divided_operands(group, name) == 1 for name in group.tensors if self.editor.nodes[name].op == "Mul"
-        )
+        products = [name for name in group.tensors if self.editor.nodes[name].op == "Mul"]
+        once = all(self._divided_operands(group, name) == 1 for name in products)
         return group if once and group.multiplied else None
 
     def _divided_operands(self, group: ChannelGroup, name: str) -> int:
@@ -184,7 +183,8 @@ class _Finder:
             tensor, size = node.input[position], self._size(node.name)
             constant = self.editor.constant(tensor)
             # One number for all channels can become one for each in a sum. In a product it may belong to an activation.
-            lengths = [(size,)] if node.op == "Mul" else [(), (1,), (size,)]
+            may_grow = node.op in SUMS and size == group.channels
+            lengths = [(), (1,), (size,)] if may_grow else [(size,)]
             if constant is not None and constant.shape[-1:] in lengths:
                 group.divided.add((node.name, position))
             elif constant is None and self._size(tensor) == size:
@@ -199,13 +199,18 @@ class _Finder:
         for name in self.editor.topological():
             node = self.editor.nodes[name]
             before = [distances[producer(tensor)] for tensor in node.input]
+            computed = [
+                distances[source] for source in map(producer, node.input) if self.editor.nodes[source].op != "Const"
+            ]
             if node.op == "Const":
                 distances[name] = 0 if self.shapes[name].rank and self.shapes[name][-1] > 1 else math.inf
             elif node.op in WEIGHTED and self._has_own_weights(node):
                 distances[name] = 10  # the scale of a normalisation is rather taken than its input
             elif node.op in HOMOGENEOUS:
                 distances[name] = 1 + before[0]
-            elif node.op in (*SUMS, "Mul"):
+            elif node.op in SUMS:
+                distances[name] = 1 + sum(computed)
+            elif node.op == "Mul":
                 distances[name] = 1 + min(before)
             else:
                 distances[name] = math.inf
