@@ -18,7 +18,6 @@ benchmarks/results/quantization_accuracy.json.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,26 +46,36 @@ DROP = 0.005
 class Options:
     epochs: int | None = None
     """Train every model for so many epochs, to see it run."""
+    models: Path | None = None
+    """Directory that keeps the trained models; those that lie there are not trained again."""
     out: Path = RESULTS / "quantization_accuracy.json"
     """Where the results go."""
 
 
 def main(options: Options) -> dict[str, Any]:
-    start = time.perf_counter()
     examples = digits(test_fraction=0.5)
-    models = {name: hard_models.trained(name, examples, options.epochs or epochs) for name, epochs in EPOCHS.items()}
+    models = {name: model(name, examples, options) for name in EPOCHS}
     results = {
         "what": "digits of scikit-learn, 898 to train on and 899 held out",
         "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
         "tensorflow": tf.__version__,
-        "builders": {name: builder(model, examples) for name, model in models.items()},
+        "builders": {name: builder(trained, examples) for name, trained in models.items()},
         "hard": hard(models, examples),
         "budget": budgets(models, examples),
     }
-    results["seconds"] = round(time.perf_counter() - start)
     options.out.parent.mkdir(exist_ok=True)
     write_text(options.out, json.dumps(results, indent=2) + "\n")
     return results
+
+
+def model(name: str, examples: Examples, options: Options) -> keras.Model:
+    file = options.models and options.models / f"{name}.keras"
+    if file and file.exists():
+        return keras.saving.load_model(file)
+    trained = hard_models.trained(name, examples, options.epochs or EPOCHS[name])
+    if file:
+        trained.save(file)
+    return trained
 
 
 def builder(model: keras.Model, examples: Examples) -> dict[str, float]:
@@ -136,9 +145,7 @@ def budgets(models: dict[str, keras.Model], examples: Examples) -> dict[str, dic
     config = replace(MIN_MAX, max_accuracy_drop=DROP)
     results = {}
     for name, model in budget_cases(models).items():
-        start = time.perf_counter()
         kept = quantize(model, config, calibration_data=examples.x_train, evaluation_data=evaluation)
-        seconds = time.perf_counter() - start
         plain = quantize(model, MIN_MAX, calibration_data=examples.x_train)
         trials = trials_of(plain, evaluation)
         floor = trials.score(trials.names).value - DROP
@@ -146,7 +153,6 @@ def budgets(models: dict[str, keras.Model], examples: Examples) -> dict[str, dic
             "nodes": len(trials.names),
             "left_float": len(kept.report.skipped) - len(plain.report.skipped),
             "left_float_by_greedy": len(greedy(trials.names, trials.score, floor)),
-            "seconds": round(seconds, 1),
             "evaluation": {key: round(value, 5) for key, value in kept.report.metrics.items()},
             "held_out": {
                 key: round(top1_accuracy(held_out[1], predict(held_out[0])), 5)
@@ -160,7 +166,7 @@ def budgets(models: dict[str, keras.Model], examples: Examples) -> dict[str, dic
     return results
 
 
-def several(images: np.ndarray, labels: np.ndarray, times: int = 4) -> tuple[np.ndarray, np.ndarray]:
+def several(images: np.ndarray, labels: np.ndarray, times: int = 3) -> tuple[np.ndarray, np.ndarray]:
     """Returns each image at so many places: half a point of accuracy is more than an example or two then."""
     moved = [hard_models.shifted(images, 2, seed=1000 + number) for number in range(times)]
     return np.concatenate(moved), np.tile(labels, times)

@@ -118,6 +118,8 @@ def equalize(
     chains, _ = find_chains(graph, editor, config.exclude)
     wanted = {True: config.equalization, False: config.smooth_quant > 0}
     groups = [group for group in find_groups(graph, editor, chains) if wanted[group.is_absorbed_by_weights(editor)]]
+    if not groups:
+        return graph, []
     heads = {chain.op for chain in chains}
     readings, reached = _measure(graph, editor, groups, batches)
     done = []
@@ -125,11 +127,14 @@ def equalize(
         if any(reached[name] >= 6.0 for name in group.relu6(editor)):
             continue
         quantized = [readings[name] for name in sorted(group.multiplied & heads)]
-        if not all(np.isfinite(each.limits).all() and each.limits.any() and each.weights.any() for each in quantized):
-            continue  # what is not finite is reported by the calibration
+        if not all(np.isfinite(each.limits).all() and np.isfinite(each.squares).all() for each in quantized):
+            continue  # the calibration tells of it
+        before = np.array([rounding_error(each, ONE) for each in quantized])
+        if not before.all():
+            continue  # nothing there to round
         by_weights = group.is_absorbed_by_weights(editor)
         scales = _scales(quantized, 0.5 if by_weights else config.smooth_quant)
-        ratio = np.mean([rounding_error(reading, scales) / rounding_error(reading, ONE) for reading in quantized])
+        ratio = np.mean([rounding_error(each, scales) for each in quantized] / before)
         if ratio <= WORTHWHILE:
             rescale(editor, group, scales)
             done.append(
