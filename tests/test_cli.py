@@ -131,11 +131,14 @@ def test_run_export_verify(workplace, capsys):
     assert pruned["zero_count"] / pruned["weight_count"] == pytest.approx(0.75, abs=0.01)
 
     np.save("x.npy", np.random.default_rng(0).random((50, 8), dtype=np.float32))
-    words = ["artifacts/pruned", "int8", "--precision", "int8", "--calibration-data", "x.npy", "--json"]
-    assert main(["export", *words]) == 0
-    assert json.loads(capsys.readouterr().out)["precision"] == "int8"
-
     np.savez("test.npz", x=np.zeros((6, 8), np.float32), y=np.zeros(6, np.int64))
+    words = ["artifacts/pruned", "int8", "--precision", "int8", "--calibration-data", "x.npy", "--json"]
+    budget = ["--evaluation-data", "test.npz", "--quantization.max-accuracy-drop", "0.5"]
+    assert main(["export", *words, *budget, "--calibration-examples", "40"]) == 0
+    exported = json.loads(capsys.readouterr().out)
+    assert exported["precision"] == "int8"
+    assert set(exported["report"]["metrics"]) == {"float", "int8", "kept"}
+
     assert main(["verify", "int8", "--data", "test.npz", "--json"]) == 0
     receipt = json.loads(capsys.readouterr().out)
     assert receipt["baseline"] == "artifacts/pruned"

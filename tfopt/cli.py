@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -159,24 +159,20 @@ def devices_command(words: list[str]) -> int:
 
 
 def export_command(words: list[str]) -> int:
-    options = _parse(ExportOptions, words, "tfopt export")
     from tfopt.data.files import load_examples
-    from tfopt.exporting import ExportConfig, export
+    from tfopt.exporting import export
     from tfopt.exporting.atomic import MARK
-    from tfopt.quantization import QuantizationConfig, WeightOnlyConfig
+    from tfopt.exporting.options import ExportOptions
 
-    config = ExportConfig(
-        precision=options.precision,
-        quantization=QuantizationConfig(calibration_examples=options.calibration_examples, exclude=options.exclude),
-        weight_only=WeightOnlyConfig(group_size=options.group_size, decode=options.decode, exclude=options.exclude),
-        float_fallback=options.float_fallback,
-        xla_signature=options.xla_signature,
-    )
+    options = _parse(ExportOptions, words, "tfopt export")
     data = None if options.calibration_data is None else load_examples(options.calibration_data, training=True)
+    held_out = None if options.evaluation_data is None else load_examples(options.evaluation_data, training=False)
     baseline = options.baseline
-    if baseline is None and options.precision != "float32" and Path(options.source, MARK).is_file():
+    if baseline is None and options.config.precision != "float32" and Path(options.source, MARK).is_file():
         baseline = options.source
-    artifact = export(options.source, options.out, config, calibration_data=data, baseline=baseline)
+    artifact = export(
+        options.source, options.out, options.config, calibration_data=data, evaluation_data=held_out, baseline=baseline
+    )
     if options.json:
         return _print_json(artifact.to_dict())
     if artifact.report is not None:
@@ -223,36 +219,6 @@ def launch_command(words: list[str]) -> int:
 class Listing:
     """Lists what there is."""
 
-    json: bool = False
-    """Print JSON."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportOptions:
-    """Writes a model as a SavedModel that needs only TensorFlow."""
-
-    source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="IN")]
-    """A .keras file or the directory of a SavedModel."""
-    out: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="OUT")]
-    """Where the artifact goes; an earlier artifact there is replaced."""
-    precision: Literal["float32", "float16", "bfloat16", "int8", "int8_weight_only", "int4_weight_only"] = "float32"
-    """int8 runs int8 kernels and needs calibration data; the others store the weights so and compute in float32."""
-    calibration_data: str | None = None
-    """A .npy file of inputs, a .npz file with an array x, or the name of a data source."""
-    calibration_examples: int = 256
-    """At most this many examples of the calibration data are run."""
-    exclude: tuple[str, ...] = ()
-    """Names or patterns of graph nodes that stay float."""
-    group_size: int = 64
-    """int4_weight_only: how many weights share a scale."""
-    decode: Literal["load", "call"] = "load"
-    """When fewer bits become float32 again: once, or at every call, which saves memory and takes time."""
-    float_fallback: bool = False
-    """With int8: also write the signature serving_float, for a TensorFlow without int8 kernels."""
-    xla_signature: bool = False
-    """Also write the signature serving_xla, which XLA compiles."""
-    baseline: str | None = None
-    """The float artifact that `tfopt verify` compares with; by default IN, if it is an artifact."""
     json: bool = False
     """Print JSON."""
 

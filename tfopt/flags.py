@@ -127,7 +127,7 @@ def flag_paths(cls: type, prefix: str = "") -> list[str]:
     Example:
         >>> from tfopt.quantization import QuantizationConfig
         >>> flag_paths(QuantizationConfig)
-        ['observer', 'percentile', 'calibration-examples', 'exclude']
+        ['observer', 'percentile', ...]
     """
     hints = typing.get_type_hints(cls)
     paths = []

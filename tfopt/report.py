@@ -65,6 +65,7 @@ class PassReport(Record):
         changed: What was changed.
         skipped: What was left alone, each with its reason.
         metrics: Figures of the whole pass, for example {"sparsity": 0.75}.
+        steps: What was done on the way, in order.
 
     Example:
         >>> print(PassReport(name="prune", changed=(Change(name="conv", kind="Conv2D", detail="75.0% zeros"),)))
@@ -76,10 +77,12 @@ class PassReport(Record):
     changed: Sequence[Change] = ()
     skipped: Sequence[Skip] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
+    steps: Sequence[Change] = ()
 
     def __str__(self) -> str:
         figures = "".join(f", {name} {value:.4g}" for name, value in self.metrics.items())
         lines = [f"{self.name}: {len(self.changed)} changed, {len(self.skipped)} skipped{figures}"]
+        lines += [f"  step     {step.name} ({step.kind}): {step.detail}" for step in self.steps]
         lines += [f"  changed  {change.name} ({change.kind}): {change.detail}" for change in self.changed]
         lines += [f"  skipped  {skip.name} ({skip.kind}): {skip.reason}" for skip in self.skipped]
         return "\n".join(lines)

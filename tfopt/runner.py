@@ -158,7 +158,8 @@ def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Cons
         finally:
             monitor.stop()
         if settings.quantization is not None:
-            quantized = quantize(model, quantization, calibration_data=examples.x_train)
+            labelled = (examples.x_train, examples.y_train)
+            quantized = quantize(model, quantization, calibration_data=labelled)
             passes.append(quantized.report)
             console.print(pass_summary(quantized.report))
             if export_dir is not None:

@@ -41,11 +41,11 @@ class Lowered:
     report: PassReport | None
 
 
-def lower(model: Any, config: ExportConfig, calibration_data: Any, sample: Any) -> Lowered:
+def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_data: Any, sample: Any) -> Lowered:
     """Returns the graphs for a model in the precision asked for.
 
     Args:
-        model, config, calibration_data: As in `tfopt.export`.
+        model, config, calibration_data, evaluation_data: As in `tfopt.export`.
         sample: The first batch of the calibration data, or None.
     Raises:
         ConfigError: The model is quantized already, and another precision is asked for; or int8 lacks its data.
@@ -55,7 +55,7 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, sample: Any) 
             f"A QuantizedModel is exported in int8. Received: precision={config.precision!r}. Export the float model."
         )
     if config.precision == "int8" and not isinstance(model, QuantizedModel):
-        model = quantize(model, config.quantization, calibration_data=calibration_data)
+        model = quantize(model, config.quantization, calibration_data=calibration_data, evaluation_data=evaluation_data)
     if isinstance(model, QuantizedModel):
         return _int8(model, config, sample)
     return _float(model, config)

@@ -49,6 +49,7 @@ def export(
     config: ExportConfig | None = None,
     *,
     calibration_data: Any = None,
+    evaluation_data: Any = None,
     baseline: str | Path | None = None,
 ) -> Artifact:
     """Writes a model as a SavedModel with the signature "serving_default" and a manifest.json.
@@ -64,6 +65,7 @@ def export(
         directory: Where the artifact goes.
         config: The settings; None means ExportConfig(), float32.
         calibration_data: For int8: batches of inputs, or of (inputs, labels). Else optional.
+        evaluation_data: For int8 with max_accuracy_drop, as `tfopt.quantize` takes it.
         baseline: A float artifact that `tfopt.verify` compares this one with by default.
     Raises:
         UnsupportedModelError: The model is not built, keeps look-up tables, or exceeds the 2 GiB of a protobuf.
@@ -82,7 +84,7 @@ def export(
     _refuse_quantized(model)
     check_target(final)  # before the work, which can take long
     sample, calibration_data = peek(calibration_data)
-    lowered = lower(model, config, calibration_data, sample)
+    lowered = lower(model, config, calibration_data, evaluation_data, sample)
     for graph in lowered.graphs.values():
         _check_size(graph)
     check = record_check(lowered.source, lowered.graphs, sample)

@@ -91,7 +91,7 @@ def annotate(
         )
         editor.redirect(tensor, name, keep=[name])
     for chain in chains:
-        _annotate_weights(editor, chain, steps_above_zero(weight_bits), None if steps is None else steps[chain.op])
+        _annotate_weights(editor, chain, steps_above_zero(weight_bits), (steps or {}).get(chain.op))
     placeholders = [spec.name for spec in graph.inputs.values()]
     return replace(graph, graph_def=editor.graph_def(graph.output_nodes, keep=placeholders))
 

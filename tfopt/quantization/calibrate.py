@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tfopt.data.batches import iterate_batches
 from tfopt.errors import ConfigError
@@ -17,17 +18,39 @@ from tfopt.quantization.observers import Range, make_observer
 PIECE = 8
 
 
+def collect(graph: FrozenGraph, data: Any, limit: int | None = None) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Returns the batches of inputs, as the graph takes them, and their labels, of at most so many examples.
+
+    Raises:
+        ConfigError: The data is missing or does not fit the model's inputs.
+    """
+    _check_given(data)
+    batches = list(iterate_batches(data, limit, inputs=len(graph.inputs)))
+    return [graph.feed(inputs) for inputs, _ in batches], [labels for _, labels in batches]
+
+
+def join_labels(labels: Sequence[Any]) -> Any:
+    """Returns the labels of all batches as one.
+
+    Raises:
+        ConfigError: There are no examples, or no labels.
+    """
+    if not labels or any(each is None for each in labels):
+        raise ConfigError(
+            f"max_accuracy_drop needs labelled examples. Received: {'no labels' if labels else 'no examples'}. Pass "
+            "evaluation_data=(inputs, labels), best of examples the model was not trained on, or calibration data "
+            "with labels."
+        )
+    return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *labels)
+
+
 def calibrate(graph: FrozenGraph, tensors: Sequence[str], data: Any, config: QuantizationConfig) -> dict[str, Range]:
     """Returns the range of each tensor over the calibration data.
 
     Raises:
         ConfigError: The data is missing, empty, does not fit the model's inputs, or drives a tensor to NaN or infinity.
     """
-    if data is None:
-        raise ConfigError(
-            "calibration_data must be given for static int8 quantization. Received: None. "
-            "Pass 100 to 500 examples of real inputs, for example calibration_data=x_train[:256]."
-        )
+    _check_given(data)
     observers = {tensor: make_observer(config) for tensor in tensors}
     function = graph.as_function(fetch=tensors)
     examples = 0
@@ -50,3 +73,11 @@ def calibrate(graph: FrozenGraph, tensors: Sequence[str], data: Any, config: Qua
     if not examples:
         raise ConfigError("calibration_data must hold at least one example. Received: none (or an iterator used up).")
     return {tensor: observer.range() for tensor, observer in observers.items()}
+
+
+def _check_given(data: Any) -> None:
+    if data is None:
+        raise ConfigError(
+            "calibration_data must be given for static int8 quantization. Received: None. "
+            "Pass 100 to 500 examples of real inputs, for example calibration_data=x_train[:256]."
+        )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from tfopt.errors import ConfigError
+from tfopt.errors import ConfigError, unknown_name
+from tfopt.flags import BY_NAME
 
 ObserverName = Literal["minmax", "moving_average", "percentile", "mse", "entropy"]
+Rounding = Literal["nearest", "adaptive"]
+Metric = Callable[[Any, Any], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +36,24 @@ class QuantizationConfig:
     layers."""
     weight_bits: int = 8
     """Width of the quantized weights, 8 or 4. Weights of 4 bits are computed by the same int8 kernels."""
+    equalization: bool = True
+    """Whether to rescale the channels between layers, which changes nothing in float, where rounding errors are smaller
+    for it. Costs one more run of the calibration data."""
+    smooth_quant: float = 0.5
+    """How much of the spread between channels to move from a normalisation's result into the weights that read it,
+    where rounding errors are smaller for it: alpha of SmoothQuant, up to 1. 0 leaves all as it is."""
+    bias_correction: bool = True
+    """Whether to take the mean error that quantization causes in each channel off its bias. Costs about three more runs
+    of the calibration data."""
+    rounding: Rounding = "nearest"
+    """How weights are rounded: each to the nearest step, or "adaptive", up or down as keeps each layer's results on the
+    calibration data closest (AdaRound)."""
+    max_accuracy_drop: float | None = None
+    """How much of the metric may be lost, 0.005 being half a point of accuracy: nodes go back to float, as few as can
+    be, until no more is. Needs labels. None sets no bound."""
+    metric: Annotated[str | Metric, BY_NAME] = "accuracy"
+    """What max_accuracy_drop is measured by: "accuracy" (top-1); in Python also a function (labels, outputs) -> float,
+    where more is better."""
     training: bool = False
     """Whether `tfopt.quantize` returns a Keras model that trains with the values it will have in int8."""
     learned_ranges: bool = False
@@ -63,6 +86,32 @@ class QuantizationConfig:
             )
         if self.weight_bits not in (4, 8):
             raise ConfigError(f"weight_bits must be 8 or 4. Received: weight_bits={self.weight_bits}.")
+        if not 0 <= self.smooth_quant <= 1:
+            raise ConfigError(
+                f"smooth_quant must be from 0 (off) to 1. Received: smooth_quant={self.smooth_quant}. 0.5 is usual."
+            )
+        if self.rounding not in get_args(Rounding):
+            raise unknown_name("rounding", self.rounding, get_args(Rounding))
+        if self.metric != "accuracy" and not callable(self.metric):
+            raise ConfigError(
+                f"metric must be 'accuracy' or a function (labels, outputs) -> float. Received: metric={self.metric!r}."
+            )
+        self._check_drop()
+        self._check_training()
+
+    def _check_drop(self) -> None:
+        drop = self.max_accuracy_drop
+        if drop is None:
+            return
+        if not (math.isfinite(drop) and drop >= 0):
+            raise ConfigError(f"max_accuracy_drop must be at least 0. Received: max_accuracy_drop={drop}.")
+        if self.metric == "accuracy" and drop >= 1:
+            raise ConfigError(
+                f"max_accuracy_drop must be in [0, 1). Received: max_accuracy_drop={drop}. It is a share of the "
+                f"examples; did you mean {drop / 100:g}?"
+            )
+
+    def _check_training(self) -> None:
         for name in ("freeze_ranges_after", "freeze_batch_norm_after"):
             value = getattr(self, name)
             if value is not None and value < 0:

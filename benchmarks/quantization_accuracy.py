@@ -1,0 +1,193 @@
+"""What int8 costs in accuracy on the digits, what each technique gives back, and what the accuracy budget finds.
+
+    python benchmarks/quantization_accuracy.py
+
+Four small models are trained once on half of the digits. Three questions are asked of them:
+
+- `builders`: what static int8 with the default settings costs each of tfopt's builders;
+- `hard`: models made hard to quantize without changing what they compute (benchmarks/hard_models.py): what min-max
+  calibration alone costs them, and what the technique that is made for each gives back;
+- `budget`: the same kind of models, int8 by min-max alone under max_accuracy_drop=0.005: how many nodes are left float,
+  by tfopt and by an exhaustive greedy search that measures every node anew in each step, and what the accuracy then is
+  on examples that neither of them saw.
+
+Accuracies are those of the annotated graph, which computes with the values that int8 has. Results go to
+benchmarks/results/quantization_accuracy.json.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import hard_models
+import keras
+import numpy as np
+import tensorflow as tf
+import tyro
+
+from tfopt.data import Examples, digits
+from tfopt.hardware import detect
+from tfopt.quantization import QuantizationConfig, QuantizedModel, quantize
+from tfopt.quantization.budget import Score
+from tfopt.quantization.trials import Trials, top1_accuracy
+from tfopt.report import write_text
+
+RESULTS = Path(__file__).parent / "results"
+EPOCHS = {"mlp": 25, "simple_cnn": 25, "resnet_cifar": 15, "transformer": 40}
+MIN_MAX = QuantizationConfig(equalization=False, smooth_quant=0.0, bias_correction=False)
+DROP = 0.005
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    epochs: int | None = None
+    """Train every model for so many epochs, to see it run."""
+    models: Path | None = None
+    """Directory that keeps the trained models; those that lie there are not trained again."""
+    out: Path = RESULTS / "quantization_accuracy.json"
+    """Where the results go."""
+
+
+def main(options: Options) -> dict[str, Any]:
+    examples = digits(test_fraction=0.5)
+    models = {name: model(name, examples, options) for name in EPOCHS}
+    results = {
+        "what": "digits of scikit-learn, 898 to train on and 899 held out",
+        "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
+        "tensorflow": tf.__version__,
+        "builders": {name: builder(trained, examples) for name, trained in models.items()},
+        "hard": hard(models, examples),
+        "budget": budgets(models, examples),
+    }
+    options.out.parent.mkdir(exist_ok=True)
+    write_text(options.out, json.dumps(results, indent=2) + "\n")
+    return results
+
+
+def model(name: str, examples: Examples, options: Options) -> keras.Model:
+    file = options.models and options.models / f"{name}.keras"
+    if file and file.exists():
+        return keras.saving.load_model(file)
+    trained = hard_models.trained(name, examples, options.epochs or EPOCHS[name])
+    if file:
+        trained.save(file)
+    return trained
+
+
+def builder(model: keras.Model, examples: Examples) -> dict[str, float]:
+    """Returns accuracy in float and int8, and how far the outputs are apart, technique by technique."""
+    exact = model.predict(examples.x_test, verbose=0)
+    settings = {
+        "min_max": MIN_MAX,
+        "bias_correction": replace(MIN_MAX, bias_correction=True),
+        "adaptive_rounding": replace(MIN_MAX, rounding="adaptive"),
+        "default": QuantizationConfig(),
+    }
+    results = {"float_accuracy": top1_accuracy(examples.y_test, exact)}
+    for name, config in settings.items():
+        outputs = quantize(model, config, calibration_data=examples.x_train).predict(examples.x_test)
+        results |= {
+            f"{name}_accuracy": top1_accuracy(examples.y_test, outputs),
+            f"{name}_error": round(float(np.linalg.norm(outputs - exact) / np.linalg.norm(exact)), 5),
+        }
+    return {name: round(value, 5) for name, value in results.items()}
+
+
+def hard(models: dict[str, keras.Model], examples: Examples) -> dict[str, dict[str, float]]:
+    """Returns the accuracy of each hard model in float, by min-max alone, and with what is made for it."""
+    mlp, hot_train = hard_models.hot_pixels(models["mlp"], examples.x_train)
+    _, hot_test = hard_models.hot_pixels(models["mlp"], examples.x_test)
+    equalization = replace(MIN_MAX, equalization=True)
+    cases: dict[str, tuple[keras.Model, QuantizationConfig, np.ndarray, np.ndarray]] = {
+        "simple_cnn, channels four decades apart: equalization": (
+            hard_models.wide_channels(models["simple_cnn"]), equalization, examples.x_train, examples.x_test
+        ),
+        "resnet_cifar, channels four decades apart: equalization": (
+            hard_models.wide_blocks(models["resnet_cifar"]), equalization, examples.x_train, examples.x_test
+        ),
+        "transformer, two channels 100 times as large: smooth_quant": (
+            hard_models.outlier_channels(models["transformer"]),
+            replace(MIN_MAX, smooth_quant=0.5),
+            examples.x_train,
+            examples.x_test,
+        ),
+        "mlp, a pixel 1000 times as bright: percentile": (
+            mlp, replace(MIN_MAX, observer="percentile", percentile=99.9), hot_train, hot_test
+        ),
+    }  # fmt: skip
+    results = {}
+    for name, (model, config, train, test) in cases.items():
+        accuracies = {"float": top1_accuracy(examples.y_test, model.predict(test, verbose=0))}
+        for label, setting in {"min_max": MIN_MAX, "recovered": config, "default": QuantizationConfig()}.items():
+            quantized = quantize(model, setting, calibration_data=train)
+            accuracies[label] = top1_accuracy(examples.y_test, quantized.predict(test))
+        results[name] = {label: round(value, 5) for label, value in accuracies.items()}
+    return results
+
+
+def budget_cases(models: dict[str, keras.Model]) -> dict[str, keras.Model]:
+    """Returns models that lose more than the budget in int8 by min-max alone, each through several of its nodes."""
+    return {
+        "simple_cnn": hard_models.wide_channels(models["simple_cnn"], writers=("conv2", "dense2")),
+        "resnet_cifar": hard_models.wide_blocks(models["resnet_cifar"]),
+        "transformer": hard_models.outlier_channels(models["transformer"], 1000.0, ("norm1a", "norm1b", "norm2a")),
+    }
+
+
+def budgets(models: dict[str, keras.Model], examples: Examples) -> dict[str, dict[str, Any]]:
+    half = len(examples.x_test) // 2
+    evaluation = several(examples.x_test[:half], examples.y_test[:half])
+    held_out = several(examples.x_test[half:], examples.y_test[half:])
+    config = replace(MIN_MAX, max_accuracy_drop=DROP)
+    results = {}
+    for name, model in budget_cases(models).items():
+        kept = quantize(model, config, calibration_data=examples.x_train, evaluation_data=evaluation)
+        plain = quantize(model, MIN_MAX, calibration_data=examples.x_train)
+        trials = trials_of(plain, evaluation)
+        floor = trials.score(trials.names).value - DROP
+        results[name] = {
+            "nodes": len(trials.names),
+            "left_float": len(kept.report.skipped) - len(plain.report.skipped),
+            "left_float_by_greedy": len(greedy(trials.names, trials.score, floor)),
+            "evaluation": {key: round(value, 5) for key, value in kept.report.metrics.items()},
+            "held_out": {
+                key: round(top1_accuracy(held_out[1], predict(held_out[0])), 5)
+                for key, predict in {
+                    "float": lambda x, model=model: model.predict(x, verbose=0),
+                    "int8": plain.predict,
+                    "kept": kept.predict,
+                }.items()
+            },
+        }
+    return results
+
+
+def several(images: np.ndarray, labels: np.ndarray, times: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """Returns each image at so many places: half a point of accuracy is more than an example or two then."""
+    moved = [hard_models.shifted(images, 2, seed=1000 + number) for number in range(times)]
+    return np.concatenate(moved), np.tile(labels, times)
+
+
+def trials_of(quantized: QuantizedModel, evaluation: tuple[np.ndarray, np.ndarray]) -> Trials:
+    inputs, labels = evaluation
+    batches = [quantized.float_graph.feed(inputs[start : start + 256]) for start in range(0, len(inputs), 256)]
+    left_float = {skip.name: skip.reason for skip in quantized.report.skipped}
+    graph, ranges, adjustments = quantized.float_graph, quantized.ranges, quantized.adjustments
+    return Trials(graph, left_float, ranges, adjustments, batches, labels, "accuracy")
+
+
+def greedy(names: Collection[str], score: Callable[[Collection[str]], Score], floor: float) -> list[str]:
+    """Returns what must be float if in every step the node goes float that gains most, all of them measured anew."""
+    chosen: list[str] = []
+    while score(chosen).value < floor - 1e-9:
+        tried = {name: score([*chosen, name]) for name in names if name not in chosen}
+        chosen.append(max(tried, key=lambda name: (tried[name].value, -tried[name].error)))
+    return chosen
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(tyro.cli(Options, description=__doc__)), indent=2))

@@ -1,0 +1,90 @@
+"""Post-training quantization of a float model, from calibration data: step by step, each in a module of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tfopt.errors import ConfigError
+from tfopt.graph import FrozenGraph, GraphEditor
+from tfopt.graph.fold import fold_constants
+from tfopt.quantization.adaptive_rounding import round_weights
+from tfopt.quantization.adjust import Adjustment, adjust, with_biases
+from tfopt.quantization.annotate import annotate, tensors_to_observe
+from tfopt.quantization.bias_correction import correct_biases
+from tfopt.quantization.budget import keep_budget
+from tfopt.quantization.calibrate import calibrate, collect, join_labels
+from tfopt.quantization.chains import Chain, find_chains, matches
+from tfopt.quantization.config import QuantizationConfig
+from tfopt.quantization.equalize import equalize
+from tfopt.quantization.observers import Range
+from tfopt.quantization.quantized_model import QuantizedModel, annotated
+from tfopt.quantization.trials import Trials
+from tfopt.report import Change, PassReport
+
+
+def quantize_after_training(
+    source: FrozenGraph, config: QuantizationConfig, calibration_data: Any, evaluation_data: Any
+) -> QuantizedModel:
+    """Returns a float model annotated with the ranges that are measured on calibration data; see `tfopt.quantize`."""
+    graph = fold_constants(source)
+    _check_exclude(graph, config.exclude)
+    batches, labels = collect(graph, calibration_data, config.calibration_examples)
+    if config.max_accuracy_drop is not None:
+        examples = (batches, labels) if evaluation_data is None else collect(graph, evaluation_data)
+        evaluation = examples[0], join_labels(examples[1])
+    steps: list[Change] = []
+    if config.equalization or config.smooth_quant:
+        graph, steps = equalize(graph, batches, config)
+    chains, skipped = find_chains(graph, GraphEditor(graph.graph_def), config.exclude)
+    if config.bias_correction:
+        graph = with_biases(graph, chains)
+        chains, skipped = find_chains(graph, GraphEditor(graph.graph_def), config.exclude)
+    left_float = {skip.name: skip.reason for skip in skipped}
+    ranges = calibrate(graph, tensors_to_observe(GraphEditor(graph.graph_def), chains), batches, config)
+    adjustments, rounding = _adjustments(graph, chains, ranges, batches, config)
+    report = PassReport(name="quantize", steps=[*steps, *rounding])
+    if config.max_accuracy_drop is not None:
+        trials = Trials(graph, left_float, ranges, adjustments, *evaluation, config.metric, config.weight_bits)
+        budget = keep_budget(trials.names, trials.score, config.max_accuracy_drop)
+        left_float |= budget.left_float
+        report = replace(report, steps=[*report.steps, *budget.steps], metrics=budget.metrics)
+    model = QuantizedModel(
+        graph=graph,
+        float_graph=graph,
+        source=source,
+        ranges=ranges,
+        weight_bits=config.weight_bits,
+        adjustments=adjustments,
+        report=report,
+    )
+    return annotated(model, left_float)
+
+
+def _check_exclude(graph: FrozenGraph, exclude: tuple[str, ...]) -> None:
+    names = [node.name for node in graph.graph_def.node]
+    unmatched = [pattern for pattern in exclude if not any(matches(name, (pattern,)) for name in names)]
+    if unmatched:
+        raise ConfigError(
+            f"exclude must name nodes of the graph. Received: exclude={exclude}, where {unmatched[0]!r} matches "
+            "none. The report of a run without it lists the names."
+        )
+
+
+def _adjustments(
+    graph: FrozenGraph, chains: list[Chain], ranges: Mapping[str, Range], batches: list[Any], config: QuantizationConfig
+) -> tuple[dict[str, Adjustment], list[Change]]:
+    """Returns the weights and biases that suit int8 better, and what was done to the weights."""
+    adjustments: dict[str, Adjustment] = {}
+    steps: list[Change] = []
+    if config.rounding == "adaptive":
+        rounded, steps = round_weights(graph, chains, ranges, batches, config.weight_bits)
+        adjustments = {name: Adjustment(weights=weights) for name, weights in rounded.items()}
+    if config.bias_correction and chains:
+        quantized = annotate(*adjust(graph, chains, adjustments), ranges, weight_bits=config.weight_bits)
+        shifts = correct_biases(graph, quantized, chains, batches)
+        adjustments |= {
+            name: replace(adjustments.get(name, Adjustment()), bias=shift) for name, shift in shifts.items()
+        }
+    return adjustments, steps

@@ -1,0 +1,100 @@
+"""A quantized model: a float graph, and all that says how to quantize it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from tfopt.graph import FrozenGraph, GraphEditor
+from tfopt.quantization.adjust import Adjustment, adjust
+from tfopt.quantization.annotate import annotate, tensors_of_chain
+from tfopt.quantization.chains import Chain, find_chains_where, weights_quantizer
+from tfopt.quantization.fake_quant import steps_above_zero
+from tfopt.quantization.observers import Range
+from tfopt.report import Change, PassReport
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class QuantizedModel:
+    """A model whose graph carries the ranges to quantize it with.
+
+    It still computes in float32, with the values int8 would have, so its accuracy can be measured anywhere;
+    `tfopt.export` lowers it to int8 kernels.
+
+    Attributes:
+        graph: The annotated graph.
+        float_graph: The same graph before annotation; of a model trained with fake quantization, with rounded weights.
+        source: What the model itself computes, before any folding, with the fake quantization that it was trained with.
+        ranges: The range of each tensor that needs one, or may, by its name in float_graph.
+        weight_steps: For an op, the step between two of its quantized weights, one for each output channel. An op that
+            has none takes the smallest that covers its weights.
+        weight_bits: The width of the quantized weights.
+        adjustments: The weights and biases that quantized nodes have in place of those in float_graph, by name.
+        report: Each convolution and product: quantized how, or left float and why.
+    """
+
+    graph: FrozenGraph
+    float_graph: FrozenGraph
+    source: FrozenGraph
+    ranges: Mapping[str, Range]
+    weight_steps: Mapping[str, np.ndarray] = field(default_factory=dict)
+    weight_bits: int = 8
+    adjustments: Mapping[str, Adjustment] = field(default_factory=dict)
+    report: PassReport
+
+    def __repr__(self) -> str:
+        return f"QuantizedModel({self.graph.name!r}, {self.report})"
+
+    def predict(self, inputs: Any) -> np.ndarray | dict[str, np.ndarray]:
+        """Returns the outputs for one batch of inputs: an array, or a dict by name where there are several."""
+        outputs = self.graph.predict(inputs)
+        return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+    def leaving_float(self, reasons: Mapping[str, str]) -> QuantizedModel:
+        """Returns the same model with fewer nodes quantized; the ranges that were measured stay.
+
+        Args:
+            reasons: Names of nodes as the report gives them, each with the reason that its report will give.
+        """
+        return annotated(self, {skip.name: skip.reason for skip in self.report.skipped} | dict(reasons))
+
+
+def annotated(model: QuantizedModel, left_float: Mapping[str, str]) -> QuantizedModel:
+    """Returns the model with its float graph annotated anew, all of it but the nodes that are left float, and why."""
+    editor = GraphEditor(model.float_graph.graph_def)
+
+    def obstacle(chain: Chain) -> str | None:
+        missing = [tensor for tensor in tensors_of_chain(editor, chain) if tensor not in model.ranges]
+        return f"no range is known for {missing[0]!r}" if missing else None
+
+    chains, skipped = find_chains_where(model.float_graph, editor, obstacle, left_float=left_float)
+    adjusted, chains = adjust(model.float_graph, chains, model.adjustments)
+    graph = annotate(adjusted, chains, model.ranges, model.weight_steps, weight_bits=model.weight_bits)
+    before, after = GraphEditor(adjusted.graph_def), GraphEditor(graph.graph_def)
+    changed = [
+        Change(name=chain.op, kind=before.nodes[chain.op].op, detail=_detail(before, after, chain)) for chain in chains
+    ]
+    return replace(model, graph=graph, report=replace(model.report, changed=changed, skipped=skipped))
+
+
+def _detail(before: GraphEditor, after: GraphEditor, chain: Chain) -> str:
+    weights = before.value(chain.weights)
+    fused = [
+        part
+        for part in (chain.bias and "bias", chain.summand and "sum", chain.activation and chain.activation.name)
+        if part
+    ]
+    what = f"int{_weight_bits(after, chain)} weights {weights.shape} per channel"
+    return what + (f", fused {', '.join(fused)}" if fused else "")
+
+
+def _weight_bits(quantized: GraphEditor, chain: Chain) -> int:
+    """Returns how many bits a chain's weights need: those of 4 bits are int8 weights that use 15 of its values."""
+    quantizer = weights_quantizer(quantized, quantized.nodes[chain.op].input[1])
+    assert quantizer is not None, chain.op
+    weights, limits = quantized.value(quantizer.input[0]), quantized.value(quantizer.input[2])
+    highest = np.abs(np.rint(weights * (steps_above_zero(8) / limits))).max()
+    return 4 if highest <= steps_above_zero(4) else 8

@@ -1,0 +1,178 @@
+"""Measures a quantized model with any of its nodes float, without a new graph for each choice.
+
+Behind every tensor that has a range stands its fake quantization and a switch that takes either one; likewise before
+every weight and bias. The switches are an input of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.errors import ConfigError
+from tfopt.graph.edit import AttrValue, GraphEditor, dtype_attr
+from tfopt.graph.frozen import FrozenGraph
+from tfopt.quantization.adjust import Adjustment, bias_of
+from tfopt.quantization.annotate import tensors_to_observe, tensors_with_ranges
+from tfopt.quantization.budget import Score
+from tfopt.quantization.chains import FAKE_QUANT, Chain, find_chains
+from tfopt.quantization.config import Metric
+from tfopt.quantization.fake_quant import steps_above_zero
+from tfopt.quantization.observers import Range
+
+SWITCHES = "tfopt_quantized"
+
+
+class Trials:
+    """Scores a model with some of its nodes float on labelled examples.
+
+    Args:
+        graph: The float graph.
+        left_float: Nodes that are float whatever is tried, each with the reason.
+        ranges: The range of each tensor that could be quantized.
+        adjustments: What the quantized nodes compute with.
+        inputs: Batches of inputs, as `graph.feed` returns them.
+        labels: The labels of all of them.
+        metric: "accuracy", or a function (labels, outputs) -> float.
+        weight_bits: Width of the quantized weights.
+    """
+
+    def __init__(
+        self,
+        graph: FrozenGraph,
+        left_float: Mapping[str, str],
+        ranges: Mapping[str, Range],
+        adjustments: Mapping[str, Adjustment],
+        inputs: Sequence[Mapping[str, Any]],
+        labels: Any,
+        metric: str | Metric,
+        weight_bits: int = 8,
+    ) -> None:
+        self._graph = graph
+        self._editor = GraphEditor(graph.graph_def)
+        self._left_float = dict(left_float)
+        chains, _ = find_chains(graph, self._editor, left_float=self._left_float)
+        self.names = [chain.op for chain in chains]
+        self._tensors = tensors_to_observe(self._editor, chains)
+        self._function = _switchable(graph, chains, self._tensors, ranges, adjustments, weight_bits).as_function()
+        self._inputs, self._labels = inputs, labels
+        self._metric = top1_accuracy if isinstance(metric, str) else metric
+        self._exact = self._outputs(self.names)
+
+    def score(self, left_float: Collection[str]) -> Score:
+        """Returns the metric, and the distance from the float outputs, with these nodes float.
+
+        Raises:
+            ConfigError: The metric is no finite number.
+        """
+        outputs = self._outputs(left_float)
+        result = next(iter(outputs.values())) if len(outputs) == 1 else outputs
+        value = float(self._metric(self._labels, result))
+        if not np.isfinite(value):
+            raise ConfigError(
+                f"metric must be a finite number, where more is better. Received: {value} from {self._metric!r}. "
+                "Check it on the model's own outputs."
+            )
+        distances = [
+            np.linalg.norm(outputs[name] - exact) / max(float(np.linalg.norm(exact)), 1e-30)
+            for name, exact in self._exact.items()
+        ]
+        return Score(value=value, error=float(np.mean(distances)))
+
+    def _outputs(self, left_float: Collection[str]) -> dict[str, np.ndarray]:
+        reasons = self._left_float | dict.fromkeys(left_float, "tried")
+        chains, _ = find_chains(self._graph, self._editor, left_float=reasons)
+        # A tensor may have the name of the op that makes it, so the two have their own switches.
+        tensors, ops = set(tensors_with_ranges(self._editor, chains)), {chain.op for chain in chains}
+        switches = tf.constant([*(name in tensors for name in self._tensors), *(name in ops for name in self.names)])
+        parts = [self._function(**inputs, **{SWITCHES: switches}) for inputs in self._inputs]
+        return {name: np.concatenate([part[name].numpy() for part in parts]) for name in parts[0]}
+
+
+def top1_accuracy(labels: np.ndarray, outputs: Any) -> float:
+    """Returns the share of examples whose largest output is that of their class.
+
+    Args:
+        labels: Class numbers, or one-hot.
+        outputs: [examples, classes].
+    Raises:
+        ConfigError: The model is no classifier with one output, or the labels are no classes.
+    Example:
+        >>> top1_accuracy(np.array([1, 0]), np.array([[0.1, 0.9], [0.2, 0.8]]))
+        0.5
+    """
+    if not isinstance(outputs, np.ndarray) or outputs.ndim != 2 or outputs.shape[1] < 2:
+        received = "several outputs" if isinstance(outputs, Mapping) else f"an output of shape {outputs.shape}"
+        raise ConfigError(
+            f"metric='accuracy' is for classifiers with one output, [batch, classes]. Received: {received}. "
+            "Pass a function (labels, outputs) -> float as the metric."
+        )
+    flat = np.asarray(labels).reshape(len(labels), -1)
+    classes = flat.argmax(axis=1) if flat.shape[1] == outputs.shape[1] else flat[:, 0]
+    if flat.shape[1] not in (1, outputs.shape[1]) or not np.array_equal(classes, np.rint(classes)):
+        raise ConfigError(
+            f"Labels must be class numbers from 0, or one-hot. Received: such as {flat[0].tolist()}. "
+            "Pass a function (labels, outputs) -> float as the metric for others."
+        )
+    return float(np.mean(outputs.argmax(axis=1) == classes))
+
+
+def _switchable(
+    graph: FrozenGraph,
+    chains: Sequence[Chain],
+    tensors: Sequence[str],
+    ranges: Mapping[str, Range],
+    adjustments: Mapping[str, Adjustment],
+    weight_bits: int,
+) -> FrozenGraph:
+    """Returns the graph with a further input: whether each of the tensors, and each of the chains, is quantized."""
+    editor = GraphEditor(graph.graph_def)
+    count = len(tensors) + len(chains)
+    spec = tf.TensorSpec([count], tf.bool, name=editor.free_name(SWITCHES))
+    editor.add("Placeholder", spec.name, (), dtype=dtype_attr(tf.bool))
+    unpacked = editor.add(
+        "Unpack", f"{spec.name}/each", [spec.name], num=AttrValue(i=count), axis=AttrValue(i=0), T=dtype_attr(tf.bool)
+    )
+
+    def choose(position: int, quantized: str, exact: str) -> str:
+        switch = f"{unpacked}:{position}" if position else unpacked
+        return editor.add("SelectV2", f"{quantized}/chosen", [switch, quantized, exact], T=dtype_attr(tf.float32))
+
+    for position, tensor in enumerate(tensors):
+        span = ranges[tensor]
+        rounded = editor.add(
+            FAKE_QUANT,
+            f"{tensor.replace(':', '_')}/fake_quant",
+            [tensor],
+            min=AttrValue(f=span.low),
+            max=AttrValue(f=span.limit),
+            num_bits=AttrValue(i=8),
+            narrow_range=AttrValue(b=span.signed),
+        )
+        chosen = choose(position, rounded, tensor)
+        editor.redirect(tensor, chosen, keep=[rounded, chosen])
+    for position, chain in enumerate(chains, start=len(tensors)):
+        adjustment = adjustments.get(chain.op, Adjustment())
+        exact = editor.value(chain.weights)
+        own = exact if adjustment.weights is None else adjustment.weights
+        weights = _rounded(own, exact, editor.nodes[chain.op].op, steps_above_zero(weight_bits))
+        name = choose(position, editor.add_constant(f"{chain.op}/int8_weights", weights), chain.weights)
+        editor.set_inputs(chain.op, [editor.nodes[chain.op].input[0], name])
+        if adjustment.bias is not None and chain.bias is not None:
+            bias = editor.add_constant(f"{chain.op}/int8_bias", bias_of(editor, chain) + adjustment.bias)
+            editor.set_inputs(chain.nodes[1], [chain.op, choose(position, bias, chain.bias)])
+    inputs = {**graph.inputs, SWITCHES: spec}
+    placeholders = [each.name for each in inputs.values()]
+    return replace(graph, inputs=inputs, graph_def=editor.graph_def(graph.output_nodes, keep=placeholders))
+
+
+def _rounded(weights: np.ndarray, exact: np.ndarray, op: str, top: int) -> np.ndarray:
+    """Returns weights on the grid that annotation gives to the exact ones."""
+    axes = (0, 1, 3) if op == "DepthwiseConv2dNative" else tuple(range(weights.ndim - 1))
+    limits = np.abs(exact).max(axis=axes, keepdims=True).astype(np.float32)
+    scale = np.where(limits == 0, np.float32(1), limits) / np.float32(top)
+    return np.asarray(np.rint(weights / scale) * scale, np.float32)
