@@ -91,9 +91,8 @@ def test_an_interrupted_training_goes_on_as_if_nothing_had_been(tmp_path, settin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("accumulate", [1, 4])
-def test_replicas_go_on_each_with_its_own_statistics(tmp_path, two_replicas, accumulate):
-    settings = {"strategy": two_replicas, "accumulate": accumulate}
+def test_replicas_go_on_each_with_its_own_statistics(tmp_path, two_replicas):
+    settings = {"strategy": two_replicas}
     for step in (5, 16):
         interrupted(tmp_path, step, **settings)
     assert_same(train(tmp_path, **settings), undisturbed(**settings))
