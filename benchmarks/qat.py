@@ -6,8 +6,7 @@
 Trains each model in float, then exports it to a SavedModel four times: with weights of 8 and of 4 bits, quantized after
 training and after quantization-aware training with learned ranges. Accuracies are those of the int8 kernels in the
 SavedModel, on 360 digits held out. "float_trained_on" is the float model trained on for as long as the quantized ones
-are: what is owed to the longer training alone. Results go to benchmarks/results/qat.json. Takes MINUTES minutes on two
-cores.
+are: what is owed to the longer training alone. Results go to benchmarks/results/qat.json, model by model.
 """
 
 from __future__ import annotations
@@ -53,23 +52,22 @@ def main(options: Options) -> dict[str, Any]:
     epochs, more_epochs = (2, 2) if options.quick else (options.epochs, options.more_epochs)
     if options.quick:
         examples = examples.limit(360)
-    results = {
+    results: dict[str, Any] = {
         "what": f"accuracy on {len(examples.x_test)} digits held out, of float models and of int8 SavedModels",
         "epochs": epochs,
         "more_epochs": more_epochs,
         "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
-        "models": {
-            name: measure(build, examples, epochs, more_epochs)
-            for name, build in MODELS.items()
-            if options.only in (None, name)
-        },
+        "models": {},
     }
-    print(json.dumps(results, indent=2))
-    if not options.quick:
-        options.out.parent.mkdir(exist_ok=True)
-        write_text(options.out, json.dumps(results, indent=2) + "\n")
+    for name, build in MODELS.items():
+        if options.only in (None, name):
+            results["models"][name] = measure(build, examples, epochs, more_epochs)
+            print(name, json.dumps(results["models"][name]), flush=True)
+            if not options.quick:
+                options.out.parent.mkdir(exist_ok=True)
+                write_text(options.out, json.dumps(results, indent=2) + "\n")
     return results
 
 

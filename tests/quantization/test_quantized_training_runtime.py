@@ -55,7 +55,7 @@ def train(*, learned=False, batch_norm=False, callbacks=(), epochs=3, **settings
     tfopt.compile(model, decided, optimizer=keras.optimizers.Adam(3e-3), loss=loss)
     batches = decided.pipeline((X, Y)) if "checkpoint_dir" in settings else decided.pipeline((X, Y), training=False)
     history = model.fit(batches, epochs=epochs, verbose=0, callbacks=list(callbacks)).history
-    return model, history["loss"]
+    return model, history.get("loss")
 
 
 def limits(model):
