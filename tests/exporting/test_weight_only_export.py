@@ -239,3 +239,14 @@ def test_the_command_line_takes_the_same_precisions():
         ExportOptions.__dataclass_fields__["precision"].type.replace("'", '"')
         == "Literal[" + ", ".join(f'"{name}"' for name in get_args(Precision)) + "]"
     )
+
+
+def test_what_keras_quantized_stays_small(tmp_path):
+    """Folding its constants would decode them."""
+    model = keras.Sequential([keras.Input((256,), name="x"), layers.Dense(256), layers.Dense(256)])
+    model.quantize("int4")
+    x = GENERATOR.normal(size=(4, 256)).astype("float32")
+    artifact = export(model, tmp_path / "a", calibration_data=x)
+    assert artifact.bytes_on_disk < 256 * 256 * 2
+    outputs = tf.saved_model.load(artifact.path).signatures["serving_default"](x=tf.constant(x))["output_0"]
+    np.testing.assert_allclose(outputs, model.predict(x, verbose=0), atol=1e-5)

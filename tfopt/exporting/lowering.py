@@ -78,6 +78,8 @@ def _int8(model: QuantizedModel, config: ExportConfig, sample: Any) -> Lowered:
 def _float(model: str | Path | Any, config: ExportConfig) -> Lowered:
     source = freeze_tf_keras(model) if is_tf_keras(model) else freeze(model, fold=False)
     graph, report = fold_constants(source), None
+    if graph.graph_def.ByteSize() > 1.1 * source.graph_def.ByteSize():
+        graph = source  # it holds weights in few bits already, as of Keras' own int4, and folding decoded them
     if config.precision != "float32":
         graph, report = encode_weights(graph, config.precision, config.weight_only)
     return Lowered(

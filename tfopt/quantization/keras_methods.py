@@ -78,6 +78,8 @@ def quantize_with_keras(model: Any, config: Any, calibration_data: Any = None) -
     except (ValueError, TypeError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise UnsupportedModelError(f"Keras cannot quantize {model.name!r} by {config.mode}: {reason}") from error
+    if structure is not None:
+        config.quantization_layer_structure = None  # the layers keep the config, which is saved with them
     layers = [layer for layer in clone._flatten_layers() if layer.variables and not list(layer._layers)]
     report = PassReport(
         name=f"keras_{config.mode}",
