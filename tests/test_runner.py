@@ -372,7 +372,7 @@ def test_digits_cnn_runs_quickly(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_demo_reaches_what_it_promises(tmp_path):
-    """Accuracy on the held-out digits, zeros counted in the artifacts. benchmarks/recipes.py does it for every recipe."""
+    """Accuracy on the held-out digits, and zeros in the artifacts. benchmarks/recipes.py does it for every recipe."""
     result = run(dataclasses.replace(RECIPES["digits_cnn"], export_dir=str(tmp_path)), console=silent())
     assert result.ok
     float32, pruned, int8 = (result.receipts[each] for each in ("float32", "pruned", "int8"))
