@@ -102,7 +102,7 @@ def fit(model: keras.Model, examples: Any, epochs: int, learning_rate: float) ->
 
 def exported_accuracy(model: Any, examples: Any) -> float:
     with tempfile.TemporaryDirectory() as directory:
-        tfopt.export(model, f"{directory}/int8", tfopt.ExportConfig(precision="int8"))
+        tfopt.export(model, f"{directory}/int8", tfopt.ExportConfig(precision="int8", int8_nodes="all"))
         serve = tf.saved_model.load(f"{directory}/int8").signatures["serving_default"]
         (name,) = serve.structured_input_signature[1]
         (outputs,) = serve(**{name: tf.constant(examples.x_test)}).values()

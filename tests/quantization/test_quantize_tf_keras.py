@@ -35,7 +35,7 @@ trained.compile("adam", loss, metrics=["accuracy"])
 trained.fit(x, y, epochs=12, batch_size=16, verbose=0)
 assert all((a == b).all() for a, b in zip(before, model.get_weights()))
 
-artifact = tfopt.export(trained, sys.argv[1] + "/qat", tfopt.ExportConfig(precision="int8"))
+artifact = tfopt.export(trained, sys.argv[1] + "/qat", tfopt.ExportConfig(precision="int8", int8_nodes="all"))
 assert len(artifact.report.changed) == 5, artifact.report
 with SavedModelProcess(artifact.path) as process:
     kernels = process.loaded["kernels"]

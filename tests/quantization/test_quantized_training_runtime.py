@@ -102,7 +102,7 @@ def test_every_cell_trains_the_same_ranges_and_exports(cell, two_replicas, tmp_p
     np.testing.assert_allclose(losses, expected_losses, rtol=0.03 if half or averages_parts else 5e-3)
     assert losses[-1] < losses[0]
     assert not np.allclose(limits(model), limits(untrained()), rtol=1e-6)
-    artifact = tfopt.export(model, tmp_path / "int8", ExportConfig(precision="int8"))
+    artifact = tfopt.export(model, tmp_path / "int8", ExportConfig(precision="int8", int8_nodes="all"))
     assert len(artifact.report.changed) == 3
     serve = tf.saved_model.load(str(tmp_path / "int8")).signatures["serving_default"]
     found = next(iter(serve(image=tf.constant(X)).values())).numpy()
