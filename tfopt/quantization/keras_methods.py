@@ -23,7 +23,8 @@ class KerasQuantized:
     """A Keras model that Keras quantized.
 
     Attributes:
-        model: The quantized copy; it saves, loads and exports like any other.
+        model: The quantized copy, which exports like any other. (Keras 3.15 saves what its GPTQ and AWQ made to
+            `.keras`, and cannot load it again.)
         report: Each layer with weights: quantized how, or left as it was and why. Its metric "weight_bytes_ratio" is
             what the variables take, as a ratio of those of the model given.
     """
