@@ -475,7 +475,7 @@ def test_killed_at_any_moment(tmp_path):
     """The final name holds a whole artifact or nothing, and the next export clears what was left."""
     final = tmp_path / "a"
     found = 0
-    for delay in np.random.default_rng(0).uniform(0, 1.5, 9):
+    for delay in np.random.default_rng(0).uniform(0, 1.5, 5):
         process = subprocess.Popen(
             [sys.executable, "-c", EXPORTS_FOR_EVER, str(final)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
@@ -489,7 +489,7 @@ def test_killed_at_any_moment(tmp_path):
             for name, recorded in manifest_of(final)["files"].items():
                 assert hashlib.sha256((final / name).read_bytes()).hexdigest() == recorded["sha256"]
             assert freeze(final).predict(np.ones((2, 200)))["output_0"].shape == (2, 10)
-    assert found >= 6  # it may be gone between two renames
+    assert found >= 3  # it may be gone between two renames
     export(small(), final)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert verify(final, seconds=0.01).ok
