@@ -41,7 +41,7 @@ class SavedModelProcess:
     Attributes:
         path: The SavedModel's directory.
         signature: The signature that is called.
-        loaded: What the process reported after loading: inputs, outputs, kernels, weights, zeros, versions.
+        loaded: What the process reported after loading: inputs, outputs, kernels, versions.
     """
 
     def __init__(self, path: str | Path, signature: str = "serving_default") -> None:
@@ -77,6 +77,10 @@ class SavedModelProcess:
         self._process.communicate()
         self._log.close()
         self._directory.cleanup()
+
+    def count_weights(self) -> dict[str, int]:
+        """Returns how many weights feed its products and convolutions, and how many "zeros" are among them."""
+        return dict(self._ask(do="count"))
 
     def predict(self, inputs: Mapping[str, np.ndarray], batch_size: int = 32) -> dict[str, np.ndarray]:
         """Returns the outputs by name for all the examples."""

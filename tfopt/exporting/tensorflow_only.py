@@ -46,6 +46,8 @@ class Runner:
         if signature not in signatures:
             raise ValueError(f"it has no signature {signature!r}, only {', '.join(map(repr, signatures))}")
         self.serve = signatures[signature]
+        # Every signature has the same weights, and XLA's would hide them.
+        self.default = signatures.get("serving_default", self.serve)
         outputs = self.serve.structured_outputs
         return {
             "inputs": {name: describe(spec) for name, spec in self.serve.structured_input_signature[1].items()},
@@ -54,9 +56,10 @@ class Runner:
             "devices": [device.device_type for device in tf.config.list_physical_devices()],
             "imported": [name for name in BLOCKED if sys.modules.get(name) is not None],
             "kernels": count_kernels(self.serve),
-            # Every signature has the same weights, and XLA's would hide them.
-            **count_weights(signatures.get("serving_default", self.serve)),
         }
+
+    def count(self) -> dict[str, int]:
+        return count_weights(self.default)
 
     def predict(self, inputs: str, outputs: str, batch_size: int) -> dict[str, Any]:
         with np.load(inputs) as arrays:

@@ -92,6 +92,7 @@ def verify_together(
         examples = None if data is None else labelled_examples(data, first.loaded["inputs"])
         classes = {path: examples.predict(process) for path, process in processes.items()} if examples else {}
         checked = {path: _check(processes[path], manifest) for path, manifest in manifests.items()}
+        counted = {path: processes[path].count_weights() for path in manifests}
         timed = _one_batch(next(iter(manifests.values())), batch_size)
         milliseconds = dict(zip(processes, alternate(list(processes.values()), timed, seconds), strict=True))
     calls = {path: np.concatenate(rounds) for path, rounds in milliseconds.items()}
@@ -120,8 +121,8 @@ def verify_together(
                 baseline_accuracy=float(np.mean(classes[other] == examples.classes)) if examples and other else None,
                 bytes_on_disk=sum(file.stat().st_size for file in _files(path)),
                 gzip_bytes=_gzip_bytes(path),
-                weight_count=loaded["weights"],
-                zero_count=loaded["zeros"],
+                weight_count=counted[path]["weights"],
+                zero_count=counted[path]["zeros"],
                 batch_size=len(next(iter(timed.values()))),
                 latency_ms_median=medians[path],
                 latency_ms_p99=float(np.percentile(calls[path], 99)),
