@@ -81,7 +81,7 @@ WRONG = {
     "export unbuilt.keras out": ["built", "'sequential"],
     "export nowhere out": ["nowhere", "saved_model.pb"],
     "export built.keras out --precision int8": ["calibration_data", "None"],
-    "export built.keras out --precision int4": ["'int4'", "int8"],
+    "export built.keras out --precision int4": ["'int4'", "int4_weight_only"],
     "export built.keras tiny.toml/x": ["tiny.toml/x", "writable"],
     "export built.keras . ": ["holds something else"],
     "export built.keras out --precision int8 --calibration-data nowhere.npy": ["nowhere.npy"],
@@ -132,7 +132,8 @@ def test_run_export_verify(workplace, capsys):
 
     np.save("x.npy", np.random.default_rng(0).random((50, 8), dtype=np.float32))
     np.savez("test.npz", x=np.zeros((6, 8), np.float32), y=np.zeros(6, np.int64))
-    words = ["artifacts/pruned", "int8", "--precision", "int8", "--calibration-data", "x.npy", "--json"]
+    words = ["artifacts/pruned", "int8", "--precision", "int8", "--int8-nodes", "all", "--json"]
+    words += ["--calibration-data", "x.npy"]
     budget = ["--evaluation-data", "test.npz", "--quantization.max-accuracy-drop", "0.5"]
     assert main(["export", *words, *budget, "--calibration-examples", "40"]) == 0
     exported = json.loads(capsys.readouterr().out)

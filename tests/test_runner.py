@@ -156,6 +156,7 @@ def test_without_pruning_int8_is_compared_with_float32(tmp_path):
     assert [phase.name for phase in result.report.phases] == ["train"]
 
 
+@pytest.mark.slow
 def test_quantization_while_training_is_a_phase_of_its_own(tmp_path):
     quantization = QuantizationConfig(training=True, learned_ranges=True, epochs=2, learning_rate=1e-3)
     console = silent()

@@ -168,10 +168,10 @@ def export_command(words: list[str]) -> int:
     data = None if options.calibration_data is None else load_examples(options.calibration_data, training=True)
     held_out = None if options.evaluation_data is None else load_examples(options.evaluation_data, training=False)
     baseline = options.baseline
-    if baseline is None and options.config.precision != "float32" and Path(options.source, MARK).is_file():
+    if baseline is None and options.precision != "float32" and Path(options.source, MARK).is_file():
         baseline = options.source
     artifact = export(
-        options.source, options.out, options.config, calibration_data=data, evaluation_data=held_out, baseline=baseline
+        options.source, options.out, options, calibration_data=data, evaluation_data=held_out, baseline=baseline
     )
     if options.json:
         return _print_json(artifact.to_dict())

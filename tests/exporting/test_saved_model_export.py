@@ -245,6 +245,7 @@ def test_from_a_keras_file_and_from_its_own_artifact(tmp_path):
     np.testing.assert_allclose(outputs, expected, atol=0.05 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_a_loop_survives(tmp_path):
     keras.config.set_dtype_policy("mixed_float16")
     try:

@@ -20,7 +20,9 @@ def test_float64_stays_float64(precision, tmp_path):
     serve = tf.function(lambda x: {"y": tf.cast(tf.nn.relu(x @ wide), tf.float32) @ narrow})
     function = serve.get_concrete_function(tf.TensorSpec([None, 64], tf.float64, "x"))
     tf.saved_model.save(tf.Module(), str(tmp_path / "source"), signatures=function)
-    artifact = export(tmp_path / "source", tmp_path / "a", ExportConfig(precision=precision), calibration_data=x)
+    artifact = export(
+        tmp_path / "source", tmp_path / "a", ExportConfig(precision=precision, int8_nodes="all"), calibration_data=x
+    )
     with SavedModelProcess(artifact.path) as process:
         outputs = process.predict({"x": x})["y"]
         kernels = process.loaded["kernels"]
@@ -42,7 +44,12 @@ def test_float64_alone_is_exported_as_it_is(tmp_path):
     tf.saved_model.save(tf.Module(), str(tmp_path / "source"), signatures=function)
     for precision in ("int8", "int4_weight_only"):
         with pytest.warns(TfoptWarning, match="changed nothing"):
-            export(tmp_path / "source", tmp_path / precision, ExportConfig(precision=precision), calibration_data=x)
+            export(
+                tmp_path / "source",
+                tmp_path / precision,
+                ExportConfig(precision=precision, int8_nodes="all"),
+                calibration_data=x,
+            )
         outputs = tf.saved_model.load(str(tmp_path / precision)).signatures
         np.testing.assert_allclose(outputs["serving_default"](x=tf.constant(x))["y"], x @ weights, rtol=1e-12)
 
@@ -62,7 +69,7 @@ def test_images_of_any_size(precision, tmp_path):
     artifact = export(
         model,
         tmp_path / "a",
-        ExportConfig(precision=precision),
+        ExportConfig(precision=precision, int8_nodes="all"),
         calibration_data=GENERATOR.random((8, 20, 24, 3), dtype="float32"),
     )
     with SavedModelProcess(artifact.path) as process:

@@ -119,8 +119,15 @@ def test_before_training_it_computes_what_post_training_quantization_computes():
     assert np.abs(found - expected).max() < 0.02 * span
 
 
-@pytest.mark.parametrize("settings", WAYS)
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("residual", WAYS[0]),
+        pytest.param("residual", WAYS[2], marks=pytest.mark.slow),
+        pytest.param("branches", WAYS[1], marks=pytest.mark.slow),
+    ],
+    ids=["residual", "residual, int4", "branches, learned"],
+)
 def test_the_folded_annotated_graph_and_the_artifact_compute_what_was_trained(trained, tmp_path, name, settings):
     model = trained(name, **settings)
     expected = model.predict(X, verbose=0)
@@ -272,6 +279,7 @@ def test_a_saved_model_loads_in_a_fresh_process_with_tfopt_alone_bit_for_bit(tra
     assert json.loads((tmp_path / "int8" / "manifest.json").read_text())["precision"] == "int8"
 
 
+@pytest.mark.slow
 def test_pruned_weights_stay_exactly_zero_into_the_artifact(tmp_path):
     model = residual()
     prune(model, PruningConfig(target_sparsity=0.75))

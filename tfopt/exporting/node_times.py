@@ -32,9 +32,9 @@ class TimedGraph:
     Example:
         >>> import keras
         >>> from tfopt.graph import freeze
-        >>> graph = freeze(keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="head")]))
+        >>> graph = freeze(keras.Sequential([keras.Input((4,), name="x"), keras.layers.Dense(2, name="head")]))
         >>> with TimedGraph(graph) as timed:
-        ...     times = timed.node_times({"keras_tensor": np.zeros((1, 4), "float32")}, rounds=2)
+        ...     times = timed.node_times({"x": np.zeros((1, 4), "float32")}, rounds=2)
         >>> any("head" in name and ms >= 0 for name, ms in times.items())
         True
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
@@ -11,15 +11,13 @@ from tfopt.exporting.config import ExportConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportOptions:
+class ExportOptions(ExportConfig):
     """Writes a model as a SavedModel that needs only TensorFlow."""
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="IN")]
     """A .keras file or the directory of a SavedModel."""
     out: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="OUT")]
     """Where the artifact goes; an earlier artifact there is replaced."""
-    config: Annotated[ExportConfig, tyro.conf.arg(name="")] = field(default_factory=ExportConfig)
-    """What to write."""
     calibration_data: str | None = None
     """A .npy file of inputs, a .npz file with an array x, or the name of a data source."""
     evaluation_data: str | None = None
