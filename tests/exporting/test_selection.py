@@ -13,6 +13,7 @@ from tfopt.exporting import ExportConfig, export
 from tfopt.exporting.minimum_cut import SINK, SOURCE, FlowNetwork
 from tfopt.exporting.selection import select_int8
 from tfopt.exporting.time_table import feeds_of
+from tfopt.hardware import detect
 from tfopt.quantization import quantize
 
 X = np.random.default_rng(0).normal(size=(16, 8, 8, 4)).astype("float32")
@@ -126,6 +127,9 @@ def large():
     return keras.Model(inputs, layers.GlobalAveragePooling2D()(x))
 
 
+@pytest.mark.skipif(
+    not {"avx512_vnni", "avx_vnni"} & set(detect().cpu_features), reason="int8 is only faster with VNNI instructions"
+)
 def test_by_the_clock_large_convolutions_are_int8_and_the_times_are_stored(tmp_path):
     x = np.random.default_rng(0).normal(size=(4, 32, 32, 64)).astype("float32")
     times = tmp_path / "times.json"
