@@ -194,7 +194,7 @@ def test_excluding_and_quantizing_in_two_steps(tmp_path):
         ExportConfig(precision="int8", int8_nodes="all", quantization=config),
         calibration_data=X,
     )
-    other = export(quantize(model, config, calibration_data=X), tmp_path / "other")
+    other = export(quantize(model, config, calibration_data=X), tmp_path / "other", INT8)
     assert other.precision == "int8"
     for artifact in (one, other):
         with SavedModelProcess(artifact.path) as process:
