@@ -160,7 +160,7 @@ def test_the_int8_benchmark_compares_and_times_and_says_what_it_could_not_run(tm
     assert tuple(tiny["bytes_on_disk"]) == runtimes
     assert sum(tiny["tfopt_int8_nodes"].values()) == 3  # in int8 or in float32, as the clock had it
     assert tiny["against_float"]["tfopt_float32"]["relative_error"] < 1e-4
-    assert 0 < tiny["against_float"]["tfopt_int8"]["relative_error"] < 0.05
+    assert tiny["against_float"]["tfopt_int8"]["relative_error"] < 0.05
     (latency,) = tiny["latency"]
     assert min(latency["calls"].values()) >= 6
     assert latency["speed_against_keras_export"]["keras_export"] == 1

@@ -34,9 +34,9 @@ def model():
 @pytest.fixture(scope="module")
 def artifacts(model, tmp_path_factory):
     root = tmp_path_factory.mktemp("signatures")
-    config = ExportConfig(precision="int8", float_fallback=True, xla_signature=True)
+    config = ExportConfig(precision="int8", int8_nodes="all", float_fallback=True, xla_signature=True)
     export(model, root / "all", config, calibration_data=X)
-    export(model, root / "int8", ExportConfig(precision="int8"), calibration_data=X)
+    export(model, root / "int8", ExportConfig(precision="int8", int8_nodes="all"), calibration_data=X)
     return root
 
 
@@ -100,7 +100,7 @@ def _load_with_a_string_op_in_the_compiled_part(root):
 
 
 def test_without_the_kernels_the_float_signature_serves(model, tmp_path):
-    config = ExportConfig(precision="int8", float_fallback=True)
+    config = ExportConfig(precision="int8", int8_nodes="all", float_fallback=True)
     artifact = without_kernels(tmp_path / "a") if export(model, tmp_path / "a", config, calibration_data=X) else None
     receipt = verify(artifact, seconds=0.01)
     assert receipt.ok
@@ -111,7 +111,7 @@ def test_without_the_kernels_the_float_signature_serves(model, tmp_path):
 
 
 def test_without_the_kernels_and_the_float_signature_the_error_names_them(model, tmp_path):
-    export(model, tmp_path / "a", ExportConfig(precision="int8"), calibration_data=X)
+    export(model, tmp_path / "a", ExportConfig(precision="int8", int8_nodes="all"), calibration_data=X)
     with pytest.raises(ArtifactError, match=r"oneDNN.*without _FusedQuantizedConv2D.*float_fallback=True"):
         verify(without_kernels(tmp_path / "a"), seconds=0.01)
 
