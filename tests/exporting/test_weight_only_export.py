@@ -32,8 +32,8 @@ def images():
             layers.DepthwiseConv2D(3, depth_multiplier=2),
             layers.Conv2DTranspose(7, 3),
             layers.Flatten(),
-            layers.Dense(33, activation="relu"),
-            layers.Dense(5, name="head"),
+            layers.Dense(33, activation="relu", name="hidden"),
+            layers.Dense(5),
         ],
         name="images",
     )
@@ -188,7 +188,7 @@ def test_rows_of_a_table_are_never_decoded_as_a_whole(words):
 
 
 def test_what_stays_float32_is_listed(images):
-    config = WeightOnlyConfig(exclude=("*/head/*",), minimum_size=200)
+    config = WeightOnlyConfig(exclude=("*/hidden/*",), minimum_size=200)
     _, report = encode_weights(freeze(images), "int8_weight_only", config)
     assert [skip.reason for skip in report.skipped] == ["excluded by the configuration"]
     with pytest.raises(ConfigError, match="matches none"):
