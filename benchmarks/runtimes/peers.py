@@ -6,9 +6,8 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tfopt.exporting import SavedModelProcess
 
@@ -83,16 +82,8 @@ class PeerProcess(SavedModelProcess):
         super().__init__(path)
         self.runtime, self.python, self.threads = runtime, python, threads
 
-    def __enter__(self) -> Self:
-        self._directory = tempfile.TemporaryDirectory(prefix="tfopt-")
-        self._log = Path(self._directory.name, "stderr").open("wb")
-        words, settings = worker(self.runtime, self.python)
-        self._process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, **settings
-        )
-        try:
-            self.loaded = self._ask(do="load", path=str(self.path.absolute()), threads=self.threads)
-        except BaseException:
-            self.close()
-            raise
-        return self
+    def _command(self) -> tuple[list[str], dict[str, Any]]:
+        return worker(self.runtime, self.python)
+
+    def _options(self) -> dict[str, Any]:
+        return {"threads": self.threads}

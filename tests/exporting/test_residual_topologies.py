@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import residual_topologies
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(residual_topologies.__file__)
 NAMES = [topology.__name__ for topology in residual_topologies.TOPOLOGIES]
 # Fusing is the point where it is safe: a rule that fused nothing would pass every comparison.

@@ -134,6 +134,7 @@ def test_sizes(tmp_path):
     assert export(model, tmp_path / "int8", INT8, calibration_data=x).bytes_on_disk <= 0.35 * weight_bytes(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "limit"), [("float32", 1.1), ("int8", 0.35)])
 def test_weights_used_twice_are_stored_once(precision, limit, tmp_path):
     backbone = big()
@@ -206,6 +207,7 @@ def test_excluding_and_quantizing_in_two_steps(tmp_path):
         np.testing.assert_allclose(outputs, expected, atol=0.03 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_custom_gradients_do_not_hinder(precision, tmp_path):
     """Swish has one, in the graph and in the body of a loop."""
@@ -230,6 +232,7 @@ def test_nothing_to_quantize_is_exported_as_float_with_a_warning(tmp_path):
         np.testing.assert_allclose(process.predict({"image": X})["output_0"], model.predict(X, verbose=0), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_from_a_keras_file_and_from_its_own_artifact(tmp_path):
     model = small()
     model.save(tmp_path / "model.keras")

@@ -127,6 +127,7 @@ def large():
     return keras.Model(inputs, layers.GlobalAveragePooling2D()(x))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not {"avx512_vnni", "avx_vnni"} & set(detect().cpu_features), reason="int8 is only faster with VNNI instructions"
 )

@@ -99,6 +99,7 @@ def _load_with_a_string_op_in_the_compiled_part(root):
     tf.saved_model.load(str(root / "xla")).signatures["serving_default"](x=tf.ones([2]))
 
 
+@pytest.mark.slow
 def test_without_the_kernels_the_float_signature_serves(model, tmp_path):
     config = ExportConfig(precision="int8", int8_nodes="all", float_fallback=True)
     artifact = without_kernels(tmp_path / "a") if export(model, tmp_path / "a", config, calibration_data=X) else None

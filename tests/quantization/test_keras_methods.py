@@ -47,7 +47,9 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("method", [pytest.param(name, marks=[pytest.mark.slow] * (name == "awq")) for name in CONFIGS])
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("gptq", "awq"))) for name in CONFIGS]
+)
 def test_a_copy_is_quantized(method, model, tmp_path):
     before = [value.copy() for value in model.get_weights()]
     expected = model.predict(TOKENS, verbose=0)

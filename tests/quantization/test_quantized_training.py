@@ -258,9 +258,8 @@ def test_shared_layers_stay_shared_and_have_a_range_for_each_call():
     )
 
 
-@pytest.mark.parametrize(
-    "settings", [WAYS[1], *(pytest.param(way, marks=pytest.mark.slow) for way in (WAYS[0], WAYS[2]))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", WAYS)
 def test_a_saved_model_loads_in_a_fresh_process_with_tfopt_alone_bit_for_bit(trained, tmp_path, settings):
     model = trained("residual", **settings)
     model.save(tmp_path / "model.keras")

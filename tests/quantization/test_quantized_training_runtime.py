@@ -118,7 +118,8 @@ def test_replicas_average_their_ranges_and_hold_the_same(two_replicas):
             assert one == other
 
 
-@pytest.mark.parametrize("learned", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("learned", [False, True])
 def test_an_interrupted_training_resumes_with_its_ranges_bit_for_bit(learned, tmp_path):
     settings = {"learned": learned, "batch_norm": True, "checkpoint_every": 2}
     undisturbed, losses = train(checkpoint_dir=str(tmp_path / "one"), **settings)

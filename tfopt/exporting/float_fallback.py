@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import dtype_attr
-from tfopt.quantization.chains import FAKE_QUANT, FAKE_QUANT_WEIGHTS
+from tfopt.quantization.chains import FAKE_QUANT, FAKE_QUANT_WEIGHTS, int8_weights
 
 
 def float_fallback(annotated: FrozenGraph) -> FrozenGraph:
@@ -34,23 +34,20 @@ def float_fallback(annotated: FrozenGraph) -> FrozenGraph:
             }
         elif node.op == FAKE_QUANT_WEIGHTS:
             editor.redirect(name, _decode(editor, node))
-    result = replace(annotated, outputs=outputs)
-    placeholders = [spec.name for spec in result.inputs.values()]
-    return replace(result, graph_def=editor.graph_def(result.output_nodes, keep=placeholders))
+    return replace(annotated, outputs=outputs).edited(editor)
 
 
 def _decode(editor: GraphEditor, node: Any) -> str:
     """Adds int8 weights as the int8 lowering stores them, and what makes float32 of them."""
-    values, high = editor.value(node.input[0]), editor.value(node.input[2])
-    scales = (high / 127).astype(np.float32)
-    steps = np.clip(np.rint(values / (high / 127)), -127, 127).astype(np.int8)
+    steps, high = int8_weights(editor, node)
+    scales, sizes = (high / 127).astype(np.float32), np.asarray(steps.shape, np.int32)
     if any(editor.nodes[reader].op == "Reshape" for reader in editor.consumers[node.name]):
         steps = steps[..., None]  # of a depthwise convolution
     int8, float32 = dtype_attr(tf.int8), dtype_attr(tf.float32)
     stored = editor.add_constant(f"{node.name}/int8", steps, tf.qint8)
     plain = editor.add("Bitcast", f"{node.name}/plain", [stored], T=dtype_attr(tf.qint8), type=int8)
     cast = editor.add("Cast", f"{node.name}/cast", [plain], SrcT=int8, DstT=float32)
-    shape = editor.add_constant(f"{node.name}/shape", np.asarray(values.shape, np.int32))
+    shape = editor.add_constant(f"{node.name}/shape", sizes)
     shaped = editor.add("Reshape", f"{node.name}/shaped", [cast, shape], T=float32, Tshape=dtype_attr(tf.int32))
     return editor.add(
         "Mul", f"{node.name}/decoded", [shaped, editor.add_constant(f"{node.name}/scales", scales)], T=float32

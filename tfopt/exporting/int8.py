@@ -33,7 +33,7 @@ from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import AttrValue, attribute, copy_attributes, dtype_attr, producer, strings, text, types
 from tfopt.graph.fold import CONVOLUTIONS
 from tfopt.quantization.activations import NON_NEGATIVE
-from tfopt.quantization.chains import FAKE_QUANT, PASS_THROUGH, Chain, find_chains, weights_quantizer
+from tfopt.quantization.chains import FAKE_QUANT, PASS_THROUGH, Chain, find_chains, int8_weights, weights_quantizer
 from tfopt.quantization.observers import Range
 
 OFFSET = 128
@@ -98,8 +98,7 @@ class _Lowering:
         self.editor.share_constants()
         outputs = {key: (self.replaced.get(tensor, tensor), spec) for key, (tensor, spec) in self.graph.outputs.items()}
         lowered = replace(self.graph, outputs=outputs)
-        placeholders = [spec.name for spec in lowered.inputs.values()]
-        return replace(lowered, graph_def=self.editor.graph_def(lowered.output_nodes, keep=placeholders))
+        return lowered.edited(self.editor)
 
     def _convolution(self, chain: Chain, entering: Quantized) -> None:
         node = self.editor.nodes[chain.op]
@@ -272,9 +271,7 @@ class _Lowering:
 
     def _weights(self, chain: Chain) -> tuple[str, str, str]:
         """Adds the int8 weights and their per-channel ranges."""
-        source = self._weights_quantizer(chain)
-        values, high = self.editor.value(source.input[0]), self.editor.value(source.input[2])
-        steps = np.clip(np.rint(values / (high / 127)), -127, 127).astype(np.int8)
+        steps, high = int8_weights(self.editor, self._weights_quantizer(chain))
         if self.editor.nodes[chain.op].op == "DepthwiseConv2dNative":
             steps = steps[..., None]
         return (

@@ -51,17 +51,17 @@ class SavedModelProcess:
     def __enter__(self) -> Self:
         self._directory = tempfile.TemporaryDirectory(prefix="tfopt-")
         self._log = Path(self._directory.name, "stderr").open("wb")
-        # -I: neither the working directory nor PYTHONPATH can slip another module in.
+        words, settings = self._command()
         self._process = subprocess.Popen(
-            [sys.executable, "-I", str(SCRIPT)],
+            words,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,  # a pipe that nobody reads would fill up and stop the process
             text=True,
-            env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ},
+            **settings,
         )
         try:
-            self.loaded = self._ask(do="load", path=str(self.path.absolute()), signature=self.signature)
+            self.loaded = self._ask(do="load", path=str(self.path.absolute()), **self._options())
         except BaseException:
             self.close()
             raise
@@ -71,6 +71,15 @@ class SavedModelProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _command(self) -> tuple[list[str], dict[str, Any]]:
+        """Returns what to start, and how. Another runtime has its own command, which answers to the same requests."""
+        # -I: neither the working directory nor PYTHONPATH can slip another module in.
+        return [sys.executable, "-I", str(SCRIPT)], {"env": {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}}
+
+    def _options(self) -> dict[str, Any]:
+        """Returns what to load with, beside the path."""
+        return {"signature": self.signature}
 
     def close(self) -> None:
         self._process.kill()

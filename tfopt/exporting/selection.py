@@ -43,7 +43,7 @@ def select_int8(quantized: QuantizedModel, feeds: Feeds, stored: Path | None = N
     """Returns the model with those nodes quantized that make it faster, and the figures in its report.
 
     Args:
-        quantized: The model, everything quantized that can be.
+        quantized: The model, everything quantized that can be, at least one node.
         feeds: Inputs by name for each batch size. Each size counts alike.
         stored: A JSON file with a TimeTable. If it exists, nothing is timed here; else what is timed is written to it.
     Raises:
@@ -52,8 +52,6 @@ def select_int8(quantized: QuantizedModel, feeds: Feeds, stored: Path | None = N
     editor = GraphEditor(quantized.float_graph.graph_def)
     left = {skip.name: skip.reason for skip in quantized.report.skipped}
     chains, _ = find_chains(quantized.float_graph, editor, left_float=left)
-    if not chains:
-        return quantized
     known = stored is not None and stored.exists()
     table = read_table(stored, chains, feeds) if stored and known else measure(quantized, editor, chains, feeds)
     if stored and not known:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from tfopt.errors import ConfigError
 from tfopt.exporting.decoding import Decoder
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import attribute
-from tfopt.quantization.chains import matches
+from tfopt.quantization.chains import check_exclude, matches
 from tfopt.quantization.weight_only import WeightOnlyConfig, quantize_matrix
 from tfopt.report import Change, PassReport, Skip
 
@@ -44,12 +43,7 @@ def encode_weights(graph: FrozenGraph, precision: str, config: WeightOnlyConfig)
         ConfigError: `config.exclude` names no node.
     """
     editor = GraphEditor(graph.graph_def)
-    unmatched = [pattern for pattern in config.exclude if not any(matches(name, (pattern,)) for name in editor.nodes)]
-    if unmatched:
-        raise ConfigError(
-            f"exclude must name nodes of the graph. Received: exclude={config.exclude}, where {unmatched[0]!r} matches "
-            "none. The report of a run without it lists the names."
-        )
+    check_exclude(config.exclude, editor.nodes)
     changed, skipped, encoded = [], [], []
     for name in [name for name, node in editor.nodes.items() if node.op == "Const"]:
         kind = _kind_of_reader(editor, name)
@@ -71,8 +65,7 @@ def encode_weights(graph: FrozenGraph, precision: str, config: WeightOnlyConfig)
         changed.append(Change(name=name, kind=kind, detail=f"{stored.detail}, {weights.shape}"))
     report = PassReport(name=precision, changed=changed, skipped=skipped, metrics=_metrics(encoded))
     report.warn_if_unchanged()
-    placeholders = [spec.name for spec in graph.inputs.values()]
-    return replace(graph, graph_def=editor.graph_def(graph.output_nodes, keep=placeholders)), report
+    return graph.edited(editor), report
 
 
 @dataclass(frozen=True, kw_only=True)

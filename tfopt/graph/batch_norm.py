@@ -37,8 +37,7 @@ def unfuse_batch_norm(graph: FrozenGraph) -> FrozenGraph:
         editor.redirect(name, result)
         outputs = {key: (result if tensor == name else tensor, spec) for key, (tensor, spec) in outputs.items()}
     changed = replace(graph, outputs=outputs)
-    placeholders = [spec.name for spec in changed.inputs.values()]
-    return replace(changed, graph_def=editor.graph_def(changed.output_nodes, keep=placeholders))
+    return changed.edited(editor)
 
 
 def _constant(editor: GraphEditor, tensor: str) -> np.ndarray | None:

@@ -12,7 +12,6 @@ Likewise `Pad` with zeros before a VALID convolution is that convolution's own p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,10 +36,9 @@ def fold_constants(graph: FrozenGraph) -> FrozenGraph:
     editor = GraphEditor(graph.graph_def)
     _evaluate_constants(editor, graph)
     _skip_identities(editor, graph.output_nodes)
-    placeholders = [spec.name for spec in graph.inputs.values()]
 
     def infer() -> dict[str, tf.TensorShape]:
-        return replace(graph, graph_def=editor.graph_def(graph.output_nodes, keep=placeholders)).shapes()
+        return graph.edited(editor).shapes()
 
     unify_products(editor, infer, graph.output_nodes)
     shapes = infer()
@@ -51,7 +49,7 @@ def fold_constants(graph: FrozenGraph) -> FrozenGraph:
             if node.op in CONVOLUTIONS:
                 _fold_padding(editor, name, shapes)
     editor.share_constants()
-    return replace(graph, graph_def=editor.graph_def(graph.output_nodes, keep=placeholders))
+    return graph.edited(editor)
 
 
 def _evaluate_constants(editor: GraphEditor, graph: FrozenGraph) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tfopt.errors import ConfigError
+from tfopt.graph.edit import GraphEditor
 
 LARGE = 4096  # bytes; what shapes are computed from is smaller
 
@@ -35,6 +36,11 @@ class FrozenGraph:
     def output_nodes(self) -> frozenset[str]:
         """Names of the nodes whose values leave the graph."""
         return frozenset(tensor.split(":")[0] for tensor, _ in self.outputs.values())
+
+    def edited(self, editor: GraphEditor) -> FrozenGraph:
+        """Returns what an editor of this graph has made of it: what the outputs need, and all placeholders."""
+        placeholders = [spec.name for spec in self.inputs.values()]
+        return replace(self, graph_def=editor.graph_def(self.output_nodes, keep=placeholders))
 
     def shapes(self) -> dict[str, tf.TensorShape]:
         """Returns what TensorFlow infers of each tensor's shape, by tensor name."""

@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from tfopt.graph.edit import GraphEditor, NodeDef, attribute
 from tfopt.graph.frozen import FrozenGraph
+from tfopt.quantization.calibrate import in_pieces
 from tfopt.quantization.chains import Chain, pass_through_origin
 from tfopt.quantization.fake_quant import steps_above_zero
 from tfopt.quantization.observers import Range
@@ -38,7 +39,6 @@ ZETA, GAMMA = 1.1, -0.1  # the sigmoid is stretched to this and cut off, so that
 DESCENTS = 64  # single weights that are moved at the end, in each output
 ON_GRID = 0.01  # a weight so near to a step, in steps, is there already
 LARGEST = 8192  # weights per output; H has their square
-PIECE = 8
 LARGEST_READ = 2**26  # values that windows hold at once
 DEPTHWISE = "DepthwiseConv2dNative"
 
@@ -198,18 +198,15 @@ def _grams(
     spans = [ranges[pass_through_origin(editor, chain.input)] for chain in chains]
     totals: list[Any] = [0.0] * len(chains)
     rows = [0] * len(chains)
-    for batch in batches:
-        size = len(next(iter(batch.values())))
-        for start in range(0, size, PIECE):
-            values = function(**{name: value[start : start + PIECE] for name, value in batch.items()})
-            for index, (chain, span, value) in enumerate(zip(chains, spans, values, strict=True)):
-                quantized = tf.quantization.fake_quant_with_min_max_args(
-                    value, span.low, span.limit, num_bits=8, narrow_range=span.signed
-                )
-                for part in _parts(quantized, _inputs(editor, chain)):
-                    read = _read(editor.nodes[chain.op], part, editor.value(chain.weights).shape)
-                    rows[index] += len(read)
-                    totals[index] += tf.einsum("nkg,nlg->gkl", read, read).numpy().astype(np.float64)
+    for piece in in_pieces(batches):
+        for index, (chain, span, value) in enumerate(zip(chains, spans, function(**piece), strict=True)):
+            quantized = tf.quantization.fake_quant_with_min_max_args(
+                value, span.low, span.limit, num_bits=8, narrow_range=span.signed
+            )
+            for part in _parts(quantized, _inputs(editor, chain)):
+                read = _read(editor.nodes[chain.op], part, editor.value(chain.weights).shape)
+                rows[index] += len(read)
+                totals[index] += tf.einsum("nkg,nlg->gkl", read, read).numpy().astype(np.float64)
     return [total / count for total, count in zip(totals, rows, strict=True)]
 
 

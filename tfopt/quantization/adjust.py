@@ -51,8 +51,7 @@ def adjust(
             bias = editor.add_constant(f"{chain.op}/adjusted_bias", bias_of(editor, chain) + adjustment.bias)
             editor.set_inputs(chain.nodes[1], [chain.op, bias])
         adjusted.append(replace(chain, weights=weights, bias=bias))
-    placeholders = [spec.name for spec in graph.inputs.values()]
-    return replace(graph, graph_def=editor.graph_def(graph.output_nodes, keep=placeholders)), adjusted
+    return graph.edited(editor), adjusted
 
 
 def bias_of(editor: GraphEditor, chain: Chain) -> np.ndarray:
@@ -74,6 +73,5 @@ def with_biases(graph: FrozenGraph, chains: Sequence[Chain]) -> FrozenGraph:
             editor.redirect(chain.op, name, keep=[name])
             moved[chain.op] = name
     outputs = {key: (moved.get(tensor, tensor), spec) for key, (tensor, spec) in graph.outputs.items()}
-    placeholders = [spec.name for spec in graph.inputs.values()]
     biased = replace(graph, outputs=outputs)
-    return replace(biased, graph_def=editor.graph_def(biased.output_nodes, keep=placeholders))
+    return biased.edited(editor)

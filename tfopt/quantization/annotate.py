@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import tensorflow as tf
@@ -79,21 +78,24 @@ def annotate(
     """
     editor = GraphEditor(graph.graph_def)
     for tensor in tensors_with_ranges(editor, chains):
-        span = ranges[tensor]
-        name = editor.add(
-            FAKE_QUANT,
-            f"{tensor.replace(':', '_')}/fake_quant",
-            [tensor],
-            min=AttrValue(f=span.low),
-            max=AttrValue(f=span.limit),
-            num_bits=AttrValue(i=8),
-            narrow_range=AttrValue(b=span.signed),
-        )
+        name = add_fake_quant(editor, tensor, ranges[tensor])
         editor.redirect(tensor, name, keep=[name])
     for chain in chains:
         _annotate_weights(editor, chain, steps_above_zero(weight_bits), (steps or {}).get(chain.op))
-    placeholders = [spec.name for spec in graph.inputs.values()]
-    return replace(graph, graph_def=editor.graph_def(graph.output_nodes, keep=placeholders))
+    return graph.edited(editor)
+
+
+def add_fake_quant(editor: GraphEditor, tensor: str, span: Range) -> str:
+    """Adds the fake-quantization node of a tensor, which nothing reads yet, and returns its name."""
+    return editor.add(
+        FAKE_QUANT,
+        f"{tensor.replace(':', '_')}/fake_quant",
+        [tensor],
+        min=AttrValue(f=span.low),
+        max=AttrValue(f=span.limit),
+        num_bits=AttrValue(i=8),
+        narrow_range=AttrValue(b=span.signed),
+    )
 
 
 def channels_last(weights: np.ndarray, op: str) -> np.ndarray:

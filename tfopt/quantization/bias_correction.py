@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfopt.graph.edit import AttrValue, GraphEditor, NodeDef, dtype_attr, producer
 from tfopt.graph.frozen import FrozenGraph
+from tfopt.quantization.calibrate import in_pieces, length
 from tfopt.quantization.chains import Chain
 
 FLOAT = "float_reference"
@@ -38,14 +39,11 @@ def correct_biases(
     both, corrections = _side_by_side(graph, annotated, chains)
     function = both.as_function(fetch=list(corrections.values()))
     totals, examples = {name: np.zeros(()) for name in corrections}, 0
-    for batch in batches:
-        size = len(next(iter(batch.values())))
-        for start in range(0, size, PIECE):
-            piece = {name: value[start : start + PIECE] for name, value in batch.items()}
-            count = len(next(iter(piece.values())))
-            examples += count
-            for name, value in zip(corrections, function(**piece), strict=True):
-                totals[name] = totals[name] + count * value.numpy().astype(np.float64)
+    for piece in in_pieces(batches, PIECE):
+        count = length(piece)
+        examples += count
+        for name, value in zip(corrections, function(**piece), strict=True):
+            totals[name] = totals[name] + count * value.numpy().astype(np.float64)
     return {name: (total / examples).astype(np.float32) for name, total in totals.items()}
 
 

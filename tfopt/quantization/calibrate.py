@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,26 +53,35 @@ def calibrate(graph: FrozenGraph, tensors: Sequence[str], data: Any, config: Qua
     _check_given(data)
     observers = {tensor: make_observer(config) for tensor in tensors}
     function = graph.as_function(fetch=tensors)
+    batches = iterate_batches(data, config.calibration_examples, inputs=len(graph.inputs))
     examples = 0
-    for inputs, _ in iterate_batches(data, config.calibration_examples, inputs=len(graph.inputs)):
-        fed = graph.feed(inputs)
-        size = len(next(iter(fed.values())))
-        examples += size
-        for start in range(0, size, PIECE):
-            values = function(**{name: value[start : start + PIECE] for name, value in fed.items()})
-            for (tensor, observer), value in zip(observers.items(), values, strict=True):
-                array = value.numpy()
-                if not np.isfinite(array).all():
-                    raise ConfigError(
-                        "calibration_data must keep every activation finite. "
-                        f"Received: NaN or infinity in tensor {tensor!r}, shape {array.shape}, among examples "
-                        f"{examples - size + start} to {examples - size + start + len(array) - 1}. "
-                        "Remove these examples or normalise the inputs."
-                    )
-                observer.update(array)
+    for piece in in_pieces(graph.feed(inputs) for inputs, _ in batches):
+        values = function(**piece)
+        for (tensor, observer), value in zip(observers.items(), values, strict=True):
+            array = value.numpy()
+            if not np.isfinite(array).all():
+                raise ConfigError(
+                    "calibration_data must keep every activation finite. "
+                    f"Received: NaN or infinity in tensor {tensor!r}, shape {array.shape}, among examples "
+                    f"{examples} to {examples + length(piece) - 1}. Remove these examples or normalise the inputs."
+                )
+            observer.update(array)
+        examples += length(piece)
     if not examples:
         raise ConfigError("calibration_data must hold at least one example. Received: none (or an iterator used up).")
     return {tensor: observer.range() for tensor, observer in observers.items()}
+
+
+def in_pieces(batches: Iterable[Mapping[str, Any]], size: int = PIECE) -> Iterator[dict[str, Any]]:
+    """Yields batches of inputs by name again, none of more than so many examples."""
+    for batch in batches:
+        for start in range(0, length(batch), size):
+            yield {name: value[start : start + size] for name, value in batch.items()}
+
+
+def length(batch: Mapping[str, Any]) -> int:
+    """Returns the number of examples in a batch of inputs by name."""
+    return len(next(iter(batch.values())))
 
 
 def _check_given(data: Any) -> None:

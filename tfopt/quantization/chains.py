@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfopt.errors import ConfigError
 from tfopt.graph.edit import GraphEditor, attribute, producer
 from tfopt.graph.fold import CONVOLUTIONS, WEIGHTED
 from tfopt.graph.frozen import FrozenGraph
@@ -198,6 +199,12 @@ def weights_quantizer(editor: GraphEditor, weights: str) -> Any | None:
     return node if node.op == FAKE_QUANT_WEIGHTS else None
 
 
+def int8_weights(editor: GraphEditor, quantizer: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the weights behind a fake-quantization node as int8 steps, and the largest value of each channel."""
+    weights, high = editor.value(quantizer.input[0]), editor.value(quantizer.input[2])
+    return np.clip(np.rint(weights / (high / 127)), -127, 127).astype(np.int8), high
+
+
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
     """Whether a node's name is one of `patterns`, with or without the numbers that Keras puts behind layers' names.
 
@@ -205,6 +212,18 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
     """
     names = (name, re.sub(r"_\d+(?=/)", "", name))
     return any(fnmatch.fnmatchcase(candidate, pattern) for candidate in names for pattern in patterns)
+
+
+def check_exclude(patterns: Iterable[str], names: Iterable[str]) -> None:
+    """Raises ConfigError unless each pattern matches one of the names of what could be excluded."""
+    known = list(names)
+    for pattern in patterns:
+        if not any(matches(name, (pattern,)) for name in known):
+            raise ConfigError(
+                f"exclude must name nodes of the graph (or, for training, layers of the model). Received: "
+                f"exclude={tuple(patterns)}, where {pattern!r} matches none. The report of a run without it lists the "
+                "names."
+            )
 
 
 def _follow(

@@ -20,7 +20,7 @@ ranges, so that they are known without running anything.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ import tensorflow as tf
 from tfopt.graph.edit import GraphEditor
 from tfopt.graph.fold import WEIGHTED
 from tfopt.graph.frozen import FrozenGraph
+from tfopt.quantization.calibrate import in_pieces
 from tfopt.quantization.chains import find_chains
 from tfopt.quantization.channel_groups import INPUT_AXIS, ChannelGroup, find_groups, rescale
 from tfopt.quantization.config import QuantizationConfig
@@ -37,7 +38,6 @@ from tfopt.report import Change
 WORTHWHILE = 0.5  # rescale where the mean squared error is at most this share of what it was
 LARGEST_SCALE = 1e4
 ONE = np.ones(1)
-PIECE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +145,7 @@ def equalize(
                     f"rounding errors {np.sqrt(ratio):.2g}x what they were",
                 )
             )
-    placeholders = [spec.name for spec in graph.inputs.values()]
-    return replace(graph, graph_def=editor.graph_def(graph.output_nodes, keep=placeholders)), done
+    return graph.edited(editor), done
 
 
 def _scales(readings: Sequence[Reading], alpha: float) -> np.ndarray:
@@ -174,18 +173,16 @@ def _measure(
     reached = dict.fromkeys(clipped, 0.0)
     function = graph.as_function(fetch=[*tensors, *clipped])
     pieces = 0
-    for batch in batches:
-        size = len(next(iter(batch.values())))
-        for start in range(0, size, PIECE):
-            values = function(**{name: value[start : start + PIECE] for name, value in batch.items()})
-            pieces += 1
-            for tensor, value in zip(tensors, values, strict=False):
-                rows = tf.reshape(value, [-1, widths[tensor]])
-                limits[tensor] = np.maximum(limits[tensor], tf.reduce_max(tf.abs(rows), axis=0).numpy())
-                squares[tensor] += tf.reduce_mean(tf.square(rows), axis=0).numpy()
-                lowest[tensor] = min(lowest[tensor], float(tf.reduce_min(rows)))
-            for name, value in zip(clipped, values[len(tensors) :], strict=True):
-                reached[name] = max(reached[name], float(tf.reduce_max(value)))
+    for piece in in_pieces(batches):
+        values = function(**piece)
+        pieces += 1
+        for tensor, value in zip(tensors, values, strict=False):
+            rows = tf.reshape(value, [-1, widths[tensor]])
+            limits[tensor] = np.maximum(limits[tensor], tf.reduce_max(tf.abs(rows), axis=0).numpy())
+            squares[tensor] += tf.reduce_mean(tf.square(rows), axis=0).numpy()
+            lowest[tensor] = min(lowest[tensor], float(tf.reduce_min(rows)))
+        for name, value in zip(clipped, values[len(tensors) :], strict=True):
+            reached[name] = max(reached[name], float(tf.reduce_max(value)))
     readings = {}
     for name, count in channels.items():
         tensor = editor.nodes[name].input[0]

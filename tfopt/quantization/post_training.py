@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tfopt.errors import ConfigError
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.fold import fold_constants
 from tfopt.quantization.adaptive_rounding import round_weights
@@ -15,7 +14,7 @@ from tfopt.quantization.annotate import annotate, tensors_to_observe
 from tfopt.quantization.bias_correction import correct_biases
 from tfopt.quantization.budget import keep_budget
 from tfopt.quantization.calibrate import calibrate, collect, join_labels
-from tfopt.quantization.chains import Chain, find_chains, matches
+from tfopt.quantization.chains import Chain, check_exclude, find_chains
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.quantization.equalize import equalize
 from tfopt.quantization.observers import Range
@@ -29,7 +28,7 @@ def quantize_after_training(
 ) -> QuantizedModel:
     """Returns a float model annotated with the ranges that are measured on calibration data; see `tfopt.quantize`."""
     graph = fold_constants(source)
-    _check_exclude(graph, config.exclude)
+    check_exclude(config.exclude, [node.name for node in graph.graph_def.node])
     batches, labels = collect(graph, calibration_data, config.calibration_examples)
     if config.max_accuracy_drop is not None:
         examples = (batches, labels) if evaluation_data is None else collect(graph, evaluation_data)
@@ -60,16 +59,6 @@ def quantize_after_training(
         report=report,
     )
     return annotated(model, left_float)
-
-
-def _check_exclude(graph: FrozenGraph, exclude: tuple[str, ...]) -> None:
-    names = [node.name for node in graph.graph_def.node]
-    unmatched = [pattern for pattern in exclude if not any(matches(name, (pattern,)) for name in names)]
-    if unmatched:
-        raise ConfigError(
-            f"exclude must name nodes of the graph. Received: exclude={exclude}, where {unmatched[0]!r} matches "
-            "none. The report of a run without it lists the names."
-        )
 
 
 def _adjustments(

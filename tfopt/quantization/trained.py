@@ -104,10 +104,7 @@ def _take_out(graph: FrozenGraph) -> _Plain:
         editor.redirect(name, replacement)
         outputs = {old: replacement if new == name else new for old, new in outputs.items()}
     kept = {key: (outputs[tensor], spec) for key, (tensor, spec) in graph.outputs.items()}
-    stripped = replace(graph, outputs=kept)
-    placeholders = [spec.name for spec in graph.inputs.values()]
-    graph_def = editor.graph_def(stripped.output_nodes, keep=placeholders)
-    return _Plain(graph=replace(stripped, graph_def=graph_def), ranges=ranges, steps=steps)
+    return _Plain(graph=replace(graph, outputs=kept).edited(editor), ranges=ranges, steps=steps)
 
 
 def _is_fake_quant(node: Any) -> bool:

@@ -15,13 +15,13 @@ from typing import Any
 import keras
 from keras import layers
 
-from tfopt.errors import ConfigError, UnsupportedLayerError, UnsupportedModelError
+from tfopt.errors import UnsupportedLayerError, UnsupportedModelError
 from tfopt.graph import FrozenGraph, GraphEditor, freeze
 from tfopt.graph.edit import producer
 from tfopt.graph.fold import fold_constants
 from tfopt.quantization.annotate import tensors_of_chain, tensors_with_ranges
 from tfopt.quantization.calibrate import calibrate
-from tfopt.quantization.chains import Chain, find_chains_where, folded_tensor, matches
+from tfopt.quantization.chains import Chain, check_exclude, find_chains_where, folded_tensor, matches
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.quantization.fake_quant import FakeQuantize
 from tfopt.quantization.layers import QUANTIZED, WITHOUT_KERNEL, FrozenLateBatchNormalization
@@ -46,7 +46,7 @@ def quantize_for_training(model: Any, config: QuantizationConfig, calibration_da
     tensors: dict[Place, Any] = {}
     plain = rebuild(model, unfused, lambda place, tensor: tensors.update({place: tensor}))
     traced = _trace(plain, tensors)
-    _check_exclude(config.exclude, traced, plain)
+    check_exclude(config.exclude, [*traced.editor.nodes, *(layer.name for layer in plain.layers)])
     operations = {operation.name: operation for operation in plain.operations}
 
     def obstacle(chain: Chain) -> str | None:
@@ -142,9 +142,7 @@ def _trace(model: keras.Model, tensors: dict[Place, Any]) -> _Trace:
     called = {value.func.name: name for name, node in held.nodes.items() for value in node.attr.values()}
     owners |= {function: owners[name] for function, name in called.items() if function and name in owners}
     kept = dict(list(probe.outputs.items())[len(tensors) :])
-    plain = replace(probe, outputs=kept)
-    placeholders = [spec.name for spec in plain.inputs.values()]
-    graph = fold_constants(replace(plain, graph_def=held.graph_def(plain.output_nodes, keep=placeholders)))
+    graph = fold_constants(replace(probe, outputs=kept).edited(held))
     editor = GraphEditor(graph.graph_def)
     places: dict[str, Place] = {}
     for place, name in zip(tensors, names, strict=False):
@@ -236,13 +234,3 @@ def _report(
 def _has_float_weights(layer: Any) -> bool:
     weights = getattr(layer, QUANTIZED[type(layer)].rounded)
     return isinstance(weights, keras.Variable) and keras.backend.is_float_dtype(weights.dtype)
-
-
-def _check_exclude(patterns: tuple[str, ...], traced: _Trace, plain: keras.Model) -> None:
-    names = [*traced.editor.nodes, *(layer.name for layer in plain.layers)]
-    for pattern in patterns:
-        if not any(matches(name, (pattern,)) for name in names):
-            raise ConfigError(
-                f"exclude must name layers of the model or nodes of its graph. Received: exclude={patterns}, where "
-                f"{pattern!r} matches none. The report of a run without it lists the names."
-            )

@@ -17,9 +17,9 @@ from tfopt.errors import ConfigError
 from tfopt.graph.edit import AttrValue, GraphEditor, dtype_attr
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.adjust import Adjustment, bias_of
-from tfopt.quantization.annotate import tensors_to_observe, tensors_with_ranges
+from tfopt.quantization.annotate import add_fake_quant, tensors_to_observe, tensors_with_ranges
 from tfopt.quantization.budget import Score
-from tfopt.quantization.chains import FAKE_QUANT, Chain, find_chains
+from tfopt.quantization.chains import Chain, find_chains
 from tfopt.quantization.config import Metric
 from tfopt.quantization.fake_quant import steps_above_zero
 from tfopt.quantization.observers import Range
@@ -143,16 +143,7 @@ def _switchable(
         return editor.add("SelectV2", f"{quantized}/chosen", [switch, quantized, exact], T=dtype_attr(tf.float32))
 
     for position, tensor in enumerate(tensors):
-        span = ranges[tensor]
-        rounded = editor.add(
-            FAKE_QUANT,
-            f"{tensor.replace(':', '_')}/fake_quant",
-            [tensor],
-            min=AttrValue(f=span.low),
-            max=AttrValue(f=span.limit),
-            num_bits=AttrValue(i=8),
-            narrow_range=AttrValue(b=span.signed),
-        )
+        rounded = add_fake_quant(editor, tensor, ranges[tensor])
         chosen = choose(position, rounded, tensor)
         editor.redirect(tensor, chosen, keep=[rounded, chosen])
     for position, chain in enumerate(chains, start=len(tensors)):
@@ -165,9 +156,7 @@ def _switchable(
         if adjustment.bias is not None and chain.bias is not None:
             bias = editor.add_constant(f"{chain.op}/int8_bias", bias_of(editor, chain) + adjustment.bias)
             editor.set_inputs(chain.nodes[1], [chain.op, choose(position, bias, chain.bias)])
-    inputs = {**graph.inputs, SWITCHES: spec}
-    placeholders = [each.name for each in inputs.values()]
-    return replace(graph, inputs=inputs, graph_def=editor.graph_def(graph.output_nodes, keep=placeholders))
+    return replace(graph, inputs={**graph.inputs, SWITCHES: spec}).edited(editor)
 
 
 def _rounded(weights: np.ndarray, exact: np.ndarray, op: str, top: int) -> np.ndarray:
