@@ -237,6 +237,46 @@ def inverted_residual(x):
     return conv(layers.Add()([conv(inner, 16, 1, None), r]), 8, 1)
 
 
+def linear_bottlenecks(x):
+    """Sums of sums, none with an activation."""
+    r = conv(x, activation=None)
+    for _ in range(4):
+        r = layers.Add()([conv(conv(r, 32, 1), 16, 1, None), r])
+    return conv(r, 8, 1)
+
+
+def linear_sum_read_in_every_way(x):
+    """What reads a sum with an offset undoes it: without padding or with, moved, pooled, in float."""
+    r = conv(x, activation=None)
+    total = layers.Add()([conv(conv(r), activation=None), r])
+    return [
+        conv(total, 8, 1),
+        conv(total, 8, 3),
+        layers.Conv2D(8, 3, padding="valid")(total),
+        layers.Conv2D(8, 3, padding="valid")(layers.ZeroPadding2D(1)(total)),
+        layers.DepthwiseConv2D(3, padding="same")(total),
+        conv(layers.MaxPooling2D(2)(total), 8, 3),
+        layers.Dense(5)(layers.Flatten()(total)),
+        layers.GlobalAveragePooling2D()(total),
+    ]
+
+
+def pooled_linear_sum(x):
+    """ResNet v2 thins out its shortcut by a pooling."""
+    r = conv(x, activation=None)
+    total = layers.Add()([conv(conv(r), activation=None), r])
+    return layers.Add()([conv(conv(total), activation=None, strides=2), layers.MaxPooling2D(1, 2)(total)])
+
+
+def linear_sum_with_a_float_sum(x):
+    """The sum that is added was not fused, and comes as a float: one of its summands is read later."""
+    r = conv(x, activation=None)
+    inner = conv(conv(r), activation=None)
+    first = layers.Add()([inner, r])
+    second = layers.Add()([conv(conv(first), activation=None), first])
+    return [second, layers.Activation("tanh")(inner), layers.Activation("tanh")(r)]
+
+
 def three_way(x):
     r = conv(x)
     return add(conv(conv(r), activation=None), conv(r, kernel=1, activation=None), r)

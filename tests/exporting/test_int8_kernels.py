@@ -288,6 +288,59 @@ def test_fused_sum_with_an_unsigned_summand(signed_input, activation, seed):
     assert_agrees(lowered.predict([x, other])["y"], reference, leaving, activation)
 
 
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    size=st.integers(4, 9),
+    channels=st.tuples(st.integers(1, 19), st.integers(1, 19)),
+    reader=st.tuples(st.integers(1, 3), st.sampled_from(["SAME", "VALID"]), st.integers(1, 2)),
+    bias=st.booleans(),
+    magnitude=st.sampled_from([1e-5, 1.0, 1e5]),
+    seed=st.integers(0, 99),
+)
+def test_fused_sum_without_an_activation(size, channels, reader, bias, magnitude, seed):
+    """Summand and sum travel with an offset; the convolution that reads the sum undoes it, padded or not."""
+    generator = np.random.default_rng(seed)
+    inner, outer = channels
+    kernel, padding, stride = reader
+    x = (np.abs(generator.normal(size=(2, size, size, inner))) * magnitude).astype("float32")
+    shapes = [(1, 1, inner, outer), (3, 3, inner, outer), (kernel, kernel, outer, 5)]
+    weights = [generator.normal(size=shape).astype("float32") for shape in shapes]
+    offsets = [(generator.normal(size=shape[-1]) * magnitude * bias).astype("float32") for shape in shapes]
+
+    def convolution(x, index, stride=1, padding="SAME"):
+        y = tf.nn.conv2d(x, weights[index], stride, padding)
+        return tf.nn.bias_add(y, offsets[index]) if bias else y
+
+    def function(x):
+        return convolution(convolution(x, 0) + convolution(x, 1), 2, stride, padding)
+
+    lowered, chains, ranges = lower(graph_of(function, (None, size, size, inner)), x)
+    assert ["BiasAdd", "Sum", "Relu", "Requantize"] in fused(lowered)
+    first, adding, last = chains
+    assert (adding.summand, last.input) == (first.output, adding.output)
+    entering, middle, total, leaving = (
+        ranges[tensor] for tensor in (adding.input, first.output, adding.output, last.output)
+    )
+
+    def real(values, span, chain, index, stride, padding):
+        steps, scale = quantized_weights(weights[index])
+        pads = same_padding(values.shape[1], len(steps), stride, 1) if padding == "SAME" else (0, 0)
+        return convolve(values, steps, (stride, stride), [pads, pads], (1, 1)) * (span.scale * scale) + offsets[index]
+
+    def steps_of(value, span):
+        return np.clip(np.rint(value / span.scale), LOWEST if span.signed else 0, 127 if span.signed else 255)
+
+    values = quantized(x, entering)
+    index = int(first.op.endswith("_1"))
+    summand = steps_of(real(values, entering, first, index, 1, "SAME"), middle)
+    sums = steps_of(real(values, entering, adding, 1 - index, 1, "SAME") + summand * middle.scale, total)
+    expected = steps_of(real(sums.astype(np.int64), total, last, 2, stride, padding), leaving)
+    difference = np.abs(np.rint(lowered.predict(x)["y"] / leaving.scale) - expected)
+    # A value on the edge of a step may round either way, and is then multiplied by a weight.
+    assert difference.max() <= 4
+    assert np.mean(difference == 0) >= 0.98
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_fused_sum_with_a_signed_summand(bias, seed):

@@ -60,7 +60,7 @@ def test_a_copy_is_quantized(method, model, tmp_path):
     outputs = result.model.predict(TOKENS, verbose=0)
     assert 0 < np.linalg.norm(outputs - expected) < (0.05 if method == "int8" else 0.2) * np.linalg.norm(expected)
     assert {"up0", "down1"} <= {change.name.rpartition("/")[2] for change in result.report.changed}
-    assert "layer_normalization" in {skip.name for skip in result.report.skipped}
+    assert any(skip.name.startswith("layer_normalization") for skip in result.report.skipped)
     assert result.report.metrics["weight_bytes_ratio"] < 0.6
     artifact = export(result.model, tmp_path / "a", calibration_data=TOKENS)
     served = tf.saved_model.load(artifact.path)

@@ -14,10 +14,14 @@ and requantization saturates there.
 
 A fused sum accepts only a Relu behind it, and reads its summand as quint8 whatever type it is given (oneDNN's sum is
 not told the type). A signed summand s is therefore computed as s + 128 * scale, which is never negative, by a larger
-bias of the convolution that makes it; a smaller bias of the convolution that adds it takes the offset away again.
+bias of the convolution that makes it; a smaller bias of the convolution that adds it takes the offset away again. A
+sum with no Relu behind it is computed with the offset too, which the Relu then leaves alone.
 
-Between chains, pooling, padding and reshapes work on the quantized tensor itself. Whatever else reads a quantized
-tensor gets it through Dequantize, so the graph computes what the annotated graph computes.
+What else reads a tensor with an offset undoes it: a convolution that pads nothing by a smaller bias, whatever else by
+a change of the highest bit, since x + 128 as an unsigned byte and x as a signed one differ in that alone.
+
+Between chains, pooling, padding, transposes and reshapes work on the quantized tensor itself. Whatever else reads a
+quantized tensor gets it through Dequantize, so the graph computes what the annotated graph computes.
 """
 
 from __future__ import annotations
@@ -29,11 +33,20 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedLayerError
+from tfopt.exporting.layer_norm import fuse_layer_norms
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import AttrValue, attribute, copy_attributes, dtype_attr, producer, strings, text, types
 from tfopt.graph.fold import CONVOLUTIONS
 from tfopt.quantization.activations import NON_NEGATIVE
-from tfopt.quantization.chains import FAKE_QUANT, PASS_THROUGH, Chain, find_chains, int8_weights, weights_quantizer
+from tfopt.quantization.chains import (
+    FAKE_QUANT,
+    PASS_THROUGH,
+    Chain,
+    find_chains,
+    int8_weights,
+    pass_through_origin,
+    weights_quantizer,
+)
 from tfopt.quantization.observers import Range
 
 OFFSET = 128
@@ -41,12 +54,16 @@ OFFSET = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized:
-    """A quantized tensor in the graph: its values, the scalar constants of its range, and its type."""
+    """A quantized tensor in the graph: its values, the scalar constants of its range, its type, and its offset.
+
+    The offset is what the values stand above what they mean, in units of the float tensor.
+    """
 
     values: str
     low: str
     high: str
     dtype: Any
+    offset: float = 0.0
 
 
 def lower_to_int8(graph: FrozenGraph) -> FrozenGraph:
@@ -56,7 +73,7 @@ def lower_to_int8(graph: FrozenGraph) -> FrozenGraph:
         graph: A graph as tfopt.quantization.annotate leaves it.
     Returns: A graph that computes the same up to one step of each quantized tensor, in int8.
     """
-    lowering = _Lowering(graph)
+    lowering = _Lowering(fuse_layer_norms(graph))
     for chain in lowering.chains:
         lowering.lower(chain)
     return lowering.finish()
@@ -69,15 +86,22 @@ class _Lowering:
         self.chains, _ = find_chains(graph, self.editor, annotated=True)
         self.quantized: dict[str, Quantized] = {}
         self.replaced: dict[str, str] = {}
-        self.offsets = {
-            chain.summand: OFFSET * span.scale
-            for chain in self.chains
-            if chain.summand and (span := self._range(self.editor.nodes[chain.summand])).signed
-        }
+        self.signed: dict[str, Quantized] = {}
+        self.offsets = self._offsets()
+
+    def _offsets(self) -> dict[str, float]:
+        """Returns the offset of each annotated tensor that needs one: of signed summands, and sums without a Relu."""
+        tensors = {pass_through_origin(self.editor, chain.summand) for chain in self.chains if chain.summand}
+        for chain in self.chains:
+            behind = self._range_behind(chain.output)
+            if chain.summand and behind is not None:
+                tensors.add(behind.name)
+        spans = {tensor: self._range(self.editor.nodes[tensor]) for tensor in tensors}
+        return {tensor: OFFSET * span.scale for tensor, span in spans.items() if span.signed}
 
     def lower(self, chain: Chain) -> None:
         """Adds the kernel that computes a chain."""
-        entering = self._quantized(chain.input)
+        entering = self._entering(chain)
         if self.editor.nodes[chain.op].op in CONVOLUTIONS:
             self._convolution(chain, entering)
         else:
@@ -109,15 +133,16 @@ class _Lowering:
                 "Annotate it, or leave the convolution float."
             )
         summand = None if chain.summand is None else self._quantized(chain.summand)
-        offset = self.offsets.get(behind.name, 0.0)
-        bias = self._bias(chain, offset - self.offsets.get(chain.summand or "", 0.0))
-        leaving = self._span(behind, unsigned=bool(chain.activation or offset))
-        weights, *weight_range = self._weights(chain)
         summands = [summand] if summand else []
+        offset = self.offsets.get(behind.name, 0.0)
+        bias = self._bias(chain, entering, offset - sum(added.offset for added in summands))
+        leaving = replace(self._span(behind, unsigned=bool(chain.activation or offset)), offset=offset)
+        weights, *weight_range = self._weights(chain)
         host = [entering.low, entering.high, *weight_range]
         host += [limit for added in summands for limit in (added.low, added.high)]
         host += [leaving.low, leaving.high]
-        fused = ["BiasAdd", *(["Sum"] if summand else []), *(["Relu"] if chain.activation else []), "Requantize"]
+        rectified = ["Relu"] if chain.activation or summand else []
+        fused = ["BiasAdd", *(["Sum"] if summand else []), *rectified, "Requantize"]
         kernel = self.editor.add(
             "_FusedQuantizedConv2D" if node.op == "Conv2D" else "_FusedQuantizedDepthwiseConv2D",
             f"{chain.op}/int8",
@@ -147,7 +172,7 @@ class _Lowering:
         kernel = self.editor.add(
             "_QuantizedMatMul",
             f"{chain.op}/int8",
-            [entering.values, weights, self._bias(chain), *host],
+            [entering.values, weights, self._bias(chain, entering), *host],
             T1=dtype_attr(entering.dtype),
             T2=dtype_attr(tf.qint8),
             Tbias=dtype_attr(tf.float32),
@@ -170,17 +195,48 @@ class _Lowering:
             self.editor.redirect(chain.output, kernel)
             self.replaced[chain.output] = kernel
 
+    def _entering(self, chain: Chain) -> Quantized:
+        """Returns what a chain's kernel reads: without its offset where padding would put zeros beside it."""
+        held, node = self._quantized(chain.input), self.editor.nodes[chain.op]
+        padding = attribute(node, "padding").s
+        image_axes = self._steps(chain)[0].shape[:2] if node.op in CONVOLUTIONS else ()
+        pads = padding == b"EXPLICIT" or (padding == b"SAME" and any(size > 1 for size in image_axes))
+        return self._without_offset(held) if pads else held
+
+    def _without_offset(self, held: Quantized) -> Quantized:
+        """Returns the signed form of a quantized tensor that has an offset, adding what computes it once."""
+        if not held.offset:
+            return held
+        if held.values not in self.signed:
+            highest_bit = self.editor.add_constant("highest_bit", np.uint8(OFFSET))
+            unsigned = self._bitcast(held.values, tf.quint8, tf.uint8)
+            signed = self.editor.add(
+                "BitwiseXor", f"{held.values}/signed", [unsigned, highest_bit], T=dtype_attr(tf.uint8)
+            )
+            high = held.offset / OFFSET * 127
+            self.signed[held.values] = Quantized(
+                values=self._bitcast(signed, tf.uint8, tf.qint8),
+                low=self._scalar(-high),
+                high=self._scalar(high),
+                dtype=tf.qint8,
+            )
+        return self.signed[held.values]
+
     def _quantized(self, tensor: str) -> Quantized:
         """Returns the quantized form of an annotated tensor, adding what computes it."""
         if tensor in self.quantized:
             return self.quantized[tensor]
         node = self.editor.nodes[producer(tensor)]
         if node.op == FAKE_QUANT:
-            span = self._span(node)
+            source, offset = node.input[0], self.offsets.get(node.name, 0.0)
+            if offset:
+                summands = [source, self._scalar(offset)]
+                source = self.editor.add("AddV2", f"{node.name}/offset", summands, T=dtype_attr(tf.float32))
+            span = replace(self._span(node, unsigned=bool(offset)), offset=offset)
             values = self.editor.add(
                 "QuantizeV2",
                 f"{node.name}/quantize",
-                [node.input[0], span.low, span.high],
+                [source, span.low, span.high],
                 T=dtype_attr(span.dtype),
                 mode=text("SCALED"),
                 round_mode=text("HALF_TO_EVEN"),
@@ -192,6 +248,8 @@ class _Lowering:
             result = replace(span, values=values)
         elif node.op in PASS_THROUGH and ":" not in tensor:
             inner = self._quantized(node.input[0])
+            if node.op == "Pad":
+                inner = self._without_offset(inner)
             result = replace(inner, values=self._pass_through(node, inner))
         else:
             raise UnsupportedLayerError(
@@ -234,18 +292,18 @@ class _Lowering:
                 **copy_attributes(node, ("ksize", "strides", "padding")),
             )
         others = {key: value for key, value in node.attr.items() if key != "T" and not key.startswith("_")}
-        if node.op != "Pad":
+        if node.op not in ("Pad", "Transpose"):
             return self.editor.add(node.op, name, [inner.values, *node.input[1:]], T=dtype_attr(inner.dtype), **others)
-        # TensorFlow pads quantized types value by value, thirty times as slowly as the same bytes as integers.
+        # TensorFlow moves quantized types value by value, thirty times as slowly as the same bytes as integers.
         plain = tf.uint8 if inner.dtype == tf.quint8 else tf.int8
-        padded = self.editor.add(
-            "Pad",
+        moved = self.editor.add(
+            node.op,
             f"{name}/bytes",
             [self._bitcast(inner.values, inner.dtype, plain), *node.input[1:]],
             T=dtype_attr(plain),
             **others,
         )
-        return self._bitcast(padded, plain, inner.dtype, name)
+        return self._bitcast(moved, plain, inner.dtype, name)
 
     def _bitcast(self, tensor: str, source: Any, target: Any, name: str | None = None) -> str:
         return self.editor.add(
@@ -253,11 +311,12 @@ class _Lowering:
         )
 
     def _dequantize(self, name: str, tensor: Quantized) -> str:
+        held = self._without_offset(tensor)
         return self.editor.add(
             "Dequantize",
             f"{name}/dequantize",
-            [tensor.values, tensor.low, tensor.high],
-            T=dtype_attr(tensor.dtype),
+            [held.values, held.low, held.high],
+            T=dtype_attr(held.dtype),
             dtype=dtype_attr(tf.float32),
             mode=text("SCALED"),
             narrow_range=AttrValue(b=False),
@@ -271,7 +330,7 @@ class _Lowering:
 
     def _weights(self, chain: Chain) -> tuple[str, str, str]:
         """Adds the int8 weights and their per-channel ranges."""
-        steps, high = int8_weights(self.editor, self._weights_quantizer(chain))
+        steps, high = self._steps(chain)
         if self.editor.nodes[chain.op].op == "DepthwiseConv2dNative":
             steps = steps[..., None]
         return (
@@ -285,12 +344,22 @@ class _Lowering:
         assert node is not None, chain.op  # or it would be no chain
         return node
 
-    def _bias(self, chain: Chain, offset: float = 0.0) -> str:
-        """Returns the chain's bias, the offset added, as a constant of one value per output channel."""
-        if chain.bias is not None:
-            bias = self.editor.value(chain.bias)
-        else:
-            bias = np.zeros_like(self.editor.value(self._weights_quantizer(chain).input[2]))
+    def _steps(self, chain: Chain) -> tuple[np.ndarray, np.ndarray]:
+        return int8_weights(self.editor, self._weights_quantizer(chain))
+
+    def _bias(self, chain: Chain, entering: Quantized, offset: float = 0.0) -> str:
+        """Returns the chain's bias as a constant of one value per output channel.
+
+        Args:
+            chain: The chain.
+            entering: What its kernel reads, whose offset is taken away.
+            offset: What its result is to stand above what it means.
+        """
+        steps, high = self._steps(chain)
+        bias = np.zeros_like(high) if chain.bias is None else self.editor.value(chain.bias)
+        if entering.offset:
+            sums = steps.reshape(-1, len(high)).sum(axis=0, dtype=np.int64)
+            bias = bias - entering.offset * sums * (high / 127)
         return self.editor.add_constant(f"{chain.op}/bias", (bias + offset).astype(np.float32))
 
     def _scalar(self, value: float) -> str:

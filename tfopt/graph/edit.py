@@ -47,7 +47,7 @@ class GraphEditor:
         self._insert(node)
         return str(node.name)
 
-    def add_constant(self, name: str, value: np.ndarray | np.floating[Any], dtype: Any = None) -> str:
+    def add_constant(self, name: str, value: np.ndarray | np.number[Any], dtype: Any = None) -> str:
         """Adds a Const node. A quantized dtype takes the bytes of an array of the same width."""
         proto = tf.make_tensor_proto(value)
         if dtype is not None:
@@ -123,8 +123,12 @@ class GraphEditor:
 
     def ancestors(self, name: str) -> set[str]:
         """Returns every node whose value the node `name` needs, itself excluded."""
-        seen: set[str] = set()
-        stack = [name]
+        return self._needed(map(producer, self.nodes[name].input))
+
+    def _needed(self, names: Iterable[str]) -> set[str]:
+        """Returns the nodes `names` and all that they need."""
+        stack = list(names)
+        seen = set(stack)
         while stack:
             for tensor in self.nodes[stack.pop()].input:
                 source = producer(tensor)
@@ -132,10 +136,6 @@ class GraphEditor:
                     seen.add(source)
                     stack.append(source)
         return seen
-
-    def _needed(self, names: Collection[str]) -> set[str]:
-        """Returns the nodes `names` and all that they need."""
-        return set(names).union(*map(self.ancestors, names))
 
     def graph_def(self, outputs: Iterable[str], keep: Iterable[str] = ()) -> Any:
         """Returns a GraphDef of the nodes that `outputs` need, and of `keep` (placeholders nothing reads)."""

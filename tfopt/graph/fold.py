@@ -6,7 +6,8 @@ convolution or a matrix product with constant weights W and bias b, both are lin
     (conv(x, W) + b) * scale + offset  =  conv(x, W * scale) + (b * scale + offset)
 
 and the two extra passes over the activations disappear. Zeros in W stay zeros, so pruned weights stay pruned.
-Likewise `Pad` with zeros before a VALID convolution is that convolution's own padding.
+Likewise `Pad` with zeros before a VALID convolution is that convolution's own padding, and transposes beside a
+batched product become its own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
+from tfopt.graph.batched_products import unify_batched_products
 from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, integers, producer, text
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.graph.products import unify_products
@@ -41,6 +43,7 @@ def fold_constants(graph: FrozenGraph) -> FrozenGraph:
         return graph.edited(editor).shapes()
 
     unify_products(editor, infer, graph.output_nodes)
+    unify_batched_products(editor, graph.output_nodes)
     shapes = infer()
     for name in editor.topological():
         node = editor.nodes.get(name)

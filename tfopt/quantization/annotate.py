@@ -4,7 +4,7 @@ The annotated graph is still a float graph that TensorFlow runs anywhere, but it
 would have. It is the one form that exporters lower from, however the ranges were found:
 
 - an activation passes through FakeQuantWithMinMaxArgs(min, max): quint8 for [0, max], and with `narrow_range`
-  qint8 for [-max, max];
+  qint8 for [-max, max]; of what is computed in float, only the chains read the quantized form;
 - weights pass through FakeQuantWithMinMaxVarsPerChannel(-max, max, narrow_range), channels last; those of a depthwise
   convolution get their fourth axis behind it.
 """
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfopt.graph.edit import AttrValue, GraphEditor, dtype_attr
+from tfopt.graph.edit import AttrValue, GraphEditor, dtype_attr, producer
 from tfopt.graph.fold import CONVOLUTIONS
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.chains import FAKE_QUANT, FAKE_QUANT_WEIGHTS, Chain, pass_through_origin
@@ -56,6 +56,26 @@ def tensors_of_chain(editor: GraphEditor, chain: Chain) -> list[str]:
     return entering + ([chain.output] if editor.nodes[chain.op].op in CONVOLUTIONS else [])
 
 
+def quantized_reads(editor: GraphEditor, chains: Sequence[Chain]) -> dict[str, set[str]]:
+    """Returns for each tensor that needs a range the nodes that read it quantized.
+
+    What a chain computes is there in no other form. Of other tensors, these are the chains that they enter, and what
+    moves their values on the way there.
+    """
+    computed = {chain.output for chain in chains}
+    reads: dict[str, set[str]] = {tensor: set() for tensor in tensors_with_ranges(editor, chains)}
+    for tensor in reads.keys() & computed:
+        reads[tensor].update(editor.consumers.get(tensor, ()))
+    for chain in chains:
+        addition = next((name for name in chain.nodes if chain.summand in editor.nodes[name].input), "")
+        for source, reader in ((chain.input, chain.op), (chain.summand, addition)):
+            if source is not None:
+                while source not in reads:
+                    source, reader = editor.nodes[source].input[0], source
+                reads[source].add(reader)
+    return reads
+
+
 def annotate(
     graph: FrozenGraph,
     chains: Sequence[Chain],
@@ -77,9 +97,9 @@ def annotate(
             weights that use few of its values.
     """
     editor = GraphEditor(graph.graph_def)
-    for tensor in tensors_with_ranges(editor, chains):
+    for tensor, readers in quantized_reads(editor, chains).items():
         name = add_fake_quant(editor, tensor, ranges[tensor])
-        editor.redirect(tensor, name, keep=[name])
+        editor.redirect(tensor, name, keep=set(editor.consumers[producer(tensor)]) - readers)
     for chain in chains:
         _annotate_weights(editor, chain, steps_above_zero(weight_bits), (steps or {}).get(chain.op))
     return graph.edited(editor)

@@ -7,9 +7,8 @@ tfopt.quantization.activations finds. Its input and its output are the tensors t
 The fused sum has conditions of its own. The kernel adds into the summand's buffer, and crashes when that buffer is
 still in use: so every other reader of the summand must be an ancestor of the chain's first op, which makes it certain
 to have finished. What only moves values counts with its own readers: its result may share the buffer, and where a
-float op reads that result, the summand is dequantized for it at any time. The kernel also reads the summand as
-unsigned: so it is either the result of a Relu, or the result of another chain that nothing else reads and that can
-therefore be computed with an offset.
+float op reads that result, the summand is dequantized for it at any time. And the summand must be there in int8
+without more ado: the result of a Relu, a convolution, or such a sum.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ RELUS = ("Relu", "Relu6")
 FAKE_QUANT = "FakeQuantWithMinMaxArgs"
 FAKE_QUANT_WEIGHTS = "FakeQuantWithMinMaxVarsPerChannel"
 # Ops that only move or select values, so that a quantized tensor keeps its range through them.
-PASS_THROUGH = ("MaxPool", "Pad", "Reshape", "Squeeze", "ExpandDims", "Identity")
+PASS_THROUGH = ("MaxPool", "Pad", "Transpose", "Reshape", "Squeeze", "ExpandDims", "Identity")
 WITHOUT_LOWERING = ("BatchMatMulV2", "Einsum", "Conv2DBackpropInput", "Conv3D")
 Shapes = Mapping[str, tf.TensorShape]
 EMPTY: Mapping[str, str] = MappingProxyType({})
@@ -246,7 +245,7 @@ def _follow(
             bias = follower.input[1]
         elif follower.op in ADDITIONS and summand is None:
             other = _other_input(follower, last)
-            if other is None or follower.name in outputs or not _sum_fits(editor, shapes, name, follower, other, heads):
+            if other is None or not _sum_fits(editor, shapes, name, follower, other, heads, outputs):
                 break
             summand = other
         else:
@@ -277,24 +276,45 @@ def _other_input(node: Any, tensor: str) -> str | None:
     return str(others[0]) if len(others) == 1 else None
 
 
-def _sum_fits(editor: GraphEditor, shapes: Shapes, name: str, addition: Any, summand: str, heads: set[str]) -> bool:
+def _sum_fits(
+    editor: GraphEditor,
+    shapes: Shapes,
+    name: str,
+    addition: Any,
+    summand: str,
+    heads: set[str],
+    outputs: frozenset[str],
+) -> bool:
     """Whether the kernel of the Conv2D `name` can fuse this addition; see the module's docstring."""
-    followers = [editor.nodes[consumer].op for consumer in editor.consumers.get(addition.name, ())]
-    fusible = editor.nodes[name].op == "Conv2D" and len(followers) == 1 and followers[0] in RELUS
-    if not fusible or ":" in summand or not _same_shape(shapes[name], shapes[summand]):
+    if editor.nodes[name].op != "Conv2D" or ":" in summand or not _same_shape(shapes[name], shapes[summand]):
         return False
-    source = editor.nodes[summand]
-    if source.op == FAKE_QUANT:
-        source = editor.nodes[producer(source.input[0])]
-    if source.op in RELUS:
-        return _readers(editor, source.name) - {addition.name} <= editor.ancestors(name)
-    head = producer(source.input[0]) if source.op == "BiasAdd" else source.name
-    return (
-        head in heads
-        and editor.nodes[head].op == "Conv2D"
-        and (head == source.name or editor.consumers[head] == [source.name])
-        and _readers(editor, source.name) == {addition.name}
-    )
+    source = _before_fake_quant(editor, summand)
+    if source.op == "MaxPool":  # its result has a buffer of its own
+        in_int8 = _is_in_int8(editor, _before_fake_quant(editor, pass_through_origin(editor, source.name)), heads)
+    else:
+        in_int8 = _is_in_int8(editor, source, heads)
+    if not in_int8 or not outputs.isdisjoint((source.name, addition.name)):
+        return False
+    return _readers(editor, source.name) - {addition.name} <= editor.ancestors(name)
+
+
+def _is_in_int8(editor: GraphEditor, node: Any, heads: set[str]) -> bool:
+    """Whether a node is the result of a Relu, of a convolution in int8, or of a sum with the latter."""
+    if node.op in ADDITIONS:
+        return any(_ends_convolution(editor, _before_fake_quant(editor, source), heads) for source in node.input)
+    return node.op in RELUS or _ends_convolution(editor, node, heads)
+
+
+def _ends_convolution(editor: GraphEditor, node: Any, heads: set[str]) -> bool:
+    head = producer(node.input[0]) if node.op == "BiasAdd" else node.name
+    alone = head == node.name or editor.consumers[head] == [node.name]
+    return head in heads and editor.nodes[head].op == "Conv2D" and alone
+
+
+def _before_fake_quant(editor: GraphEditor, tensor: str) -> Any:
+    """Returns the node that computes a tensor, its range left out."""
+    node = editor.nodes[producer(tensor)]
+    return editor.nodes[producer(node.input[0])] if node.op == FAKE_QUANT else node
 
 
 def _readers(editor: GraphEditor, name: str) -> set[str]:

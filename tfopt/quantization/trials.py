@@ -1,7 +1,7 @@
 """Measures a quantized model with any of its nodes float, without a new graph for each choice.
 
-Behind every tensor that has a range stands its fake quantization and a switch that takes either one; likewise before
-every weight and bias. The switches are an input of the graph.
+Before everything that reads a tensor with a range stands a switch between the tensor and its fake quantization, and
+likewise before every weight and bias. The switches are an input of the graph.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import ConfigError
-from tfopt.graph.edit import AttrValue, GraphEditor, dtype_attr
+from tfopt.graph.edit import AttrValue, GraphEditor, dtype_attr, producer
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.adjust import Adjustment, bias_of
-from tfopt.quantization.annotate import add_fake_quant, tensors_to_observe, tensors_with_ranges
+from tfopt.quantization.annotate import add_fake_quant, quantized_reads, tensors_to_observe
 from tfopt.quantization.budget import Score
 from tfopt.quantization.chains import Chain, find_chains
 from tfopt.quantization.config import Metric
@@ -57,8 +57,12 @@ class Trials:
         self._left_float = dict(left_float)
         chains, _ = find_chains(graph, self._editor, left_float=self._left_float)
         self.names = [chain.op for chain in chains]
-        self._tensors = tensors_to_observe(self._editor, chains)
-        self._function = _switchable(graph, chains, self._tensors, ranges, adjustments, weight_bits).as_function()
+        self._reads = [
+            (tensor, reader)
+            for tensor in tensors_to_observe(self._editor, chains)
+            for reader in sorted({*self._editor.consumers.get(producer(tensor), ())})
+        ]
+        self._function = _switchable(graph, chains, self._reads, ranges, adjustments, weight_bits).as_function()
         self._inputs, self._labels = inputs, labels
         self._metric = top1_accuracy if isinstance(metric, str) else metric
         self._exact = self._outputs(self.names)
@@ -86,9 +90,9 @@ class Trials:
     def _outputs(self, left_float: Collection[str]) -> dict[str, np.ndarray]:
         reasons = self._left_float | dict.fromkeys(left_float, "tried")
         chains, _ = find_chains(self._graph, self._editor, left_float=reasons)
-        # A tensor may have the name of the op that makes it, so the two have their own switches.
-        tensors, ops = set(tensors_with_ranges(self._editor, chains)), {chain.op for chain in chains}
-        switches = tf.constant([*(name in tensors for name in self._tensors), *(name in ops for name in self.names)])
+        quantized, ops = quantized_reads(self._editor, chains), {chain.op for chain in chains}
+        reads = [reader in quantized.get(tensor, ()) for tensor, reader in self._reads]
+        switches = tf.constant([*reads, *(name in ops for name in self.names)])
         parts = [self._function(**inputs, **{SWITCHES: switches}) for inputs in self._inputs]
         return {name: np.concatenate([part[name].numpy() for part in parts]) for name in parts[0]}
 
@@ -124,14 +128,14 @@ def top1_accuracy(labels: np.ndarray, outputs: Any) -> float:
 def _switchable(
     graph: FrozenGraph,
     chains: Sequence[Chain],
-    tensors: Sequence[str],
+    reads: Sequence[tuple[str, str]],
     ranges: Mapping[str, Range],
     adjustments: Mapping[str, Adjustment],
     weight_bits: int,
 ) -> FrozenGraph:
-    """Returns the graph with a further input: whether each of the tensors, and each of the chains, is quantized."""
+    """Returns the graph with a further input: whether each (tensor, reader), and each chain, is quantized."""
     editor = GraphEditor(graph.graph_def)
-    count = len(tensors) + len(chains)
+    count = len(reads) + len(chains)
     spec = tf.TensorSpec([count], tf.bool, name=editor.free_name(SWITCHES))
     editor.add("Placeholder", spec.name, (), dtype=dtype_attr(tf.bool))
     unpacked = editor.add(
@@ -142,11 +146,12 @@ def _switchable(
         switch = f"{unpacked}:{position}" if position else unpacked
         return editor.add("SelectV2", f"{quantized}/chosen", [switch, quantized, exact], T=dtype_attr(tf.float32))
 
-    for position, tensor in enumerate(tensors):
-        rounded = add_fake_quant(editor, tensor, ranges[tensor])
-        chosen = choose(position, rounded, tensor)
-        editor.redirect(tensor, chosen, keep=[rounded, chosen])
-    for position, chain in enumerate(chains, start=len(tensors)):
+    rounded = {tensor: add_fake_quant(editor, tensor, ranges[tensor]) for tensor in dict(reads)}
+    for position, (tensor, reader) in enumerate(reads):
+        chosen = choose(position, rounded[tensor], tensor)
+        inputs = [chosen if source == tensor else source for source in editor.nodes[reader].input]
+        editor.set_inputs(reader, inputs)
+    for position, chain in enumerate(chains, start=len(reads)):
         adjustment = adjustments.get(chain.op, Adjustment())
         exact = editor.value(chain.weights)
         own = exact if adjustment.weights is None else adjustment.weights

@@ -1,0 +1,171 @@
+"""Computes each layer normalisation by TensorFlow's one kernel for it (oneDNN, x86-64).
+
+Keras writes (x - mean(x)) / sqrt(variance(x) + epsilon) * scale + offset as ten nodes, each of which passes over the
+tensor; half of a transformer's time outside of its products goes there once these run in int8. As the nodes differ
+between versions and libraries, they are not compared to a pattern: a group of nodes that begins with a mean is computed
+on random numbers, and what comes out is compared to the formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.graph import FrozenGraph, GraphEditor
+from tfopt.graph.edit import AttrValue, GraphDef, NodeDef, dtype_attr, producer
+
+OPS = ("Mean", "StopGradient", "SquaredDifference", "Square", "Add", "AddV2", "Sub", "Mul", "RealDiv", "Neg")
+ROOTS = ("Rsqrt", "Sqrt")
+LARGEST_GROUP = 16
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNorm:
+    """A layer normalisation over the last axis of a tensor.
+
+    Attributes:
+        input: The tensor.
+        nodes: Names of the nodes that compute it, the last of which has its result.
+        scale: One value for each channel.
+        offset: Likewise.
+        epsilon: What is added to the variance.
+    """
+
+    input: str
+    nodes: tuple[str, ...]
+    scale: np.ndarray
+    offset: np.ndarray
+    epsilon: float
+
+
+def fuse_layer_norms(graph: FrozenGraph) -> FrozenGraph:
+    """Returns the graph with one _MklLayerNorm node for each layer normalisation of float32, up to rounding."""
+    editor = GraphEditor(graph.graph_def)
+    means = [name for name in editor.topological() if editor.nodes[name].op == "Mean"]
+    if not means:
+        return graph
+    shapes = graph.shapes()
+    for name in means:
+        found = _find(editor, name, shapes, graph.output_nodes)
+        if found is not None:
+            _fuse(editor, found, shapes[found.input])
+    return graph.edited(editor)
+
+
+def _find(
+    editor: GraphEditor, mean: str, shapes: Mapping[str, tf.TensorShape], outputs: frozenset[str]
+) -> LayerNorm | None:
+    """Returns the layer normalisation that begins with a mean, if there is one."""
+    source = editor.nodes[mean].input[0]
+    shape = shapes.get(source)
+    if ":" in source or shape is None or not shape.rank or shape[-1] is None or shape[:-1].as_list().count(None) > 1:
+        return None
+    if editor.nodes[mean].attr["T"].type != tf.float32.as_datatype_enum:
+        return None
+    group = [mean]
+    while len(group) < LARGEST_GROUP:
+        name = _next(editor, group, source)
+        if name is None or any(member in outputs for member in group):
+            return None
+        group.append(name)
+        inside = set(group)
+        closed = all(reader in inside for member in group[:-1] for reader in editor.consumers.get(member, ()))
+        if closed and any(editor.nodes[member].op in ROOTS for member in group):
+            return None if name in outputs else _measured(editor, source, tuple(group), shape)
+    return None
+
+
+def _next(editor: GraphEditor, group: list[str], source: str) -> str | None:
+    """Returns a node that reads the group, and besides it at most its source and constants."""
+    for member in group:
+        for name in editor.consumers.get(member, ()):
+            node = editor.nodes[name]
+            known = (
+                tensor in group or tensor == source or editor.constant(tensor) is not None for tensor in node.input
+            )
+            if name not in group and node.op in (*OPS, *ROOTS) and all(known):
+                return name
+    return None
+
+
+def _measured(editor: GraphEditor, source: str, nodes: tuple[str, ...], shape: tf.TensorShape) -> LayerNorm | None:
+    """Returns the layer normalisation that nodes compute, if it is one."""
+    channels = shape[-1]
+    values = np.random.default_rng(0).normal(size=[*(min(size or 2, 2) for size in shape[:-1]), channels])
+    try:
+        offset, large, small = _compute(editor, source, nodes, [0 * values, 1e3 * values, 1e-2 * values])
+    except (tf.errors.OpError, ValueError):  # constants that do not fit another number of examples
+        return None
+    flat = values.reshape(-1, channels)
+    centred, variance = flat - flat.mean(axis=1, keepdims=True), flat.var(axis=1, keepdims=True)
+    if len(large) != len(flat) or not variance.all():
+        return None
+    constants = [
+        value.reshape(-1)
+        for name in nodes
+        for tensor in editor.nodes[name].input
+        if (value := editor.constant(tensor)) is not None and value.dtype == np.float32
+    ]
+    scales = [np.ones(channels, np.float32), *(value for value in constants if value.size == channels)]
+    offsets = [np.zeros(channels, np.float32), *(value for value in constants if value.size == channels)]
+    measured = np.median((large - offset) * np.sqrt(variance) / centred, axis=0)
+    result = LayerNorm(
+        input=source,
+        nodes=nodes,
+        scale=min(scales, key=lambda each: float(np.abs(each - measured).max())),
+        offset=min(offsets, key=lambda each: float(np.abs(each - offset[0]).max())),
+        epsilon=0.0,
+    )
+    for epsilon in sorted({float(value[0]) for value in constants if value.size == 1 and 0 < value[0] < 1}):
+        expected = (
+            centred * factor / np.sqrt(variance * factor**2 + epsilon) * result.scale + result.offset
+            for factor in (1e3, 1e-2)
+        )
+        bound = TOLERANCE * float(np.abs(large).max())
+        if all(np.abs(one - other).max() <= bound for one, other in zip((large, small), expected, strict=True)):
+            return replace(result, epsilon=epsilon)
+    return None
+
+
+def _compute(
+    editor: GraphEditor, source: str, nodes: tuple[str, ...], inputs: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Returns the rows of what a group of nodes makes of each input in place of a tensor."""
+    graph_def = GraphDef()
+    graph_def.node.append(NodeDef(name=source, op="Placeholder", attr={"dtype": dtype_attr(tf.float32)}))
+    constants = {producer(tensor) for name in nodes for tensor in editor.nodes[name].input} - {source, *nodes}
+    graph_def.node.extend(editor.nodes[name] for name in (*sorted(constants), *nodes))
+    spec = tf.TensorSpec(inputs[0].shape, tf.float32, name=source)
+    graph = FrozenGraph(graph_def=graph_def, inputs={"x": spec}, outputs={"y": (nodes[-1], spec)}, name="norm")
+    function = graph.as_function()
+    results = [function(x=tf.constant(values, tf.float32))["y"].numpy() for values in inputs]
+    return [result.reshape(-1, result.shape[-1]) for result in results]
+
+
+def _fuse(editor: GraphEditor, norm: LayerNorm, shape: tf.TensorShape) -> None:
+    name, source = norm.nodes[-1], norm.input
+    sizes = [-1 if size is None else size for size in shape]
+    flat = shape.rank not in (2, 3)  # the kernel takes no others
+    if flat:
+        source = _reshape(editor, f"{name}/rows", source, [-1, sizes[-1]])
+    fused = editor.add(
+        "_MklLayerNorm",
+        f"{name}/fused",
+        [
+            source,
+            editor.add_constant(f"{name}/scale", norm.scale),
+            editor.add_constant(f"{name}/offset", norm.offset),
+        ],
+        T=dtype_attr(tf.float32),
+        epsilon=AttrValue(f=norm.epsilon),
+    )
+    editor.redirect(name, _reshape(editor, f"{name}/back", fused, sizes) if flat else fused)
+
+
+def _reshape(editor: GraphEditor, name: str, tensor: str, sizes: Sequence[int]) -> str:
+    constant = editor.add_constant(f"{name}/sizes", np.asarray(sizes, np.int32))
+    return editor.add("Reshape", name, [tensor, constant], T=dtype_attr(tf.float32), Tshape=dtype_attr(tf.int32))
