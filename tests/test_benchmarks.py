@@ -63,6 +63,7 @@ def test_the_smoke_run_trains_both_sides_and_writes_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_without_a_gpu_the_gpu_benchmark_ends_with_code_2_and_the_reason(tmp_path):
     run = _run("gpu_training.py", "--out", str(tmp_path))
     assert run.returncode == 2

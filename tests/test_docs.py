@@ -17,14 +17,8 @@ def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
-def _runnable():
-    """The README at once, the other pages with the slow tests."""
-    for page in PAGES:
-        if blocks(page, "python"):
-            yield pytest.param(page, marks=[pytest.mark.slow] * (page.name != "README.md"), id=page.name)
-
-
-@pytest.mark.parametrize("page", _runnable())
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
 def test_python_blocks_run(page, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(blocks(page, "python"))],

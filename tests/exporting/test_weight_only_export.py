@@ -126,7 +126,12 @@ def test_computes_with_the_rounded_weights(name, precision, decode, request):
 
 
 @pytest.mark.parametrize(
-    ("precision", "limit"), [("float16", 0.52), ("int8_weight_only", 0.28), ("int4_weight_only", 0.17)]
+    ("precision", "limit"),
+    [
+        pytest.param("float16", 0.52, marks=pytest.mark.slow),
+        pytest.param("int8_weight_only", 0.28, marks=pytest.mark.slow),
+        ("int4_weight_only", 0.17),
+    ],
 )
 def test_small_on_disk_and_as_declared_in_fresh_process(precision, limit, tmp_path):
     model = keras.Sequential([keras.Input((256,), name="x"), layers.Dense(512, activation="relu"), layers.Dense(512)])
@@ -220,6 +225,7 @@ def test_exported_anew(tmp_path):
         export(quantize(model, calibration_data=x), tmp_path / "b", ExportConfig(precision="float16"))
 
 
+@pytest.mark.slow
 def test_pruned_weights_stay_zero(tmp_path):
     model = keras.Sequential([keras.Input((64,), name="x"), layers.Dense(64)])
     kernel = model.layers[0].kernel

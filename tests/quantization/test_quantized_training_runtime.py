@@ -84,7 +84,7 @@ CELLS = {
     ),
     "mirrored, xla, steps": ({"strategy": "mirrored", "jit_compile": True, "steps_per_execution": 3}, True),
 }
-QUICK = ("micro-batches", "mirrored, float16, micro-batches")
+QUICK = ("micro-batches",)
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,7 @@ cells = importlib.import_module("compatibility_cell")
 FIELDS = [field.name for field in dataclasses.fields(cells.Cell)]
 QUICK = [
     ("none", "float32", False, 4, 4),
-    ("none", "mixed_float16", False, 4, 1),
     ("none", "float32", True, 1, 1),
-    ("mirrored", "float32", False, 4, 4),
     ("mirrored", "mixed_float16", False, 1, 4),
 ]
 

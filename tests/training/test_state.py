@@ -278,6 +278,7 @@ def test_replicas_keep_their_own_values(two_replicas):
     assert_equal(gather_state(state, two_replicas), state)
 
 
+@pytest.mark.slow
 def test_two_replicas_to_one_and_back(two_replicas):
     model, one = small(strategy=two_replicas), small()
     state = train(model)

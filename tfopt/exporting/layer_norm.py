@@ -20,6 +20,7 @@ from tfopt.graph.edit import AttrValue, GraphDef, NodeDef, dtype_attr, producer
 OPS = ("Mean", "StopGradient", "SquaredDifference", "Square", "Add", "AddV2", "Sub", "Mul", "RealDiv", "Neg")
 ROOTS = ("Rsqrt", "Sqrt")
 LARGEST_GROUP = 16
+RANKS = (2, 3)  # of what the kernel takes
 TOLERANCE = 1e-4
 
 
@@ -62,7 +63,9 @@ def _find(
     """Returns the layer normalisation that begins with a mean, if there is one."""
     source = editor.nodes[mean].input[0]
     shape = shapes.get(source)
-    if ":" in source or shape is None or not shape.rank or shape[-1] is None or shape[:-1].as_list().count(None) > 1:
+    if ":" in source or shape is None or not shape.rank or shape[-1] is None:
+        return None
+    if shape.rank not in RANKS and shape.as_list().count(None) > 1:  # no Reshape could tell them apart
         return None
     if editor.nodes[mean].attr["T"].type != tf.float32.as_datatype_enum:
         return None
@@ -149,7 +152,7 @@ def _compute(
 def _fuse(editor: GraphEditor, norm: LayerNorm, shape: tf.TensorShape) -> None:
     name, source = norm.nodes[-1], norm.input
     sizes = [-1 if size is None else size for size in shape]
-    flat = shape.rank not in (2, 3)  # the kernel takes no others
+    flat = shape.rank not in RANKS
     if flat:
         source = _reshape(editor, f"{name}/rows", source, [-1, sizes[-1]])
     fused = editor.add(

@@ -62,7 +62,7 @@ def _expand(editor: GraphEditor, node: Any) -> None:
         )
     ]
     order = _order([*common, *rows, *columns], result)
-    if order.tolist() == list(range(order.size)):
+    if _moves_nothing(order):
         _become_product(editor, node, before, (False, False), dtype)
         return
     product = editor.add(
@@ -96,11 +96,15 @@ def _order(before: Sequence[str], after: Sequence[str]) -> np.ndarray:
     return np.array([before.index(label) for label in after], np.int32)
 
 
+def _moves_nothing(order: np.ndarray) -> bool:
+    return order.tolist() == list(range(order.size))
+
+
 def _transposed(
     editor: GraphEditor, name: str, tensor: str, before: Sequence[str], after: Sequence[str], dtype: AttrValue
 ) -> str:
     order = _order(before, after)
-    if order.tolist() == list(range(order.size)):
+    if _moves_nothing(order):
         return tensor
     constant = editor.add_constant(f"{name}/order", order)
     return editor.add("Transpose", name, [tensor, constant], T=dtype, Tperm=dtype_attr(tf.int32))
@@ -146,8 +150,11 @@ def _absorb_operand(editor: GraphEditor, node: Any, position: int, flag: str, ou
     if order is None or order[-2] != order.size - 1:
         return
     kept = np.append(order[:-2], order[[-1, -2]]).astype(order.dtype)
-    constant = editor.add_constant(f"{transpose.name}/order", kept)
-    editor.set_inputs(transpose.name, [transpose.input[0], constant])
+    if _moves_nothing(kept):
+        editor.redirect(transpose.name, transpose.input[0])
+    else:
+        constant = editor.add_constant(f"{transpose.name}/order", kept)
+        editor.set_inputs(transpose.name, [transpose.input[0], constant])
     node.attr[flag].CopyFrom(AttrValue(b=not attribute(node, flag).b))
 
 
