@@ -26,7 +26,10 @@ from tfopt.exporting import SavedModelProcess
 
 FLOAT = "keras_export"
 TENSORFLOW = {FLOAT: None, "tfopt_float32": "float32", "tfopt_int8": "int8"}
-RUNTIMES = (*TENSORFLOW, *peers.REQUIREMENTS)
+# Our int8 artifact again, in a process that lets the calling thread compute too, as the others do.
+CALLER_THREAD = "tfopt_int8_caller_thread"
+CALLER_THREAD_SETTING = {"TF_ONEDNN_THREADPOOL_USE_CALLER_THREAD": "1"}
+RUNTIMES = (*TENSORFLOW, CALLER_THREAD, *peers.REQUIREMENTS)
 CALIBRATION_EXAMPLES, HELD_OUT_EXAMPLES = 32, 64
 
 
@@ -60,6 +63,10 @@ def convert(
     target = folder / runtime
     if runtime in TENSORFLOW:
         details = export(runtime, model, folder, target)
+    elif runtime == CALLER_THREAD:
+        target.unlink(missing_ok=True)
+        target.symlink_to("tfopt_int8")
+        details = {"versions": {}}
     elif runtime == "inc":
         versions = peers.convert(runtime, cache, folder / FLOAT, folder / "calibration.npz", target, family, 8)
         details = {"versions": versions}
@@ -97,7 +104,15 @@ def with_static_batch(model: keras.Model, folder: Path, batch_size: int) -> Path
     return path
 
 
+class CallerThreadProcess(SavedModelProcess):
+    def _command(self) -> tuple[list[str], dict[str, Any]]:
+        words, settings = super()._command()
+        return words, settings | {"env": settings["env"] | CALLER_THREAD_SETTING}
+
+
 def open_process(runtime: str, folder: Path, cache: Path) -> SavedModelProcess:
+    if runtime == CALLER_THREAD:
+        return CallerThreadProcess(folder / runtime)
     # Intel Neural Compressor's artifact is a SavedModel that needs only TensorFlow.
     if runtime in TENSORFLOW or runtime == "inc":
         return SavedModelProcess(folder / runtime)

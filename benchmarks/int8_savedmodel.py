@@ -6,8 +6,9 @@ The others are Intel Neural Compressor (inc), LiteRT, ONNX Runtime and OpenVINO,
 SavedModel on the same calibration data. They are installed on demand, with pinned versions, in virtual environments of
 their own under --cache. Each runtime runs in a process of its own with as many threads as there are cores, and the
 processes are timed in turns, so that a change in the machine's load meets all of them alike. Those that gain from it
-get a static batch size. How far each is from the float model, on inputs it was not calibrated on, stands beside its
-time. What cannot be installed, converted or run is listed with the reason.
+get a static batch size; tfopt_int8_caller_thread is our int8 artifact in a process with an environment variable set
+that lets the calling thread compute too. How far each is from the float model, on inputs it was not calibrated on,
+stands beside its time. What cannot be installed, converted or run is listed with the reason.
 
 Results go to benchmarks/results/int8_savedmodel.json, an entry for each model; entries of models that are not run stay.
 Takes about ten minutes a model on two cores, most of it conversion, and ten more to install. --work keeps what is

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tfopt.errors import ConfigError
-from tfopt.graph.edit import GraphEditor
+from tfopt.graph.edit import GraphEditor, producer
 
 LARGE = 4096  # bytes; what shapes are computed from is smaller
 
@@ -59,25 +59,26 @@ class FrozenGraph:
             fetch: Tensor names to return as a list, in place of the outputs by name.
         """
         placeholders = {spec.name for spec in self.inputs.values()}
-        body = type(self.graph_def)()
-        body.CopyFrom(self.graph_def)
-        del body.node[:]
-        body.node.extend(node for node in self.graph_def.node if node.name not in placeholders)
-        read = {full_name(tensor) for node in body.node for tensor in node.input}
+        read = {full_name(tensor) for node in self.graph_def.node for tensor in node.input}
+        # Of what is only measured, TensorFlow would optimize the graph longer than it runs it, weights and all.
+        held = {} if fetch is None else _large_constants(self.graph_def, read)
+        body = type(self.graph_def)(versions=self.graph_def.versions, library=self.graph_def.library)
+        left_out = placeholders.union(producer(tensor) for tensor in held)
+        body.node.extend(node for node in self.graph_def.node if node.name not in left_out)
         _register(self.graph_def.library.function)
         wanted = [tensor for tensor, _ in self.outputs.values()] if fetch is None else list(fetch)
 
         def serve(**inputs: Any) -> Any:
-            fed = {f"{spec.name}:0": inputs[name] for name, spec in self.inputs.items()}
-            computed = [tensor for tensor in wanted if full_name(tensor) not in fed]
+            given = {f"{spec.name}:0": inputs[name] for name, spec in self.inputs.items()} | held
+            computed = [tensor for tensor in wanted if full_name(tensor) not in given]
             elements = tf.graph_util.import_graph_def(
                 body,
-                input_map={key: value for key, value in fed.items() if key in read},
+                input_map={key: value for key, value in given.items() if key in read},
                 return_elements=[full_name(tensor) for tensor in computed],
                 name="",
             )
             values = dict(zip(computed, elements, strict=True))
-            tensors = [values[t] if t in values else fed[full_name(t)] for t in wanted]
+            tensors = [values[t] if t in values else given[full_name(t)] for t in wanted]
             if fetch is not None:
                 return tensors
             for tensor, (_, spec) in zip(tensors, self.outputs.values(), strict=True):
@@ -121,13 +122,26 @@ def _without_weights(graph_def: Any) -> Any:
     """Returns the graph with a placeholder of the same shape for each large constant, which is quicker to import."""
     light = type(graph_def)(versions=graph_def.versions, library=graph_def.library)
     for node in graph_def.node:
-        if node.op == "Const" and node.attr["value"].tensor.ByteSize() > LARGE:
+        if _is_large(node):
             placeholder = light.node.add(name=node.name, op="Placeholder")
             placeholder.attr["dtype"].CopyFrom(node.attr["dtype"])
             placeholder.attr["shape"].shape.CopyFrom(node.attr["value"].tensor.tensor_shape)
         else:
             light.node.append(node)
     return light
+
+
+def _large_constants(graph_def: Any, read: Collection[str]) -> dict[str, tf.Tensor]:
+    """Returns the large constants that nodes of a graph read, by tensor name."""
+    return {
+        full_name(node.name): tf.constant(tf.make_ndarray(node.attr["value"].tensor))
+        for node in graph_def.node
+        if _is_large(node) and full_name(node.name) in read
+    }
+
+
+def _is_large(node: Any) -> bool:
+    return node.op == "Const" and node.attr["value"].tensor.ByteSize() > LARGE
 
 
 def _describe(inputs: Any) -> str:
