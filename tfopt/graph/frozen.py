@@ -69,7 +69,8 @@ class FrozenGraph:
         wanted = [tensor for tensor, _ in self.outputs.values()] if fetch is None else list(fetch)
 
         def serve(**inputs: Any) -> Any:
-            given = {f"{spec.name}:0": inputs[name] for name, spec in self.inputs.items()} | held
+            given = {f"{spec.name}:0": inputs[name] for name, spec in self.inputs.items()}
+            given |= {tensor: tf.identity(value) for tensor, value in held.items()}
             computed = [tensor for tensor in wanted if full_name(tensor) not in given]
             elements = tf.graph_util.import_graph_def(
                 body,
