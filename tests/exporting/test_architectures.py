@@ -16,7 +16,6 @@ pytestmark = pytest.mark.slow
 PLAIN = QuantizationConfig(equalization=False, smooth_quant=0.0, bias_correction=False)
 
 ARCHITECTURES = {
-    "MobileNetV3Small": (keras.applications.MobileNetV3Small, 64),
     "EfficientNetB0": (keras.applications.EfficientNetB0, 64),
     "ConvNeXtTiny": (keras.applications.ConvNeXtTiny, 64),
 }
