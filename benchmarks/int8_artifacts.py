@@ -105,6 +105,8 @@ def with_static_batch(model: keras.Model, folder: Path, batch_size: int) -> Path
 
 
 class CallerThreadProcess(SavedModelProcess):
+    """A SavedModel in a process where the thread that calls a kernel computes a part of it."""
+
     def _command(self) -> tuple[list[str], dict[str, Any]]:
         words, settings = super()._command()
         return words, settings | {"env": settings["env"] | CALLER_THREAD_SETTING}

@@ -27,7 +27,15 @@ from typing import Any
 
 import numpy as np
 import tyro
-from int8_artifacts import CALIBRATION_EXAMPLES, FLOAT, HELD_OUT_EXAMPLES, RUNTIMES, open_process, prepare
+from int8_artifacts import (
+    CALIBRATION_EXAMPLES,
+    CALLER_THREAD,
+    FLOAT,
+    HELD_OUT_EXAMPLES,
+    RUNTIMES,
+    open_process,
+    prepare,
+)
 from int8_models import MODELS
 from runtimes.peers import ConversionError
 
@@ -64,7 +72,8 @@ class Options:
 def main(options: Options) -> dict[str, Any]:
     check("model", options.models, MODELS)
     check("runtime", options.runtimes, RUNTIMES)
-    runtimes = tuple(dict.fromkeys((FLOAT, *options.runtimes)))
+    needed = (FLOAT, *([OURS] if CALLER_THREAD in options.runtimes else []))
+    runtimes = tuple(dict.fromkeys((*needed, *options.runtimes)))
     cache = options.cache.expanduser().absolute()
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:

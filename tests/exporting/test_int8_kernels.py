@@ -442,3 +442,41 @@ def test_moving_ops_work_on_the_quantized_tensor(signed):
     # The convolution may round one step otherwise, which one weight at most multiplies.
     assert np.mean(np.abs(result - expected) < 1e-4 * np.abs(expected).max()) >= 0.99
     assert np.abs(result - expected).max() <= ranges[chains[0].output].scale * np.abs(second).max() * 2
+
+
+def test_what_is_computed_in_float_is_read_in_float():
+    """A residual stream beside the product that it enters: it is quantized for the product alone."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(8, 6)).astype("float32")
+    weights = generator.normal(size=(6, 6)).astype("float32")
+
+    def function(x):
+        stream = tf.tanh(x)
+        return tf.matmul(stream, weights) + stream
+
+    lowered, (chain,), ranges = lower(graph_of(function, (None, 6)), x)
+    assert [node.op for node in lowered.graph_def.node].count("QuantizeV2") == 1
+    assert "Dequantize" not in {node.op for node in lowered.graph_def.node}
+    entering = ranges[chain.input]
+    steps, scale = quantized_weights(weights)
+    expected = (quantized(np.tanh(x), entering) @ steps) * (entering.scale * scale) + np.tanh(x)
+    np.testing.assert_allclose(lowered.predict(x)["y"], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_transpose_before_a_product_moves_bytes():
+    """What is transposed between a float op and a product is transposed as bytes."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(2, 3, 4, 5)).astype("float32")
+    weights = generator.normal(size=(15, 7)).astype("float32")
+
+    def function(x):
+        return tf.matmul(tf.reshape(tf.transpose(tf.tanh(x), (0, 2, 1, 3)), (-1, 15)), weights)
+
+    lowered, _, ranges = lower(graph_of(function, (None, 3, 4, 5)), x)
+    nodes = {node.op: node for node in lowered.graph_def.node}
+    assert nodes["Transpose"].attr["T"].type == tf.int8.as_datatype_enum
+    (span,) = ranges.values()
+    steps, scale = quantized_weights(weights)
+    moved = quantized(np.tanh(x), span).transpose(0, 2, 1, 3).reshape(-1, 15)
+    expected = (moved @ steps) * (span.scale * scale)
+    np.testing.assert_allclose(lowered.predict(x)["y"], expected, rtol=1e-5, atol=1e-4)

@@ -44,6 +44,16 @@ FUSED = {
 }
 
 
+# Of the largest and the mean error. What is cut off below is so one step lower than in the annotated graph, whose
+# ranges are symmetric, and what reads a sum here scales such a step, or gathers many of them.
+BOUNDS = {
+    "preactivation": (3.0, 0.01),
+    "linear_bottlenecks": (3.0, 0.01),
+    "linear_sum_with_a_float_sum": (3.0, 0.01),
+    "linear_sum_read_in_every_way": (2.0, 0.02),
+}
+
+
 @pytest.fixture(scope="module")
 def run():
     """The topologies run in a process of their own: a wrong fused sum can end it."""
@@ -63,13 +73,11 @@ def test_nothing_crashes(run, results):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_agrees_with_the_annotated_graph(name, results):
-    """Errors are in steps of the output's range; a value on the edge of a step may round otherwise and be scaled.
-
-    And what is cut off below is so one step lower than in the annotated graph, whose ranges are symmetric.
-    """
+    """Errors are in steps of the output's range; a value on the edge of a step may round otherwise and be scaled."""
+    highest, highest_mean = BOUNDS.get(name, (2.0, 0.01))
     for worst, mean in results[name]["errors"].values():
-        assert worst <= 3.0
-        assert mean <= 0.02
+        assert worst <= highest
+        assert mean <= highest_mean
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -54,7 +54,7 @@ def accuracy(model, config, examples):
     return top1_accuracy(examples.y_test, quantized.predict(examples.x_test))
 
 
-def recovers(model, config, examples):
+def assert_recovers(model, config, examples):
     exact = top1_accuracy(examples.y_test, model.predict(examples.x_test, verbose=0))
     assert exact > 0.8
     assert accuracy(model, MIN_MAX, examples) < exact - 0.05
@@ -68,8 +68,8 @@ def test_equalization(hard_models, examples, cnn):
     np.testing.assert_allclose(
         hard.predict(examples.x_test, verbose=0), exact, atol=1e-3 * np.abs(exact).max(), rtol=1e-3
     )
-    recovers(hard, replace(MIN_MAX, equalization=True), examples)
-    recovers(hard, QuantizationConfig(), examples)
+    assert_recovers(hard, replace(MIN_MAX, equalization=True), examples)
+    assert_recovers(hard, QuantizationConfig(), examples)
 
 
 @pytest.mark.slow
@@ -78,13 +78,13 @@ def test_percentile(hard_models, examples):
     hard, train = hard_models.hot_pixels(model, examples.x_train)
     test = hard_models.hot_pixels(model, examples.x_test)[1]
     hot = replace(examples, x_train=train, x_test=test)
-    recovers(hard, replace(MIN_MAX, observer="percentile", percentile=99.5), hot)
+    assert_recovers(hard, replace(MIN_MAX, observer="percentile", percentile=99.5), hot)
 
 
 @pytest.mark.slow
 def test_smooth_quant(hard_models, examples):
     model = hard_models.trained("transformer", examples, epochs=15, shift=0)
-    recovers(hard_models.outlier_channels(model, 1000.0), replace(MIN_MAX, smooth_quant=0.5), examples)
+    assert_recovers(hard_models.outlier_channels(model, 1000.0), replace(MIN_MAX, smooth_quant=0.5), examples)
 
 
 @pytest.mark.slow

@@ -1,9 +1,8 @@
 """Computes each layer normalisation by TensorFlow's one kernel for it (oneDNN, x86-64).
 
 Keras writes (x - mean(x)) / sqrt(variance(x) + epsilon) * scale + offset as ten nodes, each of which passes over the
-tensor; half of a transformer's time outside of its products goes there once these run in int8. As the nodes differ
-between versions and libraries, they are not compared to a pattern: a group of nodes that begins with a mean is computed
-on random numbers, and what comes out is compared to the formula.
+tensor. As the nodes differ between versions and libraries, they are not compared to a pattern: a group of nodes that
+begins with a mean is computed on random numbers, and what comes out is compared to the formula.
 """
 
 from __future__ import annotations
