@@ -62,7 +62,7 @@ def _expand(editor: GraphEditor, node: Any) -> None:
         )
     ]
     order = _order([*common, *rows, *columns], result)
-    if _moves_nothing(order):
+    if moves_nothing(order):
         _become_product(editor, node, before, (False, False), dtype)
         return
     product = editor.add(
@@ -96,7 +96,8 @@ def _order(before: Sequence[str], after: Sequence[str]) -> np.ndarray:
     return np.array([before.index(label) for label in after], np.int32)
 
 
-def _moves_nothing(order: np.ndarray) -> bool:
+def moves_nothing(order: np.ndarray) -> bool:
+    """Whether a transpose to this order leaves the axes where they are."""
     return order.tolist() == list(range(order.size))
 
 
@@ -104,7 +105,7 @@ def _transposed(
     editor: GraphEditor, name: str, tensor: str, before: Sequence[str], after: Sequence[str], dtype: AttrValue
 ) -> str:
     order = _order(before, after)
-    if _moves_nothing(order):
+    if moves_nothing(order):
         return tensor
     constant = editor.add_constant(f"{name}/order", order)
     return editor.add("Transpose", name, [tensor, constant], T=dtype, Tperm=dtype_attr(tf.int32))
@@ -150,7 +151,7 @@ def _absorb_operand(editor: GraphEditor, node: Any, position: int, flag: str, ou
     if order is None or order[-2] != order.size - 1:
         return
     kept = np.append(order[:-2], order[[-1, -2]]).astype(order.dtype)
-    if _moves_nothing(kept):
+    if moves_nothing(kept):
         editor.redirect(transpose.name, transpose.input[0])
     else:
         constant = editor.add_constant(f"{transpose.name}/order", kept)

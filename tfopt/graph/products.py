@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfopt.graph.batched_products import moves_nothing
 from tfopt.graph.edit import AttrValue, GraphEditor, attribute, dtype_attr, producer
 
 Shapes = dict[str, tf.TensorShape]
@@ -39,7 +40,8 @@ def unify_products(editor: GraphEditor, infer: Callable[[], Shapes], outputs: fr
         shapes = infer()
     for name in editor.topological():
         node = editor.nodes[name]
-        if node.op == "Transpose" and name not in outputs and _moves_nothing(editor, node):
+        order = editor.constant(node.input[1]) if node.op == "Transpose" and name not in outputs else None
+        if order is not None and moves_nothing(order):
             editor.redirect(name, node.input[0])
         elif node.op == "BatchMatMulV2":
             _flatten(editor, node, shapes)
@@ -131,11 +133,6 @@ def _set_sizes(editor: GraphEditor, node: Any, sizes: Sequence[int]) -> None:
     constant = editor.add_constant(f"{node.name}/sizes", np.asarray(sizes, np.int32))
     editor.set_inputs(node.name, [node.input[0], constant])
     node.attr["Tshape"].CopyFrom(dtype_attr(tf.int32))
-
-
-def _moves_nothing(editor: GraphEditor, node: Any) -> bool:
-    order = editor.constant(node.input[1])
-    return order is not None and order.tolist() == list(range(order.size))
 
 
 def _flatten(editor: GraphEditor, node: Any, shapes: Shapes) -> None:
