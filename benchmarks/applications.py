@@ -131,7 +131,8 @@ def like_trained(name: str) -> keras.Model:
     generator = np.random.default_rng(0)
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
-            layer.gamma.assign(generator.uniform(0.3, 0.7, layer.gamma.shape))
+            if layer.scale:
+                layer.gamma.assign(generator.uniform(0.3, 0.7, layer.gamma.shape))
             layer.beta.assign(generator.uniform(0.0, 1.0, layer.beta.shape))
         if layer.name.endswith(BRANCH_ENDS):
             layer.gamma.assign(tf.fill(layer.gamma.shape, DAMPING))

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from tfopt.exporting.int8 import lower_to_int8
 from tfopt.graph import FrozenGraph, GraphEditor
-from tfopt.quantization.annotate import annotate, tensors_to_observe
+from tfopt.quantization.annotate import annotate
 from tfopt.quantization.calibrate import calibrate
 from tfopt.quantization.chains import FAKE_QUANT, find_chains
 from tfopt.quantization.config import QuantizationConfig
+from tfopt.quantization.ranged import tensors_to_observe
 
 
 def graph_of(function, *shapes):

@@ -20,8 +20,9 @@ sum with no Relu behind it is computed with the offset too, which the Relu then 
 What else reads a tensor with an offset undoes it: a convolution that pads nothing by a smaller bias, whatever else by
 a change of the highest bit, since x + 128 as an unsigned byte and x as a signed one differ in that alone.
 
-Between chains, pooling, padding, transposes and reshapes work on the quantized tensor itself. Whatever else reads a
-quantized tensor gets it through Dequantize, so the graph computes what the annotated graph computes.
+Between chains, pooling, padding, transposes and reshapes work on the quantized tensor itself, and so does the
+concatenation of tensors that share one range. Whatever else reads a quantized tensor gets it through Dequantize, so the
+graph computes what the annotated graph computes.
 """
 
 from __future__ import annotations
@@ -228,24 +229,7 @@ class _Lowering:
             return self.quantized[tensor]
         node = self.editor.nodes[producer(tensor)]
         if node.op == FAKE_QUANT:
-            source, offset = node.input[0], self.offsets.get(node.name, 0.0)
-            if offset:
-                summands = [source, self._scalar(offset)]
-                source = self.editor.add("AddV2", f"{node.name}/offset", summands, T=dtype_attr(tf.float32))
-            span = replace(self._span(node, unsigned=bool(offset)), offset=offset)
-            values = self.editor.add(
-                "QuantizeV2",
-                f"{node.name}/quantize",
-                [source, span.low, span.high],
-                T=dtype_attr(span.dtype),
-                mode=text("SCALED"),
-                round_mode=text("HALF_TO_EVEN"),
-                # Without it a signed range is divided into 128 steps, and the kernels take it for 127.
-                narrow_range=AttrValue(b=span.dtype == tf.qint8),
-                axis=AttrValue(i=-1),
-                ensure_minimum_range=AttrValue(f=0.0),  # else a range below 0.01 is widened, unknown to the kernels
-            )
-            result = replace(span, values=values)
+            result = self._concatenated(node) or self._quantize(node)
         elif node.op in PASS_THROUGH and ":" not in tensor:
             inner = self._quantized(node.input[0])
             if node.op == "Pad":
@@ -258,6 +242,50 @@ class _Lowering:
             )
         self.quantized[tensor] = result
         return result
+
+    def _quantize(self, node: Any) -> Quantized:
+        """Quantizes the float tensor that a fake-quantization node reads."""
+        source, offset = node.input[0], self.offsets.get(node.name, 0.0)
+        if offset:
+            summands = [source, self._scalar(offset)]
+            source = self.editor.add("AddV2", f"{node.name}/offset", summands, T=dtype_attr(tf.float32))
+        span = replace(self._span(node, unsigned=bool(offset)), offset=offset)
+        values = self.editor.add(
+            "QuantizeV2",
+            f"{node.name}/quantize",
+            [source, span.low, span.high],
+            T=dtype_attr(span.dtype),
+            mode=text("SCALED"),
+            round_mode=text("HALF_TO_EVEN"),
+            # Without it a signed range is divided into 128 steps, and the kernels take it for 127.
+            narrow_range=AttrValue(b=span.dtype == tf.qint8),
+            axis=AttrValue(i=-1),
+            ensure_minimum_range=AttrValue(f=0.0),  # else a range below 0.01 is widened, unknown to the kernels
+        )
+        return replace(span, values=values)
+
+    def _concatenated(self, node: Any) -> Quantized | None:
+        """Joins the bytes of a concatenation behind which the node stands, if all it moves has the node's range."""
+        source = self.editor.nodes[producer(node.input[0])]
+        if source.op != "ConcatV2" or not all(self._has_range(part, node) for part in source.input[:-1]):
+            return None
+        span = self._span(node)
+        parts = [self._without_offset(self._quantized(part)) for part in source.input[:-1]]
+        if any(part.dtype != span.dtype for part in parts):
+            return None
+        values = self.editor.add(
+            "ConcatV2",
+            f"{source.name}/int8",
+            [*(part.values for part in parts), source.input[-1]],
+            T=dtype_attr(span.dtype),
+            **copy_attributes(source, ("N", "Tidx")),
+        )
+        return replace(span, values=values)
+
+    def _has_range(self, tensor: str, node: Any) -> bool:
+        """Whether a tensor comes from a fake-quantization node of the same range as `node`."""
+        origin = self.editor.nodes[producer(pass_through_origin(self.editor, tensor))]
+        return origin.op == FAKE_QUANT and self._range(origin) == self._range(node)
 
     def _span(self, node: Any, *, unsigned: bool = False) -> Quantized:
         """Returns the type and the range constants for a fake-quantization node, values still to come.
@@ -292,7 +320,7 @@ class _Lowering:
                 **copy_attributes(node, ("ksize", "strides", "padding")),
             )
         others = {key: value for key, value in node.attr.items() if key != "T" and not key.startswith("_")}
-        if node.op not in ("Pad", "Transpose"):
+        if node.op not in ("Pad", "Tile", "Transpose"):
             return self.editor.add(node.op, name, [inner.values, *node.input[1:]], T=dtype_attr(inner.dtype), **others)
         # TensorFlow moves quantized types value by value, thirty times as slowly as the same bytes as integers.
         plain = tf.uint8 if inner.dtype == tf.quint8 else tf.int8

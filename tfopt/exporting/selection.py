@@ -29,8 +29,8 @@ from tfopt.exporting.node_times import TimedGraph
 from tfopt.exporting.time_table import ChainTimes, Feeds, TimeTable, measure, read_table
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.quantization import QuantizedModel
-from tfopt.quantization.annotate import tensors_with_ranges
 from tfopt.quantization.chains import PASS_THROUGH, Chain, find_chains, pass_through_origin
+from tfopt.quantization.ranged import find_concats, tensors_with_ranges
 from tfopt.report import write_text
 
 # int8 also makes the model smaller, so that a tie is decided for it; and what differs by less is noise.
@@ -56,7 +56,7 @@ def select_int8(quantized: QuantizedModel, feeds: Feeds, stored: Path | None = N
     table = read_table(stored, chains, feeds) if stored and known else measure(quantized, editor, chains, feeds)
     if stored and not known:
         write_text(stored, table.to_json() + "\n")
-    in_int8 = _fastest(quantized.float_graph, editor, chains, table, feeds)
+    in_int8 = _fastest(quantized, editor, chains, table, feeds)
     slower = {
         chain.op: f"{_why(table.chains[chain.op])}: {table.chains[chain.op]}"
         for chain, chosen in zip(chains, in_int8, strict=True)
@@ -113,41 +113,43 @@ def _call(timed: TimedGraph, inputs: Mapping[str, Any]) -> float:
 
 
 def _fastest(
-    graph: FrozenGraph, editor: GraphEditor, chains: Sequence[Chain], table: TimeTable, feeds: Feeds
+    quantized: QuantizedModel, editor: GraphEditor, chains: Sequence[Chain], table: TimeTable, feeds: Feeds
 ) -> list[bool]:
     """Returns for each chain whether it is in int8 in the fastest assignment."""
-    times = table.chains
+    times, graph = table.chains, quantized.float_graph
     totals = np.sum([times[chain.op].float_ms for chain in chains], axis=0)
     scales = WHOLE / np.maximum(totals, 1e-3)
     conversion = _conversions(graph, tensors_with_ranges(editor, chains), table, feeds, scales)
     network = FlowNetwork()
-    number = {chain.op: network.node() for chain in chains}
+    entering = {
+        chain.op: [pass_through_origin(editor, source) for source in (chain.input, chain.summand) if source]
+        for chain in chains
+    }
+    # A concatenation is on the side that spares conversions: its own time hardly differs.
+    concats = {concat.output: concat.inputs for concat in find_concats(editor, chains, quantized.ranges)}
+    number = {name: network.node() for name in (*entering, *concats)}
     for chain in chains:
         measured = times[chain.op]
         network.edge(SOURCE, number[chain.op], float(np.dot(measured.float_ms, scales)))
         network.edge(number[chain.op], SINK, float(np.dot(measured.int8_ms, scales)) / TIE)
-    producers = {chain.output: chain for chain in chains}
-    inside = {node for chain in chains for node in chain.nodes}
+    producers = {chain.output: number[chain.op] for chain in chains} | {name: number[name] for name in concats}
+    inside = {node for chain in chains for node in chain.nodes}.union(concats)
     for tensor in tensors_with_ranges(editor, chains):
-        readers = [
-            number[chain.op]
-            for chain in chains
-            if tensor in {pass_through_origin(editor, source) for source in (chain.input, chain.summand) if source}
-        ]
+        readers = [number[name] for name, tensors in (entering | concats).items() if tensor in tensors]
         producer = producers.get(tensor)
         if readers:
             shared = network.node()
             for reader in readers:
                 network.edge(reader, shared, NEVER)
-            network.edge(shared, number[producer.op] if producer else SINK, conversion("QuantizeV2", tensor))
+            network.edge(shared, SINK if producer is None else producer, conversion("QuantizeV2", tensor))
         if producer is None:
             continue
         price = conversion("Dequantize", tensor)
         if _read_by_others(editor, graph, tensor, inside):
-            network.edge(number[producer.op], SINK, price)
+            network.edge(producer, SINK, price)
         elif readers:
             shared = network.node()
-            network.edge(number[producer.op], shared, price)
+            network.edge(producer, shared, price)
             for reader in readers:
                 network.edge(shared, reader, NEVER)
     on_source_side = network.source_side()

@@ -4,76 +4,27 @@ The annotated graph is still a float graph that TensorFlow runs anywhere, but it
 would have. It is the one form that exporters lower from, however the ranges were found:
 
 - an activation passes through FakeQuantWithMinMaxArgs(min, max): quint8 for [0, max], and with `narrow_range`
-  qint8 for [-max, max]; of what is computed in float, only the chains read the quantized form;
+  qint8 for [-max, max]; of what is computed in float, only the chains and what moves values to them read the quantized
+  form;
 - weights pass through FakeQuantWithMinMaxVarsPerChannel(-max, max, narrow_range), channels last; those of a depthwise
   convolution get their fourth axis behind it.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from tfopt.graph.edit import AttrValue, GraphEditor, dtype_attr, producer
-from tfopt.graph.fold import CONVOLUTIONS
 from tfopt.graph.frozen import FrozenGraph
-from tfopt.quantization.chains import FAKE_QUANT, FAKE_QUANT_WEIGHTS, Chain, pass_through_origin
+from tfopt.quantization.chains import FAKE_QUANT, FAKE_QUANT_WEIGHTS, Chain
 from tfopt.quantization.fake_quant import steps_above_zero
 from tfopt.quantization.observers import Range
+from tfopt.quantization.ranged import find_concats, quantized_reads
 
 INT8 = steps_above_zero(8)
-
-
-def tensors_with_ranges(editor: GraphEditor, chains: Sequence[Chain]) -> list[str]:
-    """Returns the tensors that need a range, in a stable order.
-
-    These are what enters a chain, what a fused sum adds, and what leaves a convolution (its kernel has no float
-    output) or a product whose result another chain reads.
-    """
-    return sorted({tensor for chain in chains for tensor in tensors_of_chain(editor, chain)})
-
-
-def tensors_to_observe(editor: GraphEditor, chains: Sequence[Chain]) -> list[str]:
-    """Returns the tensors that need a range, or would if some of the chains were left float.
-
-    A convolution cannot fuse the sum with the result of one that is float, and then ends before it.
-    """
-    before_sums = {
-        before
-        for chain in chains
-        for before, node in itertools.pairwise(chain.nodes)
-        if chain.summand and chain.summand in editor.nodes[node].input
-    }
-    return sorted({*tensors_with_ranges(editor, chains), *before_sums})
-
-
-def tensors_of_chain(editor: GraphEditor, chain: Chain) -> list[str]:
-    """Returns the tensors that one chain needs a range for."""
-    entering = [pass_through_origin(editor, tensor) for tensor in (chain.input, chain.summand) if tensor]
-    return entering + ([chain.output] if editor.nodes[chain.op].op in CONVOLUTIONS else [])
-
-
-def quantized_reads(editor: GraphEditor, chains: Sequence[Chain]) -> dict[str, set[str]]:
-    """Returns for each tensor that needs a range the nodes that read it quantized.
-
-    What a chain computes is there in no other form. Of other tensors, these are the chains that they enter, and what
-    moves their values on the way there.
-    """
-    computed = {chain.output for chain in chains}
-    reads: dict[str, set[str]] = {tensor: set() for tensor in tensors_with_ranges(editor, chains)}
-    for tensor in reads.keys() & computed:
-        reads[tensor].update(editor.consumers.get(tensor, ()))
-    for chain in chains:
-        addition = next((name for name in chain.nodes if chain.summand in editor.nodes[name].input), "")
-        for source, reader in ((chain.input, chain.op), (chain.summand, addition)):
-            if source is not None:
-                while source not in reads:
-                    source, reader = editor.nodes[source].input[0], source
-                reads[source].add(reader)
-    return reads
 
 
 def annotate(
@@ -97,7 +48,8 @@ def annotate(
             weights that use few of its values.
     """
     editor = GraphEditor(graph.graph_def)
-    for tensor, readers in quantized_reads(editor, chains).items():
+    concats = find_concats(editor, chains, ranges)
+    for tensor, readers in quantized_reads(editor, chains, concats).items():
         name = add_fake_quant(editor, tensor, ranges[tensor])
         editor.redirect(tensor, name, keep=set(editor.consumers[producer(tensor)]) - readers)
     for chain in chains:

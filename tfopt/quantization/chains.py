@@ -35,7 +35,7 @@ RELUS = ("Relu", "Relu6")
 FAKE_QUANT = "FakeQuantWithMinMaxArgs"
 FAKE_QUANT_WEIGHTS = "FakeQuantWithMinMaxVarsPerChannel"
 # Ops that only move or select values, so that a quantized tensor keeps its range through them.
-PASS_THROUGH = ("MaxPool", "Pad", "Transpose", "Reshape", "Squeeze", "ExpandDims", "Identity")
+PASS_THROUGH = ("MaxPool", "Pad", "Tile", "Transpose", "Reshape", "Squeeze", "ExpandDims", "Identity")
 WITHOUT_LOWERING = ("BatchMatMulV2", "Einsum", "Conv2DBackpropInput", "Conv3D")
 Shapes = Mapping[str, tf.TensorShape]
 EMPTY: Mapping[str, str] = MappingProxyType({})
@@ -295,7 +295,7 @@ def _sum_fits(
         in_int8 = _is_in_int8(editor, source, heads)
     if not in_int8 or not outputs.isdisjoint((source.name, addition.name)):
         return False
-    return _readers(editor, source.name) - {addition.name} <= editor.ancestors(name)
+    return readers_of(editor, source.name) - {addition.name} <= editor.ancestors(name)
 
 
 def _is_in_int8(editor: GraphEditor, node: Any, heads: set[str]) -> bool:
@@ -317,7 +317,7 @@ def _before_fake_quant(editor: GraphEditor, tensor: str) -> Any:
     return editor.nodes[producer(node.input[0])] if node.op == FAKE_QUANT else node
 
 
-def _readers(editor: GraphEditor, name: str) -> set[str]:
+def readers_of(editor: GraphEditor, name: str) -> set[str]:
     """Returns the nodes that read a node's values, also through its fake quantization and ops that only move values."""
     readers: set[str] = set()
     stack = [name]

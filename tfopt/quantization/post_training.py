@@ -10,7 +10,7 @@ from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.fold import fold_constants
 from tfopt.quantization.adaptive_rounding import round_weights
 from tfopt.quantization.adjust import Adjustment, adjust, with_biases
-from tfopt.quantization.annotate import annotate, tensors_to_observe
+from tfopt.quantization.annotate import annotate
 from tfopt.quantization.bias_correction import correct_biases
 from tfopt.quantization.budget import keep_budget
 from tfopt.quantization.calibrate import calibrate, collect, join_labels
@@ -19,6 +19,7 @@ from tfopt.quantization.config import QuantizationConfig
 from tfopt.quantization.equalize import equalize
 from tfopt.quantization.observers import Range
 from tfopt.quantization.quantized_model import QuantizedModel, annotated
+from tfopt.quantization.ranged import share_ranges, tensors_to_observe
 from tfopt.quantization.trials import Trials
 from tfopt.report import Change, PassReport
 
@@ -41,7 +42,9 @@ def quantize_after_training(
         graph = with_biases(graph, chains)
         chains, skipped = find_chains(graph, GraphEditor(graph.graph_def), config.exclude)
     left_float = {skip.name: skip.reason for skip in skipped}
-    ranges = calibrate(graph, tensors_to_observe(GraphEditor(graph.graph_def), chains), batches, config)
+    editor = GraphEditor(graph.graph_def)
+    ranges = calibrate(graph, tensors_to_observe(editor, chains), batches, config)
+    ranges = share_ranges(editor, chains, graph.output_nodes, ranges)
     adjustments, rounding = _adjustments(graph, chains, ranges, batches, config)
     report = PassReport(name="quantize", steps=[*steps, *rounding])
     if config.max_accuracy_drop is not None:

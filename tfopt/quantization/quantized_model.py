@@ -10,10 +10,11 @@ import numpy as np
 
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.quantization.adjust import Adjustment, adjust
-from tfopt.quantization.annotate import annotate, tensors_of_chain
+from tfopt.quantization.annotate import annotate
 from tfopt.quantization.chains import Chain, find_chains_where, weights_quantizer
 from tfopt.quantization.fake_quant import steps_above_zero
 from tfopt.quantization.observers import Range
+from tfopt.quantization.ranged import tensors_of_chain
 from tfopt.report import Change, PassReport
 
 

@@ -19,13 +19,13 @@ from tfopt.errors import UnsupportedLayerError, UnsupportedModelError
 from tfopt.graph import FrozenGraph, GraphEditor, freeze
 from tfopt.graph.edit import producer
 from tfopt.graph.fold import fold_constants
-from tfopt.quantization.annotate import tensors_of_chain, tensors_with_ranges
 from tfopt.quantization.calibrate import calibrate
 from tfopt.quantization.chains import Chain, check_exclude, find_chains_where, folded_tensor, matches
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.quantization.fake_quant import FakeQuantize
 from tfopt.quantization.layers import QUANTIZED, WITHOUT_KERNEL, FrozenLateBatchNormalization
 from tfopt.quantization.observers import Range
+from tfopt.quantization.ranged import tensors_of_chain, tensors_with_ranges
 from tfopt.quantization.rebuild import Place, check_rebuildable, plain_copy, rebuild
 from tfopt.quantization.unfuse import unfused
 from tfopt.report import Change, PassReport, Skip

@@ -17,12 +17,13 @@ from tfopt.errors import ConfigError
 from tfopt.graph.edit import AttrValue, GraphEditor, dtype_attr, producer
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.adjust import Adjustment, bias_of
-from tfopt.quantization.annotate import add_fake_quant, quantized_reads, tensors_to_observe
+from tfopt.quantization.annotate import add_fake_quant
 from tfopt.quantization.budget import Score
 from tfopt.quantization.chains import Chain, find_chains
 from tfopt.quantization.config import Metric
 from tfopt.quantization.fake_quant import steps_above_zero
 from tfopt.quantization.observers import Range
+from tfopt.quantization.ranged import find_concats, quantized_reads, tensors_to_observe
 
 SWITCHES = "tfopt_quantized"
 
@@ -54,7 +55,7 @@ class Trials:
     ) -> None:
         self._graph = graph
         self._editor = GraphEditor(graph.graph_def)
-        self._left_float = dict(left_float)
+        self._left_float, self._ranges = dict(left_float), ranges
         chains, _ = find_chains(graph, self._editor, left_float=self._left_float)
         self.names = [chain.op for chain in chains]
         self._reads = [
@@ -90,7 +91,8 @@ class Trials:
     def _outputs(self, left_float: Collection[str]) -> dict[str, np.ndarray]:
         reasons = self._left_float | dict.fromkeys(left_float, "tried")
         chains, _ = find_chains(self._graph, self._editor, left_float=reasons)
-        quantized, ops = quantized_reads(self._editor, chains), {chain.op for chain in chains}
+        concats = find_concats(self._editor, chains, self._ranges)
+        quantized, ops = quantized_reads(self._editor, chains, concats), {chain.op for chain in chains}
         reads = [reader in quantized.get(tensor, ()) for tensor, reader in self._reads]
         switches = tf.constant([*reads, *(name in ops for name in self.names)])
         parts = [self._function(**inputs, **{SWITCHES: switches}) for inputs in self._inputs]

@@ -1,0 +1,152 @@
+"""Which tensors need a range, which of them share one, and who reads them quantized.
+
+A concatenation only moves values, so of quantized tensors it moves the bytes, provided that a step means the same in
+all of them. A tensor that nothing else reads loses nothing by taking the range of the whole, since it would be rounded
+to that anyway; one that others read as well takes it where that makes its step at most twice as large.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tfopt.graph.edit import GraphEditor
+from tfopt.graph.fold import CONVOLUTIONS
+from tfopt.quantization.chains import PASS_THROUGH, Chain, pass_through_origin, readers_of
+from tfopt.quantization.observers import Range
+
+WIDEST = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Concat:
+    """A concatenation of tensors with ranges.
+
+    Attributes:
+        output: Name of its node, which is that of its result.
+        inputs: The tensors that it moves, each as it was before other ops that only move values.
+    """
+
+    output: str
+    inputs: tuple[str, ...]
+
+
+def tensors_with_ranges(editor: GraphEditor, chains: Sequence[Chain]) -> list[str]:
+    """Returns the tensors that need a range, in a stable order.
+
+    These are what enters a chain, what a fused sum adds, and what leaves a convolution (its kernel has no float
+    output) or a product whose result another chain reads.
+    """
+    return sorted({tensor for chain in chains for tensor in tensors_of_chain(editor, chain)})
+
+
+def tensors_to_observe(editor: GraphEditor, chains: Sequence[Chain]) -> list[str]:
+    """Returns the tensors that need a range, or would if some of the chains were left float.
+
+    A convolution cannot fuse the sum with the result of one that is float, and then ends before it.
+    """
+    before_sums = {
+        before
+        for chain in chains
+        for before, node in itertools.pairwise(chain.nodes)
+        if chain.summand and chain.summand in editor.nodes[node].input
+    }
+    return sorted({*tensors_with_ranges(editor, chains), *before_sums})
+
+
+def tensors_of_chain(editor: GraphEditor, chain: Chain) -> list[str]:
+    """Returns the tensors that one chain needs a range for."""
+    entering = [pass_through_origin(editor, tensor) for tensor in (chain.input, chain.summand) if tensor]
+    return entering + ([chain.output] if editor.nodes[chain.op].op in CONVOLUTIONS else [])
+
+
+def quantized_reads(
+    editor: GraphEditor, chains: Sequence[Chain], concats: Sequence[Concat] = ()
+) -> dict[str, set[str]]:
+    """Returns for each tensor that needs a range the nodes that read it quantized.
+
+    What a chain computes, or a concatenation in int8 moves, is there in no other form. Of other tensors, these are the
+    chains and concatenations that they enter, and what moves their values on the way there.
+    """
+    computed = {chain.output for chain in chains} | {concat.output for concat in concats}
+    reads: dict[str, set[str]] = {tensor: set() for tensor in tensors_with_ranges(editor, chains)}
+    for tensor in reads.keys() & computed:
+        reads[tensor].update(editor.consumers.get(tensor, ()))
+    entering = [(part, concat.output) for concat in concats for part in editor.nodes[concat.output].input[:-1]]
+    for chain in chains:
+        entering.append((chain.input, chain.op))
+        if chain.summand is not None:
+            addition = next(name for name in chain.nodes if chain.summand in editor.nodes[name].input)
+            entering.append((chain.summand, addition))
+    for source, reader in entering:
+        while source not in reads:
+            source, reader = editor.nodes[source].input[0], source
+        reads[source].add(reader)
+    return reads
+
+
+def find_concats(editor: GraphEditor, chains: Sequence[Chain], ranges: Mapping[str, Range]) -> list[Concat]:
+    """Returns the concatenations that stay in int8: they enter chains, and all their tensors have the same range."""
+    return [
+        concat
+        for concat in _candidates(editor, chains)
+        if len({ranges.get(tensor) for tensor in (concat.output, *concat.inputs)}) == 1
+    ]
+
+
+def share_ranges(
+    editor: GraphEditor, chains: Sequence[Chain], outputs: frozenset[str], ranges: Mapping[str, Range]
+) -> dict[str, Range]:
+    """Returns the ranges, those of a concatenation and of what it moves widened to one where that costs little.
+
+    Args:
+        editor: An editor of the float graph.
+        chains: Its chains.
+        outputs: Names of the nodes that the model returns.
+        ranges: The range of each tensor by its own values.
+    """
+    groups: list[set[str]] = []
+    concats = _candidates(editor, chains)
+    names = {concat.output for concat in concats}
+    for concat in concats:
+        group = {concat.output, *concat.inputs}
+        touching = [other for other in groups if not other.isdisjoint(group)]
+        group = group.union(*touching)
+        if group <= ranges.keys() and _shareable(editor, group, names, outputs, ranges):
+            groups = [other for other in groups if other not in touching] + [group]
+    shared = dict(ranges)
+    for group in groups:
+        widest = max(ranges[tensor].limit for tensor in group)
+        shared |= {tensor: replace(ranges[tensor], limit=widest) for tensor in group}
+    return shared
+
+
+def _candidates(editor: GraphEditor, chains: Sequence[Chain]) -> list[Concat]:
+    """Returns the concatenations that enter chains, and get all that they move from tensors that have ranges anyway."""
+    ranged = set(tensors_with_ranges(editor, chains))
+    found = []
+    for tensor in sorted(ranged):
+        if ":" not in tensor and editor.nodes[tensor].op == "ConcatV2":
+            inputs = tuple(pass_through_origin(editor, part) for part in editor.nodes[tensor].input[:-1])
+            if ranged.issuperset(inputs):
+                found.append(Concat(output=tensor, inputs=inputs))
+    return found
+
+
+def _shareable(
+    editor: GraphEditor, group: set[str], concats: set[str], outputs: frozenset[str], ranges: Mapping[str, Range]
+) -> bool:
+    if len({ranges[tensor].signed for tensor in group}) > 1:
+        return False
+    widest = max(ranges[tensor].limit for tensor in group)
+    return all(
+        WIDEST * ranges[tensor].limit >= widest
+        or (tensor not in outputs and _readers(editor, tensor) <= concats & group)
+        for tensor in group
+    )
+
+
+def _readers(editor: GraphEditor, tensor: str) -> set[str]:
+    """Returns the nodes that compute with a tensor, directly or behind what only moves its values."""
+    return {name for name in readers_of(editor, tensor) if editor.nodes[name].op not in PASS_THROUGH}
