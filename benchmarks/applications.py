@@ -137,7 +137,7 @@ def like_trained(name: str) -> keras.Model:
         if layer.name.endswith(BRANCH_ENDS):
             layer.gamma.assign(tf.fill(layer.gamma.shape, DAMPING))
     examples, kinds = images(160, size_of(model), seed=1)
-    calibrate_batch_norm(model, examples[:64])
+    calibrate_batch_norm(model, examples[:32])
     fit_classifier(model, examples, kinds)
     return model
 
