@@ -53,13 +53,12 @@ def _operations(node, names):
 
 @pytest.mark.slow
 def test_the_smoke_run_trains_both_sides_and_writes_nothing(tmp_path):
-    run = _run("gpu_training.py", "--smoke", "--out", str(tmp_path))
+    run = _run("gpu_training.py", "--smoke", "--models", "bert_base", "--out", str(tmp_path))
     assert run.returncode == 0, run.stderr
     models = json.loads(run.stdout)["models"]
-    assert set(models) == {"resnet50", "bert_base"}
-    for figures in models.values():
-        assert figures["keras"]["examples_per_second"] > 0
-        assert figures["tfopt"]["examples_per_second"] > 0
+    assert set(models) == {"bert_base"}
+    assert models["bert_base"]["keras"]["examples_per_second"] > 0
+    assert models["bert_base"]["tfopt"]["examples_per_second"] > 0
     assert not list(tmp_path.iterdir())
 
 

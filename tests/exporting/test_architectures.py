@@ -17,7 +17,7 @@ PLAIN = QuantizationConfig(equalization=False, smooth_quant=0.0, bias_correction
 
 ARCHITECTURES = {
     "EfficientNetB0": (keras.applications.EfficientNetB0, 64),
-    "ConvNeXtTiny": (keras.applications.ConvNeXtTiny, 64),
+    "ConvNeXtTiny": (keras.applications.ConvNeXtTiny, 32),
 }
 
 
