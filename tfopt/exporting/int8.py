@@ -20,9 +20,9 @@ sum with no Relu behind it is computed with the offset too, which the Relu then 
 What else reads a tensor with an offset undoes it: a convolution that pads nothing by a smaller bias, whatever else by
 a change of the highest bit, since x + 128 as an unsigned byte and x as a signed one differ in that alone.
 
-Between chains, pooling, padding, transposes and reshapes work on the quantized tensor itself, and so does the
-concatenation of tensors that share one range. Whatever else reads a quantized tensor gets it through Dequantize, so the
-graph computes what the annotated graph computes.
+Between chains, max pooling, padding, transposes and reshapes work on the quantized tensor itself, and so do
+concatenation and average pooling where what goes in and out shares one range. Whatever else reads a quantized tensor
+gets it through Dequantize, so the graph computes what the annotated graph computes.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from tfopt.quantization.chains import (
     weights_quantizer,
 )
 from tfopt.quantization.observers import Range
+from tfopt.quantization.ranged import JOINTS, values_of
 
 OFFSET = 128
 
@@ -229,7 +230,7 @@ class _Lowering:
             return self.quantized[tensor]
         node = self.editor.nodes[producer(tensor)]
         if node.op == FAKE_QUANT:
-            result = self._concatenated(node) or self._quantize(node)
+            result = self._joined(node) or self._quantize(node)
         elif node.op in PASS_THROUGH and ":" not in tensor:
             inner = self._quantized(node.input[0])
             if node.op == "Pad":
@@ -264,22 +265,23 @@ class _Lowering:
         )
         return replace(span, values=values)
 
-    def _concatenated(self, node: Any) -> Quantized | None:
-        """Joins the bytes of a concatenation behind which the node stands, if all it moves has the node's range."""
-        source = self.editor.nodes[producer(node.input[0])]
-        if source.op != "ConcatV2" or not all(self._has_range(part, node) for part in source.input[:-1]):
+    def _joined(self, node: Any) -> Quantized | None:
+        """Computes the joint that a fake-quantization node reads, if all that goes into it has the node's range."""
+        joint = self.editor.nodes[producer(node.input[0])]
+        if joint.op not in JOINTS or not all(self._has_range(source, node) for source in values_of(joint)):
             return None
         span = self._span(node)
-        parts = [self._without_offset(self._quantized(part)) for part in source.input[:-1]]
+        parts = [self._without_offset(self._quantized(source)) for source in values_of(joint)]
         if any(part.dtype != span.dtype for part in parts):
             return None
-        values = self.editor.add(
-            "ConcatV2",
-            f"{source.name}/int8",
-            [*(part.values for part in parts), source.input[-1]],
-            T=dtype_attr(span.dtype),
-            **copy_attributes(source, ("N", "Tidx")),
-        )
+        inputs = [part.values for part in parts]
+        if joint.op == "ConcatV2":
+            op, attributes = "ConcatV2", copy_attributes(joint, ("N", "Tidx"))
+            inputs.append(joint.input[-1])
+        else:
+            op, attributes = "QuantizedAvgPool", copy_attributes(joint, ("ksize", "strides", "padding"))
+            inputs += [span.low, span.high]
+        values = self.editor.add(op, f"{joint.name}/int8", inputs, T=dtype_attr(span.dtype), **attributes)
         return replace(span, values=values)
 
     def _has_range(self, tensor: str, node: Any) -> bool:

@@ -30,7 +30,7 @@ from tfopt.exporting.time_table import ChainTimes, Feeds, TimeTable, measure, re
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.quantization import QuantizedModel
 from tfopt.quantization.chains import PASS_THROUGH, Chain, find_chains, pass_through_origin
-from tfopt.quantization.ranged import find_concats, tensors_with_ranges
+from tfopt.quantization.ranged import find_joints, tensors_with_ranges
 from tfopt.report import write_text
 
 # int8 also makes the model smaller, so that a tie is decided for it; and what differs by less is noise.
@@ -125,17 +125,17 @@ def _fastest(
         chain.op: [pass_through_origin(editor, source) for source in (chain.input, chain.summand) if source]
         for chain in chains
     }
-    # A concatenation is on the side that spares conversions: its own time hardly differs.
-    concats = {concat.output: concat.inputs for concat in find_concats(editor, chains, quantized.ranges)}
-    number = {name: network.node() for name in (*entering, *concats)}
+    # A joint is on the side that spares conversions: its own time counts for little beside these.
+    joints = {joint.output: joint.inputs for joint in find_joints(editor, chains, quantized.ranges)}
+    number = {name: network.node() for name in (*entering, *joints)}
     for chain in chains:
         measured = times[chain.op]
         network.edge(SOURCE, number[chain.op], float(np.dot(measured.float_ms, scales)))
         network.edge(number[chain.op], SINK, float(np.dot(measured.int8_ms, scales)) / TIE)
-    producers = {chain.output: number[chain.op] for chain in chains} | {name: number[name] for name in concats}
-    inside = {node for chain in chains for node in chain.nodes}.union(concats)
+    producers = {chain.output: number[chain.op] for chain in chains} | {name: number[name] for name in joints}
+    inside = {node for chain in chains for node in chain.nodes}.union(joints)
     for tensor in tensors_with_ranges(editor, chains):
-        readers = [number[name] for name, tensors in (entering | concats).items() if tensor in tensors]
+        readers = [number[name] for name, tensors in (entering | joints).items() if tensor in tensors]
         producer = producers.get(tensor)
         if readers:
             shared = network.node()

@@ -22,7 +22,7 @@ from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.chains import FAKE_QUANT, FAKE_QUANT_WEIGHTS, Chain
 from tfopt.quantization.fake_quant import steps_above_zero
 from tfopt.quantization.observers import Range
-from tfopt.quantization.ranged import find_concats, quantized_reads
+from tfopt.quantization.ranged import find_joints, quantized_reads
 
 INT8 = steps_above_zero(8)
 
@@ -48,8 +48,8 @@ def annotate(
             weights that use few of its values.
     """
     editor = GraphEditor(graph.graph_def)
-    concats = find_concats(editor, chains, ranges)
-    for tensor, readers in quantized_reads(editor, chains, concats).items():
+    joints = find_joints(editor, chains, ranges)
+    for tensor, readers in quantized_reads(editor, chains, joints).items():
         name = add_fake_quant(editor, tensor, ranges[tensor])
         editor.redirect(tensor, name, keep=set(editor.consumers[producer(tensor)]) - readers)
     for chain in chains:

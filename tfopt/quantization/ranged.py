@@ -1,8 +1,9 @@
 """Which tensors need a range, which of them share one, and who reads them quantized.
 
-A concatenation only moves values, so of quantized tensors it moves the bytes, provided that a step means the same in
-all of them. A tensor that nothing else reads loses nothing by taking the range of the whole, since it would be rounded
-to that anyway; one that others read as well takes it where that makes its step at most twice as large.
+A concatenation of quantized tensors moves bytes, and average pooling has an int8 kernel, provided that a step means the
+same in all that goes in and out. Of a concatenation, a tensor that nothing else reads loses nothing by taking the range
+of the whole, since it would be rounded to that anyway; else a tensor takes a wider range where that makes its step at
+most twice as large.
 """
 
 from __future__ import annotations
@@ -10,22 +11,24 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from tfopt.graph.edit import GraphEditor
+from tfopt.graph.edit import GraphEditor, attribute, producer
 from tfopt.graph.fold import CONVOLUTIONS
 from tfopt.quantization.chains import PASS_THROUGH, Chain, pass_through_origin, readers_of
 from tfopt.quantization.observers import Range
 
+JOINTS = ("ConcatV2", "AvgPool")
 WIDEST = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Concat:
-    """A concatenation of tensors with ranges.
+class Joint:
+    """A concatenation or average pooling of tensors with ranges.
 
     Attributes:
         output: Name of its node, which is that of its result.
-        inputs: The tensors that it moves, each as it was before other ops that only move values.
+        inputs: What it reads, each tensor as it was before ops that only move values.
     """
 
     output: str
@@ -61,19 +64,17 @@ def tensors_of_chain(editor: GraphEditor, chain: Chain) -> list[str]:
     return entering + ([chain.output] if editor.nodes[chain.op].op in CONVOLUTIONS else [])
 
 
-def quantized_reads(
-    editor: GraphEditor, chains: Sequence[Chain], concats: Sequence[Concat] = ()
-) -> dict[str, set[str]]:
+def quantized_reads(editor: GraphEditor, chains: Sequence[Chain], joints: Sequence[Joint] = ()) -> dict[str, set[str]]:
     """Returns for each tensor that needs a range the nodes that read it quantized.
 
-    What a chain computes, or a concatenation in int8 moves, is there in no other form. Of other tensors, these are the
-    chains and concatenations that they enter, and what moves their values on the way there.
+    What a chain or a joint computes is there in no other form. Of other tensors, these are the chains and joints that
+    they enter, and what moves their values on the way there.
     """
-    computed = {chain.output for chain in chains} | {concat.output for concat in concats}
+    computed = {chain.output for chain in chains} | {joint.output for joint in joints}
     reads: dict[str, set[str]] = {tensor: set() for tensor in tensors_with_ranges(editor, chains)}
     for tensor in reads.keys() & computed:
         reads[tensor].update(editor.consumers.get(tensor, ()))
-    entering = [(part, concat.output) for concat in concats for part in editor.nodes[concat.output].input[:-1]]
+    entering = [(source, joint.output) for joint in joints for source in values_of(editor.nodes[joint.output])]
     for chain in chains:
         entering.append((chain.input, chain.op))
         if chain.summand is not None:
@@ -86,19 +87,24 @@ def quantized_reads(
     return reads
 
 
-def find_concats(editor: GraphEditor, chains: Sequence[Chain], ranges: Mapping[str, Range]) -> list[Concat]:
-    """Returns the concatenations that stay in int8: they enter chains, and all their tensors have the same range."""
+def find_joints(editor: GraphEditor, chains: Sequence[Chain], ranges: Mapping[str, Range]) -> list[Joint]:
+    """Returns the joints that stay in int8: they enter chains, and all their tensors have the same range."""
     return [
-        concat
-        for concat in _candidates(editor, chains)
-        if len({ranges.get(tensor) for tensor in (concat.output, *concat.inputs)}) == 1
+        joint
+        for joint in _candidates(editor, chains)
+        if len({ranges.get(tensor) for tensor in (joint.output, *joint.inputs)}) == 1
     ]
+
+
+def values_of(node: Any) -> list[str]:
+    """Returns the tensors whose values a ConcatV2 or AvgPool reads."""
+    return list(node.input[:-1] if node.op == "ConcatV2" else node.input)
 
 
 def share_ranges(
     editor: GraphEditor, chains: Sequence[Chain], outputs: frozenset[str], ranges: Mapping[str, Range]
 ) -> dict[str, Range]:
-    """Returns the ranges, those of a concatenation and of what it moves widened to one where that costs little.
+    """Returns the ranges, those of each joint widened to one where that costs little.
 
     Args:
         editor: An editor of the float graph.
@@ -107,13 +113,13 @@ def share_ranges(
         ranges: The range of each tensor by its own values.
     """
     groups: list[set[str]] = []
-    concats = _candidates(editor, chains)
-    names = {concat.output for concat in concats}
-    for concat in concats:
-        group = {concat.output, *concat.inputs}
+    joints = _candidates(editor, chains)
+    concats = {joint.output for joint in joints if editor.nodes[joint.output].op == "ConcatV2"}
+    for joint in joints:
+        group = {joint.output, *joint.inputs}
         touching = [other for other in groups if not other.isdisjoint(group)]
         group = group.union(*touching)
-        if group <= ranges.keys() and _shareable(editor, group, names, outputs, ranges):
+        if group <= ranges.keys() and _shareable(editor, group, concats, outputs, ranges):
             groups = [other for other in groups if other not in touching] + [group]
     shared = dict(ranges)
     for group in groups:
@@ -122,15 +128,16 @@ def share_ranges(
     return shared
 
 
-def _candidates(editor: GraphEditor, chains: Sequence[Chain]) -> list[Concat]:
-    """Returns the concatenations that enter chains, and get all that they move from tensors that have ranges anyway."""
+def _candidates(editor: GraphEditor, chains: Sequence[Chain]) -> list[Joint]:
+    """Returns the joints that enter chains, and read nothing but tensors that have ranges anyway."""
     ranged = set(tensors_with_ranges(editor, chains))
     found = []
     for tensor in sorted(ranged):
-        if ":" not in tensor and editor.nodes[tensor].op == "ConcatV2":
-            inputs = tuple(pass_through_origin(editor, part) for part in editor.nodes[tensor].input[:-1])
+        node = editor.nodes[producer(tensor)]
+        if node.name == tensor and node.op in JOINTS and attribute(node, "data_format").s in (b"", b"NHWC"):
+            inputs = tuple(pass_through_origin(editor, source) for source in values_of(node))
             if ranged.issuperset(inputs):
-                found.append(Concat(output=tensor, inputs=inputs))
+                found.append(Joint(output=tensor, inputs=inputs))
     return found
 
 

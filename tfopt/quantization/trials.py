@@ -23,7 +23,7 @@ from tfopt.quantization.chains import Chain, find_chains
 from tfopt.quantization.config import Metric
 from tfopt.quantization.fake_quant import steps_above_zero
 from tfopt.quantization.observers import Range
-from tfopt.quantization.ranged import find_concats, quantized_reads, tensors_to_observe
+from tfopt.quantization.ranged import find_joints, quantized_reads, tensors_to_observe
 
 SWITCHES = "tfopt_quantized"
 
@@ -91,8 +91,8 @@ class Trials:
     def _outputs(self, left_float: Collection[str]) -> dict[str, np.ndarray]:
         reasons = self._left_float | dict.fromkeys(left_float, "tried")
         chains, _ = find_chains(self._graph, self._editor, left_float=reasons)
-        concats = find_concats(self._editor, chains, self._ranges)
-        quantized, ops = quantized_reads(self._editor, chains, concats), {chain.op for chain in chains}
+        joints = find_joints(self._editor, chains, self._ranges)
+        quantized, ops = quantized_reads(self._editor, chains, joints), {chain.op for chain in chains}
         reads = [reader in quantized.get(tensor, ()) for tensor, reader in self._reads]
         switches = tf.constant([*reads, *(name in ops for name in self.names)])
         parts = [self._function(**inputs, **{SWITCHES: switches}) for inputs in self._inputs]

@@ -1,4 +1,4 @@
-"""Concatenations and repetitions in int8: they move bytes, and the model computes what its annotated graph does."""
+"""Concatenation, average pooling and repetition in int8: by the bytes, and against the annotated graph of models."""
 
 from collections import Counter
 
@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from keras import layers
 
@@ -14,7 +14,7 @@ import tfopt
 from tfopt.exporting.int8 import lower_to_int8
 from tfopt.graph import GraphEditor
 from tfopt.quantization.chains import find_chains
-from tfopt.quantization.ranged import find_concats
+from tfopt.quantization.ranged import find_joints
 
 PLAIN = tfopt.QuantizationConfig(equalization=False, smooth_quant=0.0, bias_correction=False)
 SHAPE = (16, 16, 3)
@@ -91,6 +91,17 @@ def along_the_rows(x):
     return head(conv(layers.Concatenate(axis=1)([conv(x), conv(x, kernel=1)])))
 
 
+def pooled(x):
+    """As in Inception: what is pooled is a concatenation that others read too."""
+    joined = concat(conv(x), conv(x, kernel=1))
+    pooled = layers.AveragePooling2D(3, 1, padding="same")(joined)
+    return head(conv(concat(conv(joined), conv(pooled, kernel=1))))
+
+
+def pooled_before_a_product(x):
+    return head(layers.AveragePooling2D(4)(conv(x)))
+
+
 def one_part_is_small(x):
     """Nothing else reads the small part, so it takes the coarser grid that the whole has anyway."""
     return head(conv(concat(conv(x), conv(x, scale=0.01))))
@@ -107,6 +118,8 @@ MODELS = {
     also_returned: 1,
     twice_the_same: 1,
     along_the_rows: 1,
+    pooled: 2,
+    pooled_before_a_product: 0,
     one_part_is_small: 1,
 }
 
@@ -118,7 +131,9 @@ def build(topology):
 
 
 def images(count=16, seed=0):
-    return np.random.default_rng(seed).normal(size=(count, *SHAPE)).astype("float32")
+    """Returns images of large squares, so that pooling leaves the largest values about as large as they are."""
+    squares = np.random.default_rng(seed).normal(size=(count, 2, 2, 3)).astype("float32")
+    return squares.repeat(8, axis=1).repeat(8, axis=2)
 
 
 def concats_in(graph):
@@ -132,12 +147,17 @@ def assert_agree(results, references):
         assert np.linalg.norm(results[name] - expected) <= 0.01 * np.linalg.norm(expected)
 
 
+def poolings_in(graph):
+    return Counter(node.op for node in graph.graph_def.node if node.op in ("AvgPool", "QuantizedAvgPool"))
+
+
 @pytest.mark.parametrize("topology", MODELS, ids=lambda topology: topology.__name__)
 def test_concatenations_move_bytes_and_change_nothing(topology):
     quantized = tfopt.quantize(build(topology), PLAIN, calibration_data=images())
     lowered = lower_to_int8(quantized.graph)
     in_int8 = sum(count for kind, count in concats_in(lowered).items() if kind in ("quint8", "qint8"))
     assert in_int8 == MODELS[topology]
+    assert poolings_in(lowered) == ({"QuantizedAvgPool": 1} if topology in (pooled, pooled_before_a_product) else {})
     x = images(seed=1)
     assert_agree(lowered.predict(x), quantized.graph.predict(x))
 
@@ -181,7 +201,7 @@ def test_a_branch_left_float_leaves_the_concatenation_float():
     quantized = tfopt.quantize(build(branches), PLAIN, calibration_data=images())
     editor = GraphEditor(quantized.float_graph.graph_def)
     chains, _ = find_chains(quantized.float_graph, editor)
-    (found,) = find_concats(editor, chains, quantized.ranges)
+    (found,) = find_joints(editor, chains, quantized.ranges)
     branch = next(chain for chain in chains if chain.output == found.inputs[0])
     fewer = quantized.leaving_float({branch.op: "tried"})
     lowered = lower_to_int8(fewer.graph)
@@ -190,7 +210,7 @@ def test_a_branch_left_float_leaves_the_concatenation_float():
     assert_agree(lowered.predict(x), fewer.graph.predict(x))
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     channels=st.lists(st.integers(1, 9), min_size=2, max_size=4),
     rectified=st.booleans(),
@@ -219,6 +239,40 @@ def test_bytes_are_those_of_the_parts(channels, rectified, axis, repeats, seed):
     expected = np.concatenate(own, axis=axis)
     np.testing.assert_array_equal(whole, expected)
     np.testing.assert_array_equal(read, expected.repeat(repeats, axis=1).repeat(repeats, axis=2))
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    size=st.tuples(st.integers(4, 9), st.integers(4, 9)),
+    window=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    strides=st.integers(1, 3),
+    padding=st.sampled_from(["same", "valid"]),
+    channels=st.integers(1, 9),
+    rectified=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_average_pooling_against_integer_arithmetic(size, window, strides, padding, channels, rectified, seed):
+    """The mean of the bytes in the window, those outside of the image not counted, rounded to the nearest even."""
+    keras.utils.set_random_seed(seed)
+    inputs = keras.Input((*size, 2), name="x")
+    # Large images of one shade each, so that the mean's range is that of what is pooled.
+    spread = layers.Conv2D(channels, 1, activation="relu" if rectified else None)(inputs)
+    pooled = layers.AveragePooling2D(window, strides, padding)(spread)
+    model = keras.Model(inputs, layers.Conv2D(3, 1)(pooled))
+    generator = np.random.default_rng(seed)
+    shades = generator.normal(size=(6, 1, 1, 2)).astype("float32") * 3
+    x = shades + generator.normal(size=(6, *size, 2)).astype("float32")
+    x[:3] = shades[:3]
+    lowered = lower_to_int8(tfopt.quantize(model, PLAIN, calibration_data=x).graph)
+    found = [node for node in lowered.graph_def.node if node.op == "QuantizedAvgPool"]
+    assume(found)  # not where the mean's range is less than half of the values'
+    fetched = lowered.as_function(fetch=[found[0].input[0], found[0].name])(x=tf.constant(x))
+    kind = np.uint8 if fetched[0].dtype == tf.quint8 else np.int8
+    steps, means = (tf.bitcast(each, kind).numpy() for each in fetched)
+    ones = np.ones((1, *size, 1))
+    sums, counts = (tf.nn.avg_pool2d(v.astype("float64"), window, strides, padding.upper()) for v in (steps, ones))
+    np.testing.assert_allclose(counts, 1.0)  # TensorFlow too leaves out what lies outside
+    np.testing.assert_array_equal(means, np.rint(sums.numpy()).astype(kind))
 
 
 def _comes_from(nodes, name, source):
