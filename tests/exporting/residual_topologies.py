@@ -339,6 +339,20 @@ def relu_of_float_read_again(x):
     return [add(conv(conv(r), activation=None), r), layers.GlobalMaxPooling2D()(r)]
 
 
+def summand_is_pooled_twice(x):
+    """TensorFlow would merge the equal poolings, and the sum be written over what the other convolution reads."""
+    r = conv(x)
+    one, two = (layers.MaxPooling2D(2)(r) for _ in range(2))
+    total = add(conv(r, kernel=1, activation=None, strides=2), one)
+    return layers.Concatenate()([total, conv(conv(two), 8)])
+
+
+def two_sums_with_equal_poolings(x):
+    r = conv(x)
+    sums = [add(conv(r, kernel=size, activation=None, strides=2), layers.MaxPooling2D(2)(r)) for size in (1, 3)]
+    return layers.Concatenate()(sums)
+
+
 TOPOLOGIES = [value for value in list(globals().values()) if getattr(value, "__code__", None) is not None]
 TOPOLOGIES = [f for f in TOPOLOGIES if f.__module__ == __name__ and f.__code__.co_varnames[:1] == ("x",)]
 TOPOLOGIES = [f for f in TOPOLOGIES if f.__code__.co_argcount == 1]

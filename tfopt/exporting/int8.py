@@ -161,6 +161,10 @@ class _Lowering:
             fused_ops=strings(fused),
             **copy_attributes(node, ("strides", "padding", "explicit_paddings", "dilations", "data_format")),
         )
+        for added in summands:
+            # The kernel writes into the summand's buffer, so TensorFlow must not merge its node with an equal one that
+            # others read. Nodes whose attributes differ are never merged.
+            self.editor.nodes[producer(added.values)].attr["_added_by"].CopyFrom(text(kernel))
         self.quantized[behind.name] = replace(leaving, values=kernel)
 
     def _product(self, chain: Chain, entering: Quantized) -> None:
