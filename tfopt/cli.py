@@ -168,7 +168,8 @@ def export_command(words: list[str]) -> int:
     data = None if options.calibration_data is None else load_examples(options.calibration_data, training=True)
     held_out = None if options.evaluation_data is None else load_examples(options.evaluation_data, training=False)
     baseline = options.baseline
-    if baseline is None and options.precision != "float32" and Path(options.source, MARK).is_file():
+    in_place = Path(options.source).resolve() == Path(options.out).resolve()
+    if baseline is None and options.precision != "float32" and Path(options.source, MARK).is_file() and not in_place:
         baseline = options.source
     artifact = export(
         options.source, options.out, options, calibration_data=data, evaluation_data=held_out, baseline=baseline

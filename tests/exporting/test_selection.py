@@ -13,6 +13,7 @@ from tfopt.exporting import ExportConfig, export
 from tfopt.exporting.minimum_cut import SINK, SOURCE, FlowNetwork
 from tfopt.exporting.selection import select_int8
 from tfopt.exporting.time_table import feeds_of
+from tfopt.graph import freeze
 from tfopt.hardware import detect
 from tfopt.quantization import quantize
 
@@ -165,7 +166,27 @@ def test_a_table_that_does_not_fit(tmp_path, quantized, change, message):
         select(quantized, path)
 
 
-@pytest.mark.parametrize("settings", [{"int8_nodes": "some"}, {"batch_sizes": ()}, {"batch_sizes": (0,)}])
+def test_a_model_that_stays_float_is_that_of_the_float_export():
+    inputs = keras.Input((8, 8, 4))
+    model = keras.Model(inputs, layers.Conv2D(3, 3, use_bias=False)(inputs))
+    quantized = quantize(model, calibration_data=X)
+    exported = freeze(model)
+    assert sorted(node.op for node in quantized.in_float().graph_def.node) == sorted(
+        node.op for node in exported.graph_def.node
+    )
+    np.testing.assert_array_equal(quantized.in_float().predict(X)["output_0"], exported.predict(X)["output_0"])
+
+
+def test_a_table_that_could_not_be_written_is_refused_before_the_work(tmp_path, quantized):
+    config = ExportConfig(precision="int8", node_times=str(tmp_path / "nowhere" / "times.json"))
+    with pytest.raises(ConfigError, match="node_times must be a file in a directory that exists"):
+        export(quantized, tmp_path / "int8", config)
+    assert not (tmp_path / "int8").exists()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"int8_nodes": "some"}, {"batch_sizes": ()}, {"batch_sizes": (0,)}, {"batch_sizes": 5}]
+)
 def test_settings_out_of_range(settings):
     with pytest.raises(ConfigError, match=next(iter(settings))):
         ExportConfig(**settings)

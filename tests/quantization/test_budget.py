@@ -189,7 +189,12 @@ def test_top1_accuracy_of_class_numbers_and_one_hot():
     [
         (lambda x, y: x, {}, "needs labelled examples. Received: no labels"),
         (lambda x, y: (x, y + 0.5), {}, "Labels must be class numbers"),
+        (lambda x, y: (x, y + 100), {}, "Labels must be class numbers from 0 to"),
+        (lambda x, y: (x, y.astype(str)), {}, "Labels must be class numbers"),
+        (lambda x, y: (x, y[:5]), {}, "one label per example. Received: a batch of 32 examples and 5 labels"),
         (lambda x, y: (x, y), {"metric": lambda labels, outputs: float("nan")}, "metric must be a finite number"),
+        (lambda x, y: (x, y), {"metric": lambda labels: 0.5}, "which raised TypeError"),
+        (lambda x, y: (x, y), {"metric": lambda labels, outputs: None}, "which raised TypeError"),
     ],
 )
 def test_what_cannot_be_measured_is_an_error(data, config, message):

@@ -260,7 +260,18 @@ def test_weights_with_nan_are_named():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"observer": "magic"}, "one of 'minmax', .*'magic'"), ({"calibration_examples": 0}, "at least 1.*=0")],
+    [
+        ({"observer": "magic"}, "one of 'minmax', .*'magic'"),
+        ({"calibration_examples": 0}, "at least 1.*=0"),
+        ({"calibration_examples": 1.5}, "calibration_examples must be of type int. Received: calibration_examples=1.5"),
+        ({"calibration_examples": True}, "of type int"),
+        ({"percentile": "99"}, "percentile must be of type float. Received: percentile='99'"),
+        ({"equalization": "no"}, "equalization must be of type bool"),
+        ({"max_accuracy_drop": "x"}, r"of type float \| None"),
+        ({"exclude": "*"}, r"exclude must be of type tuple\[str, ...\]. Received: exclude='\*'"),
+        ({"exclude": (5,)}, r"exclude must be of type tuple\[str, ...\]"),
+        ({"rounding": None}, "Unknown rounding None"),
+    ],
 )
 def test_settings_out_of_range(settings, message):
     with pytest.raises(ConfigError, match=message):

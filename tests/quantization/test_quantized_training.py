@@ -258,6 +258,22 @@ def test_shared_layers_stay_shared_and_have_a_range_for_each_call():
     )
 
 
+def test_the_ranges_of_a_nested_model_that_is_called_twice_are_those_of_its_calls():
+    """Keras walks a nested model in another order than the flat one that is made of it."""
+    inner_input = keras.Input((10, 10, 3))
+    features = layers.Conv2D(4, 3, activation="relu")(layers.Conv2D(4, 3, activation="relu")(inner_input))
+    inner = keras.Model(inner_input, layers.GlobalAveragePooling2D()(features))
+    small, large = keras.Input((10, 10, 3), name="small"), keras.Input((10, 10, 3), name="large")
+    model = keras.Model([small, large], layers.Concatenate()([inner(small), inner(large)]))
+    data = (X, 50 * X)
+    exact = model.predict(list(data), verbose=0)
+    for trained in (False, True):
+        quantized = quantize(model, TRAINING, calibration_data=data)
+        outputs = quantize(quantized).predict(data) if trained else quantized.predict(list(data), verbose=0)
+        for half in (slice(4), slice(4, 8)):
+            assert np.linalg.norm((outputs - exact)[:, half]) <= 0.02 * np.linalg.norm(exact[:, half])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", WAYS)
 def test_a_saved_model_loads_in_a_fresh_process_with_tfopt_alone_bit_for_bit(trained, tmp_path, settings):

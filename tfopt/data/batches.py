@@ -36,6 +36,11 @@ def iterate_batches(data: Any, limit: int | None = None, inputs: int = 1) -> Ite
         size = _length(values)
         if size == 0:
             continue
+        given = {len(part) for part in tf.nest.flatten(labels) if part is not None and part.ndim}
+        if given - {size}:
+            raise ConfigError(
+                f"data must have one label per example. Received: a batch of {size} examples and {min(given)} labels."
+            )
         if size > remaining:
             values, labels = _slice((values, labels), slice(int(remaining)))
             size = int(remaining)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from tfopt.errors import ConfigError, check_type, unknown_name
+from tfopt.errors import ConfigError, check_field_types, check_type, unknown_name
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.quantization.weight_only import WeightOnlyConfig
 
@@ -48,6 +48,7 @@ class ExportConfig:
     one."""
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         if self.format not in FORMATS:
             raise unknown_name("format", self.format, FORMATS)
         if self.precision not in PRECISIONS:

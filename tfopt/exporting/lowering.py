@@ -18,6 +18,7 @@ from tfopt.exporting.weight_only import encode_weights
 from tfopt.graph import FrozenGraph, fold_constants, freeze
 from tfopt.pruning.tfmot import is_tf_keras
 from tfopt.quantization import QuantizedModel, quantize
+from tfopt.quantization.keras_methods import KerasQuantized
 from tfopt.quantization.tfmot import freeze_tf_keras
 from tfopt.report import PassReport
 
@@ -50,6 +51,12 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
     Raises:
         ConfigError: The model is quantized already, and another precision is asked for; or int8 lacks its data.
     """
+    if isinstance(model, KerasQuantized):
+        model = model.model
+    if config.node_times is not None and not Path(config.node_times).resolve().parent.is_dir():
+        raise ConfigError(
+            f"node_times must be a file in a directory that exists. Received: node_times={str(config.node_times)!r}."
+        )
     if isinstance(model, QuantizedModel) and config.precision not in ("float32", "int8"):
         raise ConfigError(
             f"A QuantizedModel is exported in int8. Received: precision={config.precision!r}. Export the float model."
@@ -67,7 +74,7 @@ def _int8(model: QuantizedModel, config: ExportConfig, sample: Any) -> Lowered:
         model = select_int8(model, feeds_of(model.float_graph, sample, config.batch_sizes), stored)
         model.report.warn_if_unchanged()
     in_int8 = bool(model.report.changed)
-    graphs = {DEFAULT: lower_to_int8(model.graph) if in_int8 else model.float_graph}
+    graphs = {DEFAULT: lower_to_int8(model.graph) if in_int8 else model.in_float()}
     if config.float_fallback:
         graphs[FLOAT] = float_fallback(model.graph)
     if config.xla_signature:  # XLA has none of the int8 kernels

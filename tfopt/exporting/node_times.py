@@ -29,6 +29,10 @@ FEWEST, MOST = 3, 15
 class TimedGraph:
     """A frozen graph in a session, to be timed as a whole or node by node.
 
+    Args:
+        graph: The graph.
+        in_order: Whether nodes run one after the other, as node_times needs. Else they run as in a served model.
+
     Example:
         >>> import keras
         >>> from tfopt.graph import freeze
@@ -39,16 +43,17 @@ class TimedGraph:
         True
     """
 
-    def __init__(self, graph: FrozenGraph) -> None:
+    def __init__(self, graph: FrozenGraph, *, in_order: bool = True) -> None:
         self._names = {name: full_name(spec.name) for name, spec in graph.inputs.items()}
         self._outputs = [full_name(tensor) for tensor, _ in graph.outputs.values()]
         self._graph_def = graph.graph_def
+        self._inter_op_threads = 1 if in_order else 0  # 0 is TensorFlow's own choice
 
     def __enter__(self) -> Self:
         with tf.Graph().as_default() as graph:
             tf.graph_util.import_graph_def(self._graph_def, name="")
         # Without a GPU: what is weighed here are the CPU's kernels.
-        options = v1.ConfigProto(inter_op_parallelism_threads=1, device_count={"GPU": 0})
+        options = v1.ConfigProto(inter_op_parallelism_threads=self._inter_op_threads, device_count={"GPU": 0})
         self._session = v1.Session(graph=graph, config=options)
         return self
 

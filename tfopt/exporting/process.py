@@ -42,11 +42,13 @@ class SavedModelProcess:
         path: The SavedModel's directory.
         signature: The signature that is called.
         loaded: What the process reported after loading: inputs, outputs, kernels, versions.
+        renamed: What it calls inputs that are given under other names.
     """
 
     def __init__(self, path: str | Path, signature: str = "serving_default") -> None:
         self.path = Path(path)
         self.signature = signature
+        self.renamed: Mapping[str, str] = {}
 
     def __enter__(self) -> Self:
         self._directory = tempfile.TemporaryDirectory(prefix="tfopt-")
@@ -105,7 +107,7 @@ class SavedModelProcess:
     def _store(self, inputs: Mapping[str, Any]) -> str:
         target = Path(self._directory.name, "inputs.npz")
         with target.open("wb") as file:
-            np.savez(file, **inputs)
+            np.savez(file, **{self.renamed.get(name, name): value for name, value in inputs.items()})
         return str(target)
 
     def _ask(self, **command: Any) -> dict[str, Any]:

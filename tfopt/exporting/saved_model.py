@@ -82,6 +82,8 @@ def export(
     check_type("config", config, ExportConfig)
     final = Path(directory).resolve()
     _refuse_quantized(model)
+    if baseline is not None and not Path(baseline, "saved_model.pb").is_file():
+        raise ConfigError(f"baseline must be the directory of a SavedModel. Received: {baseline}, which is none.")
     check_target(final)  # before the work, which can take long
     sample, calibration_data = peek(calibration_data)
     lowered = lower(model, config, calibration_data, evaluation_data, sample)

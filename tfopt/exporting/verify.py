@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,8 @@ def verify_together(
         processes = {path: _serve(stack, path, manifest, signature) for path, manifest in manifests.items()}
         processes |= {path: stack.enter_context(SavedModelProcess(path)) for path in against if path not in manifests}
         first = next(iter(processes.values()))
+        for path in set(against).difference(manifests):
+            processes[path].renamed = _renamed(first.loaded["inputs"], processes[path])
         examples = None if data is None else labelled_examples(data, first.loaded["inputs"])
         classes = {path: examples.predict(process) for path, process in processes.items()} if examples else {}
         checked = {path: _check(processes[path], manifest) for path, manifest in manifests.items()}
@@ -180,6 +182,26 @@ def _one_batch(manifest: dict[str, Any], batch_size: int) -> dict[str, np.ndarra
     fixed = next((spec["shape"][0] for spec in specs.values() if spec["shape"]), None)
     inputs = check_inputs(specs, manifest["check"])
     return {name: np.repeat(value[:1], fixed or batch_size, axis=0) for name, value in inputs.items()}
+
+
+def _renamed(inputs: Mapping[str, Any], baseline: SavedModelProcess) -> dict[str, str]:
+    """Returns what the baseline calls the artifact's inputs: Keras numbers unnamed ones anew in every process.
+
+    Raises:
+        ConfigError: They cannot be told apart by their shapes and types, or are other inputs.
+    """
+    others = baseline.loaded["inputs"]
+    if inputs.keys() == others.keys():
+        return {}
+    if len(inputs) == len(others) == 1:
+        return dict(zip(inputs, others, strict=True))
+    pairs = {name: [other for other, spec in others.items() if spec == inputs[name]] for name in inputs}
+    if len(inputs) != len(others) or any(len(found) != 1 for found in pairs.values()):
+        raise ConfigError(
+            f"baseline must take the artifact's inputs, {list(inputs)}. Received: {baseline.path}, which takes "
+            f"{list(others)}. Name the inputs of both models alike, as keras.Input(..., name='image') does."
+        )
+    return {name: found[0] for name, found in pairs.items()}
 
 
 def _baseline(path: Path, manifest: dict[str, Any], given: str | Path | None) -> tuple[Path | None, str]:

@@ -152,8 +152,8 @@ def _saved_model_function(directory: Path, signature: str) -> Any:
         raise ArtifactError(f"source must be a loadable SavedModel. Received: {directory} ({reason}).") from error
     if signature not in loaded.signatures:
         raise ConfigError(
-            f"signature must be one that the SavedModel has. Received: {signature!r}; {directory} has "
-            f"{', '.join(map(repr, loaded.signatures)) or 'none'}. Name one of these, or save it with one."
+            f"The SavedModel must have the signature {signature!r}. Received: {directory}, which has "
+            f"{', '.join(map(repr, loaded.signatures)) or 'none'}. Save it with this one."
         )
     function = loaded.signatures[signature]
     function._tfopt_keep_alive = loaded  # its variables go when the loaded object does

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from tfopt.errors import ConfigError, unknown_name
+from tfopt.errors import ConfigError, check_field_types, unknown_name
 from tfopt.flags import BY_NAME
 
 ObserverName = Literal["minmax", "moving_average", "percentile", "mse", "entropy"]
@@ -69,6 +69,7 @@ class QuantizationConfig:
     """With training: learning rate of a recipe's training of the quantized model; by default that of its training."""
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         if self.observer not in get_args(ObserverName):
             raise ConfigError(
                 f"observer must be one of {', '.join(map(repr, get_args(ObserverName)))}. "

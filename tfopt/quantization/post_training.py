@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from tfopt.errors import UnsupportedModelError
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.fold import fold_constants
 from tfopt.quantization.adaptive_rounding import round_weights
@@ -28,6 +29,10 @@ def quantize_after_training(
     source: FrozenGraph, config: QuantizationConfig, calibration_data: Any, evaluation_data: Any
 ) -> QuantizedModel:
     """Returns a float model annotated with the ranges that are measured on calibration data; see `tfopt.quantize`."""
+    if not source.inputs:
+        raise UnsupportedModelError(
+            f"A model must have an input to be quantized. Received: {source.name!r} without one. Export it in float32."
+        )
     graph = fold_constants(source)
     check_exclude(config.exclude, [node.name for node in graph.graph_def.node])
     batches, labels = collect(graph, calibration_data, config.calibration_examples)

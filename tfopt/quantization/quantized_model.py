@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.graph import FrozenGraph, GraphEditor
+from tfopt.graph import FrozenGraph, GraphEditor, fold_constants
 from tfopt.quantization.adjust import Adjustment, adjust
 from tfopt.quantization.annotate import annotate
 from tfopt.quantization.chains import Chain, find_chains_where, weights_quantizer
 from tfopt.quantization.fake_quant import steps_above_zero
 from tfopt.quantization.observers import Range
 from tfopt.quantization.ranged import tensors_of_chain
+from tfopt.quantization.trained import has_ranges
 from tfopt.report import Change, PassReport
 
 
@@ -53,6 +54,13 @@ class QuantizedModel:
         """Returns the outputs for one batch of inputs: an array, or a dict by name where there are several."""
         outputs = self.graph.predict(inputs)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+    def in_float(self) -> FrozenGraph:
+        """Returns the graph of the float32 artifact, without anything that int8 would have needed.
+
+        Of a model trained with fake quantization it has the rounded weights.
+        """
+        return self.float_graph if has_ranges(self.source) else fold_constants(self.source)
 
     def leaving_float(self, reasons: Mapping[str, str]) -> QuantizedModel:
         """Returns the same model with fewer nodes quantized; the ranges that were measured stay.

@@ -52,7 +52,7 @@ def check_rebuildable(model: Any) -> None:
 def rebuild(
     model: keras.Model,
     replace: Callable[[Any], Sequence[Any]],
-    attach: Callable[[Place, Any], Any],
+    attach: Callable[[Place, Any], Any] = lambda place, tensor: None,
 ) -> keras.Model:
     """Returns a functional model of new layers that computes what `model` does; nested models are taken apart.
 

@@ -43,8 +43,11 @@ def quantize_for_training(model: Any, config: QuantizationConfig, calibration_da
             f"model must not be quantized already. Received: {model.name!r}, which holds fake quantization. "
             "Train it on, or export it."
         )
+    flat = rebuild(model, unfused)
+    # Places count the calls of a layer in the order in which a model is walked, which for the flat model is not that of
+    # the nested one. So the ranges are found, and put in, on walks over one and the same model.
     tensors: dict[Place, Any] = {}
-    plain = rebuild(model, unfused, lambda place, tensor: tensors.update({place: tensor}))
+    plain = rebuild(flat, lambda layer: (plain_copy(layer),), lambda place, tensor: tensors.update({place: tensor}))
     traced = _trace(plain, tensors)
     check_exclude(config.exclude, [*traced.editor.nodes, *(layer.name for layer in plain.layers)])
     operations = {operation.name: operation for operation in plain.operations}
@@ -71,7 +74,7 @@ def quantize_for_training(model: Any, config: QuantizationConfig, calibration_da
     }
     report = _report(plain, traced, rounded, lowered, skipped, config)
     report.warn_if_unchanged()
-    result = _assemble(plain, rounded, {traced.places[tensor]: ranges[tensor] for tensor in observed}, config)
+    result = _assemble(flat, rounded, {traced.places[tensor]: ranges[tensor] for tensor in observed}, config)
     setattr(result, ATTRIBUTE, report)
     return result
 
@@ -160,7 +163,7 @@ def _computed(editor: GraphEditor, tensor: str) -> str:
 
 
 def _assemble(
-    plain: keras.Model, rounded: set[str], ranges: dict[Place, Range], config: QuantizationConfig
+    flat: keras.Model, rounded: set[str], ranges: dict[Place, Range], config: QuantizationConfig
 ) -> keras.Model:
     freeze_after = config.freeze_ranges_after
 
@@ -197,7 +200,7 @@ def _assemble(
         layer.limit.assign(span.limit)
         return layer
 
-    model = rebuild(plain, quantized, ranged)
+    model = rebuild(flat, quantized, ranged)
     for layer in model.layers:
         if type(layer) in QUANTIZED.values():
             layer.start_range()

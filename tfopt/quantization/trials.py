@@ -76,7 +76,7 @@ class Trials:
         """
         outputs = self._outputs(left_float)
         result = next(iter(outputs.values())) if len(outputs) == 1 else outputs
-        value = float(self._metric(self._labels, result))
+        value = self._measured(result)
         if not np.isfinite(value):
             raise ConfigError(
                 f"metric must be a finite number, where more is better. Received: {value} from {self._metric!r}. "
@@ -87,6 +87,18 @@ class Trials:
             for name, exact in self._exact.items()
         ]
         return Score(value=value, error=float(np.mean(distances)))
+
+    def _measured(self, outputs: Any) -> float:
+        try:
+            return float(self._metric(self._labels, outputs))
+        except ConfigError:
+            raise
+        except Exception as error:  # whatever the caller's function raises
+            raise ConfigError(
+                "metric must be a function (labels, outputs) -> float that takes these labels and outputs. "
+                f"Received: {self._metric!r}, which raised {type(error).__name__}: {error}. "
+                "Try it on evaluation_data and the model's own outputs."
+            ) from error
 
     def _outputs(self, left_float: Collection[str]) -> dict[str, np.ndarray]:
         reasons = self._left_float | dict.fromkeys(left_float, "tried")
@@ -117,11 +129,12 @@ def top1_accuracy(labels: np.ndarray, outputs: Any) -> float:
             f"metric='accuracy' is for classifiers with one output, [batch, classes]. Received: {received}. "
             "Pass a function (labels, outputs) -> float as the metric."
         )
-    flat = np.asarray(labels).reshape(len(labels), -1)
-    classes = flat.argmax(axis=1) if flat.shape[1] == outputs.shape[1] else flat[:, 0]
-    if flat.shape[1] not in (1, outputs.shape[1]) or not np.array_equal(classes, np.rint(classes)):
+    flat, count = np.asarray(labels).reshape(len(labels), -1), outputs.shape[1]
+    numbers = flat.dtype.kind in "biuf" and flat.shape[1] in (1, count)
+    classes = flat.argmax(axis=1) if flat.shape[1] == count else flat[:, 0]
+    if not numbers or not np.isin(classes, np.arange(count)).all():
         raise ConfigError(
-            f"Labels must be class numbers from 0, or one-hot. Received: such as {flat[0].tolist()}. "
+            f"Labels must be class numbers from 0 to {count - 1}, or one-hot. Received: such as {flat[0].tolist()}. "
             "Pass a function (labels, outputs) -> float as the metric for others."
         )
     return float(np.mean(outputs.argmax(axis=1) == classes))

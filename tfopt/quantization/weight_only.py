@@ -17,7 +17,7 @@ from typing import Literal, get_args
 import ml_dtypes
 import numpy as np
 
-from tfopt.errors import ConfigError
+from tfopt.errors import ConfigError, check_field_types
 
 Decode = Literal["load", "call"]
 SHRINK = np.array([8 / 7, 1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7], np.float32)
@@ -45,6 +45,7 @@ class WeightOnlyConfig:
     """Names (or shell-style patterns such as '*/head/*') of graph nodes whose weights stay float32."""
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         if self.group_size < 8:
             raise ConfigError(
                 f"group_size must be at least 8. Received: group_size={self.group_size}. 32, 64 and 128 are usual."
