@@ -176,7 +176,7 @@ def test_a_baseline_whose_inputs_have_other_names(tmp_path):
     assert receipt.speedup > 0
     assert receipt.agreement is not None
     export(two_inputs("x", "c", 8), tmp_path / "alike")
-    with pytest.raises(ConfigError, match=r"baseline must take the artifact's inputs, \['a', 'b'\].*'c', 'x'"):
+    with pytest.raises(ConfigError, match=r"baseline must take the artifact's inputs, \['a', 'b'\].*'x', 'c'"):
         verify(tmp_path / "float32", baseline=tmp_path / "alike", seconds=0.01)
 
 
