@@ -37,11 +37,11 @@ def test_a_cell_trains_and_in_float32_equals_one_device(cell, reference, two_rep
     assert (outcome.status, outcome.words) == ("trains", "")
 
 
-# Those in which all is on; benchmarks/compatibility.py runs every one.
+# Those in which all is on, test_parity.py having those in float32; benchmarks/compatibility.py runs every one.
 SOME = [
     cell
     for cell in cells.every_cell(["none", "mirrored"])
-    if cell.jit_compile and cell.accumulate > 1 and cell.steps_per_execution > 1
+    if cell.jit_compile and cell.accumulate > 1 and cell.steps_per_execution > 1 and cell.precision != "float32"
 ]
 
 
