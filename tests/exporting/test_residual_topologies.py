@@ -32,6 +32,8 @@ FUSED = {
     "relu_of_float": 1,
     "sum_is_output": 1,
     "max_pool_summand": 1,
+    "summand_is_pooled_twice": 1,
+    "two_sums_with_equal_poolings": 2,
     "preactivation": 3,
     "preactivation_projection": 1,
     "inverted_residual": 1,
