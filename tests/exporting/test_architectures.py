@@ -3,9 +3,12 @@
 benchmarks/applications.py takes fifteen of them, at their full size.
 """
 
+from functools import partial
+
 import keras
 import numpy as np
 import pytest
+from keras.src.applications.convnext import ConvNeXt
 
 from tfopt.exporting import ExportConfig, SavedModelProcess, export
 from tfopt.quantization import QuantizationConfig, quantize
@@ -17,7 +20,7 @@ PLAIN = QuantizationConfig(equalization=False, smooth_quant=0.0, bias_correction
 
 ARCHITECTURES = {
     "EfficientNetB0": (keras.applications.EfficientNetB0, 64),
-    "ConvNeXtTiny": (keras.applications.ConvNeXtTiny, 32),
+    "ConvNeXt": (partial(ConvNeXt, depths=(1, 1, 2, 1), projection_dims=(24, 48, 96, 192)), 64),
 }
 
 

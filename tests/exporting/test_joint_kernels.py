@@ -281,14 +281,14 @@ def _comes_from(nodes, name, source):
     return name == source
 
 
-def test_trained_ranges_are_shared_too():
+def test_trained_ranges_stay_as_they_were_trained():
+    """Each was trained for itself, so what joins tensors of several ranges computes in float."""
     model = build(branches)
     x, y = images(32), np.arange(32) % 5
     trained = tfopt.quantize(model, tfopt.QuantizationConfig(training=True), calibration_data=x)
     trained.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     trained.fit(x, y, epochs=1, verbose=0)
-    quantized = tfopt.quantize(trained)
-    lowered = lower_to_int8(quantized.graph)
-    assert concats_in(lowered) == {"quint8": 1}
+    lowered = lower_to_int8(tfopt.quantize(trained).graph)
+    assert concats_in(lowered) == {"float32": 1}
     expected = trained.predict(x, verbose=0)
-    assert np.linalg.norm(lowered.predict(x)["output_0"] - expected) <= 0.02 * np.linalg.norm(expected)
+    assert np.linalg.norm(lowered.predict(x)["output_0"] - expected) <= 0.01 * np.linalg.norm(expected)

@@ -26,7 +26,6 @@ from tfopt.quantization.annotate import channels_last
 from tfopt.quantization.chains import Chain, find_chains, folded_tensor
 from tfopt.quantization.fake_quant import steps_above_zero
 from tfopt.quantization.observers import Range
-from tfopt.quantization.ranged import share_ranges
 
 
 def has_ranges(graph: FrozenGraph) -> bool:
@@ -65,10 +64,9 @@ def read_ranges(graph: FrozenGraph, exclude: Iterable[str] = ()) -> Trained:
     chains, skipped = find_chains(folded, editor, exclude)
     steps = {chain.op: _steps(editor, steps_editor, chain) for chain in chains}
     without = {op: "its weights were trained without a range" for op, found in steps.items() if found is None}
-    ranges = {origin: span for tensor, span in plain.ranges.items() if (origin := folded_tensor(editor, tensor))}
     return Trained(
         graph=folded,
-        ranges=share_ranges(editor, chains, folded.output_nodes, ranges),
+        ranges={origin: span for tensor, span in plain.ranges.items() if (origin := folded_tensor(editor, tensor))},
         steps={op: found for op, found in steps.items() if found is not None},
         left_float={skip.name: skip.reason for skip in skipped} | without,
     )
