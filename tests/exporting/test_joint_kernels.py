@@ -151,7 +151,11 @@ def poolings_in(graph):
     return Counter(node.op for node in graph.graph_def.node if node.op in ("AvgPool", "QuantizedAvgPool"))
 
 
-@pytest.mark.parametrize("topology", MODELS, ids=lambda topology: topology.__name__)
+QUICK = (reduction, upsampled, with_an_offset, pooled)
+CASES = [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow, id=each.__name__) for each in MODELS]
+
+
+@pytest.mark.parametrize("topology", CASES)
 def test_concatenations_move_bytes_and_change_nothing(topology):
     quantized = tfopt.quantize(build(topology), PLAIN, calibration_data=images())
     lowered = lower_to_int8(quantized.graph)

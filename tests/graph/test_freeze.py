@@ -361,7 +361,7 @@ def test_a_keras_file_with_an_unknown_layer(tmp_path):
 
 def test_a_signature_that_is_not_there(tmp_path):
     stack((3,), layers.Dense(2)).export(tmp_path, verbose=False)
-    with pytest.raises(ConfigError, match=r"Received: 'predict'.*'serving_default'"):
+    with pytest.raises(ConfigError, match=r"must have the signature 'predict'. Received: .*'serving_default'"):
         freeze(tmp_path, signature="predict")
 
 
