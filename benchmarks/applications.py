@@ -7,7 +7,7 @@ Both artifacts run in processes of their own, without tfopt or Keras, on images 
 are timed in turns. The weights are random and made to behave like trained ones: batch normalisation is calibrated,
 residual branches add little to their shortcut, and the classifier is fitted (least squares) to tell twenty kinds of
 images apart, so that the largest output means something. Results go to benchmarks/results/applications.json as each
-model is done. Takes about forty minutes on two cores.
+model is done. Takes an hour and a half on two cores.
 """
 
 from __future__ import annotations

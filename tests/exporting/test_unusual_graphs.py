@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tfopt.errors import TfoptWarning
+from tfopt.errors import TfoptWarning, UnsupportedModelError
 from tfopt.exporting import ExportConfig, SavedModelProcess, export
 
 GENERATOR = np.random.default_rng(0)
@@ -52,6 +52,15 @@ def test_float64_alone_is_exported_as_it_is(tmp_path):
             )
         outputs = tf.saved_model.load(str(tmp_path / precision)).signatures
         np.testing.assert_allclose(outputs["serving_default"](x=tf.constant(x))["y"], x @ weights, rtol=1e-12)
+
+
+def test_a_signature_without_inputs(tmp_path):
+    function = tf.function(lambda: {"y": tf.ones([2, 3]) @ tf.ones([3, 4])}).get_concrete_function()
+    tf.saved_model.save(tf.Module(), str(tmp_path / "source"), signatures=function)
+    export(tmp_path / "source", tmp_path / "float32")
+    with pytest.raises(UnsupportedModelError, match="must have an input to be quantized"):
+        export(tmp_path / "source", tmp_path / "a", ExportConfig(precision="int8"), calibration_data=np.zeros((4, 3)))
+    assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.slow

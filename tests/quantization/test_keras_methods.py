@@ -62,7 +62,7 @@ def test_a_copy_is_quantized(method, model, tmp_path):
     assert {"up0", "down1"} <= {change.name.rpartition("/")[2] for change in result.report.changed}
     assert any(skip.name.startswith("layer_normalization") for skip in result.report.skipped)
     assert result.report.metrics["weight_bytes_ratio"] < 0.6
-    artifact = export(result.model, tmp_path / "a", calibration_data=TOKENS)
+    artifact = export(result, tmp_path / "a", calibration_data=TOKENS)
     served = tf.saved_model.load(artifact.path)
     exported = served.signatures["serving_default"](tokens=tf.constant(TOKENS))["output_0"]
     np.testing.assert_allclose(exported, outputs, atol=1e-4)

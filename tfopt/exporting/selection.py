@@ -76,15 +76,30 @@ def _by_the_whole(quantized: QuantizedModel, chosen: QuantizedModel, feeds: Feed
     """Returns what is fastest as a whole: the chosen nodes, all of them or none in int8."""
     candidates = [quantized] if chosen is quantized else [chosen, quantized]
     ratios = _in_turns([quantized.in_float(), *(lower_to_int8(each.graph) for each in candidates)], feeds)
-    fit = [index for index, each in enumerate(ratios) if max(each) <= WHOLE_TIE]
-    if fit:
-        least = min(sum(ratios[index]) for index in fit)
-        # Of those about as fast, the one with the most nodes in int8, which is the smallest.
-        return candidates[max(index for index in fit if sum(ratios[index]) <= least * TIE)]
+    best_fit = fastest_fit(ratios)
+    if best_fit is not None:
+        return candidates[best_fit]
     best = min(ratios, key=sum)
     found = " and ".join(f"{ratio:.2f}x its time at batch size {size}" for size, ratio in zip(feeds, best, strict=True))
     reason = f"int8 would make the model slower than float32 on this machine: {found}"
     return quantized.leaving_float({change.name: reason for change in quantized.report.changed})
+
+
+def fastest_fit(ratios: Sequence[Sequence[float]]) -> int | None:
+    """Returns which of several graphs to take; None where each makes the model slower at some batch size.
+
+    Args:
+        ratios: How long each graph takes in units of the float graph, for each batch size. Those with more nodes in
+            int8 come later: of those about as fast the last is taken, which is the smallest.
+    Example:
+        >>> fastest_fit([[1.0, 0.7], [1.02, 0.5]]), fastest_fit([[0.7, 0.7], [0.71, 0.7]]), fastest_fit([[1.02, 0.5]])
+        (0, 1, None)
+    """
+    fit = [index for index, each in enumerate(ratios) if max(each) <= WHOLE_TIE]
+    if not fit:
+        return None
+    least = min(sum(ratios[index]) for index in fit)
+    return max(index for index in fit if sum(ratios[index]) <= least * TIE)
 
 
 def _why(times: ChainTimes) -> str:

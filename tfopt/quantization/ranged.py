@@ -92,7 +92,7 @@ def find_joints(editor: GraphEditor, chains: Sequence[Chain], ranges: Mapping[st
     return [
         joint
         for joint in _candidates(editor, chains)
-        if len({ranges.get(tensor) for tensor in (joint.output, *joint.inputs)}) == 1
+        if len({ranges[tensor] for tensor in (joint.output, *joint.inputs)}) == 1
     ]
 
 
@@ -119,7 +119,7 @@ def share_ranges(
         group = {joint.output, *joint.inputs}
         touching = [other for other in groups if not other.isdisjoint(group)]
         group = group.union(*touching)
-        if group <= ranges.keys() and _shareable(editor, group, concats, outputs, ranges):
+        if _shareable(editor, group, concats, outputs, ranges):
             groups = [other for other in groups if other not in touching] + [group]
     shared = dict(ranges)
     for group in groups:
