@@ -176,8 +176,16 @@ def test_a_baseline_whose_inputs_have_other_names(tmp_path):
     assert receipt.speedup > 0
     assert receipt.agreement is not None
     export(two_inputs("x", "c", 8), tmp_path / "alike")
-    with pytest.raises(ConfigError, match=r"baseline must take the artifact's inputs, \['a', 'b'\].*'x', 'c'"):
+    with pytest.raises(ConfigError, match=r"baseline must take the artifact's inputs, \['a', 'b'\].*'c', 'x'"):
         verify(tmp_path / "float32", baseline=tmp_path / "alike", seconds=0.01)
+
+
+def test_a_tuple_of_inputs_is_in_the_models_order(tmp_path):
+    inputs = [keras.Input((1,), name=name) for name in ("d", "b", "c", "a")]
+    export(keras.Model(inputs, layers.Concatenate()(inputs)), tmp_path / "a")
+    given = np.eye(4, dtype="float32")  # the example i has a one in the input i
+    examples = (tuple(given[:, number : number + 1] for number in range(4)), np.arange(4))
+    assert verify(tmp_path / "a", data=examples, seconds=0.01).accuracy == 1.0
 
 
 @pytest.mark.slow

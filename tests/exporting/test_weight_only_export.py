@@ -130,7 +130,7 @@ def test_computes_with_the_rounded_weights(name, precision, decode, request):
     [
         pytest.param("float16", 0.52, marks=pytest.mark.slow),
         pytest.param("int8_weight_only", 0.28, marks=pytest.mark.slow),
-        ("int4_weight_only", 0.17),
+        pytest.param("int4_weight_only", 0.17, marks=pytest.mark.slow),
     ],
 )
 def test_small_on_disk_and_as_declared_in_fresh_process(precision, limit, tmp_path):

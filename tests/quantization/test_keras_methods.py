@@ -48,7 +48,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("gptq", "awq"))) for name in CONFIGS]
+    "method", [pytest.param(name, marks=[pytest.mark.slow] * (name != "int4")) for name in CONFIGS]
 )
 def test_a_copy_is_quantized(method, model, tmp_path):
     before = [value.copy() for value in model.get_weights()]

@@ -122,7 +122,7 @@ def test_before_training_it_computes_what_post_training_quantization_computes():
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("residual", WAYS[0]),
+        pytest.param("residual", WAYS[0], marks=pytest.mark.slow),
         pytest.param("residual", WAYS[2], marks=pytest.mark.slow),
         pytest.param("branches", WAYS[1], marks=pytest.mark.slow),
     ],

@@ -91,7 +91,9 @@ def verify_together(
         first = next(iter(processes.values()))
         for path in set(against).difference(manifests):
             processes[path].renamed = _renamed(first.loaded["inputs"], processes[path])
-        examples = None if data is None else labelled_examples(data, first.loaded["inputs"])
+        # In the model's order, by which a tuple of inputs is read: a loaded SavedModel has them in any.
+        specs = {name: first.loaded["inputs"][name] for name in next(iter(manifests.values()))["signature"]["inputs"]}
+        examples = None if data is None else labelled_examples(data, specs)
         classes = {path: examples.predict(process) for path, process in processes.items()} if examples else {}
         checked = {path: _check(processes[path], manifest) for path, manifest in manifests.items()}
         counted = {path: processes[path].count_weights() for path in manifests}
@@ -198,8 +200,8 @@ def _renamed(inputs: Mapping[str, Any], baseline: SavedModelProcess) -> dict[str
     pairs = {name: [other for other, spec in others.items() if spec == inputs[name]] for name in inputs}
     if len(inputs) != len(others) or any(len(found) != 1 for found in pairs.values()):
         raise ConfigError(
-            f"baseline must take the artifact's inputs, {list(inputs)}. Received: {baseline.path}, which takes "
-            f"{list(others)}. Name the inputs of both models alike, as keras.Input(..., name='image') does."
+            f"baseline must take the artifact's inputs, {sorted(inputs)}. Received: {baseline.path}, which takes "
+            f"{sorted(others)}. Name the inputs of both models alike, as keras.Input(..., name='image') does."
         )
     return {name: found[0] for name, found in pairs.items()}
 
