@@ -353,6 +353,24 @@ def two_sums_with_equal_poolings(x):
     return layers.Concatenate()(sums)
 
 
+def dilated_block(x):
+    r = conv(x)
+    dilated = layers.Conv2D(16, 3, padding="same", dilation_rate=2, use_bias=False)(conv(r))
+    return add(batch_norm(dilated, relu=False), r)
+
+
+def causal_blocks(x):
+    """Of sequences, with dilations, as in a temporal convolutional network."""
+    x = layers.Reshape((64, 16))(x)
+    x = layers.Conv1D(16, 1, activation="relu")(x)
+    for dilation in (1, 2):
+        r = x
+        x = layers.Conv1D(16, 3, padding="causal", dilation_rate=dilation, activation="relu")(x)
+        x = layers.Conv1D(16, 3, padding="causal", dilation_rate=dilation, use_bias=False)(x)
+        x = add(batch_norm(x, relu=False), r)
+    return layers.MaxPooling1D(2)(x)
+
+
 TOPOLOGIES = [value for value in list(globals().values()) if getattr(value, "__code__", None) is not None]
 TOPOLOGIES = [f for f in TOPOLOGIES if f.__module__ == __name__ and f.__code__.co_varnames[:1] == ("x",)]
 TOPOLOGIES = [f for f in TOPOLOGIES if f.__code__.co_argcount == 1]

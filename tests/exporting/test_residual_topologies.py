@@ -41,6 +41,8 @@ FUSED = {
     "linear_sum_read_in_every_way": 1,
     "pooled_linear_sum": 2,
     "linear_sum_with_a_float_sum": 1,
+    "dilated_block": 1,
+    "causal_blocks": 2,
     "three_way": 1,
     "three_way_of_convolutions": 2,
 }

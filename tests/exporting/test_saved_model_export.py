@@ -207,6 +207,25 @@ def test_excluding_and_quantizing_in_two_steps(tmp_path):
         np.testing.assert_allclose(outputs, expected, atol=0.03 * np.abs(expected).max())
 
 
+def test_sequences_and_dilations_stay_in_int8_from_layer_to_layer(tmp_path):
+    image = keras.Input((8, 8, 3), name="image")
+    x = layers.Conv2D(8, 3, padding="same", dilation_rate=2, use_bias=False)(image)
+    x = layers.Reshape((64, 8))(layers.ReLU()(layers.BatchNormalization()(x)))
+    for dilation in (1, 2):
+        shortcut = x = layers.Conv1D(8, 1, activation="relu")(x)
+        x = layers.Conv1D(8, 3, padding="causal", dilation_rate=dilation, activation="relu")(x)
+        x = layers.Conv1D(8, 3, padding="same", dilation_rate=dilation, use_bias=False)(x)
+        x = layers.ReLU()(layers.Add()([layers.BatchNormalization()(x), shortcut]))
+    model = keras.Model(image, layers.Dense(4)(layers.Flatten()(layers.MaxPooling1D(4)(x))))
+    export(model, tmp_path / "a", INT8, calibration_data=X)
+    with SavedModelProcess(tmp_path / "a") as process:
+        outputs = process.predict({"image": X})["output_0"]
+        kernels = process.loaded["kernels"]
+    assert kernels == {"QuantizeV2": 1, "_FusedQuantizedConv2D": 7, "QuantizedMaxPool": 1, "_QuantizedMatMul": 1}
+    expected = model.predict(X, verbose=0)
+    np.testing.assert_allclose(outputs, expected, atol=0.05 * np.abs(expected).max())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_custom_gradients_do_not_hinder(precision, tmp_path):

@@ -72,7 +72,16 @@ def branches():
     return keras.Model(inputs, layers.Dense(2, name="head")(layers.Flatten()(x)))
 
 
-BUILDERS = {"residual": residual, "branches": branches}
+def sequence():
+    inputs = keras.Input((10, 10, 3), name="image")
+    x = layers.Conv1D(8, 1, activation="relu")(layers.Reshape((100, 3))(inputs))
+    summed = layers.Conv1D(8, 3, padding="causal", dilation_rate=2, activation="relu")(x)
+    summed = norm(layers.Conv1D(8, 3, padding="causal", dilation_rate=2, use_bias=False)(summed))
+    x = layers.MaxPooling1D(4)(layers.ReLU()(layers.Add()([summed, x])))
+    return keras.Model(inputs, layers.Dense(2, name="head")(layers.GlobalAveragePooling1D()(x)))
+
+
+BUILDERS = {"residual": residual, "branches": branches, "sequence": sequence}
 
 
 def ranges(model):
@@ -125,8 +134,9 @@ def test_before_training_it_computes_what_post_training_quantization_computes():
         pytest.param("residual", WAYS[0], marks=pytest.mark.slow),
         pytest.param("residual", WAYS[2], marks=pytest.mark.slow),
         pytest.param("branches", WAYS[1], marks=pytest.mark.slow),
+        pytest.param("sequence", WAYS[0], marks=pytest.mark.slow),
     ],
-    ids=["residual", "residual, int4", "branches, learned"],
+    ids=["residual", "residual, int4", "branches, learned", "sequence"],
 )
 def test_the_folded_annotated_graph_and_the_artifact_compute_what_was_trained(trained, tmp_path, name, settings):
     model = trained(name, **settings)

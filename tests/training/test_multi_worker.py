@@ -19,20 +19,18 @@ pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).parent / "scripts" / "multi_worker_training.py"
 LAUNCH = "import sys; from tfopt.cli import main; sys.exit(main(sys.argv[1:]))"
+# benchmarks/compatibility.py has every combination.
 EQUAL_TO_ONE_DEVICE = {
     "plain": {},
-    "several_steps": {"steps_per_execution": 4},
-    "jit": {"jit_compile": True},
     "accumulate": {"accumulate": 4},
     "jit_and_accumulate": {"jit_compile": True, "accumulate": 4, "steps_per_execution": 4},
 }
 OTHERS = {
     "norm": {"norm": True},
     "norm_and_float16": {"norm": True, "precision": "mixed_float16", "jit_compile": True, "accumulate": 2},
-    "norm_and_bfloat16": {"norm": True, "precision": "mixed_bfloat16"},
 }
 # Long enough to be interrupted.
-LONG = {"norm": True, "epochs": 60, "checkpoint_every": 10}
+LONG = {"norm": True, "epochs": 24, "checkpoint_every": 10}
 
 
 def results(directory, name, worker):

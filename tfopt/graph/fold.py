@@ -7,7 +7,7 @@ convolution or a matrix product with constant weights W and bias b, both are lin
 
 and the two extra passes over the activations disappear. Zeros in W stay zeros, so pruned weights stay pruned.
 Likewise `Pad` with zeros before a VALID convolution is that convolution's own padding, and transposes beside a
-batched product become its own.
+batched product become its own. Sequences are computed as images of one row, so that all this holds for them too.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 from tfopt.graph.batched_products import unify_batched_products
+from tfopt.graph.dilations import unify_dilations
 from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, integers, producer, text
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.graph.products import unify_products
+from tfopt.graph.sequences import unify_sequences
 
 CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
 WEIGHTED = (*CONVOLUTIONS, "MatMul")
@@ -42,6 +44,8 @@ def fold_constants(graph: FrozenGraph) -> FrozenGraph:
     def infer() -> dict[str, tf.TensorShape]:
         return graph.edited(editor).shapes()
 
+    unify_dilations(editor, graph.output_nodes)
+    unify_sequences(editor, infer, graph.output_nodes)
     unify_products(editor, infer, graph.output_nodes)
     unify_batched_products(editor, graph.output_nodes)
     shapes = infer()

@@ -143,10 +143,10 @@ def find_chains_where(
 def folded_tensor(editor: GraphEditor, tensor: str) -> str | None:
     """Returns a tensor of a graph before folding as it is called in the folded graph; None where that lacks it.
 
-    Products and what follows them are folded to matrices, under names of their own, and Reshapes that only fed each
-    other are gone.
+    Products and what follows them are folded to matrices, sequences to images, under names of their own, and Reshapes
+    that only fed each other are gone.
     """
-    candidates = (tensor, f"{tensor}/flat", f"{tensor}/product")
+    candidates = (tensor, f"{tensor}/flat", f"{tensor}/product", f"{tensor}/image")
     found = next((name for name in candidates if producer(name) in editor.nodes), None)
     return None if found is None else pass_through_origin(editor, found)
 
