@@ -163,9 +163,7 @@ MODELS = {
     "vit_small": Case(
         what="ViT-small, patches of 16, 224x224", build=vit_small, inputs=smooth_images, family="transformer"
     ),
-    "tcn": Case(
-        what="temporal convolutional network, 1024 steps", build=tcn, inputs=signals, branch_ends="last_bn"
-    ),
+    "tcn": Case(what="temporal convolutional network, 1024 steps", build=tcn, inputs=signals, branch_ends="last_bn"),
     "tiny": Case(
         what="two convolutions, 32x32, to try the benchmark itself",
         build=tiny,

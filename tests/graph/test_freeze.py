@@ -1,5 +1,6 @@
 """Freezing: the frozen graph computes what the Keras model or SavedModel computes, and says so when it cannot."""
 
+import gc
 import subprocess
 import sys
 import zipfile
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from tensorflow.python.framework.func_graph import FuncGraph
 
 from tfopt.errors import ArtifactError, ConfigError, UnsupportedModelError
 from tfopt.graph import freeze
@@ -373,3 +375,19 @@ def test_a_batch_that_does_not_fit():
             graph.predict(batch)
     with pytest.raises(ConfigError, match=r"shape of input 'image', \(None, 8, 8, 1\)"):
         graph.predict([image[0], vector])
+
+
+def test_heavy_graphs_are_freed_at_once():
+    """TensorFlow leaves them in reference cycles, with the weights in each."""
+    model = stack((4096,), layers.Dense(9000))  # 147 MB
+
+    def left():
+        graphs = [thing for thing in gc.get_objects() if isinstance(thing, FuncGraph)]
+        return [graph.name for graph in graphs for node in graph.as_graph_def().node if node.ByteSize() > 10**8]
+
+    gc.disable()
+    try:
+        freeze(model, fold=False)
+        assert left() == []
+    finally:
+        gc.enable()

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfopt.graph import FrozenGraph
 from tfopt.graph.edit import AttrValue, GraphDef, dtype_attr, text
-from tfopt.graph.frozen import full_name
+from tfopt.graph.frozen import free_graphs, full_name
 
 v1 = tf.compat.v1
 NS_PER_MS = 1e6
@@ -61,6 +61,8 @@ class TimedGraph:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._session.close()
+        del self._session
+        free_graphs(self._graph_def)
 
     def rounds(self, inputs: Mapping[str, Any]) -> int:
         """Returns how often it is worth running: as often as fits into SECONDS, within bounds."""

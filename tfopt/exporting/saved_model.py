@@ -20,6 +20,7 @@ from tfopt.exporting.lowering import lower
 from tfopt.exporting.manifest import MANIFEST_FORMAT, describe, digests, read_manifest, record_check, requirements
 from tfopt.exporting.signatures import DEFAULT, make_signatures
 from tfopt.graph import FrozenGraph
+from tfopt.graph.frozen import free_graphs
 from tfopt.quantization import QuantizedModel
 from tfopt.report import PassReport, Record
 
@@ -96,6 +97,8 @@ def export(
         options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
         module, signatures = make_signatures(lowered.graphs, in_variables=lowered.in_variables)
         tf.saved_model.save(module, str(temporary), signatures=signatures, options=options)
+        del module, signatures
+        free_graphs(graph.graph_def)
         manifest = {
             "format": MANIFEST_FORMAT,
             "tfopt": version("tfopt"),

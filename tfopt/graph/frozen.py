@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,7 @@ from tfopt.errors import ConfigError
 from tfopt.graph.edit import GraphEditor, producer
 
 LARGE = 4096  # bytes; what shapes are computed from is smaller
+HEAVY = 2**27  # bytes; of smaller graphs it is not worth a second to free them at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ class FrozenGraph:
         """
         placeholders = {spec.name for spec in self.inputs.values()}
         read = {full_name(tensor) for node in self.graph_def.node for tensor in node.input}
-        # Of what is only measured, TensorFlow would optimize the graph longer than it runs it, weights and all.
+        # Of what runs a few times, TensorFlow would optimize the graph longer than it runs it, weights and all.
         held = {} if fetch is None else _large_constants(self.graph_def, read)
         body = type(self.graph_def)(versions=self.graph_def.versions, library=self.graph_def.library)
         left_out = placeholders.union(producer(tensor) for tensor in held)
@@ -91,8 +93,8 @@ class FrozenGraph:
 
     def predict(self, inputs: Any) -> dict[str, np.ndarray]:
         """Runs the graph on one batch: an array, a sequence of arrays, or a dict by input name."""
-        outputs = self.as_function()(**self.feed(inputs))
-        return {name: value.numpy() for name, value in outputs.items()}
+        values = self.as_function(fetch=[tensor for tensor, _ in self.outputs.values()])(**self.feed(inputs))
+        return {name: value.numpy() for name, value in zip(self.outputs, values, strict=True)}
 
     def feed(self, inputs: Any) -> dict[str, tf.Tensor]:
         """Names a batch's arrays after the signature's inputs and casts them to their dtypes.
@@ -117,6 +119,16 @@ class FrozenGraph:
                     f"Received: a batch of shape {value.shape}. Pass whole batches of examples."
                 )
         return fed
+
+
+def free_graphs(graph_def: Any) -> None:
+    """Frees the graphs in which TensorFlow held this one, once nothing uses them, if it is heavy.
+
+    They hold the weights several times over, and refer to each other in cycles, of which Python would free them when it
+    has made many more objects, however large they are.
+    """
+    if graph_def.ByteSize() > HEAVY:
+        gc.collect()
 
 
 def _without_weights(graph_def: Any) -> Any:

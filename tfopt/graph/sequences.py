@@ -53,7 +53,7 @@ def unify_sequences(editor: GraphEditor, infer: Callable[[], Shapes], outputs: f
 
 
 def _expand(editor: GraphEditor, node: Any, images: dict[str, _Image], outputs: frozenset[str]) -> None:
-    """Takes away an ExpandDims that undoes a Squeeze, and moves one before the Pad that it reads: then it pads images."""
+    """Takes away an ExpandDims that undoes a Squeeze; moves one before the Pad that it reads, so this pads images."""
     image, axis = images.get(node.input[0]), editor.constant(node.input[1])
     before = editor.nodes[producer(node.input[0])]
     if axis is None:

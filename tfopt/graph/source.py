@@ -17,7 +17,7 @@ from tensorflow.python.util import nest
 from tfopt.errors import ArtifactError, ConfigError, UnsupportedModelError
 from tfopt.graph.edit import AttrValue
 from tfopt.graph.fold import fold_constants
-from tfopt.graph.frozen import FrozenGraph
+from tfopt.graph.frozen import FrozenGraph, free_graphs
 
 HALF = (tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum)
 FLOAT = tf.float32.as_datatype_enum
@@ -98,6 +98,8 @@ def freeze(source: keras.Model | str | Path, signature: str = "serving_default",
         },
         name=name,
     )
+    del function, frozen
+    free_graphs(graph_def)
     return fold_constants(graph) if fold else graph
 
 
