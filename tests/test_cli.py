@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import random
@@ -10,11 +11,11 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfopt
 from tfopt.cli import main
 from tfopt.errors import ConfigError
-from tfopt.exporting import SavedModelProcess
 from tfopt.flags import expand, flag_paths, parse, stages
 from tfopt.recipe import Recipe
 from tfopt.recipes import RECIPES
@@ -221,8 +222,10 @@ def intact(directory):
     if not directory.exists():
         return True
     manifest = json.loads((directory / "manifest.json").read_text())
-    with SavedModelProcess(directory) as process:
-        return set(process.loaded["inputs"]) == set(manifest["signature"]["inputs"])
+    for name, recorded in manifest["files"].items():
+        assert hashlib.sha256((directory / name).read_bytes()).hexdigest() == recorded["sha256"]
+    serve = tf.saved_model.load(str(directory)).signatures["serving_default"]
+    return set(serve.structured_input_signature[1]) == set(manifest["signature"]["inputs"])
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 from keras.src.applications.convnext import ConvNeXt
+from keras.src.applications.efficientnet import EfficientNet
 
 from tfopt.exporting import ExportConfig, SavedModelProcess, export
 from tfopt.quantization import QuantizationConfig, quantize
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.slow
 PLAIN = QuantizationConfig(equalization=False, smooth_quant=0.0, bias_correction=False)
 
 ARCHITECTURES = {
-    "EfficientNetB0": (keras.applications.EfficientNetB0, 64),
+    "EfficientNet": (partial(EfficientNet, 1.0, 0.5, 64), 64),  # ten blocks of the sixteen of B0
     "ConvNeXt": (partial(ConvNeXt, depths=(1, 1, 2, 1), projection_dims=(24, 48, 96, 192)), 64),
 }
 

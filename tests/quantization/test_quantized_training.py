@@ -285,7 +285,7 @@ def test_the_ranges_of_a_nested_model_that_is_called_twice_are_those_of_its_call
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", WAYS)
+@pytest.mark.parametrize("settings", [WAYS[0], WAYS[2]])
 def test_a_saved_model_loads_in_a_fresh_process_with_tfopt_alone_bit_for_bit(trained, tmp_path, settings):
     model = trained("residual", **settings)
     model.save(tmp_path / "model.keras")
