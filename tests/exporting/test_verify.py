@@ -216,6 +216,12 @@ def test_data_that_will_not_do(data, message):
         labelled_examples(data, SPECS)
 
 
+def test_one_input_of_two_is_missing():
+    specs = {name: ("float32", [None, 3]) for name in ("a", "b")}
+    with pytest.raises(ConfigError, match=r"no labels. The model's inputs, \['a', 'b'\], go into one"):
+        labelled_examples((np.zeros((4, 3)), np.zeros(4)), specs)
+
+
 def test_verify_refuses_such_data(artifacts):
     with pytest.raises(ConfigError, match="labelled examples"):
         verify(artifacts / "float32", data=X, seconds=0.01)

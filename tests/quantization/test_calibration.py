@@ -193,6 +193,13 @@ def test_one_array_for_two_inputs():
         quantize(two_inputs(), calibration_data=X)
 
 
+def test_inputs_of_different_numbers_of_examples():
+    inputs = [keras.Input((3,)), keras.Input((3,))]
+    model = keras.Model(inputs, keras.layers.Add()(inputs))
+    with pytest.raises(ConfigError, match=r"as many examples of each input.*\[5, 8\]"):
+        quantize(model, calibration_data=(np.zeros((5, 3)), np.zeros((8, 3))))
+
+
 def test_a_model_that_is_not_built():
     with pytest.raises(UnsupportedModelError, match="must be built"):
         quantize(keras.Sequential([layers.Dense(2)]), calibration_data=X)

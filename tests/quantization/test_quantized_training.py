@@ -151,6 +151,34 @@ def test_the_folded_annotated_graph_and_the_artifact_compute_what_was_trained(tr
     assert np.abs(served(tmp_path / "int8") - expected).max() < 0.02 * span
 
 
+def conv1d(x, size=3, **options):
+    return layers.Conv1D(4, size, **options)(x)
+
+
+@pytest.mark.parametrize(
+    ("build", "nodes"),
+    [
+        (lambda x: conv1d(conv1d(x, use_bias=False), 1), 2),
+        (lambda x: layers.SeparableConv1D(4, 3)(x), 2),
+        (lambda x: conv1d(layers.MaxPooling1D(2)(conv1d(x, use_bias=False)), 1), 2),
+        (lambda x: conv1d(layers.ReLU()(layers.Add()([norm(conv1d(x)), norm(conv1d(x))])), 1), 3),
+        (lambda x: conv1d(conv1d(x, dilation_rate=2, use_bias=False), 1), 2),
+        (lambda x: layers.Conv2D(4, 3, dilation_rate=2, use_bias=False)(layers.Reshape((6, 6, 3))(x)), 1),
+    ],
+    ids=["no bias", "separable", "pooled", "branches", "dilated", "dilated image"],
+)
+def test_what_is_trained_in_int8_is_exported_in_int8(build, nodes):
+    """Also where folding takes away the very tensor that a layer returns."""
+    inputs = keras.Input((36, 3))
+    x = RNG.normal(size=(16, 36, 3)).astype("float32")
+    trained = quantize(keras.Model(inputs, build(inputs)), TRAINING, calibration_data=x)
+    annotated = quantize(trained)
+    assert annotated.report.skipped == []
+    assert len(annotated.report.changed) == nodes
+    expected = trained.predict(x, verbose=0)
+    np.testing.assert_allclose(annotated.predict(x), expected, rtol=0, atol=0.02 * np.abs(expected).max())
+
+
 def test_one_convolution_exports_to_the_very_steps_that_were_trained(tmp_path):
     """Without anything behind it that could amplify it, an edge shows as what it is: at most one step of one value."""
     inputs = keras.Input((10, 10, 3), name="image")

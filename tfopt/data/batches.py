@@ -69,6 +69,11 @@ def _batches(data: Any, inputs: int) -> Iterable[Any]:
         return data
     if isinstance(data, (np.ndarray, tf.Tensor, dict)) or _is_tuple_of_arrays(data, inputs):
         arrays = tf.nest.map_structure(np.asarray, data)
+        lengths = {len(part) for part in tf.nest.flatten(_split(arrays, inputs)[0]) if part.ndim}
+        if len(lengths) > 1:
+            raise ConfigError(
+                f"data must have as many examples of each input. Received: arrays of {sorted(lengths)} examples."
+            )
         return (_slice(arrays, slice(start, start + CHUNK)) for start in range(0, _length(arrays), CHUNK))
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes)):
         return data

@@ -50,7 +50,10 @@ def labelled_examples(data: Any, specs: Mapping[str, Any]) -> LabelledExamples:
     """
     batches = list(iterate_batches(data, inputs=len(specs)))
     if not batches or any(labels is None for _, labels in batches):
-        raise ConfigError("data must be labelled examples, (inputs, labels). Received: no examples, or no labels.")
+        several = f" The model's inputs, {list(specs)}, go into one dict or tuple." if len(specs) > 1 else ""
+        raise ConfigError(
+            f"data must be labelled examples, (inputs, labels). Received: no examples, or no labels.{several}"
+        )
     inputs = _join([values for values, _ in batches], specs)
     labels = np.concatenate([_flat(labels) for _, labels in batches])
     count = len(next(iter(inputs.values())))

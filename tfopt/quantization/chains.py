@@ -89,7 +89,7 @@ def find_chains(
     """
     patterns = tuple(exclude)
     shapes = graph.shapes()
-    order = {name: position for position, name in enumerate(editor.topological())}
+    order = {name: position for position, name in enumerate(_structural_order(editor, graph))}
     obstacles = {
         name: left_float.get(name) or _obstacle(editor, shapes, editor.nodes[name], patterns, annotated)
         for name in order
@@ -140,15 +140,22 @@ def find_chains_where(
         refused |= found
 
 
-def folded_tensor(editor: GraphEditor, tensor: str) -> str | None:
+def folded_tensor(folded: GraphEditor, tensor: str, before: GraphEditor) -> str | None:
     """Returns a tensor of a graph before folding as it is called in the folded graph; None where that lacks it.
 
-    Products and what follows them are folded to matrices, sequences to images, under names of their own, and Reshapes
-    that only fed each other are gone.
+    Products and what follows them are folded to matrices, sequences to images, under names of their own. What only
+    moved values may be gone: then it is the tensor that it moved. BatchToSpaceND ends a dilated convolution, which
+    folding makes one node.
     """
-    candidates = (tensor, f"{tensor}/flat", f"{tensor}/product", f"{tensor}/image")
-    found = next((name for name in candidates if producer(name) in editor.nodes), None)
-    return None if found is None else pass_through_origin(editor, found)
+    while True:
+        candidates = (tensor, f"{tensor}/flat", f"{tensor}/product", f"{tensor}/image")
+        found = next((name for name in candidates if producer(name) in folded.nodes), None)
+        if found is not None:
+            return pass_through_origin(folded, found)
+        node = before.nodes.get(producer(tensor))
+        if node is None or ":" in tensor or node.op not in (*PASS_THROUGH, "BatchToSpaceND"):
+            return None
+        tensor = node.input[0]
 
 
 def pass_through_origin(editor: GraphEditor, tensor: str) -> str:
@@ -158,6 +165,25 @@ def pass_through_origin(editor: GraphEditor, tensor: str) -> str:
         tensor = node.input[0]
         node = editor.nodes[producer(tensor)]
     return tensor
+
+
+def _structural_order(editor: GraphEditor, graph: FrozenGraph) -> list[str]:
+    """Returns the node names so that every node follows its inputs, whatever the order in which the graph holds them.
+
+    Nodes come by their distance from the inputs, and as far apart as each other in the order in which the outputs need
+    them. So a model that was trained with ranges has the chains that the float model had, whose ranges these are.
+    """
+    distance: dict[str, int] = {}
+    for name in editor.topological():
+        distance[name] = max((distance[producer(tensor)] + 1 for tensor in editor.nodes[name].input), default=0)
+    needed: dict[str, int] = {}
+    stack = [producer(tensor) for tensor, _ in reversed([*graph.outputs.values()])]
+    while stack:
+        name = stack.pop()
+        if name not in needed:
+            needed[name] = len(needed)
+            stack += [producer(tensor) for tensor in reversed(editor.nodes[name].input)]
+    return sorted(distance, key=lambda name: (distance[name], needed.get(name, len(needed))))
 
 
 def _obstacle(editor: GraphEditor, shapes: Shapes, node: Any, patterns: tuple[str, ...], annotated: bool) -> str | None:

@@ -60,13 +60,16 @@ def read_ranges(graph: FrozenGraph, exclude: Iterable[str] = ()) -> Trained:
     plain = _take_out(fold_constants(graph))
     folded = fold_constants(plain.graph)
     editor = GraphEditor(folded.graph_def)
+    before = GraphEditor(plain.graph.graph_def)
     steps_editor = GraphEditor(fold_constants(_with_steps(plain)).graph_def)
     chains, skipped = find_chains(folded, editor, exclude)
     steps = {chain.op: _steps(editor, steps_editor, chain) for chain in chains}
     without = {op: "its weights were trained without a range" for op, found in steps.items() if found is None}
     return Trained(
         graph=folded,
-        ranges={origin: span for tensor, span in plain.ranges.items() if (origin := folded_tensor(editor, tensor))},
+        ranges={
+            origin: span for tensor, span in plain.ranges.items() if (origin := folded_tensor(editor, tensor, before))
+        },
         steps={op: found for op, found in steps.items() if found is not None},
         left_float={skip.name: skip.reason for skip in skipped} | without,
     )

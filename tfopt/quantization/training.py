@@ -149,7 +149,7 @@ def _trace(model: keras.Model, tensors: dict[Place, Any]) -> _Trace:
     editor = GraphEditor(graph.graph_def)
     places: dict[str, Place] = {}
     for place, name in zip(tensors, names, strict=False):
-        origin = folded_tensor(editor, name)
+        origin = folded_tensor(editor, name, held)
         if origin is not None:
             places.setdefault(origin, place)
     return _Trace(graph=graph, editor=editor, places=places, owners=owners)
