@@ -47,9 +47,8 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=[pytest.mark.slow] * (name != "int4")) for name in CONFIGS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", CONFIGS)
 def test_a_copy_is_quantized(method, model, tmp_path):
     before = [value.copy() for value in model.get_weights()]
     expected = model.predict(TOKENS, verbose=0)

@@ -158,12 +158,16 @@ def conv1d(x, size=3, **options):
 @pytest.mark.parametrize(
     ("build", "nodes"),
     [
-        (lambda x: conv1d(conv1d(x, use_bias=False), 1), 2),
-        (lambda x: layers.SeparableConv1D(4, 3)(x), 2),
-        (lambda x: conv1d(layers.MaxPooling1D(2)(conv1d(x, use_bias=False)), 1), 2),
+        pytest.param(lambda x: conv1d(conv1d(x, use_bias=False), 1), 2, marks=pytest.mark.slow),
+        pytest.param(lambda x: layers.SeparableConv1D(4, 3)(x), 2, marks=pytest.mark.slow),
+        pytest.param(lambda x: conv1d(layers.MaxPooling1D(2)(conv1d(x, use_bias=False)), 1), 2, marks=pytest.mark.slow),
         (lambda x: conv1d(layers.ReLU()(layers.Add()([norm(conv1d(x)), norm(conv1d(x))])), 1), 3),
         (lambda x: conv1d(conv1d(x, dilation_rate=2, use_bias=False), 1), 2),
-        (lambda x: layers.Conv2D(4, 3, dilation_rate=2, use_bias=False)(layers.Reshape((6, 6, 3))(x)), 1),
+        pytest.param(
+            lambda x: layers.Conv2D(4, 3, dilation_rate=2, use_bias=False)(layers.Reshape((6, 6, 3))(x)),
+            1,
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["no bias", "separable", "pooled", "branches", "dilated", "dilated image"],
 )

@@ -15,11 +15,7 @@ matrix = importlib.import_module("compatibility")
 cells = importlib.import_module("compatibility_cell")
 
 FIELDS = [field.name for field in dataclasses.fields(cells.Cell)]
-QUICK = [
-    ("none", "float32", False, 4, 4),
-    ("none", "float32", True, 1, 1),
-    ("mirrored", "mixed_float16", False, 1, 4),
-]
+QUICK = [("none", "float32", False, 4, 4)]
 
 
 def words(cell):

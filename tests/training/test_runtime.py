@@ -171,6 +171,7 @@ def test_a_model_with_its_own_train_step_keeps_it_and_is_told_what_it_loses():
             compile(model, plan(TrainingConfig(**settings)), loss="mse")
 
 
+@pytest.mark.slow
 def test_a_model_with_its_own_train_step_trains_on_replicas(two_replicas):
     decided = plan(TrainingConfig(strategy=two_replicas, global_batch_size=8))
     with decided.scope():
