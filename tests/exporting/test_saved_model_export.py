@@ -1,5 +1,6 @@
 """The artifact: what is on disk, that it loads without us, what replaces what, what a wrong export leaves behind."""
 
+import gc
 import hashlib
 import json
 import os
@@ -527,6 +528,18 @@ def test_what_a_kill_between_two_renames_moved_aside_comes_back(tmp_path):
         export(keras.Sequential([keras.layers.Dense(3)]), tmp_path / "a")  # fails, but after looking at the target
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert verify(tmp_path / "a", seconds=0.01).ok
+
+
+@pytest.mark.slow
+def test_an_export_leaves_no_graph_that_holds_heavy_weights(tmp_path):
+    model = keras.Sequential([keras.Input((4096,), name="x"), layers.Dense(9000)])  # 147 MB
+    gc.disable()
+    try:
+        export(model, tmp_path / "a")
+        graphs = [thing for thing in gc.get_objects() if isinstance(thing, tf.Graph)]
+        assert [graph for graph in graphs for node in graph.as_graph_def().node if node.ByteSize() > 10**8] == []
+    finally:
+        gc.enable()
 
 
 def test_an_int8_artifact_is_not_exported_anew(tmp_path):

@@ -73,6 +73,16 @@ def test_what_only_looks_alike_stays(changes):
     assert [node.op for node in nodes] == ["SpaceToBatchND", "Conv2D", "BatchToSpaceND"]
 
 
+def test_blocks_of_one_of_several_outputs_stay():
+    class Halves(layers.Layer):
+        def call(self, x):
+            return tf.batch_to_space(tf.split(x, 2, axis=-1)[1], (1, 1), [[0, 0], [0, 0]])
+
+    inputs = keras.Input((8, 8, 4))
+    nodes = computes_the_same(keras.Model(inputs, Halves()(inputs)), (8, 8, 4))
+    assert [node.op for node in nodes] == ["Split", "BatchToSpaceND"]
+
+
 def test_a_block_without_padding_is_a_dilation():
     class Blocks(layers.Layer):
         def call(self, x):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, integers
+from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, integers, producer
 
 
 def unify_dilations(editor: GraphEditor, outputs: frozenset[str]) -> None:
@@ -33,7 +33,7 @@ def unify_dilations(editor: GraphEditor, outputs: frozenset[str]) -> None:
 def _dilate(editor: GraphEditor, last: Any, outputs: frozenset[str]) -> None:
     path = [last]  # from the end to the start
     ops = ["Squeeze", "Conv2D", "ExpandDims", "SpaceToBatchND"]
-    if editor.nodes[last.input[0]].op == "Conv2D":
+    if editor.nodes[producer(last.input[0])].op == "Conv2D":
         ops = ["Conv2D", "SpaceToBatchND"]
     for op in ops:
         node = editor.nodes.get(path[-1].input[0])
