@@ -15,7 +15,7 @@ from tfopt.quantization.annotate import annotate
 from tfopt.quantization.calibrate import calibrate
 from tfopt.quantization.chains import FAKE_QUANT, find_chains
 from tfopt.quantization.config import QuantizationConfig
-from tfopt.quantization.ranged import tensors_to_observe
+from tfopt.quantization.ranged import tensors_to_observe, without_impossible_zero_points
 
 
 def graph_of(function, *shapes):
@@ -36,6 +36,7 @@ def lower(graph, data):
     editor = GraphEditor(graph.graph_def)
     chains, _ = find_chains(graph, editor)
     ranges = calibrate(graph, tensors_to_observe(editor, chains), data, QuantizationConfig())
+    ranges = without_impossible_zero_points(graph, editor, chains, ranges)
     lowered = lower_to_int8(annotate(graph, chains, ranges))
     assert not any(node.op.startswith("FakeQuant") for node in lowered.graph_def.node)
     return lowered, chains, ranges
@@ -46,8 +47,8 @@ LOWEST = -128
 
 
 def quantized(values, span):
-    low = -127 if span.signed else 0
-    high = 127 if span.signed else 255
+    low = -127 if span.signed else -span.zero_point
+    high = span.steps
     return np.clip(np.rint(values.astype(np.float64) / span.scale), low, high).astype(np.int64)
 
 
@@ -56,6 +57,22 @@ def quantized_weights(weights):
     limits[limits == 0] = 1
     scale = limits / np.float32(127)  # in float32, so that a weight on the edge of a step falls on the same side
     return np.clip(np.rint(weights / scale), -127, 127).astype(np.int64), scale.astype(np.float64)
+
+
+def in_form(x, form):
+    """Returns values whose range has one of the forms that a range may have."""
+    if form == "unsigned":
+        return np.abs(x)
+    if form == "symmetric":
+        return np.clip(x, -min(x.max(), -x.min()), min(x.max(), -x.min()))
+    return np.where(x < 0, np.float32(0.3) * x, x)
+
+
+def form_of(span):
+    return "symmetric" if span.signed else "zero_point" if span.zero_point else "unsigned"
+
+
+FORMS = ["unsigned", "symmetric", "zero_point"]
 
 
 def convolve(x, weights, strides, pads, dilations):
@@ -81,7 +98,7 @@ def same_padding(size, kernel, stride, dilation):
 def assert_agrees(result, reference, span, activation=None):
     """The reference holds real numbers before the activation, and is rounded to the grid of the result."""
     reference = REFERENCES[activation](reference)
-    low, high = (LOWEST, 127) if span.signed else (0, 255)
+    low, high = (LOWEST if span.signed else -span.zero_point), span.steps
     expected = np.clip(np.rint(reference / span.scale), low, high)
     steps = np.rint(result.astype(np.float64) / span.scale)
     assert result.shape == expected.shape
@@ -127,18 +144,16 @@ REFERENCES = {
     pads=st.tuples(*[st.integers(0, 2)] * 4),
     stride=st.integers(1, 3),
     dilation=st.integers(1, 2),
-    signed=st.booleans(),
+    form=st.sampled_from(FORMS),
     activation=st.sampled_from([None, "relu", "relu6"]),
     bias=st.booleans(),
     magnitude=st.sampled_from([1e-5, 1e-2, 1.0, 1e5]),
     seed=st.integers(0, 99),
 )
-def test_convolution(
-    size, kernel, channels, padding, pads, stride, dilation, signed, activation, bias, magnitude, seed
-):
+def test_convolution(size, kernel, channels, padding, pads, stride, dilation, form, activation, bias, magnitude, seed):
     generator = np.random.default_rng(seed)
     x = (generator.normal(size=(3, *size, channels[0])) * magnitude).astype("float32")
-    x = x if signed else np.abs(x)
+    x = in_form(x, form)
     weights = generator.normal(size=(*kernel, *channels)).astype("float32")
     offset = (generator.normal(size=channels[1]) * magnitude * bias).astype("float32")
     explicit = [[0, 0], list(pads[:2]), list(pads[2:]), [0, 0]]
@@ -152,7 +167,7 @@ def test_convolution(
         "_FusedQuantizedConv2D"
     }
     entering, leaving = ranges[chain.input], ranges[chain.output]
-    assert entering.signed == signed
+    assert form_of(entering) == form
     steps, scale = quantized_weights(weights)
     amounts = {
         "SAME": [same_padding(size[axis], kernel[axis], stride, dilation) for axis in (0, 1)],
@@ -173,16 +188,16 @@ def test_convolution(
     padding=st.sampled_from(["SAME", "VALID"]),
     stride=st.integers(1, 3),
     dilation=st.integers(1, 2),
-    signed=st.booleans(),
+    form=st.sampled_from(FORMS),
     activation=st.sampled_from([None, "relu", "relu6"]),
     bias=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_depthwise_convolution(size, kernel, channels, padding, stride, dilation, signed, activation, bias, seed):
+def test_depthwise_convolution(size, kernel, channels, padding, stride, dilation, form, activation, bias, seed):
     dilation = dilation if stride == 1 else 1  # TensorFlow takes one or the other
     generator = np.random.default_rng(seed)
     x = generator.normal(size=(3, *size, channels)).astype("float32")
-    x = x if signed else np.abs(x)
+    x = in_form(x, form)
     weights = (generator.normal(size=(*kernel, channels, 1)) * generator.uniform(0.1, 3, (channels, 1))).astype(
         "float32"
     )
@@ -222,19 +237,19 @@ def test_depthwise_convolution(size, kernel, channels, padding, stride, dilation
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(
     shape=st.tuples(st.integers(1, 9), st.integers(1, 40), st.integers(1, 40)),
-    signed=st.booleans(),
+    form=st.sampled_from(FORMS),
     activation=st.sampled_from(list(ACTIVATIONS)),
     bias=st.booleans(),
     followed=st.booleans(),
     magnitude=st.sampled_from([1e-5, 1e-2, 1.0, 1e5]),
     seed=st.integers(0, 99),
 )
-def test_matrix_product(shape, signed, activation, bias, followed, magnitude, seed):
+def test_matrix_product(shape, form, activation, bias, followed, magnitude, seed):
     """With float32 results where nothing quantized follows, else with int8 results."""
     examples, inner, outer = shape
     generator = np.random.default_rng(seed)
     x = (generator.normal(size=(examples, inner)) * magnitude).astype("float32")
-    x = x if signed else np.abs(x)
+    x = in_form(x, form)
     weights = generator.normal(size=(inner, outer)).astype("float32")
     offset = (generator.normal(size=outer) * magnitude * bias).astype("float32")
 
@@ -265,14 +280,14 @@ def test_matrix_product(shape, signed, activation, bias, followed, magnitude, se
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5 * np.abs(reference).max())
 
 
-@pytest.mark.parametrize("signed_input", [False, True])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("activation", ["relu", "relu6"])
-@pytest.mark.parametrize("seed", range(3))
-def test_fused_sum_with_an_unsigned_summand(signed_input, activation, seed):
+@pytest.mark.parametrize("seed", range(2))
+def test_fused_sum_with_an_unsigned_summand(form, activation, seed):
     generator = np.random.default_rng(seed)
     x = generator.normal(size=(2, 7, 7, 6)).astype("float32")
     other = np.abs(generator.normal(size=(2, 7, 7, 9))).astype("float32")
-    x = x if signed_input else np.abs(x)
+    x = in_form(x, form)
     weights = generator.normal(size=(3, 3, 6, 9)).astype("float32")
     offset = generator.normal(size=9).astype("float32")
 
@@ -329,7 +344,7 @@ def test_fused_sum_without_an_activation(size, channels, reader, bias, magnitude
         return convolve(values, steps, (stride, stride), [pads, pads], (1, 1)) * (span.scale * scale) + offsets[index]
 
     def steps_of(value, span):
-        return np.clip(np.rint(value / span.scale), LOWEST if span.signed else 0, 127 if span.signed else 255)
+        return np.clip(np.rint(value / span.scale), LOWEST if span.signed else -span.zero_point, span.steps)
 
     values = quantized(x, entering)
     index = int(first.op.endswith("_1"))
@@ -364,7 +379,7 @@ def test_fused_sum_with_a_signed_summand(bias, seed):
     adding = next(chain for chain in chains if chain.summand)
     made = next(chain for chain in chains if not chain.summand)
     entering, middle, leaving = ranges[adding.input], ranges[adding.summand], ranges[adding.output]
-    assert middle.signed
+    assert middle.low < 0
     values = quantized(np.maximum(x, 0), entering)
 
     def real(chain):
@@ -395,10 +410,11 @@ def test_values_beyond_the_calibrated_range_saturate():
     entering, leaving = ranges[chain.input], ranges[chain.output]
     steps, scale = quantized_weights(weights)
     sums = convolve(quantized(x * 4, entering), steps, (1, 1), [(1, 1), (1, 1)], (1, 1))
+    lowest = -128 if leaving.signed else -leaving.zero_point
     result = lowered.predict(x * 4)["y"]
     assert_agrees(result, sums * (entering.scale * scale), leaving)
     assert result.max() == pytest.approx(leaving.limit, rel=1e-5)
-    assert result.min() == pytest.approx(-128 / 127 * leaving.limit, rel=1e-5)
+    assert result.min() == pytest.approx(lowest * leaving.scale, rel=1e-5)
 
 
 def test_positive_results_without_an_activation_are_unsigned():
@@ -407,23 +423,25 @@ def test_positive_results_without_an_activation_are_unsigned():
     x = np.abs(generator.normal(size=(4, 6, 6, 3))).astype("float32")
     weights = np.abs(generator.normal(size=(3, 3, 3, 5))).astype("float32")
     lowered, (chain,), ranges = lower(graph_of(lambda x: tf.nn.conv2d(x, weights, 1, "SAME"), (None, 6, 6, 3)), x)
-    assert not ranges[chain.output].signed
+    assert form_of(ranges[chain.output]) == "unsigned"
     assert fused(lowered) == [["BiasAdd", "Requantize"]]
     steps, scale = quantized_weights(weights)
     sums = convolve(quantized(x, ranges[chain.input]), steps, (1, 1), [(1, 1), (1, 1)], (1, 1))
     assert_agrees(lowered.predict(x)["y"], sums * (ranges[chain.input].scale * scale), ranges[chain.output])
 
 
-@pytest.mark.parametrize("signed", [False, True])
-def test_moving_ops_work_on_the_quantized_tensor(signed):
+@pytest.mark.parametrize("form", FORMS)
+def test_moving_ops_work_on_the_quantized_tensor(form):
     generator = np.random.default_rng(0)
     x = generator.normal(size=(4, 8, 8, 3)).astype("float32")
+    x = np.concatenate([x, -x])  # so that all that is linear in it is symmetric
     weights = generator.normal(size=(3, 3, 3, 5)).astype("float32")
+    offset = np.full(5, 6.0 if form == "zero_point" else 0.0, "float32")
     second = generator.normal(size=(80, 6)).astype("float32")
 
     def function(x):
-        y = tf.nn.conv2d(x, weights, 1, "SAME")
-        y = y if signed else tf.nn.relu(y)
+        y = tf.nn.bias_add(tf.nn.conv2d(x, weights, 1, "SAME"), offset)
+        y = tf.nn.relu(y) if form == "unsigned" else y
         y = tf.nn.max_pool2d(tf.pad(y, [[0, 0], [1, 1], [1, 1], [0, 0]]), 3, 2, "VALID")
         return tf.matmul(tf.reshape(tf.squeeze(tf.expand_dims(y, 1), 1), [-1, 80]), second)
 
@@ -433,8 +451,9 @@ def test_moving_ops_work_on_the_quantized_tensor(signed):
     assert names.count("QuantizeV2") == 1
     assert "Dequantize" not in names
     assert "QuantizedMaxPool" in names
-    (pad,) = [node for node in lowered.graph_def.node if node.op == "Pad"]
-    assert tf.as_dtype(pad.attr["T"].type) == (tf.int8 if signed else tf.uint8)
+    assert form_of(ranges[chains[0].output]) == form
+    (pad,) = [node for node in lowered.graph_def.node if node.op == "PadV2"]
+    assert tf.as_dtype(pad.attr["T"].type) == (tf.int8 if form == "symmetric" else tf.uint8)
     editor = GraphEditor(graph.graph_def)
     annotated = annotate(graph, chains, ranges)
     assert sum(node.op == FAKE_QUANT for node in annotated.graph_def.node) == len(ranges) == 2
@@ -475,8 +494,8 @@ def test_a_transpose_before_a_product_moves_bytes():
 
     lowered, _, ranges = lower(graph_of(function, (None, 3, 4, 5)), x)
     nodes = {node.op: node for node in lowered.graph_def.node}
-    assert nodes["Transpose"].attr["T"].type == tf.int8.as_datatype_enum
     (span,) = ranges.values()
+    assert nodes["Transpose"].attr["T"].type == (tf.int8 if span.signed else tf.uint8).as_datatype_enum
     steps, scale = quantized_weights(weights)
     moved = quantized(np.tanh(x), span).transpose(0, 2, 1, 3).reshape(-1, 15)
     expected = (moved @ steps) * (span.scale * scale)

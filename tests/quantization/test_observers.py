@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tfopt.quantization import QuantizationConfig
-from tfopt.quantization.observers import HistogramObserver, Range, make_observer
+from tfopt.quantization.observers import HistogramObserver, Range, covering, make_observer
 
 RNG = np.random.default_rng(0)
 OBSERVERS = ["minmax", "moving_average", "percentile", "mse", "entropy"]
@@ -19,7 +19,7 @@ def observe(name, pieces, **settings):
 
 def error(values, span):
     """The mean squared error of the values on the grid of a range."""
-    steps = np.clip(np.rint(values / span.scale), -span.steps if span.signed else 0, span.steps)
+    steps = np.clip(np.rint(values / span.scale), round(span.low / span.scale), span.steps)
     return float(np.mean((steps * span.scale - values) ** 2))
 
 
@@ -35,7 +35,7 @@ def test_values_that_fill_their_range_keep_all_of_it(name, signed):
 @pytest.mark.parametrize("name", OBSERVERS)
 def test_zeros_alone_and_one_value_alone_have_a_range(name):
     assert observe(name, [np.zeros(9), np.zeros(9)]) == Range(limit=1.0, signed=False)
-    assert observe(name, [np.zeros(9), [-0.25]]).signed
+    assert observe(name, [np.zeros(9), [-0.25]]).low < 0
     assert observe(name, [[0.25]]).limit == pytest.approx(0.25, rel=0.2)
 
 
@@ -81,7 +81,8 @@ def test_the_moving_average_follows_the_ends_of_the_pieces():
     low, high = -1.0, 2.0
     for piece in pieces[1:]:
         low, high = 0.9 * low + 0.1 * piece[0], 0.9 * high + 0.1 * piece[1]
-    assert observe("moving_average", pieces) == Range(limit=pytest.approx(max(-low, high)), signed=True)
+    span, expected = observe("moving_average", pieces), covering(low, high)
+    assert (span.low, span.limit) == (pytest.approx(expected.low), pytest.approx(expected.limit))
 
 
 def test_the_histogram_holds_every_value_whatever_order_they_come_in():
@@ -89,10 +90,27 @@ def test_the_histogram_holds_every_value_whatever_order_they_come_in():
     observer = HistogramObserver(lambda counts, centres, steps: float(counts.sum()))
     for piece in pieces:
         observer.update(np.asarray(piece, np.float32))
-    assert observer.range() == Range(limit=7.0, signed=True)
+    assert observer.range() == covering(-3.0, 7.0)
 
 
 @pytest.mark.parametrize("percent", [49.0, 101.0])
 def test_a_percentile_out_of_range_is_refused(percent):
     with pytest.raises(ValueError, match=rf"between 50 and 100\. Received: percentile={percent}"):
         QuantizationConfig(observer="percentile", percentile=percent)
+
+
+@pytest.mark.parametrize("low", [-100.0, -3.0, -0.2785, -1e-6, 0.0])
+@pytest.mark.parametrize("high", [100.0, 5.0, 1e-3, 0.0])
+def test_a_range_covers_its_values_holds_zero_and_has_the_smallest_step_that_is_worth_it(low, high):
+    span = covering(low, high)
+    zero_point, largest = (127, 254) if span.signed else (span.zero_point, 255)
+    grid = (np.arange(largest + 1) - zero_point) * span.scale
+    assert 0.0 in grid
+    assert (grid[0], grid[-1]) == (pytest.approx(span.low), pytest.approx(span.limit))
+    assert span.low <= low * (1 - 1e-9)
+    assert span.limit >= high * (1 - 1e-9)
+    symmetric = Range(limit=max(-low, high) or 1.0, signed=True).scale
+    smallest = (high - low) / 255 or 1 / 255
+    # The zero point takes whole steps, so that the step may grow by the part of one.
+    assert span.scale <= min(symmetric, max(smallest * (1 + 1 / 127), 0.9 * symmetric)) * (1 + 1e-9)
+    assert span.symmetric().limit >= max(-low, high)

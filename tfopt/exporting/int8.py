@@ -7,18 +7,22 @@ Each chain (see tfopt.quantization.chains) becomes one node:
     _QuantizedMatMul        device inputs [x, W, bias]; host inputs likewise, without min_y and max_y where the result
                             is float32 ("Dequantize" fused in place of "Requantize")
 
-x and y are quint8 for a range [0, max], else qint8; W is qint8 with one range per output channel; bias is float32.
-The kernels take symmetric ("SCALED") ranges: the scale is max(|min|, |max|) over 255 or 127, exactly the grid of the
-fake-quantization nodes. A convolution's Relu6 needs no kernel of its own: the range of its result ends at 6 or below,
-and requantization saturates there.
+x and y are quint8 or qint8, W is qint8 with one range per output channel, bias is float32. The kernels know no zero
+points: they take symmetric ("SCALED") ranges, whose scale is max(|min|, |max|) over 255 or 127. A convolution's Relu6
+needs no kernel of its own: the range of its result ends at 6 or below, and requantization saturates there.
+
+A tensor with a zero point z (see tfopt.quantization.observers) is therefore a tensor of unsigned bytes to the kernels,
+whose values stand z steps above what they mean:
+
+- the bias of the kernel that computes it is larger by z steps;
+- the bias of a kernel that reads it is smaller by z steps times the sum of its weights;
+- a convolution that pads must not pad with the byte 0, so a PadV2 with the byte z comes before it;
+- Dequantize and QuantizeV2 take the offset as the lower end of their range.
 
 A fused sum accepts only a Relu behind it, and reads its summand as quint8 whatever type it is given (oneDNN's sum is
-not told the type). A signed summand s is therefore computed as s + 128 * scale, which is never negative, by a larger
-bias of the convolution that makes it; a smaller bias of the convolution that adds it takes the offset away again. A
-sum with no Relu behind it is computed with the offset too, which the Relu then leaves alone.
-
-What else reads a tensor with an offset undoes it: a convolution that pads nothing by a smaller bias, whatever else by
-a change of the highest bit, since x + 128 as an unsigned byte and x as a signed one differ in that alone.
+not told the type). So a symmetric summand, and the result of a symmetric sum, get the zero point 128. Where a
+convolution pads such a tensor, a change of its highest bit takes the zero point away, since x + 128 as an unsigned byte
+and x as a signed byte differ in that bit alone. This needs no known size.
 
 Between chains, max pooling, padding, transposes and reshapes work on the quantized tensor itself, and so do
 concatenation and average pooling where what goes in and out shares one range. Whatever else reads a quantized tensor
@@ -27,6 +31,7 @@ gets it through Dequantize, so the graph computes what the annotated graph compu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +43,7 @@ from tfopt.exporting.layer_norm import fuse_layer_norms
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import AttrValue, attribute, copy_attributes, dtype_attr, producer, strings, text, types
 from tfopt.graph.fold import CONVOLUTIONS
+from tfopt.graph.paddings import paddings_of
 from tfopt.quantization.activations import NON_NEGATIVE
 from tfopt.quantization.chains import (
     FAKE_QUANT,
@@ -51,21 +57,33 @@ from tfopt.quantization.chains import (
 from tfopt.quantization.observers import Range
 from tfopt.quantization.ranged import JOINTS, values_of
 
-OFFSET = 128
+MIDDLE = 128  # the zero point of a symmetric range in unsigned bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized:
-    """A quantized tensor in the graph: its values, the scalar constants of its range, its type, and its offset.
+    """A quantized tensor in the graph.
 
-    The offset is what the values stand above what they mean, in units of the float tensor.
+    Attributes:
+        values: The tensor with its bytes.
+        span: How these are to be read.
+        low: The scalar constant with the smallest value, as the kernels are told it: without the zero point.
+        high: Likewise the largest.
     """
 
     values: str
+    span: Range
     low: str
     high: str
-    dtype: Any
-    offset: float = 0.0
+
+    @property
+    def dtype(self) -> Any:
+        return tf.qint8 if self.span.signed else tf.quint8
+
+    @property
+    def offset(self) -> float:
+        """What the kernels take for zero, in units of the float tensor."""
+        return self.span.zero_point * self.span.scale
 
 
 def lower_to_int8(graph: FrozenGraph) -> FrozenGraph:
@@ -89,25 +107,24 @@ class _Lowering:
         self.quantized: dict[str, Quantized] = {}
         self.replaced: dict[str, str] = {}
         self.signed: dict[str, Quantized] = {}
-        self.offsets = self._offsets()
+        self.shapes = self.graph.shapes()
+        self.unsigned = self._unsigned()
 
-    def _offsets(self) -> dict[str, float]:
-        """Returns the offset of each annotated tensor that needs one: of signed summands, and sums without a Relu."""
+    def _unsigned(self) -> set[str]:
+        """Returns the annotated tensors that must be unsigned bytes: summands, and sums without a Relu."""
         tensors = {pass_through_origin(self.editor, chain.summand) for chain in self.chains if chain.summand}
         for chain in self.chains:
             behind = self._range_behind(chain.output)
             if chain.summand and behind is not None:
                 tensors.add(behind.name)
-        spans = {tensor: self._range(self.editor.nodes[tensor]) for tensor in tensors}
-        return {tensor: OFFSET * span.scale for tensor, span in spans.items() if span.signed}
+        return tensors
 
     def lower(self, chain: Chain) -> None:
         """Adds the kernel that computes a chain."""
-        entering = self._entering(chain)
         if self.editor.nodes[chain.op].op in CONVOLUTIONS:
-            self._convolution(chain, entering)
+            self._convolution(chain)
         else:
-            self._product(chain, entering)
+            self._product(chain)
 
     def finish(self) -> FrozenGraph:
         """Gives the float readers of each annotated tensor a float tensor, and drops what nothing reads."""
@@ -126,8 +143,9 @@ class _Lowering:
         lowered = replace(self.graph, outputs=outputs)
         return lowered.edited(self.editor)
 
-    def _convolution(self, chain: Chain, entering: Quantized) -> None:
+    def _convolution(self, chain: Chain) -> None:
         node = self.editor.nodes[chain.op]
+        entering, padding = self._padded(chain)
         behind = self._range_behind(chain.output)
         if behind is None:
             raise UnsupportedLayerError(
@@ -136,9 +154,8 @@ class _Lowering:
             )
         summand = None if chain.summand is None else self._quantized(chain.summand)
         summands = [summand] if summand else []
-        offset = self.offsets.get(behind.name, 0.0)
-        bias = self._bias(chain, entering, offset - sum(added.offset for added in summands))
-        leaving = replace(self._span(behind, unsigned=bool(chain.activation or offset)), offset=offset)
+        leaving = self._leaving(behind, never_negative=chain.activation is not None)
+        bias = self._bias(chain, entering, leaving.offset - sum(added.offset for added in summands))
         weights, *weight_range = self._weights(chain)
         host = [entering.low, entering.high, *weight_range]
         host += [limit for added in summands for limit in (added.low, added.high)]
@@ -159,7 +176,8 @@ class _Lowering:
             Tdevice_outputs=types(leaving.dtype),
             Thost_outputs=types(tf.float32, tf.float32),
             fused_ops=strings(fused),
-            **copy_attributes(node, ("strides", "padding", "explicit_paddings", "dilations", "data_format")),
+            **copy_attributes(node, ("strides", "dilations", "data_format")),
+            **padding,
         )
         for added in summands:
             # The kernel writes into the summand's buffer, so TensorFlow must not merge its node with an equal one that
@@ -167,18 +185,24 @@ class _Lowering:
             self.editor.nodes[producer(added.values)].attr["_added_by"].CopyFrom(text(kernel))
         self.quantized[behind.name] = replace(leaving, values=kernel)
 
-    def _product(self, chain: Chain, entering: Quantized) -> None:
+    def _product(self, chain: Chain) -> None:
+        entering = self._quantized(chain.input)
         behind = self._range_behind(chain.output)
         activation = chain.activation
         never_negative = activation is not None and activation.name in NON_NEGATIVE
-        leaving = None if behind is None else self._span(behind, unsigned=never_negative)
+        leaving = None if behind is None else self._leaving(behind, never_negative=never_negative)
+        if leaving is not None and leaving.offset and activation is not None:
+            raise UnsupportedLayerError(
+                "The result of a fused activation must have a range without a zero point. Received: "
+                f"{chain.output!r} with {leaving.span}. Annotate it with a symmetric range."
+            )
         weights, *weight_range = self._weights(chain)
         host = [entering.low, entering.high, *weight_range, *([leaving.low, leaving.high] if leaving else [])]
         result = leaving.dtype if leaving else tf.float32
         kernel = self.editor.add(
             "_QuantizedMatMul",
             f"{chain.op}/int8",
-            [entering.values, weights, self._bias(chain, entering), *host],
+            [entering.values, weights, self._bias(chain, entering, leaving.offset if leaving else 0.0), *host],
             T1=dtype_attr(entering.dtype),
             T2=dtype_attr(tf.qint8),
             Tbias=dtype_attr(tf.float32),
@@ -201,31 +225,37 @@ class _Lowering:
             self.editor.redirect(chain.output, kernel)
             self.replaced[chain.output] = kernel
 
-    def _entering(self, chain: Chain) -> Quantized:
-        """Returns what a chain's kernel reads: without its offset where padding would put zeros beside it."""
+    def _padded(self, chain: Chain) -> tuple[Quantized, dict[str, AttrValue]]:
+        """Returns what a convolution's kernel reads, and the attributes of its padding."""
         held, node = self._quantized(chain.input), self.editor.nodes[chain.op]
-        padding = attribute(node, "padding").s
-        image_axes = self._steps(chain)[0].shape[:2] if node.op in CONVOLUTIONS else ()
-        pads = padding == b"EXPLICIT" or (padding == b"SAME" and any(size > 1 for size in image_axes))
-        return self._without_offset(held) if pads else held
+        attributes = copy_attributes(node, ("padding", "explicit_paddings"))
+        paddings = paddings_of(node, self.shapes[chain.input], self._steps(chain)[0].shape[:2])
+        if not held.span.zero_point or (paddings is not None and not paddings.any()):
+            return held, attributes
+        if held.span.zero_point == MIDDLE:
+            return self._without_offset(held), attributes
+        if paddings is None:
+            raise UnsupportedLayerError(
+                "The input of a convolution that pads it by an unknown number of zeros must have a range without a "
+                f"zero point. Received: {chain.input!r} with {held.span}. Annotate it with a symmetric range."
+            )
+        sizes = self.editor.add_constant("paddings", paddings)
+        padded = self._move_bytes("PadV2", f"{chain.op}/int8/padded", held, [sizes], Tpaddings=dtype_attr(tf.int32))
+        return replace(held, values=padded), {"padding": text("VALID")}
 
     def _without_offset(self, held: Quantized) -> Quantized:
-        """Returns the signed form of a quantized tensor that has an offset, adding what computes it once."""
-        if not held.offset:
+        """Returns the signed form of a tensor whose zero point is in the middle, adding what computes it once."""
+        if held.span.zero_point != MIDDLE:
             return held
         if held.values not in self.signed:
-            highest_bit = self.editor.add_constant("highest_bit", np.uint8(OFFSET))
+            highest_bit = self.editor.add_constant("highest_bit", np.uint8(MIDDLE))
             unsigned = self._bitcast(held.values, tf.quint8, tf.uint8)
             signed = self.editor.add(
                 "BitwiseXor", f"{held.values}/signed", [unsigned, highest_bit], T=dtype_attr(tf.uint8)
             )
-            high = held.offset / OFFSET * 127
-            self.signed[held.values] = Quantized(
-                values=self._bitcast(signed, tf.uint8, tf.qint8),
-                low=self._scalar(-high),
-                high=self._scalar(high),
-                dtype=tf.qint8,
-            )
+            span = Range(limit=held.span.limit, signed=True)
+            values = self._bitcast(signed, tf.uint8, tf.qint8)
+            self.signed[held.values] = replace(self._as_read(span), values=values)
         return self.signed[held.values]
 
     def _quantized(self, tensor: str) -> Quantized:
@@ -237,8 +267,6 @@ class _Lowering:
             result = self._joined(node) or self._quantize(node)
         elif node.op in PASS_THROUGH and ":" not in tensor:
             inner = self._quantized(node.input[0])
-            if node.op == "Pad":
-                inner = self._without_offset(inner)
             result = replace(inner, values=self._pass_through(node, inner))
         else:
             raise UnsupportedLayerError(
@@ -250,33 +278,32 @@ class _Lowering:
 
     def _quantize(self, node: Any) -> Quantized:
         """Quantizes the float tensor that a fake-quantization node reads."""
-        source, offset = node.input[0], self.offsets.get(node.name, 0.0)
-        if offset:
-            summands = [source, self._scalar(offset)]
-            source = self.editor.add("AddV2", f"{node.name}/offset", summands, T=dtype_attr(tf.float32))
-        span = replace(self._span(node, unsigned=bool(offset)), offset=offset)
+        held = self._leaving(node)
+        span, low, high, mode, rounding = held.span, held.low, held.high, "SCALED", "HALF_TO_EVEN"
+        if span.zero_point:
+            low, high, mode, rounding = *self._ends(span), "MIN_COMBINED", "HALF_AWAY_FROM_ZERO"
         values = self.editor.add(
             "QuantizeV2",
             f"{node.name}/quantize",
-            [source, span.low, span.high],
-            T=dtype_attr(span.dtype),
-            mode=text("SCALED"),
-            round_mode=text("HALF_TO_EVEN"),
+            [node.input[0], low, high],
+            T=dtype_attr(held.dtype),
+            mode=text(mode),
+            round_mode=text(rounding),
             # Without it a signed range is divided into 128 steps, and the kernels take it for 127.
-            narrow_range=AttrValue(b=span.dtype == tf.qint8),
+            narrow_range=AttrValue(b=span.signed),
             axis=AttrValue(i=-1),
             ensure_minimum_range=AttrValue(f=0.0),  # else a range below 0.01 is widened, unknown to the kernels
         )
-        return replace(span, values=values)
+        return replace(held, values=values)
 
     def _joined(self, node: Any) -> Quantized | None:
         """Computes the joint that a fake-quantization node reads, if all that goes into it has the node's range."""
         joint = self.editor.nodes[producer(node.input[0])]
         if joint.op not in JOINTS or not all(self._has_range(source, node) for source in values_of(joint)):
             return None
-        span = self._span(node)
+        held = self._as_read(self._range(node))
         parts = [self._without_offset(self._quantized(source)) for source in values_of(joint)]
-        if any(part.dtype != span.dtype for part in parts):
+        if any((part.dtype, part.span.zero_point) != (held.dtype, held.span.zero_point) for part in parts):
             return None
         inputs = [part.values for part in parts]
         if joint.op == "ConcatV2":
@@ -284,36 +311,46 @@ class _Lowering:
             inputs.append(joint.input[-1])
         else:
             op, attributes = "QuantizedAvgPool", copy_attributes(joint, ("ksize", "strides", "padding"))
-            inputs += [span.low, span.high]
-        values = self.editor.add(op, f"{joint.name}/int8", inputs, T=dtype_attr(span.dtype), **attributes)
-        return replace(span, values=values)
+            inputs += [held.low, held.high]
+        values = self.editor.add(op, f"{joint.name}/int8", inputs, T=dtype_attr(held.dtype), **attributes)
+        return replace(held, values=values)
 
     def _has_range(self, tensor: str, node: Any) -> bool:
         """Whether a tensor comes from a fake-quantization node of the same range as `node`."""
         origin = self.editor.nodes[producer(pass_through_origin(self.editor, tensor))]
         return origin.op == FAKE_QUANT and self._range(origin) == self._range(node)
 
-    def _span(self, node: Any, *, unsigned: bool = False) -> Quantized:
-        """Returns the type and the range constants for a fake-quantization node, values still to come.
+    def _leaving(self, node: Any, *, never_negative: bool = False) -> Quantized:
+        """Returns how the tensor of a fake-quantization node is stored, its values still to come.
 
         Args:
             node: The node.
-            unsigned: The values are known, or made, not to be negative, so that a signed range of 127 steps becomes an
-                unsigned one of 255 steps of the same size.
+            never_negative: Whether the tensor is known not to be negative. A signed range of 127 steps above zero then
+                becomes an unsigned one of 255 steps of the same size.
         """
         span = self._range(node)
-        high = span.scale * 255 if unsigned else span.limit
-        signed = span.signed and not unsigned
-        return Quantized(
-            values="",
-            low=self._scalar(-high if signed else 0.0),
-            high=self._scalar(high),
-            dtype=tf.qint8 if signed else tf.quint8,
-        )
+        if span.signed and never_negative:
+            span = Range(limit=span.scale * 255, signed=False)
+        elif span.signed and node.name in self.unsigned:
+            span = Range(limit=span.limit, signed=False, zero_point=MIDDLE)
+        return self._as_read(span)
+
+    def _as_read(self, span: Range) -> Quantized:
+        """Returns a tensor of a range, its values still to come."""
+        low, high = (-span.limit, span.limit) if span.signed else (0.0, span.scale * 255)
+        return Quantized(values="", span=span, low=self._scalar(low), high=self._scalar(high))
+
+    def _ends(self, span: Range) -> tuple[str, str]:
+        """Returns the constants of what the smallest and the largest byte mean."""
+        lowest, highest = (-128, 127) if span.signed else (-span.zero_point, span.steps)
+        return self._scalar(lowest * span.scale), self._scalar(highest * span.scale)
 
     @staticmethod
     def _range(node: Any) -> Range:
-        return Range(limit=attribute(node, "max").f, signed=attribute(node, "min").f < 0)
+        low, high = attribute(node, "min").f, attribute(node, "max").f
+        if attribute(node, "narrow_range").b:
+            return Range(limit=high, signed=True)
+        return Range(limit=high, signed=False, zero_point=round(-low * 255 / (high - low)))
 
     def _pass_through(self, node: Any, inner: Quantized) -> str:
         name = f"{node.name}/int8"
@@ -328,16 +365,27 @@ class _Lowering:
         others = {key: value for key, value in node.attr.items() if key != "T" and not key.startswith("_")}
         if node.op not in ("Pad", "Tile", "Transpose"):
             return self.editor.add(node.op, name, [inner.values, *node.input[1:]], T=dtype_attr(inner.dtype), **others)
-        # TensorFlow moves quantized types value by value, thirty times as slowly as the same bytes as integers.
-        plain = tf.uint8 if inner.dtype == tf.quint8 else tf.int8
+        return self._move_bytes("PadV2" if node.op == "Pad" else node.op, name, inner, node.input[1:], **others)
+
+    def _move_bytes(self, op: str, name: str, held: Quantized, inputs: Sequence[str], **attributes: AttrValue) -> str:
+        """Adds an op that moves or pads quantized values.
+
+        TensorFlow moves quantized types value by value, thirty times as slowly as the same bytes as integers.
+        """
+        plain = tf.int8 if held.span.signed else tf.uint8
+        zero = np.asarray(held.span.zero_point, plain.as_numpy_dtype)
         moved = self.editor.add(
-            node.op,
+            op,
             f"{name}/bytes",
-            [self._bitcast(inner.values, inner.dtype, plain), *node.input[1:]],
+            [
+                self._bitcast(held.values, held.dtype, plain),
+                *inputs,
+                *([self.editor.add_constant("zero", zero)] if op == "PadV2" else []),
+            ],
             T=dtype_attr(plain),
-            **others,
+            **attributes,
         )
-        return self._bitcast(moved, plain, inner.dtype, name)
+        return self._bitcast(moved, plain, held.dtype, name)
 
     def _bitcast(self, tensor: str, source: Any, target: Any, name: str | None = None) -> str:
         return self.editor.add(
@@ -345,14 +393,13 @@ class _Lowering:
         )
 
     def _dequantize(self, name: str, tensor: Quantized) -> str:
-        held = self._without_offset(tensor)
         return self.editor.add(
             "Dequantize",
             f"{name}/dequantize",
-            [held.values, held.low, held.high],
-            T=dtype_attr(held.dtype),
+            [tensor.values, *self._ends(tensor.span)],
+            T=dtype_attr(tensor.dtype),
             dtype=dtype_attr(tf.float32),
-            mode=text("SCALED"),
+            mode=text("MIN_COMBINED"),  # takes half of the time of SCALED
             narrow_range=AttrValue(b=False),
             axis=AttrValue(i=-1),
         )
@@ -391,7 +438,7 @@ class _Lowering:
         """
         steps, high = self._steps(chain)
         bias = np.zeros_like(high) if chain.bias is None else self.editor.value(chain.bias)
-        if entering.offset:
+        if entering.span.zero_point:
             sums = steps.reshape(-1, len(high)).sum(axis=0, dtype=np.int64)
             bias = bias - entering.offset * sums * (high / 127)
         return self.editor.add_constant(f"{chain.op}/bias", (bias + offset).astype(np.float32))

@@ -1,8 +1,11 @@
 """Observers: they see the values of one tensor, piece by piece, and end with the range to quantize it with.
 
-Ranges are symmetric, because the int8 kernels take no zero point: a tensor that is never negative uses all 256 steps
-of [0, limit] (unsigned), any other the 255 steps of [-limit, limit] (signed). So all that an observer chooses is the
-limit. "minmax" loses nothing and lets one outlier coarsen the grid of all other values; the others cut outliers off.
+A range has one of three forms. A tensor that is never negative uses the 256 steps of [0, limit] (unsigned bytes). A
+tensor whose values reach about as far below zero as above uses the 255 steps of [-limit, limit] (signed bytes). A
+tensor that reaches much further on one side, as behind swish, uses 256 steps from its lowest to its highest value:
+unsigned bytes with a zero point. Its step is up to half as large as that of the symmetric form.
+
+"minmax" loses nothing and lets one outlier coarsen the grid of all other values; the others cut outliers off.
 """
 
 from __future__ import annotations
@@ -15,32 +18,72 @@ import numpy as np
 
 from tfopt.quantization.config import QuantizationConfig
 
+# A zero point costs a little time where a convolution pads, so it must make the step this much smaller.
+WORTHWHILE_STEP = 0.9
+
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """The range of one quantized tensor: [0, limit] if unsigned, else [-limit, limit].
+    """The range of one quantized tensor. Zero is always one of its values.
+
+    Attributes:
+        limit: The largest value.
+        signed: Whether it is stored as signed bytes: [-limit, limit] in 254 steps. Otherwise it is stored as unsigned
+            bytes in 255 steps.
+        zero_point: The unsigned byte that stands for zero. It is the number of steps below zero.
 
     Example:
         >>> Range(limit=510.0, signed=False).scale
         2.0
+        >>> Range(limit=200.0, signed=False, zero_point=55).low
+        -55.0
     """
 
     limit: float
     signed: bool
+    zero_point: int = 0
 
     @property
     def low(self) -> float:
-        return -self.limit if self.signed else 0.0
+        """The smallest value."""
+        return -self.limit if self.signed else -self.zero_point * self.scale
 
     @property
     def steps(self) -> int:
         """How many quantized values lie above zero."""
-        return 127 if self.signed else 255
+        return 127 if self.signed else 255 - self.zero_point
 
     @property
     def scale(self) -> float:
         """The step between two neighbouring quantized values."""
         return self.limit / self.steps
+
+    def symmetric(self) -> Range:
+        """Returns the range without a zero point that covers this one."""
+        return Range(limit=max(self.limit, -self.low), signed=True) if self.zero_point else self
+
+
+def covering(low: float, high: float) -> Range:
+    """Returns the range that covers the values from `low` to `high`, in the form with the smallest step.
+
+    Example:
+        >>> covering(0.0, 3.0)
+        Range(limit=3.0, signed=False, zero_point=0)
+        >>> covering(-3.0, 2.9)
+        Range(limit=3.0, signed=True, zero_point=0)
+        >>> covering(-1.0, 4.1)
+        Range(limit=4.1, signed=False, zero_point=50)
+    """
+    low, high = min(low, 0.0), max(high, 0.0)
+    if low == 0.0:
+        return Range(limit=_or_one(high), signed=False)
+    symmetric = Range(limit=max(high, -low), signed=True)
+    # Both ends must be covered once the zero point is a whole number of steps.
+    zero_point = min(max(round(-low * 255 / (high - low)), 1), 254)
+    scale = max(-low / zero_point, high / (255 - zero_point))
+    if scale > WORTHWHILE_STEP * symmetric.scale:
+        return symmetric
+    return Range(limit=scale * (255 - zero_point), signed=False, zero_point=zero_point)
 
 
 class Observer(Protocol):
@@ -64,7 +107,7 @@ class MinMaxObserver:
         >>> observer.update(np.array([-1.0, 3.0]))
         >>> observer.update(np.array([0.5, 2.0]))
         >>> observer.range()
-        Range(limit=3.0, signed=True)
+        Range(limit=3.0, signed=False, zero_point=64)
     """
 
     def __init__(self) -> None:
@@ -75,7 +118,7 @@ class MinMaxObserver:
         self.high = max(self.high, float(values.max()))
 
     def range(self) -> Range:
-        return Range(limit=_or_one(max(abs(self.low), abs(self.high))), signed=self.low < 0)
+        return covering(self.low, self.high)
 
 
 class MovingAverageObserver:
@@ -94,25 +137,25 @@ class MovingAverageObserver:
     def __init__(self, momentum: float = 0.9) -> None:
         self._momentum = momentum
         self._ends: tuple[float, float] | None = None
-        self._signed = False
 
     def update(self, values: np.ndarray) -> None:
         low, high = float(values.min()), float(values.max())
-        self._signed = self._signed or low < 0
         before = self._ends or (low, high)
         weight = 1 - self._momentum
         self._ends = (before[0] + weight * (low - before[0]), before[1] + weight * (high - before[1]))
 
     def range(self) -> Range:
         assert self._ends is not None  # calibration without examples is refused before
-        return Range(limit=_or_one(max(map(abs, self._ends))), signed=self._signed)
+        return covering(*self._ends)
 
 
 class HistogramObserver:
     """Counts absolute values in a fine histogram, from which a rule chooses the limit.
 
+    Values beyond the limit are cut off on both sides. The range does not reach further than the values on either side.
+
     Args:
-        choose: Given the bins' counts, their centres and the number of steps above zero, returns the limit.
+        choose: Given the bins' counts, their centres and the number of steps up to the limit, returns the limit.
 
     Example:
         >>> observer = HistogramObserver(percentile(99.0))
@@ -127,11 +170,11 @@ class HistogramObserver:
         self._choose = choose
         self._counts = np.zeros(self.BINS, np.int64)
         self._limit = 0.0
-        self._signed = False
+        self._low, self._high = 0.0, 0.0
 
     def update(self, values: np.ndarray) -> None:
         magnitudes = np.abs(values.reshape(-1))
-        self._signed = self._signed or bool((values < 0).any())
+        self._low, self._high = min(self._low, float(values.min())), max(self._high, float(values.max()))
         highest = float(magnitudes.max())
         if highest > self._limit:
             self._widen(highest)
@@ -149,13 +192,14 @@ class HistogramObserver:
             self._limit *= 2
 
     def range(self) -> Range:
-        span = Range(limit=_or_one(self._limit), signed=self._signed)
+        everything = covering(self._low, self._high)
         if not self._limit:
-            return span
+            return everything
         width = self._limit / self.BINS
         used = int(np.flatnonzero(self._counts)[-1]) + 1
-        limit = self._choose(self._counts[:used], (np.arange(used) + 0.5) * width, span.steps)
-        return Range(limit=_or_one(limit), signed=self._signed)
+        steps = round(max(everything.limit, -everything.low) / everything.scale)
+        limit = self._choose(self._counts[:used], (np.arange(used) + 0.5) * width, steps)
+        return covering(max(self._low, -limit), min(self._high, limit))
 
 
 def percentile(percent: float) -> Callable[[np.ndarray, np.ndarray, int], float]:

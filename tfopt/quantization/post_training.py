@@ -20,7 +20,7 @@ from tfopt.quantization.config import QuantizationConfig
 from tfopt.quantization.equalize import equalize
 from tfopt.quantization.observers import Range
 from tfopt.quantization.quantized_model import QuantizedModel, annotated
-from tfopt.quantization.ranged import share_ranges, tensors_to_observe
+from tfopt.quantization.ranged import share_ranges, tensors_to_observe, without_impossible_zero_points
 from tfopt.quantization.trials import Trials
 from tfopt.report import Change, PassReport
 
@@ -49,6 +49,7 @@ def quantize_after_training(
     left_float = {skip.name: skip.reason for skip in skipped}
     editor = GraphEditor(graph.graph_def)
     ranges = calibrate(graph, tensors_to_observe(editor, chains), batches, config)
+    ranges = without_impossible_zero_points(graph, editor, chains, ranges)
     ranges = share_ranges(editor, chains, graph.output_nodes, ranges)
     adjustments, rounding = _adjustments(graph, chains, ranges, batches, config)
     report = PassReport(name="quantize", steps=[*steps, *rounding])

@@ -4,19 +4,26 @@ A concatenation of quantized tensors moves bytes, and average pooling has an int
 same in all that goes in and out. Of a concatenation, a tensor that nothing else reads loses nothing by taking the range
 of the whole, since it would be rounded to that anyway; else a tensor takes a wider range where that makes its step at
 most twice as large.
+
+Two kinds of tensors cannot have a zero point, so their ranges become symmetric. The result of a product's fused
+activation is one: the kernel adds its bias before the activation, where a zero point would have to be added behind it.
+What a convolution pads by a number of zeros that is not known yet is the other: a kernel pads with the byte 0, and the
+node that pads with the zero point needs the numbers.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tfopt.graph.edit import GraphEditor, attribute, producer
 from tfopt.graph.fold import CONVOLUTIONS
+from tfopt.graph.frozen import FrozenGraph
+from tfopt.graph.paddings import paddings_of
 from tfopt.quantization.chains import PASS_THROUGH, Chain, pass_through_origin, readers_of
-from tfopt.quantization.observers import Range
+from tfopt.quantization.observers import Range, covering
 
 JOINTS = ("ConcatV2", "AvgPool")
 WIDEST = 2.0
@@ -101,6 +108,29 @@ def values_of(node: Any) -> list[str]:
     return list(node.input[:-1] if node.op == "ConcatV2" else node.input)
 
 
+def without_impossible_zero_points(
+    graph: FrozenGraph, editor: GraphEditor, chains: Sequence[Chain], ranges: Mapping[str, Range]
+) -> dict[str, Range]:
+    """Returns the ranges, symmetric where no kernel could compute or read a tensor with a zero point.
+
+    Args:
+        graph: The float graph.
+        editor: An editor of it.
+        chains: Its chains.
+        ranges: The range of each tensor by its own values.
+    """
+    shapes = graph.shapes()
+    impossible = set()
+    for chain in chains:
+        node = editor.nodes[chain.op]
+        if node.op not in CONVOLUTIONS:
+            if chain.activation is not None:
+                impossible.add(chain.output)
+        elif paddings_of(node, shapes[producer(chain.input)], editor.value(chain.weights).shape[:2]) is None:
+            impossible.add(pass_through_origin(editor, chain.input))
+    return {tensor: span.symmetric() if tensor in impossible else span for tensor, span in ranges.items()}
+
+
 def share_ranges(
     editor: GraphEditor, chains: Sequence[Chain], outputs: frozenset[str], ranges: Mapping[str, Range]
 ) -> dict[str, Range]:
@@ -123,9 +153,17 @@ def share_ranges(
             groups = [other for other in groups if other not in touching] + [group]
     shared = dict(ranges)
     for group in groups:
-        widest = max(ranges[tensor].limit for tensor in group)
-        shared |= {tensor: replace(ranges[tensor], limit=widest) for tensor in group}
+        shared |= dict.fromkeys(group, _union(ranges[tensor] for tensor in group))
     return shared
+
+
+def _union(ranges: Iterable[Range]) -> Range:
+    """Returns the range that covers several: with a zero point only if all of them can have one."""
+    spans = list(ranges)
+    low, high = min(span.low for span in spans), max(span.limit for span in spans)
+    if any(span.signed for span in spans):
+        return Range(limit=max(high, -low), signed=True)
+    return covering(low, high)
 
 
 def _candidates(editor: GraphEditor, chains: Sequence[Chain]) -> list[Joint]:
@@ -144,12 +182,11 @@ def _candidates(editor: GraphEditor, chains: Sequence[Chain]) -> list[Joint]:
 def _shareable(
     editor: GraphEditor, group: set[str], concats: set[str], outputs: frozenset[str], ranges: Mapping[str, Range]
 ) -> bool:
-    if len({ranges[tensor].signed for tensor in group}) > 1:
+    if len({ranges[tensor].low < 0 for tensor in group}) > 1:
         return False
-    widest = max(ranges[tensor].limit for tensor in group)
+    step = _union(ranges[tensor] for tensor in group).scale
     return all(
-        WIDEST * ranges[tensor].limit >= widest
-        or (tensor not in outputs and _readers(editor, tensor) <= concats & group)
+        WIDEST * ranges[tensor].scale >= step or (tensor not in outputs and _readers(editor, tensor) <= concats & group)
         for tensor in group
     )
 

@@ -74,7 +74,9 @@ def quantize_for_training(model: Any, config: QuantizationConfig, calibration_da
     }
     report = _report(plain, traced, rounded, lowered, skipped, config)
     report.warn_if_unchanged()
-    result = _assemble(flat, rounded, {traced.places[tensor]: ranges[tensor] for tensor in observed}, config)
+    result = _assemble(
+        flat, rounded, {traced.places[tensor]: ranges[tensor].symmetric() for tensor in observed}, config
+    )
     setattr(result, ATTRIBUTE, report)
     return result
 
