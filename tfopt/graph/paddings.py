@@ -1,0 +1,40 @@
+"""How many zeros a convolution puts around its input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.graph.edit import attribute
+
+
+def paddings_of(node: Any, input_shape: tf.TensorShape, kernel_size: Sequence[int]) -> np.ndarray | None:
+    """Returns the zeros before and after each axis of a convolution's input.
+
+    Args:
+        node: A Conv2D or DepthwiseConv2dNative node, NHWC.
+        input_shape: The shape of what it reads. Its rank may be unknown.
+        kernel_size: Height and width of its kernel.
+    Returns: An array [4, 2]; None where TensorFlow computes them from a height or width that is not known yet.
+    """
+    padding = attribute(node, "padding").s
+    if padding == b"EXPLICIT":
+        return np.reshape(attribute(node, "explicit_paddings").list.i, (4, 2)).astype(np.int32)
+    result = np.zeros((4, 2), np.int32)
+    if padding == b"VALID":
+        return result
+    strides = list(attribute(node, "strides").list.i)
+    dilations = list(attribute(node, "dilations").list.i) or [1, 1, 1, 1]
+    for axis, kernel in zip((1, 2), kernel_size, strict=True):
+        reach = (kernel - 1) * dilations[axis] + 1
+        if reach == 1:
+            continue
+        size = None if input_shape.rank is None else input_shape[axis]
+        if size is None:
+            return None
+        total = max((-(-size // strides[axis]) - 1) * strides[axis] + reach - size, 0)
+        result[axis] = total // 2, total - total // 2
+    return result
