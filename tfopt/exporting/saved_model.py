@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from tfopt.data.batches import peek
 from tfopt.errors import ConfigError, UnsupportedModelError, check_type
 from tfopt.exporting.atomic import MARK, check_target, staged_directory
 from tfopt.exporting.config import ExportConfig
-from tfopt.exporting.lowering import lower
+from tfopt.exporting.lowering import Lowered, lower
 from tfopt.exporting.manifest import MANIFEST_FORMAT, describe, digests, read_manifest, record_check, requirements
 from tfopt.exporting.signatures import DEFAULT, make_signatures
 from tfopt.graph import FrozenGraph
@@ -25,6 +26,8 @@ from tfopt.quantization import QuantizedModel
 from tfopt.report import PassReport, Record
 
 PROTOBUF_LIMIT = 2**31 - 2**20
+# What TensorFlow's file system makes of a full disk and of a limit on the size of files.
+FILE_ERRORS = {tf.errors.ResourceExhaustedError: errno.ENOSPC, tf.errors.OutOfRangeError: errno.EFBIG}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +95,8 @@ def export(
         _check_size(graph)
     check = record_check(lowered.source, lowered.graphs, sample)
     graph = lowered.graphs[DEFAULT]
-    with staged_directory(final) as temporary:
-        # Custom gradients, as of swish, belong to training, and those of a frozen graph cannot be saved.
-        options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
-        module, signatures = make_signatures(lowered.graphs, in_variables=lowered.in_variables)
-        tf.saved_model.save(module, str(temporary), signatures=signatures, options=options)
-        del module, signatures
+    with staged_directory(final, max(each.graph_def.ByteSize() for each in lowered.graphs.values())) as temporary:
+        _save(lowered, temporary)
         free_graphs(graph.graph_def)
         manifest = {
             "format": MANIFEST_FORMAT,
@@ -119,6 +118,16 @@ def export(
         (temporary / MARK).write_text(json.dumps(manifest), encoding="utf-8")
     size = sum(path.stat().st_size for path in final.rglob("*") if path.is_file())
     return Artifact(path=str(directory), precision=lowered.precision, bytes_on_disk=size, report=lowered.report)
+
+
+def _save(lowered: Lowered, directory: Path) -> None:
+    # Custom gradients, as of swish, belong to training, and those of a frozen graph cannot be saved.
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+    module, signatures = make_signatures(lowered.graphs, in_variables=lowered.in_variables)
+    try:
+        tf.saved_model.save(module, str(directory), signatures=signatures, options=options)
+    except tf.errors.OpError as error:
+        raise OSError(FILE_ERRORS.get(type(error), errno.EIO), error.message) from error
 
 
 def _check_size(graph: FrozenGraph) -> None:
