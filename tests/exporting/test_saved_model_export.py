@@ -350,6 +350,15 @@ def test_wrong_example_data_for_float32(tmp_path):
     assert listing(tmp_path) == []
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_example_data_that_is_not_finite_is_refused_for_float32(value, tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"must be finite. Received: NaN or infinity in a batch of shape \(32, 8, 8, 3\)"
+    ):
+        export(small(), tmp_path / "a", calibration_data=X * value)
+    assert listing(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     "settings", [{"format": "onxn"}, {"precision": "int9"}, {"quantization": {"observer": "minmax"}}]
 )
@@ -364,6 +373,25 @@ def test_models_that_cannot_be_exported_leave_nothing(tmp_path):
     with pytest.raises(ArtifactError, match=r"no saved_model\.pb"):
         export(tmp_path / "absent", tmp_path / "a")
     assert listing(tmp_path) == []
+
+
+def test_a_saved_model_that_was_cut_short(tmp_path):
+    """As a full disk or a copy that broke off leaves it."""
+    small().export(tmp_path / "whole", verbose=False)
+    for name in ("saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00001"):
+        for share in (0, 0.5):
+            source = shutil.copytree(tmp_path / "whole", tmp_path / "source", dirs_exist_ok=True)
+            content = (source / name).read_bytes()
+            (source / name).write_bytes(content[: int(share * len(content))])
+            with pytest.raises(ArtifactError, match=r"must be a loadable SavedModel. Received: .*Save it again"):
+                export(source, tmp_path / "a")
+    small().save(tmp_path / "model.keras")
+    content = (tmp_path / "model.keras").read_bytes()
+    for share in (0, 0.5, 0.99):
+        (tmp_path / "model.keras").write_bytes(content[: int(share * len(content))])
+        with pytest.raises(ArtifactError, match=r"must be a readable \.keras file. Received: "):
+            export(tmp_path / "model.keras", tmp_path / "a")
+    assert not (tmp_path / "a").exists()
 
 
 def test_an_earlier_artifact_is_replaced(tmp_path):
