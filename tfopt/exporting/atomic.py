@@ -82,15 +82,16 @@ def exclusive(directory: Path) -> Iterator[None]:
     except OSError as error:
         raise _not_writable(directory, error) from error
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ExportError(
-                f"One run at a time may export to a directory. Received: directory={directory}, where another is at "
-                "work. Wait for it, or choose another directory."
-            ) from error
-        except OSError:  # NFS locks no directories. Two runs would mix their artifacts there, each of them whole.
-            pass
+        with suppress(
+            OSError
+        ):  # NFS locks no directories; two runs would mix their artifacts there, each of them whole
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ExportError(
+                    f"One run at a time may export to a directory. Received: directory={directory}, where another is "
+                    "at work. Wait for it, or choose another directory."
+                ) from error
         yield
     finally:
         os.close(descriptor)
@@ -156,7 +157,11 @@ def _work_directory(final: Path) -> Iterator[Path]:
     while lock is None:  # another export may remove it before its lock is held
         work = final.with_name(f".{final.name}.tmp-{secrets.token_hex(8)}")
         work.mkdir()
-        lock = _take_lock(work, just_made=True)
+        try:
+            lock = _take_lock(work, just_made=True)
+        except OSError:  # no room even for an empty file
+            shutil.rmtree(work, ignore_errors=True)
+            raise
     try:
         yield work
     finally:
@@ -179,8 +184,8 @@ def _take_lock(work: Path, *, just_made: bool = False) -> IO[bytes] | None:
         # Who cleared the directory away may have held this very file, which has no name any more.
         held = os.path.samestat(os.fstat(lock.fileno()), (work / LOCK).stat())
     except (BlockingIOError, FileNotFoundError):
-        pass
-    except OSError:
+        held = False
+    except OSError:  # the file system has no locks
         held = just_made
     finally:
         if not held:
