@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import resource
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tfopt.errors import TfoptWarning
+from tfopt.errors import ExportError, TfoptWarning
 from tfopt.report import Change, Decision, PassReport, Phase, Receipt, RunReport, Skip, Utilization, write_text
 
 RECEIPT = Receipt(
@@ -151,7 +153,23 @@ def test_write_text_keeps_what_was_there_when_writing_fails(tmp_path):
     write_text(file, "first")
     with pytest.raises(UnicodeEncodeError):
         write_text(file, "\ud800")
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
+    try:
+        with pytest.raises(ExportError, match=r"receipts.json .*it takes 101 bytes. Make room"):
+            write_text(file, 101 * "a")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert file.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_write_text_from_several_threads(tmp_path):
+    file = tmp_path / "receipts.json"
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: write_text(file, 10_000 * str(number % 10)), range(100)))
+    assert len(set(file.read_text())) == 1
+    assert list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 
 import keras
 import numpy as np
@@ -12,6 +13,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from tfopt.errors import ArtifactError, ConfigError
 from tfopt.exporting import ExportConfig, SavedModelProcess, export, verify
+from tfopt.exporting.tensorflow_only import count_kernels, load_signature
 
 X = np.random.default_rng(0).normal(size=(16, 8, 8, 16)).astype("float32")
 
@@ -40,15 +42,22 @@ def artifacts(model, tmp_path_factory):
     return root
 
 
-def without_kernels(artifact):
-    """Changes an artifact so that TensorFlow has no kernel for its int8 convolutions, as on another processor."""
+def without_kernels(artifact, *, op_is_known=True):
+    """Changes an artifact so that TensorFlow has no kernel for its int8 convolutions, as on another processor.
+
+    Args:
+        op_is_known: Whether TensorFlow has the op at least; a build without oneDNN has not.
+    """
     path = artifact / "saved_model.pb"
     saved = saved_model_pb2.SavedModel.FromString(path.read_bytes())
     changed = 0
     for function in saved.meta_graphs[0].graph_def.library.function:
         for node in function.node_def:
             if node.op == "_FusedQuantizedConv2D":
-                node.attr["_kernel"].s = b"of another processor"  # a label that no kernel is registered under
+                if op_is_known:
+                    node.attr["_kernel"].s = b"of another processor"  # a label that no kernel is registered under
+                else:
+                    node.op = "_ConvolutionOfAnotherBuild"
                 changed += 1
     assert changed
     path.write_bytes(saved.SerializeToString())
@@ -100,21 +109,36 @@ def _load_with_a_string_op_in_the_compiled_part(root):
 
 
 @pytest.mark.slow
-def test_without_the_kernels_the_float_signature_serves(model, tmp_path):
-    config = ExportConfig(precision="int8", int8_nodes="all", float_fallback=True)
-    artifact = without_kernels(tmp_path / "a") if export(model, tmp_path / "a", config, calibration_data=X) else None
+@pytest.mark.parametrize(("op_is_known", "op"), [(True, "_FusedQuantizedConv2D"), (False, "_ConvolutionOfAnother")])
+def test_without_the_kernels_the_float_signature_serves(op_is_known, op, artifacts, tmp_path):
+    artifact = without_kernels(shutil.copytree(artifacts / "all", tmp_path / "a"), op_is_known=op_is_known)
     receipt = verify(artifact, seconds=0.01)
     assert receipt.ok
     assert receipt.signature == "serving_float"
     assert "signature serving_float" in str(receipt)
-    with pytest.raises(ArtifactError, match="without _FusedQuantizedConv2D"):
+    with pytest.raises(ArtifactError, match=f"without {op}"):
         verify(artifact, seconds=0.01, signature="serving_default")
 
 
-def test_without_the_kernels_and_the_float_signature_the_error_names_them(model, tmp_path):
-    export(model, tmp_path / "a", ExportConfig(precision="int8", int8_nodes="all"), calibration_data=X)
-    with pytest.raises(ArtifactError, match=r"oneDNN.*without _FusedQuantizedConv2D.*float_fallback=True"):
-        verify(without_kernels(tmp_path / "a"), seconds=0.01)
+@pytest.mark.parametrize(("op_is_known", "op"), [(True, "_FusedQuantizedConv2D"), (False, "_ConvolutionOfAnother")])
+def test_without_the_kernels_and_the_float_signature_the_error_names_them(op_is_known, op, artifacts, tmp_path):
+    artifact = without_kernels(shutil.copytree(artifacts / "int8", tmp_path / "a"), op_is_known=op_is_known)
+    with pytest.raises(ArtifactError, match=rf"oneDNN.*without {op}.*float_fallback=True"):
+        verify(artifact, seconds=0.01)
+
+
+def test_one_signature_loads_where_the_ops_of_another_are_unknown(model, artifacts, tmp_path):
+    artifact = without_kernels(shutil.copytree(artifacts / "all", tmp_path / "a"), op_is_known=False)
+    with pytest.raises(RuntimeError, match="_ConvolutionOfAnotherBuild"):
+        tf.saved_model.load(str(artifact))
+    expected = tf.saved_model.load(str(artifacts / "all")).signatures["serving_float"](image=X)["output_0"]
+    serve = load_signature(artifact, "serving_float")
+    np.testing.assert_array_equal(serve(image=X)["output_0"], expected)
+    assert count_kernels(serve) == {"Conv2D": 2, "DepthwiseConv2dNative": 1, "MatMul": 2}
+    with pytest.raises(RuntimeError, match="_ConvolutionOfAnotherBuild"):
+        load_signature(artifact, "serving_default")
+    with pytest.raises(ValueError, match="no signature 'nope', only "):
+        load_signature(artifact, "nope")
 
 
 @pytest.mark.slow

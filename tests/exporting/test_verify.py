@@ -6,9 +6,11 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 import tempfile
 import threading
+import venv
 from pathlib import Path
 
 import keras
@@ -304,19 +306,36 @@ def test_a_saved_model_that_ends_its_process(tmp_path):
             process.predict({"x": np.ones(3, "float32")})
 
 
-def test_a_process_that_dies_at_work(tmp_path):
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory):
+    """A SavedModel whose calls never end if x is positive."""
+
+    def serve(x):
+        return {"y": tf.while_loop(lambda a: tf.reduce_any(a > 0), lambda a: a + 1.0, [x])[0]}
+
+    directory = tmp_path_factory.mktemp("endless") / "a"
+    save_plain(serve, directory, tf.TensorSpec([None], tf.float32, "x"))
+    return directory
+
+
+def test_a_process_that_dies_at_work(endless):
     """It dies while an answer is awaited, which must end the waiting."""
-
-    def endless(x):
-        return {"y": tf.while_loop(lambda a: tf.constant(True), lambda a: a + 1.0, [x])[0]}
-
-    save_plain(endless, tmp_path / "a", tf.TensorSpec([], tf.float32, "x"))
-    with SavedModelProcess(tmp_path / "a") as process:
+    with SavedModelProcess(endless) as process:
         timer = threading.Timer(1.0, process._process.kill)
         timer.start()
         with pytest.raises(ArtifactError, match="exit code -9"):
-            process.time_calls({"x": np.float32(1)}, seconds=0.01)
+            process.time_calls({"x": np.ones(1, "float32")}, seconds=0.01)
         timer.join()
+
+
+def test_a_process_that_hangs_is_ended_and_one_that_goes_on_is_not(endless):
+    with SavedModelProcess(endless) as process:
+        process.time_calls({"x": np.zeros(1, "float32")}, seconds=0)  # the first calls take long
+        process.step_limit_s = 2.0
+        process.time_calls({"x": np.zeros(1, "float32")}, seconds=3.0)  # longer as a whole, not in any step
+        with pytest.raises(ArtifactError, match=r"must end within 2 seconds. Received: .*was ended. Pass smaller"):
+            process.predict({"x": np.ones(1, "float32")})
+        assert process._process.wait() == -signal.SIGKILL
 
 
 def test_a_damaged_saved_model(tmp_path):
@@ -346,7 +365,19 @@ def test_the_working_directory_cannot_slip_modules_in(artifacts, tmp_path, monke
         (tmp_path / f"{module}.py").write_text("raise RuntimeError('not me')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path), *sys.path])
     with SavedModelProcess(artifacts / "float32") as process:
+        assert process.loaded["imported"] == []
+
+
+def test_the_callers_tensorflow_is_found_where_the_interpreter_itself_finds_none(artifacts, tmp_path, monkeypatch):
+    """As after `pip install --user`, or with PYTHONPATH: this interpreter's own site-packages are empty."""
+    venv.create(tmp_path / "bare", symlinks=True)
+    bare = str(tmp_path / "bare" / "bin" / "python")
+    assert subprocess.run([bare, "-I", "-c", "import tensorflow"], check=False, stderr=subprocess.DEVNULL).returncode
+    monkeypatch.setattr(sys, "executable", bare)
+    with SavedModelProcess(artifacts / "float32") as process:
+        assert process.loaded["tensorflow"] == tf.__version__
         assert process.loaded["imported"] == []
 
 

@@ -407,16 +407,18 @@ def test_what_cannot_be_trained_is_refused_with_the_remedy(tmp_path):
     small = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
     with pytest.raises(ConfigError, match="calibration_data must be given"):
         quantize(small, TRAINING)
-    quantized = quantize(small, TRAINING, calibration_data=np.ones((3, 4)))
+    quantized = quantize(small, TRAINING, calibration_data=np.ones((3, 4), "float32"))
     with pytest.raises(UnsupportedModelError, match="already"):
-        quantize(quantized, TRAINING, calibration_data=np.ones((3, 4)))
+        quantize(quantized, TRAINING, calibration_data=np.ones((3, 4), "float32"))
     with pytest.raises(UnsupportedModelError, match="training=True"):
         quantization_report(small)
     own = keras.Sequential([keras.Input((4,)), Own(3), layers.Dense(2)])
     with pytest.raises(UnsupportedModelError, match=r"'own.*get_config"):
-        quantize(own, TRAINING, calibration_data=np.ones((3, 4)))
+        quantize(own, TRAINING, calibration_data=np.ones((3, 4), "float32"))
     with pytest.warns(TfoptWarning, match="changed nothing"):
-        quantize(keras.Sequential([keras.Input((4,)), layers.ReLU()]), TRAINING, calibration_data=np.ones((3, 4)))
+        quantize(
+            keras.Sequential([keras.Input((4,)), layers.ReLU()]), TRAINING, calibration_data=np.ones((3, 4), "float32")
+        )
 
 
 @pytest.mark.parametrize(

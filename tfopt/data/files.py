@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -42,5 +44,14 @@ def load_examples(name: str, *, training: bool) -> Any:
         raise ConfigError(
             f"A .npz file must hold an array x, and y for labels. Received: {name} with {loaded.files}."
         ) from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"Example data must be a readable NumPy file. Received: {name!r} ({error}).") from error
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:  # the last three: an incomplete one
+        raise ConfigError(
+            f"Example data must be a readable NumPy file. Received: {name!r} ({error}). Write it again with numpy.save "
+            "or numpy.savez."
+        ) from error

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,11 +17,13 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+import tensorflow as tf
 
 from tfopt.errors import ArtifactError
 
 SCRIPT = Path(__file__).with_name("tensorflow_only.py")
 ROUNDS = 5
+STEP_LIMIT_S = 600.0
 MISSING_KERNEL = re.compile(r"(?:No OpKernel was registered to support Op|Op type not registered) '(\w+)'")
 
 
@@ -43,11 +47,16 @@ class SavedModelProcess:
         signature: The signature that is called.
         loaded: What the process reported after loading: inputs, outputs, kernels, versions.
         renamed: What it calls inputs that are given under other names.
+        step_limit_s: How many seconds one step may take: loading, one batch, one timed call. A process that takes
+            longer hangs; it is ended, and an ArtifactError says so.
     """
 
-    def __init__(self, path: str | Path, signature: str = "serving_default") -> None:
+    def __init__(
+        self, path: str | Path, signature: str = "serving_default", *, step_limit_s: float = STEP_LIMIT_S
+    ) -> None:
         self.path = Path(path)
         self.signature = signature
+        self.step_limit_s = step_limit_s
         self.renamed: Mapping[str, str] = {}
 
     def __enter__(self) -> Self:
@@ -60,6 +69,7 @@ class SavedModelProcess:
             stdout=subprocess.PIPE,
             stderr=self._log,  # a pipe that nobody reads would fill up and stop the process
             text=True,
+            process_group=0,  # what it may start is ended with it
             **settings,
         )
         try:
@@ -76,18 +86,23 @@ class SavedModelProcess:
 
     def _command(self) -> tuple[list[str], dict[str, Any]]:
         """Returns what to start, and how. Another runtime has its own command, which answers to the same requests."""
-        # -I: neither the working directory nor PYTHONPATH can slip another module in.
-        return [sys.executable, "-I", str(SCRIPT)], {"env": {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}}
+        # -I: PYTHONPATH and the like count as this process was started with them, not as they are by now.
+        words = [sys.executable, "-I", str(SCRIPT), json.dumps(search_path())]
+        return words, {"env": {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}}
 
     def _options(self) -> dict[str, Any]:
         """Returns what to load with, beside the path."""
         return {"signature": self.signature}
 
     def close(self) -> None:
-        self._process.kill()
+        self._kill()
         self._process.communicate()
         self._log.close()
         self._directory.cleanup()
+
+    def _kill(self) -> None:
+        if self._process.returncode is None:  # else its id may be another's by now
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def count_weights(self) -> dict[str, int]:
         """Returns how many weights feed its products and convolutions, and how many "zeros" are among them."""
@@ -111,22 +126,16 @@ class SavedModelProcess:
         return str(target)
 
     def _ask(self, **command: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.write(json.dumps(command) + "\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
+        answer = self._send(json.dumps(command) + "\n")
+        while answer is not None and "alive" in answer:
+            answer = self._send("")
+        if answer is None:
             self._process.communicate()
             errors = Path(self._log.name).read_text(errors="replace")
             raise ArtifactError(
                 f"The SavedModel crashed the process that ran it. Received: {self.path} "
                 f"(exit code {self._process.returncode}; {' '.join(errors.split()[-30:])})."
             )
-        answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             missing = MISSING_KERNEL.search(answer["error"])
             if missing:
@@ -134,6 +143,50 @@ class SavedModelProcess:
             first = answer["error"].splitlines()[0]
             raise ArtifactError(f"The SavedModel cannot be served. Received: {self.path} ({first}).")
         return answer
+
+    def _send(self, line: str) -> dict[str, Any] | None:
+        """Sends a line and returns the next one that comes back; None if the process has died.
+
+        Raises:
+            ArtifactError: Nothing came within the time limit.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            self._kill()  # which ends the waiting below
+
+        timer = threading.Timer(self.step_limit_s, end)
+        timer.start()
+        try:
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+            received = self._process.stdout.readline()
+        except BrokenPipeError:
+            received = ""
+        finally:
+            timer.cancel()
+            timer.join()
+        if late.is_set():
+            raise ArtifactError(
+                f"Each step of serving (loading, a batch, a call) must end within {self.step_limit_s:g} seconds. "
+                f"Received: {self.path}, whose process did not answer and was ended. Pass smaller batches, or give "
+                "SavedModelProcess a longer step_limit_s, if the model takes that long."
+            )
+        return json.loads(received) if received else None
+
+
+def search_path() -> list[str]:
+    """Returns where this process finds modules, but for the working directory and that of the script it runs.
+
+    With it another process finds the same TensorFlow, be it installed for the user (`pip install --user`) or named by
+    PYTHONPATH, and none of the user's own modules that happen to be named like one of TensorFlow's.
+    """
+    home = Path(tf.__file__).resolve().parents[1]
+    own = {Path.cwd(), Path(sys.argv[0]).resolve().parent} - {home}
+    return [path for path in sys.path if Path(path).resolve() not in own]
 
 
 def time_in_turns(

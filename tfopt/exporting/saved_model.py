@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import dataclass
@@ -10,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from tfopt.data.batches import peek
+from tfopt.data.batches import iterate_batches, peek
 from tfopt.errors import ConfigError, UnsupportedModelError, check_type
 from tfopt.exporting.atomic import MARK, check_target, staged_directory
 from tfopt.exporting.config import ExportConfig
-from tfopt.exporting.lowering import lower
+from tfopt.exporting.lowering import Lowered, lower
 from tfopt.exporting.manifest import MANIFEST_FORMAT, describe, digests, read_manifest, record_check, requirements
 from tfopt.exporting.signatures import DEFAULT, make_signatures
 from tfopt.graph import FrozenGraph
@@ -25,6 +27,8 @@ from tfopt.quantization import QuantizedModel
 from tfopt.report import PassReport, Record
 
 PROTOBUF_LIMIT = 2**31 - 2**20
+# What TensorFlow's file system makes of a full disk and of a limit on the size of files.
+FILE_ERRORS = {tf.errors.ResourceExhaustedError: errno.ENOSPC, tf.errors.OutOfRangeError: errno.EFBIG}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +69,14 @@ def export(
         model: A built Keras model, what `tfopt.quantize` returned, a .keras file or a SavedModel directory.
         directory: Where the artifact goes.
         config: The settings; None means ExportConfig(), float32.
-        calibration_data: For int8: batches of inputs, or of (inputs, labels). Else optional.
+        calibration_data: For int8: batches of inputs, or of (inputs, labels). Else optional; the first batch is used,
+            for the check that the manifest holds.
         evaluation_data: For int8 with max_accuracy_drop, as `tfopt.quantize` takes it.
         baseline: A float artifact that `tfopt.verify` compares this one with by default.
     Raises:
         UnsupportedModelError: The model is not built, keeps look-up tables, or exceeds the 2 GiB of a protobuf.
-        ConfigError: int8 without usable calibration data.
-        ExportError: The directory cannot be written or holds something else.
+        ConfigError: int8 without usable calibration data, or data that do not fit the model or hold NaN.
+        ExportError: The directory cannot be written, holds something else, or lies inside another artifact.
     Example:
         >>> import keras, tempfile
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
@@ -90,14 +95,11 @@ def export(
     lowered = lower(model, config, calibration_data, evaluation_data, sample)
     for graph in lowered.graphs.values():
         _check_size(graph)
+    _check_finite(sample, graph=lowered.source)
     check = record_check(lowered.source, lowered.graphs, sample)
     graph = lowered.graphs[DEFAULT]
-    with staged_directory(final) as temporary:
-        # Custom gradients, as of swish, belong to training, and those of a frozen graph cannot be saved.
-        options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
-        module, signatures = make_signatures(lowered.graphs, in_variables=lowered.in_variables)
-        tf.saved_model.save(module, str(temporary), signatures=signatures, options=options)
-        del module, signatures
+    with staged_directory(final, max(each.graph_def.ByteSize() for each in lowered.graphs.values())) as temporary:
+        _save(lowered, temporary)
         free_graphs(graph.graph_def)
         manifest = {
             "format": MANIFEST_FORMAT,
@@ -119,6 +121,27 @@ def export(
         (temporary / MARK).write_text(json.dumps(manifest), encoding="utf-8")
     size = sum(path.stat().st_size for path in final.rglob("*") if path.is_file())
     return Artifact(path=str(directory), precision=lowered.precision, bytes_on_disk=size, report=lowered.report)
+
+
+def _save(lowered: Lowered, directory: Path) -> None:
+    # Custom gradients, as of swish, belong to training, and those of a frozen graph cannot be saved.
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+    module, signatures = make_signatures(lowered.graphs, in_variables=lowered.in_variables)
+    try:
+        tf.saved_model.save(module, str(directory), signatures=signatures, options=options)
+    except tf.errors.OpError as error:
+        raise OSError(FILE_ERRORS.get(type(error), errno.EIO), error.message) from error
+
+
+def _check_finite(sample: Any, graph: FrozenGraph) -> None:
+    """Raises ConfigError if the batch that the check is made from holds NaN or infinity."""
+    batch = None if sample is None else next(iterate_batches(sample, inputs=len(graph.inputs)), None)
+    for values in [] if batch is None else tf.nest.flatten(batch[0]):
+        if np.issubdtype(values.dtype, np.inexact) and not np.isfinite(values).all():
+            raise ConfigError(
+                f"calibration_data must be finite. Received: NaN or infinity in a batch of shape {values.shape}. "
+                "Remove these examples, or export without calibration_data, which only int8 needs."
+            )
 
 
 def _check_size(graph: FrozenGraph) -> None:

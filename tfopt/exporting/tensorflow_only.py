@@ -1,6 +1,7 @@
 """Runs one SavedModel in a process of its own, which imports TensorFlow and NumPy and nothing of tfopt or Keras.
 
-It reads one JSON command per line from standard input and answers with one JSON line: "load", "predict" or "time".
+It reads one JSON command per line from standard input, "load", "predict" or "time", and answers with one JSON line.
+What takes long sends lines before, as signs of life.
 A process of its own keeps another model's spinning thread pool from slowing this one, and proves that the artifact
 needs nothing but TensorFlow. `tfopt.exporting.process` starts it.
 """
@@ -8,15 +9,21 @@ needs nothing but TensorFlow. `tfopt.exporting.process` starts it.
 import json
 import os
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
-# TensorFlow imports Keras where it finds it. None in its place makes it, and anything else, do without.
 BLOCKED = ("keras", "tf_keras", "tfopt")
-sys.modules.update(dict.fromkeys(BLOCKED))  # type: ignore[arg-type]
+if __name__ == "__main__":
+    sys.path[:] = json.loads(sys.argv[1])  # where the caller found TensorFlow
+    # TensorFlow imports Keras where it finds it. None in its place makes it, and anything else, do without.
+    sys.modules.update(dict.fromkeys(BLOCKED))  # type: ignore[arg-type]
 
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel  # noqa: E402
 from tensorflow.python.framework.convert_to_constants import (  # noqa: E402
     convert_variables_to_constants_v2,
 )
@@ -34,17 +41,34 @@ WEIGHTED = {
     "_FusedQuantizedDepthwiseConv2D": 1,
     "_QuantizedMatMul": 1,
 }
+UNKNOWN_OP = "Op type not registered"
 CONVERSIONS = ("QuantizeV2", "Dequantize", "QuantizedMaxPool")
 
 
+ALIVE_S = 1.0  # between two signs of life
+
+
 class Runner:
+    """Answers the commands.
+
+    Args:
+        show_life: Is called after each step of what may take long.
+    """
+
+    def __init__(self, show_life: Callable[[], None]) -> None:
+        self.show_life = show_life
+
     def load(self, path: str, signature: str) -> dict[str, Any]:
         for gpu in tf.config.list_physical_devices("GPU"):
             tf.config.experimental.set_memory_growth(gpu, True)  # it is shared with other artifacts' processes
-        self.model = tf.saved_model.load(path)  # kept: its variables go when it does
-        signatures = self.model.signatures
-        if signature not in signatures:
-            raise ValueError(f"it has no signature {signature!r}, only {', '.join(map(repr, signatures))}")
+        try:
+            self.model = tf.saved_model.load(path)  # kept: its variables go when it does
+            signatures = self.model.signatures
+        except RuntimeError as error:
+            if UNKNOWN_OP not in str(error):
+                raise
+            signatures = {signature: load_signature(path, signature)}
+        check_signature(signature, signatures)
         self.serve = signatures[signature]
         # Every signature has the same weights, and XLA's would hide them.
         self.default = signatures.get("serving_default", self.serve)
@@ -70,6 +94,7 @@ class Runner:
             batch = {name: tf.constant(value[start : start + batch_size]) for name, value in fed.items()}
             for name, value in self.serve(**batch).items():
                 parts.setdefault(name, []).append(value.numpy())
+            self.show_life()
         joined: Any = {name: np.concatenate(values) for name, values in parts.items()}
         np.savez(outputs, **joined)
         return {}
@@ -80,6 +105,7 @@ class Runner:
             batch = {name: tf.constant(arrays[name]) for name in arrays.files}
         for _ in range(2):
             self.serve(**batch)
+            self.show_life()
         milliseconds: list[float] = []
         until = time.perf_counter() + seconds
         while len(milliseconds) < at_least or time.perf_counter() < until:
@@ -87,6 +113,7 @@ class Runner:
             outputs = self.serve(**batch)
             next(iter(outputs.values())).numpy()  # waits for a GPU
             milliseconds.append((time.perf_counter() - start) * 1e3)
+            self.show_life()
         return {"ms": milliseconds}
 
 
@@ -94,20 +121,74 @@ def describe(spec: tf.TensorSpec) -> dict[str, Any]:
     return {"shape": spec.shape.as_list() if spec.shape.rank is not None else None, "dtype": spec.dtype.name}
 
 
+def load_signature(path: str | Path, signature: str) -> Any:
+    """Loads one signature of an artifact that TensorFlow cannot load as a whole.
+
+    `tf.saved_model.load` reads the functions of all signatures, and fails if it does not know an op in one of them, as
+    builds without oneDNN do not know the int8 kernels. Here the other signatures are left out of what it reads.
+
+    Args:
+        path: The artifact's directory. Its weights are constants, as `tfopt.export` writes them.
+        signature: Its name, for example "serving_float".
+    Returns: A function of the inputs by name, which returns a dict of the outputs.
+    """
+    whole = SavedModel.FromString(Path(path, "saved_model.pb").read_bytes()).meta_graphs[0]
+    check_signature(signature, whole.signature_def)
+    definition = whole.signature_def[signature]
+    saved = SavedModel(saved_model_schema_version=1)
+    part = saved.meta_graphs.add()
+    part.meta_info_def.tags.extend(whole.meta_info_def.tags)
+    part.signature_def[signature].CopyFrom(definition)
+    part.graph_def.versions.CopyFrom(whole.graph_def.versions)
+    needed = sources(whole.graph_def.node, [output.name for output in definition.outputs.values()])
+    part.graph_def.node.extend(node for node in whole.graph_def.node if node.name in needed)
+    called = called_functions(whole.graph_def, part.graph_def.node)
+    part.graph_def.library.function.extend(called.values())
+    with tempfile.TemporaryDirectory(prefix="tfopt-") as directory:
+        Path(directory, "saved_model.pb").write_bytes(saved.SerializeToString())
+        return tf.saved_model.load(directory).signatures[signature]
+
+
+def check_signature(signature: str, signatures: Iterable[str]) -> None:
+    if signature not in signatures:
+        raise ValueError(f"it has no signature {signature!r}, only {', '.join(map(repr, signatures))}")
+
+
+def sources(nodes: Iterable[Any], tensors: Iterable[str]) -> set[str]:
+    """Returns the names of the nodes that tensors are computed from."""
+    by_name = {node.name: node for node in nodes}
+    waiting = list(tensors)
+    found: set[str] = set()
+    while waiting:
+        name = waiting.pop().lstrip("^").split(":")[0]
+        if name not in found:
+            found.add(name)
+            waiting += by_name[name].input
+    return found
+
+
+def called_functions(graph_def: Any, nodes: Iterable[Any]) -> dict[str, Any]:
+    """Returns the functions of a graph that nodes call, and those that they call in turn, by name."""
+    bodies = {body.signature.name: body for body in graph_def.library.function}
+    found: dict[str, Any] = {}
+    waiting = [nodes]
+    while waiting:
+        for node in waiting.pop():
+            names = {function.name for value in node.attr.values() for function in (value.func, *value.list.func)}
+            new = {name: bodies[name] for name in names & bodies.keys() - found.keys()}
+            found |= new
+            waiting += [body.node_def for body in new.values()]
+    return found
+
+
 def count_kernels(function: Any) -> dict[str, int]:
     """Counts the computing ops of a function and of all that it calls."""
     graph = function.graph.as_graph_def()
-    bodies = {body.signature.name: body.node_def for body in graph.library.function}
+    bodies = [body.node_def for body in called_functions(graph, graph.node).values()]
     kernels: dict[str, int] = {}
-    waiting = [graph.node]
-    seen: set[str] = set()
-    while waiting:
-        for node in waiting.pop():
-            if node.op in CONVERSIONS or node.op in WEIGHTED:
-                kernels[node.op] = kernels.get(node.op, 0) + 1
-            called = {function.name for value in node.attr.values() for function in (value.func, *value.list.func)}
-            waiting += [bodies[name] for name in called & bodies.keys() - seen]
-            seen |= called
+    for node in (node for nodes in (graph.node, *bodies) for node in nodes):
+        if node.op in CONVERSIONS or node.op in WEIGHTED:
+            kernels[node.op] = kernels.get(node.op, 0) + 1
     return kernels
 
 
@@ -151,7 +232,15 @@ def main() -> None:
     # Whatever prints must not mix with the answers, be it Python or a C++ library.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    runner = Runner()
+    shown = time.monotonic()
+
+    def show_life() -> None:
+        nonlocal shown
+        if time.monotonic() - shown > ALIVE_S:  # rarely, not to disturb what is timed
+            shown = time.monotonic()
+            print(json.dumps({"alive": True}), file=answers, flush=True)
+
+    runner = Runner(show_life)
     for line in sys.stdin:
         command = json.loads(line)
         try:

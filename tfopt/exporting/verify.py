@@ -146,11 +146,12 @@ def _serve(stack: ExitStack, path: Path, manifest: dict[str, Any], signature: st
     """Starts a process whose TensorFlow has every kernel of the signature that it calls."""
     inputs = check_inputs(manifest["signature"]["inputs"], manifest["check"])
     try:
-        process = stack.enter_context(SavedModelProcess(path, signature or DEFAULT))
-        process.predict(inputs)
+        with ExitStack() as tried:
+            process = tried.enter_context(SavedModelProcess(path, signature or DEFAULT))
+            process.predict(inputs)
+            stack.push(tried.pop_all())
     except MissingKernelError as error:
         if signature is None and FLOAT in manifest.get("signatures", ()):
-            process.close()
             return stack.enter_context(SavedModelProcess(path, FLOAT))
         raise ArtifactError(
             f"TensorFlow must have the kernels that the artifact needs: {manifest['requires']}. Received: {path} on a "

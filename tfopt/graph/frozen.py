@@ -12,6 +12,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tfopt.errors import ConfigError
+from tfopt.graph.dtypes import convert
 from tfopt.graph.edit import GraphEditor, producer
 
 LARGE = 4096  # bytes; what shapes are computed from is smaller
@@ -93,25 +94,29 @@ class FrozenGraph:
 
     def predict(self, inputs: Any) -> dict[str, np.ndarray]:
         """Runs the graph on one batch: an array, a sequence of arrays, or a dict by input name."""
-        values = self.as_function(fetch=[tensor for tensor, _ in self.outputs.values()])(**self.feed(inputs))
+        values = self.as_function(fetch=[tensor for tensor, _ in self.outputs.values()])(**self.feed(inputs, say=False))
         return {name: value.numpy() for name, value in zip(self.outputs, values, strict=True)}
 
-    def feed(self, inputs: Any) -> dict[str, tf.Tensor]:
-        """Names a batch's arrays after the signature's inputs and casts them to their dtypes.
+    def feed(self, inputs: Any, *, say: bool = True) -> dict[str, tf.Tensor]:
+        """Names a batch's arrays after the signature's inputs and converts them to their dtypes.
 
+        Args:
+            inputs: An array, a sequence of arrays, or a dict by input name.
+            say: Whether to warn of a conversion that may change what the values mean.
         Raises:
-            ConfigError: The batch does not hold the model's inputs, or not in their shapes.
+            ConfigError: The batch does not hold the model's inputs, or not in their shapes or dtypes.
         """
         if isinstance(inputs, Mapping):
             arrays = dict(inputs)
         else:
             arrays = dict(zip(self.inputs, inputs if isinstance(inputs, (tuple, list)) else [inputs], strict=False))
         try:
-            fed = {name: tf.cast(arrays[name], spec.dtype) for name, spec in self.inputs.items()}
+            given = {name: tf.convert_to_tensor(arrays[name]) for name in self.inputs}
         except (KeyError, TypeError, ValueError, tf.errors.OpError) as error:
             raise ConfigError(
                 f"Each batch must give the model's inputs {list(self.inputs)}. Received: {_describe(inputs)}."
             ) from error
+        fed = {name: convert(name, given[name], spec.dtype, say=say) for name, spec in self.inputs.items()}
         for name, value in fed.items():
             if not self.inputs[name].shape.is_compatible_with(value.shape):
                 raise ConfigError(

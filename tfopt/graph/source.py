@@ -137,9 +137,8 @@ def _name_inputs(specs: Any) -> list[tuple[str, Any]]:
 def _load_keras(file: Path) -> keras.Model:
     try:
         return keras.saving.load_model(file, compile=False)
-    except (OSError, ValueError, TypeError, KeyError) as error:  # KeyError: a zip file of something else
-        reason = str(error).splitlines()[0]
-        raise ArtifactError(f"source must be a readable .keras file. Received: {file} ({reason}).") from error
+    except Exception as error:  # a damaged file fails in many ways, from BadZipFile to KeyError
+        raise ArtifactError(f"source must be a readable .keras file. Received: {file} ({_reason(error)}).") from error
 
 
 def _saved_model_function(directory: Path, signature: str) -> Any:
@@ -149,9 +148,10 @@ def _saved_model_function(directory: Path, signature: str) -> Any:
         )
     try:
         loaded = tf.saved_model.load(str(directory))
-    except (OSError, ValueError, tf.errors.OpError) as error:
-        reason = str(error).splitlines()[0]
-        raise ArtifactError(f"source must be a loadable SavedModel. Received: {directory} ({reason}).") from error
+    except Exception as error:  # a damaged file fails in many ways, from IndexError to RuntimeError
+        raise ArtifactError(
+            f"source must be a loadable SavedModel. Received: {directory} ({_reason(error)}). Save it again."
+        ) from error
     if signature not in loaded.signatures:
         raise ConfigError(
             f"The SavedModel must have the signature {signature!r}. Received: {directory}, which has "
@@ -160,6 +160,10 @@ def _saved_model_function(directory: Path, signature: str) -> Any:
     function = loaded.signatures[signature]
     function._tfopt_keep_alive = loaded  # its variables go when the loaded object does
     return function
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).splitlines()[:1])}"
 
 
 def _input_specs(function: Any) -> list[Any]:
