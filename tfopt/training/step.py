@@ -29,6 +29,7 @@ import keras
 import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 
+from tfopt.training.losses import compute_loss
 from tfopt.training.pipeline_parallel import Stages
 
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
@@ -155,7 +156,7 @@ class Step:
         variables = [variable.value for variable in model.trainable_weights]
         with tf.GradientTape() as tape:
             y_pred = self._call(x, training=True)
-            loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight, training=True)
+            loss = self._loss(x, y, y_pred, weight, training=True)
             weighted = loss if share is None else loss * tf.cast(share, loss.dtype)
             scaled = model.optimizer.scale_loss(weighted)
         return loss, y_pred, tape.gradient(scaled, variables)
@@ -185,8 +186,13 @@ class Step:
 
     def _forward_once(self, x: Any, y: Any, weight: Any) -> tuple[Any, Any]:
         y_pred = self._call(x, training=False)
-        loss = self._model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight, training=False)
-        return loss, y_pred
+        return self._loss(x, y, y_pred, weight, training=False), y_pred
+
+    def _loss(self, x: Any, y: Any, y_pred: Any, weight: Any, *, training: bool) -> Any:
+        examples = _batch_size(x)
+        return compute_loss(
+            self._model, x=x, y=y, y_pred=y_pred, sample_weight=weight, training=training, examples=examples
+        )
 
     def _call(self, x: Any, *, training: bool) -> Any:
         if self._stages is not None:
@@ -260,10 +266,13 @@ def _gradients_are_reduced(optimizer: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _losses_are_means() -> Iterator[None]:
-    """While a step is traced, keeps Keras from dividing losses by the number of replicas."""
-    before = keras_loss.scale_loss_for_distribution
-    keras_loss.scale_loss_for_distribution = lambda value: value
+    """While a step is traced, keeps Keras from dividing losses by the number of replicas.
+
+    Then it must not multiply by that number either, as it does for the losses of single outputs.
+    """
+    before = keras_loss.scale_loss_for_distribution, keras_loss.unscale_loss_for_distribution
+    keras_loss.scale_loss_for_distribution = keras_loss.unscale_loss_for_distribution = lambda value: value
     try:
         yield
     finally:
-        keras_loss.scale_loss_for_distribution = before
+        keras_loss.scale_loss_for_distribution, keras_loss.unscale_loss_for_distribution = before
