@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError, check_type
 from tfopt.report import Change, PassReport, Skip
 from tfopt.training import runtime
+from tfopt.training.differences import state_of_parts, summed_embeddings
 from tfopt.training.guards import Guard
 from tfopt.training.ledger import Ledger
 from tfopt.training.memory import out_of_memory_message
@@ -114,8 +115,12 @@ def compile(
             if not row.is_output
         ]
     detail = "trains by tfopt's step" + (f" in stages\n{stages}" if stages else "")
-    change = Change(name=model.name, kind=type(model).__name__, detail=detail)
-    return PassReport(name="compile", changed=(change,), skipped=skipped)
+    changed = [Change(name=model.name, kind=type(model).__name__, detail=detail)]
+    if not plan.config.sparse_embedding_gradients:
+        changed += summed_embeddings(model)
+    parts = max(plan.config.accumulate, plan.micro_batches)
+    skipped += state_of_parts(model, parts=parts, replicas=plan.replicas)
+    return PassReport(name="compile", changed=tuple(changed), skipped=skipped)
 
 
 def ledger(model: keras.Model) -> Ledger:
@@ -151,6 +156,7 @@ def _install(model: keras.Model, plan: Plan, stages: Stages | None, jit_compile:
             model,
             jit_compile=jit,
             accumulate=config.accumulate,
+            sparse_gradients=config.sparse_embedding_gradients,
             stages=stages,
             micro_batches=plan.micro_batches,
         )

@@ -42,6 +42,7 @@ class Step:
         model: A built and compiled Keras model.
         jit_compile: Whether XLA compiles it.
         accumulate: Micro-batches per step, one after the other.
+        sparse_gradients: Whether the optimizer gets sparse gradients as they are, in place of each row's sum.
         stages: The pipeline's stages, if the model is split over devices.
         micro_batches: Those of the pipeline, which run side by side on different stages.
     """
@@ -52,12 +53,14 @@ class Step:
         *,
         jit_compile: bool,
         accumulate: int = 1,
+        sparse_gradients: bool = False,
         stages: Stages | None = None,
         micro_batches: int = 1,
     ) -> None:
         self.jit_compile = jit_compile
         self._model = model
         self._accumulate = accumulate
+        self._sparse_gradients = sparse_gradients
         self._stages = stages
         self._stage_batches = micro_batches
         self._strategy = model.distribute_strategy
@@ -162,13 +165,14 @@ class Step:
         return loss, y_pred, tape.gradient(scaled, variables)
 
     def _apply_gradients(self, gradients: Sequence[Any]) -> None:
+        if not self._sparse_gradients:
+            # An embedding's gradient names a row each time that the batch does. Keras' optimizers clip and square these
+            # one by one, not their sum, so the update would depend on how the batch is divided.
+            gradients = [_dense(gradient) for gradient in gradients]
         if self._stages is not None:
             self._stages.apply_gradients(self._model.optimizer, gradients)
         elif gradients:  # a model without weights to train is evaluated only
-            # An embedding's gradient names a row each time that the batch does. Keras' optimizers clip and square these
-            # one by one, not their sum, so the update would depend on how the batch is divided.
-            dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
-            self._model.optimizer.apply_gradients(zip(dense, self._model.trainable_weights, strict=True))
+            self._model.optimizer.apply_gradients(zip(gradients, self._model.trainable_weights, strict=True))
 
     def _test_on_replica(self, data: Any) -> None:
         x, y, weight = _unpack(data)
@@ -204,6 +208,14 @@ class Step:
     def _record(self, loss: Any, size: Any, x: Any, y: Any, y_pred: Any, weight: Any) -> None:
         self._model._loss_tracker.update_state(loss, sample_weight=size)
         self._model.compute_metrics(x, y, y_pred, sample_weight=weight)
+
+
+def _dense(gradient: Any) -> Any:
+    """Returns a gradient in which each row is summed, on its own device."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    with tf.device(gradient.values.device):
+        return tf.convert_to_tensor(gradient)
 
 
 def _unpack(data: Any) -> tuple[Any, Any, Any]:
