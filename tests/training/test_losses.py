@@ -17,7 +17,7 @@ def examples(count):
     return x, y, RNG.uniform(0.2, 2.0, size=count).astype("float32")
 
 
-EVEN, UNEVEN, VALIDATION = examples(4 * BATCH), examples(2 * BATCH + 1), examples(BATCH + 3)
+EVEN, UNEVEN, VALIDATION = examples(4 * BATCH), examples(2 * BATCH + 1), examples(BATCH + 1)
 COMPILED = {
     "loss": {"a": "mse", "b": "mae"},  # none for the third output
     "loss_weights": {"a": 1.0, "b": 2.0},
@@ -42,17 +42,20 @@ def batches(data, *, drop_remainder=False):
 
 @pytest.fixture(scope="module")
 def expected():
-    """What plain Keras reports on one device, all batches being of one size."""
+    """What plain Keras reports on one device: all, of batches of one size; then the whole loss, of an uneven batch."""
     model = build()
     model.compile(keras.optimizers.SGD(0.1), **COMPILED)
-    return model.fit(batches(EVEN), validation_data=batches(EVEN), epochs=2, shuffle=False, verbose=0).history
+    options = {"shuffle": False, "verbose": 0}
+    history = model.fit(batches(EVEN), validation_data=batches(EVEN), epochs=2, **options).history
+    return history, model.fit(batches(UNEVEN), **options).history["loss"]
 
 
-def check(expected, *, drop_remainder=False, **settings):
+def check(expected, *, drop_remainder=False, run_eagerly=False, **settings):
+    expected, expected_loss = expected
     decided = plan(TrainingConfig(precision="float32", global_batch_size=BATCH, **settings))
     with decided.scope():
         model = build()
-    compile(model, decided, optimizer=keras.optimizers.SGD(0.1), **COMPILED)
+    compile(model, decided, optimizer=keras.optimizers.SGD(0.1), run_eagerly=run_eagerly, **COMPILED)
     data = batches(EVEN, drop_remainder=drop_remainder)
     found = model.fit(data, validation_data=data, epochs=2, verbose=0).history
     assert found.keys() == expected.keys() > {"a_loss", "b_loss", "val_a_loss"}
@@ -60,10 +63,11 @@ def check(expected, *, drop_remainder=False, **settings):
         np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
 
     found = model.fit(batches(UNEVEN), verbose=0).history
+    assert found["loss"] == pytest.approx(expected_loss, rel=1e-5)
     np.testing.assert_allclose(found["loss"][0], found["a_loss"][0] + 2 * found["b_loss"][0], rtol=1e-5)
 
     x, y, weights = VALIDATION
-    outputs = model.predict(x, verbose=0)
+    outputs = {name: value.numpy() for name, value in model(x).items()}
     a, b = (np.mean(distance, 1) for distance in ((outputs["a"] - y["a"]) ** 2, np.abs(outputs["b"] - y["b"])))
     truth = {"a_loss": np.mean(weights * a), "b_loss": np.mean(weights * b)}
     evaluated = model.evaluate(batches(VALIDATION), verbose=0, return_dict=True)
@@ -93,6 +97,7 @@ def test_losses_of_single_outputs_on_one_device_and_in_stages(settings, expected
     "settings",
     [
         {"accumulate": 3},  # of the last batch, a replica gets one example or none
+        {"run_eagerly": True},
         pytest.param({"drop_remainder": True}, marks=pytest.mark.slow),
         pytest.param({"accumulate": 3, "jit_compile": True}, marks=pytest.mark.slow),
     ],

@@ -260,6 +260,7 @@ def test_a_model_with_its_own_train_step_keeps_it_and_is_told_what_it_loses():
     report = compile(model, decided, loss="mse")
     assert not report.changed
     assert "own train_step" in report.skipped[0].reason
+    assert "whole executions of 2 steps" in report.skipped[0].reason
     model.fit(X, Y, batch_size=8, verbose=0)
     assert float(model.steps) == 5
     assert installed(model) == set()
@@ -301,6 +302,14 @@ def scalar_loss(y, y_pred):
     return tf.reduce_mean(tf.square(y - y_pred))
 
 
+class WithTerm(keras.Sequential):
+    """Adds a term by hand that is the same for all examples."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        term = keras.ops.sum(keras.ops.square(self.layers[0].kernel))
+        return super().compute_loss(x, y, y_pred, sample_weight, training) + 0.1 * term
+
+
 @pytest.mark.slow
 def test_a_loss_function_that_averages_by_itself_counts_the_same_on_replicas(two_replicas):
     """Keras divides losses by the number of replicas only where they have a value for each example."""
@@ -309,7 +318,7 @@ def test_a_loss_function_that_averages_by_itself_counts_the_same_on_replicas(two
         decided = plan(TrainingConfig(strategy=strategy, accumulate=accumulate, global_batch_size=8, jit_compile=False))
         keras.utils.set_random_seed(0)
         with decided.scope():
-            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_regularizer="l2")])
+            model = WithTerm([keras.Input((4,)), keras.layers.Dense(1, kernel_regularizer="l2")])
         compile(model, decided, optimizer=keras.optimizers.SGD(0.1), loss=scalar_loss)
         data = decided.pipeline((X, Y))
         history = model.fit(data, validation_data=data, epochs=2, verbose=0).history

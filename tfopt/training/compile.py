@@ -105,6 +105,8 @@ def compile(
         lost = "it has its own train_step: without accumulate, checkpoints, guards and ledger"
         if plan.strategy is not None:
             lost += ", and under a strategy without XLA and with one step per execution"
+        elif steps > 1:
+            lost += f"; Keras runs whole executions of {steps} steps, beyond steps_per_epoch if need be"
         skipped.append(Skip(name=model.name, kind=type(model).__name__, reason=lost))
         return PassReport(name="compile", skipped=skipped)
     _install(model, plan, stages, jit_compile)

@@ -65,6 +65,9 @@ class Step:
         self._stage_batches = micro_batches
         self._strategy = model.distribute_strategy
         self._replicas = self._strategy.num_replicas_in_sync
+        # Places of variables without a gradient. Here for the sake of run_eagerly, in which a replica without examples
+        # does not see what it would be; the first replica always has some, and goes first.
+        self._unused: list[int] = []
         # Also with one replica: under its strategy variables are not those of one device.
         self.is_distributed = distributed = model._distribute_strategy is not None
         # What XLA compiles as one: the whole step, or what lies between the communication.
@@ -114,7 +117,7 @@ class Step:
         if self._stages is not None:
             loss, y_pred, gradients = self._stages.forward_backward(x, y, weight, micro_batches=self._stage_batches)
             self._record(loss, _batch_size(x), x, y, y_pred, weight)
-        elif self._accumulate == 1 and (not self.is_distributed or _static_batch_size(x) is not None):
+        elif self._accumulate == 1 and (not self.is_distributed or self._parts_are_equal(x)):
             share = 1 / self._replicas if self._replicas > 1 else None
             loss, y_pred, gradients = self._forward_backward(x, y, weight, share)
             self._record(loss, _batch_size(x), x, y, y_pred, weight)
@@ -133,7 +136,7 @@ class Step:
         variables = self._model.trainable_weights
         size = _batch_size(x)
         count = tf.minimum(self._accumulate, size)
-        unused: list[int] = []
+        unused = self._unused
 
         def add(index: tf.Tensor, *sums: tf.Tensor) -> tuple[Any, ...]:
             begin, end = index * size // count, (index + 1) * size // count
@@ -183,10 +186,14 @@ class Step:
             self._record(loss, size, x, y, y_pred, weight)
             return tf.constant(0)
 
-        if self.is_distributed and _static_batch_size(x) is None:
+        if self.is_distributed and not self._parts_are_equal(x):
             tf.cond(size > 0, evaluate, lambda: tf.constant(0))  # the loss of no examples would be 0/0
         else:
             evaluate()
+
+    def _parts_are_equal(self, x: Any) -> bool:
+        """Returns whether all replicas are known to have as many examples; eagerly each knows its own number only."""
+        return not self._model.run_eagerly and _static_batch_size(x) is not None
 
     def _forward_once(self, x: Any, y: Any, weight: Any) -> tuple[Any, Any]:
         y_pred = self._call(x, training=False)
