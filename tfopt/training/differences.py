@@ -61,15 +61,10 @@ def state_of_parts(model: keras.Model, *, parts: int, replicas: int) -> Iterator
         parts: Micro-batches of a step on one replica.
         replicas: Replicas.
     Example:
-        >>> class Counting(keras.layers.Layer):
-        ...     def build(self, shape):
-        ...         self.calls = self.add_weight(name="calls", trainable=False, initializer="zeros")
-        ...     def call(self, x):
-        ...         self.calls.assign_add(1.0)
-        ...         return x
-        >>> model = keras.Sequential([keras.Input((3,)), Counting(name="counting")])
+        >>> dense = keras.layers.Dense(2)
+        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.SpectralNormalization(dense, name="normed")])
         >>> print(*(skip.reason for skip in state_of_parts(model, parts=4, replicas=1)))
-        what it updates of its state (calls) when it is called, it updates 4 times in a step, for each micro-batch
+        what it updates of its state (vector_u) when it is called, it updates 4 times in a step, for each micro-batch
     """
     if parts * replicas == 1:
         return
