@@ -93,8 +93,10 @@ def test_with_sparse_gradients_an_embedding_trains_as_by_keras_bit_for_bit():
         ({"strategy": "mirrored"}, "strategy=MirroredStrategy"),
     ],
 )
-def test_sparse_gradients_of_a_divided_batch_are_refused(settings, word, two_replicas):
-    if "strategy" in settings and settings["strategy"] == "mirrored":
+def test_sparse_gradients_are_a_line_of_the_plan_and_refused_for_a_divided_batch(settings, word, two_replicas):
+    assert "as a batch names it, as in Keras" in str(plan(TrainingConfig(sparse_embedding_gradients=True)))
+    assert "sparse" not in str(plan())
+    if settings.get("strategy") == "mirrored":
         settings = {"strategy": two_replicas}
     with pytest.raises(ConfigError, match="one device and one micro-batch") as caught:
         plan(TrainingConfig(sparse_embedding_gradients=True, **settings))

@@ -49,7 +49,8 @@ def compile(
         plan: What `tfopt.plan` decided.
         optimizer, loss, metrics, options: As in `keras.Model.compile`. Losses must average over the batch, which is
             Keras' default.
-    Returns: What the model got, and what it cannot have.
+    Returns: What the model got, what it cannot have, and which layers train otherwise than by Keras' own step on one
+        device: embeddings, and layers with a state of their own.
     Raises:
         ConfigError: The plan or an option does not go with this model.
         UnsupportedModelError: The model was built outside `plan.scope()`, or cannot be split over a pipeline.

@@ -149,11 +149,13 @@ class Executions:
     Args:
         iterator: Keras' own over the epochs of a `fit`, or of an `evaluate`.
         size: Steps of a whole execution.
+        total: Steps of an epoch; None leaves its end to the data.
     """
 
-    def __init__(self, iterator: Any, size: int) -> None:
+    def __init__(self, iterator: Any, size: int, total: int | None) -> None:
         self.iterator = iterator
         self._size = size
+        self._total = total
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
@@ -169,8 +171,7 @@ class Executions:
         return size
 
     def _fit_next(self) -> None:
-        total = self.iterator.num_batches  # None if nobody knows
-        left = total - self._done % total if total else self._size
+        left = self._total - self._done % self._total if self._total else self._size
         self.iterator.steps_per_execution = min(self._size, left)
 
 

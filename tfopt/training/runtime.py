@@ -26,6 +26,7 @@ from tfopt.training.ledger import Ledger
 from tfopt.training.memory import tensor_float_32_scope
 from tfopt.training.resume import Resume
 from tfopt.training.step import Step
+from tfopt.training.strategy import is_multi_worker
 from tfopt.training.xla import compilation_cause, compilation_failed
 
 ATTRIBUTE = "_tfopt_runtime"
@@ -155,7 +156,9 @@ class Runtime:
         """Builds what Keras would build while it traces the step: inside loops and conditions that fails."""
         self._asked = None
         if iterator is not None:
-            self._asked = Executions(iterator, self.model.steps_per_execution)
+            # Workers run executions of one size, and may hold data of different lengths, whose end they agree on.
+            total = iterator.steps_per_epoch if is_multi_worker(self._strategy) else iterator.num_batches
+            self._asked = Executions(iterator, self.model.steps_per_execution, total)
             data_batch = keras.tree.map_structure(of_one_replica, iterator._distributed_dataset.element_spec)
         elif data_batch is not None:
             data_batch = keras.tree.map_structure(
