@@ -210,6 +210,18 @@ batches of {BATCH // 4}: what is left over at the end of an epoch waits for the 
 that, or because it weights the replicas' parts of an uneven batch alike; without an uneven batch its weights are those
 of one device, as tests/training/test_compatibility.py shows.
 
+The cells hold no embedding, no layer with a state of its own and no model with several outputs. There tfopt differs
+from Keras in what [Training](training.md#what-differs-from-keras) tells:
+
+- **Embedding** under Adam, RMSprop and other optimizers that square the gradient, and under any that clips it: tfopt
+  sums the gradient of each row first, Keras does not. `sparse_embedding_gradients=True` trains as Keras does, on one
+  device and without micro-batches.
+- **A layer's own state** that is changed in training is changed once for each micro-batch, on each replica.
+- **Losses of single outputs** count every example alike. Keras counts the batches of an epoch alike.
+- **Losses that layers add** train in half precision, where Keras raises TypeError.
+
+The report of `tfopt.compile` names the layers of the first two kinds.
+
 {"".join(tables)}## Notes
 
 {chr(10).join(f"{number}. {_shortened(words)}" for words, number in notes.items())}

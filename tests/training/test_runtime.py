@@ -68,18 +68,115 @@ def test_arrays_generators_and_single_batches_train():
     assert model.fit(X, Y, class_weight={0: 1.0}, verbose=0, batch_size=8) is model.history
 
 
-@pytest.mark.parametrize("count", [7, 10, 13])
-def test_a_count_of_steps_is_kept_though_executions_are_longer(count):
+class Batches(keras.callbacks.Callback):
+    """The number of the last batch of each execution."""
+
+    def __init__(self):
+        super().__init__()
+        self.trained, self.tested = [], []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.trained.append(batch)
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.tested.append(batch)
+
+
+@pytest.mark.parametrize(("count", "ends"), [(7, [6]), (10, [9]), (13, [9, 12])])
+def test_a_count_of_steps_is_kept_and_the_last_execution_takes_what_is_left(count, ends):
     model, decided = build(steps_per_execution=10)
     compile(model, decided, optimizer="sgd", loss="mse")
-    data = decided.pipeline((X, Y)).repeat()
-    model.fit(data, epochs=2, steps_per_epoch=count, validation_data=data, validation_steps=3, verbose=0)
+    data, seen = decided.pipeline((X, Y)).repeat(), Batches()
+    options = {"validation_data": data, "validation_steps": 3, "callbacks": [seen], "verbose": 0}
+    model.fit(data, epochs=2, steps_per_epoch=count, **options)
     assert int(keras.ops.convert_to_numpy(model.optimizer.iterations)) == 2 * count
+    assert (seen.trained, seen.tested) == (2 * ends, [2, 2])
     assert model.predict(data.map(lambda x, y: x), steps=3, verbose=0).shape == (24, 1)
     assert model.predict(X, batch_size=8, verbose=0).shape == (40, 1)
     assert model.steps_per_execution == 10
     model.fit(X, Y, batch_size=8, verbose=0)
     assert int(keras.ops.convert_to_numpy(model.optimizer.iterations)) == 2 * count + 5
+    assert len(ledger(model).of_kind("trace")) == 1
+
+
+def test_data_that_is_divided_over_epochs_is_read_to_its_end():
+    model, decided = build(steps_per_execution=3)
+    compile(model, decided, optimizer="sgd", loss="mse")
+    data, seen = decided.pipeline((X, Y)).repeat(2), Batches()  # ten batches
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Keras' "your input ran out of data"
+        model.fit(data, epochs=4, steps_per_epoch=5, callbacks=[seen], verbose=0)
+        model.fit(data, callbacks=[seen], verbose=0)
+    assert seen.trained == [*[2, 4] * 4, 2, 5, 8, 9]
+    assert int(keras.ops.convert_to_numpy(model.optimizer.iterations)) == 4 * 5 + 10
+
+
+class AnyFit(keras.Model):
+    def fit(self, *args, **kwargs):
+        return super().fit(*args, **kwargs)
+
+
+class OwnArguments(keras.Model):
+    def fit(self, scale, *args, **kwargs):
+        self.scale = scale
+        kwargs.setdefault("epochs", 2)
+        return super().fit(*args, **kwargs)
+
+
+class WithoutCallbacks(keras.Model):
+    def fit(self, x, y=None, epochs=1):
+        return super().fit(x, y, epochs=epochs, verbose=0)
+
+
+def overriding(kind, **settings):
+    decided = plan(TrainingConfig(global_batch_size=8, precision="float32", **settings))
+    keras.utils.set_random_seed(0)
+    with decided.scope():
+        inputs = keras.Input((4,))
+        normalized = keras.layers.BatchNormalization()(inputs)
+        model = kind(inputs, keras.layers.Dense(1)(normalized))
+    compile(model, decided, optimizer=keras.optimizers.SGD(0.05), loss="mse")
+    return model, decided
+
+
+@pytest.mark.parametrize("kind", [AnyFit, OwnArguments])
+def test_a_fit_that_is_overridden_keeps_order_checkpoints_and_callbacks(kind, tmp_path):
+    def trained(kind, *first, directory=None, **options):
+        model, decided = overriding(kind, checkpoint_dir=directory)
+        seen = Batches()
+        history = model.fit(*first, decided.pipeline((X, Y)), callbacks=[seen], verbose=0, **options).history
+        return model, history["loss"], seen.trained
+
+    first = (2.0,) if kind is OwnArguments else ()
+    wanted, losses, _ = trained(keras.Model, epochs=2)
+    model, found, seen = trained(kind, *first, epochs=2)
+    assert found == losses  # the order of the examples comes from the epoch
+    assert len(seen) == 2
+    assert getattr(model, "scale", 2.0) == 2.0
+    trained(kind, *first, directory=str(tmp_path), epochs=1)
+    resumed, found, _ = trained(kind, *first, directory=str(tmp_path), epochs=2)
+    assert ledger(resumed).resumed_from == 5
+    assert found == losses
+    for one, other in zip(resumed.get_weights(), wanted.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_fit_that_is_overridden_takes_positional_callbacks_and_synchronizes(two_replicas):
+    model, decided = overriding(AnyFit, strategy=two_replicas)
+    seen = Batches()
+    model.fit(decided.pipeline((X, Y)), None, None, 1, 0, [seen])
+    assert len(seen.trained) == 1
+    mean = model.layers[1].moving_mean.value
+    np.testing.assert_array_equal(*(replica.numpy() for replica in mean.values))
+
+
+def test_a_fit_that_takes_no_callbacks_is_refused_before_the_first_step():
+    model, _ = overriding(WithoutCallbacks)
+    before = model.get_weights()
+    with pytest.raises(UnsupportedModelError, match=r"WithoutCallbacks overrides fit\. Let it take \*\*kwargs"):
+        model.fit(X, Y)
+    for one, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_data_that_ends_within_the_first_execution_under_xla_counts_whole():
@@ -163,6 +260,7 @@ def test_a_model_with_its_own_train_step_keeps_it_and_is_told_what_it_loses():
     report = compile(model, decided, loss="mse")
     assert not report.changed
     assert "own train_step" in report.skipped[0].reason
+    assert "whole executions of 2 steps" in report.skipped[0].reason
     model.fit(X, Y, batch_size=8, verbose=0)
     assert float(model.steps) == 5
     assert installed(model) == set()
@@ -204,6 +302,14 @@ def scalar_loss(y, y_pred):
     return tf.reduce_mean(tf.square(y - y_pred))
 
 
+class WithTerm(keras.Sequential):
+    """Adds a term by hand that is the same for all examples."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        term = keras.ops.sum(keras.ops.square(self.layers[0].kernel))
+        return super().compute_loss(x, y, y_pred, sample_weight, training) + 0.1 * term
+
+
 @pytest.mark.slow
 def test_a_loss_function_that_averages_by_itself_counts_the_same_on_replicas(two_replicas):
     """Keras divides losses by the number of replicas only where they have a value for each example."""
@@ -212,7 +318,7 @@ def test_a_loss_function_that_averages_by_itself_counts_the_same_on_replicas(two
         decided = plan(TrainingConfig(strategy=strategy, accumulate=accumulate, global_batch_size=8, jit_compile=False))
         keras.utils.set_random_seed(0)
         with decided.scope():
-            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_regularizer="l2")])
+            model = WithTerm([keras.Input((4,)), keras.layers.Dense(1, kernel_regularizer="l2")])
         compile(model, decided, optimizer=keras.optimizers.SGD(0.1), loss=scalar_loss)
         data = decided.pipeline((X, Y))
         history = model.fit(data, validation_data=data, epochs=2, verbose=0).history

@@ -47,6 +47,8 @@ from tfopt.training import TrainingConfig
         ("resume", "never", "'auto', True or False"),
         ("resume", True, "checkpoint_dir must be given"),
         ("tensor_float_32", 1, "'auto', True or False"),
+        ("sparse_embedding_gradients", None, "True or False"),
+        ("sparse_embedding_gradients", "auto", "True or False"),
         ("pipeline_devices", "GPU:0", "a tuple of names"),
         ("pipeline_cuts", (1, 2), "a tuple of names"),
         ("jit_compile", "yes", "'auto', True or False"),

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError, check_type
 from tfopt.report import Change, PassReport, Skip
 from tfopt.training import runtime
+from tfopt.training.differences import state_of_parts, summed_embeddings
 from tfopt.training.guards import Guard
 from tfopt.training.ledger import Ledger
 from tfopt.training.memory import out_of_memory_message
@@ -48,7 +49,8 @@ def compile(
         plan: What `tfopt.plan` decided.
         optimizer, loss, metrics, options: As in `keras.Model.compile`. Losses must average over the batch, which is
             Keras' default.
-    Returns: What the model got, and what it cannot have.
+    Returns: What the model got, what it cannot have, and which layers train otherwise than by Keras' own step on one
+        device: embeddings, and layers with a state of their own.
     Raises:
         ConfigError: The plan or an option does not go with this model.
         UnsupportedModelError: The model was built outside `plan.scope()`, or cannot be split over a pipeline.
@@ -104,6 +106,8 @@ def compile(
         lost = "it has its own train_step: without accumulate, checkpoints, guards and ledger"
         if plan.strategy is not None:
             lost += ", and under a strategy without XLA and with one step per execution"
+        elif steps > 1:
+            lost += f"; Keras runs whole executions of {steps} steps, beyond steps_per_epoch if need be"
         skipped.append(Skip(name=model.name, kind=type(model).__name__, reason=lost))
         return PassReport(name="compile", skipped=skipped)
     _install(model, plan, stages, jit_compile)
@@ -114,8 +118,12 @@ def compile(
             if not row.is_output
         ]
     detail = "trains by tfopt's step" + (f" in stages\n{stages}" if stages else "")
-    change = Change(name=model.name, kind=type(model).__name__, detail=detail)
-    return PassReport(name="compile", changed=(change,), skipped=skipped)
+    changed = [Change(name=model.name, kind=type(model).__name__, detail=detail)]
+    if not plan.config.sparse_embedding_gradients:
+        changed += summed_embeddings(model)
+    parts = max(plan.config.accumulate, plan.micro_batches)
+    skipped += state_of_parts(model, parts=parts, replicas=plan.replicas)
+    return PassReport(name="compile", changed=tuple(changed), skipped=skipped)
 
 
 def ledger(model: keras.Model) -> Ledger:
@@ -151,6 +159,7 @@ def _install(model: keras.Model, plan: Plan, stages: Stages | None, jit_compile:
             model,
             jit_compile=jit,
             accumulate=config.accumulate,
+            sparse_gradients=config.sparse_embedding_gradients,
             stages=stages,
             micro_batches=plan.micro_batches,
         )

@@ -59,6 +59,9 @@ class TrainingConfig:
     """Micro-batches per step, one after the other: a step's memory is that of one of them."""
     remat: Literal["activations"] | None = None
     """What to compute again in the backward pass, to keep less in memory; nothing if None."""
+    sparse_embedding_gradients: bool = False
+    """Whether optimizers take an embedding's gradient as Keras' own step gives it: in parts, one for each time that a
+    batch names a row, in place of the row's sum. For one device without micro-batches."""
     steps_per_execution: Literal["auto"] | int = "auto"
     """Steps run per call into TensorFlow; callbacks are called that often only."""
     prefetch: Literal["auto"] | int = "auto"
@@ -127,6 +130,11 @@ class TrainingConfig:
             value = getattr(self, name)
             if value != "auto" and not isinstance(value, bool):
                 raise ConfigError(f"{name} must be 'auto', True or False. Received: {name}={value!r}.")
+        if not isinstance(self.sparse_embedding_gradients, bool):
+            raise ConfigError(
+                "sparse_embedding_gradients must be True or False. Received: "
+                f"sparse_embedding_gradients={self.sparse_embedding_gradients!r}."
+            )
         for name in ("pipeline_devices", "pipeline_cuts"):
             value = getattr(self, name)
             if isinstance(value, str) or not all(isinstance(item, str) for item in value):

@@ -139,6 +139,42 @@ class Execution:
             self._ledger.traced(shapes, time.perf_counter() - begin)
 
 
+class Executions:
+    """Divides the steps of an epoch into executions: whole ones, and a last one of those that are left.
+
+    Keras' `fit` runs whole ones alone, beyond the end of the epoch if need be. It asks its iterator for their size
+    whenever it counts, so the iterator is told the size of the next one; then the numbers of batches that callbacks
+    get are right as well.
+
+    Args:
+        iterator: Keras' own over the epochs of a `fit`, or of an `evaluate`.
+        size: Steps of a whole execution.
+        total: Steps of an epoch; None leaves its end to the data.
+    """
+
+    def __init__(self, iterator: Any, size: int, total: int | None) -> None:
+        self.iterator = iterator
+        self._size = size
+        self._total = total
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        """Begins to count anew."""
+        self._done = 0
+        self._fit_next()
+
+    def next(self) -> int:
+        """Returns how many steps the execution has that Keras asks for, and turns to the one after it."""
+        size: int = self.iterator.steps_per_execution
+        self._done += size
+        self._fit_next()
+        return size
+
+    def _fit_next(self) -> None:
+        left = self._total - self._done % self._total if self._total else self._size
+        self.iterator.steps_per_execution = min(self._size, left)
+
+
 def of_one_replica(item: Any) -> Any:
     """Returns the first replica's part of a distributed value or spec, None for what is missing."""
     if isinstance(item, tf.experimental.Optional | tf.OptionalSpec):

@@ -26,7 +26,8 @@ import tensorflow as tf
 
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.training import pipeline_variables
-from tfopt.training.pipeline_passes import StageCall, Sums, Values, entering, micro_batches_of, watch
+from tfopt.training.losses import compute_loss
+from tfopt.training.pipeline_passes import MicroBatch, StageCall, Sums, Values, entering, micro_batches_of, watch
 from tfopt.training.pipeline_stages import (
     Stage,
     activation_bytes,
@@ -161,7 +162,7 @@ class Stages:
             )
         losses, outputs, gradients = [], [], Sums()
         for part in micro_batches_of(x, micro_batches):
-            loss, y_pred = self._micro_batch(part.of((x, y, sample_weight)), part.share, gradients)
+            loss, y_pred = self._micro_batch(part.of((x, y, sample_weight)), part, gradients)
             losses.append(loss)
             outputs.append(keras.tree.map_structure(lambda tensor, size=part.size: tensor[:size], y_pred))
         with tf.device(self.records[-1].device):
@@ -169,7 +170,7 @@ class Stages:
             loss = tf.add_n(losses)
         return loss, y_pred, [gradients.get(id(variable)) for variable in self.model.trainable_variables]
 
-    def _micro_batch(self, batch: tuple[Any, Any, Any], share: Any, sums: Sums) -> tuple[tf.Tensor, Any]:
+    def _micro_batch(self, batch: tuple[Any, Any, Any], part: MicroBatch, sums: Sums) -> tuple[tf.Tensor, Any]:
         x, y, sample_weight = batch
         values = self._inputs(x)
         passes = []
@@ -187,10 +188,16 @@ class Stages:
             sources = [*copies, *added, *regularized]
             with tf.GradientTape() as tape:
                 watch(tape, [*copies, *added])
-                loss = self.model._compute_loss(
-                    x=x, y=y, y_pred=self._packed(copies), sample_weight=sample_weight, training=True
+                loss = compute_loss(
+                    self.model,
+                    x=x,
+                    y=y,
+                    y_pred=self._packed(copies),
+                    sample_weight=sample_weight,
+                    training=True,
+                    examples=part.size,
                 )
-                loss *= tf.cast(share, loss.dtype)
+                loss *= tf.cast(part.share, loss.dtype)
                 scaled = self.model.optimizer.scale_loss(loss)
             keys = [*map(id, self._graph.outputs), *map(id, added), *map(id, regularized)]
             gradients.add(keys, tape.gradient(scaled, sources))

@@ -172,6 +172,8 @@ def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware 
     if devices:
         micro_batches, reason = _micro_batches(settings, len(devices))
         decide("micro_batches", micro_batches, reason)
+    if settings.sparse_embedding_gradients:
+        decide("sparse_embedding_gradients", True, _sparse_gradients(settings, strategy))
     if settings.remat is not None:
         decide("remat", settings.remat, "as asked; activation functions are computed again in the backward pass")
     tf32, reason = tensor_float_32(machine)
@@ -247,6 +249,23 @@ def _accumulate(config: TrainingConfig, strategy: Any) -> str:
             f"Received: accumulate={config.accumulate}, with {size} examples. Set accumulate={size} or less."
         )
     return f"as asked; {-(-size // config.accumulate)} examples at a time, one update for all"
+
+
+def _sparse_gradients(config: TrainingConfig, strategy: Any) -> str:
+    several = {
+        "strategy='pipeline'": config.strategy == "pipeline",
+        f"strategy={type(strategy).__name__}": strategy is not None,
+        f"accumulate={config.accumulate}": config.accumulate > 1,
+    }
+    received = [name for name, is_so in several.items() if is_so]
+    if received:
+        raise ConfigError(
+            "sparse_embedding_gradients needs one device and one micro-batch: each part of a divided batch names a row "
+            "by itself, and the update would depend on how the batch is divided. Received: "
+            f"sparse_embedding_gradients=True, {', '.join(received)}. Set strategy='none' and accumulate=1, or leave "
+            "sparse_embedding_gradients out."
+        )
+    return "as asked; optimizers square and clip the gradient of a row as often as a batch names it, as in Keras"
 
 
 def _auto_shard(config: TrainingConfig) -> str:

@@ -135,11 +135,11 @@ def float32_outputs(model: keras.Model) -> PassReport:
     for layer in half_outputs(model):
         reason = _why_not(layer)
         if reason:
-            skipped.append(Skip(name=_path(model, layer), kind=type(layer).__name__, reason=reason))
+            skipped.append(Skip(name=layer_path(model, layer), kind=type(layer).__name__, reason=reason))
             continue
         to_change.append(layer)
         detail = f"{layer.dtype_policy.name} -> float32"
-        changed.append(Change(name=_path(model, layer), kind=type(layer).__name__, detail=detail))
+        changed.append(Change(name=layer_path(model, layer), kind=type(layer).__name__, detail=detail))
     for layer in to_change:
         for part in _parts(layer):
             part.dtype_policy = "float32"
@@ -165,7 +165,7 @@ def _declare_float32(model: keras.Model) -> None:
             output._dtype = "float32"
 
 
-def _path(model: keras.Model, layer: keras.Layer) -> str:
+def layer_path(model: keras.Model, layer: keras.Layer) -> str:
     """Names of the layers it is in, without the model's own, which only a Sequential model puts in front."""
     return (layer.path or layer.name).removeprefix(f"{model.name}/")
 
@@ -282,7 +282,7 @@ def tensor_core_alignment(model: keras.Model, multiple: int = 8) -> Alignment:
         grown = sum(count * ((padded / width) ** power - 1) for count, power in shares)
         rows.append(
             Misalignment(
-                name=_path(model, layer),
+                name=layer_path(model, layer),
                 kind=type(layer).__name__,
                 what=what,
                 width=width,

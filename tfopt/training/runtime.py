@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,13 +18,15 @@ import keras
 import tensorflow as tf
 
 from tfopt.data.position import UNCONTROLLED, EpochCounter
-from tfopt.errors import TfoptWarning
-from tfopt.training.execution import Execution, of_one_replica
+from tfopt.errors import TfoptWarning, UnsupportedModelError
+from tfopt.training.calls import MethodCall
+from tfopt.training.execution import Execution, Executions, of_one_replica
 from tfopt.training.guards import Guard
 from tfopt.training.ledger import Ledger
 from tfopt.training.memory import tensor_float_32_scope
 from tfopt.training.resume import Resume
 from tfopt.training.step import Step
+from tfopt.training.strategy import is_multi_worker
 from tfopt.training.xla import compilation_cause, compilation_failed
 
 ATTRIBUTE = "_tfopt_runtime"
@@ -65,6 +66,11 @@ class Runtime:
         self._resume = resume
         self._counter = counter
         self._tensor_float_32 = tensor_float_32
+        self._epochs: _Epochs | None = None  # of the fit that is going on
+        # How the steps of the fit and of the evaluation that are going on are divided, and of the one that begins.
+        self._training: Executions | None = None
+        self._testing: Executions | None = None
+        self._asked: Executions | None = None
         self._strategy = model.distribute_strategy
         self._compiled = model._compile_config
 
@@ -86,58 +92,73 @@ class Runtime:
         return getattr(self, name)(*args, **kwargs)
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
-        fit = type(self.model).fit
-        call = inspect.signature(fit).bind(self.model, *args, **kwargs)
-        given = call.arguments
-        if isinstance(given.get("x"), tf.data.Dataset):
-            given.setdefault("shuffle", False)  # Keras cannot shuffle a dataset, and warns when it is told to
-        ours = _Epochs(self, given.get("steps_per_epoch"), _count_batches(given.get("x")))
-        callbacks = given.get("callbacks")
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            ours.set_model(self.model)
-            ours.set_params(callbacks.params)
-            callbacks.callbacks.insert(0, ours)
+        call = MethodCall(self.model, "fit", args, kwargs)
+        if isinstance(call.get("x"), tf.data.Dataset) and call.get("shuffle") is None and call.names("shuffle"):
+            call.set("shuffle", False)  # Keras cannot shuffle a dataset, and warns when it is told to
+        self._epochs = _Epochs(self)
+        given = call.get("callbacks")
+        if isinstance(given, keras.callbacks.CallbackList):
+            self._epochs.set_model(self.model)
+            self._epochs.set_params(given.params)
+            given.callbacks.insert(0, self._epochs)
         else:
             # Before the others, so that they find the training restored, and read weights as they are saved.
-            others = callbacks if isinstance(callbacks, list | tuple) else [] if callbacks is None else [callbacks]
-            given["callbacks"] = [ours, *others]
+            others = given if isinstance(given, list | tuple) else [] if given is None else [given]
+            call.set("callbacks", [self._epochs, *others])
         self.steps_done = 0
         with contextlib.ExitStack() as scopes:
+            scopes.callback(self._end_fit)
             scopes.enter_context(tensor_float_32_scope(self._tensor_float_32))
-            scopes.enter_context(self._guard.watching(self.model, (given.get("x"), given.get("y")), self.ledger))
-            scopes.enter_context(self._dividing(given.get("steps_per_epoch"), given.get("validation_steps")))
+            scopes.enter_context(self._guard.watching(self.model, (call.get("x"), call.get("y")), self.ledger))
             if self._resume is not None:
                 scopes.enter_context(self._resume.listening())
-            return fit(*call.args, **call.kwargs)
+            history: keras.callbacks.History = call.run()
+            return history
+
+    def _end_fit(self) -> None:
+        self._epochs = self._training = None
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        call = inspect.signature(type(self.model).evaluate).bind(self.model, *args, **kwargs)
-        with self._dividing(call.arguments.get("steps")):
-            return type(self.model).evaluate(*call.args, **call.kwargs)
+        call = MethodCall(self.model, "evaluate", args, kwargs)
+        is_own = "make_test_function" not in vars(self.model)
+        try:
+            with self._dividing(call.get("steps"), "test_function") if is_own else contextlib.nullcontext():
+                return call.run()
+        finally:
+            self._testing = None
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        call = inspect.signature(type(self.model).predict).bind(self.model, *args, **kwargs)
-        with self._dividing(call.arguments.get("steps")):
-            return type(self.model).predict(*call.args, **call.kwargs)
+        call = MethodCall(self.model, "predict", args, kwargs)
+        with self._dividing(call.get("steps"), "predict_function"):
+            return call.run()
 
     @contextlib.contextmanager
-    def _dividing(self, *counts: int | None) -> Iterator[None]:
-        """Lets executions end where a count of steps ends: Keras runs whole ones, beyond it if need be."""
-        model, given = self.model, [count for count in counts if count]
+    def _dividing(self, steps: int | None, function: str) -> Iterator[None]:
+        """Lets executions of a function of Keras' own end where a count of steps ends.
+
+        Keras runs whole ones, beyond the count if need be, so their size becomes one that divides it.
+        """
+        model = self.model
         before = model.steps_per_execution
-        fitting = max(size for size in range(1, before + 1) if all(count % size == 0 for count in given))
+        fitting = max(size for size in range(1, before + 1) if not steps or steps % size == 0)
         if fitting == before:
             yield
             return
-        model.steps_per_execution, model.predict_function = fitting, None
+        model.steps_per_execution = fitting
+        setattr(model, function, None)
         try:
             yield
         finally:
-            model.steps_per_execution, model.predict_function = before, None
+            model.steps_per_execution = before
+            setattr(model, function, None)
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Builds what Keras would build while it traces the step: inside loops and conditions that fails."""
+        self._asked = None
         if iterator is not None:
+            # Workers run executions of one size, and may hold data of different lengths, whose end they agree on.
+            total = iterator.steps_per_epoch if is_multi_worker(self._strategy) else iterator.num_batches
+            self._asked = Executions(iterator, self.model.steps_per_execution, total)
             data_batch = keras.tree.map_structure(of_one_replica, iterator._distributed_dataset.element_spec)
         elif data_batch is not None:
             data_batch = keras.tree.map_structure(
@@ -149,10 +170,12 @@ class Runtime:
                 self.model.optimizer.build(self.model.trainable_variables)
 
     def make_train_function(self, force: bool = False) -> None:
+        self._training, self._asked = self._asked, None  # Keras asks for the function after it made the iterator
         if self.model.train_function is None or force:
             self.model.train_function = self._train_function()
 
     def make_test_function(self, force: bool = False) -> None:
+        self._testing, self._asked = self._asked, None
         self.synchronize()  # Keras asks for the function at every evaluation
         if self.model.test_function is None or force:
             self.model.test_function = self._test_function()
@@ -165,7 +188,8 @@ class Runtime:
             nonlocal execute, probed
             if not _is_of_tensorflow(iterator):  # train_on_batch
                 return execute.on_batch(next(iterator))
-            count = self.model.steps_per_execution
+            self._check_callbacks()
+            count = self._size(self._training)
             replayed = 0 if self._resume is None else self._resume.replay(iterator, count)
             count -= replayed
             if not count:
@@ -204,12 +228,23 @@ class Runtime:
         def evaluate(iterator: Any) -> dict[str, Any]:
             if not _is_of_tensorflow(iterator):  # test_on_batch
                 return execute.on_batch(next(iterator))
-            done, logs = execute.from_iterator(iterator, self.model.steps_per_execution)
+            done, logs = execute.from_iterator(iterator, self._size(self._testing))
             if not int(done):
                 raise StopIteration
             return logs
 
         return evaluate
+
+    def _size(self, executions: Executions | None) -> int:
+        return self.model.steps_per_execution if executions is None else executions.next()
+
+    def _check_callbacks(self) -> None:
+        if self._epochs is not None and not self._epochs.has_begun:
+            raise UnsupportedModelError(
+                "fit must hand on its callbacks to Keras' fit, since tfopt's own is among them: it sets the order of "
+                f"an epoch, and saves. Received: {self.model.name!r}, whose class {type(self.model).__name__} "
+                "overrides fit. Let it take **kwargs, and call super().fit with them."
+            )
 
     def _execution(self, run: Callable[[Any], None], ledger: Ledger | None) -> Execution:
         return Execution(self.model, run, ledger, watch_shapes=self._step.jit_compile and ledger is not None)
@@ -236,21 +271,25 @@ class Runtime:
 class _Epochs(keras.callbacks.Callback):
     """Ties a `fit` to the runtime. It has no hook for batches: with one, Keras would wait for each batch's figures."""
 
-    def __init__(self, runtime: Runtime, steps_per_epoch: int | None, batches: int | None) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         super().__init__()
         self._runtime = runtime
-        self._steps_per_epoch = steps_per_epoch
-        self._batches = batches
+        self.has_begun = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        resume = self._runtime._resume
-        if resume is not None:
-            done = resume.begin(self.model, self.params, self._steps_per_epoch, self._batches)
-            self._runtime.steps_done = self._runtime.ledger.resumed_from = done
+        self.has_begun = True
+        runtime, iterator = self._runtime, self._executions.iterator
+        if runtime._resume is not None:
+            done = runtime._resume.begin(
+                self.model, self.params, iterator.steps_per_epoch, iterator.data_adapter.num_batches
+            )
+            runtime.steps_done = runtime.ledger.resumed_from = done
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._executions.begin_epoch()
         # With steps_per_epoch Keras keeps an iterator from epoch to epoch, or makes it before this.
-        self._runtime._counter.assign(epoch, at_once=self._steps_per_epoch is None)
+        at_once = self._executions.iterator.steps_per_epoch is None
+        self._runtime._counter.assign(epoch, at_once=at_once)
         if self._runtime._resume is not None:
             self._runtime._resume.begin_epoch(epoch)
 
@@ -265,6 +304,12 @@ class _Epochs(keras.callbacks.Callback):
         if self._runtime._resume is not None:
             self._runtime._resume.end()
 
+    @property
+    def _executions(self) -> Executions:
+        executions = self._runtime._training
+        assert executions is not None  # Keras has made its iterator
+        return executions
+
 
 def uninstall(model: keras.Model) -> None:
     """Takes tfopt's methods off a model, if it has them."""
@@ -272,12 +317,6 @@ def uninstall(model: keras.Model) -> None:
         if name in vars(model):
             delattr(model, name)
     model.train_function = model.test_function = model.predict_function = None
-
-
-def _count_batches(data: Any) -> int | None:
-    """Returns how many batches a data set holds; None if it has no end, or if that is not known."""
-    count = int(data.cardinality()) if isinstance(data, tf.data.Dataset) else -1
-    return count if count > 0 else None
 
 
 def _is_of_tensorflow(iterator: Any) -> bool:

@@ -29,6 +29,7 @@ import keras
 import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 
+from tfopt.training.losses import compute_loss
 from tfopt.training.pipeline_parallel import Stages
 
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
@@ -41,6 +42,7 @@ class Step:
         model: A built and compiled Keras model.
         jit_compile: Whether XLA compiles it.
         accumulate: Micro-batches per step, one after the other.
+        sparse_gradients: Whether the optimizer gets sparse gradients as they are, in place of each row's sum.
         stages: The pipeline's stages, if the model is split over devices.
         micro_batches: Those of the pipeline, which run side by side on different stages.
     """
@@ -51,16 +53,21 @@ class Step:
         *,
         jit_compile: bool,
         accumulate: int = 1,
+        sparse_gradients: bool = False,
         stages: Stages | None = None,
         micro_batches: int = 1,
     ) -> None:
         self.jit_compile = jit_compile
         self._model = model
         self._accumulate = accumulate
+        self._sparse_gradients = sparse_gradients
         self._stages = stages
         self._stage_batches = micro_batches
         self._strategy = model.distribute_strategy
         self._replicas = self._strategy.num_replicas_in_sync
+        # Places of variables without a gradient. Here for the sake of run_eagerly, in which a replica without examples
+        # does not see what it would be; the first replica always has some, and goes first.
+        self._unused: list[int] = []
         # Also with one replica: under its strategy variables are not those of one device.
         self.is_distributed = distributed = model._distribute_strategy is not None
         # What XLA compiles as one: the whole step, or what lies between the communication.
@@ -110,7 +117,7 @@ class Step:
         if self._stages is not None:
             loss, y_pred, gradients = self._stages.forward_backward(x, y, weight, micro_batches=self._stage_batches)
             self._record(loss, _batch_size(x), x, y, y_pred, weight)
-        elif self._accumulate == 1 and (not self.is_distributed or _static_batch_size(x) is not None):
+        elif self._accumulate == 1 and (not self.is_distributed or self._parts_are_equal(x)):
             share = 1 / self._replicas if self._replicas > 1 else None
             loss, y_pred, gradients = self._forward_backward(x, y, weight, share)
             self._record(loss, _batch_size(x), x, y, y_pred, weight)
@@ -129,7 +136,7 @@ class Step:
         variables = self._model.trainable_weights
         size = _batch_size(x)
         count = tf.minimum(self._accumulate, size)
-        unused: list[int] = []
+        unused = self._unused
 
         def add(index: tf.Tensor, *sums: tf.Tensor) -> tuple[Any, ...]:
             begin, end = index * size // count, (index + 1) * size // count
@@ -155,19 +162,20 @@ class Step:
         variables = [variable.value for variable in model.trainable_weights]
         with tf.GradientTape() as tape:
             y_pred = self._call(x, training=True)
-            loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight, training=True)
+            loss = self._loss(x, y, y_pred, weight, training=True)
             weighted = loss if share is None else loss * tf.cast(share, loss.dtype)
             scaled = model.optimizer.scale_loss(weighted)
         return loss, y_pred, tape.gradient(scaled, variables)
 
     def _apply_gradients(self, gradients: Sequence[Any]) -> None:
+        if not self._sparse_gradients:
+            # An embedding's gradient names a row each time that the batch does. Keras' optimizers clip and square these
+            # one by one, not their sum, so the update would depend on how the batch is divided.
+            gradients = [_dense(gradient) for gradient in gradients]
         if self._stages is not None:
             self._stages.apply_gradients(self._model.optimizer, gradients)
         elif gradients:  # a model without weights to train is evaluated only
-            # An embedding's gradient names a row each time that the batch does. Keras' optimizers clip and square these
-            # one by one, not their sum, so the update would depend on how the batch is divided.
-            dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
-            self._model.optimizer.apply_gradients(zip(dense, self._model.trainable_weights, strict=True))
+            self._model.optimizer.apply_gradients(zip(gradients, self._model.trainable_weights, strict=True))
 
     def _test_on_replica(self, data: Any) -> None:
         x, y, weight = _unpack(data)
@@ -178,15 +186,24 @@ class Step:
             self._record(loss, size, x, y, y_pred, weight)
             return tf.constant(0)
 
-        if self.is_distributed and _static_batch_size(x) is None:
+        if self.is_distributed and not self._parts_are_equal(x):
             tf.cond(size > 0, evaluate, lambda: tf.constant(0))  # the loss of no examples would be 0/0
         else:
             evaluate()
 
+    def _parts_are_equal(self, x: Any) -> bool:
+        """Returns whether all replicas are known to have as many examples; eagerly each knows its own number only."""
+        return not self._model.run_eagerly and _static_batch_size(x) is not None
+
     def _forward_once(self, x: Any, y: Any, weight: Any) -> tuple[Any, Any]:
         y_pred = self._call(x, training=False)
-        loss = self._model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight, training=False)
-        return loss, y_pred
+        return self._loss(x, y, y_pred, weight, training=False), y_pred
+
+    def _loss(self, x: Any, y: Any, y_pred: Any, weight: Any, *, training: bool) -> Any:
+        examples = _batch_size(x)
+        return compute_loss(
+            self._model, x=x, y=y, y_pred=y_pred, sample_weight=weight, training=training, examples=examples
+        )
 
     def _call(self, x: Any, *, training: bool) -> Any:
         if self._stages is not None:
@@ -198,6 +215,14 @@ class Step:
     def _record(self, loss: Any, size: Any, x: Any, y: Any, y_pred: Any, weight: Any) -> None:
         self._model._loss_tracker.update_state(loss, sample_weight=size)
         self._model.compute_metrics(x, y, y_pred, sample_weight=weight)
+
+
+def _dense(gradient: Any) -> Any:
+    """Returns a gradient in which each row is summed, on its own device."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    with tf.device(gradient.values.device):
+        return tf.convert_to_tensor(gradient)
 
 
 def _unpack(data: Any) -> tuple[Any, Any, Any]:
@@ -260,10 +285,13 @@ def _gradients_are_reduced(optimizer: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _losses_are_means() -> Iterator[None]:
-    """While a step is traced, keeps Keras from dividing losses by the number of replicas."""
-    before = keras_loss.scale_loss_for_distribution
-    keras_loss.scale_loss_for_distribution = lambda value: value
+    """While a step is traced, keeps Keras from dividing losses by the number of replicas.
+
+    Then it must not multiply by that number either, as it does for the losses of single outputs.
+    """
+    before = keras_loss.scale_loss_for_distribution, keras_loss.unscale_loss_for_distribution
+    keras_loss.scale_loss_for_distribution = keras_loss.unscale_loss_for_distribution = lambda value: value
     try:
         yield
     finally:
-        keras_loss.scale_loss_for_distribution = before
+        keras_loss.scale_loss_for_distribution, keras_loss.unscale_loss_for_distribution = before

@@ -1,0 +1,59 @@
+"""The loss of a batch as Keras computes it, with two things put right.
+
+Keras keeps a mean for the loss of each output, and adds one value to it per batch. If it knows the batch size while it
+traces the step, it weights the value by it, otherwise by one. So the last, smaller batch of an epoch counts as much as
+a whole one, and so does the smaller of two micro-batches. Here each value is weighted by the examples that it is the
+mean of, as Keras itself weights the loss of the whole model.
+
+A layer under a half precision policy adds its own losses (`add_loss`, an activity regularizer) in half precision. Keras
+cannot add these to the loss of the outputs, which is float32, and raises TypeError. Here they are cast first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+
+def compute_loss(
+    model: keras.Model, *, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool, examples: Any
+) -> Any:
+    """Returns a model's loss, and counts the losses of its single outputs.
+
+    Args:
+        model: A compiled model, which has just been called on `x`.
+        x, y, y_pred, sample_weight, training: As in `keras.Model.compute_loss`.
+        examples: How many examples of the batch count.
+    """
+    _cast_added_losses(model)
+    with _output_losses_count(model, examples):
+        return model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+
+
+def _cast_added_losses(model: keras.Model) -> None:
+    for layer in model._flatten_layers():
+        for place, loss in enumerate(layer._losses):
+            dtype = keras.backend.standardize_dtype(loss.dtype)
+            if dtype in ("float16", "bfloat16") and dtype != keras.config.floatx():
+                layer._losses[place] = keras.ops.cast(loss, keras.config.floatx())
+
+
+@contextlib.contextmanager
+def _output_losses_count(model: keras.Model, examples: Any) -> Iterator[None]:
+    """While a loss is computed, weights what the mean of each output's loss is given by the number of examples."""
+    means = [] if model._compile_loss is None else model._compile_loss.metrics
+    for mean in means:
+        mean.update_state = functools.partial(_count, mean, examples)
+    try:
+        yield
+    finally:
+        for mean in means:
+            del mean.update_state
+
+
+def _count(mean: keras.metrics.Metric, examples: Any, value: Any, sample_weight: Any = None) -> None:
+    type(mean).update_state(mean, value, sample_weight=examples)
