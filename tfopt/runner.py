@@ -20,7 +20,7 @@ from rich.markup import escape
 
 from tfopt.console import pass_summary, plan_table, receipts_table
 from tfopt.data import Examples
-from tfopt.errors import UnsupportedModelError, unknown_name
+from tfopt.errors import UnsupportedModelError
 from tfopt.exporting import ExportConfig, export, verify_together
 from tfopt.exporting.atomic import check_target, exclusive
 from tfopt.hardware import detect
@@ -29,7 +29,7 @@ from tfopt.pruning import PruningSchedule
 from tfopt.pruning.weights import find_weights
 from tfopt.quantization import quantize
 from tfopt.recipe import Recipe
-from tfopt.recipes import RECIPES
+from tfopt.recipes import find_recipe
 from tfopt.report import PassReport, Phase, Receipt, RunReport, write_text
 from tfopt.training import Ledger, Plan, ledger, plan
 from tfopt.training import compile as compile_model
@@ -58,24 +58,6 @@ class RunResult:
     def ok(self) -> bool:
         """Whether every artifact was verified without a problem."""
         return all(receipt.ok for receipt in self.receipts.values())
-
-
-def find_recipe(recipe: Recipe | str | Path) -> Recipe:
-    """Returns a recipe given as itself, by its name, or as the path of a .toml file.
-
-    Raises:
-        ConfigError: No recipe has that name, or the file does not hold one.
-    Example:
-        >>> find_recipe("digits_cnn").model.builder
-        'simple_cnn'
-    """
-    if isinstance(recipe, Recipe):
-        return recipe
-    if str(recipe).endswith(".toml"):
-        return Recipe.from_toml(recipe)
-    if str(recipe) not in RECIPES:
-        raise unknown_name("recipe", str(recipe), RECIPES)
-    return RECIPES[str(recipe)]
 
 
 def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | None = None) -> RunResult:
