@@ -8,6 +8,7 @@ on standard output. TensorFlow takes seconds to import, so it is imported when t
 from __future__ import annotations
 
 import contextlib
+import errno
 import inspect
 import json
 import os
@@ -35,6 +36,8 @@ from tfopt.errors import (
 
 DONE, WANTING, WRONG_USE, FAILED, UNEXPECTED, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 70, 130, 141
 LONGEST_MESSAGE = 300
+# What the machine lacks, where no error of tfopt says so.
+OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 HELP = """\
 usage: tfopt COMMAND [OPTIONS]
@@ -122,7 +125,8 @@ def _report(error: BaseException, *, as_json: bool, show_traceback: bool) -> int
     code = _exit_code(error)
     if isinstance(error, _CheckError):
         error = error.found
-    kind, message = type(error).__name__, " ".join(str(error).split())
+    kind = type(error).__name__
+    message = " ".join(str(error).split()) or kind
     if as_json:
         _print_json({"error": {"type": kind, "message": message, "exit_code": code}})
     if show_traceback:
@@ -144,7 +148,8 @@ def _exit_code(error: BaseException) -> int:
         return WANTING
     if isinstance(error, ConfigError | UnsupportedModelError | ArtifactError):
         return WRONG_USE  # the same words will never do
-    return FAILED if isinstance(error, TfoptError) else UNEXPECTED
+    lacking = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in OF_THE_MACHINE)
+    return FAILED if lacking or isinstance(error, TfoptError) else UNEXPECTED
 
 
 class _CheckError(Exception):
