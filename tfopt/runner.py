@@ -18,7 +18,7 @@ import tensorflow as tf
 from rich.console import Console
 from rich.markup import escape
 
-from tfopt.console import pass_summary, plan_table, receipts_table
+from tfopt.console import PlanTable, ReceiptsTable, pass_summary
 from tfopt.data import Examples
 from tfopt.errors import UnsupportedModelError
 from tfopt.exporting import ExportConfig, export, verify_together
@@ -108,7 +108,7 @@ def _artifacts(settings: Recipe) -> list[str]:
 
 
 def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Console) -> RunResult:
-    console.print(plan_table(decided.decisions))
+    console.print(PlanTable(decided.decisions))
     examples = settings.data.load()
     monitor = GpuMonitor()
     phases: list[Phase] = []
@@ -144,9 +144,8 @@ def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Cons
             quantized = quantize(model, quantization, calibration_data=labelled)
             passes.append(quantized.report)
             console.print(pass_summary(quantized.report))
-            if export_dir is not None:
-                parent = "pruned" if settings.pruning else "float32"
-                _export(quantized, export_dir, "int8", examples, console, baseline=parent)
+            if export_dir is not None:  # compared with what the user began with, whether it was pruned or not
+                _export(quantized, export_dir, "int8", examples, console, baseline="float32")
     receipts: dict[str, Receipt] = {}
     if export_dir is not None:
         with console.status("verifying the artifacts, each in a fresh process"):
@@ -263,7 +262,7 @@ def _write_reports(report: RunReport, export_dir: Path, console: Console) -> Non
     write_text(export_dir / "receipts.json", json.dumps(receipts, indent=2))
     page = write_html(report, export_dir / "report.html")
     console.print()
-    console.print(receipts_table(report.receipts))
+    console.print(ReceiptsTable(report.receipts))
     for receipt in report.receipts.values():
         for problem in receipt.problems:
             _print_line(f"{receipt.artifact}: {problem}", console, style="red")
