@@ -173,8 +173,15 @@ def render(tmp_path):
     return lambda report: Page(write_html(report, tmp_path / "report.html").read_text(encoding="utf-8"))
 
 
-def test_every_part_of_the_run_is_on_the_page(render):
-    page = render(sample_report())
+@pytest.fixture(scope="module")
+def sample_page(tmp_path_factory):
+    """The page of the sample report, drawn once."""
+    file = write_html(sample_report(), tmp_path_factory.mktemp("page") / "report.html")
+    return Page(file.read_text(encoding="utf-8"))
+
+
+def test_every_part_of_the_run_is_on_the_page(sample_page):
+    page = sample_page
     titles = [label.split(":")[0] for label in page.attributes("aria-label")]
     assert titles == [
         *("Accuracy, difference to float32", "Size on disk", "Size as .tar.gz", "Median latency"),
@@ -190,8 +197,8 @@ def test_every_part_of_the_run_is_on_the_page(render):
     assert "Found wanting" not in page.text
 
 
-def test_the_page_needs_nothing_but_itself(render):
-    page = render(sample_report())
+def test_the_page_needs_nothing_but_itself(sample_page):
+    page = sample_page
     assert not {"script", "link", "img", "iframe", "object", "embed", "base"} & {tag for tag, _ in page.tags}
     references = [value for name in ("src", "href", "xlink:href", "srcset") for value in page.attributes(name)]
     references += re.findall(r"url\(([^)]*)\)", page.source)
@@ -200,8 +207,8 @@ def test_the_page_needs_nothing_but_itself(render):
     assert "://" not in page.source
 
 
-def test_ids_are_unique_and_every_reference_has_its_target(render):
-    page = render(sample_report())
+def test_ids_are_unique_and_every_reference_has_its_target(sample_page):
+    page = sample_page
     ids = page.attributes("id")
     assert len(ids) == len(set(ids))
     references = {value[1:] for value in page.attributes("xlink:href")}
@@ -210,8 +217,8 @@ def test_ids_are_unique_and_every_reference_has_its_target(render):
     assert references <= set(ids)
 
 
-def test_tables_and_figures_can_be_read_without_seeing_them(render):
-    page = render(sample_report())
+def test_tables_and_figures_can_be_read_without_seeing_them(sample_page):
+    page = sample_page
     assert all("scope" in attrs for tag, attrs in page.tags if tag == "th")
     assert all(attrs.get("aria-label") for _, attrs in page.tags if attrs.get("role") == "img")
     assert page.attributes("lang", "html") == ["en"]
@@ -219,8 +226,8 @@ def test_tables_and_figures_can_be_read_without_seeing_them(render):
     assert "Accuracy, difference to float32: float32 99.17%, pruned -0.28 points, int8 -0.28 points" in labels
 
 
-def test_figures_follow_the_theme_of_the_page(render):
-    drawn = render(sample_report()).figure("Loss")
+def test_figures_follow_the_theme_of_the_page(sample_page):
+    drawn = sample_page.figure("Loss")
     assert {"var(--muted)", "var(--rule)"} <= set(re.findall(r"var\(--\w+\)", drawn))
     assert "<text" in drawn
 
@@ -273,8 +280,8 @@ def test_the_headline_compares_the_last_artifact_with_the_first():
     assert (speed.value, speed.note) == ("2.05x faster", "0.41 ms median, batch 32")
 
 
-def test_one_reference_is_stated_above_the_headline(render):
-    page = render(sample_report())
+def test_one_reference_is_stated_above_the_headline(render, sample_page):
+    page = sample_page
     assert "int8 against float32" in page.text
     alone = {"float32": sample_report().receipts["float32"]}
     assert "against" not in render(replace(sample_report(), receipts=alone)).attributes("class")
@@ -292,16 +299,16 @@ def test_about_even_is_what_stands_large():
     assert (speed.value, speed.note) == ("about even", "0.41 ms median, batch 32, 1.02x")
 
 
-def test_numbers_stand_at_the_right_of_their_columns(render):
-    page = render(sample_report())
+def test_numbers_stand_at_the_right_of_their_columns(sample_page):
+    page = sample_page
     row = page.source[page.source.index(">Bytes on disk<") :]
     cells = re.findall(r'<td [^>]*class="([^"]*)"[^>]*>', row[: row.index("</tr>")])
     assert [cell.split()[0] for cell in cells] == ["number"] * 3
     assert re.search(r"td\.number \{ text-align: right", page.source)
 
 
-def test_what_is_the_same_for_all_is_told_once(render):
-    page = render(sample_report())
+def test_what_is_the_same_for_all_is_told_once(render, sample_page):
+    page = sample_page
     headings = [row[0] for row in page.rows if row]
     assert not {"Device", "TensorFlow", "Weights", "Batch size of the timed calls", "Baseline"} & set(headings)
     assert page.text.count("61,470") == 1
@@ -330,8 +337,8 @@ def test_a_path_may_break_behind_a_slash(render, tmp_path):
     assert page.row("Artifact") == ["a/float32"]
 
 
-def test_a_narrow_screen_gets_cards_with_the_name_of_each_artifact(render):
-    page = render(sample_report())
+def test_a_narrow_screen_gets_cards_with_the_name_of_each_artifact(sample_page):
+    page = sample_page
     assert [tag for tag, attrs in page.tags if "cards" in attrs.get("class", "")] == ["table"] * 5
     assert {"float32", "pruned", "int8"} == set(page.attributes("data-name", "td"))
     assert "content: attr(data-name)" in page.source
@@ -387,8 +394,8 @@ def test_problems_come_before_everything_that_was_measured(render):
     assert 0 < text.index("Found wanting") < text.index("accuracy fell by 3.1 points") < text.index("98.89%")
 
 
-def test_phases_share_one_axis_with_a_marked_boundary(render):
-    page = render(sample_report())
+def test_phases_share_one_axis_with_a_marked_boundary(render, sample_page):
+    page = sample_page
     for metric in ("Loss", "Accuracy over"):
         assert page.figure(metric).count('phase-boundary"') == 1
     assert "phase-boundary" not in page.figure("Sparsity")  # it begins with the phase that prunes
