@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import json
 import os
@@ -6,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import keras
@@ -14,8 +16,8 @@ import pytest
 import tensorflow as tf
 
 import tfopt
-from tfopt.cli import main
-from tfopt.errors import ConfigError
+from tfopt.cli import COMMANDS, main
+from tfopt.errors import ArtifactError, ConfigError, ExportError, TfoptWarning, TrainingError, UnsupportedModelError
 from tfopt.flags import expand, flag_paths, parse, stages
 from tfopt.recipe import Recipe
 from tfopt.recipes import RECIPES
@@ -56,6 +58,11 @@ def built(workplace):
     keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)], name="built").save("built.keras")
 
 
+def tfopt_process(*words, **options):
+    command = [sys.executable, "-m", "tfopt", *words]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, timeout=300, **options)
+
+
 # Words, and what the one line on standard error must hold: the value received, and the rule or the remedy.
 WRONG = {
     "run nosuch": ["'nosuch'", "'digits_cnn'"],
@@ -76,15 +83,12 @@ WRONG = {
     "run tiny.toml --builder resnet": ["'resnet'", "'resnet_cifar'"],
     "run tiny.toml --model.arguments depth=3": ["depth", "units"],
     "run tiny.toml --model.arguments depth": ["KEY=VALUE"],
-    "run tiny.toml --export-dir tiny.toml/x": ["tiny.toml/x/float32", "writable"],
     "run tiny.toml stray": ["stray"],
     "run --quick": ["The recipe must come first"],
     "export unbuilt.keras out": ["built", "'sequential"],
     "export nowhere out": ["nowhere", "saved_model.pb"],
     "export built.keras out --precision int8": ["calibration_data", "None"],
     "export built.keras out --precision int4": ["'int4'", "int4_weight_only"],
-    "export built.keras tiny.toml/x": ["tiny.toml/x", "writable"],
-    "export built.keras . ": ["holds something else"],
     "export built.keras out --precision int8 --calibration-data nowhere.npy": ["nowhere.npy"],
     "export built.keras out --precision int8 --calibration-data wrong.npy": ["(None, 8)", "(5, 3)"],
     "export": ["IN", "OUT"],
@@ -93,7 +97,15 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("words", WRONG)
+# The words are right, and it cannot be done here.
+FAILED = {
+    "run tiny.toml --export-dir tiny.toml/x": ["tiny.toml/x/float32", "writable"],
+    "export built.keras tiny.toml/x": ["tiny.toml/x", "writable"],
+    "export built.keras . ": ["holds something else"],
+}
+
+
+@pytest.mark.parametrize("words", [*WRONG, *FAILED])
 def test_wrong_use_is_one_clear_line_and_writes_nothing(words, workplace, unbuilt, built, capfd):
     (workplace / "malformed.toml").write_text('name = "x"\n[training\n')
     (workplace / "misspelt.toml").write_text("[pruning]\ntarget_sparsty = 0.5\n")
@@ -101,23 +113,157 @@ def test_wrong_use_is_one_clear_line_and_writes_nothing(words, workplace, unbuil
     np.save(workplace / "wrong.npy", np.zeros((5, 3), np.float32))
     before = sorted(workplace.rglob("*"))
     capfd.readouterr()
-    assert main(words.split()) == 2
+    assert main(words.split()) == (2 if words in WRONG else 3)
     error = capfd.readouterr().err
     lines = [line for line in error.splitlines() if line.startswith("tfopt:")]
     assert len(lines) == 1, error
-    assert all(part in lines[0] for part in WRONG[words]), lines[0]
+    assert all(part in lines[0] for part in (WRONG | FAILED)[words]), lines[0]
     assert "Traceback" not in error
     assert sorted(workplace.rglob("*")) == before
 
 
+WITHOUT_TENSORFLOW = """
+import sys
+from tfopt.cli import COMMANDS, main
+for words in (
+    "--help", "--version", "recipes", "recipes --json", "models", "models --json", "run", "run nosuch", "nosuch",
+    "run digits_cnn --nosuch 3", "run digits_cnn --epochs 0", "run digits_cnn --quick --help",
+    "export --precision int4 a b", "verify", "launch --workers none x.py", *(f"{name} --help" for name in COMMANDS),
+):
+    try:
+        code = main(words.split())
+    except SystemExit as stop:
+        code = stop.code
+    assert code in (0, 2), (words, code)
+    assert not {"tensorflow", "keras"} & set(sys.modules), words
+"""
+
+
+def test_tensorflow_is_not_imported_where_no_tensor_is_needed():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TENSORFLOW], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert all(line.startswith("tfopt: ") for line in done.stderr.splitlines())
+
+
 def test_standard_error_holds_the_error_alone(workplace):
     """TensorFlow writes notices at import whatever its log level is; they must not bury the line."""
-    done = subprocess.run([sys.executable, "-m", "tfopt", "run", "nosuch"], capture_output=True, text=True, check=False)
+    done = tfopt_process("export", "nowhere", "out", stdout=subprocess.PIPE)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.splitlines() == [
-        "tfopt: Unknown recipe 'nosuch'. Expected one of: 'digits_cnn', 'digits_resnet'."
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("tfopt: ")
+    assert "nowhere" in line
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """A command that does what it is given."""
+
+    def command(action):
+        monkeypatch.setitem(COMMANDS, "fail", lambda words: action())
+
+    return command
+
+
+def raising(error):
+    def action():
+        raise error
+
+    return action
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("wrong"), 2),
+        (UnsupportedModelError("wrong"), 2),
+        (ArtifactError("wrong"), 2),
+        (ExportError("wrong"), 3),
+        (TrainingError("wrong"), 3),
+        (KeyError("wrong"), 70),
+        (OSError(errno.ENOSPC, "wrong"), 3),
+        (MemoryError("wrong"), 3),
+        (FileNotFoundError(errno.ENOENT, "wrong"), 70),
+        (KeyboardInterrupt(), 130),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_each_kind_of_failure_has_its_exit_code_and_one_line(error, code, failing, capsys):
+    failing(raising(error))
+    assert main(["fail"]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert ("wrong" in captured.err) == (code != 130)
+    assert (f"unexpected {type(error).__name__}" in captured.err) == (code == 70)
+
+    assert main(["fail", "--json"]) == code
+    described = json.loads(capsys.readouterr().out)["error"]
+    assert described["type"] == type(error).__name__
+    assert described["exit_code"] == code
+
+
+def test_a_traceback_is_shown_on_demand_only(failing, capsys):
+    failing(raising(KeyError("lost")))
+    for words, shown in ((["fail"], False), (["fail", "--traceback"], True), (["--traceback", "fail"], True)):
+        assert main(words) == 70
+        error = capsys.readouterr().err
+        assert ("Traceback (most recent call last)" in error) == shown
+        assert ("--traceback shows" in error) != shown
+        assert error.splitlines()[-1].startswith("tfopt: unexpected KeyError: 'lost'")
+
+
+def test_a_long_unexpected_message_is_cut(failing, capsys):
+    failing(raising(RuntimeError("graph\n" * 1000)))
+    assert main(["fail"]) == 70
+    assert len(capsys.readouterr().err) < 500
+
+
+@pytest.mark.filterwarnings("default")
+def test_warnings_are_lines_without_files_and_source(failing, capsys):
+    def warn():
+        warnings.warn("prune changed\nnothing", TfoptWarning, stacklevel=1)
+        warnings.warn("of another library", RuntimeWarning, stacklevel=1)
+        return 0
+
+    failing(warn)
+    shown = warnings.showwarning
+    assert main(["fail"]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "tfopt: warning: prune changed nothing",
+        "tfopt: warning: of another library",
     ]
+    assert warnings.showwarning is shown
+
+
+@pytest.mark.parametrize("words", ["recipes", "run digits_cnn --help", "run digits_cnn --export-dir None"])
+def test_a_reader_that_has_enough_is_no_error(words):
+    reader, writer = os.pipe()
+    os.close(reader)  # what `| head` does when it has read its lines
+    try:
+        done = tfopt_process(*words.split(), stdout=writer)
+    finally:
+        os.close(writer)
+    assert done.returncode == 141  # 128 + SIGPIPE
+    assert done.stderr == ""
+
+
+def test_another_backend_of_keras_is_refused_with_the_remedy(tmp_path):
+    (tmp_path / "keras.json").write_text('{"backend": "torch"}')
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("KERAS_")}
+    for settings, name in (({"KERAS_BACKEND": "jax"}, "jax"), ({"KERAS_HOME": str(tmp_path)}, "torch")):
+        environment = inherited | settings
+        done = tfopt_process("devices", env=environment)
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert f"'{name}'" in line
+        assert "KERAS_BACKEND=tensorflow" in line
+        code = "import tfopt\ntry:\n    tfopt.plan()\nexcept tfopt.ConfigError as error:\n    print(error)"
+        python = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        )
+        assert f"tfopt: {python.stdout}" == done.stderr
+        assert tfopt_process("recipes", env=environment, stdout=subprocess.PIPE).returncode == 0
 
 
 def test_run_export_verify(workplace, capsys):
@@ -155,8 +301,12 @@ def test_run_export_verify(workplace, capsys):
 
     model = workplace / "int8" / "saved_model.pb"
     model.write_bytes(model.read_bytes()[:-1] + b"x")
-    assert main(["verify", "int8"]) == 1
-    assert "has changed" in capsys.readouterr().err
+    assert main(["verify", "int8", "--json"]) == 1
+    captured = capsys.readouterr()
+    described = json.loads(captured.out)["error"]
+    assert (described["type"], described["exit_code"]) == ("ArtifactError", 1)
+    assert "has changed" in described["message"]
+    assert captured.err == f"tfopt: {described['message']}\n"
 
 
 def test_listings(capsys):
@@ -178,7 +328,23 @@ def test_every_command_has_help(capsys):
         with pytest.raises(SystemExit) as stop:
             main([*command.split(), "--help"])
         assert stop.value.code == 0
-        assert command in capsys.readouterr().out
+        shown = capsys.readouterr().out
+        assert command in shown
+        assert "(default: )" not in shown
+
+
+def test_the_help_of_each_listing_says_what_it_lists(capsys):
+    for command, words in (("recipes", "recipes"), ("models", "model builders"), ("devices", "processor")):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        assert words in capsys.readouterr().out
+
+
+def test_help_flows_over_the_line_breaks_of_the_source(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "400")
+    with pytest.raises(SystemExit):
+        main(["export", "--help"])
+    assert "with the weights stored as named:" in capsys.readouterr().out
 
 
 def test_flags_come_from_the_dataclasses():

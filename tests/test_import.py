@@ -1,10 +1,13 @@
 """What importing tfopt loads and touches, and that every public name is documented."""
 
+import importlib
 import importlib.util
 import inspect
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -84,6 +87,17 @@ def test_star_import_gives_every_name():
     assert set(tfopt.__all__) <= set(names)
     assert len(set(tfopt.__all__)) == len(tfopt.__all__)
     assert set(tfopt.__all__) <= set(dir(tfopt))
+
+
+@pytest.mark.parametrize("package", ["data", "exporting", "pruning", "quantization", "training"])
+def test_a_function_is_not_hidden_by_the_module_it_stands_in(package):
+    """`from tfopt.training import plan` is the function, also when tfopt/training/plan.py was imported before."""
+    found = importlib.import_module(f"tfopt.{package}")
+    for module in pkgutil.iter_modules(found.__path__):
+        if module.name != "tensorflow_only":
+            importlib.import_module(f"tfopt.{package}.{module.name}")
+    assert found.__all__
+    assert not [name for name in found.__all__ if isinstance(getattr(found, name), ModuleType)]
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -8,10 +8,21 @@ program that has imported Keras: it may load a model with layers of ours, which 
 import importlib
 import sys
 from importlib.metadata import version
+from typing import Any
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+from tfopt import errors
+
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__ and not hasattr(errors, name):
+        errors.check_keras_backend()
+    return _load(name)
+
+
 __version__ = version("tfopt")
 
 if "keras" in sys.modules:

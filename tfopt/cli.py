@@ -1,17 +1,22 @@
 """The command `tfopt`.
 
-Exit codes: 0 done, 1 checked and found wanting, 2 wrong use. An error is one line on standard error. TensorFlow takes
-seconds to import, so each command imports what it needs.
+Exit codes: 0 done, 1 checked and found wanting, 2 wrong use, 3 could not be done, 70 unexpected (a fault of tfopt),
+130 interrupted, 141 nobody reads the output any more. An error is one line on standard error, behind `--json` also JSON
+on standard output. TensorFlow takes seconds to import, so it is imported when the words of the command are found right.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import inspect
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -20,9 +25,19 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from tfopt.errors import ArtifactError, ConfigError, TfoptError, unknown_name
+from tfopt.errors import (
+    ArtifactError,
+    ConfigError,
+    TfoptError,
+    UnsupportedModelError,
+    check_keras_backend,
+    unknown_name,
+)
 
-DONE, WANTING, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
+DONE, WANTING, WRONG_USE, FAILED, UNEXPECTED, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 70, 130, 141
+LONGEST_MESSAGE = 300
+# What the machine lacks, where no error of tfopt says so.
+OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 HELP = """\
 usage: tfopt COMMAND [OPTIONS]
@@ -35,8 +50,12 @@ usage: tfopt COMMAND [OPTIONS]
   verify DIR           measure an exported artifact in a fresh process
   launch SCRIPT        run a script in several workers that train together
 
-tfopt COMMAND --help tells more. --json prints what a machine can read. --version prints the version.
-Exit codes: 0 done, 1 checked and found wanting, 2 wrong use.
+tfopt COMMAND --help tells more. --version prints the version. All commands but launch take
+  --json        print what a machine can read, errors too
+  --traceback   with an error, show where in the program it arose
+
+Exit codes: 0 done, 1 checked and found wanting, 2 wrong use, 3 could not be done (the disk is full, the loss is not
+finite), 70 unexpected: a fault of tfopt, 130 interrupted. launch ends with the exit code of the worker that failed.
 """
 
 RUN_HELP = """\
@@ -46,6 +65,7 @@ usage: tfopt run NAME|FILE.toml [--quick] [--json] [OPTIONS]
   FILE.toml     a recipe of your own
   --quick       cut it down, to see it run
   --json        print the report as JSON, progress on standard error
+  --traceback   with an error, show where in the program it arose
   --no-pruning, --no-quantization   leave a stage out
 
 tfopt run NAME --help lists every setting of the recipe with its value. A flag may be given by its last part alone,
@@ -63,6 +83,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = _run(words)
+        print(end="", flush=True)  # noqa: T201 - a broken pipe shows here, and not when the interpreter ends
+    except BrokenPipeError:
+        # `tfopt ... | head` has what it wants. The exit code is the one of a program that SIGPIPE ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return code
+
+
+def _run(words: list[str]) -> int:
+    show_traceback = "--traceback" in _own(words)
+    if show_traceback:
+        words = [word for word in words if word != "--traceback"]
     if not words or words[0] in ("-h", "--help"):
         print(HELP, end="")  # noqa: T201
         return DONE if words else WRONG_USE
@@ -72,14 +106,76 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if words[0] not in COMMANDS:
             raise unknown_name("command", words[0], COMMANDS)
-        _start_tensorflow()
-        return COMMANDS[words[0]](words[1:])
-    except TfoptError as error:
-        print(f"tfopt: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
-        return WRONG_USE
-    except KeyboardInterrupt:
-        print("tfopt: interrupted", file=sys.stderr)  # noqa: T201
+        with _plain_warnings():
+            return COMMANDS[words[0]](words[1:])
+    except BrokenPipeError:
+        raise
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever it was, it gets one line and a code
+        return _report(error, as_json="--json" in _own(words), show_traceback=show_traceback)
+
+
+def _own(words: Sequence[str]) -> Sequence[str]:
+    """Returns the words that are tfopt's: behind launch stand those of a script."""
+    command = next((word for word in words if not word.startswith("-")), None)
+    return words[: words.index("launch")] if command == "launch" else words
+
+
+def _report(error: BaseException, *, as_json: bool, show_traceback: bool) -> int:
+    """Says what went wrong, and returns the exit code for it. Every error of every command ends here."""
+    code = _exit_code(error)
+    if isinstance(error, _CheckError):
+        error = error.found
+    kind = type(error).__name__
+    message = " ".join(str(error).split()) or kind
+    if as_json:
+        _print_json({"error": {"type": kind, "message": message, "exit_code": code}})
+    if show_traceback:
+        traceback.print_exception(error)
+    if code == INTERRUPTED:
+        message = "interrupted"
+    elif code == UNEXPECTED:
+        shown = message if len(message) <= LONGEST_MESSAGE else f"{message[: LONGEST_MESSAGE - 1]}…"
+        hint = "" if show_traceback else "; --traceback shows where it arose"
+        message = f"unexpected {kind}: {shown} (this is a fault of tfopt{hint})"
+    print(f"tfopt: {message}", file=sys.stderr)  # noqa: T201
+    return code
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
+    if isinstance(error, _CheckError):
+        return WANTING
+    if isinstance(error, ConfigError | UnsupportedModelError | ArtifactError):
+        return WRONG_USE  # the same words will never do
+    lacking = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in OF_THE_MACHINE)
+    return FAILED if lacking or isinstance(error, TfoptError) else UNEXPECTED
+
+
+class _CheckError(Exception):
+    """What was to be checked was found wanting so badly that there is no receipt."""
+
+    def __init__(self, found: TfoptError) -> None:
+        super().__init__(str(found))
+        self.found = found
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leaves it to `main`, where rich would end the process with code 1."""
+        raise BrokenPipeError
+
+
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Shows warnings as one line each, where Python adds the file and the line of source they came from."""
+
+    def show(message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:
+        print(f"tfopt: warning: {' '.join(str(message).split())}", file=sys.stderr)  # noqa: T201
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _start_tensorflow() -> None:
@@ -87,6 +183,7 @@ def _start_tensorflow() -> None:
 
     Where no GPU answers, `tfopt devices` says why.
     """
+    check_keras_backend()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # what it does respect, from its first operation on
     with tempfile.TemporaryFile() as notices:
         stderr = os.dup(2)
@@ -113,21 +210,24 @@ def run_command(words: list[str]) -> int:
     if not name or name.startswith("-"):
         raise ConfigError(f"The recipe must come first. Received: {' '.join(words)}. Write tfopt run NAME [OPTIONS].")
     from tfopt.recipe import Recipe
-    from tfopt.runner import find_recipe, run
+    from tfopt.recipes import find_recipe
 
     recipe = find_recipe(name)
     if quick:
         recipe = recipe.quick()
     recipe, rest = _switch_stages(recipe, rest)
     recipe = _parse(Recipe, rest, f"tfopt run {name}", recipe)
-    result = run(recipe, console=Console(stderr=as_json))
+    _start_tensorflow()
+    from tfopt.runner import run
+
+    result = run(recipe, console=_Console(stderr=as_json))
     if as_json:
         print(result.report.to_json())  # noqa: T201
     return DONE if result.ok else WANTING
 
 
 def recipes_command(words: list[str]) -> int:
-    options = _parse(Listing, words, "tfopt recipes")
+    options = _parse(RecipesOptions, words, "tfopt recipes")
     from tfopt.recipes import RECIPES
 
     if options.json:
@@ -136,7 +236,7 @@ def recipes_command(words: list[str]) -> int:
 
 
 def models_command(words: list[str]) -> int:
-    options = _parse(Listing, words, "tfopt models")
+    options = _parse(ModelsOptions, words, "tfopt models")
     from tfopt.models import BUILDERS
 
     arguments = {name: _arguments(builder) for name, builder in BUILDERS.items()}
@@ -150,7 +250,8 @@ def models_command(words: list[str]) -> int:
 
 
 def devices_command(words: list[str]) -> int:
-    options = _parse(Listing, words, "tfopt devices")
+    options = _parse(DevicesOptions, words, "tfopt devices")
+    _start_tensorflow()
     from tfopt.hardware import detect
 
     hardware = detect()
@@ -159,12 +260,14 @@ def devices_command(words: list[str]) -> int:
 
 
 def export_command(words: list[str]) -> int:
-    from tfopt.data.files import load_examples
-    from tfopt.exporting import export
-    from tfopt.exporting.atomic import MARK
     from tfopt.exporting.options import ExportOptions
 
     options = _parse(ExportOptions, words, "tfopt export")
+    _start_tensorflow()
+    from tfopt.data.files import load_examples
+    from tfopt.exporting import export
+    from tfopt.exporting.atomic import MARK
+
     data = None if options.calibration_data is None else load_examples(options.calibration_data, training=True)
     held_out = None if options.evaluation_data is None else load_examples(options.evaluation_data, training=False)
     baseline = options.baseline
@@ -184,6 +287,7 @@ def export_command(words: list[str]) -> int:
 
 def verify_command(words: list[str]) -> int:
     options = _parse(VerifyOptions, words, "tfopt verify")
+    _start_tensorflow()
     from tfopt.data.files import load_examples
     from tfopt.exporting import verify
     from tfopt.exporting.manifest import read_manifest
@@ -199,8 +303,7 @@ def verify_command(words: list[str]) -> int:
             signature=options.signature,
         )
     except ArtifactError as error:
-        print(f"tfopt: {error}", file=sys.stderr)  # noqa: T201
-        return WANTING
+        raise _CheckError(error) from error
     print(receipt.to_json() if options.json else receipt)  # noqa: T201
     return DONE if receipt.ok else WANTING
 
@@ -211,14 +314,31 @@ def launch_command(words: list[str]) -> int:
     while place < len(words) and words[place].startswith("-") and words[place] != "-m":
         place += 1 if "=" in words[place] or words[place] in ("-h", "--help") else 2
     options = _parse(LaunchOptions, words[:place], "tfopt launch")
+    _start_tensorflow()
     from tfopt.training.launch import launch
 
     return launch(words[place:], options.workers, options.devices_per_worker)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listing:
-    """Lists what there is."""
+class RecipesOptions:
+    """Lists the recipes by name, each with what it trains; `tfopt run NAME` runs one."""
+
+    json: bool = False
+    """Print JSON: every recipe with all its settings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsOptions:
+    """Lists the model builders that a recipe can name, each with its arguments and their defaults."""
+
+    json: bool = False
+    """Print JSON: every builder with its arguments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevicesOptions:
+    """Shows what this machine has: processor, instructions that matter, memory, GPUs; what is unknown with why."""
 
     json: bool = False
     """Print JSON."""
@@ -269,7 +389,11 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 def _parse(cls: type, words: Sequence[str], command: str, default: Any = None) -> Any:
     from tfopt.flags import parse
 
-    return parse(cls, words, command, default)
+    try:
+        return parse(cls, words, command, default)
+    except SystemExit:
+        print(end="", flush=True)  # noqa: T201 - the help is printed; see main
+        raise
 
 
 def _switch_stages(recipe: Any, words: list[str]) -> tuple[Any, list[str]]:

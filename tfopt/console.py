@@ -7,60 +7,96 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 
 from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tfopt.report import Decision, PassReport, Receipt
+from tfopt.report import Decision, PassReport, Receipt, lost_accuracy
+
+# Below this width the column of reasons would be too narrow to read.
+WIDTH_FOR_REASONS = 70
+MARK = "▼ "
+UNBOUNDED = 10_000
 
 
-def plan_table(decisions: Sequence[Decision]) -> Table:
-    """Returns the settings of a plan, each with its value and the reason for it.
+@dataclass(frozen=True)
+class PlanTable:
+    """The settings of a plan, each with its value and the reason for it, which a narrow terminal gets below them.
 
     Example:
-        >>> from rich.console import Console
-        >>> table = plan_table([Decision(setting="precision", value="float32", reason="no GPU")])
-        >>> Console(width=40, color_system=None).print(table)
+        >>> table = PlanTable([Decision(setting="precision", value="float32", reason="no GPU")])
+        >>> Console(width=80, color_system=None).print(table)
          setting     value     reason
         ──────────────────────────────
          precision   float32   no GPU
+        >>> Console(width=40, color_system=None).print(table)
+        precision  float32
+          no GPU
     """
-    table = Table("setting", "value", "reason", box=box.SIMPLE_HEAD, show_edge=False, header_style="dim")
-    for decision in decisions:
-        table.add_row(Text(decision.setting), Text(decision.value, style="bold"), Text(decision.reason, style="dim"))
-    return table
+
+    decisions: Sequence[Decision]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if options.max_width < WIDTH_FOR_REASONS:
+            yield from self._blocks()
+            return
+        table = Table("setting", "value", "reason", box=box.SIMPLE_HEAD, show_edge=False, header_style="dim")
+        for decision in self.decisions:
+            value, reason = Text(decision.value, style="bold"), Text(decision.reason, style="dim")
+            table.add_row(Text(decision.setting), value, reason)
+        yield table
+
+    def _blocks(self) -> RenderResult:
+        width = max((len(decision.setting) for decision in self.decisions), default=0)
+        for decision in self.decisions:
+            yield Text.assemble(f"{decision.setting:{width}}  ", (decision.value, "bold"))
+            yield Padding(Text(decision.reason, style="dim"), (0, 0, 0, 2))
 
 
-def receipts_table(receipts: Mapping[str, Receipt]) -> Table:
-    """Returns the receipts side by side, sizes and accuracy also as compared with the first.
+@dataclass(frozen=True)
+class ReceiptsTable:
+    """The receipts side by side, sizes and accuracy also as compared with the first.
 
-    Speed is compared by `Receipt.speedup` only, which is measured alternately with the artifact's own baseline.
-    The latencies were measured each at its own time, so their ratio would say less.
+    Speed is compared by `Receipt.speedup` only, which is measured alternately with the artifact's own baseline. A row
+    that would be empty is left out, and the baselines' row where all name the first artifact. An accuracy that is more
+    than a point below the first is marked. On a terminal that is too narrow for columns of comparisons, they stand
+    below the figures.
 
-    Args:
+    Attributes:
         receipts: Artifact name to receipt; the first is what the others are compared with.
 
     Example:
-        >>> receipts_table({}).row_count
-        9
+        >>> ReceiptsTable({}).receipts
+        {}
     """
-    table = Table("", box=box.SIMPLE_HEAD, show_edge=False, header_style="dim")
-    names = list(receipts)
-    for name in names:
-        table.add_column(Text(name), justify="right")
-        if name != names[0]:
-            table.add_column(Text(f"vs {names[0]}"), justify="right", style="dim")
 
-    for label, (show, compare) in _RECEIPT_ROWS.items():
-        cells = []
+    receipts: Mapping[str, Receipt]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = self._table(stacked=False)
+        fits = Measurement.get(console, options.update(max_width=UNBOUNDED), table).maximum <= options.max_width
+        yield table if fits else self._table(stacked=True)
+
+    def _table(self, *, stacked: bool) -> Table:
+        table = Table("", box=box.SIMPLE_HEAD, show_edge=False, header_style="dim")
+        names = list(self.receipts)
         for name in names:
-            cells.append(show(receipts[name]))
-            if name != names[0]:
-                cells.append(compare(receipts[name], receipts[names[0]]))
-        table.add_row(Text(label, style="dim"), *map(_receipt_cell, cells))
-    return table
+            heads = [Text(name), *([Text(f"vs {names[0]}", style="dim")] if name != names[0] else [])]
+            for head in _joined(heads, stacked):
+                table.add_column(head, justify="right")
+        for label, (show, compare) in _RECEIPT_ROWS.items():
+            cells = [_cells(name, self.receipts, show, compare) for name in names]
+            texts = [cell.plain for column in cells for cell in column]
+            if not any(texts) or (label == AGAINST and set(texts) <= {"", names[0]}):
+                continue
+            table.add_row(Text(label, style="dim"), *(cell for column in cells for cell in _joined(column, stacked)))
+        return table
 
 
 def pass_summary(report: PassReport) -> Text:
@@ -93,10 +129,28 @@ def pass_summary(report: PassReport) -> Text:
     return text
 
 
-def _receipt_cell(words: str) -> Text:
+def _cells(
+    name: str,
+    receipts: Mapping[str, Receipt],
+    show: Callable[[Receipt], str],
+    compare: Callable[[Receipt, Receipt], str],
+) -> list[Text]:
+    """Returns an artifact's figure and, but for the first, how it compares with the first's."""
+    first, receipt = next(iter(receipts)), receipts[name]
+    figure = _receipt_cell(show(receipt))
+    return [figure] if name == first else [figure, _receipt_cell(compare(receipt, receipts[first]), style="dim")]
+
+
+def _joined(cells: Sequence[Text], stacked: bool) -> list[Text]:
+    return [Text("\n").join(cell for cell in cells if cell)] if stacked else list(cells)
+
+
+def _receipt_cell(words: str, style: str = "") -> Text:
     if words == "slower":
         return Text(words, style="yellow")
-    return Text(words, style="dim" if words.startswith("unavailable") else "")
+    if words.startswith(MARK):
+        return Text(words, style="bold red")
+    return Text(words, style="dim" if words.startswith("unavailable") else style)
 
 
 def _speed(receipt: Receipt) -> str:
@@ -110,7 +164,8 @@ def _verdict(receipt: Receipt, first: Receipt) -> str:
 def _accuracy_change(receipt: Receipt, first: Receipt) -> str:
     if receipt.accuracy is None or first.accuracy is None:
         return ""
-    return f"{100 * (receipt.accuracy - first.accuracy):+.2f} pt"
+    mark = MARK if lost_accuracy(first, receipt) else ""
+    return f"{mark}{100 * (receipt.accuracy - first.accuracy):+.2f} pt"
 
 
 def _ratio(value: int, first: int) -> str:
@@ -121,6 +176,7 @@ def _nothing(receipt: Receipt, first: Receipt) -> str:
     return ""
 
 
+AGAINST = "  against"
 # Row label to what stands below the artifact and what stands in the column that compares it with the first.
 _RECEIPT_ROWS: Mapping[str, tuple[Callable[[Receipt], str], Callable[[Receipt, Receipt], str]]] = {
     "accuracy": (lambda receipt: receipt.show("accuracy", "{:.2%}"), _accuracy_change),
@@ -137,5 +193,5 @@ _RECEIPT_ROWS: Mapping[str, tuple[Callable[[Receipt], str], Callable[[Receipt, R
     "median ms": (lambda receipt: f"{receipt.latency_ms_median:.3f}", _nothing),
     "p99 ms": (lambda receipt: f"{receipt.latency_ms_p99:.3f}", _nothing),
     "speed": (_speed, _verdict),
-    "  against": (lambda receipt: PurePath(receipt.baseline).name if receipt.baseline else "", _nothing),
+    AGAINST: (lambda receipt: PurePath(receipt.baseline).name if receipt.baseline else "", _nothing),
 }

@@ -6,10 +6,13 @@ Every message has the same four parts: the argument, the rule, the value receive
 from __future__ import annotations
 
 import difflib
+import json
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import fields
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 
@@ -108,3 +111,35 @@ def unknown_name(kind: str, received: object, known: Iterable[str]) -> ConfigErr
     message = f"Unknown {kind} {received!r}. Expected one of: {', '.join(map(repr, names))}."
     close = difflib.get_close_matches(str(received), names, n=1)
     return ConfigError(f"{message} Did you mean {close[0]!r}?" if close else message)
+
+
+def check_keras_backend() -> None:
+    """Raises ConfigError unless Keras computes with TensorFlow, or will when it is imported.
+
+    Keras 3 takes its backend from KERAS_BACKEND, else from the file keras.json. Keras need not be imported for the
+    check, since it cannot be while its backend is not installed.
+
+    Example:
+        >>> check_keras_backend()
+    """
+    keras = sys.modules.get("keras")
+    backend, source = _configured_backend()
+    if hasattr(keras, "config"):
+        backend, source = keras.config.backend(), "keras.config.backend()"  # type: ignore[union-attr]
+    if backend != "tensorflow":
+        raise ConfigError(
+            f"Keras must compute with TensorFlow, which tfopt is made for. Received: {source}={backend!r}. "
+            "Set KERAS_BACKEND=tensorflow in the environment."
+        )
+
+
+def _configured_backend() -> tuple[str, str]:
+    """Returns the backend that Keras will choose, and where that is written."""
+    if os.environ.get("KERAS_BACKEND"):
+        return os.environ["KERAS_BACKEND"], "KERAS_BACKEND"
+    file = Path(os.environ.get("KERAS_HOME", "~/.keras"), "keras.json").expanduser()
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # Keras, too, takes its default then
+        settings = {}
+    return settings.get("backend", "tensorflow"), f"backend in {file}"

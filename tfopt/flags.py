@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import difflib
+import functools
+import inspect
 import io
+import itertools
 import re
+import textwrap
 import tomllib
 import types
 import typing
@@ -81,6 +86,7 @@ def parse(cls: type[T], arguments: Sequence[str], command: str, default: T | Non
                 args=expanded,
                 prog=command,
                 default=default,
+                registry=_RULES,
             )
     except SystemExit as stop:
         if not stop.code:
@@ -161,6 +167,60 @@ def nested_config(hint: Any) -> type | None:
     """
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     return next((option for option in options if isinstance(option, type) and dataclasses.is_dataclass(option)), None)
+
+
+_RULES = tyro.constructors.ConstructorRegistry()
+
+
+@_RULES.struct_rule
+def _dataclass(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
+    """Makes flags of a dataclass as tyro does, but with help that reads well.
+
+    tyro breaks a sentence where the source breaks it, and prints an empty default as nothing at all.
+    """
+    if not dataclasses.is_dataclass(info.type):
+        return None
+    hints = typing.get_type_hints(info.type, include_extras=True)
+    specs = []
+    for entry in dataclasses.fields(info.type):
+        default = _default(entry, info.default)
+        hint = hints[entry.name]
+        if isinstance(default, tuple | Mapping) and not default:
+            hint = Annotated[hint, tyro.conf.arg(help_behavior_hint="(default: none)")]
+        specs.append(
+            tyro.constructors.StructFieldSpec(
+                name=entry.name, type=hint, default=default, helptext=field_help(info.type).get(entry.name)
+            )
+        )
+    return tyro.constructors.StructConstructorSpec(instantiate=info.type, fields=tuple(specs))
+
+
+def _default(entry: dataclasses.Field[Any], instance: Any) -> Any:
+    if dataclasses.is_dataclass(instance):
+        return getattr(instance, entry.name)
+    if entry.default is not dataclasses.MISSING:
+        return entry.default
+    return tyro.MISSING if entry.default_factory is dataclasses.MISSING else entry.default_factory()
+
+
+@functools.cache
+def field_help(cls: type) -> Mapping[str, str]:
+    """Returns what stands below each field of a dataclass in its source, in one line.
+
+    Example:
+        >>> from tfopt.pruning import PruningConfig
+        >>> field_help(PruningConfig)["begin_step"]
+        'Training step at which pruning begins.'
+    """
+    found = {}
+    for base in filter(dataclasses.is_dataclass, reversed(cls.__mro__)):
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(definition, ast.ClassDef)
+        for entry, below in itertools.pairwise(definition.body):
+            match entry, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = " ".join(text.split())
+    return found
 
 
 def _message(printed: str) -> str:

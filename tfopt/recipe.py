@@ -126,9 +126,12 @@ class Recipe:
     def quick(self) -> Recipe:
         """Returns the recipe cut down to see it run: few epochs, few examples, an export directory of its own.
 
+        Its name says so wherever it is shown.
+
         Example:
-            >>> Recipe(name="mine", export_dir="saved_models/mine").quick().export_dir
-            'saved_models/mine_quick'
+            >>> quick = Recipe(name="mine", export_dir="saved_models/mine").quick()
+            >>> quick.name, quick.export_dir
+            ('mine (quick run)', 'saved_models/mine_quick')
         """
         pruning = self.pruning and replace(self.pruning, epochs=min(self.pruning.epochs, QUICK_EPOCHS))
         quantization = self.quantization
@@ -136,6 +139,7 @@ class Recipe:
             quantization = replace(quantization, epochs=min(quantization.epochs, QUICK_EPOCHS))
         return replace(
             self,
+            name=f"{self.name} (quick run)",
             data=replace(self.data, max_examples=min(self.data.max_examples or QUICK_EXAMPLES, QUICK_EXAMPLES)),
             training=replace(
                 self.training,

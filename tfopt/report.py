@@ -19,6 +19,9 @@ from typing import Any
 
 from tfopt.errors import ExportError, TfoptWarning
 
+MARKED_LOSS = 0.01
+"""How much less accurate an artifact may be before reports mark it: one point."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
@@ -201,6 +204,13 @@ class Receipt(Record):
         }
         lines = [self.artifact, *(f"  {name:24} {value}" for name, value in rows.items())]
         return "\n".join(lines + [f"  found wanting: {problem}" for problem in self.problems])
+
+
+def lost_accuracy(first: Receipt, other: Receipt) -> bool:
+    """Returns whether an artifact is more than a point less accurate than the first: what tables mark."""
+    if first.accuracy is None or other.accuracy is None:
+        return False
+    return round(first.accuracy - other.accuracy, 9) > MARKED_LOSS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,9 @@ import tensorflow as tf
 from rich.console import Console
 from rich.markup import escape
 
-from tfopt.console import pass_summary, plan_table, receipts_table
+from tfopt.console import PlanTable, ReceiptsTable, pass_summary
 from tfopt.data import Examples
-from tfopt.errors import UnsupportedModelError, unknown_name
+from tfopt.errors import UnsupportedModelError
 from tfopt.exporting import ExportConfig, export, verify_together
 from tfopt.exporting.atomic import check_target, exclusive
 from tfopt.hardware import detect
@@ -29,7 +29,7 @@ from tfopt.pruning import PruningSchedule
 from tfopt.pruning.weights import find_weights
 from tfopt.quantization import quantize
 from tfopt.recipe import Recipe
-from tfopt.recipes import RECIPES
+from tfopt.recipes import find_recipe
 from tfopt.report import PassReport, Phase, Receipt, RunReport, write_text
 from tfopt.training import Ledger, Plan, ledger, plan
 from tfopt.training import compile as compile_model
@@ -58,24 +58,6 @@ class RunResult:
     def ok(self) -> bool:
         """Whether every artifact was verified without a problem."""
         return all(receipt.ok for receipt in self.receipts.values())
-
-
-def find_recipe(recipe: Recipe | str | Path) -> Recipe:
-    """Returns a recipe given as itself, by its name, or as the path of a .toml file.
-
-    Raises:
-        ConfigError: No recipe has that name, or the file does not hold one.
-    Example:
-        >>> find_recipe("digits_cnn").model.builder
-        'simple_cnn'
-    """
-    if isinstance(recipe, Recipe):
-        return recipe
-    if str(recipe).endswith(".toml"):
-        return Recipe.from_toml(recipe)
-    if str(recipe) not in RECIPES:
-        raise unknown_name("recipe", str(recipe), RECIPES)
-    return RECIPES[str(recipe)]
 
 
 def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | None = None) -> RunResult:
@@ -126,7 +108,7 @@ def _artifacts(settings: Recipe) -> list[str]:
 
 
 def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Console) -> RunResult:
-    console.print(plan_table(decided.decisions))
+    console.print(PlanTable(decided.decisions))
     examples = settings.data.load()
     monitor = GpuMonitor()
     phases: list[Phase] = []
@@ -162,9 +144,8 @@ def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Cons
             quantized = quantize(model, quantization, calibration_data=labelled)
             passes.append(quantized.report)
             console.print(pass_summary(quantized.report))
-            if export_dir is not None:
-                parent = "pruned" if settings.pruning else "float32"
-                _export(quantized, export_dir, "int8", examples, console, baseline=parent)
+            if export_dir is not None:  # compared with what the user began with, whether it was pruned or not
+                _export(quantized, export_dir, "int8", examples, console, baseline="float32")
     receipts: dict[str, Receipt] = {}
     if export_dir is not None:
         with console.status("verifying the artifacts, each in a fresh process"):
@@ -281,7 +262,7 @@ def _write_reports(report: RunReport, export_dir: Path, console: Console) -> Non
     write_text(export_dir / "receipts.json", json.dumps(receipts, indent=2))
     page = write_html(report, export_dir / "report.html")
     console.print()
-    console.print(receipts_table(report.receipts))
+    console.print(ReceiptsTable(report.receipts))
     for receipt in report.receipts.values():
         for problem in receipt.problems:
             _print_line(f"{receipt.artifact}: {problem}", console, style="red")

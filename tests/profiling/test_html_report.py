@@ -4,11 +4,13 @@ import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import matplotlib
 import pytest
 
-from tfopt.profiling.report import key_figures, write_html
+from tfopt.profiling.receipt_table import key_figures, receipt_table
+from tfopt.profiling.report import write_html
 from tfopt.report import Change, Decision, PassReport, Phase, Receipt, RunReport, Skip, Utilization
 
 HOSTILE = "<script>alert('x')</script> & \"$\\frac{\" url(https://evil.example/x)"
@@ -148,7 +150,7 @@ class Page(HTMLParser):
     def handle_data(self, data):
         if not self.words or data.strip():
             self.words.append(data.strip())
-        if self.rows and self.lasttag in ("td", "th", "code"):
+        if self.rows and self.rows[-1] and self.lasttag in ("td", "th", "code", "wbr", "sup"):
             self.rows[-1][-1] += data.strip()
 
     @property
@@ -171,12 +173,19 @@ def render(tmp_path):
     return lambda report: Page(write_html(report, tmp_path / "report.html").read_text(encoding="utf-8"))
 
 
-def test_every_part_of_the_run_is_on_the_page(render):
-    page = render(sample_report())
+@pytest.fixture(scope="module")
+def sample_page(tmp_path_factory):
+    """The page of the sample report, drawn once."""
+    file = write_html(sample_report(), tmp_path_factory.mktemp("page") / "report.html")
+    return Page(file.read_text(encoding="utf-8"))
+
+
+def test_every_part_of_the_run_is_on_the_page(sample_page):
+    page = sample_page
     titles = [label.split(":")[0] for label in page.attributes("aria-label")]
     assert titles == [
-        *("Accuracy", "Size on disk", "Size as .tar.gz", "Median latency"),
-        *("Loss over 40 epochs", "Accuracy over 40 epochs", "Sparsity over 40 epochs"),
+        *("Accuracy, difference to float32", "Size on disk", "Size as .tar.gz", "Median latency"),
+        *("Loss, logarithmic over 40 epochs", "Accuracy over 40 epochs", "Sparsity over epochs 31 to 40"),
         *("Percent over time", "Bytes over time"),
     ]
     assert [tag for tag, _ in page.tags].count("svg") == len(titles)
@@ -188,8 +197,8 @@ def test_every_part_of_the_run_is_on_the_page(render):
     assert "Found wanting" not in page.text
 
 
-def test_the_page_needs_nothing_but_itself(render):
-    page = render(sample_report())
+def test_the_page_needs_nothing_but_itself(sample_page):
+    page = sample_page
     assert not {"script", "link", "img", "iframe", "object", "embed", "base"} & {tag for tag, _ in page.tags}
     references = [value for name in ("src", "href", "xlink:href", "srcset") for value in page.attributes(name)]
     references += re.findall(r"url\(([^)]*)\)", page.source)
@@ -198,8 +207,8 @@ def test_the_page_needs_nothing_but_itself(render):
     assert "://" not in page.source
 
 
-def test_ids_are_unique_and_every_reference_has_its_target(render):
-    page = render(sample_report())
+def test_ids_are_unique_and_every_reference_has_its_target(sample_page):
+    page = sample_page
     ids = page.attributes("id")
     assert len(ids) == len(set(ids))
     references = {value[1:] for value in page.attributes("xlink:href")}
@@ -208,16 +217,17 @@ def test_ids_are_unique_and_every_reference_has_its_target(render):
     assert references <= set(ids)
 
 
-def test_tables_and_figures_can_be_read_without_seeing_them(render):
-    page = render(sample_report())
+def test_tables_and_figures_can_be_read_without_seeing_them(sample_page):
+    page = sample_page
     assert all("scope" in attrs for tag, attrs in page.tags if tag == "th")
     assert all(attrs.get("aria-label") for _, attrs in page.tags if attrs.get("role") == "img")
     assert page.attributes("lang", "html") == ["en"]
-    assert "Accuracy: float32 99.17%, pruned 98.89%, int8 98.89%" in page.attributes("aria-label")
+    labels = page.attributes("aria-label")
+    assert "Accuracy, difference to float32: float32 99.17%, pruned -0.28 points, int8 -0.28 points" in labels
 
 
-def test_figures_follow_the_theme_of_the_page(render):
-    drawn = render(sample_report()).figure("Loss")
+def test_figures_follow_the_theme_of_the_page(sample_page):
+    drawn = sample_page.figure("Loss")
     assert {"var(--muted)", "var(--rule)"} <= set(re.findall(r"var\(--\w+\)", drawn))
     assert "<text" in drawn
 
@@ -243,6 +253,7 @@ def test_hostile_words_are_shown_and_not_obeyed(render):
     assert "<script" not in page.source
     assert page.row("Device") == [HOSTILE]
     assert page.row(HOSTILE) == [HOSTILE, HOSTILE]
+    assert HOSTILE in page.attributes("data-name")
 
 
 def test_an_unknown_value_gives_its_reason_and_no_bar(render):
@@ -252,27 +263,128 @@ def test_an_unknown_value_gives_its_reason_and_no_bar(render):
         for name, entry in report.receipts.items()
     }
     page = render(replace(report, receipts=unlabelled))
-    assert page.row("Accuracy") == ["unavailable (no labels were given)"] * 3
-    assert page.row("Speed against its baseline")[0] == "unavailable (it is compared with nothing)"
+    assert page.row("Accuracy") == ["\N{EN DASH}1"] * 3
+    assert page.row("Speed against float32") == ["\N{EN DASH}2", "0.97x", "2.05x"]
+    assert page.text.count("no labels were given") == 2  # the headline and one footnote
+    assert page.text.count("it is compared with nothing") == 1
     assert "Accuracy: float32 unavailable, pruned unavailable, int8 unavailable" in page.attributes("aria-label")
     assert key_figures(unlabelled)[0].note == "no labels were given"
 
 
 def test_the_headline_compares_the_last_artifact_with_the_first():
     accuracy, size, gzip, speed = key_figures(sample_report().receipts)
-    assert (accuracy.value, accuracy.note) == ("98.89%", "float32 99.17% → pruned 98.89% → int8 98.89%")
+    assert (accuracy.value, accuracy.marked) == ("98.89%", False)
+    assert accuracy.note == "-0.28 points: float32 99.17% → pruned 98.89% → int8 98.89%"
     assert (size.value, size.note) == ("3.6x smaller", "250 kB → 70 kB")
     assert gzip.value == "7.4x smaller"
-    assert (speed.value, speed.note) == ("2.05x", "faster, 0.41 ms median, batch 32")
+    assert (speed.value, speed.note) == ("2.05x faster", "0.41 ms median, batch 32")
+
+
+def test_one_reference_is_stated_above_the_headline(render, sample_page):
+    page = sample_page
+    assert "int8 against float32" in page.text
+    alone = {"float32": sample_report().receipts["float32"]}
+    assert "against" not in render(replace(sample_report(), receipts=alone)).attributes("class")
+
+
+def test_a_speed_against_another_baseline_than_the_sizes_names_it():
+    receipts = sample_report().receipts
+    int8 = replace(receipts["int8"], baseline=receipts["pruned"].artifact)
+    assert key_figures({**receipts, "int8": int8})[-1].note == "0.41 ms median, batch 32, against pruned"
+
+
+def test_about_even_is_what_stands_large():
+    receipts = sample_report().receipts
+    speed = key_figures({**receipts, "int8": replace(receipts["int8"], speedup=1.02)})[-1]
+    assert (speed.value, speed.note) == ("about even", "0.41 ms median, batch 32, 1.02x")
+
+
+def test_numbers_stand_at_the_right_of_their_columns(sample_page):
+    page = sample_page
+    row = page.source[page.source.index(">Bytes on disk<") :]
+    cells = re.findall(r'<td [^>]*class="([^"]*)"[^>]*>', row[: row.index("</tr>")])
+    assert [cell.split()[0] for cell in cells] == ["number"] * 3
+    assert re.search(r"td\.number \{ text-align: right", page.source)
+
+
+def test_what_is_the_same_for_all_is_told_once(render, sample_page):
+    page = sample_page
+    headings = [row[0] for row in page.rows if row]
+    assert not {"Device", "TensorFlow", "Weights", "Batch size of the timed calls", "Baseline"} & set(headings)
+    assert page.text.count("61,470") == 1
+    assert "batch size of the timed calls 32" in page.text
+    other = replace(sample_report().receipts["int8"], batch_size=8)
+    changed = render(replace(sample_report(), receipts={**sample_report().receipts, "int8": other}))
+    assert changed.row("Batch size of the timed calls") == ["32", "32", "8"]
+
+
+def test_paths_are_relative_to_the_page_and_break_at_slashes_only():
+    receipts = {
+        "float32": receipt("float32", artifact="/home/me/out/float32"),
+        "int8": receipt("int8", artifact="/home/me/out/int8", baseline="/home/me/models/float"),
+    }
+    table = receipt_table(receipts, Path("/home/me/out"))
+    assert "Artifact" not in table.rows  # float32 and int8, which are the heads of the columns
+    assert [cell.text for cell in table.rows["Baseline"]] == ["\N{EN DASH}", "../models/float"]
+    table = receipt_table(receipts, Path("/home/me"))
+    assert [cell.text for cell in table.rows["Artifact"]] == ["out/float32", "out/int8"]
+
+
+def test_a_path_may_break_behind_a_slash(render, tmp_path):
+    receipts = {"float32": receipt("float32", artifact=str(tmp_path / "a" / "float32"))}
+    page = render(replace(sample_report(), receipts=receipts))
+    assert "a/<wbr>float32" in page.source
+    assert page.row("Artifact") == ["a/float32"]
+
+
+def test_a_narrow_screen_gets_cards_with_the_name_of_each_artifact(sample_page):
+    page = sample_page
+    assert [tag for tag, attrs in page.tags if "cards" in attrs.get("class", "")] == ["table"] * 5
+    assert {"float32", "pruned", "int8"} == set(page.attributes("data-name", "td"))
+    assert "content: attr(data-name)" in page.source
+
+
+def test_a_loss_of_over_a_point_is_marked(render):
+    report = sample_report()
+    page = render(replace(report, receipts={**report.receipts, "int8": receipt("int8", accuracy=0.9816)}))
+    marked = [attrs for tag, attrs in page.tags if "marked" in attrs.get("class", "").split()]
+    assert [attrs.get("data-name", "headline") for attrs in marked] == ["headline", "int8"]
+    assert not [attrs for _, attrs in render(report).tags if "marked" in attrs.get("class", "").split()]
+
+
+def test_accuracies_are_drawn_from_0_where_that_shows_the_difference(render):
+    report = sample_report()
+    page = render(replace(report, receipts={**report.receipts, "int8": receipt("int8", accuracy=0.85)}))
+    assert "Accuracy: float32 99.17%, pruned 98.89%, int8 85.00%" in page.attributes("aria-label")
+
+
+def test_the_source_is_no_gpu_and_the_percentages_are_defined(render):
+    report = sample_report()
+    source = "psutil (no NVIDIA GPU can be read: NVML Shared Library Not Found)"
+    usage = replace(report.utilization, source=source)
+    page = render(replace(report, utilization=usage, environment={"GPU": "none"}))
+    assert "psutil (no GPU)" in page.text
+    assert "NVML" not in page.text
+    assert "100% is one core kept busy" in page.text
+    broken = render(replace(report, utilization=usage, environment={"GPU": "NVIDIA H200"}))
+    assert "NVML Shared Library Not Found" in broken.text
+
+
+def test_a_loss_that_spans_no_decades_has_a_linear_axis(render):
+    steady = Phase(name="train", history={"loss": [2.0, 1.0, 0.5]})
+    page = render(replace(sample_report(), phases=(steady,)))
+    assert "Loss over 3 epochs: training from 2 to 0.5" in page.attributes("aria-label")
+    negative = Phase(name="train", history={"loss": [2.0, -1.0, 0.001]})
+    assert "Loss over 3 epochs" in str(render(replace(sample_report(), phases=(negative,))).attributes("aria-label"))
 
 
 def test_worse_than_the_baseline_is_said():
     float32 = receipt("float32")
-    worse = receipt("int8", bytes_on_disk=2 * float32.bytes_on_disk, speedup=0.82)
+    worse = receipt("int8", bytes_on_disk=2 * float32.bytes_on_disk, speedup=0.82, baseline=float32.artifact)
     _, size, gzip, speed = key_figures({"float32": float32, "int8": worse})
     assert size.value == "2.00x larger"
     assert gzip.value == "230 kB"
-    assert (speed.value, speed.note) == ("0.82x", "slower, 0.842 ms median, batch 32")
+    assert (speed.value, speed.note) == ("0.82x, slower", "0.842 ms median, batch 32")
 
 
 def test_problems_come_before_everything_that_was_measured(render):
@@ -282,10 +394,13 @@ def test_problems_come_before_everything_that_was_measured(render):
     assert 0 < text.index("Found wanting") < text.index("accuracy fell by 3.1 points") < text.index("98.89%")
 
 
-def test_phases_share_one_axis_with_a_marked_boundary(render):
-    page = render(sample_report())
-    for metric in ("Loss", "Accuracy over", "Sparsity"):
+def test_phases_share_one_axis_with_a_marked_boundary(render, sample_page):
+    page = sample_page
+    for metric in ("Loss", "Accuracy over"):
         assert page.figure(metric).count('phase-boundary"') == 1
+    assert "phase-boundary" not in page.figure("Sparsity")  # it begins with the phase that prunes
+    assert ">prune</text>" in page.figure("Sparsity")
+    assert ">31</text>" in page.figure("Sparsity")
     assert ">train</text>" in page.figure("Loss")
     alone = replace(sample_report(), phases=sample_report().phases[:1])
     assert "phase-boundary" not in render(alone).source
@@ -352,7 +467,7 @@ def test_a_float_run_alone_states_its_figures_without_ratios(render):
 def test_two_hundred_epochs_one_epoch_and_diverged_losses(render):
     long = Phase(name="train", history={"loss": [1 / (epoch + 1) for epoch in range(200)]})
     page = render(replace(sample_report(), phases=(long,)))
-    assert "Loss over 200 epochs: training from 1 to 0.005" in page.attributes("aria-label")
+    assert "Loss, logarithmic over 200 epochs: training from 1 to 0.005" in page.attributes("aria-label")
     assert page.figure("Loss").count('id="curve-0-xtick_') < 12
 
     single = render(replace(sample_report(), phases=(Phase(name="train", history={"loss": [0.5]}),)))

@@ -66,6 +66,18 @@ def test_workers_get_a_cluster_and_the_arguments(script, capsys):
     assert all(arguments == [path, "--workers", "7", "-m"] for _, arguments in configs)
 
 
+def test_what_tensorflow_says_at_its_start_is_left_out(script, capsys, monkeypatch):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+    path = script("""
+        import sys
+        import tensorflow as tf
+        tf.config.list_physical_devices()
+        print("I0000 is a name", file=sys.stderr)
+    """)
+    assert launch([path], workers=1) == 0
+    assert capsys.readouterr().err.splitlines() == ["[worker 0] I0000 is a name"]
+
+
 def test_lines_stay_whole_and_on_their_stream(script, capsys):
     path = script("""
         import sys, time

@@ -10,8 +10,8 @@ from keras import layers
 
 from tfopt.errors import ConfigError
 from tfopt.hardware import Gpu, Hardware, detect
+from tfopt.training.config import REMAT_MODES
 from tfopt.training.memory import (
-    REMAT_MODES,
     out_of_memory_message,
     remat_scope,
     set_memory_growth,

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from rich.console import Console
 
-from tfopt.training.progress import FitProgress
+from tfopt.training.progress import FitProgress, fitted
 
 WIDTH = 100
 X, Y = np.random.default_rng(0).normal(size=(32, 4)).astype("float32"), np.arange(32) % 2
@@ -49,10 +49,10 @@ def test_a_terminal_gets_one_line_drawn_over_itself(model):
     assert file.getvalue().count("\n") == 1
     assert file.getvalue().endswith("\n")
     last = states[-1]
-    assert "train  epoch 3/3  4/4" in last
+    assert "train  3/3" in last
     assert re.search(r"loss \d\S* \(val \d\S*\)  accuracy \d\S* \(val \d\S*\)", last)
-    assert "0:00:00 left" in last
-    assert "top1" in last or "…" in last
+    assert re.search(r"took \d+:\d\d$", last.rstrip())
+    assert not any("?" in state for state in states)
 
 
 def test_the_bar_grows_to_the_whole(model):
@@ -64,13 +64,41 @@ def test_the_bar_grows_to_the_whole(model):
     assert first * 4 == pytest.approx(whole, abs=4)
 
 
+FIGURES = {"loss": 0.06121, "val_loss": 0.08123, "accuracy": 0.9812, "val_accuracy": 0.9712, "top1": 0.9812}
+HEADS = ["prune  epoch 20/40  12/45", "prune  epoch 20/40", "prune  20/40"]
+
+
+@pytest.mark.parametrize(
+    ("width", "bar", "shown"),
+    [
+        (140, True, "prune  epoch 20/40  12/45 loss 0.0612 (val 0.0812)  accuracy 0.9812 (val 0.9712)  top1 0.9812"),
+        (115, False, "prune  epoch 20/40  12/45 loss 0.0612 (val 0.0812)  accuracy 0.9812 (val 0.9712)  top1 0.9812"),
+        (90, False, "prune  epoch 20/40 loss 0.0612 (val 0.0812)  accuracy 0.9812 (val 0.9712)"),
+        (80, False, "prune  20/40 loss 0.0612 (val 0.0812)  accuracy 0.9812 (val 0.9712)"),
+        (60, False, "prune  epoch 20/40 accuracy 0.9812 (val 0.9712)"),
+    ],
+)
+def test_the_bar_goes_before_any_figure(width, bar, shown):
+    (left, right), bar_width = fitted(HEADS, FIGURES, "0:12 left", width)
+    assert (bar_width is not None) == bar
+    assert len(left) + (bar_width or 2) + len(right) <= width
+    assert f"{left} {right}".split() == [*shown.split(), "0:12", "left"]
+
+
+def test_no_figure_is_ever_cut():
+    for width in range(5, 140):
+        (left, right), _ = fitted(HEADS, FIGURES, "0:12 left", width)
+        for figure in re.findall(r"0\.\d+", left + right):
+            assert float(figure) in {0.0612, 0.0812, 0.9812, 0.9712}
+
+
 @pytest.mark.parametrize("width", [20, 40, 60, WIDTH])
 def test_the_line_fills_the_terminal_so_that_other_output_starts_a_new_one(model, width):
     file, progress = terminal(width)
     model.fit(X, Y, epochs=2, validation_data=(X, Y), verbose=0, callbacks=[progress])
     states = [state.rstrip("\n") for state in drawings(file)]
     assert {len(state) for state in states} == {width}
-    assert all(state.startswith("train  epoch") for state in states)
+    assert all(state.startswith(("train  epoch", "train  2/2", "train  1/2")) for state in states)
 
 
 def test_a_fit_that_raises_leaves_the_terminal_as_it_was(model):
@@ -109,7 +137,8 @@ def test_without_a_terminal_about_every_tenth_epoch_is_a_line(model):
     lines = plain(model, epochs=40, batch_size=32)
     assert [int(re.search(r"epoch (\d+)/40", line)[1]) for line in lines] == [1, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40]
     assert all("\x1b" not in line and "\r" not in line for line in lines)
-    assert re.fullmatch(r"train  epoch 40/40  loss \S+  accuracy \S+  top1 \S+  0:00:00 left", lines[-1])
+    assert re.fullmatch(r"train  epoch 40/40  loss \S+  accuracy \S+  top1 \S+  took \d+:\d\d", lines[-1])
+    assert re.search(r"\d+:\d\d left$", lines[-2])
 
 
 def test_a_long_line_is_not_broken_where_there_is_no_terminal(model):
@@ -124,6 +153,12 @@ def test_a_fit_that_stops_early_still_reports_its_last_epoch(model):
 
     lines = plain(model, epochs=40, callbacks=[Stop()])
     assert [int(re.search(r"epoch (\d+)/40", line)[1]) for line in lines] == [1, 4, 7]
+
+
+def test_the_first_line_of_several_gives_no_time_before_there_is_an_estimate(model):
+    first, last = plain(model, epochs=2, steps_per_epoch=1, batch_size=32)
+    assert re.fullmatch(r"train  epoch 1/2  loss \S+  accuracy \S+  top1 \S+", first)
+    assert re.search(r"  took \d+:\d\d$", last)
 
 
 def test_a_resumed_fit_counts_its_own_epochs(model):

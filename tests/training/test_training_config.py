@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfopt.errors import ConfigError
 from tfopt.training import TrainingConfig
+from tfopt.training.config import OPTIMIZERS
 
 
 @pytest.mark.parametrize(
@@ -87,3 +88,10 @@ def test_it_is_frozen_and_takes_keywords_only():
         TrainingConfig().epochs = 3
     with pytest.raises(TypeError):
         TrainingConfig(3)
+
+
+def test_the_names_of_optimizers_are_those_of_keras():
+    """They are written out, so that settings can be read without importing Keras."""
+    wrappers = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap")
+    classes = [name for name, value in vars(keras.optimizers).items() if isinstance(value, type)]
+    assert sorted(OPTIMIZERS) == sorted(name.lower() for name in classes if name not in wrappers)

@@ -1,18 +1,9 @@
-"""Data: sources of examples, and the pipeline that feeds them to `fit`."""
+"""Data: sources of examples, and the pipeline that feeds them to `fit`.
 
-from tfopt.data.batches import iterate_batches
-from tfopt.data.pipeline import PREFETCH, pipeline
-from tfopt.data.position import EpochCounter
-from tfopt.data.sources import SOURCES, Examples, arrays, digits, synthetic
+The public names stand, with their types, in `__init__.pyi`. Each is imported when it is first used: the settings can be
+read without TensorFlow.
+"""
 
-__all__ = [
-    "PREFETCH",
-    "SOURCES",
-    "EpochCounter",
-    "Examples",
-    "arrays",
-    "digits",
-    "iterate_batches",
-    "pipeline",
-    "synthetic",
-]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import tensorflow as tf
 
 from tfopt.errors import ConfigError
 
@@ -61,7 +60,8 @@ def digits(*, image_size: int = 32, test_fraction: float = 0.2, seed: int = 0) -
     Reference:
         Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998.
     """
-    from sklearn.datasets import load_digits  # takes a second; only needed here
+    import tensorflow as tf  # like sklearn it takes seconds; the list of sources needs neither
+    from sklearn.datasets import load_digits
 
     _check_at_least_one(image_size=image_size)
     images, labels = load_digits(return_X_y=True)

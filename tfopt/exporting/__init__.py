@@ -1,8 +1,9 @@
-"""Exporting: artifacts that need only TensorFlow, and what they are measured to be."""
+"""Exporting: artifacts that need only TensorFlow, and what they are measured to be.
 
-from tfopt.exporting.config import ExportConfig
-from tfopt.exporting.process import SavedModelProcess, time_in_turns
-from tfopt.exporting.saved_model import Artifact, export
-from tfopt.exporting.verify import verify, verify_together
+The public names stand, with their types, in `__init__.pyi`. Each is imported when it is first used: the settings can be
+read without TensorFlow.
+"""
 
-__all__ = ["Artifact", "ExportConfig", "SavedModelProcess", "export", "time_in_turns", "verify", "verify_together"]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import keras
-from keras import layers
+if TYPE_CHECKING:
+    import keras
 
 
 def simple_cnn(
@@ -34,6 +35,9 @@ def simple_cnn(
     Reference:
         LeCun et al., "Gradient-Based Learning Applied to Document Recognition", Proceedings of the IEEE, 1998.
     """
+    import keras  # here, so that the builders can be listed without TensorFlow
+    from keras import layers
+
     inputs = keras.Input(tuple(input_shape), name="image")
     x = inputs
     for number, width in enumerate(filters, start=1):

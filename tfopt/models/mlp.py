@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import keras
-from keras import layers
+if TYPE_CHECKING:
+    import keras
 
 
 def mlp(
@@ -27,6 +28,9 @@ def mlp(
         >>> mlp((8, 8, 1), 10, units=(32,)).output_shape
         (None, 10)
     """
+    import keras  # here, so that the builders can be listed without TensorFlow
+    from keras import layers
+
     inputs = keras.Input(tuple(input_shape), name="features")
     x = layers.Flatten(name="flatten")(inputs)
     for number, width in enumerate(units, start=1):

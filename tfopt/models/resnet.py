@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import keras
-from keras import KerasTensor, layers
+from typing import TYPE_CHECKING
 
 from tfopt.errors import ConfigError
+
+if TYPE_CHECKING:
+    import keras
+    from keras import KerasTensor
 
 
 def resnet_cifar(input_shape: Sequence[int], num_classes: int, *, depth: int = 20, width: int = 16) -> keras.Model:
@@ -30,6 +32,9 @@ def resnet_cifar(input_shape: Sequence[int], num_classes: int, *, depth: int = 2
     Reference:
         He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, arXiv:1512.03385, section 4.2.
     """
+    import keras  # here, so that the builders can be listed without TensorFlow
+    from keras import layers
+
     blocks, rest = divmod(depth - 2, 6)
     if rest or blocks < 1:
         raise ConfigError(
@@ -48,6 +53,8 @@ def resnet_cifar(input_shape: Sequence[int], num_classes: int, *, depth: int = 2
 
 
 def _block(x: KerasTensor, filters: int, stride: int, name: str) -> KerasTensor:
+    from keras import layers
+
     shortcut = x
     if stride != 1 or x.shape[-1] != filters:
         shortcut = _conv_norm(x, filters, 1, stride, f"{name}_shortcut", relu=False)
@@ -58,6 +65,8 @@ def _block(x: KerasTensor, filters: int, stride: int, name: str) -> KerasTensor:
 
 
 def _conv_norm(x: KerasTensor, filters: int, size: int, stride: int, name: str, *, relu: bool) -> KerasTensor:
+    from keras import layers
+
     x = layers.Conv2D(
         filters,
         size,

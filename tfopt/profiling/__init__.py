@@ -1,6 +1,9 @@
-"""What the machine does while a model trains."""
+"""What the machine does while a model trains.
 
-from tfopt.profiling.monitor import GpuMonitor
-from tfopt.profiling.nvml import GpuSample, Nvml, NvmlUnavailableError
+The public names stand, with their types, in `__init__.pyi`. Each is imported when it is first used: what
+needs no tensors is read without TensorFlow.
+"""
 
-__all__ = ["GpuMonitor", "GpuSample", "Nvml", "NvmlUnavailableError"]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

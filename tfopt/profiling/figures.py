@@ -12,18 +12,22 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter
 
 from tfopt.report import Phase, Receipt, Utilization
 
 INK, MUTED, RULE = "#101112", "#606162", "#d0d1d2"
 THEME = {INK: "var(--ink)", MUTED: "var(--muted)", RULE: "var(--rule)"}
+# Bars from 0 cannot show a difference that is a smaller share of their length than this.
+VISIBLE_SHARE = 0.05
+# From this ratio of largest to smallest value on, a loss is drawn on a logarithmic axis: one and a half decades.
+LOGARITHMIC_FROM = 10**1.5
 # Eight, since that is how many GPUs a machine usually has at most; all readable on white and on black.
 SERIES = ("#3b7dd8", "#d2691e", "#2e9367", "#a05fc0", "#c24b6a", "#8a7a2f", "#2b95a8", "#7a7f87")
 
@@ -49,7 +53,10 @@ class Plot:
 
 
 def curves(phases: Sequence[Phase]) -> list[Plot]:
-    """Draws one plot per metric, training and validation together, the phases joined on one axis of epochs."""
+    """Draws one plot per metric, training and validation together, the phases joined on one axis of epochs.
+
+    A metric is drawn over the phases that recorded it: sparsity from the phase that prunes.
+    """
     names = {name.removeprefix("val_") for phase in phases for name in phase.history}
     # Loss and accuracy first; what else was recorded, such as sparsity, after them.
     metrics = sorted(names, key=lambda name: (name != "loss", name != "accuracy", name))
@@ -68,16 +75,21 @@ def utilization(record: Utilization) -> list[Plot]:
 
 
 def bars(receipts: Mapping[str, Receipt]) -> list[Plot]:
-    """Draws accuracy, size, gzip size and latency as bars, one per artifact."""
+    """Draws accuracy, size, gzip size and latency as bars, one per artifact.
+
+    Accuracies that lie too close for bars from 0 are drawn as differences to the first, in points.
+    """
     figures: dict[str, tuple[Callable[[Receipt], float | None], Callable[[float], str]]] = {
-        "Accuracy": (lambda receipt: receipt.accuracy, "{:.2%}".format),
         "Size on disk": (lambda receipt: receipt.bytes_on_disk, show_bytes),
         "Size as .tar.gz": (lambda receipt: receipt.gzip_bytes, show_bytes),
         "Median latency": (lambda receipt: receipt.latency_ms_median, "{:.3g} ms".format),
     }
     if not receipts:
         return []
-    plots = [
+    accuracies = {name: receipt.accuracy for name, receipt in receipts.items()}
+    draw = _difference_bar if _too_close(accuracies) else _bar
+    plots = [draw("Accuracy", accuracies, "{:.2%}".format)]
+    plots += [
         _bar(title, {name: value(receipt) for name, receipt in receipts.items()}, show)
         for title, (value, show) in figures.items()
     ]
@@ -95,8 +107,12 @@ def show_bytes(count: float) -> str:
 
 
 def _curve(metric: str, phases: Sequence[Phase]) -> Plot:
+    series = (metric, f"val_{metric}")
+    recorded = [any(_known(phase.history.get(name, ())) for name in series) for phase in phases]
+    first = recorded.index(True) if any(recorded) else 0
+    named, start, phases = len(phases) > 1, sum(map(_epochs, phases[:first])), phases[first:]
     legend = []
-    for name, label, colour in ((metric, "training", SERIES[0]), (f"val_{metric}", "validation", SERIES[1])):
+    for name, label, colour in zip(series, ("training", "validation"), SERIES, strict=False):
         values = [value for phase in phases for value in _padded(phase, name)]
         known = _known(values)
         if known:
@@ -104,21 +120,35 @@ def _curve(metric: str, phases: Sequence[Phase]) -> Plot:
 
     figure, axes = _axes("epoch")
     epochs = sum(map(_epochs, phases))
-    axes.set_xlim(0.5, epochs + 0.5)  # also where the first phases did not record this metric
+    axes.set_xlim(start + 0.5, start + epochs + 0.5)  # also where a later phase did not record this metric
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for line in legend:
-        _draw_line(axes, range(1, len(line.values) + 1), line)
-    if len(phases) > 1:
-        _mark_phases(axes, phases)
-    ends = [f"{line.label} from {_known(line.values)[0]:.4g} to {line.note}" for line in legend]
+        _draw_line(axes, range(start + 1, start + epochs + 1), line)
     title = _words(metric)
-    return Plot(
-        title=title, summary=f"{title} over {epochs} epochs: {', '.join(ends)}", legend=legend, svg=_svg(figure)
-    )
+    if "loss" in metric and _spans_decades(legend):
+        _set_logarithmic(axes)
+        title = f"{title}, logarithmic"
+    if named:
+        _mark_phases(axes, phases, start)
+    ends = [f"{line.label} from {_known(line.values)[0]:.4g} to {line.note}" for line in legend]
+    where = f"epochs {start + 1} to {start + epochs}" if start else f"{epochs} epochs"
+    return Plot(title=title, summary=f"{title} over {where}: {', '.join(ends)}", legend=legend, svg=_svg(figure))
 
 
-def _mark_phases(axes: Axes, phases: Sequence[Phase]) -> None:
-    start = 0.5  # epochs count from 1; a boundary lies half-way between two
+def _spans_decades(lines: Sequence[Line]) -> bool:
+    values = [value for line in lines for value in _known(line.values)]
+    return bool(values) and min(values) > 0 and max(values) / min(values) >= LOGARITHMIC_FROM
+
+
+def _set_logarithmic(axes: Axes) -> None:
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(which="minor", length=0)
+
+
+def _mark_phases(axes: Axes, phases: Sequence[Phase], epochs_before: int) -> None:
+    start = epochs_before + 0.5  # epochs count from 1; a boundary lies half-way between two
     for phase in phases:
         end = start + _epochs(phase)
         axes.text(
@@ -158,19 +188,54 @@ def _usage(unit: str, series: Mapping[str, Sequence[float | None]], seconds: Seq
 
 def _bar(title: str, values: Mapping[str, float | None], show: Callable[[float], str]) -> Plot:
     texts = ["unavailable" if value is None else show(value) for value in values.values()]
-    figure, axes = _axes("", height=0.1 + 0.36 * len(values))
     lengths = [value or 0.0 for value in values.values()]
+    figure, axes = _bar_axes(values)
+    axes.set_xlim(0, 1.35 * (max(lengths) or 1))  # room for the longest label
     colours = [MUTED, *[SERIES[0]] * (len(values) - 1)]  # the first is what the others are compared with
     drawn = axes.barh(range(len(values)), lengths, height=0.5, color=colours)
     axes.bar_label(drawn, texts, padding=5, color=INK, fontsize=10)
-    axes.set_yticks(range(len(values)), labels=map(_short, values), color=INK, fontsize=10, parse_math=False)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.35 * (max(lengths) or 1))  # room for the longest label
+    return Plot(title=title, summary=f"{title}: {_pairs(values, texts)}", svg=_svg(figure))
+
+
+def _difference_bar(title: str, values: Mapping[str, float | None], show: Callable[[float], str]) -> Plot:
+    """Draws how far each value lies above or below the first, in points; all values are known."""
+    first, *others = (value or 0.0 for value in values.values())
+    points = [100 * (value - first) for value in others]
+    texts = [show(first), *(f"{change:+.2f} points" for change in points)]
+    figure, axes = _bar_axes(values)
+    furthest = max(map(abs, points)) or 1.0
+    lowest, highest = min(0.0, *points), max(0.0, *points)
+    axes.set_xlim(lowest - 0.08 * furthest, highest + 0.9 * furthest)  # room for the labels, on the right of all bars
+    axes.barh(range(1, len(values)), points, height=0.5, color=SERIES[0])
+    axes.axvline(0, color=MUTED, linewidth=1)
+    for row, text in enumerate(texts):
+        end = highest if row == 0 else max(0.0, points[row - 1])
+        axes.annotate(text, (end if row else 0.0, row), (5, 0), textcoords="offset points", va="center", color=INK)
+    title = f"{title}, difference to {next(iter(values))}"
+    return Plot(title=title, summary=f"{title}: {_pairs(values, texts)}", svg=_svg(figure))
+
+
+def _too_close(values: Mapping[str, float | None]) -> bool:
+    """Whether there is more than one value, all are known, and bars from 0 would look equally long."""
+    known = [value for value in values.values() if value is not None]
+    if len(known) < 2 or len(known) < len(values):
+        return False
+    return max(known) - min(known) < VISIBLE_SHARE * max(known)
+
+
+def _bar_axes(names: Iterable[str]) -> tuple[Figure, Axes]:
+    names = list(names)
+    figure, axes = _axes("", height=0.1 + 0.36 * len(names))
+    axes.set_yticks(range(len(names)), labels=map(_short, names), color=INK, fontsize=10, parse_math=False)
+    axes.set_ylim(len(names) - 0.5, -0.5)  # the first on top
     axes.set_xticks([])
     axes.grid(visible=False)
     axes.spines["bottom"].set_visible(False)
-    pairs = ", ".join(f"{name} {text}" for name, text in zip(values, texts, strict=True))
-    return Plot(title=title, summary=f"{title}: {pairs}", svg=_svg(figure))
+    return figure, axes
+
+
+def _pairs(names: Iterable[str], texts: Iterable[str]) -> str:
+    return ", ".join(f"{name} {text}" for name, text in zip(names, texts, strict=True))
 
 
 def _axes(xlabel: str, height: float = 2.7) -> tuple[Figure, Axes]:

@@ -2,47 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
 
 from tfopt.profiling import figures
-from tfopt.profiling.figures import show_bytes
-from tfopt.report import Receipt, RunReport, write_text
+from tfopt.profiling.receipt_table import key_figures, receipt_table
+from tfopt.report import RunReport, write_text
 
 TEMPLATE = "report.html.jinja"
-
-RECEIPT_ROWS: Mapping[str, Callable[[Receipt], str]] = {
-    "Precision": lambda receipt: receipt.precision,
-    "Accuracy": lambda receipt: receipt.show("accuracy", "{:.2%}"),
-    "Accuracy of its baseline": lambda receipt: receipt.show("baseline_accuracy", "{:.2%}"),
-    "Agreement with its baseline": lambda receipt: receipt.show("agreement", "{:.2%}"),
-    "Parity, largest absolute error": lambda receipt: receipt.show("parity_max_abs_error", "{:.2e}"),
-    "Parity, relative error": lambda receipt: receipt.show("parity_relative_error", "{:.2e}"),
-    "Bytes on disk": lambda receipt: f"{receipt.bytes_on_disk:,}",
-    "Bytes as .tar.gz": lambda receipt: f"{receipt.gzip_bytes:,}",
-    "Weights": lambda receipt: f"{receipt.weight_count:,}",
-    "Weights that are exactly zero": lambda receipt: f"{receipt.zero_count:,} ({receipt.sparsity:.1%})",
-    "Latency, median": lambda receipt: f"{receipt.latency_ms_median:.3f} ms",
-    "Latency, 99th percentile": lambda receipt: f"{receipt.latency_ms_p99:.3f} ms",
-    "Batch size of the timed calls": lambda receipt: f"{receipt.batch_size}",
-    "Speed against its baseline": lambda receipt: receipt.speed,
-    "Baseline": lambda receipt: receipt.show("baseline", "{}"),
-    "TensorFlow": lambda receipt: receipt.tensorflow_version,
-    "Device": lambda receipt: receipt.device,
-    "Artifact": lambda receipt: receipt.artifact,
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeyFigure:
-    """One figure of the headline row: what it is, its value in a word or two, and what it was made from."""
-
-    label: str
-    value: str
-    note: str
 
 
 def write_html(report: RunReport, path: Path) -> Path:
@@ -79,45 +47,17 @@ def write_html(report: RunReport, path: Path) -> Path:
         curves=figures.curves(report.phases),
         usage=figures.utilization(report.utilization) if report.utilization else (),
         bars=figures.bars(report.receipts),
-        receipt_rows={
-            label: [show(receipt) for receipt in report.receipts.values()] for label, show in RECEIPT_ROWS.items()
-        },
+        table=receipt_table(report.receipts, path.parent),
+        source=_source(report),
         kernels=sorted({kernel for receipt in report.receipts.values() for kernel in receipt.kernels}),
     )
     write_text(path, page)
     return path
 
 
-def key_figures(receipts: Mapping[str, Receipt]) -> list[KeyFigure]:
-    """Returns the headline: the last artifact, which is what the run was for, against the first, its float parent."""
-    if not receipts:
-        return []
-    first, *_, last = (*receipts.values(), *receipts.values())
-    return [
-        _accuracy(receipts, last),
-        _shrinkage("Size on disk", first.bytes_on_disk, last.bytes_on_disk),
-        _shrinkage("Size as .tar.gz", first.gzip_bytes, last.gzip_bytes),
-        _latency(last),
-    ]
-
-
-def _accuracy(receipts: Mapping[str, Receipt], last: Receipt) -> KeyFigure:
-    if last.accuracy is None:
-        return KeyFigure(label="Accuracy", value="unavailable", note=last.unavailable.get("accuracy", "not measured"))
-    steps = [f"{name} {receipt.show('accuracy', '{:.2%}')}" for name, receipt in receipts.items()]
-    return KeyFigure(label="Accuracy", value=f"{last.accuracy:.2%}", note=" → ".join(steps))
-
-
-def _shrinkage(label: str, before: int, after: int) -> KeyFigure:
-    if before == after:
-        return KeyFigure(label=label, value=show_bytes(after), note=f"{after:,} bytes")
-    value = f"{before / after:.1f}x smaller" if after < before else f"{after / before:.2f}x larger"
-    return KeyFigure(label=label, value=value, note=f"{show_bytes(before)} → {show_bytes(after)}")
-
-
-def _latency(last: Receipt) -> KeyFigure:
-    latency = f"{last.latency_ms_median:.3g} ms"
-    note = f"median, batch {last.batch_size}"
-    if last.speedup is None:
-        return KeyFigure(label="Latency", value=latency, note=note)
-    return KeyFigure(label="Speed", value=last.show("speedup", "{:.2f}x"), note=f"{last.verdict}, {latency} {note}")
+def _source(report: RunReport) -> str:
+    """Returns where the utilization comes from. Why NVML cannot be read is of no use where there is no GPU."""
+    source = report.utilization.source if report.utilization else ""
+    if source.startswith("psutil") and report.environment.get("GPU") == "none":
+        return "psutil (no GPU)"
+    return source

@@ -1,10 +1,9 @@
-"""Pruning: weights set to zero and held there through training. The model keeps its layers and its size in memory."""
+"""Pruning: weights set to zero and held there through training. The model keeps its layers and its size in memory.
 
-from tfopt.pruning.callback import PruningSchedule
-from tfopt.pruning.config import PruningConfig
-from tfopt.pruning.criteria import CRITERIA
-from tfopt.pruning.masks import Mask
-from tfopt.pruning.prune import prune
-from tfopt.pruning.schedules import SCHEDULES
+The public names stand, with their types, in `__init__.pyi`. Each is imported when it is first used: the settings can be
+read without TensorFlow.
+"""
 
-__all__ = ["CRITERIA", "SCHEDULES", "Mask", "PruningConfig", "PruningSchedule", "prune"]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,9 +1,9 @@
-"""Quantization: ranges from calibration data, written into the graph as fake-quantization annotations."""
+"""Quantization: ranges from calibration data, written into the graph as fake-quantization annotations.
 
-from tfopt.quantization.config import QuantizationConfig
-from tfopt.quantization.quantize import quantize
-from tfopt.quantization.quantized_model import QuantizedModel
-from tfopt.quantization.training import quantization_report
-from tfopt.quantization.weight_only import WeightOnlyConfig
+The public names stand, with their types, in `__init__.pyi`. Each is imported when it is first used: the settings can be
+read without TensorFlow.
+"""
 
-__all__ = ["QuantizationConfig", "QuantizedModel", "WeightOnlyConfig", "quantization_report", "quantize"]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

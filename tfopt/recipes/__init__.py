@@ -1,8 +1,31 @@
 """Named recipes, one per file, each a builder paired with the settings that train, shrink and export it."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
+from tfopt.errors import unknown_name
 from tfopt.recipe import Recipe
 from tfopt.recipes import digits_cnn, digits_resnet
 
 RECIPES: dict[str, Recipe] = {module.RECIPE.name: module.RECIPE for module in (digits_cnn, digits_resnet)}
 
-__all__ = ["RECIPES", "digits_cnn", "digits_resnet"]
+__all__ = ["RECIPES", "digits_cnn", "digits_resnet", "find_recipe"]
+
+
+def find_recipe(recipe: Recipe | str | Path) -> Recipe:
+    """Returns a recipe given as itself, by its name, or as the path of a .toml file.
+
+    Raises:
+        ConfigError: No recipe has that name, or the file does not hold one.
+    Example:
+        >>> find_recipe("digits_cnn").model.builder
+        'simple_cnn'
+    """
+    if isinstance(recipe, Recipe):
+        return recipe
+    if str(recipe).endswith(".toml"):
+        return Recipe.from_toml(recipe)
+    if str(recipe) not in RECIPES:
+        raise unknown_name("recipe", str(recipe), RECIPES)
+    return RECIPES[str(recipe)]

@@ -1,9 +1,9 @@
-"""Training: a plan that decides every "auto", and the compilation of a model under it."""
+"""Training: a plan that decides every "auto", and the compilation of a model under it.
 
-from tfopt.training.compile import compile, ledger
-from tfopt.training.config import TrainingConfig
-from tfopt.training.ledger import Ledger
-from tfopt.training.plan import Plan, plan
-from tfopt.training.precision import float32_outputs, tensor_core_alignment
+The public names stand, with their types, in `__init__.pyi`. Each is imported when it is first used: the settings can be
+read without TensorFlow.
+"""
 
-__all__ = ["Ledger", "Plan", "TrainingConfig", "compile", "float32_outputs", "ledger", "plan", "tensor_core_alignment"]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -15,7 +15,6 @@ from tfopt.report import Change, PassReport, Skip
 from tfopt.training import runtime
 from tfopt.training.differences import state_of_parts, summed_embeddings
 from tfopt.training.guards import Guard
-from tfopt.training.ledger import Ledger
 from tfopt.training.memory import out_of_memory_message
 from tfopt.training.pipeline_parallel import Stages, split
 from tfopt.training.plan import Plan
@@ -124,31 +123,6 @@ def compile(
     parts = max(plan.config.accumulate, plan.micro_batches)
     skipped += state_of_parts(model, parts=parts, replicas=plan.replicas)
     return PassReport(name="compile", changed=tuple(changed), skipped=skipped)
-
-
-def ledger(model: keras.Model) -> Ledger:
-    """Returns the record of a model's training step: traces, compilations, loss scale.
-
-    Args:
-        model: Compiled by `tfopt.compile`.
-    Raises:
-        UnsupportedModelError: It was not, or has a training step of its own.
-    Example:
-        >>> import numpy as np
-        >>> from tfopt.training.plan import plan
-        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        >>> _ = compile(model, plan(), loss="mse")
-        >>> history = model.fit(np.zeros((8, 4)), np.zeros((8, 1)), verbose=0)
-        >>> len(ledger(model).of_kind("trace")), ledger(model).fallback
-        (1, None)
-    """
-    found = getattr(model, runtime.ATTRIBUTE, None)
-    if found is None:
-        raise UnsupportedModelError(
-            f"model must be trained by tfopt's step. Received: {getattr(model, 'name', model)!r}, which is not. "
-            "Compile it with tfopt.compile."
-        )
-    return found.ledger
 
 
 def _install(model: keras.Model, plan: Plan, stages: Stages | None, jit_compile: bool) -> None:

@@ -6,23 +6,37 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import keras
-import tensorflow as tf
-
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.flags import BY_NAME
-from tfopt.training.memory import remat_scope
 
 PRECISIONS = ("auto", "float32", "mixed_bfloat16", "mixed_float16")
 STRATEGIES = ("auto", "none", "mirrored", "multi_worker", "pipeline")
 COMMUNICATIONS = ("auto", "nccl", "hierarchical_copy", "ring")
 AUTO_SHARDS = ("auto", "data", "file", "off")
-# Those that need no other optimizer to wrap.
-OPTIMIZERS = tuple(
-    name.lower()
-    for name, value in vars(keras.optimizers).items()
-    if isinstance(value, type) and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap")
+# Those of Keras that need no other optimizer to wrap; written out, so that settings can be read without Keras.
+OPTIMIZERS = (
+    "adadelta",
+    "adafactor",
+    "adagrad",
+    "adam",
+    "adamax",
+    "adamw",
+    "ftrl",
+    "lamb",
+    "lion",
+    "muon",
+    "nadam",
+    "rmsprop",
+    "schedulefreeadamw",
+    "sgd",
 )
+# Modes that train in fit on TensorFlow, with XLA, on replicas and in mixed precision, to the same weights.
+REMAT_MODES = ("activations",)
+_REMAT_FAILS = {
+    "full": "TensorFlow's recomputation takes no keyword arguments, and Keras passes training=... to the model",
+    "larger_than": "Keras applies it to the model itself, whose training=... TensorFlow's recomputation does not take",
+    "list_of_layers": "it fails for layers that take training=..., Dense among them, and for all in mixed precision",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,18 +126,18 @@ class TrainingConfig:
         if self.precision not in PRECISIONS:
             raise unknown_name("precision", str(self.precision), PRECISIONS)
         name = self.optimizer.lower() if isinstance(self.optimizer, str) else self.optimizer  # Keras takes "Adam" too
-        _check_name("optimizer", name, OPTIMIZERS, keras.optimizers.Optimizer)
-        if isinstance(self.strategy, keras.distribution.DataParallel | keras.distribution.ModelParallel):
-            raise ConfigError(
-                "strategy must be a tf.distribute strategy: on TensorFlow, Keras accepts a keras.distribution object "
-                f"and does nothing with it. Received: strategy={self.strategy!r}. Set strategy='mirrored'."
-            )
-        _check_name("strategy", self.strategy, STRATEGIES, tf.distribute.Strategy)
+        if isinstance(name, str):
+            _check_name("optimizer", name, OPTIMIZERS)
+        else:
+            _check_optimizer(name)
+        if isinstance(self.strategy, str):
+            _check_name("strategy", self.strategy, STRATEGIES)
+        else:
+            _check_strategy(self.strategy)
         for name, known in (("communication", COMMUNICATIONS), ("auto_shard", AUTO_SHARDS)):
             if getattr(self, name) not in known:
                 raise unknown_name(name, str(getattr(self, name)), known)
-        with remat_scope(self.remat):  # raises for what does not work
-            pass
+        check_remat(self.remat)
         if self.decay not in ("cosine", "constant"):
             raise unknown_name("decay", str(self.decay), ("cosine", "constant"))
         for name in ("jit_compile", "resume", "tensor_float_32"):
@@ -152,12 +166,44 @@ def _at_least_one(name: str, value: Any, *, or_word: str | None = None) -> None:
         raise ConfigError(f"{name} must be {rule}. Received: {name}={value!r}.")
 
 
-def _check_name(kind: str, value: Any, known: tuple[str, ...], accepted: type) -> None:
-    if isinstance(value, str):
-        if value not in known:
-            raise unknown_name(kind, value, known)
-    elif not isinstance(value, accepted):
-        raise ConfigError(f"{kind} must be a name or an instance of {accepted.__name__}. Received: {kind}={value!r}.")
+def check_remat(mode: str | None) -> None:
+    """Raises ConfigError unless a rematerialisation mode, or None, works in `fit` on TensorFlow.
+
+    Example:
+        >>> check_remat("activations")
+    """
+    if mode in _REMAT_FAILS:
+        raise ConfigError(
+            f"remat must be one of {', '.join(map(repr, REMAT_MODES))} or None. Received: remat={mode!r}. "
+            f"In fit on TensorFlow it fails: {_REMAT_FAILS[mode]}. Use 'activations', or accumulate gradients."
+        )
+    if mode is not None and mode not in REMAT_MODES:
+        raise unknown_name("remat", str(mode), REMAT_MODES)
+
+
+def _check_name(kind: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise unknown_name(kind, value, known)
+
+
+def _check_optimizer(value: Any) -> None:
+    import keras  # names are checked without it
+
+    if not isinstance(value, keras.optimizers.Optimizer):
+        raise ConfigError(f"optimizer must be a name or an instance of Optimizer. Received: optimizer={value!r}.")
+
+
+def _check_strategy(value: Any) -> None:
+    import keras  # names are checked without them
+    import tensorflow as tf
+
+    if isinstance(value, keras.distribution.DataParallel | keras.distribution.ModelParallel):
+        raise ConfigError(
+            "strategy must be a tf.distribute strategy: on TensorFlow, Keras accepts a keras.distribution object "
+            f"and does nothing with it. Received: strategy={value!r}. Set strategy='mirrored'."
+        )
+    if not isinstance(value, tf.distribute.Strategy):
+        raise ConfigError(f"strategy must be a name or an instance of Strategy. Received: strategy={value!r}.")
 
 
 def _is_number(value: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
 import signal
 import socket
@@ -32,13 +33,19 @@ STOP_S = 15.0  # from SIGTERM to SIGKILL, once one has failed
 SAVE_S = 120.0  # the same when all were healthy and have a checkpoint to save
 TAIL_LINES = 100
 TRACEBACK = "Traceback (most recent call last):"
+# What TensorFlow writes when it is imported, before it looks at TF_CPP_MIN_LOG_LEVEL: the same lines from every worker.
+NOTICES = (
+    r"WARNING: All log messages before absl::InitializeLog\(\)|I0000 00:00:|To enable the following instructions: "
+)
+NO_CUDA = r"E0000 00:00:.* failed call to cuInit: "  # said by each worker of a machine that has no GPU
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 
 
 def launch(script: Sequence[str], workers: int, devices_per_worker: int | None = None) -> int:
     """Runs a script in several processes that train together, and returns when all have ended.
 
-    Every line of their output gets the worker in front, such as "[worker 0] ". When one fails the others are stopped,
+    Every line of their output gets the worker in front, such as "[worker 0] ". What TensorFlow writes when it starts is
+    left out; TF_CPP_MIN_LOG_LEVEL=0 shows it. When one fails the others are stopped,
     and what it last wrote to standard error is repeated at the end. SIGTERM and Ctrl-C are passed on to the workers,
     who have two minutes to save a checkpoint; a second one kills them.
 
@@ -58,11 +65,12 @@ def launch(script: Sequence[str], workers: int, devices_per_worker: int | None =
         tfopt.errors.ConfigError: workers must be a whole number of at least 1. Received: workers=0.
     """
     command, environments = _commands(script, workers, devices_per_worker)
+    hidden = _hidden_lines()
     started: list[_Worker] = []
     with selectors.DefaultSelector() as pipes, _signals() as received, _guard() as guard:
         try:
             for index, environment in enumerate(environments):
-                worker = _Worker(index, _start(command, environment))
+                worker = _Worker(index, _start(command, environment), hidden)
                 started.append(worker)
                 guard.write(b"%d\n" % worker.process.pid)
                 for pipe in (worker.process.stdout, worker.process.stderr):
@@ -82,6 +90,7 @@ class _Worker:
 
     index: int
     process: subprocess.Popen[bytes]
+    hidden: re.Pattern[str] | None = None
     unfinished: dict[str, bytes] = field(default_factory=dict)
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     traceback_at: float | None = None
@@ -121,6 +130,8 @@ class _Worker:
         for line in lines:
             text = line.decode(errors="replace")
             if name == "stderr":
+                if self.hidden and self.hidden.match(text):
+                    continue
                 self.errors.append(text)
                 if TRACEBACK in text:
                     self.traceback_at = time.monotonic()
@@ -169,6 +180,13 @@ def _gpu_names() -> list[str]:
     count = len(tf.config.list_physical_devices("GPU"))
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return (named or [str(number) for number in range(count)])[:count]
+
+
+def _hidden_lines() -> re.Pattern[str] | None:
+    """The lines of standard error that say nothing of the training, or None where all were asked for."""
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0":
+        return None
+    return re.compile(NOTICES if _gpu_names() else f"{NOTICES}|{NO_CUDA}")
 
 
 def _free_addresses(count: int) -> tuple[str, ...]:

@@ -7,8 +7,13 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tfopt.errors import TfoptWarning
+import keras
+
+from tfopt.errors import TfoptWarning, UnsupportedModelError
 from tfopt.report import Record
+
+ATTRIBUTE = "_tfopt_runtime"
+"""Where a model keeps what trains it, the ledger among it."""
 
 # Distinct shapes after which compiling anew is no longer a matter of an uneven last batch.
 STORM = 5
@@ -165,3 +170,29 @@ class Ledger:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def ledger(model: keras.Model) -> Ledger:
+    """Returns the record of a model's training step: traces, compilations, loss scale.
+
+    Args:
+        model: Compiled by `tfopt.compile`.
+    Raises:
+        UnsupportedModelError: It was not, or has a training step of its own.
+    Example:
+        >>> import numpy as np
+        >>> from tfopt.training import compile, plan
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> _ = compile(model, plan(), loss="mse")
+        >>> history = model.fit(np.zeros((8, 4)), np.zeros((8, 1)), verbose=0)
+        >>> len(ledger(model).of_kind("trace")), ledger(model).fallback
+        (1, None)
+    """
+    found = getattr(model, ATTRIBUTE, None)
+    if found is None:
+        raise UnsupportedModelError(
+            f"model must be trained by tfopt's step. Received: {getattr(model, 'name', model)!r}, which is not. "
+            "Compile it with tfopt.compile."
+        )
+    own: Ledger = found.ledger
+    return own

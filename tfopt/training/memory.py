@@ -16,16 +16,8 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 
-from tfopt.errors import ConfigError, unknown_name
 from tfopt.hardware import Hardware
-
-# Modes that train in fit on TensorFlow, with XLA, on replicas and in mixed precision, to the same weights.
-REMAT_MODES = ("activations",)
-_REMAT_FAILS = {
-    "full": "TensorFlow's recomputation takes no keyword arguments, and Keras passes training=... to the model",
-    "larger_than": "Keras applies it to the model itself, whose training=... TensorFlow's recomputation does not take",
-    "list_of_layers": "it fails for layers that take training=..., Dense among them, and for all in mixed precision",
-}
+from tfopt.training.config import check_remat
 
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 
@@ -109,13 +101,7 @@ def remat_scope(mode: str | None) -> Iterator[None]:
         ...
         tfopt.errors.ConfigError: remat must be one of 'activations' or None. Received: remat='full'. ...
     """
-    if mode in _REMAT_FAILS:
-        raise ConfigError(
-            f"remat must be one of {', '.join(map(repr, REMAT_MODES))} or None. Received: remat={mode!r}. "
-            f"In fit on TensorFlow it fails: {_REMAT_FAILS[mode]}. Use 'activations', or accumulate gradients."
-        )
-    if mode is not None and mode not in REMAT_MODES:
-        raise unknown_name("remat", str(mode), REMAT_MODES)
+    check_remat(mode)
     with keras.RematScope(mode=mode) if mode else contextlib.nullcontext():
         yield
 

@@ -4,13 +4,14 @@ The bar is a line that fills the terminal's width and is drawn over itself. It i
 callback nothing when `fit` raises, and a live display would then leave a hidden cursor and a redirected stdout
 behind. A line needs no end. The terminal wraps before the next character, so whatever is printed next, a traceback
 or the words of another callback, begins on a line of its own.
+
+Where the width is not enough, the bar goes first, then the steps, then figures, least watched first; none is ever cut.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from datetime import timedelta
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -24,10 +25,14 @@ from rich.text import Text
 SECONDS_BETWEEN_DRAWINGS = 0.1
 PLAIN_LINES = 10
 NARROWEST_BAR = 10
+GAP = "  "
+# What people watch comes first in the line, and stays longest when it is narrow.
+SHOWN_FIRST = ("loss", "accuracy", "sparsity")
+KEPT_LONGEST = ("accuracy", "loss", "sparsity")
 
 
 class FitProgress(keras.callbacks.Callback):
-    """Shows how far a whole `fit` has come, its figures and the time left, in one line.
+    """Shows how far a whole `fit` has come, its figures and the time left, in one line; at the end the time it took.
 
     Where the console is not a terminal (a file, a pipe, a notebook) it prints a plain line after the first epoch and
     then about every tenth of the epochs. Give `verbose=0` to `fit`, or Keras draws its own bars as well.
@@ -42,7 +47,7 @@ class FitProgress(keras.callbacks.Callback):
         >>> model.compile(loss="mse")
         >>> x = np.zeros((4, 2))
         >>> _ = model.fit(x, x[:, :1], verbose=0, callbacks=[FitProgress("train")])
-        train  epoch 1/1  loss 0  0:00:00 left
+        train  epoch 1/1  loss 0  took 0:0...
     """
 
     def __init__(self, description: str = "", *, console: Console | None = None) -> None:
@@ -57,9 +62,9 @@ class FitProgress(keras.callbacks.Callback):
         self._epoch = self._step = 0
         self._first_epoch: int | None = None  # not 0 when a training is resumed
         self._figures: dict[str, Any] = {}
+        self._began = time.monotonic()
         self._started: tuple[float, float] | None = None  # when, and how many epochs were done then
         self._drawn_at = 0.0
-        self._printed_epoch = -1
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         self._reset(self.params["epochs"], self.params["steps"])
@@ -85,45 +90,49 @@ class FitProgress(keras.callbacks.Callback):
         self._step = self._steps
         if self._in_place:
             self._draw()
-        elif self._is_milestone():
-            self._print_line()
+        elif self._is_milestone() and not self._is_last():  # that line is printed when the time it took is known
+            self._print_line(self._time_left())
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         if self._first_epoch is None:  # nothing was left to train
             return
+        took = f"took {_duration(time.monotonic() - self._began)}"
         if self._in_place:
+            self._draw(took)
             self._console.line()
-        elif self._printed_epoch < self._epoch:  # training was stopped early
-            self._print_line()
+        else:
+            self._print_line(took)
 
     def _is_milestone(self) -> bool:
         done, total = round(self._done()), self._total()
         return done == 1 or done * PLAIN_LINES // total > (done - 1) * PLAIN_LINES // total
 
-    def _draw(self) -> None:
+    def _is_last(self) -> bool:
+        return self._done() >= self._total() or bool(self.model.stop_training)
+
+    def _draw(self, end: str | None = None) -> None:
+        width = self._console.width
         step = f"{self._step}/{self._steps}" if self._steps else f"{self._step}"
-        where, time_left = Text(f"{self._where()}  {step}"), Text(f"{self._time_left()} left")
-        figures = Text(figures_line(self._figures))
-        # On a narrow terminal the figures give way; six blanks lie between the four columns.
-        room = self._console.width - len(where) - len(time_left) - NARROWEST_BAR - 6
-        figures.truncate(max(room, 1), overflow="ellipsis")
-        line = Table.grid(padding=(0, 2, 0, 0), pad_edge=False, expand=True)
-        for ratio in (None, 1, None, None):  # the bar takes what the others leave
-            line.add_column(no_wrap=True, ratio=ratio)
-        bar = ProgressBar(total=self._total(), completed=self._done())
-        line.add_row(where, bar, figures, time_left)
+        heads = [f"{self._where()}{GAP}{step}", self._where(), self._where(label="")]
+        words, bar_width = fitted(heads, self._figures, self._time_left() if end is None else end, width)
+        before, behind = (Text(part) for part in words)
+        line = Table.grid(padding=0, pad_edge=False, expand=True)
+        line.add_column(no_wrap=True)
+        line.add_column(ratio=1)
+        line.add_column(no_wrap=True)
+        bar = ProgressBar(total=self._total(), completed=self._done(), width=bar_width)
+        line.add_row(before, bar if bar_width else "", behind)
         segments = self._console.render_lines(line)[0]
         with self._console:  # one write for both, so that the line does not flicker
             self._console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
             self._console.print(Segments(segments), end="")
 
-    def _print_line(self) -> None:
-        self._printed_epoch = self._epoch
-        words = f"{self._where()}  {figures_line(self._figures)}  {self._time_left()} left"
-        self._console.print(Text(words), soft_wrap=True)
+    def _print_line(self, time_words: str) -> None:
+        words = [self._where(), figures_line(self._figures), time_words]
+        self._console.print(Text(GAP.join(filter(None, words))), soft_wrap=True)
 
-    def _where(self) -> str:
-        return f"{self._description}  epoch {self._epoch + 1}/{self._epochs}".lstrip()
+    def _where(self, label: str = "epoch ") -> str:
+        return f"{self._description}{GAP}{label}{self._epoch + 1}/{self._epochs}".lstrip()
 
     def _total(self) -> int:
         return self._epochs - (self._first_epoch or 0)
@@ -134,33 +143,82 @@ class FitProgress(keras.callbacks.Callback):
         return self._epoch - (self._first_epoch or 0) + within
 
     def _time_left(self) -> str:
-        done = self._done()
-        if done >= self._total():
-            return str(timedelta())
-        started, at = self._started or (0.0, done)
-        if done <= at:
-            return "?:??:??"
-        seconds = (time.monotonic() - started) / (done - at) * (self._total() - done)
-        return str(timedelta(seconds=round(seconds)))
+        """Returns the estimate in words; none before there is one."""
+        done, (started, at) = self._done(), self._started or (0.0, self._done())
+        remaining = max(self._total() - done, 0.0)
+        if done <= at and remaining:
+            return ""
+        return f"{_duration((time.monotonic() - started) / (done - at) * remaining if remaining else 0)} left"
 
 
-def figures_line(figures: Mapping[str, Any]) -> str:
+def fitted(
+    heads: Sequence[str], figures: Mapping[str, Any], time_words: str, width: int
+) -> tuple[tuple[str, str], int | None]:
+    """Returns what a line of some width says on its left and on its right, and the width of a bar between.
+
+    Args:
+        heads: What the line may begin with, the longest first.
+        figures: Name to value, as Keras logs them.
+        time_words: What it ends with.
+        width: How wide it is.
+    Returns: (left, right), and the bar's width, None without one.
+    Example:
+        >>> figures = {"loss": 0.06, "accuracy": 0.98, "val_accuracy": 0.97, "recall": 0.9}
+        >>> for width in (100, 90, 50):
+        ...     fitted(["train  epoch 3/40  5/45", "train  epoch 3/40"], figures, "0:12 left", width)
+        (('train  epoch 3/40  5/45  ', '  loss 0.06  accuracy 0.98 (val 0.97)  recall 0.9  0:12 left'), 15)
+        (('train  epoch 3/40  5/45  loss 0.06  accuracy 0.98 (val 0.97)  recall 0.9', '0:12 left'), None)
+        (('train  epoch 3/40  5/45  accuracy 0.98 (val 0.97)', ''), None)
+    """
+    before, behind = heads[0] + GAP, GAP.join(["", *filter(None, [figures_line(figures), time_words])])
+    if width - len(before) - len(behind) >= NARROWEST_BAR:
+        return (before, behind), width - len(before) - len(behind)
+    names = sorted(_names(figures), key=lambda name: _rank(name, KEPT_LONGEST))
+    shorter = [figures_line(figures, names[:count]) for count in range(len(names), 0, -1)]
+    candidates = [(f"{head}{GAP}{line}", time_words) for line in shorter for head in heads]
+    candidates += [(f"{head}{GAP}{shorter[-1]}", "") for head in heads if shorter]
+    candidates += [(head, time_words) for head in heads]
+    for left, right in candidates:
+        if len(left) + (len(GAP) + len(right) if right else 0) <= width:
+            return (left, right), None
+    return (heads[-1][:width], ""), None
+
+
+def figures_line(figures: Mapping[str, Any], names: Collection[str] | None = None) -> str:
     """Returns figures as one line, loss first, each with its validation value behind it.
+
+    Args:
+        figures: Name to value, as Keras logs them.
+        names: Which to show, validation values not among them; all if None.
 
     Example:
         >>> figures_line({"accuracy": 0.98123, "loss": 0.0612, "val_accuracy": 0.9712, "val_loss": 0.08})
         'loss 0.0612 (val 0.08)  accuracy 0.9812 (val 0.9712)'
     """
-    names = [name for name in figures if not (name.startswith("val_") and name.removeprefix("val_") in figures)]
-    # What people watch comes first, since a narrow terminal cuts off the end.
-    watched = ("loss", "accuracy", "sparsity")
-    names.sort(key=lambda name: watched.index(name) if name in watched else len(watched))
-    return "  ".join(
+    shown = [name for name in _names(figures) if names is None or name in names]
+    shown.sort(key=lambda name: _rank(name, SHOWN_FIRST))
+    return GAP.join(
         f"{name} {_short(figures[name])}"
         + (f" (val {_short(figures[f'val_{name}'])})" if f"val_{name}" in figures else "")
-        for name in names
+        for name in shown
     )
 
 
+def _names(figures: Mapping[str, Any]) -> list[str]:
+    return [name for name in figures if not (name.startswith("val_") and name.removeprefix("val_") in figures)]
+
+
+def _rank(name: str, order: tuple[str, ...]) -> int:
+    return order.index(name) if name in order else len(order)
+
+
+def _duration(seconds: float) -> str:
+    """Returns hours, where there are any, minutes and seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
 def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, int | float) else str(value)
+    if not isinstance(value, int | float):
+        return str(value)
+    return f"{value:.3g}" if abs(value) < 0.1 else f"{value:.4g}"  # as many decimals

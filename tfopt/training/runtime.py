@@ -22,14 +22,13 @@ from tfopt.errors import TfoptWarning, UnsupportedModelError
 from tfopt.training.calls import MethodCall
 from tfopt.training.execution import Execution, Executions, of_one_replica
 from tfopt.training.guards import Guard
-from tfopt.training.ledger import Ledger
+from tfopt.training.ledger import ATTRIBUTE, Ledger
 from tfopt.training.memory import tensor_float_32_scope
 from tfopt.training.resume import Resume
 from tfopt.training.step import Step
 from tfopt.training.strategy import is_multi_worker
 from tfopt.training.xla import compilation_cause, compilation_failed
 
-ATTRIBUTE = "_tfopt_runtime"
 METHODS = ("fit", "evaluate", "predict", "make_train_function", "make_test_function", "_maybe_symbolic_build")
 
 

@@ -1,0 +1,16 @@
+from .batches import iterate_batches
+from .pipeline import PREFETCH, pipeline
+from .position import EpochCounter
+from .sources import SOURCES, Examples, arrays, digits, synthetic
+
+__all__ = [
+    "PREFETCH",
+    "SOURCES",
+    "EpochCounter",
+    "Examples",
+    "arrays",
+    "digits",
+    "iterate_batches",
+    "pipeline",
+    "synthetic",
+]
