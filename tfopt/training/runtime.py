@@ -107,7 +107,7 @@ class Runtime:
             scopes.enter_context(self._guard.watching(self.model, (given.get("x"), given.get("y")), self.ledger))
             scopes.enter_context(self._dividing(given.get("steps_per_epoch"), given.get("validation_steps")))
             if self._resume is not None:
-                scopes.enter_context(self._resume.listening())
+                scopes.enter_context(self._resume.around_fit())
             return fit(*call.args, **call.kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:

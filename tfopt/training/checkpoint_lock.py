@@ -1,0 +1,109 @@
+"""One training at a time in a checkpoint directory.
+
+The lock is the kernel's (flock) on a file in the directory. It ends with the process that holds it, however that
+process ends, so a restart never waits for a dead one. A process id could not serve: containers repeat it, and other
+machines share the directory. The file's content, which process holds the lock, is for the error message only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import functools
+import json
+import os
+import socket
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from tfopt.errors import ConfigError, TfoptWarning
+
+NAME = ".tfopt-training.lock"
+_held: set[int] = set()  # descriptors of this process
+
+
+@contextlib.contextmanager
+def only_training(directory: Path) -> Iterator[None]:
+    """Keeps other trainings out of a checkpoint directory, which is made if it does not exist.
+
+    Where the directory cannot be written, nothing is locked: no training can save there.
+
+    Raises:
+        ConfigError: Another training holds the directory.
+    Warns:
+        TfoptWarning: The file system has no locks.
+    Example:
+        >>> import tempfile
+        >>> directory = Path(tempfile.mkdtemp())
+        >>> with only_training(directory):
+        ...     with only_training(directory):
+        ...         pass
+        Traceback (most recent call last):
+        ...
+        tfopt.errors.ConfigError: checkpoint_dir must be used by one training at a time. Received: ...
+    """
+    descriptor = _open(directory)
+    if descriptor is None:
+        yield
+        return
+    _close_in_forks()
+    _held.add(descriptor)
+    try:
+        _lock(descriptor, directory)
+        yield
+    finally:
+        _held.discard(descriptor)
+        os.close(descriptor)
+
+
+def _open(directory: Path) -> int | None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        # Kept when the training ends: were it removed, two trainings could each lock a file of this name.
+        return os.open(directory / NAME, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:
+        return None
+
+
+def _lock(descriptor: int, directory: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"checkpoint_dir must be used by one training at a time. Received: checkpoint_dir={directory}, "
+            f"where {_holder(descriptor)}. Wait until it ends or end it, or set another checkpoint_dir."
+        ) from error
+    except OSError as error:
+        warnings.warn(
+            f"The file system cannot lock checkpoint_dir={directory} ({error}). Make sure that no other training "
+            "uses this directory.",
+            TfoptWarning,
+            stacklevel=2,
+        )
+        return
+    since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    record = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(record).encode(), 0)
+
+
+def _holder(descriptor: int) -> str:
+    try:
+        record = json.loads(os.pread(descriptor, 1000, 0))
+        return f"process {record['process']} on {record['host']} has been training since {record['since']}"
+    except (OSError, ValueError, KeyError, TypeError):  # it has the lock and has not written this yet
+        return "another process is training"
+
+
+@functools.cache
+def _close_in_forks() -> None:
+    """A fork inherits the lock. Data loaders that outlive a killed training must not keep its directory locked."""
+
+    def close() -> None:
+        for descriptor in _held:
+            os.close(descriptor)
+        _held.clear()
+
+    os.register_at_fork(after_in_child=close)
