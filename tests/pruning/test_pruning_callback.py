@@ -306,6 +306,38 @@ def test_data_of_unknown_size():
     assert watch.shares[18:] == [0.5] * 6
 
 
+def test_the_schedule_goes_on_where_it_was_over_data_of_unknown_size():
+    config = PruningConfig(target_sparsity=0.5, end_step=30, frequency=5)
+
+    def fit(*spans):
+        model = compile_model(build(), steps_per_execution=4, jit_compile=False)
+        watch = WatchZeros()
+        for initial_epoch, epochs in spans:
+            callbacks = [watch, PruningSchedule(model, config)] if epochs == 4 else [watch, NoEnd(model, config)]
+            model.fit(unknown_size(), initial_epoch=initial_epoch, epochs=epochs, callbacks=callbacks, verbose=0)
+        return watch.shares
+
+    whole = fit((0, 4))
+    assert whole[-1] == 0.5
+    assert fit((0, 2), (2, 4)) == whole
+    with pytest.raises(ConfigError, match=r"The number of steps before epoch 2 must be known.* Give steps_per_epoch"):
+        fit((2, 4))
+
+
+class NoEnd(PruningSchedule):
+    """Stands for a fit that ended before its end, which is pruned to the target."""
+
+    def on_train_end(self, logs=None):
+        pass
+
+
+def test_an_end_beyond_data_of_unknown_size_is_told_when_its_size_is_known():
+    model = compile_model(build())
+    config = PruningConfig(end_step=99)
+    with pytest.warns(TfoptWarning, match=r"end_step=99 lies beyond the 24 steps of this fit"):
+        model.fit(unknown_size(), epochs=2, callbacks=[PruningSchedule(model, config)], verbose=0)
+
+
 def test_a_schedule_that_does_not_fit_the_fit():
     model = compile_model(build())
     with pytest.raises(ConfigError, match=r"begin_step must come before the end of pruning. Received: begin_step=10,"):
