@@ -37,7 +37,9 @@ class LoseForAWhile(keras.callbacks.Callback):  # NVML fails in some samples of 
             else:
                 del os.environ["FAKE_NVML_LOST"]
             until = len(monitor.utilization.seconds) + 2  # the first may have begun before
-            while len(monitor.utilization.seconds) < until:
+            for _ in range(1000):  # ten seconds; two samples take a tenth of one
+                if len(monitor.utilization.seconds) >= until:
+                    break
                 time.sleep(0.01)
 
 with warnings.catch_warnings(record=True) as caught:

@@ -29,8 +29,8 @@ class PruningSchedule(keras.callbacks.Callback):
 
     - Steps are counted from the first epoch, so a fit with `initial_epoch` goes on where an earlier one stopped: with
       the same weights and masks it chooses the masks that a fit without the break would have. Where the size of the
-      data is unknown, the steps before are those that were counted. A mask holds the count: checkpoints of tfopt save
-      it, and in one process a later fit finds it.
+      data is unknown, the steps before are those that were counted, where an epoch's last execution counts as a whole
+      one. A mask holds the count: checkpoints of tfopt save it, and in one process a later fit finds it.
     - Sparsity never falls, also in a second fit: what is masked stays masked.
     - A fit, stopped early or not, ends at `target_sparsity`, with no step to recover if the schedule was not done.
     - A callback that restores weights at the end, such as EarlyStopping, must stand before this one in the list.
