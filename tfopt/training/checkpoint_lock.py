@@ -33,7 +33,7 @@ def only_training(directory: Path) -> Iterator[None]:
     Raises:
         ConfigError: Another training holds the directory.
     Warns:
-        TfoptWarning: The file system has no locks.
+        TfoptWarning: The directory cannot be locked, for example since the file system has no locks.
     Example:
         >>> import tempfile
         >>> directory = Path(tempfile.mkdtemp())
@@ -63,7 +63,9 @@ def _open(directory: Path) -> int | None:
         directory.mkdir(parents=True, exist_ok=True)
         # Kept when the training ends: were it removed, two trainings could each lock a file of this name.
         return os.open(directory / NAME, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError:
+    except OSError as error:
+        if os.access(directory, os.W_OK):  # the file is another user's, for example
+            _warn_unlocked(directory, error)
         return None
 
 
@@ -76,17 +78,20 @@ def _lock(descriptor: int, directory: Path) -> None:
             f"where {_holder(descriptor)}. Wait until it ends or end it, or set another checkpoint_dir."
         ) from error
     except OSError as error:
-        warnings.warn(
-            f"The file system cannot lock checkpoint_dir={directory} ({error}). Make sure that no other training "
-            "uses this directory.",
-            TfoptWarning,
-            stacklevel=2,
-        )
+        _warn_unlocked(directory, error)
         return
     since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     record = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps(record).encode(), 0)
+
+
+def _warn_unlocked(directory: Path, error: OSError) -> None:
+    warnings.warn(
+        f"checkpoint_dir={directory} cannot be locked ({error}). Make sure that no other training uses it.",
+        TfoptWarning,
+        stacklevel=2,
+    )
 
 
 def _holder(descriptor: int) -> str:
