@@ -55,6 +55,7 @@ def test_the_lock_ends_with_the_block_also_when_it_raises(tmp_path):
         pass
     with only_training(tmp_path):
         pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):

@@ -2,7 +2,8 @@
 
 The lock is the kernel's (flock) on a file in the directory. It ends with the process that holds it, however that
 process ends, so a restart never waits for a dead one. A process id could not serve: containers repeat it, and other
-machines share the directory. The file's content, which process holds the lock, is for the error message only.
+machines share the directory. The file's content, which process holds the lock, is for the error message only. The
+holder removes the file when it ends; one that is left by a killed process does no harm.
 """
 
 from __future__ import annotations
@@ -44,24 +45,44 @@ def only_training(directory: Path) -> Iterator[None]:
         ...
         tfopt.errors.ConfigError: checkpoint_dir must be used by one training at a time. Received: ...
     """
-    descriptor = _open(directory)
+    _close_in_forks()
+    descriptor = _locked(directory)
     if descriptor is None:
         yield
         return
-    _close_in_forks()
     _held.add(descriptor)
     try:
-        _lock(descriptor, directory)
         yield
     finally:
-        _held.discard(descriptor)
-        os.close(descriptor)
+        if descriptor in _held:  # not in a fork
+            # Removed before the lock ends, so that nobody can hold the file that goes.
+            with contextlib.suppress(OSError):
+                (directory / NAME).unlink()
+            _held.discard(descriptor)
+            os.close(descriptor)
+
+
+def _locked(directory: Path) -> int | None:
+    """Returns the lock's descriptor, or None where there is no lock."""
+    while True:
+        descriptor = _open(directory)
+        if descriptor is None:
+            return None
+        try:
+            if not _lock(descriptor, directory):
+                os.close(descriptor)
+                return None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if _is_named(descriptor, directory / NAME):
+            return descriptor
+        os.close(descriptor)  # a training has just ended, and took this file with it
 
 
 def _open(directory: Path) -> int | None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        # Kept when the training ends: were it removed, two trainings could each lock a file of this name.
         return os.open(directory / NAME, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         if os.access(directory, os.W_OK):  # the file is another user's, for example
@@ -69,7 +90,14 @@ def _open(directory: Path) -> int | None:
         return None
 
 
-def _lock(descriptor: int, directory: Path) -> None:
+def _is_named(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _lock(descriptor: int, directory: Path) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -79,11 +107,13 @@ def _lock(descriptor: int, directory: Path) -> None:
         ) from error
     except OSError as error:
         _warn_unlocked(directory, error)
-        return
+        return False
     since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     record = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(record).encode(), 0)
+    with contextlib.suppress(OSError):  # a full disk takes only the words of another's error message
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(record).encode(), 0)
+    return True
 
 
 def _warn_unlocked(directory: Path, error: OSError) -> None:
