@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import random
+import shutil
 
 import keras
 import numpy as np
@@ -13,7 +14,7 @@ from rich.console import Console
 
 import tfopt
 from tfopt.data import Examples
-from tfopt.errors import ConfigError, ExportError, UnsupportedModelError
+from tfopt.errors import ConfigError, ExportError, TfoptWarning, UnsupportedModelError
 from tfopt.models import mlp
 from tfopt.pruning import PruningConfig
 from tfopt.quantization import QuantizationConfig
@@ -408,3 +409,25 @@ def test_a_pruning_pattern_that_matches_nothing_is_known_before_training(tmp_pat
         run(recipe)
     assert "train  epoch" not in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
+
+
+def test_resume_goes_through_the_phases_that_were_done_and_begins_the_others(tmp_path):
+    """The process may have ended in the first phase: the later ones have no checkpoints then."""
+    training = dataclasses.replace(TINY.training, checkpoint_dir=str(tmp_path / "checkpoints"))
+    recipe = dataclasses.replace(TINY, quantization=None, training=training)
+    whole = run(dataclasses.replace(TINY, quantization=None), console=silent())
+    run(dataclasses.replace(recipe, pruning=None), console=silent())
+    insisting = dataclasses.replace(recipe, training=dataclasses.replace(training, resume=True))
+    with pytest.warns(TfoptWarning, match="nothing to train: the training in .*train reached epoch 3"):
+        resumed = run(insisting, console=silent())
+    assert [len(phase.history["loss"]) for phase in resumed.report.phases] == [3, 2]
+    for one, other in zip(resumed.model.get_weights(), whole.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+    anew = dataclasses.replace(recipe, training=dataclasses.replace(training, resume=False))
+    shutil.rmtree(tmp_path / "checkpoints" / "train")
+    with pytest.raises(ConfigError, match=r"resume=False\. Received: checkpoint_dir=.*prune, with steps"):
+        run(anew, console=silent())
+    assert not (tmp_path / "checkpoints" / "train").exists()  # known before the first phase trains
+    with pytest.raises(ConfigError, match=r"resume=True\. Received: checkpoint_dir=.*train\."):
+        run(insisting, console=silent())

@@ -31,8 +31,9 @@ from tfopt.quantization import quantize
 from tfopt.recipe import Recipe
 from tfopt.recipes import find_recipe
 from tfopt.report import PassReport, Phase, Receipt, RunReport, write_text
-from tfopt.training import Ledger, Plan, ledger, plan
+from tfopt.training import Ledger, Plan, TrainingConfig, ledger, plan
 from tfopt.training import compile as compile_model
+from tfopt.training.checkpoint_store import check_mode
 from tfopt.training.progress import FitProgress
 
 
@@ -94,6 +95,10 @@ def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | 
     if export_dir is not None:
         for name in _artifacts(settings):
             check_target(export_dir / name)
+    for phase in _phases(settings):
+        own = _training_of(settings, phase)
+        if own.checkpoint_dir is not None:  # known before any phase trains
+            check_mode(own.checkpoint_dir, own.resume)
     console.print(f"[bold]{escape(settings.name)}[/bold]  {escape(settings.description)}\n")
     decided = plan(settings)
     if not decided.is_chief:  # it trains the same weights; the chief shows and exports them
@@ -105,6 +110,22 @@ def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | 
 def _artifacts(settings: Recipe) -> list[str]:
     """Returns the names of the artifacts that a recipe exports, in the order in which it makes them."""
     return ["float32", *(["pruned"] if settings.pruning else []), *(["int8"] if settings.quantization else [])]
+
+
+def _phases(settings: Recipe) -> list[str]:
+    """Returns the names of the trainings that a recipe consists of, in their order."""
+    trains_quantized = settings.quantization is not None and settings.quantization.training
+    return ["train", *(["prune"] if settings.pruning else []), *(["quantize"] if trains_quantized else [])]
+
+
+def _training_of(settings: Recipe, phase: str) -> TrainingConfig:
+    """Returns the training settings of one phase, which has checkpoints of its own."""
+    training = settings.training
+    if training.checkpoint_dir is None:
+        return training
+    # resume=True insists that the recipe was begun; what ended it may have come before its later phases.
+    resume = "auto" if training.resume is True and phase != "train" else training.resume
+    return replace(training, checkpoint_dir=str(Path(training.checkpoint_dir) / phase), resume=resume)
 
 
 def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Console) -> RunResult:
@@ -212,9 +233,7 @@ def _fit(
         optimizer = keras.optimizers.get({"class_name": optimizer, "config": {"learning_rate": schedule}})
     else:  # a fresh one: its slots belong to one fit of one model
         optimizer = type(optimizer).from_config(optimizer.get_config())
-    if training.checkpoint_dir is not None:  # each phase is a training of its own
-        own = replace(training, checkpoint_dir=str(Path(training.checkpoint_dir) / phase))
-        decided = replace(decided, config=own)
+    decided = replace(decided, config=_training_of(settings, phase))
     compile_model(
         model,
         decided,

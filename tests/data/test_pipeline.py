@@ -1,14 +1,18 @@
 """The pipeline gives every example once per epoch, in an order that is new each epoch and the same each run."""
 
+import types
+
 import keras
 import numpy as np
+import psutil
 import pytest
 import tensorflow as tf
 
 from tfopt.data import pipeline
 from tfopt.data.augment import random_shift
+from tfopt.data.memory import available_memory_bytes
 from tfopt.data.position import EpochCounter
-from tfopt.errors import ConfigError
+from tfopt.errors import ConfigError, TfoptWarning
 
 NUMBERS = (np.arange(53, dtype="float32"), np.arange(53))
 
@@ -218,3 +222,125 @@ def test_files_are_not_sharded_behind_an_epoch():
     with pytest.raises(ConfigError, match=r"auto_shard must not be 'file' .* Use 'data'"):
         pipeline(NUMBERS, batch_size=8, auto_shard="file", epoch=EpochCounter())
     pipeline(NUMBERS, batch_size=8, auto_shard="file", epoch=EpochCounter(), training=False)
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return NUMBERS
+
+
+def numbers():
+    return tf.data.Dataset.from_tensor_slices((np.zeros((53, 3), "float32"), NUMBERS[1]))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (list(NUMBERS), r"a list\. Write the arrays as a tuple"),
+        (([*NUMBERS], NUMBERS[1]), r"a list\. Write the arrays as a tuple"),
+        (Batches(), r"a Batches, which makes batches itself\. Give it to fit as it is"),
+        (iter(range(3)), r"a range_iterator\. Make a data set .*from_generator"),
+        (lambda: NUMBERS, r"a function\. Make a data set .*from_generator"),
+        ((NUMBERS[0], None), r"None\. Leave it out"),
+        ("digits", r"a str of dtype <U6 and shape \(\)\. Convert it"),
+        (np.array([object()]), r"a ndarray of dtype object and shape \(1,\)\. Convert it"),
+        (
+            numbers().batch(8),
+            r"a data set that is batched, with elements of shape \(None, 3\), \(None,\)\. Leave batching to",
+        ),
+        (numbers().batch(8).map(lambda x, y: (x + 1, y)).shuffle(9).prefetch(1), "a data set that is batched"),
+    ],
+    ids=[
+        "list",
+        "list_of_inputs",
+        "py_dataset",
+        "iterator",
+        "function",
+        "none",
+        "text",
+        "objects",
+        "batched",
+        "mapped",
+    ],
+)
+def test_what_is_no_single_example_is_refused_with_what_to_give(data, words):
+    with pytest.raises(ConfigError, match=rf"The pipeline takes single examples: .* Received: {words}"):
+        pipeline(data, batch_size=4)
+
+
+def test_batches_of_one_size_may_be_examples():
+    with pytest.warns(TfoptWarning, match=r"elements, of shape \(8, 3\), \(8,\), look like batches"):
+        pipeline(numbers().batch(8, drop_remainder=True), batch_size=4)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (NUMBERS[0], NUMBERS[1].tolist()),
+        ({"a": NUMBERS[0], "b": tf.constant(NUMBERS[1])}, NUMBERS[1]),
+        ((NUMBERS[0], NUMBERS[0]), NUMBERS[1]),
+        numbers().batch(8).unbatch(),
+        numbers().batch(8, drop_remainder=True).map(lambda x, y: (x[:-1], x[1:])),  # parts of a series
+        tf.data.Dataset.from_generator(
+            lambda: iter([([1.0, 2.0], [1, 2])] * 5),
+            output_signature=tuple(tf.TensorSpec((None,), t) for t in ("float32", "int32")),
+        ),
+    ],
+    ids=["list_of_labels", "dict", "inputs", "unbatched", "series", "open_length"],
+)
+def test_other_forms_of_single_examples_are_taken(data):
+    first = next(iter(pipeline(data, batch_size=4)))
+    assert {part.shape[0] for part in tf.nest.flatten(first)} == {4}
+
+
+@pytest.fixture
+def little_memory(monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(available=3000))
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_examples_that_do_not_fit_in_memory_are_not_kept():
+    source, reads = counting_source()
+    with pytest.warns(TfoptWarning, match=r"not kept in memory: they take 4,120 bytes, and 2,400 bytes may be used"):
+        dataset = pipeline(source.apply(tf.data.experimental.assert_cardinality(10)), batch_size=4)
+    assert [sorted(epoch(dataset)) for _ in range(3)] == [list(range(10))] * 3
+    assert len(reads) == 30
+    with pytest.warns(TfoptWarning, match="not kept in memory: they have no end"):
+        pipeline(counting_source()[0].repeat(), batch_size=4)
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_examples_of_unknown_number_end_with_an_error_when_they_do_not_fit():
+    assert len(epoch(pipeline(counting_source(5)[0], batch_size=5))) == 5
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"Received: more than 2,400 bytes.* Set cache=False"):
+        epoch(pipeline(counting_source(6)[0], batch_size=5))
+    for settings in ({"cache": False}, {"auto_shard": "file"}):  # behind the counting no files would be found
+        assert len(epoch(pipeline(counting_source(6)[0], batch_size=5, **settings))) == 6
+
+
+@pytest.mark.parametrize(
+    ("line", "group", "names"),
+    [
+        ("0::/jobs/a", "jobs", ("memory.max", "memory.current", "inactive_file")),
+        (
+            "4:memory:/docker/a",  # as the host names it: inside the container it is the top
+            "memory",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ),
+    ],
+)
+def test_free_memory_is_within_the_limits_of_control_groups(tmp_path, line, group, names):
+    limit, used, reclaimable = names
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"7:cpu:/\n{line}\n")
+    folder = tmp_path / "sys/fs/cgroup" / group
+    folder.mkdir(parents=True)
+    (folder / "memory.stat").write_text(f"anon 5\n{reclaimable} 30\n")
+    (folder / used).write_text("90\n")
+    (folder / limit).write_text("100\n")
+    assert available_memory_bytes(tmp_path) == 40
+    (folder / limit).write_text("max\n")
+    assert available_memory_bytes(tmp_path) > 2**20

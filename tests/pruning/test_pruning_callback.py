@@ -306,6 +306,37 @@ def test_data_of_unknown_size():
     assert watch.shares[18:] == [0.5] * 6
 
 
+def test_the_schedule_goes_on_where_it_was_over_data_of_unknown_size():
+    config = PruningConfig(target_sparsity=0.5, end_step=30, frequency=5)
+
+    def crash(epoch, logs):
+        if epoch == 2:
+            raise KeyboardInterrupt
+
+    def fit(model, initial_epoch=0, *others):
+        watch = WatchZeros()
+        callbacks = [watch, PruningSchedule(model, config), *others]
+        with contextlib.suppress(KeyboardInterrupt):
+            model.fit(unknown_size(), initial_epoch=initial_epoch, epochs=4, callbacks=callbacks, verbose=0)
+        return watch.shares
+
+    model, interrupted, other = (compile_model(build(), steps_per_execution=4, jit_compile=False) for _ in range(3))
+    whole = fit(model)
+    assert whole[-1] == 0.5
+    shares = fit(interrupted, 0, keras.callbacks.LambdaCallback(on_epoch_begin=crash))
+    assert 0 < shares[-1] < 0.5
+    assert shares + fit(interrupted, 2) == whole
+    with pytest.raises(ConfigError, match=r"The number of steps before epoch 2 must be known.* Give steps_per_epoch"):
+        fit(other, 2)
+
+
+def test_an_end_beyond_data_of_unknown_size_is_told_when_its_size_is_known():
+    model = compile_model(build())
+    config = PruningConfig(end_step=99)
+    with pytest.warns(TfoptWarning, match=r"end_step=99 lies beyond the 24 steps of this fit"):
+        model.fit(unknown_size(), epochs=2, callbacks=[PruningSchedule(model, config)], verbose=0)
+
+
 def test_a_schedule_that_does_not_fit_the_fit():
     model = compile_model(build())
     with pytest.raises(ConfigError, match=r"begin_step must come before the end of pruning. Received: begin_step=10,"):

@@ -1,6 +1,8 @@
 """The store against damage, kills, full disks and several processes: real files and real processes."""
 
+import fcntl
 import json
+import os
 import random
 import subprocess
 import sys
@@ -265,7 +267,7 @@ def test_killed_at_any_moment_the_directory_loads(tmp_path):
             time.sleep(0.05 + rng.random() * 0.1)
             child.kill()
         newest = store.load_newest()
-        leftovers += any(".tmp-" in path.name for path in tmp_path.iterdir())
+        leftovers += any(".tfopt-" in path.name for path in tmp_path.iterdir())
         if newest is None:
             continue
         assert newest.step >= last
@@ -282,16 +284,29 @@ def test_killed_at_any_moment_the_directory_loads(tmp_path):
 def test_the_file_a_living_process_writes_is_not_a_leftover(tmp_path):
     code = """
         import fcntl
-        with (Path(sys.argv[1]) / ".step-00000009.npz.tmp-1").open("xb") as file:
+        with (Path(sys.argv[1]) / sys.argv[2]).open("xb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             print("writing", flush=True)
             sys.stdin.read()
     """
-    store = CheckpointStore(tmp_path)
-    with process(code, tmp_path, stdin=subprocess.PIPE) as child:
+    store, name = CheckpointStore(tmp_path), f".step-00000009.npz.tfopt-{1:032x}"
+    with process(code, tmp_path, name, stdin=subprocess.PIPE) as child:
         child.stdout.readline()
         store.save(1, {}, {})
-        assert (tmp_path / ".step-00000009.npz.tmp-1").exists()
+        assert (tmp_path / name).exists()
         child.communicate("")
     store.save(2, {}, {})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001.npz", "step-00000002.npz"]
+
+
+def test_a_file_of_another_process_with_the_same_id_is_no_obstacle_and_stays(tmp_path):
+    """In containers every training is process 1; and a file system may not let a leftover be locked or removed."""
+    others = [tmp_path / f".step-00000001.npz.tmp-{os.getpid()}", tmp_path / ".nfs000000000000002a00000001"]
+    for other in others:
+        other.write_text("another's")
+    with others[0].open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        CheckpointStore(tmp_path).save(1, {}, {})
+    CheckpointStore(tmp_path).save(2, {}, {})
+    assert [other.read_text() for other in others] == ["another's"] * 2
+    assert CheckpointStore(tmp_path).steps() == [1, 2]

@@ -75,6 +75,12 @@ def state(model):
         ({}, (2, 8, 16)),  # before the first checkpoint, within and at the end of an epoch
         pytest.param({}, (5, 13, 28), marks=pytest.mark.slow),
         ({"pruning": True}, (5, 17)),
+        ({"pruning": True, "size_known": False}, (5, 17)),
+        pytest.param(
+            {"pruning": True, "size_known": False, "steps_per_execution": 3, "checkpoint_every": "epoch"},
+            (15,),
+            marks=pytest.mark.slow,
+        ),
         pytest.param({"checkpoint_every": "epoch"}, (5, 16, 25), marks=pytest.mark.slow),
         pytest.param({"steps_per_execution": 4}, (5, 9, 16), marks=pytest.mark.slow),
         pytest.param({"accumulate": 4, "drop_remainder": True}, (5, 9), marks=pytest.mark.slow),
@@ -136,13 +142,13 @@ def test_resume_false_wants_an_empty_directory_and_true_a_checkpoint(tmp_path):
 
 def test_a_finished_training_is_not_trained_again(tmp_path):
     train(tmp_path)
-    files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.glob("step-*")}
     count = Count()
     with pytest.warns(TfoptWarning, match="nothing to train"):
         again = train(tmp_path, callbacks=[count])
     assert count.calls == 0
     assert_same(again, undisturbed())
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == files
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("step-*")} == files
 
 
 def test_more_epochs_go_on_from_the_last(tmp_path):
@@ -189,6 +195,56 @@ def test_a_training_that_was_stopped_early_stays_stopped(tmp_path):
         again = train(tmp_path, callbacks=[count])
     assert count.calls == 0
     assert_same(again, stopped)
+
+
+class KeepsTheBest(keras.callbacks.EarlyStopping):
+    """Restores other weights than the last when the training ends: for a while the loss only gets better."""
+
+    def __init__(self):
+        super().__init__("loss", mode="max", patience=2, restore_best_weights=True)
+
+
+@pytest.mark.parametrize("epochs", [2, 4], ids=["to_the_end", "stopped"])
+def test_a_finished_training_returns_the_weights_that_fit_left(tmp_path, epochs):
+    first = train(tmp_path, epochs=epochs, callbacks=[KeepsTheBest()])
+    with pytest.warns(TfoptWarning, match=r"nothing to train|stopped early"):
+        again = train(tmp_path, epochs=epochs, callbacks=[KeepsTheBest()])
+    assert_same(again, first)
+    if epochs == 2:  # more epochs go on from the last weights, as if there had been no end
+        assert_same(train(tmp_path, epochs=4, decay_epochs=2), train(None, epochs=4, decay_epochs=2))
+
+
+AVERAGING = {"optimizer": "averaging", "decay_epochs": 4, "checkpoint_every": "epoch"}
+
+
+def test_averages_of_weights_are_what_fit_returns_and_not_what_training_goes_on_from(tmp_path):
+    first = train(tmp_path, epochs=2, **AVERAGING)
+    with pytest.warns(TfoptWarning, match="nothing to train"):
+        assert_same(train(tmp_path, epochs=2, **AVERAGING), first)
+    assert_same(train(tmp_path, epochs=4, **AVERAGING), train(None, epochs=4, **AVERAGING))
+
+
+def test_averages_that_a_callback_swaps_in_are_not_what_training_goes_on_from(tmp_path):
+    def swap():
+        return keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+
+    with pytest.raises(Interrupted):
+        train(tmp_path, epochs=3, callbacks=[swap(), Interrupt(2 * STEPS + 2)], **AVERAGING)
+    resumed, _ = train(tmp_path, epochs=3, callbacks=[swap()], **AVERAGING)
+    assert ledger(resumed).resumed_from == 2 * STEPS
+    whole, _ = train(None, epochs=3, callbacks=[swap()], **AVERAGING)
+    for one, two in zip(resumed.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_allclose(one, two, rtol=0, atol=1e-6)  # the callback exchanges by adding, which rounds
+
+
+def test_a_directory_takes_one_training_at_a_time(tmp_path):
+    class Second(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            train(tmp_path)
+
+    with pytest.raises(ConfigError, match=rf"one training at a time. Received: checkpoint_dir={tmp_path}, where proc"):
+        train(tmp_path, callbacks=[Second()])
+    assert_same(train(tmp_path), undisturbed())  # what raised has let it go
 
 
 @pytest.mark.parametrize(

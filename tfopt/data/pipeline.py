@@ -7,6 +7,8 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from tfopt.data import augment
+from tfopt.data.accepted import check_examples
+from tfopt.data.memory import cached
 from tfopt.data.position import EpochCounter, PerEpoch
 from tfopt.errors import ConfigError, unknown_name
 
@@ -37,10 +39,13 @@ def pipeline(
     """Caches, shuffles, batches and prefetches.
 
     Args:
-        data: Single examples, not batches: a tf.data.Dataset of (input, label), or a tuple of arrays.
+        data: Single examples, not batches: a tf.data.Dataset of (input, label), or a tuple of arrays. Several inputs
+            are a tuple or a dict of arrays, not a list.
         batch_size: Examples per batch; with a distribution strategy, over all replicas together.
         training: Whether to shuffle, anew in every epoch. The last batch may be smaller either way.
-        cache: Whether to keep the examples in memory, so that reading and decoding happen once.
+        cache: Whether to keep the examples of a data set in memory, so that reading and decoding happen once. They are
+            not kept, with a warning, if they take over 80% of the free memory. Where their size is unknown (no
+            cardinality, or open shapes), the same limit ends the reading with an error, unless `auto_shard` is "file".
         random_shift: In training, shift images by up to so many pixels; see tfopt.data.augment.
         seed: Of the shuffle and the shifts.
         prefetch: Batches made ready ahead of the training step; tf.data.AUTOTUNE leaves it to tf.data's autotuner.
@@ -52,7 +57,10 @@ def pipeline(
             every batch (data), each reads its own files (file), by files where there are some and else by data
             (auto), or each trains on all of it (off). Without several workers it does nothing.
     Raises:
-        ConfigError: `auto_shard` is unknown, or goes by files with an `epoch`; the inputs to shift are not images.
+        ConfigError: `auto_shard` is unknown, or goes by files with an `epoch`; the inputs to shift are not images;
+            `data` is a list, a generator, a keras.utils.PyDataset or batched.
+    Warns:
+        TfoptWarning: The examples are too large to be kept in memory, or may be batches.
     Example:
         >>> import numpy as np
         >>> batches = pipeline((np.zeros((10, 4)), np.zeros(10)), batch_size=4)
@@ -67,11 +75,11 @@ def pipeline(
             "behind it. Received: auto_shard='file'. Use 'data', or give each worker a dataset of its own files and "
             "use 'off'."
         )
-    if not isinstance(data, tf.data.Dataset):
-        _check_arrays(data)
-    dataset = data if isinstance(data, tf.data.Dataset) else tf.data.Dataset.from_tensor_slices(data)
-    if cache and isinstance(data, tf.data.Dataset):  # arrays are in memory already
-        dataset = dataset.cache()
+    examples = check_examples(data)
+    if not isinstance(examples, tf.data.Dataset):  # in memory already
+        dataset = tf.data.Dataset.from_tensor_slices(examples)
+    else:
+        dataset = cached(examples, count=auto_shard != "file") if cache else examples
     options = tf.data.Options()
     # The autotuner sleeps for ever longer between looks, and the end of an epoch waits until it wakes: for a short
     # epoch that is up to half of its time (benchmarks/plan_choices.py).
@@ -107,12 +115,3 @@ def pipeline(
     if size != tf.data.UNKNOWN_CARDINALITY:
         shuffled = shuffled.apply(tf.data.experimental.assert_cardinality(size))
     return PerEpoch(batch(shuffled), epoch, seed, lambda drawn: batch(of_epoch(drawn)))
-
-
-def _check_arrays(data: Any) -> None:
-    lengths = [len(array) for array in tf.nest.flatten(data)]
-    if len(set(lengths)) != 1 or not lengths[0]:
-        raise ConfigError(
-            "Arrays must hold the same number of examples, at least one. "
-            f"Received: {', '.join(map(str, lengths)) or 'no arrays'}."
-        )

@@ -10,6 +10,7 @@ import statistics
 import threading
 import time
 import warnings
+from collections import Counter
 from contextlib import closing
 from typing import Protocol
 
@@ -44,8 +45,10 @@ class GpuMonitor(keras.callbacks.Callback):
     Raises:
         ConfigError: `interval_s` is not above 0.
 
+    A figure that cannot be read is None in its sample, and sampling goes on: NVML fails now and then for a moment.
+
     Warns:
-        TfoptWarning: At the end of `fit`, when sampling failed. Training is not disturbed.
+        TfoptWarning: At the end of `fit`, when figures could not be read. Training is not disturbed.
 
     Example:
         >>> import keras, numpy as np
@@ -70,7 +73,7 @@ class GpuMonitor(keras.callbacks.Callback):
         self._samples: list[tuple[float, Figures]] = []
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._failure: str | None = None
+        self._failures: Counter[str] = Counter()
 
     @property
     def utilization(self) -> Utilization:
@@ -110,10 +113,9 @@ class GpuMonitor(keras.callbacks.Callback):
         self.stop()  # a fit before this one may have raised
         if self._began is None:
             self._began = time.perf_counter()
-        self._failure = None
         self._stopping = threading.Event()
         reader = _open_reader()
-        self.source = reader.source
+        self.source, self._failures = reader.source, reader.failures
         self._thread = threading.Thread(
             target=self._record, args=(reader, self._began, self._stopping), name="tfopt-GpuMonitor", daemon=True
         )
@@ -121,8 +123,9 @@ class GpuMonitor(keras.callbacks.Callback):
 
     def on_train_end(self, logs: object = None) -> None:
         self.stop()
-        if self._failure:
-            warnings.warn(f"GpuMonitor stopped sampling: {self._failure}.", TfoptWarning, stacklevel=2)
+        if self._failures:
+            said = ", ".join(f"{words} ({count} times)" for words, count in self._failures.most_common(3))
+            warnings.warn(f"GpuMonitor could not read all figures: {said}.", TfoptWarning, stacklevel=2)
 
     def stop(self) -> None:
         """Takes the last sample and ends sampling; does nothing when it is not running."""
@@ -131,25 +134,28 @@ class GpuMonitor(keras.callbacks.Callback):
         self._stopping.set()
         self._thread.join(_STOP_TIMEOUT_S)
         if self._thread.is_alive():
-            self._failure = f"no answer for {_STOP_TIMEOUT_S:.0f} s from {self.source}"
+            self._failures[f"no answer for {_STOP_TIMEOUT_S:.0f} s from {self.source}"] += 1
         self._thread = None
 
     def _record(self, reader: _Reader, began: float, stopping: threading.Event) -> None:
-        try:
-            with closing(reader):
+        with closing(reader):
+            self._sample(reader, began)
+            while not stopping.wait(self.interval_s):
                 self._sample(reader, began)
-                while not stopping.wait(self.interval_s):
-                    self._sample(reader, began)
-                self._sample(reader, began)
-        except Exception as error:  # noqa: BLE001 - whatever it was, training goes on and the user hears of it at the end
-            self._failure = f"{type(error).__name__}: {error}"
+            self._sample(reader, began)
 
     def _sample(self, reader: _Reader, began: float) -> None:
-        self._samples.append((time.perf_counter() - began, reader.read()))
+        try:
+            figures = reader.read()
+        except Exception as error:  # noqa: BLE001 - training goes on, whatever it was; the user hears of it at the end
+            reader.failures[f"{type(error).__name__}: {error}"] += 1
+            figures = {}
+        self._samples.append((time.perf_counter() - began, figures))
 
 
 class _Reader(Protocol):
     source: str
+    failures: Counter[str]  # what was said instead of a figure, and how many times
 
     def read(self) -> Figures: ...
 
@@ -160,6 +166,7 @@ class _GpuReader:
     def __init__(self) -> None:
         self._nvml = Nvml()
         self.source = f"NVML ({', '.join(self._nvml.names)})"
+        self.failures = self._nvml.failures
 
     def read(self) -> Figures:
         samples = enumerate(self._nvml.sample())
@@ -175,6 +182,7 @@ class _ProcessReader:
 
     def __init__(self, reason: str) -> None:
         self.source = f"psutil ({reason})"
+        self.failures: Counter[str] = Counter()
         self._process = psutil.Process()
         self._measured: float | None = None
 

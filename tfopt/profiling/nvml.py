@@ -8,6 +8,7 @@ CUDA_DEVICE_ORDER=PCI_BUS_ID.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ class Nvml:
 
     Attributes:
         names: The GPUs' product names, in the order of `sample`.
+        failures: What NVML said instead of a figure, and how many times. Figures that a GPU does not support are not
+            among them.
 
     Raises:
         NvmlUnavailableError: There is no driver, no GPU, or CUDA_VISIBLE_DEVICES hides them all.
@@ -65,6 +68,7 @@ class Nvml:
     names: tuple[str, ...]
 
     def __init__(self) -> None:
+        self.failures: Counter[str] = Counter()
         try:
             with ExitStack() as stack:
                 pynvml.nvmlInit()
@@ -78,10 +82,30 @@ class Nvml:
     def sample(self) -> tuple[GpuSample, ...]:
         """Returns the present figures of each GPU.
 
-        Raises:
-            pynvml.NVMLError: A GPU fell off the bus, or the driver went away.
+        A figure that cannot be read now is None, and `failures` counts it. The next sample may hold it again: some
+        errors of NVML pass, such as a timeout of the driver.
         """
-        return tuple(_sample(handle) for handle in self._handles)
+        return tuple(self._sample(handle) for handle in self._handles)
+
+    def _sample(self, handle: Any) -> GpuSample:
+        return GpuSample(
+            gpu_utilization_percent=self._read(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+            memory_used_bytes=self._read(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used),
+            power_watts=self._read(lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000),
+            temperature_celsius=self._read(
+                lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
+            ),
+            sm_clock_mhz=self._read(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+        )
+
+    def _read(self, query: Callable[[], float]) -> float | None:
+        try:
+            return float(query())
+        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_NoPermission):
+            return None
+        except pynvml.NVMLError as error:
+            self.failures[str(error)] += 1
+            return None
 
     def close(self) -> None:
         """Releases NVML. Closing twice does no harm."""
@@ -124,20 +148,3 @@ def _index(entry: str, uuids: list[str]) -> int | None:
         return int(entry) if int(entry) < len(uuids) else None
     matches = [index for index, uuid in enumerate(uuids) if entry.startswith("GPU-") and uuid.startswith(entry)]
     return matches[0] if len(matches) == 1 else None
-
-
-def _sample(handle: Any) -> GpuSample:
-    return GpuSample(
-        gpu_utilization_percent=_read(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
-        memory_used_bytes=_read(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used),
-        power_watts=_read(lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000),
-        temperature_celsius=_read(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
-        sm_clock_mhz=_read(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
-    )
-
-
-def _read(query: Callable[[], float]) -> float | None:
-    try:
-        return float(query())
-    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_NoPermission):
-        return None

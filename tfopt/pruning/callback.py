@@ -11,7 +11,7 @@ import numpy as np
 
 from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError, check_type
 from tfopt.pruning.config import PruningConfig
-from tfopt.pruning.masks import attach_mask
+from tfopt.pruning.masks import attach_counter, attach_mask
 from tfopt.pruning.prune import retrace, set_sparsity
 from tfopt.pruning.schedules import SCHEDULES, Schedule, from_callable
 from tfopt.pruning.tfmot import is_tf_keras
@@ -28,7 +28,9 @@ class PruningSchedule(keras.callbacks.Callback):
     of zeros that the masks hold.
 
     - Steps are counted from the first epoch, so a fit with `initial_epoch` goes on where an earlier one stopped: with
-      the same weights and masks it chooses the masks that a fit without the break would have.
+      the same weights and masks it chooses the masks that a fit without the break would have. Where the size of the
+      data is unknown, the steps before are those that were counted, where an epoch's last execution counts as a whole
+      one. A mask holds the count: checkpoints of tfopt save it, and in one process a later fit finds it.
     - Sparsity never falls, also in a second fit: what is masked stays masked.
     - A fit, stopped early or not, ends at `target_sparsity`, with no step to recover if the schedule was not done.
     - A callback that restores weights at the end, such as EarlyStopping, must stand before this one in the list.
@@ -42,7 +44,8 @@ class PruningSchedule(keras.callbacks.Callback):
 
     Raises:
         UnsupportedModelError: The model is not a Keras 3 model or is not built.
-        ConfigError: `exclude` names no layer; or, when the fit begins, `end_step` is needed or leaves no step.
+        ConfigError: `exclude` names no layer; or, when the fit begins, `end_step` is needed or leaves no step, or the
+            steps before it are unknown.
 
     Example:
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
@@ -69,6 +72,7 @@ class PruningSchedule(keras.callbacks.Callback):
         self._weights, self._skipped = find_weights(model, self.config.exclude)
         # Attached now, not when the fit begins: by then Keras has taken up its train function.
         self._masks = [attach_mask(weight.variable) for weight in self._weights]
+        self._counter = attach_counter(self._masks[0]) if self._masks else None
         retrace(model)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -81,13 +85,16 @@ class PruningSchedule(keras.callbacks.Callback):
         self._schedule, self._end_step = self._plan_schedule()
         self._counts = self._count()
         self._next_update: int | None = None  # known when the first epoch begins
-        self._seen = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         steps_per_epoch = self.params.get("steps")
-        self._epoch_begin = epoch * steps_per_epoch if steps_per_epoch else self._seen
-        if self._next_update is None:
-            self._next_update = self._update_after(self._boundary_before(self._epoch_begin, steps_per_epoch))
+        if steps_per_epoch or epoch == 0:
+            self._epoch_begin = epoch * (steps_per_epoch or 0)
+            if self._next_update is None:
+                self._next_update = self._update_after(self._boundary_before(self._epoch_begin, steps_per_epoch))
+        else:
+            self._epoch_begin, self._next_update = self._counted(epoch)
+        self._seen = self._epoch_begin
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         step = self._epoch_begin + batch
@@ -101,6 +108,11 @@ class PruningSchedule(keras.callbacks.Callback):
         self._seen = self._epoch_begin + batch + 1
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._counter is not None:
+            self._counter.assign([self._seen, self._next_update])
+        unknown = not self.params.get("steps")
+        if unknown and epoch == 0 and not self.model.stop_training:  # the length of an epoch is known from now on
+            self._warn_if_beyond(self.config.end_step, self._seen * self.params["epochs"])
         if logs is not None:
             logs["sparsity"] = self._sparsity
 
@@ -111,6 +123,17 @@ class PruningSchedule(keras.callbacks.Callback):
             mask.enforce()
         self.report = make_report(self._weights, self._skipped)
         self.report.warn_if_unchanged()
+
+    def _counted(self, epoch: int) -> tuple[int, int]:
+        """The steps counted before this epoch, and the first step after them at which the masks are due."""
+        steps, due = (0, 0) if self._counter is None else map(int, keras.ops.convert_to_numpy(self._counter))
+        if not steps and self._counter is not None:
+            raise ConfigError(
+                f"The number of steps before epoch {epoch} must be known, since the schedule counts them. Received: "
+                f"initial_epoch={epoch} and a data set of unknown size, with masks that were not trained before. "
+                "Give steps_per_epoch to fit, or begin at initial_epoch=0."
+            )
+        return steps, due
 
     def _update_after(self, step: int) -> int:
         """The first step after this one at which the masks are due; negative steps are before all."""
@@ -138,13 +161,7 @@ class PruningSchedule(keras.callbacks.Callback):
         total = steps_per_epoch * self.params["epochs"] if steps_per_epoch else None
         begin_step, end_step = self.config.begin_step, self.config.end_step
         if end_step is not None:
-            if total is not None and end_step > total:
-                warnings.warn(
-                    f"end_step={end_step} lies beyond the {total} steps of this fit; the last weights are pruned at "
-                    "its end, with no step to recover.",
-                    TfoptWarning,
-                    stacklevel=2,
-                )
+            self._warn_if_beyond(end_step, total)
             return end_step
         if total is None:
             raise ConfigError(
@@ -158,6 +175,15 @@ class PruningSchedule(keras.callbacks.Callback):
                 f"end at step {end_step}, two thirds of the fit."
             )
         return end_step
+
+    def _warn_if_beyond(self, end_step: int | None, total: int | None) -> None:
+        if end_step is not None and total is not None and end_step > total:
+            warnings.warn(
+                f"end_step={end_step} lies beyond the {total} steps of this fit; the last weights are pruned at "
+                "its end, with no step to recover.",
+                TfoptWarning,
+                stacklevel=2,
+            )
 
     def _raise_to(self, sparsity: float) -> None:
         # Not where the masks hold as many zeros already, which is so for all steps that a resumed fit replays: chosen

@@ -9,7 +9,8 @@ chosen first again (see `choose_masks`), so that a second `prune` continues from
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -30,6 +31,8 @@ class Mask(keras.constraints.Constraint):
     Attributes:
         variable: The `keras.Variable` that is constrained.
         inner: The constraint the variable had before, still applied to the weights that are kept.
+        counter: Where a `PruningSchedule` keeps its count of steps; None without one. It is here because the variables
+            that a constraint holds are saved with the training.
         kept: Boolean `keras.Variable` of the same shape; True where the weight is kept, which at first is everywhere.
 
     Example:
@@ -43,9 +46,8 @@ class Mask(keras.constraints.Constraint):
     def __init__(self, variable: Any, inner: Any = None) -> None:
         self.variable = variable
         self.inner = inner
-        # Where the weight lives: on its device, or as its mirror on every replica.
-        strategy = getattr(variable.value, "distribute_strategy", None) or tf.distribute.get_strategy()
-        with strategy.scope(), strategy.extended.colocate_vars_with(variable.value):
+        self.counter: Any = None
+        with _beside(variable):
             self.kept = keras.Variable("ones", shape=variable.shape, dtype="bool", trainable=False, name="mask")
 
     def __call__(self, w: Any) -> Any:
@@ -73,6 +75,22 @@ def attach_mask(variable: Any) -> Mask:
     if not isinstance(variable.constraint, Mask):
         variable.constraint = Mask(variable, inner=variable.constraint)
     return variable.constraint
+
+
+def attach_counter(mask: Mask) -> Any:
+    """Returns the mask's counter, and gives it one at zero if it has none.
+
+    It holds two integers as they are at the end of an epoch: the steps done, and the step of the next update.
+
+    Example:
+        >>> kernel = keras.Variable([1.0, -2.0, 3.0])
+        >>> attach_counter(attach_mask(kernel)).numpy()
+        array([0, 0])
+    """
+    if mask.counter is None:
+        with _beside(mask.variable):
+            mask.counter = keras.Variable("zeros", shape=(2,), dtype="int64", trainable=False, name="pruning_steps")
+    return mask.counter
 
 
 def choose_masks(weights: Sequence[Weight], sparsity: float, criterion: Criterion, scope: str) -> list[np.ndarray]:
@@ -113,6 +131,14 @@ def keep_highest(scores: np.ndarray, sparsity: float) -> np.ndarray:
     ties = np.flatnonzero(flat == threshold)
     kept[ties[dropped - np.count_nonzero(flat < threshold) :]] = True
     return kept.reshape(scores.shape)
+
+
+@contextlib.contextmanager
+def _beside(variable: Any) -> Iterator[None]:
+    """Makes variables where a weight lives: on its device, or as its mirror on every replica."""
+    strategy = getattr(variable.value, "distribute_strategy", None) or tf.distribute.get_strategy()
+    with strategy.scope(), strategy.extended.colocate_vars_with(variable.value):
+        yield
 
 
 def _scores(weight: Weight, criterion: Criterion) -> np.ndarray:

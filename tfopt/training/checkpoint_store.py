@@ -17,13 +17,14 @@ import json
 import os
 import re
 import struct
+import uuid
 import warnings
 import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 # Registers bfloat16 and the float8 types with NumPy, so that np.dtype knows them by name.
 import ml_dtypes as _  # noqa: F401
@@ -34,7 +35,8 @@ from tfopt.errors import ArtifactError, ConfigError, ExportError, TfoptWarning
 FORMAT = 1
 RECORD = "checkpoint.json"
 _NAME = re.compile(r"step-(\d{8,})\.npz")
-_TEMPORARY = re.compile(r"\.step-\d{8,}\.npz\.tmp-\d+")
+# A name that nobody else gives a file, so that what has it may be removed.
+_TEMPORARY = re.compile(r"\.step-\d{8,}\.npz\.tfopt-[0-9a-f]{32}")
 _LONGEST_NAME = 65_000  # bytes; a zip holds a name's length in 16 bits
 
 
@@ -118,7 +120,7 @@ class CheckpointStore:
         """
         step, members, record = _checked(step, arrays, meta)
         final = self.path(step)
-        temporary = self.directory / f".{final.name}.tmp-{os.getpid()}"
+        temporary = self.directory / f".{final.name}.tfopt-{uuid.uuid4().hex}"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._clear_leftovers()
@@ -176,7 +178,7 @@ class CheckpointStore:
         """Removes what killed processes left behind, and not what a living one is writing."""
         for path in self.directory.iterdir():
             if _TEMPORARY.fullmatch(path.name):
-                with suppress(OSError), path.open("rb") as file:
+                with suppress(OSError), path.open("r+b") as file:  # NFS locks only what is open for writing
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     path.unlink()
 
@@ -189,6 +191,29 @@ class CheckpointStore:
         up_to = [step for step in self.steps() if step <= saved]
         for step in up_to[: -self.keep]:
             self.path(step).unlink(missing_ok=True)
+
+
+def check_mode(directory: str | Path, mode: bool | Literal["auto"]) -> None:
+    """Raises ConfigError unless a checkpoint directory goes with a `resume` setting.
+
+    Example:
+        >>> check_mode("runs/none", "auto")
+        >>> check_mode("runs/none", True)
+        Traceback (most recent call last):
+        ...
+        tfopt.errors.ConfigError: checkpoint_dir must hold a checkpoint with resume=True. Received: ...
+    """
+    found = CheckpointStore(Path(directory)).steps()
+    if mode is False and found:
+        raise ConfigError(
+            f"checkpoint_dir must hold no checkpoints with resume=False. Received: checkpoint_dir={directory}, "
+            f"with steps {', '.join(map(str, found))}. Set resume='auto' to go on from them, or another directory."
+        )
+    if mode is True and not found:
+        raise ConfigError(
+            f"checkpoint_dir must hold a checkpoint with resume=True. Received: checkpoint_dir={directory}. "
+            "Set resume='auto' to begin anew where there is none."
+        )
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

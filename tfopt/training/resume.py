@@ -4,6 +4,10 @@ A position in the data is an epoch and a number of batches. Keras' `fit` can beg
 the batches that were done are drawn from the data again and thrown away: `replay`. For callbacks they are batches like
 others, which keeps their count.
 
+The last checkpoint holds two states. One is that of the last step, from which training goes on when epochs are raised.
+The other is what `fit` ended with. They differ where Keras writes averages into the weights (`use_ema`) or a callback
+changes them at the end, such as EarlyStopping that restores the best. A training that is done returns the second.
+
 In a multi-worker training every worker takes part in a save, since each holds values of its own (metrics, statistics),
 and the chief writes the file. So all must save at the same step: after a SIGTERM, which reaches them at different
 moments, they agree on one.
@@ -27,10 +31,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import ArtifactError, ConfigError, TfoptWarning
-from tfopt.training.checkpoint_store import CheckpointStore
-from tfopt.training.state import gather_state, read_random, read_state, write_random, write_state
+from tfopt.training.checkpoint_lock import only_training
+from tfopt.training.checkpoint_store import CheckpointStore, check_mode
+from tfopt.training.state import averaged_variables, gather_state, read_random, read_state, write_random, write_state
 
 TERMINATED = 128 + signal.SIGTERM
+FINISHED = "finished/"  # what the names of arrays begin with that `fit` ended with
 
 
 class Resume:
@@ -64,17 +70,7 @@ class Resume:
         self._terminated = False  # SIGTERM came to this process
         self._ending = False  # the training is saved and the process told to end
         self._model: Any = None
-        found = self._store.steps()
-        if mode is False and found:
-            raise ConfigError(
-                f"checkpoint_dir must hold no checkpoints with resume=False. Received: checkpoint_dir={directory}, "
-                f"with steps {', '.join(map(str, found))}. Set resume='auto' to go on from them, or another directory."
-            )
-        if mode is True and not found:
-            raise ConfigError(
-                f"checkpoint_dir must hold a checkpoint with resume=True. Received: checkpoint_dir={directory}. "
-                "Set resume='auto' to begin anew where there is none."
-            )
+        check_mode(directory, mode)
 
     def last_checkpoint(self) -> str | None:
         """Returns the newest checkpoint in words."""
@@ -82,7 +78,38 @@ class Resume:
         return f"step {steps[-1]} in {self._store.directory}" if steps else None
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
+    def around_fit(self) -> Iterator[None]:
+        """Holds the directory while `fit` runs, takes SIGTERM as a request to save, and saves what `fit` ends with.
+
+        Raises:
+            ConfigError: Another training uses the directory.
+            SystemExit: SIGTERM came; the training is saved.
+        """
+        self._ended: tuple[dict[str, np.ndarray], dict[str, Any]] | None = None
+        self._finished: tuple[dict[str, np.ndarray], Any] | None = None
+        with self._locked(), self._listening():
+            yield
+            self._finish()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keeps other trainings out. The chief writes and so it locks; if it cannot, no worker may begin."""
+        with contextlib.ExitStack() as lock:
+            refused: ConfigError | None = None
+            if self._strategy.extended.should_checkpoint:
+                try:
+                    lock.enter_context(only_training(self._store.directory))
+                except ConfigError as error:
+                    refused = error
+            if self._any_worker(refused is not None):
+                raise refused or ConfigError(
+                    "checkpoint_dir must be used by one training at a time. Received: checkpoint_dir="
+                    f"{self._store.directory}, which another training uses; the chief's message names it."
+                )
+            yield
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
         """Takes SIGTERM as a request to save and end, with exit code 143."""
         self._terminated = self._ending = False
         if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
@@ -125,6 +152,7 @@ class Resume:
         self._epochs_seen: list[int] = []
         self._to_skip = self._to_replay = 0
         self._restored: dict[str, Any] | None = None
+        self._last_step: dict[str, np.ndarray] = {}
         self._saved: tuple[int, int] | None = None  # the position of the newest checkpoint
         self._has_trained = False
         checkpoint = self._store.load_newest()
@@ -139,7 +167,15 @@ class Resume:
                 f"the beginning. Received: {batches} batches, with steps_per_epoch={steps_per_epoch}. "
                 "Repeat the data (dataset.repeat()), or leave steps_per_epoch out."
             )
-        write_state(model, checkpoint.arrays)
+        arrays = {name: array for name, array in checkpoint.arrays.items() if not name.startswith(FINISHED)}
+        if meta["epoch"] >= epochs or meta["stopped_early"]:
+            changed = {
+                name.removeprefix(FINISHED): checkpoint.arrays[name] for name in checkpoint.arrays.keys() - arrays
+            }
+            arrays |= changed
+            if meta.get("finished"):
+                self._finished = arrays, meta["finished"]["random"]
+        write_state(model, arrays)
         write_random(meta["random"])
         self._epoch, self._in_epoch, self._steps = meta["epoch"], meta["in_epoch"], checkpoint.step
         self._history, self._epochs_seen = meta["history"], meta["epochs"]
@@ -160,7 +196,7 @@ class Resume:
                 stacklevel=2,
             )
         elif self._in_epoch:
-            self._restored = checkpoint.arrays
+            self._restored = arrays
         self._to_replay = self._in_epoch
         # With steps_per_epoch an iterator lives on from epoch to epoch, until its data ends.
         drawn = checkpoint.step % batches if batches else checkpoint.step
@@ -174,7 +210,7 @@ class Resume:
             write_state(self._model, self._restored, only="metrics/")  # Keras has just reset them
             self._restored = None
             return
-        if self._every == "epoch" and self._has_trained:
+        if self._every == "epoch" and self._has_trained and self._saved != (self._epoch, self._in_epoch):
             self._save()
 
     def replay(self, iterator: Any, count: int) -> int:
@@ -202,15 +238,31 @@ class Resume:
             self._save()
 
     def end_epoch(self, epoch: int) -> None:
-        """Moves the position to the next epoch."""
+        """Moves the position to the next epoch; to be called before other callbacks change anything."""
         self._epoch, self._in_epoch = epoch + 1, 0
+        averaged = averaged_variables(self._model)
+        self._last_step = read_state(self._model, averaged) if averaged else {}
 
     def end(self) -> None:
-        """Saves the training at its end, and makes its history whole."""
+        """Saves the training as its last step left it, and makes its history whole."""
         if self._has_trained:
-            self._save(stopped_early=bool(self._model.stop_training))
+            self._ended = self._save(stopped_early=bool(self._model.stop_training), averages_are_written=True)
         history = self._model.history
         history.history, history.epoch = self._whole_history()
+
+    def _finish(self) -> None:
+        """Adds what `fit` ended with, all callbacks included, to the last checkpoint; or restores it."""
+        if self._finished is not None:
+            arrays, generators = self._finished
+            write_state(self._model, arrays)
+            write_random(generators)
+        elif self._ended is not None:
+            trained, meta = self._ended
+            now, generators = gather_state(read_state(self._model), self._strategy), read_random()
+            changed = {FINISHED + name: value for name, value in now.items() if not _same(value, trained[name])}
+            if (changed or generators != meta["random"]) and self._strategy.extended.should_checkpoint:
+                self._store.save(self._steps, trained | changed, meta | {"finished": {"random": generators}})
+        self._ended = self._finished = None
         if self._any_worker(self._terminated):  # it came after the last step, during the last evaluation for example
             self._terminate()
 
@@ -241,15 +293,13 @@ class Resume:
     def _warn(self, words: str) -> None:
         warnings.warn(f"Resuming the training in {self._store.directory}: {words}", TfoptWarning, stacklevel=2)
 
-    def _save(self, *, stopped_early: bool = False) -> None:
-        position = (self._epoch, self._in_epoch)
-        if self._saved == position and not stopped_early:
-            return
-        arrays = gather_state(read_state(self._model), self._strategy)
+    def _save(
+        self, *, stopped_early: bool = False, averages_are_written: bool = False
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Saves the training, and returns what was saved."""
+        arrays = gather_state(self._read_as_of_last_step(averages_are_written), self._strategy)
         self._check(arrays)
-        self._saved = position
-        if not self._strategy.extended.should_checkpoint:
-            return
+        self._saved = (self._epoch, self._in_epoch)
         history, epochs = self._whole_history()
         meta = {
             "epoch": self._epoch,
@@ -260,8 +310,22 @@ class Resume:
             "steps_in_epoch": self._steps_in_epoch,
             "learning_rate": self._learning_rate,
             "random": read_random(),
+            "finished": None,
         }
-        self._store.save(self._steps, arrays, meta)
+        if self._strategy.extended.should_checkpoint:
+            self._store.save(self._steps, arrays, meta)
+        return arrays, meta
+
+    def _read_as_of_last_step(self, averages_are_written: bool) -> dict[str, np.ndarray]:
+        """Returns the state with the weights that training goes on from.
+
+        With `use_ema` Keras writes the averages into the weights when `fit` ends, and SwapEMAWeights exchanges the two
+        at the end of each epoch; that the averages have changed since the last step tells so. What other callbacks
+        do to weights at the end of an epoch counts.
+        """
+        state = read_state(self._model)
+        swapped = any(not _same(state[name], value) for name, value in self._last_step.items() if _is_average(name))
+        return state | self._last_step if averages_are_written or (self._in_epoch == 0 and swapped) else state
 
     def _whole_history(self) -> tuple[dict[str, list[float]], list[int]]:
         """Returns what was logged before this fit and in it."""
@@ -301,6 +365,15 @@ class Resume:
                 f"{self._store.directory}, whose newest is of step {step} here and of another step elsewhere. "
                 "Put checkpoint_dir on storage that all workers share."
             )
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two arrays of one shape and dtype hold the same bits."""
+    return bool(one.tobytes() == other.tobytes())
+
+
+def _is_average(name: str) -> bool:
+    return name.startswith("optimizer/")
 
 
 def _constant_learning_rate(optimizer: Any) -> float | None:

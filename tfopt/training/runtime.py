@@ -110,7 +110,7 @@ class Runtime:
             scopes.enter_context(tensor_float_32_scope(self._tensor_float_32))
             scopes.enter_context(self._guard.watching(self.model, (call.get("x"), call.get("y")), self.ledger))
             if self._resume is not None:
-                scopes.enter_context(self._resume.listening())
+                scopes.enter_context(self._resume.around_fit())
             history: keras.callbacks.History = call.run()
             return history
 

@@ -52,13 +52,14 @@ def build_state(model: keras.Model, batch: Any) -> None:
         model._symbolic_build(data_batch=batch)
 
 
-def read_state(model: keras.Model) -> dict[str, np.ndarray]:
+def read_state(model: keras.Model, only: Sequence[Any] | None = None) -> dict[str, np.ndarray]:
     """Returns every variable that training carries, with this process's replicas' own values.
 
     With several workers the other workers' values are missing; `gather_state` adds them.
 
     Args:
         model: Built. The optimizer is built if it is not.
+        only: The variables to read; all if None.
     Raises:
         UnsupportedModelError: The model is not built.
     Example:
@@ -68,7 +69,10 @@ def read_state(model: keras.Model) -> dict[str, np.ndarray]:
         [('model/0000', (2, 1)), ('model/0001', (1,)), ('metrics/0000', ())]
     """
     state = {}
+    wanted = None if only is None else {id(variable) for variable in only}
     for key, variable in _variables(model):
+        if wanted is not None and id(variable) not in wanted:
+            continue
         replicas = _replicas(variable.value)
         if not _differs_between_replicas(key, variable):
             state[key] = _read(replicas[min(replicas)])
@@ -76,6 +80,24 @@ def read_state(model: keras.Model) -> dict[str, np.ndarray]:
         total = variable.value.distribute_strategy.num_replicas_in_sync
         state |= {f"{key}/{number}-of-{total}": _read(replica) for number, replica in replicas.items()}
     return state
+
+
+def averaged_variables(model: keras.Model) -> list[Any]:
+    """Returns the weights of which the optimizer keeps moving averages, and these averages; none without `use_ema`.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile(keras.optimizers.SGD(use_ema=True), "mse")
+        >>> model.optimizer.build(model.trainable_variables)
+        >>> len(averaged_variables(model))
+        4
+    """
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    found: list[Any] = []
+    for each in getattr(optimizer, "optimizers", [optimizer]):
+        if getattr(each, "use_ema", False):
+            found += [*each._trainable_variables, *each._model_variables_moving_average]
+    return found
 
 
 def gather_state(state: Mapping[str, np.ndarray], strategy: tf.distribute.Strategy) -> dict[str, np.ndarray]:

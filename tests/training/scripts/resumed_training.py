@@ -45,7 +45,12 @@ def build(decided, *, decay_steps, width=16, optimizer="adam"):
             ]
         )
     rate = keras.optimizers.schedules.CosineDecay(0.01, decay_steps)
-    optimizer = keras.optimizers.Adam(rate) if optimizer == "adam" else keras.optimizers.SGD(rate, momentum=0.9)
+    optimizers = {
+        "adam": lambda: keras.optimizers.Adam(rate),
+        "averaging": lambda: keras.optimizers.Adam(rate, use_ema=True, ema_momentum=0.9),
+        "sgd": lambda: keras.optimizers.SGD(rate, momentum=0.9),
+    }
+    optimizer = optimizers[optimizer]()
     loss = keras.losses.BinaryCrossentropy(from_logits=True)
     compile(model, decided, optimizer=optimizer, loss=loss, metrics=["mae"])
     return model
@@ -58,6 +63,7 @@ def train(
     epochs=4,
     decay_epochs=None,
     pruning=False,
+    size_known=True,
     width=16,
     optimizer="adam",
     callbacks=(),
@@ -82,8 +88,9 @@ def train(
         pruned = PruningConfig(target_sparsity=0.75, frequency=4, end_step=steps * epochs * 2 // 3)
         schedule = [PruningSchedule(model, pruned)]
     data = examples()
+    batches = decided.pipeline(data)
     history = model.fit(
-        decided.pipeline(data),
+        batches if size_known else batches.filter(lambda *_: True),
         validation_data=decided.pipeline(data, training=False),
         epochs=epochs,
         callbacks=[*schedule, *callbacks],

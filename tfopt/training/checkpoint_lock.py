@@ -1,0 +1,144 @@
+"""One training at a time in a checkpoint directory.
+
+The lock is the kernel's (flock) on a file in the directory. It ends with the process that holds it, however that
+process ends, so a restart never waits for a dead one. A process id could not serve: containers repeat it, and other
+machines share the directory. The file's content, which process holds the lock, is for the error message only. The
+holder removes the file when it ends; one that is left by a killed process does no harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import functools
+import json
+import os
+import socket
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from tfopt.errors import ConfigError, TfoptWarning
+
+NAME = ".tfopt-training.lock"
+_held: set[int] = set()  # descriptors of this process
+
+
+@contextlib.contextmanager
+def only_training(directory: Path) -> Iterator[None]:
+    """Keeps other trainings out of a checkpoint directory, which is made if it does not exist.
+
+    Where the directory cannot be written, nothing is locked: no training can save there.
+
+    Raises:
+        ConfigError: Another training holds the directory.
+    Warns:
+        TfoptWarning: The directory cannot be locked, for example since the file system has no locks.
+    Example:
+        >>> import tempfile
+        >>> directory = Path(tempfile.mkdtemp())
+        >>> with only_training(directory):
+        ...     with only_training(directory):
+        ...         pass
+        Traceback (most recent call last):
+        ...
+        tfopt.errors.ConfigError: checkpoint_dir must be used by one training at a time. Received: ...
+    """
+    _close_in_forks()
+    descriptor = _locked(directory)
+    if descriptor is None:
+        yield
+        return
+    _held.add(descriptor)
+    try:
+        yield
+    finally:
+        if descriptor in _held:  # not in a fork
+            # Removed before the lock ends, so that nobody can hold the file that goes.
+            with contextlib.suppress(OSError):
+                (directory / NAME).unlink()
+            _held.discard(descriptor)
+            os.close(descriptor)
+
+
+def _locked(directory: Path) -> int | None:
+    """Returns the lock's descriptor, or None where there is no lock."""
+    while True:
+        descriptor = _open(directory)
+        if descriptor is None:
+            return None
+        try:
+            if not _lock(descriptor, directory):
+                os.close(descriptor)
+                return None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if _is_named(descriptor, directory / NAME):
+            return descriptor
+        os.close(descriptor)  # a training has just ended, and took this file with it
+
+
+def _open(directory: Path) -> int | None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return os.open(directory / NAME, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        if os.access(directory, os.W_OK):  # the file is another user's, for example
+            _warn_unlocked(directory, error)
+        return None
+
+
+def _is_named(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _lock(descriptor: int, directory: Path) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"checkpoint_dir must be used by one training at a time. Received: checkpoint_dir={directory}, "
+            f"where {_holder(descriptor)}. Wait until it ends or end it, or set another checkpoint_dir."
+        ) from error
+    except OSError as error:
+        _warn_unlocked(directory, error)
+        return False
+    since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    record = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
+    with contextlib.suppress(OSError):  # a full disk takes only the words of another's error message
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(record).encode(), 0)
+    return True
+
+
+def _warn_unlocked(directory: Path, error: OSError) -> None:
+    warnings.warn(
+        f"checkpoint_dir={directory} cannot be locked ({error}). Make sure that no other training uses it.",
+        TfoptWarning,
+        stacklevel=2,
+    )
+
+
+def _holder(descriptor: int) -> str:
+    try:
+        record = json.loads(os.pread(descriptor, 1000, 0))
+        return f"process {record['process']} on {record['host']} has been training since {record['since']}"
+    except (OSError, ValueError, KeyError, TypeError):  # it has the lock and has not written this yet
+        return "another process is training"
+
+
+@functools.cache
+def _close_in_forks() -> None:
+    """A fork inherits the lock. Data loaders that outlive a killed training must not keep its directory locked."""
+
+    def close() -> None:
+        for descriptor in _held:
+            os.close(descriptor)
+        _held.clear()
+
+    os.register_at_fork(after_in_child=close)
