@@ -276,6 +276,20 @@ def test_saved_model_outputs_belong_to_their_names(tmp_path):
             np.testing.assert_allclose(outputs[name], expected, rtol=1e-6)
 
 
+def test_the_inputs_of_a_saved_model_that_keras_numbered_keep_their_order(tmp_path):
+    """TensorFlow sorts names as text, by which input 10 comes before input 9: once in a long process."""
+    numbers = (keras.Input((3,)) for _ in range(20))
+    one = next(each for each in numbers if each.name.endswith("9"))
+    other = next(numbers)
+    assert sorted([one.name, other.name]) == [other.name, one.name]
+    model = keras.Model([one, other], layers.Subtract()([one, other]))
+    model.export(tmp_path, verbose=False)
+    graph = freeze(tmp_path)
+    assert list(graph.inputs) == [one.name, other.name]
+    x, y = normal(2, 3), normal(2, 3)
+    np.testing.assert_array_equal(graph.predict((x, y))["output_0"], x - y)
+
+
 def string_lookup():
     inputs = keras.Input((1,), dtype="string")
     return keras.Model(inputs, layers.StringLookup(vocabulary=["a", "b"])(inputs))
