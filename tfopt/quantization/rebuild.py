@@ -168,9 +168,11 @@ def _with_own_name(operation: Any, names: set[str]) -> Any:
             break
         free = f"{operation.name}_{number}"
     names.add(free)
-    return (
-        operation if free == operation.name else type(operation).from_config({**operation.get_config(), "name": free})
-    )
+    if free == operation.name:
+        return operation
+    copy = plain_copy(operation)
+    copy.name = free
+    return copy
 
 
 def _unique(made: Sequence[Any], names: set[str]) -> Sequence[Any]:
