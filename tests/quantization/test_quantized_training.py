@@ -342,7 +342,7 @@ def test_nested_models_whose_operations_have_the_same_names():
     assert len({operation.name for operation in quantized.operations}) == len(quantized.operations)
     found = quantized.predict([*data], verbose=0)
     assert np.linalg.norm(found - exact) <= 0.03 * np.linalg.norm(exact)
-    assert np.linalg.norm(quantize(quantized).predict(tuple(data)) - found) <= 0.01 * np.linalg.norm(found)
+    assert np.linalg.norm(quantize(quantized).predict(tuple(data)) - found) <= 0.03 * np.linalg.norm(found)
 
 
 @pytest.mark.slow
