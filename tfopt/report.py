@@ -92,11 +92,16 @@ class PassReport(Record):
         lines += [f"  skipped  {skip.name} ({skip.kind}): {skip.reason}" for skip in self.skipped]
         return "\n".join(lines)
 
-    def warn_if_unchanged(self) -> None:
-        """Warns when the pass changed nothing, since a caller who ran it expected otherwise."""
+    def warn_if_unchanged(self, verdict: str = "") -> None:
+        """Warns when the pass changed nothing, since a caller who ran it expected otherwise.
+
+        Args:
+            verdict: The reason, where one decided for all; else it is that of each thing skipped.
+        """
         if self.changed:
             return
-        reasons = "; ".join(sorted({skip.reason for skip in self.skipped})) or "the model holds nothing it applies to"
+        each = "; ".join(sorted({skip.reason for skip in self.skipped}))
+        reasons = verdict or each or "the model holds nothing it applies to"
         warnings.warn(f"{self.name} changed nothing: {reasons}.", TfoptWarning, stacklevel=3)
 
 

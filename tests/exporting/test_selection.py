@@ -11,7 +11,7 @@ from keras import layers
 from tfopt.errors import ConfigError, TfoptWarning
 from tfopt.exporting import ExportConfig, export
 from tfopt.exporting.minimum_cut import SINK, SOURCE, FlowNetwork
-from tfopt.exporting.selection import select_int8
+from tfopt.exporting.selection import fastest_fit, in_turns, select_int8, stay_float
 from tfopt.exporting.time_table import feeds_of
 from tfopt.graph import freeze
 from tfopt.hardware import detect
@@ -175,6 +175,32 @@ def test_a_model_that_stays_float_is_that_of_the_float_export():
         node.op for node in exported.graph_def.node
     )
     np.testing.assert_array_equal(quantized.in_float().predict(X)["output_0"], exported.predict(X)["output_0"])
+
+
+def test_the_verdict_of_the_clock_is_given_once(tmp_path, quantized):
+    float_alone = select(quantized, table(tmp_path, quantized, dict.fromkeys(NAMES, (1.0, 2.0))))[0]
+    for chosen, reason in ((quantized, "the model as a whole"), (float_alone, "slower in int8: 2.000 ms in int8")):
+        report = stay_float(quantized, chosen, {1: 1.02, 8: 0.99}).report
+        assert report.changed == []
+        assert len(report.skipped) == len(NAMES)
+        assert all(skip.reason.startswith(reason) for skip in report.skipped)
+        assert str(report).count("1.02x at batch size 1 and 0.99x at batch size 8 of float32's time") == 1
+
+
+def test_graphs_are_called_in_turns_until_it_is_clear_that_none_is_fit():
+    def graph_of(depth):
+        inputs = keras.Input((256,), name="x")
+        hidden = inputs
+        for _ in range(depth):
+            hidden = layers.Dense(256, activation="tanh")(hidden)
+        return freeze(keras.Model(inputs, layers.Dense(2)(hidden)))
+
+    small, large = graph_of(1), graph_of(12)
+    feeds = {size: {"x": np.ones((size, 256), "float32")} for size in (1, 8)}
+    ratios = in_turns(small, [large, large], feeds)
+    assert all(ratio > 1.2 for each in ratios for ratio in each)
+    assert fastest_fit(ratios) is None
+    assert fastest_fit(in_turns(large, [small], feeds)) == 0
 
 
 def test_a_table_that_could_not_be_written_is_refused_before_the_work(tmp_path, quantized):

@@ -58,6 +58,12 @@ CASES = {
     "einsum, heads joined": (einsum("abde,dec->abc", (None, 5), "c"), (6, 2, 4), 1),
     "scaled": (lambda x: layers.Rescaling(0.5, offset=1.0)(layers.Dense(5)(x)), (6, 8), 1),
     "reshaped": (lambda x: layers.ReLU()(layers.Reshape((2, 3))(layers.Dense(6)(x))), (8,), 1),
+    "block, any length": (lambda x: block(x), (None, 8), 6),
+    "einsum, heads, any length": (einsum("abc,cde->abde", (None, 2, 5), "de", "relu"), (None, 8), 1),
+    "einsum, heads joined, any length": (einsum("abde,dec->abc", (None, 5), "c"), (None, 2, 4), 1),
+    "einsum, two axes open": (einsum("abcd,de->abce", (None, None, 5), "e", "gelu"), (None, None, 8), 1),
+    "einsum, weights first": (lambda x: keras.ops.einsum("cd,abc->abd", np.eye(8, 5, dtype="f"), x), (None, 8), 1),
+    "rank 4, any size": (lambda x: layers.Dense(5)(layers.Dense(7, activation="gelu")(x)), (None, None, 8), 2),
     "any length": (lambda x: layers.Dense(5, activation="relu")(layers.Dense(7)(x)), (None, 8), 2),
     "normalized": (lambda x: layers.BatchNormalization()(layers.Dense(5)(x)), (6, 8), 1),
 }
@@ -73,10 +79,38 @@ def test_the_graph_computes_what_keras_computes(case):
     counted = ops(graph)
     assert counted["MatMul"] == products
     # Each attention has two products of tensors, and moves the heads of its queries, keys, values and result.
-    attentions = 2 if case == "block" else 0
+    attentions = {"block": 2, "block, any length": 1}.get(case, 0)
     assert (counted["BatchMatMulV2"], counted["Transpose"], counted["Einsum"]) == (2 * attentions, 4 * attentions, 0)
     if None not in shape:
         assert not counted.keys() & {"GatherV2", "Prod", "Pack"}
+
+
+@pytest.mark.parametrize(
+    ("equation", "shape", "weights"),
+    [
+        ("abc,bd->adc", (6, None), (6, 5)),
+        ("abc,bd->acd", (6, None), (6, 5)),
+        ("abcd,bde->ace", (6, None, 3), (6, 3, 5)),
+    ],
+)
+def test_an_einsum_over_another_axis_than_the_last_is_a_product_too(equation, shape, weights):
+    held = RNG.normal(size=weights).astype("float32")
+    model = model_of(lambda x: keras.ops.einsum(equation, x, held), shape)
+    graph = freeze(model)
+    assert_same(graph, model, RNG.normal(size=(3, *(size or 9 for size in shape))).astype("float32"))
+    assert (ops(graph)["MatMul"], ops(graph)["Einsum"]) == (1, 0)
+
+
+@pytest.mark.parametrize("equation", ["abcd,cde->abce", "abc,cd->ad", "abc,de->abde"])
+def test_an_einsum_that_is_no_single_product_stays(equation):
+    sizes = {"c": 4, "d": 3 if equation == "abcd,cde->abce" else 4, "e": 5}
+    before, weights = equation.split("->")[0].split(",")
+    shape = tuple(sizes.get(label) for label in before[1:])
+    held = RNG.normal(size=[sizes[label] for label in weights]).astype("float32")
+    model = model_of(lambda x: keras.ops.einsum(equation, x, held), shape)
+    graph = freeze(model)
+    assert_same(graph, model, RNG.normal(size=(3, *(size or 9 for size in shape))).astype("float32"))
+    assert ops(graph)["MatMul"] == 0
 
 
 def test_the_batch_norm_behind_a_product_of_rank_three_is_folded():

@@ -247,7 +247,7 @@ def test_excluded_nodes_stay_float():
     ("model", "reason"),
     [
         (lambda: keras.Sequential([keras.Input((4,)), layers.ReLU()]), "holds nothing it applies to"),
-        (lambda: keras.Sequential([keras.Input((4, 4, 2)), layers.Conv2DTranspose(3, 2)]), "no int8 lowering"),
+        (lambda: keras.Sequential([keras.Input((4, 4, 2)), layers.Conv2DTranspose(3, 2)]), "no int8 kernel computes"),
     ],
 )
 def test_nothing_to_quantize_is_a_warning(model, reason):

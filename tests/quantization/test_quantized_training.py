@@ -316,6 +316,35 @@ def test_the_ranges_of_a_nested_model_that_is_called_twice_are_those_of_its_call
             assert np.linalg.norm((outputs - exact)[:, half]) <= 0.02 * np.linalg.norm(exact[:, half])
 
 
+def test_a_nested_model_that_is_called_with_a_dict_gets_its_inputs_by_name():
+    """They are in no alphabetical order, and the weights of one do not suit the other."""
+    right, left = keras.Input((12,), name="right"), keras.Input((12,), name="left")
+    inner = keras.Model([right, left], layers.Dense(4)(right) - 5 * layers.Dense(4)(left))
+    one, other = keras.Input((12,)), keras.Input((12,))
+    model = keras.Model([one, other], inner({"right": one, "left": other}))
+    data = RNG.normal(size=(2, 40, 12)).astype("float32")
+    exact = model.predict([*data], verbose=0)
+    outputs = quantize(model, TRAINING, calibration_data=tuple(data)).predict([*data], verbose=0)
+    assert np.linalg.norm(outputs - exact) <= 0.02 * np.linalg.norm(exact)
+
+
+def test_nested_models_whose_operations_have_the_same_names():
+    """Keras counts operations that are no layers anew after clear_session, and a clone keeps their names."""
+    inputs = keras.Input((12,))
+    encoder = keras.Model(inputs, layers.Dense(12, activation="relu", name="encode")(inputs) + inputs)
+    clone = keras.models.clone_model(encoder)
+    one, other = keras.Input((12,)), keras.Input((12,))
+    outputs = encoder(one) - 3 * keras.Model(clone.inputs[0], clone.outputs[0], name="clone")(encoder(other))
+    model = keras.Model([one, other], layers.Dense(2)(outputs))
+    data = RNG.normal(size=(2, 40, 12)).astype("float32")
+    exact = model.predict([*data], verbose=0)
+    quantized = quantize(model, TRAINING, calibration_data=tuple(data))
+    assert len({operation.name for operation in quantized.operations}) == len(quantized.operations)
+    found = quantized.predict([*data], verbose=0)
+    assert np.linalg.norm(found - exact) <= 0.03 * np.linalg.norm(exact)
+    assert np.linalg.norm(quantize(quantized).predict(tuple(data)) - found) <= 0.03 * np.linalg.norm(found)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [WAYS[0], WAYS[2]])
 def test_a_saved_model_loads_in_a_fresh_process_with_tfopt_alone_bit_for_bit(trained, tmp_path, settings):

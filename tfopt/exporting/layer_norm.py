@@ -21,6 +21,7 @@ ROOTS = ("Rsqrt", "Sqrt")
 LARGEST_GROUP = 16
 RANKS = (2, 3)  # of what the kernel takes
 TOLERANCE = 1e-4
+FLOAT = dtype_attr(tf.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +64,6 @@ def _find(
     source = editor.nodes[mean].input[0]
     shape = shapes.get(source)
     if ":" in source or shape is None or not shape.rank or shape[-1] is None:
-        return None
-    if shape.rank not in RANKS and shape.as_list().count(None) > 1:  # no Reshape could tell them apart
         return None
     if editor.nodes[mean].attr["T"].type != tf.float32.as_datatype_enum:
         return None
@@ -150,10 +149,10 @@ def _compute(
 
 def _fuse(editor: GraphEditor, norm: LayerNorm, shape: tf.TensorShape) -> None:
     name, source = norm.nodes[-1], norm.input
-    sizes = [-1 if size is None else size for size in shape]
     flat = shape.rank not in RANKS
     if flat:
-        source = _reshape(editor, f"{name}/rows", source, [-1, sizes[-1]])
+        rows = editor.add_constant(f"{name}/rows/sizes", np.asarray([-1, shape[-1]], np.int32))
+        source = _reshape(editor, f"{name}/rows", source, rows)
     fused = editor.add(
         "_MklLayerNorm",
         f"{name}/fused",
@@ -162,12 +161,19 @@ def _fuse(editor: GraphEditor, norm: LayerNorm, shape: tf.TensorShape) -> None:
             editor.add_constant(f"{name}/scale", norm.scale),
             editor.add_constant(f"{name}/offset", norm.offset),
         ],
-        T=dtype_attr(tf.float32),
+        T=FLOAT,
         epsilon=AttrValue(f=norm.epsilon),
     )
-    editor.redirect(name, _reshape(editor, f"{name}/back", fused, sizes) if flat else fused)
+    editor.redirect(name, _reshape(editor, f"{name}/back", fused, _sizes(editor, norm, shape)) if flat else fused)
 
 
-def _reshape(editor: GraphEditor, name: str, tensor: str, sizes: Sequence[int]) -> str:
-    constant = editor.add_constant(f"{name}/sizes", np.asarray(sizes, np.int32))
-    return editor.add("Reshape", name, [tensor, constant], T=dtype_attr(tf.float32), Tshape=dtype_attr(tf.int32))
+def _sizes(editor: GraphEditor, norm: LayerNorm, shape: tf.TensorShape) -> str:
+    """Returns the sizes of the input: a constant, unless several of them are open."""
+    name, sizes = norm.nodes[-1], shape.as_list()
+    if sizes.count(None) <= 1:
+        return editor.add_constant(f"{name}/back/sizes", np.array([size or -1 for size in sizes], np.int32))
+    return editor.add("Shape", f"{name}/back/sizes", [norm.input], T=FLOAT, out_type=dtype_attr(tf.int32))
+
+
+def _reshape(editor: GraphEditor, name: str, tensor: str, sizes: str) -> str:
+    return editor.add("Reshape", name, [tensor, sizes], T=FLOAT, Tshape=dtype_attr(tf.int32))

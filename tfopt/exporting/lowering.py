@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from tfopt.errors import ConfigError
 from tfopt.exporting.config import ExportConfig
 from tfopt.exporting.float_fallback import float_fallback
 from tfopt.exporting.int8 import lower_to_int8
-from tfopt.exporting.selection import select_int8
+from tfopt.exporting.selection import CLOCK, select_int8
 from tfopt.exporting.signatures import DEFAULT, FLOAT, XLA
 from tfopt.exporting.time_table import feeds_of
 from tfopt.exporting.weight_only import encode_weights
@@ -69,12 +70,13 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
 
 
 def _int8(model: QuantizedModel, config: ExportConfig, sample: Any) -> Lowered:
+    in_float = functools.cache(model.in_float)  # which does not depend on what is quantized
     if config.int8_nodes == "faster" and model.report.changed:
         stored = None if config.node_times is None else Path(config.node_times)
-        model = select_int8(model, feeds_of(model.float_graph, sample, config.batch_sizes), stored)
-        model.report.warn_if_unchanged()
+        model = select_int8(model, feeds_of(model.float_graph, sample, config.batch_sizes), stored, in_float)
+        model.report.warn_if_unchanged("; ".join(step.detail for step in model.report.steps if step.kind == CLOCK))
     in_int8 = bool(model.report.changed)
-    graphs = {DEFAULT: lower_to_int8(model.graph) if in_int8 else model.in_float()}
+    graphs = {DEFAULT: lower_to_int8(model.graph) if in_int8 else in_float()}
     if config.float_fallback:
         graphs[FLOAT] = float_fallback(model.graph)
     if config.xla_signature:  # XLA has none of the int8 kernels

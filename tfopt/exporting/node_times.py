@@ -64,10 +64,10 @@ class TimedGraph:
         del self._session
         free_graphs(self._graph_def)
 
-    def rounds(self, inputs: Mapping[str, Any]) -> int:
+    def rounds(self, inputs: Mapping[str, Any], most: int = MOST) -> int:
         """Returns how often it is worth running: as often as fits into SECONDS, within bounds."""
         self.milliseconds(inputs)
-        return int(np.clip(SECONDS * 1e3 / self.milliseconds(inputs), FEWEST, MOST))
+        return int(np.clip(SECONDS * 1e3 / self.milliseconds(inputs), FEWEST, most))
 
     def milliseconds(self, inputs: Mapping[str, Any]) -> float:
         """Runs the graph once and returns how long it took."""

@@ -8,7 +8,8 @@ minimum cut: int8 chains are on the source's side of it and float ones on the si
 costs its float time, from the sink its int8 time, and two chains from each other the conversion between them.
 
 A trace can still deceive. So the graphs that come out are timed as a whole, in turns, and where int8 would make the
-model slower it stays float. What was measured can be stored, and then decides for another machine.
+model slower it stays float. The turns end as soon as they agree, and a turn is short where a call is. What was measured
+can be stored, and then decides for another machine.
 """
 
 from __future__ import annotations
@@ -31,24 +32,35 @@ from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.quantization import QuantizedModel
 from tfopt.quantization.chains import PASS_THROUGH, Chain, find_chains, pass_through_origin
 from tfopt.quantization.ranged import find_joints, tensors_with_ranges
-from tfopt.report import write_text
+from tfopt.report import Change, write_text
 
 # int8 also makes the model smaller, so that a tie is decided for it; and what differs by less is noise.
 TIE = 1.03
 # But a model must not get slower, so the clock of whole graphs is given more turns, and less is left open.
 WHOLE_TIE = 1.01
-FEWEST_TURNS = 9
+FEWEST_TURNS = 7
+MOST_TURNS = 21
+# A turn is the least of a few calls, where they are so short that anything else disturbs them.
+TURN_CALLS = 10
 TURN_SECONDS = 0.04
+CLOCK = "clock"  # the kind of the report's step that tells what the clock said of the whole model
+AS_A_WHOLE = "the model as a whole is faster in float32"
 WHOLE = 10**6  # a network's capacities are integers; the float model's time is this many
 
 
-def select_int8(quantized: QuantizedModel, feeds: Feeds, stored: Path | None = None) -> QuantizedModel:
+def select_int8(
+    quantized: QuantizedModel,
+    feeds: Feeds,
+    stored: Path | None = None,
+    in_float: Callable[[], FrozenGraph] | None = None,
+) -> QuantizedModel:
     """Returns the model with those nodes quantized that make it faster, and the figures in its report.
 
     Args:
         quantized: The model, everything quantized that can be, at least one node.
         feeds: Inputs by name for each batch size. Each size counts alike.
         stored: A JSON file with a TimeTable. If it exists, nothing is timed here; else what is timed is written to it.
+        in_float: Returns what `quantized.in_float` does, for a caller who needs it too.
     Raises:
         ConfigError: The file is none, or one of another model or of other batch sizes.
     """
@@ -56,7 +68,11 @@ def select_int8(quantized: QuantizedModel, feeds: Feeds, stored: Path | None = N
     left = {skip.name: skip.reason for skip in quantized.report.skipped}
     chains, _ = find_chains(quantized.float_graph, editor, left_float=left)
     known = stored is not None and stored.exists()
-    table = read_table(stored, chains, feeds) if stored and known else measure(quantized, editor, chains, feeds)
+    if stored and known:
+        table = read_table(stored, chains, feeds)
+    else:
+        everything = lower_to_int8(quantized.graph)
+        table = measure(quantized.float_graph, everything, editor, chains, feeds)
     if stored and not known:
         write_text(stored, table.to_json() + "\n")
     in_int8 = _fastest(quantized, editor, chains, table, feeds)
@@ -67,22 +83,47 @@ def select_int8(quantized: QuantizedModel, feeds: Feeds, stored: Path | None = N
     }
     chosen = quantized.leaving_float(slower) if slower else quantized
     if not known:
-        chosen = _by_the_whole(quantized, chosen, feeds)
+        single = in_float() if in_float else quantized.in_float()
+        chosen = _by_the_whole(quantized, chosen, [single, everything], feeds)
     changed = [replace(each, detail=f"{each.detail}; {table.chains[each.name]}") for each in chosen.report.changed]
     return replace(chosen, report=replace(chosen.report, changed=changed))
 
 
-def _by_the_whole(quantized: QuantizedModel, chosen: QuantizedModel, feeds: Feeds) -> QuantizedModel:
-    """Returns what is fastest as a whole: the chosen nodes, all of them or none in int8."""
-    candidates = [quantized] if chosen is quantized else [chosen, quantized]
-    ratios = _in_turns([quantized.in_float(), *(lower_to_int8(each.graph) for each in candidates)], feeds)
+def _by_the_whole(
+    quantized: QuantizedModel, chosen: QuantizedModel, graphs: Sequence[FrozenGraph], feeds: Feeds
+) -> QuantizedModel:
+    """Returns what is fastest as a whole: the chosen nodes, all of them or none in int8.
+
+    Args:
+        quantized, chosen: The model with all nodes in int8, and with those chosen.
+        graphs: The graph in float32 and that of `quantized` in int8.
+        feeds: Inputs by name for each batch size.
+    """
+    single, everything = graphs
+    several = chosen is not quantized and bool(chosen.report.changed)
+    candidates = [chosen, quantized] if several else [quantized]
+    lowered = [lower_to_int8(chosen.graph), everything] if several else [everything]
+    ratios = in_turns(single, lowered, feeds)
     best_fit = fastest_fit(ratios)
     if best_fit is not None:
         return candidates[best_fit]
-    best = min(ratios, key=sum)
-    found = " and ".join(f"{ratio:.2f}x its time at batch size {size}" for size, ratio in zip(feeds, best, strict=True))
-    reason = f"int8 would make the model slower than float32 on this machine: {found}"
-    return quantized.leaving_float({change.name: reason for change in quantized.report.changed})
+    return stay_float(quantized, chosen, dict(zip(feeds, min(ratios, key=sum), strict=True)))
+
+
+def stay_float(quantized: QuantizedModel, chosen: QuantizedModel, ratios: Mapping[int, float]) -> QuantizedModel:
+    """Returns the model with nothing in int8. Its report gives the reason once, as a step.
+
+    Args:
+        quantized, chosen: The model with all nodes in int8, and with those chosen.
+        ratios: How long int8 takes in units of float32, for each batch size.
+    """
+    found = " and ".join(f"{ratio:.2f}x at batch size {size}" for size, ratio in ratios.items())
+    verdict = f"int8 would make the model slower on this machine: it takes {found} of float32's time"
+    if chosen.report.changed:
+        whole = dict.fromkeys((change.name for change in quantized.report.changed), AS_A_WHOLE)
+        chosen = quantized.leaving_float(whole)
+    step = Change(name=quantized.graph.name, kind=CLOCK, detail=verdict)
+    return replace(chosen, report=replace(chosen.report, steps=[*chosen.report.steps, step]))
 
 
 def fastest_fit(ratios: Sequence[Sequence[float]]) -> int | None:
@@ -108,24 +149,43 @@ def _why(times: ChainTimes) -> str:
     return "converting its tensors would cost more than int8 saves"
 
 
-def _in_turns(graphs: Sequence[FrozenGraph], feeds: Feeds) -> list[list[float]]:
-    """Returns how long each graph but the first takes, as a ratio to the first, for each batch size."""
-    ratios: list[list[float]] = [[] for _ in graphs[1:]]
+def in_turns(single: FrozenGraph, graphs: Sequence[FrozenGraph], feeds: Feeds) -> list[list[float]]:
+    """Returns how long each of some graphs takes, in units of another, for each batch size.
+
+    They are called in turns, as often as it needs to tell which of them make the model slower.
+
+    Args:
+        single: The graph in float32.
+        graphs: Those in int8.
+        feeds: Inputs by name for each batch size.
+    """
+    ratios: list[list[float]] = [[] for _ in graphs]
     with ExitStack() as stack:
-        timed = [stack.enter_context(TimedGraph(graph, in_order=False)) for graph in graphs]
+        timed = [stack.enter_context(TimedGraph(graph, in_order=False)) for graph in (single, *graphs)]
         for inputs in feeds.values():
-            rounds = max(FEWEST_TURNS, *(each.rounds(inputs) for each in timed))
-            turns = np.array([[_call(each, inputs) for each in timed] for _ in range(rounds)])
-            for index, ratio in enumerate(np.median(turns[:, 1:] / turns[:, :1], axis=0)):
+            rounds = max(FEWEST_TURNS, *(each.rounds(inputs, MOST_TURNS) for each in timed))
+            turns: list[list[float]] = []
+            while len(turns) < rounds and not (len(turns) >= FEWEST_TURNS and _is_clear(turns)):
+                first, *others = [_call(each, inputs) for each in timed]
+                turns.append([other / first for other in others])
+            for index, ratio in enumerate(np.median(turns, axis=0)):
                 ratios[index].append(float(ratio))
     return ratios
 
 
+def _is_clear(turns: Sequence[Sequence[float]]) -> bool:
+    """Whether every turn says the same: that no graph is fit, or that the only one is."""
+    slower = np.array(turns) > WHOLE_TIE
+    return bool(slower.all()) or (slower.shape[1] == 1 and not slower.any())
+
+
 def _call(timed: TimedGraph, inputs: Mapping[str, Any]) -> float:
-    """Returns the milliseconds of a call; the least of a few where it is so short that anything else disturbs it."""
+    """Returns the milliseconds of a call, the least of a turn."""
     until = time.perf_counter() + TURN_SECONDS
     fastest = timed.milliseconds(inputs)
-    while time.perf_counter() < until:
+    for _ in range(TURN_CALLS - 1):
+        if time.perf_counter() >= until:
+            break
         fastest = min(fastest, timed.milliseconds(inputs))
     return fastest
 

@@ -13,12 +13,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from tfopt.data.batches import iterate_batches
 from tfopt.errors import ConfigError
-from tfopt.exporting.int8 import lower_to_int8
 from tfopt.exporting.manifest import OPEN_SIZE
 from tfopt.exporting.node_times import TimedGraph, conversion_times
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.hardware import detect
-from tfopt.quantization import QuantizedModel
 from tfopt.quantization.chains import Chain
 from tfopt.report import Record
 
@@ -106,9 +104,18 @@ def read_table(stored: Path, chains: Sequence[Chain], feeds: Feeds) -> TimeTable
     return table
 
 
-def measure(quantized: QuantizedModel, editor: GraphEditor, chains: Sequence[Chain], feeds: Feeds) -> TimeTable:
-    """Traces the float graph and the int8 graph."""
-    with TimedGraph(quantized.float_graph) as before, TimedGraph(lower_to_int8(quantized.graph)) as after:
+def measure(
+    float_graph: FrozenGraph, int8_graph: FrozenGraph, editor: GraphEditor, chains: Sequence[Chain], feeds: Feeds
+) -> TimeTable:
+    """Traces the float graph and the int8 graph.
+
+    Args:
+        float_graph, int8_graph: The graph before annotation, and with all chains in int8.
+        editor: An editor of the float graph.
+        chains: Its chains.
+        feeds: Inputs by name for each batch size.
+    """
+    with TimedGraph(float_graph) as before, TimedGraph(int8_graph) as after:
         single = [before.node_times(inputs, before.rounds(inputs)) for inputs in feeds.values()]
         int8 = [after.node_times(inputs, after.rounds(inputs)) for inputs in feeds.values()]
     times = {

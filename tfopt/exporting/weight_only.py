@@ -48,8 +48,8 @@ def encode_weights(graph: FrozenGraph, precision: str, config: WeightOnlyConfig)
     for name in [name for name, node in editor.nodes.items() if node.op == "Const"]:
         kind = _kind_of_reader(editor, name)
         weights = editor.value(name) if kind else np.zeros(0)
-        if kind is None or weights.dtype != np.float32 or weights.size < config.minimum_size:
-            continue
+        if kind is None or weights.dtype != np.float32 or (weights.size < config.minimum_size and weights.ndim < 2):
+            continue  # no weights, or a bias
         reason = _obstacle(editor, name, weights, precision, config)
         if reason is not None:
             skipped.append(Skip(name=name, kind=kind, reason=reason))
@@ -106,6 +106,8 @@ def _obstacle(
     """Returns why weights stay float32, or None."""
     if any(matches(node, config.exclude) for node in (name, *editor.consumers[name])):
         return "excluded by the configuration"
+    if weights.size < config.minimum_size:
+        return f"fewer values than minimum_size={config.minimum_size}: lower minimum_size to store it in fewer bits too"
     if not np.isfinite(weights).all():
         return "its weights hold NaN or infinity"
     if precision == "float16" and np.abs(weights).max() > np.finfo(np.float16).max:

@@ -37,7 +37,7 @@ def unify_batched_products(editor: GraphEditor, outputs: frozenset[str]) -> None
 
 def _expand(editor: GraphEditor, node: Any) -> None:
     """Makes a BatchMatMulV2 of an Einsum over one axis, with one axis of each operand and any number in common."""
-    operands, result = _labels(attribute(node, "equation").s.decode())
+    operands, result = einsum_labels(node)
     if len(operands) != 2 or any(len(set(labels)) != len(labels) for labels in (*operands, result)):
         return
     left, right = operands
@@ -55,24 +55,30 @@ def _expand(editor: GraphEditor, node: Any) -> None:
         return
     dtype = node.attr["T"]
     before = [
-        _transposed(editor, f"{node.name}/{side}", source, labels, [*common, *order], dtype)
+        transposed(editor, f"{node.name}/{side}", source, labels, [*common, *order], dtype)
         for side, source, labels, order in (
             ("left", node.input[0], left, (*rows, *inner)),
             ("right", node.input[1], right, (*inner, *columns)),
         )
     ]
-    order = _order([*common, *rows, *columns], result)
+    order = axes_order([*common, *rows, *columns], result)
     if moves_nothing(order):
         _become_product(editor, node, before, (False, False), dtype)
         return
     product = editor.add(
         PRODUCT, f"{node.name}/product", before, T=dtype, adj_x=AttrValue(b=False), adj_y=AttrValue(b=False)
     )
+    become_transpose(editor, node, product, order)
+
+
+def become_transpose(editor: GraphEditor, node: Any, source: str, order: np.ndarray) -> None:
+    """Makes of a node, which keeps its name, the transpose of another tensor."""
+    dtype = node.attr["T"]
     node.op = "Transpose"
     node.ClearField("attr")
     node.attr["T"].CopyFrom(dtype)
     node.attr["Tperm"].CopyFrom(dtype_attr(tf.int32))
-    editor.set_inputs(node.name, [product, editor.add_constant(f"{node.name}/order", order)])
+    editor.set_inputs(node.name, [source, editor.add_constant(f"{node.name}/order", order)])
 
 
 def _become_product(
@@ -86,13 +92,15 @@ def _become_product(
     editor.set_inputs(node.name, operands)
 
 
-def _labels(equation: str) -> tuple[list[str], str]:
+def einsum_labels(node: Any) -> tuple[list[str], str]:
     """Returns the axes of the operands and of the result; no operands where the equation leaves some of them open."""
+    equation = attribute(node, "equation").s.decode()
     left, arrow, result = equation.replace(" ", "").partition("->")
     return ([], "") if not arrow or "." in equation else (left.split(","), result)
 
 
-def _order(before: Sequence[str], after: Sequence[str]) -> np.ndarray:
+def axes_order(before: Sequence[str], after: Sequence[str]) -> np.ndarray:
+    """Returns the order to which axes named `before` must be transposed to be in the order of `after`."""
     return np.array([before.index(label) for label in after], np.int32)
 
 
@@ -101,10 +109,11 @@ def moves_nothing(order: np.ndarray) -> bool:
     return order.tolist() == list(range(order.size))
 
 
-def _transposed(
+def transposed(
     editor: GraphEditor, name: str, tensor: str, before: Sequence[str], after: Sequence[str], dtype: AttrValue
 ) -> str:
-    order = _order(before, after)
+    """Returns a tensor with its axes in another order, as a node `name` where that moves anything."""
+    order = axes_order(before, after)
     if moves_nothing(order):
         return tensor
     constant = editor.add_constant(f"{name}/order", order)

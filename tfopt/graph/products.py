@@ -1,12 +1,12 @@
 """Brings every product with a constant matrix to one form, which is what folding and the int8 kernels look for.
 
 Keras writes the same thing in several ways. Dense on a tensor of rank three is a Tensordot, around which shapes are
-computed at every call; an EinsumDense or a projection of MultiHeadAttention is a BatchMatMulV2; bias and activation
-follow behind a Reshape. Here all of them become
+computed at every call; an EinsumDense or a projection of MultiHeadAttention is a BatchMatMulV2, or an Einsum where the
+length of the sequence is open; bias and activation follow behind a Reshape. Here all of them become
 
     Reshape [-1, K] -> MatMul -> bias, activation -> Reshape
 
-which is exact, and spares the arithmetic on shapes.
+which is exact. One open size is the -1 of the last Reshape; of several, the sizes are computed from the model's inputs.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.graph.batched_products import moves_nothing
-from tfopt.graph.edit import AttrValue, GraphEditor, attribute, dtype_attr, producer
+from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, producer
+from tfopt.graph.flatten import flatten_einsum, flatten_product
+from tfopt.graph.sizes import Shapes, Sizes, read_shapes_early
 
-Shapes = dict[str, tf.TensorShape]
 ELEMENTWISE = (
     *("BiasAdd", "Add", "AddV2", "Sub", "Mul", "RealDiv", "Neg", "Square", "Pow", "Exp", "Maximum", "Minimum"),
     *("Relu", "Relu6", "LeakyRelu", "Elu", "Selu", "Tanh", "Sigmoid", "Erf", "Erfc", "Softplus"),
@@ -35,40 +36,45 @@ def unify_products(editor: GraphEditor, infer: Callable[[], Shapes], outputs: fr
         infer: Returns each tensor's shape, as far as TensorFlow infers it from the graph as it is then.
         outputs: Nodes whose values leave the graph.
     """
-    shapes = infer()
-    while _fix_sizes(editor, shapes):  # what is fixed lets TensorFlow infer more
-        shapes = infer()
+    sizes = Sizes(editor, infer())
+    while _fix_sizes(editor, sizes):  # what is fixed lets TensorFlow infer more
+        sizes = Sizes(editor, infer())
     for name in editor.topological():
         node = editor.nodes[name]
         order = editor.constant(node.input[1]) if node.op == "Transpose" and name not in outputs else None
         if order is not None and moves_nothing(order):
             editor.redirect(name, node.input[0])
         elif node.op == "BatchMatMulV2":
-            _flatten(editor, node, shapes)
+            flatten_product(editor, node, sizes)
+        elif node.op == "Einsum":
+            flatten_einsum(editor, node, sizes)
     _merge_reshapes(editor, infer(), outputs)
     shapes = infer()
+    sizes = Sizes(editor, shapes)
     origins: dict[str, str] = {}
     for name in editor.topological():
         node = editor.nodes[name]
         if node.op in ELEMENTWISE:
-            _sink_reshape(editor, node, shapes, origins)
+            _sink_reshape(editor, node, shapes, sizes, origins)
     _merge_reshapes(editor, infer(), outputs)
+    read_shapes_early(sizes, outputs)
     editor.remove_unread({*outputs, *(name for name, node in editor.nodes.items() if node.op == "Placeholder")})
 
 
-def _fix_sizes(editor: GraphEditor, shapes: Shapes) -> bool:
+def _fix_sizes(editor: GraphEditor, sizes: Sizes) -> bool:
     """Makes constants of the sizes of Reshapes that follow from the graph's own shapes. Returns whether it did."""
     fixed = False
     for name in editor.topological():
         node = editor.nodes[name]
         if node.op != "Reshape" or editor.constant(node.input[1]) is not None:
             continue
-        sizes = _sizes(editor, shapes, node.input[1])
         depth = _depth_of_products(editor, name)
-        if depth is not None:
-            sizes = [None, depth]
-        if sizes is not None and sizes.count(None) <= 1 and all(size is None or size > 0 for size in sizes):
-            _set_sizes(editor, node, [-1 if size is None else size for size in sizes])
+        values = sizes.values(node.input[1]) if depth is None else [None, depth]
+        numbers = [] if values is None else [value if isinstance(value, int) else None for value in values]
+        if values is not None and numbers.count(None) <= 1 and all(item is None or item > 0 for item in numbers):
+            constant = np.array([-1 if item is None else item for item in numbers], np.int32)
+            editor.set_inputs(name, [node.input[0], editor.add_constant(f"{name}/sizes", constant)])
+            node.attr["Tshape"].CopyFrom(dtype_attr(tf.int32))
             fixed = True
     return fixed
 
@@ -84,89 +90,7 @@ def _depth_of_products(editor: GraphEditor, name: str) -> int | None:
     return None
 
 
-def _sizes(editor: GraphEditor, shapes: Shapes, tensor: str) -> list[int | None] | None:
-    """Returns what a tensor of sizes holds, None for a size that is open; None where it is computed otherwise."""
-    node = editor.nodes[producer(tensor)]
-    if ":" in tensor:
-        return None
-    if node.op == "Const":
-        value = editor.value(tensor)
-        return [int(item) for item in value.reshape(-1)] if np.issubdtype(value.dtype, np.integer) else None
-    if node.op == "Shape":
-        shape = shapes.get(node.input[0])
-        return None if shape is None or shape.rank is None else list(shape.as_list())
-    if node.op == "GatherV2":
-        values, indices = (_sizes(editor, shapes, source) for source in node.input[:2])
-        if values is None or indices is None or any(index is None for index in indices):
-            return None
-        return [values[index] for index in indices if index is not None]
-    if node.op == "StridedSlice":
-        return _slice_of(editor, node, _sizes(editor, shapes, node.input[0]))
-    if node.op not in ("ConcatV2", "Pack", "Prod"):
-        return None
-    parts = [_sizes(editor, shapes, source) for source in node.input[: None if node.op == "Pack" else -1]]
-    items: list[int | None] = []
-    for part in parts:
-        if part is None:
-            return None
-        items += part
-    if node.op == "Prod":
-        known = [item for item in items if item is not None]
-        return [int(np.prod(known)) if len(known) == len(items) else None]
-    return items
-
-
-def _slice_of(editor: GraphEditor, node: Any, values: list[int | None] | None) -> list[int | None] | None:
-    ends = [editor.constant(source) for source in node.input[1:4]]
-    unusual = attribute(node, "ellipsis_mask").i or attribute(node, "new_axis_mask").i
-    if values is None or unusual or any(end is None or end.size != 1 for end in ends):
-        return None
-    begin, end, stride = (int(end.reshape(-1)[0]) for end in ends if end is not None)
-    if attribute(node, "shrink_axis_mask").i:
-        return [values[begin]]
-    return values[
-        None if attribute(node, "begin_mask").i else begin : None if attribute(node, "end_mask").i else end : stride
-    ]
-
-
-def _set_sizes(editor: GraphEditor, node: Any, sizes: Sequence[int]) -> None:
-    constant = editor.add_constant(f"{node.name}/sizes", np.asarray(sizes, np.int32))
-    editor.set_inputs(node.name, [node.input[0], constant])
-    node.attr["Tshape"].CopyFrom(dtype_attr(tf.int32))
-
-
-def _flatten(editor: GraphEditor, node: Any, shapes: Shapes) -> None:
-    """Makes a MatMul of a batched product whose right operand is one matrix for the whole batch."""
-    weights = editor.constant(node.input[1])
-    if weights is None or weights.ndim < 2 or weights.size != weights.shape[-1] * weights.shape[-2]:
-        return
-    shape = shapes[node.input[0]]
-    if shape.rank is None or attribute(node, "adj_x").b or attribute(node, "adj_y").b or weights.ndim > shape.rank:
-        return
-    if shape[:-1].as_list().count(None) > 1:
-        return
-    dtype = node.attr["T"]
-    depth, width = weights.shape[-2:]
-    sizes = editor.add_constant(f"{node.name}/flat/sizes", np.asarray([-1, depth], np.int32))
-    matrix = editor.add_constant(f"{node.name}/matrix", weights.reshape(depth, width))
-    flat = editor.add("Reshape", f"{node.name}/flat", [node.input[0], sizes], T=dtype, Tshape=dtype_attr(tf.int32))
-    product = editor.add(
-        "MatMul",
-        f"{node.name}/product",
-        [flat, matrix],
-        T=dtype,
-        transpose_a=AttrValue(b=False),
-        transpose_b=AttrValue(b=False),
-    )
-    # The product's own name goes to the Reshape, whose value it is.
-    node.op = "Reshape"
-    node.ClearField("attr")
-    node.attr["T"].CopyFrom(dtype)
-    editor.set_inputs(node.name, [product, node.input[1]])
-    _set_sizes(editor, node, [*(-1 if size is None else size for size in shape[:-1].as_list()), width])
-
-
-def _sink_reshape(editor: GraphEditor, node: Any, shapes: Shapes, origins: dict[str, str]) -> None:
+def _sink_reshape(editor: GraphEditor, node: Any, shapes: Shapes, sizes: Sizes, origins: dict[str, str]) -> None:
     """Computes an elementwise node on the matrix that its operands are reshaped from, and reshapes the result.
 
     Where an operand is a constant for each of the last axes, it becomes one for each column of the matrix. Two operands
@@ -174,7 +98,7 @@ def _sink_reshape(editor: GraphEditor, node: Any, shapes: Shapes, origins: dict[
     """
     if attribute(node, "data_format").s == b"NCHW":  # a bias along another axis than the last
         return
-    sources = {tensor: rows for tensor in node.input if (rows := _rows(editor, shapes, tensor)) is not None}
+    sources = {tensor: rows for tensor in node.input if (rows := _rows(editor, shapes, sizes, tensor)) is not None}
     matrices = [editor.nodes[tensor].input[0] for tensor in sources]
     if len({origins.get(matrix, matrix) for matrix in matrices}) != 1 or len(set(sources.values())) != 1:
         return
@@ -206,18 +130,18 @@ def _sink_reshape(editor: GraphEditor, node: Any, shapes: Shapes, origins: dict[
     editor.set_inputs(node.name, [result, reshape.input[1]])
 
 
-def _rows(editor: GraphEditor, shapes: Shapes, tensor: str) -> tuple[int, tuple[int, ...]] | None:
+def _rows(editor: GraphEditor, shapes: Shapes, sizes: Sizes, tensor: str) -> tuple[int, tuple[int, ...]] | None:
     """Returns to how many axes a matrix is reshaped, and to which last ones each row; None if it is no such tensor."""
     node = editor.nodes[producer(tensor)]
     if node.op != "Reshape":
         return None
-    shape, sizes = shapes.get(node.input[0]), _sizes(editor, shapes, node.input[1])
-    if shape is None or shape.rank != 2 or shape[-1] is None or sizes is None:
+    shape, values = shapes.get(node.input[0]), sizes.values(node.input[1])
+    if shape is None or shape.rank != 2 or shape[-1] is None or values is None:
         return None
-    for count in range(1, len(sizes)):
-        row = tuple(size for size in sizes[-count:] if size is not None and size > 0)
+    for count in range(1, len(values)):
+        row = tuple(size for size in values[-count:] if isinstance(size, int) and size > 0)
         if len(row) == count and np.prod(row) == shape[-1]:
-            return len(sizes), row
+            return len(values), row
     return None
 
 

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from tfopt.graph.edit import GraphEditor, attribute, integers, producer
-from tfopt.graph.products import ELEMENTWISE, Shapes
+from tfopt.graph.products import ELEMENTWISE
+from tfopt.graph.sizes import Shapes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,8 @@ def freeze(source: keras.Model | str | Path, signature: str = "serving_default",
             f"The inputs of a frozen model must be numbers. Received: {name!r} with the string inputs {strings}. "
             "Keep text preprocessing outside the model and export the part that takes numbers."
         )
+    if not isinstance(source, keras.Model):  # a loaded SavedModel sorts its inputs as text: x_10 before x_9
+        specs = dict(sorted(specs.items(), key=lambda item: _numbers_by_value(item[0])))
     graph = FrozenGraph(
         graph_def=_widen(graph_def),
         inputs=specs,
@@ -172,6 +175,11 @@ def _input_specs(function: Any) -> list[Any]:
 
 def _signature_name(name: str) -> str:
     return name.split(":")[0].replace("/", "_")
+
+
+def _numbers_by_value(name: str) -> list[Any]:
+    """Returns what names are sorted by so that the inputs that Keras numbers stay in the order they were made in."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def _name_outputs(outputs: Any) -> dict[str, Any]:

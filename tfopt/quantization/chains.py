@@ -189,7 +189,7 @@ def _structural_order(editor: GraphEditor, graph: FrozenGraph) -> list[str]:
 def _obstacle(editor: GraphEditor, shapes: Shapes, node: Any, patterns: tuple[str, ...], annotated: bool) -> str | None:
     """Returns None if the node can start a chain, "" if it is no weighted op, else why it cannot."""
     if node.op in WITHOUT_LOWERING:
-        return "no int8 lowering for this op yet"
+        return _why_without_lowering(editor, shapes, node)
     if node.op not in WEIGHTED:
         return ""
     if matches(node.name, patterns):
@@ -210,10 +210,22 @@ def _obstacle(editor: GraphEditor, shapes: Shapes, node: Any, patterns: tuple[st
         if node.op == "DepthwiseConv2dNative":
             return None if weights.ndim == 3 or weights.shape[3] == 1 else "more than one filter for each input channel"
         if shapes[node.input[0]][-1] != weights.shape[2]:
-            return "grouped convolution, or an unknown number of input channels"
+            if shapes[node.input[0]][-1] is None:
+                return "the number of its input's channels is open: fix it, as in keras.Input((None, None, 3))"
+            return "grouped convolution: no int8 kernel computes it"
     elif attribute(node, "transpose_a").b or attribute(node, "transpose_b").b:
         return "transposed operand"
     return None
+
+
+def _why_without_lowering(editor: GraphEditor, shapes: Shapes, node: Any) -> str:
+    if node.op not in ("BatchMatMulV2", "Einsum"):
+        return "no int8 kernel computes this op"
+    if all(editor.constant(tensor) is None for tensor in node.input):
+        return "a product of two computed tensors, as in attention: the int8 kernel needs constant weights"
+    if any(shapes[tensor].rank is None for tensor in node.input):
+        return "the number of its input's axes is open: build the model with a shape, as in keras.Input((None, 24))"
+    return "its weights are not one matrix for all rows: the int8 kernel takes no batch of matrices"
 
 
 def weights_quantizer(editor: GraphEditor, weights: str) -> Any | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ def rebuild(
             `copy_weights` once they are built.
         attach: Given a place and the tensor there, returns the layer to put on the tensor, or None.
     """
-    new: dict[int, Sequence[Any]] = {}
+    new: dict[Any, Sequence[Any]] = {}  # by the objects themselves: an id can be given anew
     calls: Counter[str] = Counter()
     names: set[str] = set()
 
@@ -76,16 +77,20 @@ def rebuild(
         return keras.tree.pack_sequence_as(tensors, flat)
 
     def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(operation, layers.Layer):
-            return attached(operation.name, operation(*args, **kwargs))
         if isinstance(operation, keras.Model) and _is_plain(operation):
-            return _functional(operation)._run_through_graph(args[0], call_fn=call)
-        if id(operation) not in new:
-            new[id(operation)] = _unique(replace(operation), names)
+            inner = _functional(operation)
+            return inner._run_through_graph(_in_order(inner, args[0]), call_fn=call)
+        if not isinstance(operation, layers.Layer):
+            if operation not in new:
+                new[operation] = [_with_own_name(operation, names)]
+            (made,) = new[operation]
+            return attached(made.name, made(*args, **kwargs))
+        if operation not in new:
+            new[operation] = _unique(replace(operation), names)
         outputs: Any = None
-        for number, layer in enumerate(new[id(operation)]):
+        for number, layer in enumerate(new[operation]):
             outputs = attached(layer.name, layer(outputs) if number else layer(*args, **kwargs))
-        copy_weights(operation, new[id(operation)])
+        copy_weights(operation, new[operation])
         return outputs
 
     functional = _functional(model)
@@ -146,6 +151,28 @@ def _is_plain(model: Any) -> bool:
 def _functional(model: Any) -> Any:
     """Returns a functional model of a Sequential's own layers."""
     return keras.Model(model.inputs, model.outputs) if isinstance(model, keras.Sequential) else model
+
+
+def _in_order(model: Any, given: Any) -> Any:
+    """Returns the inputs that a model is called with in its own order, which is not that of a dict's names."""
+    if isinstance(given, dict) and not isinstance(model.input, dict):
+        return [given[tensor.name] for tensor in model.inputs]
+    return given
+
+
+def _with_own_name(operation: Any, names: set[str]) -> Any:
+    """Returns an operation that is no layer, or a copy under another name where its name is taken."""
+    free = operation.name
+    for number in itertools.count(1):
+        if free not in names:
+            break
+        free = f"{operation.name}_{number}"
+    names.add(free)
+    if free == operation.name:
+        return operation
+    copy = plain_copy(operation)
+    copy.name = free
+    return copy
 
 
 def _unique(made: Sequence[Any], names: set[str]) -> Sequence[Any]:
