@@ -14,7 +14,8 @@ from tfopt.graph import GraphEditor
 from tfopt.quantization import QuantizationConfig, quantize
 from tfopt.quantization.budget import Score, keep_budget
 from tfopt.quantization.chains import find_chains
-from tfopt.quantization.trials import Trials, top1_accuracy
+from tfopt.quantization.metrics import top1_accuracy
+from tfopt.quantization.trials import Trials
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(48, 8, 8, 3)).astype("float32")
