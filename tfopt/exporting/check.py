@@ -57,7 +57,7 @@ def record_check(source: FrozenGraph, graphs: Mapping[str, FrozenGraph], data: A
         ConfigError: The data holds NaN or infinity.
         UnsupportedModelError: The model does not run on inputs of its own shapes, or gives NaN.
     """
-    specs = {name: TensorRecord(**describe(spec)) for name, spec in graphs[DEFAULT].inputs.items()}
+    specs = {name: TensorRecord.of(describe(spec)) for name, spec in graphs[DEFAULT].inputs.items()}
     shapes = {name: [size or OPEN_SIZE for size in (spec.shape or [None])] for name, spec in specs.items()}
     batch = None if data is None else next(iterate_batches(data, inputs=len(specs)), None)
     if batch is None:
@@ -79,7 +79,7 @@ def record_check(source: FrozenGraph, graphs: Mapping[str, FrozenGraph], data: A
             problem = problem or error
             continue
         recorded = {
-            kind: {name: _recorded(value).to_dict() for name, value in values.items()}
+            kind: {name: record_output(value).to_dict() for name, value in values.items()}
             for kind, values in outputs.items()
         }
         return check.to_dict() | {"outputs": recorded}
@@ -234,7 +234,7 @@ def _range_of(name: str, values: np.ndarray) -> tuple[float, float]:
             f"calibration_data must be finite. Received: NaN or infinity in the first batch of input {name!r}, of "
             f"shape {values.shape}. Remove these examples, or clean them."
         )
-    return float(values.min(initial=np.inf)), float(values.max(initial=-np.inf))
+    return (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
 
 
 def _draw(
@@ -246,7 +246,8 @@ def _draw(
     return state.randint(max(int(low), -EXACT), min(int(high), EXACT) + 1, shape, dtype=np.int64).astype(dtype)
 
 
-def _recorded(output: np.ndarray) -> OutputRecord:
+def record_output(output: np.ndarray) -> OutputRecord:
+    """Returns what the manifest holds of an output."""
     record = OutputRecord(
         values=tuple(_short(value) for value in _values(output)),
         infinite=int(np.isinf(output).sum()) if output.dtype.kind == "f" else 0,

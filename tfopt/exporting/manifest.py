@@ -46,6 +46,12 @@ class TensorRecord(Record):
     dtype: str
     op: str | None = None
 
+    @classmethod
+    def of(cls, described: Mapping[str, Any]) -> TensorRecord:
+        """Makes one from what `describe` returns."""
+        shape = described["shape"]
+        return cls(shape=None if shape is None else tuple(shape), dtype=described["dtype"])
+
     def fits(self, other: TensorRecord) -> bool:
         """Whether a tensor could be both: the dtype is the same, and no size is another."""
         return self.dtype == other.dtype and bool(tf.TensorShape(self.shape).is_compatible_with(other.shape))

@@ -206,7 +206,7 @@ def _check_graph(process: SavedModelProcess, manifest: Manifest) -> None:
     """Raises ArtifactError unless the graph takes and gives what the manifest says."""
     for kind in ("inputs", "outputs"):
         said: dict[str, TensorRecord] = getattr(manifest.signature, kind)
-        loaded = {name: TensorRecord(**spec) for name, spec in process.loaded[kind].items()}
+        loaded = {name: TensorRecord.of(spec) for name, spec in process.loaded[kind].items()}
         alike = said.keys() == loaded.keys() and all(spec.fits(loaded[name]) for name, spec in said.items())
         if kind == "inputs":  # shapes of outputs TensorFlow may know better when it has loaded the graph
             alike = alike and all(spec.shape == loaded[name].shape for name, spec in said.items())
