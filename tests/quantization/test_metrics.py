@@ -153,9 +153,10 @@ def test_the_op_that_computes_an_output():
         "reshaped": layers.Reshape((6,))(sequence),
         "cast": layers.Activation("sigmoid", dtype="float32")(layers.Dense(2, dtype="float16")(x)),
         "Softmax": layers.Softmax()(dense),
+        "sliced": sequence[:, :, 0],
         "AddV2": layers.Add()([layers.Dense(3, activation="sigmoid")(x), dense]),
     }
     expected = {name: name for name in outputs}
-    expected |= {"without bias": "MatMul", "reshaped": "Sigmoid", "cast": "Sigmoid"}
+    expected |= {"without bias": "MatMul", "reshaped": "Sigmoid", "sliced": "Sigmoid", "cast": "Sigmoid"}
     model = keras.Model(x, outputs)
     assert output_ops(freeze(model)) == output_ops(freeze(model, fold=False)) == expected

@@ -42,7 +42,21 @@ PRODUCTS = frozenset(
         "DepthwiseConv2dNative",
     }
 )
-SAME_VALUES = frozenset({"Identity", "IdentityN", "Cast", "Reshape", "Squeeze", "ExpandDims", "Transpose", "BiasAdd"})
+# Ops that pass on values of their first input, all or some of them; a bias makes no probability of a logit.
+PASS_ON = frozenset(
+    {
+        "Identity",
+        "IdentityN",
+        "Cast",
+        "Reshape",
+        "Squeeze",
+        "ExpandDims",
+        "Transpose",
+        "StridedSlice",
+        "Slice",
+        "BiasAdd",
+    }
+)
 OWN_FUNCTION = "For another measure pass a function (labels, outputs) -> float as the metric."
 
 
@@ -190,7 +204,7 @@ def read_labels(
 def output_ops(graph: FrozenGraph) -> dict[str, str]:
     """Returns the op that computes each output, by output name.
 
-    Ops that keep the values are passed over, and so is a bias: "MatMul" stands for Dense without an activation.
+    Ops that pass values on are passed over, and so is a bias: "MatMul" stands for Dense without an activation.
     """
     nodes = {node.name: node for node in graph.graph_def.node}
     return {name: _computing_op(producer(tensor), nodes) for name, (tensor, _) in graph.outputs.items()}
@@ -202,7 +216,7 @@ def _computing_op(name: str, nodes: Mapping[str, Any]) -> str:
         inputs = [producer(tensor) for tensor in node.input if not tensor.startswith("^")]
         if node.op in ("Add", "AddV2") and any(_is_constant(each, nodes) for each in inputs):
             inputs = [each for each in inputs if not _is_constant(each, nodes)]
-        elif node.op not in SAME_VALUES:
+        elif node.op not in PASS_ON:
             return str(node.op)
         if not inputs:
             return str(node.op)
@@ -211,7 +225,7 @@ def _computing_op(name: str, nodes: Mapping[str, Any]) -> str:
 
 def _is_constant(name: str, nodes: Mapping[str, Any]) -> bool:
     node = nodes[name]
-    while node.op in SAME_VALUES and node.input:
+    while node.op in PASS_ON and node.input:
         node = nodes[producer(node.input[0])]
     return bool(node.op == "Const")
 
