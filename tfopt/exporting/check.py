@@ -89,16 +89,17 @@ def record_check(source: FrozenGraph, graphs: Mapping[str, FrozenGraph], data: A
 
 def draw_inputs(specs: Mapping[str, TensorRecord], check: CheckRecord) -> dict[str, np.ndarray]:
     """Returns the inputs of the check, the same in every process."""
-    if check.format == FIRST_FORMAT:
-        generator = np.random.default_rng(0)
-        return {
-            name: generator.uniform(*check.ranges[name], check.shapes[name]).astype(spec.numpy_dtype)
-            for name, spec in specs.items()
-        }
-    state = np.random.RandomState(0)  # this one draws the same in every version of NumPy
-    return {
-        name: _draw(state, spec.numpy_dtype, check.ranges[name], check.shapes[name]) for name, spec in specs.items()
-    }
+    generator = np.random.default_rng(0)
+    first = check.format == FIRST_FORMAT  # which drew integers as floats and cut these off, ids from 0 to 1 as 0
+    inputs = {}
+    for name, spec in specs.items():
+        (low, high), shape = check.ranges[name], check.shapes[name]
+        if spec.numpy_dtype.kind in "biu" and not first:
+            drawn: np.ndarray = generator.integers(max(int(low), -EXACT), min(int(high), EXACT), shape, endpoint=True)
+        else:
+            drawn = generator.uniform(low, high, shape)
+        inputs[name] = drawn.astype(spec.numpy_dtype)
+    return inputs
 
 
 def are_numbers(outputs: Mapping[str, np.ndarray], recorded: Mapping[str, OutputRecord]) -> bool:
@@ -237,15 +238,6 @@ def _range_of(name: str, values: np.ndarray) -> tuple[float, float]:
     return (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
 
 
-def _draw(
-    state: np.random.RandomState, dtype: np.dtype[Any], limits: tuple[float, float], shape: tuple[int, ...]
-) -> np.ndarray:
-    low, high = limits
-    if dtype.kind not in "biu":
-        return state.uniform(low, high, shape).astype(dtype)
-    return state.randint(max(int(low), -EXACT), min(int(high), EXACT) + 1, shape, dtype=np.int64).astype(dtype)
-
-
 def record_output(output: np.ndarray) -> OutputRecord:
     """Returns what the manifest holds of an output."""
     record = OutputRecord(
@@ -266,9 +258,9 @@ def _values(output: np.ndarray, first: bool = False) -> np.ndarray:
 
 
 def _signed_sums(output: np.ndarray) -> np.ndarray:
-    state = np.random.RandomState(0)
+    generator = np.random.default_rng(0)
     parts = np.array_split(_finite(output), CHECKED_SUMS)
-    return np.array([part @ (2.0 * state.randint(0, 2, part.size, dtype=np.int8) - 1.0) for part in parts])
+    return np.array([part @ (2.0 * generator.integers(0, 2, part.size, dtype=np.int8) - 1.0) for part in parts])
 
 
 def _finite(output: np.ndarray) -> np.ndarray:
