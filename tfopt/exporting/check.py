@@ -185,6 +185,9 @@ def _ranges_without_data(source: FrozenGraph, specs: Mapping[str, TensorRecord])
 
 def table_rows(graph: FrozenGraph) -> dict[str, int]:
     """Returns, for each input that looks up rows of tables, how many rows the smallest of these has."""
+    integers = {name: spec.name for name, spec in graph.inputs.items() if spec.dtype.is_integer}
+    if not integers:
+        return {}
     nodes = {node.name: node for node in graph.graph_def.node}
     consumers: dict[str, list[Any]] = {}
     for node in graph.graph_def.node:
@@ -192,16 +195,11 @@ def table_rows(graph: FrozenGraph) -> dict[str, int]:
             consumers.setdefault(producer(tensor), []).append(node)
     shapes = graph.shapes()
     found = {}
-    for name, spec in graph.inputs.items():
-        if not spec.dtype.is_integer:
-            continue
-        sizes = [
-            size
-            for gather in _gathers(spec.name, consumers)
-            if (size := _table_size(gather, nodes, shapes)) is not None
-        ]
-        if sizes:
-            found[name] = min(sizes)
+    for name, placeholder in integers.items():
+        sizes = [_table_size(gather, nodes, shapes) for gather in _gathers(placeholder, consumers)]
+        known = [size for size in sizes if size is not None]
+        if known:
+            found[name] = min(known)
     return found
 
 
