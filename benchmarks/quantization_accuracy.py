@@ -33,7 +33,8 @@ from tfopt.data import Examples, digits
 from tfopt.hardware import detect
 from tfopt.quantization import QuantizationConfig, QuantizedModel, quantize
 from tfopt.quantization.budget import Score
-from tfopt.quantization.trials import Trials, top1_accuracy
+from tfopt.quantization.metrics import top1_accuracy
+from tfopt.quantization.trials import Trials
 from tfopt.report import write_text
 
 RESULTS = Path(__file__).parent / "results"

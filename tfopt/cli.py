@@ -290,15 +290,16 @@ def verify_command(words: list[str]) -> int:
     _start_tensorflow()
     from tfopt.data.files import load_examples
     from tfopt.exporting import verify
-    from tfopt.exporting.manifest import read_manifest
+    from tfopt.exporting.manifest import check_is_artifact
 
-    read_manifest(Path(options.artifact))  # not an artifact at all: wrong use
+    check_is_artifact(Path(options.artifact))  # not an artifact at all: wrong use
     data = None if options.data is None else load_examples(options.data, training=False)
     try:
         receipt = verify(
             options.artifact,
             baseline=options.baseline,
             data=data,
+            metric=options.metric,
             batch_size=options.batch_size,
             signature=options.signature,
         )
@@ -354,6 +355,9 @@ class VerifyOptions:
     """The float artifact to compare with; by default the one that its manifest names."""
     data: str | None = None
     """Labelled examples for the accuracy: a .npz file with x and y, or the name of a data source (its test part)."""
+    metric: str = "accuracy"
+    """What the examples are scored by: accuracy, which works out what kind of classifier it is, or
+    categorical_accuracy, binary_accuracy (of probabilities), binary_accuracy_from_logits."""
     batch_size: int = 1
     """Examples per timed call."""
     signature: str | None = None

@@ -116,9 +116,14 @@ class Receipt(Record):
         baseline: The directory of the float artifact it is compared with, if any.
         parity_max_abs_error: Largest difference between its outputs and those the source model gave at export.
         parity_relative_error: The same difference as a ratio of Euclidean norms.
-        agreement: Share of examples on which artifact and baseline have the same largest output, 0 to 1.
-        accuracy: Share of labelled examples it classifies rightly, 0 to 1.
+        agreement: Share of examples on which artifact and baseline decide alike, 0 to 1; of pixels, steps or labels
+            where each example has several.
+        accuracy: Share of labelled examples it classifies rightly, 0 to 1; of pixels, steps or labels where each
+            example has several.
         baseline_accuracy: The same of the baseline.
+        scores: What it scores on the labelled examples, by the metric's name; with several outputs each behind its
+            name, as "mask_accuracy".
+        baseline_scores: The same of the baseline.
         bytes_on_disk: Sum of the sizes of all its files.
         gzip_bytes: Size of the same files as a .tar.gz; what pruning saves shows here.
         weight_count: Number of weights that feed its matrix products and convolutions.
@@ -144,6 +149,8 @@ class Receipt(Record):
     agreement: float | None = None
     accuracy: float | None = None
     baseline_accuracy: float | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    baseline_scores: Mapping[str, float] = field(default_factory=dict)
     bytes_on_disk: int
     gzip_bytes: int
     weight_count: int
@@ -191,11 +198,16 @@ class Receipt(Record):
             return f"unavailable ({self.unavailable.get(attribute, 'not measured')})"
         return form.format(value)
 
+    def _score(self, name: str) -> str:
+        baseline = f" (baseline {self.baseline_scores[name]:.4g})" if name in self.baseline_scores else ""
+        return f"{self.scores[name]:.4g}{baseline}"
+
     def __str__(self) -> str:
         rows = {
             "precision": self.precision
             + ("" if self.signature == "serving_default" else f", signature {self.signature}"),
             "accuracy": self.show("accuracy", "{:.2%}"),
+            **({} if self.accuracy is not None else {name: self._score(name) for name in self.scores}),
             "parity (relative error)": self.show("parity_relative_error", "{:.2e}"),
             "agreement with baseline": self.show("agreement", "{:.2%}"),
             "bytes on disk": f"{self.bytes_on_disk:,}",

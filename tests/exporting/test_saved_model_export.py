@@ -119,7 +119,7 @@ def test_manifest_tells_the_truth(precision, tmp_path):
         name: {"shape": spec.shape.as_list(), "dtype": spec.dtype.name}
         for name, spec in signature.structured_input_signature[1].items()
     }
-    assert manifest["signature"]["outputs"] == {"output_0": {"shape": [None, 4], "dtype": "float32"}}
+    assert manifest["signature"]["outputs"] == {"output_0": {"shape": [None, 4], "dtype": "float32", "op": "MatMul"}}
     assert signature.structured_outputs["output_0"].shape.as_list() == [None, 4]
     if precision == "int8":
         assert manifest["report"] == json.loads(artifact.report.to_json())

@@ -159,7 +159,7 @@ def test_the_manifest_says_what_is_needed(artifacts):
 
 
 def test_a_signature_that_is_not_there(artifacts):
-    with pytest.raises(ArtifactError, match="no signature 'serving_float', only 'serving_default'"):
+    with pytest.raises(ConfigError, match=r"Unknown signature 'serving_float'. Expected one of: 'serving_default'"):
         verify(artifacts / "int8", signature="serving_float")
 
 

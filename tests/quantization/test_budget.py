@@ -14,7 +14,8 @@ from tfopt.graph import GraphEditor
 from tfopt.quantization import QuantizationConfig, quantize
 from tfopt.quantization.budget import Score, keep_budget
 from tfopt.quantization.chains import find_chains
-from tfopt.quantization.trials import Trials, top1_accuracy
+from tfopt.quantization.metrics import top1_accuracy
+from tfopt.quantization.trials import Trials
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(48, 8, 8, 3)).astype("float32")
@@ -156,6 +157,45 @@ def test_the_layers_that_cost_the_accuracy_are_left_float():
     assert "must be float" in str(quantized.report)
 
 
+@pytest.mark.parametrize("activation", ["sigmoid", None])
+def test_the_budget_of_a_binary_classifier(activation):
+    keras.utils.set_random_seed(0)
+    hidden = [layers.Dense(16, activation="relu", bias_initializer="normal") for _ in range(2)]
+    model = keras.Sequential([keras.Input((6,)), *hidden, layers.Dense(1, activation=activation)])
+    x = np.random.default_rng(1).normal(size=(200, 6)).astype("float32")
+    threshold = float(np.median(model.predict(outlier_in(model, 0) and x, verbose=0)))
+    if activation is None:  # so that both classes occur
+        model.layers[-1].bias.assign([-threshold])
+    else:
+        model.layers[-1].bias.assign([-np.log(threshold / (1 - threshold))])
+
+    def decide(outputs):
+        return outputs[:, 0] > (0.5 if activation else 0.0)
+
+    y = decide(model.predict(x, verbose=0))
+    assert 0.3 < y.mean() < 0.7
+    plain = quantize(model, QuantizationConfig(**PLAIN), calibration_data=x)
+    assert np.mean(decide(plain.predict(x)) == y) < 0.9
+    quantized = quantize(model, QuantizationConfig(**PLAIN, max_accuracy_drop=0.05), calibration_data=(x, y))
+    assert np.mean(decide(quantized.predict(x)) == y) >= 0.95
+    assert quantized.report.metrics["float"] == 1.0
+    assert quantized.report.metrics["kept"] >= 0.95 > quantized.report.metrics["int8"]
+
+
+def test_the_budget_of_several_outputs_is_that_of_their_mean():
+    inputs = keras.Input((8, 8, 3))
+    pixels = layers.Conv2D(8, 3, padding="same", activation="relu")(inputs)
+    mask = layers.Conv2D(1, 1, activation="sigmoid")(pixels)
+    kind = layers.Dense(4)(layers.GlobalAveragePooling2D()(pixels))
+    model = keras.Model(inputs, {"mask": mask, "kind": kind})
+    exact = model.predict(X, verbose=0)
+    labels = {"mask": (exact["mask"] > 0.5).astype(int), "kind": exact["kind"].argmax(axis=1)}
+    labels["kind"][:12] = (labels["kind"][:12] + 1) % 4
+    quantized = quantize(model, QuantizationConfig(max_accuracy_drop=0.2), calibration_data=(X, labels))
+    assert quantized.report.metrics["float"] == pytest.approx((1 + 0.75) / 2)
+    assert quantized.report.metrics["kept"] > 0.8
+
+
 def test_evaluation_data_and_a_metric_of_ones_own():
     model = outlier_in(dense(), 0)
     x, _ = labelled(model)
@@ -203,11 +243,11 @@ def test_what_cannot_be_measured_is_an_error(data, config, message):
         quantize(model, QuantizationConfig(max_accuracy_drop=0.01, **config), calibration_data=data(*labelled(model)))
 
 
-def test_accuracy_is_for_classifiers():
+def test_which_of_several_outputs_is_meant_must_be_said():
     inputs = keras.Input((6,))
     model = keras.Model(inputs, [layers.Dense(2)(inputs), layers.Dense(3)(inputs)])
     x = np.zeros((8, 6), "float32")
-    with pytest.raises(ConfigError, match=r"classifiers with one output.*Received: several outputs"):
+    with pytest.raises(ConfigError, match=r"Labels for several outputs.*must be a dict by output name"):
         quantize(model, QuantizationConfig(max_accuracy_drop=0.1), calibration_data=(x, np.zeros(8)))
 
 
@@ -217,7 +257,8 @@ def test_accuracy_is_for_classifiers():
         ({"max_accuracy_drop": 5}, "must be in .0, 1.. Received: max_accuracy_drop=5. .* did you mean 0.05"),
         ({"max_accuracy_drop": -0.1}, "at least 0"),
         ({"max_accuracy_drop": float("nan")}, "at least 0"),
-        ({"metric": "top5"}, "metric must be 'accuracy' or a function"),
+        ({"metric": "top5"}, "Unknown metric 'top5'. Expected one of: 'accuracy', 'binary_accuracy'"),
+        ({"metric": 5}, "metric must be one of 'accuracy', .*, or a function"),
         ({"smooth_quant": 2}, "smooth_quant must be from 0"),
         ({"rounding": "adaround"}, "Unknown rounding 'adaround'"),
     ],

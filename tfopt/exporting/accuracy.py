@@ -1,50 +1,70 @@
-"""Accuracy of artifacts on labelled examples, each artifact running in its own process."""
+"""Labelled examples as artifacts take them, and what an artifact's process makes of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tfopt.data.batches import iterate_batches
 from tfopt.errors import ConfigError
-from tfopt.exporting.process import SavedModelProcess
+from tfopt.exporting.manifest import TensorRecord
+from tfopt.quantization.metrics import Scorer
+
+NO_DATA = "no labelled data given"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledExamples:
-    """Examples as an artifact takes them: arrays by input name, and one class number per example."""
+    """Examples as an artifact takes them: arrays by input name, and the labels as they were given, joined."""
 
     inputs: Mapping[str, np.ndarray]
-    classes: np.ndarray
-
-    def predict(self, process: SavedModelProcess) -> np.ndarray:
-        """Returns the class that an artifact gives to each example.
-
-        Raises:
-            ConfigError: Its first output is not [batch, classes].
-        """
-        outputs = next(iter(process.predict(self.inputs).values()))
-        if outputs.ndim != 2 or outputs.shape[1] < 2:
-            raise ConfigError(
-                f"data can be given for classifiers only, whose first output is [batch, classes]. "
-                f"Received: {process.path} with an output of shape {outputs.shape}. Leave data out."
-            )
-        if self.classes.max() >= outputs.shape[1]:
-            raise ConfigError(
-                f"Labels must be below the number of classes, {outputs.shape[1]}. Received: {self.classes.max()}."
-            )
-        return np.asarray(outputs.argmax(axis=1))
+    labels: Any
 
 
-def labelled_examples(data: Any, specs: Mapping[str, Any]) -> LabelledExamples:
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """What artifacts score on labelled examples.
+
+    Attributes:
+        scorer: What scores.
+        outputs: Each artifact's outputs, by its directory.
+        values: Each artifact's scores by name, by its directory.
+    """
+
+    scorer: Scorer
+    outputs: Mapping[Path, Mapping[str, np.ndarray]]
+    values: Mapping[Path, Mapping[str, float]]
+
+    @classmethod
+    def measure(cls, scorer: Scorer, outputs: Mapping[Path, Mapping[str, np.ndarray]]) -> Scores:
+        """Scores each artifact's outputs."""
+        return cls(scorer=scorer, outputs=outputs, values={path: scorer.scores(own) for path, own in outputs.items()})
+
+    def by_name(self, path: Path | None) -> dict[str, float]:
+        """Returns an artifact's scores by name; none where there is no artifact."""
+        return {} if path is None else dict(self.values[path])
+
+    def accuracy(self, path: Path | None) -> float | None:
+        """Returns the one accuracy, None where there are several or the metric is a function."""
+        scores = list(self.by_name(path).values())
+        return scores[0] if len(scores) == 1 and isinstance(self.scorer.metric, str) else None
+
+    def agreement(self, path: Path, other: Path | None) -> float | None:
+        """Returns the share of decisions that two artifacts have in common, None where there is only one."""
+        return None if other is None else self.scorer.agreement(self.outputs[path], self.outputs[other])
+
+
+def labelled_examples(data: Any, specs: Mapping[str, TensorRecord]) -> LabelledExamples:
     """Gathers labelled data of any form that `iterate_batches` reads.
 
     Args:
-        data: (inputs, labels), or batches of such. Labels are class numbers, or one-hot.
-        specs: Input name to its shape and dtype, as the artifact's process reported them.
+        data: (inputs, labels), or batches of such.
+        specs: The artifact's inputs by name, in the model's order.
     Raises:
         ConfigError: There are no examples or no labels, or they do not fit the inputs.
     """
@@ -54,34 +74,54 @@ def labelled_examples(data: Any, specs: Mapping[str, Any]) -> LabelledExamples:
         raise ConfigError(
             f"data must be labelled examples, (inputs, labels). Received: no examples, or no labels.{several}"
         )
+    try:
+        labels = tf.nest.map_structure(lambda *parts: np.concatenate(parts), *[labels for _, labels in batches])
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"data must have labels of one form in every batch. Received: {error}.") from error
     inputs = _join([values for values, _ in batches], specs)
-    labels = np.concatenate([_flat(labels) for _, labels in batches])
     count = len(next(iter(inputs.values())))
-    if len(labels) != count:
-        raise ConfigError(f"data must have one label per example. Received: {count} examples and {len(labels)} labels.")
-    if not np.array_equal(labels, np.rint(labels)) or labels.min() < 0:
-        raise ConfigError(
-            f"Labels must be class numbers from 0, or one-hot. Received: such as {labels.reshape(-1)[:3].tolist()}."
-        )
-    return LabelledExamples(inputs=inputs, classes=labels.argmax(axis=1) if labels.shape[1] > 1 else labels[:, 0])
+    for part in tf.nest.flatten(labels):
+        if len(part) != count:
+            raise ConfigError(
+                f"data must have one label per example. Received: {count} examples and {len(part)} labels."
+            )
+    return LabelledExamples(inputs=inputs, labels=labels)
 
 
-def _flat(labels: Any) -> np.ndarray:
-    labels = np.asarray(labels)
-    return labels.reshape(len(labels), int(np.prod(labels.shape[1:])))
+def not_scored(scores: Scores | None, no_baseline: str) -> dict[str, str]:
+    """Returns why there is no accuracy and no agreement, where there is none.
+
+    Args:
+        scores: None where no examples were given.
+        no_baseline: Why there is no baseline; empty where there is one.
+    """
+    several = ""
+    if scores is None:
+        nothing = NO_DATA
+    elif not isinstance(scores.scorer.metric, str):
+        nothing = "metric is a function"
+    else:
+        nothing = ""
+        several = "each output has its own" if len(scores.scorer.decisions) > 1 else ""
+    reasons = {
+        "accuracy": nothing or several,
+        "baseline_accuracy": no_baseline or nothing or several,
+        "agreement": no_baseline or nothing,
+    }
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
-def _join(batches: list[Any], specs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _join(batches: list[Any], specs: Mapping[str, TensorRecord]) -> dict[str, np.ndarray]:
     """Returns all batches as one array per input of the artifact."""
     joined = {}
     for position, (name, spec) in enumerate(specs.items()):
         try:
             parts = [_part(values, name, position) for values in batches]
-            joined[name] = np.concatenate(parts).astype(spec["dtype"])
+            joined[name] = np.concatenate(parts).astype(spec.numpy_dtype)
         except (LookupError, ValueError) as error:
             raise ConfigError(f"data must give the inputs {list(specs)}. Received: no {name!r} ({error}).") from error
         shape = joined[name].shape
-        wanted = spec["shape"] or [None] * len(shape)
+        wanted = spec.shape or (None,) * len(shape)
         if len(shape) != len(wanted) or any(size not in (None, own) for size, own in zip(wanted, shape, strict=True)):
             raise ConfigError(
                 f"data must have the shape of input {name!r}, {tuple(wanted)}. Received: examples of shape {shape}."

@@ -1,72 +1,225 @@
-"""The manifest beside an artifact: what it is, what it needs, its files' digests, and what it computed at export."""
+"""The manifest beside an artifact: what it is, what it needs, its files' digests, and what it computed at export.
+
+It is read once, into a validated record. Nobody else looks into the JSON.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from pathlib import Path
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
+import pydantic
 import tensorflow as tf
 
-from tfopt.data.batches import iterate_batches
-from tfopt.errors import ArtifactError, UnsupportedModelError
+from tfopt.errors import ArtifactError
 from tfopt.exporting.atomic import MARK
+from tfopt.exporting.config import PRECISIONS
 from tfopt.exporting.signatures import DEFAULT, FLOAT
 from tfopt.graph import FrozenGraph
+from tfopt.quantization.metrics import output_ops
+from tfopt.report import Record
 
-MANIFEST_FORMAT = 1
-CHECKED_EXAMPLES = 2
-CHECKED_VALUES = 64
+MANIFEST_FORMAT = 2
+FIRST_FORMAT = 1  # that of tfopt 0.1.0; `_upgraded` reads it
 OPEN_SIZE = 64  # of an axis that the model leaves open and no example shows
+SOURCE, ARTIFACT = "source", "artifact"  # whose outputs the check holds, beside those of further signatures
+MODEL_FILE = "saved_model.pb"
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class TensorRecord(Record):
+    """An input or output of the signature.
+
+    Attributes:
+        shape: Its sizes, None for an open one; None where the rank is open.
+        dtype: TensorFlow's name of it.
+        op: Of an output: the op that computes it in the float model, for example "Sigmoid".
+    """
+
+    shape: tuple[int | None, ...] | None
+    dtype: str
+    op: str | None = None
+
+    @classmethod
+    def of(cls, described: Mapping[str, Any]) -> TensorRecord:
+        """Makes one from what `describe` returns."""
+        shape = described["shape"]
+        return cls(shape=None if shape is None else tuple(shape), dtype=described["dtype"])
+
+    def fits(self, other: TensorRecord) -> bool:
+        """Whether a tensor could be both: the dtype is the same, and no size is another."""
+        return self.dtype == other.dtype and bool(tf.TensorShape(self.shape).is_compatible_with(other.shape))
+
+    def __str__(self) -> str:
+        sizes = "of any shape" if self.shape is None else list(self.shape)
+        return f"{self.dtype} {sizes}"
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        return np.dtype(tf.as_dtype(self.dtype).as_numpy_dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignatureRecord(Record):
+    """What goes in and out, by name, in the model's order."""
+
+    inputs: dict[str, TensorRecord]
+    outputs: dict[str, TensorRecord]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord(Record):
+    """A file as it was written."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputRecord(Record):
+    """What an output was on the inputs of the check.
+
+    Attributes:
+        values: Values of it, spread evenly over the whole.
+        sums: Sums over consecutive parts of it, each value with a random sign: a change of any value changes one.
+        norm: The Euclidean norm of all its values.
+        infinite: How many of its values are infinite; they count as 0 above.
+    """
+
+    values: tuple[float, ...]
+    sums: tuple[float, ...] = ()
+    norm: float = 0.0
+    infinite: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckRecord(Record):
+    """Inputs that can be drawn again, and the outputs that they gave.
+
+    Attributes:
+        ranges: The least and the greatest value of each input.
+        shapes: The shape of each input.
+        outputs: Of the source model, of the artifact and of its further signatures: each output by its name.
+        format: How inputs and values are chosen; that of the manifest.
+    """
+
+    ranges: dict[str, tuple[float, float]]
+    shapes: dict[str, tuple[int, ...]]
+    outputs: dict[str, dict[str, OutputRecord]]
+    format: int = MANIFEST_FORMAT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest(Record):
+    """All that a manifest says. A field added later has a default, so that older artifacts can be read."""
+
+    format: int
+    tfopt: str
+    tensorflow: str
+    model: str
+    precision: str
+    requires: str
+    signatures: tuple[str, ...] = (DEFAULT,)
+    baseline: str | None = None
+    signature: SignatureRecord
+    files: dict[str, FileRecord]
+    check: CheckRecord
+    report: dict[str, Any] | None = field(default=None)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether its weights are floating-point numbers."""
+        return not self.precision.startswith("int")
+
+
+_ADAPTER = pydantic.TypeAdapter(Manifest)
+
+
+def check_is_artifact(path: Path) -> None:
+    """Raises ArtifactError unless a directory holds a manifest of ours, whatever is wrong with it.
+
+    Example:
+        >>> check_is_artifact(Path("nowhere"))
+        Traceback (most recent call last):
+        ...
+        tfopt.errors.ArtifactError: artifact must be a directory that tfopt.export wrote. Received: nowhere, which ...
+    """
+    _content(path)
+
+
+def read_manifest(path: Path) -> Manifest:
     """Returns an artifact's manifest.
 
     Raises:
-        ArtifactError: There is none, or it cannot be read.
+        ArtifactError: There is none, or it is not as `tfopt.export` wrote it.
     """
+    content = _content(path)
     try:
-        manifest: dict[str, Any] = json.loads((path / MARK).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        # As JSON, where strict means that no word or truth value passes for a number, but a list is still a tuple.
+        manifest = _ADAPTER.validate_json(json.dumps(_upgraded(content)), strict=True)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise _not_as_written(path, f"{place}: {first['msg'][0].lower()}{first['msg'][1:]}") from error
+    problem = next(_contradictions(manifest), None)
+    if problem is not None:
+        raise _not_as_written(path, problem)
+    return manifest
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads((path / MARK).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
         raise ArtifactError(
             f"artifact must be a directory that tfopt.export wrote. Received: {path}, which holds no {MARK}."
         ) from None
     except (OSError, ValueError) as error:
         raise ArtifactError(f"The manifest must be readable JSON. Received: {path / MARK} ({error}).") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT or "tfopt" not in manifest:
+    formats = (FIRST_FORMAT, MANIFEST_FORMAT)
+    if not isinstance(content, dict) or content.get("format") not in formats or "tfopt" not in content:
         raise ArtifactError(
-            f"The manifest must be one that tfopt.export wrote, of format {MANIFEST_FORMAT}. "
+            f"The manifest must be one that tfopt.export wrote, of format {' or '.join(map(str, formats))}. "
             f"Received: {path / MARK}, which is another. Export {path} again."
         )
-    return manifest
+    return content
 
 
-def read_intact_manifest(path: Path) -> dict[str, Any]:
-    """Returns an artifact's manifest, all the files that it lists being as they were written.
+def read_intact_manifest(path: Path, role: str = "artifact") -> Manifest:
+    """Returns an artifact's manifest; the directory holds the files that it lists, as they were written, and no others.
 
+    Args:
+        path: The artifact's directory.
+        role: What the errors call it.
     Raises:
-        ArtifactError: There is no manifest, or a file is missing or has changed.
+        ArtifactError: There is no manifest, or a file is missing, was added or has changed.
     """
     manifest = read_manifest(path)
-    problems = _damaged_files(path, manifest)
-    if problems:
-        raise ArtifactError(f"{problems[0]} Export {path} again.")
-    return manifest
-
-
-def _damaged_files(path: Path, manifest: dict[str, Any]) -> list[str]:
-    problems = []
-    for name, recorded in manifest["files"].items():
+    found = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()} - {MARK}
+    for name, recorded in manifest.files.items():
         file = path / name
-        if not file.is_file():
-            problems.append(f"The artifact must be complete. Received: {file}, which is missing.")
-        elif hashlib.sha256(file.read_bytes()).hexdigest() != recorded["sha256"]:
-            problems.append(f"The artifact must be as it was written. Received: {file}, which has changed.")
-    return problems
+        if name not in found:
+            raise ArtifactError(
+                f"The {role} must be complete. Received: {file}, which is missing. Export {path} again."
+            )
+        content = file.read_bytes()
+        if (len(content), hashlib.sha256(content).hexdigest()) != (recorded.bytes, recorded.sha256):
+            raise ArtifactError(
+                f"The {role} must be as it was written. Received: {file}, which has changed. Export {path} again."
+            )
+    added = sorted(found.difference(manifest.files))
+    if added:
+        raise ArtifactError(
+            f"The {role} must hold no file that its manifest does not list. Received: {path / added[0]}. Take it away, "
+            f"or export {path} again."
+        )
+    return manifest
 
 
 def requirements(graphs: Mapping[str, FrozenGraph]) -> str:
@@ -91,6 +244,15 @@ def describe(spec: tf.TensorSpec) -> dict[str, Any]:
     return {"shape": spec.shape.as_list() if spec.shape.rank is not None else None, "dtype": spec.dtype.name}
 
 
+def describe_signature(graph: FrozenGraph, source: FrozenGraph) -> dict[str, Any]:
+    """Returns what goes in and out of an artifact's graph, and what computes each output in the source model."""
+    ops = output_ops(source)
+    return {
+        "inputs": {name: describe(spec) for name, spec in graph.inputs.items()},
+        "outputs": {name: describe(spec) | {"op": ops.get(name)} for name, (_, spec) in graph.outputs.items()},
+    }
+
+
 def digests(directory: Path) -> dict[str, dict[str, Any]]:
     """Returns size and SHA-256 of every file below a directory."""
     return {
@@ -103,42 +265,59 @@ def digests(directory: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def check_inputs(inputs: Mapping[str, Mapping[str, Any]], check: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Returns the inputs of the check, the same in every process: seeded, uniform over the range of real inputs."""
-    generator = np.random.default_rng(0)
-    values = {}
-    for name, spec in inputs.items():
-        low, high = check["ranges"][name]
-        values[name] = generator.uniform(low, high, check["shapes"][name]).astype(np.dtype(spec["dtype"]))
-    return values
-
-
-def record_check(source: FrozenGraph, graphs: Mapping[str, FrozenGraph], data: Any) -> dict[str, Any]:
-    """Records what the source and the artifact's graphs give on the same inputs, for verify to compare with."""
-    graph = graphs[DEFAULT]
-    specs = {name: describe(spec) for name, spec in graph.inputs.items()}
-    check = {
-        "ranges": {name: [0.0, 1.0] for name in specs},
-        "shapes": {name: [size or OPEN_SIZE for size in (spec["shape"] or [None])] for name, spec in specs.items()},
+def _upgraded(content: dict[str, Any]) -> dict[str, Any]:
+    """Returns a manifest of the first format as one of today's; what is wrong in it stays wrong."""
+    check = content.get("check")
+    if content["format"] != FIRST_FORMAT or not isinstance(check, dict):
+        return content
+    outputs = {
+        kind: {name: {"values": values} for name, values in check[kind].items()}
+        for kind in check.keys() - {"ranges", "shapes"}
+        if isinstance(check[kind], dict)
     }
-    batch = None if data is None else next(iterate_batches(data, inputs=len(specs)), None)
-    if batch is not None:
-        fed = {name: value.numpy() for name, value in graph.feed(batch[0]).items()}
-        check["ranges"] = {name: [float(value.min()), float(value.max())] for name, value in fed.items()}
-        check["shapes"] = {name: list(value.shape) for name, value in fed.items()}
-    for name, shape in check["shapes"].items():
-        shape[:1] = [(specs[name]["shape"] or [None])[0] or CHECKED_EXAMPLES]
-    inputs = check_inputs(specs, check)
+    kept = {key: check[key] for key in ("ranges", "shapes") if key in check}
+    return content | {"check": kept | {"outputs": outputs, "format": FIRST_FORMAT}}
+
+
+def _contradictions(manifest: Manifest) -> Iterator[str]:
+    """Yields what is wrong with a manifest whose fields all have the right types."""
+    check, inputs, outputs = manifest.check, manifest.signature.inputs, manifest.signature.outputs
+    if manifest.precision not in PRECISIONS:
+        yield f"precision is {manifest.precision!r}, which is none of {', '.join(PRECISIONS)}"
+    if DEFAULT not in manifest.signatures:
+        yield f"signatures do not hold {DEFAULT!r}"
+    if MODEL_FILE not in manifest.files:
+        yield f"files do not list {MODEL_FILE}"
+    for path in map(PurePosixPath, manifest.files):
+        if path.is_absolute() or ".." in path.parts:
+            yield f"files list {path}, which is outside of the artifact"
+    for name, spec in (inputs | outputs).items():
+        if not _is_dtype(spec.dtype):
+            yield f"signature gives {name!r} the dtype {spec.dtype!r}, which TensorFlow has not"
+    if not inputs.keys() == check.ranges.keys() == check.shapes.keys():
+        yield f"check has inputs other than the signature's, {list(inputs)}"
+        return
+    for name, spec in inputs.items():
+        low, high = check.ranges[name]
+        if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+            yield f"check.ranges of {name!r} is ({low}, {high}), which is no range"
+        if not spec.fits(replace(spec, shape=check.shapes[name])):
+            yield f"check.shapes of {name!r} is {check.shapes[name]}, where the signature has {spec.shape}"
+    kinds = {SOURCE, ARTIFACT, *manifest.signatures} - {DEFAULT}
+    if check.outputs.keys() != kinds:
+        yield f"check.outputs are those of {sorted(check.outputs)}, not of {sorted(kinds)}"
+    if any(recorded.keys() != outputs.keys() for recorded in check.outputs.values()):
+        yield f"check.outputs are not the signature's, {list(outputs)}"
+
+
+def _is_dtype(name: str) -> bool:
     try:
-        outputs = {"source": source.predict(inputs), "artifact": graph.predict(inputs)}
-        outputs |= {name: other.predict(inputs) for name, other in graphs.items() if name != DEFAULT}
-    except tf.errors.OpError as error:
-        raise UnsupportedModelError(
-            f"The model must run on inputs of the shapes {check['shapes']}. Received: {graph.name!r}, which fails "
-            f"({str(error).splitlines()[0]}). Pass calibration_data with examples of a size that it takes."
-        ) from error
-    return check | {kind: {name: _sample(value) for name, value in values.items()} for kind, values in outputs.items()}
+        return bool(tf.as_dtype(name).name == name)
+    except TypeError:
+        return False
 
 
-def _sample(values: np.ndarray) -> list[float]:
-    return [float(f"{value:.7g}") for value in values.reshape(-1)[:CHECKED_VALUES].astype(np.float64)]
+def _not_as_written(path: Path, problem: str) -> ArtifactError:
+    return ArtifactError(
+        f"The manifest must be as tfopt.export wrote it. Received: {path / MARK} ({problem}). Export {path} again."
+    )

@@ -17,9 +17,10 @@ import tensorflow as tf
 from tfopt.data.batches import iterate_batches, peek
 from tfopt.errors import ConfigError, UnsupportedModelError, check_type
 from tfopt.exporting.atomic import MARK, check_target, staged_directory
+from tfopt.exporting.check import record_check
 from tfopt.exporting.config import ExportConfig
 from tfopt.exporting.lowering import Lowered, lower
-from tfopt.exporting.manifest import MANIFEST_FORMAT, describe, digests, read_manifest, record_check, requirements
+from tfopt.exporting.manifest import MANIFEST_FORMAT, describe_signature, digests, read_manifest, requirements
 from tfopt.exporting.signatures import DEFAULT, make_signatures
 from tfopt.graph import FrozenGraph
 from tfopt.graph.frozen import free_graphs
@@ -110,10 +111,7 @@ def export(
             "requires": requirements(lowered.graphs),
             "signatures": list(lowered.graphs),
             "baseline": None if baseline is None else os.path.relpath(Path(baseline).resolve(), final),
-            "signature": {
-                "inputs": {name: describe(spec) for name, spec in graph.inputs.items()},
-                "outputs": {name: describe(spec) for name, (_, spec) in graph.outputs.items()},
-            },
+            "signature": describe_signature(graph, lowered.source),
             "files": digests(temporary),
             "check": check,
             "report": lowered.report.to_dict() if lowered.report else None,
@@ -154,9 +152,10 @@ def _check_size(graph: FrozenGraph) -> None:
 
 def _refuse_quantized(model: Any) -> None:
     if isinstance(model, (str, Path)) and (Path(model) / MARK).is_file():
-        precision = read_manifest(Path(model))["precision"]
-        if precision.startswith("int"):
+        manifest = read_manifest(Path(model))
+        if not manifest.is_float:
             raise ConfigError(
                 f"model must be a float model: what is quantized cannot be exported anew. "
-                f"Received: {model}, whose precision is {precision}. Export the artifact or model it came from."
+                f"Received: {model}, whose precision is {manifest.precision}. Export the artifact or model it came "
+                "from."
             )

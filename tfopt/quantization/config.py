@@ -13,6 +13,7 @@ from tfopt.flags import BY_NAME
 ObserverName = Literal["minmax", "moving_average", "percentile", "mse", "entropy"]
 Rounding = Literal["nearest", "adaptive"]
 Metric = Callable[[Any, Any], float]
+METRICS = ("accuracy", "categorical_accuracy", "binary_accuracy", "binary_accuracy_from_logits")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +54,9 @@ class QuantizationConfig:
     """How much of the metric may be lost, 0.005 being half a point of accuracy: nodes go back to float, as few as can
     be, until no more is. Needs labels. None sets no bound."""
     metric: Annotated[str | Metric, BY_NAME] = "accuracy"
-    """What max_accuracy_drop is measured by: "accuracy" (top-1); in Python also a function (labels, outputs) -> float,
-    where more is better."""
+    """What max_accuracy_drop is measured by: "accuracy", which works out what kind of classifier the model is, or
+    "categorical_accuracy", "binary_accuracy" (of probabilities) or "binary_accuracy_from_logits", which say so; in
+    Python also a function (labels, outputs) -> float, where more is better."""
     training: bool = False
     """Whether `tfopt.quantize` returns a Keras model that trains with the values it will have in int8."""
     learned_ranges: bool = False
@@ -94,10 +96,7 @@ class QuantizationConfig:
             )
         if self.rounding not in get_args(Rounding):
             raise unknown_name("rounding", self.rounding, get_args(Rounding))
-        if self.metric != "accuracy" and not callable(self.metric):
-            raise ConfigError(
-                f"metric must be 'accuracy' or a function (labels, outputs) -> float. Received: metric={self.metric!r}."
-            )
+        check_metric(self.metric)
         self._check_drop()
         self._check_training()
 
@@ -107,7 +106,7 @@ class QuantizationConfig:
             return
         if not (math.isfinite(drop) and drop >= 0):
             raise ConfigError(f"max_accuracy_drop must be at least 0. Received: max_accuracy_drop={drop}.")
-        if self.metric == "accuracy" and drop >= 1:
+        if isinstance(self.metric, str) and drop >= 1:
             raise ConfigError(
                 f"max_accuracy_drop must be in [0, 1). Received: max_accuracy_drop={drop}. It is a share of the "
                 f"examples; did you mean {drop / 100:g}?"
@@ -131,3 +130,22 @@ class QuantizationConfig:
                 f"{ignored[0]} is a setting of quantization-aware training. "
                 f"Received: {ignored[0]}={getattr(self, ignored[0])} with training=False. Set training=True."
             )
+
+
+def check_metric(metric: Any) -> None:
+    """Raises ConfigError unless a metric is one of METRICS or a function.
+
+    Example:
+        >>> check_metric("top5")
+        Traceback (most recent call last):
+        ...
+        tfopt.errors.ConfigError: Unknown metric 'top5'. Expected one of: 'accuracy', 'binary_accuracy', ...
+    """
+    if isinstance(metric, str):
+        if metric not in METRICS:
+            raise unknown_name("metric", metric, METRICS)
+    elif not callable(metric):
+        names = ", ".join(map(repr, METRICS))
+        raise ConfigError(
+            f"metric must be one of {names}, or a function (labels, outputs) -> float. Received: metric={metric!r}."
+        )

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.errors import ConfigError
 from tfopt.graph.edit import AttrValue, GraphEditor, dtype_attr, producer
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.adjust import Adjustment, bias_of
@@ -22,6 +21,7 @@ from tfopt.quantization.budget import Score
 from tfopt.quantization.chains import Chain, find_chains
 from tfopt.quantization.config import Metric
 from tfopt.quantization.fake_quant import steps_above_zero
+from tfopt.quantization.metrics import Scorer, output_ops
 from tfopt.quantization.observers import Range
 from tfopt.quantization.ranged import find_joints, quantized_reads, tensors_to_observe
 
@@ -38,8 +38,10 @@ class Trials:
         adjustments: What the quantized nodes compute with.
         inputs: Batches of inputs, as `graph.feed` returns them.
         labels: The labels of all of them.
-        metric: "accuracy", or a function (labels, outputs) -> float.
+        metric: As QuantizationConfig has it.
         weight_bits: Width of the quantized weights.
+    Raises:
+        ConfigError: The labels do not fit the outputs, or the metric is no finite number.
     """
 
     def __init__(
@@ -64,9 +66,9 @@ class Trials:
             for reader in sorted({*self._editor.consumers.get(producer(tensor), ())})
         ]
         self._function = _switchable(graph, chains, self._reads, ranges, adjustments, weight_bits).as_function()
-        self._inputs, self._labels = inputs, labels
-        self._metric = top1_accuracy if isinstance(metric, str) else metric
+        self._inputs = inputs
         self._exact = self._outputs(self.names)
+        self._scorer = Scorer(metric, labels, self._exact, output_ops(graph))
 
     def score(self, left_float: Collection[str]) -> Score:
         """Returns the metric, and the distance from the float outputs, with these nodes float.
@@ -75,30 +77,11 @@ class Trials:
             ConfigError: The metric is no finite number.
         """
         outputs = self._outputs(left_float)
-        result = next(iter(outputs.values())) if len(outputs) == 1 else outputs
-        value = self._measured(result)
-        if not np.isfinite(value):
-            raise ConfigError(
-                f"metric must be a finite number, where more is better. Received: {value} from {self._metric!r}. "
-                "Check it on the model's own outputs."
-            )
         distances = [
             np.linalg.norm(outputs[name] - exact) / max(float(np.linalg.norm(exact)), 1e-30)
             for name, exact in self._exact.items()
         ]
-        return Score(value=value, error=float(np.mean(distances)))
-
-    def _measured(self, outputs: Any) -> float:
-        try:
-            return float(self._metric(self._labels, outputs))
-        except ConfigError:
-            raise
-        except Exception as error:  # whatever the caller's function raises
-            raise ConfigError(
-                "metric must be a function (labels, outputs) -> float that takes these labels and outputs. "
-                f"Received: {self._metric!r}, which raised {type(error).__name__}: {error}. "
-                "Try it on evaluation_data and the model's own outputs."
-            ) from error
+        return Score(value=self._scorer.value(outputs), error=float(np.mean(distances)))
 
     def _outputs(self, left_float: Collection[str]) -> dict[str, np.ndarray]:
         reasons = self._left_float | dict.fromkeys(left_float, "tried")
@@ -109,35 +92,6 @@ class Trials:
         switches = tf.constant([*reads, *(name in ops for name in self.names)])
         parts = [self._function(**inputs, **{SWITCHES: switches}) for inputs in self._inputs]
         return {name: np.concatenate([part[name].numpy() for part in parts]) for name in parts[0]}
-
-
-def top1_accuracy(labels: np.ndarray, outputs: Any) -> float:
-    """Returns the share of examples whose largest output is that of their class.
-
-    Args:
-        labels: Class numbers, or one-hot.
-        outputs: [examples, classes].
-    Raises:
-        ConfigError: The model is no classifier with one output, or the labels are no classes.
-    Example:
-        >>> top1_accuracy(np.array([1, 0]), np.array([[0.1, 0.9], [0.2, 0.8]]))
-        0.5
-    """
-    if not isinstance(outputs, np.ndarray) or outputs.ndim != 2 or outputs.shape[1] < 2:
-        received = "several outputs" if isinstance(outputs, Mapping) else f"an output of shape {outputs.shape}"
-        raise ConfigError(
-            f"metric='accuracy' is for classifiers with one output, [batch, classes]. Received: {received}. "
-            "Pass a function (labels, outputs) -> float as the metric."
-        )
-    flat, count = np.asarray(labels).reshape(len(labels), -1), outputs.shape[1]
-    numbers = flat.dtype.kind in "biuf" and flat.shape[1] in (1, count)
-    classes = flat.argmax(axis=1) if flat.shape[1] == count else flat[:, 0]
-    if not numbers or not np.isin(classes, np.arange(count)).all():
-        raise ConfigError(
-            f"Labels must be class numbers from 0 to {count - 1}, or one-hot. Received: such as {flat[0].tolist()}. "
-            "Pass a function (labels, outputs) -> float as the metric for others."
-        )
-    return float(np.mean(outputs.argmax(axis=1) == classes))
 
 
 def _switchable(
