@@ -15,6 +15,7 @@ import numpy as np
 from tfopt.errors import ArtifactError, ConfigError
 from tfopt.exporting.accuracy import labelled_examples
 from tfopt.exporting.atomic import MARK
+from tfopt.exporting.instructions import missing_instructions
 from tfopt.exporting.manifest import CHECKED_VALUES, check_inputs, read_intact_manifest, read_manifest
 from tfopt.exporting.process import MissingKernelError, SavedModelProcess, alternate
 from tfopt.exporting.signatures import DEFAULT, FLOAT
@@ -171,6 +172,9 @@ def _check(process: SavedModelProcess, manifest: dict[str, Any]) -> tuple[tuple[
     problems = []
     if process.loaded["imported"]:
         problems.append(f"The process had imported {', '.join(process.loaded['imported'])}.")
+    missing = missing_instructions(manifest, process.signature)
+    if missing is not None:
+        problems.append(missing)
     wanted = manifest["signature"]["inputs"]
     if sorted(process.loaded["inputs"]) != sorted(wanted):
         problems.append(f"The signature takes {sorted(process.loaded['inputs'])}, the manifest says otherwise.")
