@@ -3,11 +3,11 @@
     python benchmarks/reduce_range.py --models DIR
     python benchmarks/reduce_range.py --quick
 
-- `accuracy`: models trained on the digits, in int8 with the default settings and all nodes, with reduce_range on and off:
-  tfopt's builders (half of the digits held out) and models of keras.applications (450 held out). Accuracies are those of
+- `accuracy`: models trained on the digits, in int8 with the default settings and all nodes, with reduce_range on and
+  off: tfopt's builders (899 digits held out) and models of keras.applications (450 held out). Accuracies are those of
   the annotated graph, which computes with the values that int8 has.
-- `saturation`: the same artifacts under each instruction set (ONEDNN_MAX_CPU_ISA), each in its own process: how far the
-  outputs are from those of the float model, relative to these.
+- `saturation`: the same artifacts under each instruction set (ONEDNN_MAX_CPU_ISA), each in its own process: how far
+  the outputs are from those of the float model, relative to these.
 
 Results go to benchmarks/results/reduce_range.json, model by model.
 """

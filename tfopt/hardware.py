@@ -22,8 +22,8 @@ from tfopt.report import Record
 # The instructions that decide which precision is fast on a CPU, by the names that the Linux kernel gives them.
 CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 
-# The instructions that add products of bytes in 32 bits, and what each value of oneDNN's limit leaves of them. Any other
-# value leaves all that the processor has.
+# The instructions that add products of bytes in 32 bits, and what each value of oneDNN's limit leaves of them. Any
+# other value leaves all that the processor has.
 _BYTE_PRODUCTS = ("avx512_vnni", "avx_vnni", "amx_int8")
 _LEFT_BY_LIMIT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("sse41", "avx", "avx2", "avx512_core"), ()),
