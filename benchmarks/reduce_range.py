@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,7 @@ from tfopt.report import write_text
 
 RESULTS = Path(__file__).parent / "results"
 BUILDERS = {"mlp": 25, "simple_cnn": 25, "resnet_cifar": 15, "transformer": 40}
-APPLICATIONS = ("efficientnetv2b0", "mobilenetv3small", "mobilenetv2", "resnet50v2", "densenet121")
+APPLICATIONS = ("efficientnetv2b0", "mobilenetv3small", "mobilenetv2", "resnet50v2", "densenet121", "convnext", "gelu")
 SETTINGS = {"full": QuantizationConfig(reduce_range=False), "reduced": QuantizationConfig(reduce_range=True)}
 INSTRUCTIONS = ("DEFAULT", "AVX512_CORE", "AVX2", "SSE41")
 CALIBRATION = 256
@@ -95,7 +95,7 @@ def main(options: Options) -> dict[str, Any]:
             print(name, rows, flush=True)
             keep()
     results["points_lost"] = points_lost(results["accuracy"])
-    for name, (model, x) in saturating(options, held, list(results["accuracy"])).items():
+    for name, (model, x) in saturating(options, list(results["accuracy"])):
         results["saturation"][name] = saturation(model, x)
         print(name, results["saturation"][name], flush=True)
         keep()
@@ -144,16 +144,18 @@ def points_lost(accuracy: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     return {"models": rounded, "all": {key: round(value, 3) for key, value in (over_all | costs).items()}}
 
 
-def saturating(options: Options, held: Any, measured: list[str]) -> dict[str, tuple[keras.Model, np.ndarray]]:
-    """Returns the models to run under each instruction set, and inputs."""
+def saturating(options: Options, measured: Collection[str]) -> Iterator[tuple[str, tuple[keras.Model, np.ndarray]]]:
+    """Yields the models to run under each instruction set, each by its name and with inputs."""
     keras.utils.set_random_seed(0)
     image = (16, 16, 64)
-    convolutions = keras.Sequential([keras.Input(image), layers.Conv2D(64, 3, activation="relu"), layers.Conv2D(64, 3)])
-    models = {"two Conv2D on 16x16x64": (convolutions, np.random.default_rng(0).random((64, *image), dtype="float32"))}
+    x = np.random.default_rng(0).random((64, *image), dtype="float32")
+    convolutions = [layers.Conv2D(64, 3, activation="relu"), layers.Conv2D(64, 3)]
+    yield "two Conv2D on 16x16x64", (keras.Sequential([keras.Input(image), *convolutions]), x)
+    if "resnet_cifar" in measured:
+        yield "resnet_cifar", (builder("resnet_cifar", 0, options), digits(test_fraction=0.5).x_test[:64])
     for name in ("mobilenetv2", "resnet50v2"):
         if name in measured:
-            models[name] = (application(name, 0, options), held.x_test[:64])
-    return models
+            yield name, (application(name, 0, options), trained_digits.data().x_test[:64])
 
 
 def saturation(model: keras.Model, x: np.ndarray) -> dict[str, dict[str, float]]:
