@@ -43,9 +43,9 @@ BUILDERS = {
 }
 
 
-def trained(name: str, examples: Examples, epochs: int, shift: int = 2) -> keras.Model:
+def trained(name: str, examples: Examples, epochs: int, shift: int = 2, seed: int = 0) -> keras.Model:
     """Builds a model and trains it on examples shifted by up to so many pixels, anew in each epoch."""
-    keras.utils.set_random_seed(0)
+    keras.utils.set_random_seed(seed)
     builder, arguments = BUILDERS[name]
     model = builder(examples.input_shape, examples.num_classes, **arguments)
     steps = epochs * -(-len(examples.x_train) // 32)

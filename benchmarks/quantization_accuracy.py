@@ -178,7 +178,7 @@ def trials_of(quantized: QuantizedModel, evaluation: tuple[np.ndarray, np.ndarra
     batches = [quantized.float_graph.feed(inputs[start : start + 256]) for start in range(0, len(inputs), 256)]
     left_float = {skip.name: skip.reason for skip in quantized.report.skipped}
     graph, ranges, adjustments = quantized.float_graph, quantized.ranges, quantized.adjustments
-    return Trials(graph, left_float, ranges, adjustments, batches, labels, "accuracy")
+    return Trials(graph, left_float, ranges, adjustments, batches, labels, "accuracy", quantized.weight_grid)
 
 
 def greedy(names: Collection[str], score: Callable[[Collection[str]], Score], floor: float) -> list[str]:

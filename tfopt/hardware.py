@@ -22,6 +22,15 @@ from tfopt.report import Record
 # The instructions that decide which precision is fast on a CPU, by the names that the Linux kernel gives them.
 CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 
+# The instructions that add products of bytes in 32 bits, and what each value of oneDNN's limit leaves of them. Any
+# other value leaves all that the processor has.
+_BYTE_PRODUCTS = ("avx512_vnni", "avx_vnni", "amx_int8")
+_LEFT_BY_LIMIT: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("sse41", "avx", "avx2", "avx512_core"), ()),
+    **dict.fromkeys(("avx2_vnni", "avx2_vnni_2"), ("avx_vnni",)),
+    **dict.fromkeys(("avx512_core_vnni", "avx512_core_bf16"), ("avx512_vnni",)),
+}
+
 _GIB = 2**30
 
 
@@ -181,6 +190,23 @@ def peak_tflops(gpu_name: str) -> dict[str, float] | None:
     if words & {"MIG", "GRID"}:
         return None
     return next((dict(rates) for key, rates in _PEAK_TFLOPS.items() if set(key.split()) <= words), None)
+
+
+def has_vnni() -> bool | None:
+    """Returns whether oneDNN computes in int8 with VNNI or AMX here; None where the processor's features are unknown.
+
+    The environment can limit oneDNN to older instructions than the processor has: ONEDNN_MAX_CPU_ISA, or by its older
+    name DNNL_MAX_CPU_ISA. oneDNN reads it when its first kernel runs.
+
+    Example:
+        >>> has_vnni() in (True, False, None)
+        True
+    """
+    _, features, unavailable = _cpu()
+    if not features and not unavailable["cpu_features"].startswith("none of"):
+        return None
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or ""
+    return any(feature in features for feature in _LEFT_BY_LIMIT.get(limit.lower(), _BYTE_PRODUCTS))
 
 
 def _cpu() -> tuple[str | None, tuple[str, ...], dict[str, str]]:

@@ -90,7 +90,7 @@ def test_every_figure_of_the_int8_receipt(model, artifacts):
     assert receipt.gzip_bytes == pytest.approx(len(buffer.getvalue()), rel=0.05)
     kernels = [layer.kernel.numpy() for layer in model.layers if hasattr(layer, "kernel")]
     assert receipt.weight_count == sum(kernel.size for kernel in kernels)
-    scales = [np.abs(kernel).reshape(-1, kernel.shape[-1]).max(axis=0) / 127 for kernel in kernels]
+    scales = [np.abs(kernel).reshape(-1, kernel.shape[-1]).max(axis=0) / 63 for kernel in kernels]
     zeros = sum(int((np.rint(kernel / scale) == 0).sum()) for kernel, scale in zip(kernels, scales, strict=True))
     assert abs(receipt.zero_count - zeros) <= 2  # values on the edge between 0 and 1
     int8, float32 = quantize(model, calibration_data=X).predict(X), model.predict(X, verbose=0)

@@ -51,7 +51,7 @@ def test_the_corrections_of_many_batches_are_their_mean():
     whole = quantize(model(), ONLY, calibration_data=X).adjustments
     parts = quantize(model(), ONLY, calibration_data=[X[:20], X[20:]]).adjustments
     for one, other in zip(parts.values(), whole.values(), strict=True):
-        np.testing.assert_allclose(one.bias, other.bias, atol=0.2 * np.abs(other.bias).max() + 1e-4)
+        np.testing.assert_allclose(one.bias, other.bias, atol=0.2 * np.abs(other.bias).max() + 2e-4)
 
 
 def test_results_are_closer_and_int8_kernels_compute_them():

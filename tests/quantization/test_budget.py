@@ -97,6 +97,7 @@ def test_a_trial_is_the_model_with_these_nodes_float():
         inputs,
         exact,
         lambda labels, outputs: -np.abs(labels - outputs).sum(),
+        quantized.weight_grid,
     )
     names = [change.name for change in quantized.report.changed]
     assert sorted(trials.names) == sorted(names)
@@ -111,8 +112,9 @@ def test_a_trial_is_the_model_with_these_nodes_float():
 
 def towards_zero(weights):
     """Returns weights on the grid, but not the nearest ones; the largest stay what they were."""
-    axes = (0, 1, 3) if weights.shape[-1] == 1 else tuple(range(weights.ndim - 1))
-    scale = np.abs(weights).max(axis=axes, keepdims=True) / 127
+    depthwise = weights.shape[-1] == 1
+    axes = (0, 1, 3) if depthwise else tuple(range(weights.ndim - 1))
+    scale = np.abs(weights).max(axis=axes, keepdims=True) / (127 if depthwise else 63)
     return (np.trunc(weights / scale * (1 + 1e-6)) * scale).astype("float32")
 
 

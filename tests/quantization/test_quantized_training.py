@@ -379,19 +379,23 @@ def test_pruned_weights_stay_exactly_zero_into_the_artifact(tmp_path):
     assert receipt.zero_count >= sum(zeros.values())
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_weights_of_so_many_bits_use_so_many_values_of_the_kernel(bits):
+@pytest.mark.parametrize(
+    ("settings", "tops"),
+    [({"weight_bits": 4}, [7]), ({}, [63, 127]), ({"reduce_range": False}, [127])],
+    ids=["4 bits", "8 bits, reduced but where depthwise", "8 bits"],
+)
+def test_weights_of_so_many_bits_use_so_many_values_of_the_kernel(settings, tops):
     model = residual()
     for quantized in (
-        quantize(model, replace(PLAIN, weight_bits=bits), calibration_data=X),
-        quantize(quantize(model, QuantizationConfig(training=True, weight_bits=bits), calibration_data=X)),
+        quantize(model, replace(PLAIN, **settings), calibration_data=X),
+        quantize(quantize(model, QuantizationConfig(training=True, **settings), calibration_data=X)),
     ):
         editor = GraphEditor(quantized.graph.graph_def)
         for node in [node for node in editor.nodes.values() if node.op == "FakeQuantWithMinMaxVarsPerChannel"]:
             weights, limits = editor.value(node.input[0]), editor.value(node.input[2])
             steps = weights / (limits / 127)
-            assert np.abs(steps).max() == pytest.approx(2 ** (bits - 1) - 1, rel=1e-5)
-            if bits == 4:
+            assert np.abs(steps).max() == pytest.approx(tops[-1 if "depthwise" in node.name else 0], rel=1e-5)
+            if tops == [7]:
                 np.testing.assert_allclose(steps, np.rint(steps), atol=1e-4)
                 assert len(np.unique(np.rint(steps))) <= 15
 

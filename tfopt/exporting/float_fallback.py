@@ -12,18 +12,20 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfopt.exporting.int8 import kernel_name
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import dtype_attr
-from tfopt.quantization.chains import FAKE_QUANT, FAKE_QUANT_WEIGHTS, int8_weights
+from tfopt.quantization.chains import FAKE_QUANT, FAKE_QUANT_WEIGHTS
 
 
-def float_fallback(annotated: FrozenGraph) -> FrozenGraph:
+def float_fallback(annotated: FrozenGraph, lowered: FrozenGraph) -> FrozenGraph:
     """Returns an annotated graph with unquantized activations and with int8 constants for weights.
 
     Args:
         annotated: A graph as tfopt.quantization.annotate leaves it.
+        lowered: The same graph lowered to int8, whose weights are taken.
     """
-    editor = GraphEditor(annotated.graph_def)
+    editor, kernels = GraphEditor(annotated.graph_def), GraphEditor(lowered.graph_def)
     outputs = dict(annotated.outputs)
     for name in editor.topological():
         node = editor.nodes[name]
@@ -33,18 +35,20 @@ def float_fallback(annotated: FrozenGraph) -> FrozenGraph:
                 key: (node.input[0] if tensor == name else tensor, spec) for key, (tensor, spec) in outputs.items()
             }
         elif node.op == FAKE_QUANT_WEIGHTS:
-            editor.redirect(name, _decode(editor, node))
+            editor.redirect(name, _decode(editor, node, kernels))
     return replace(annotated, outputs=outputs).edited(editor)
 
 
-def _decode(editor: GraphEditor, node: Any) -> str:
-    """Adds int8 weights as the int8 lowering stores them, and what makes float32 of them."""
-    steps, high = int8_weights(editor, node)
-    scales, sizes = (high / 127).astype(np.float32), np.asarray(steps.shape, np.int32)
-    if any(editor.nodes[reader].op == "Reshape" for reader in editor.consumers[node.name]):
-        steps = steps[..., None]  # of a depthwise convolution
+def _decode(editor: GraphEditor, node: Any, kernels: GraphEditor) -> str:
+    """Adds the int8 weights of the kernel that reads a node's weights, and what makes float32 of them."""
+    reader = editor.nodes[editor.consumers[node.name][0]]
+    if reader.op == "Reshape":  # of a depthwise convolution
+        reader = editor.nodes[editor.consumers[reader.name][0]]
+    kernel = kernels.nodes[kernel_name(reader.name)]
+    high = kernels.value(kernel.input[len(kernel.attr["Tdevice_inputs"].list.type) + 3])
+    scales, sizes = (high / 127).astype(np.float32), np.asarray(editor.value(node.input[0]).shape, np.int32)
     int8, float32 = dtype_attr(tf.int8), dtype_attr(tf.float32)
-    stored = editor.add_constant(f"{node.name}/int8", steps, tf.qint8)
+    stored = editor.add("Const", f"{node.name}/int8", (), **kernels.nodes[kernel.input[1]].attr)
     plain = editor.add("Bitcast", f"{node.name}/plain", [stored], T=dtype_attr(tf.qint8), type=int8)
     cast = editor.add("Cast", f"{node.name}/cast", [plain], SrcT=int8, DstT=float32)
     shape = editor.add_constant(f"{node.name}/shape", sizes)

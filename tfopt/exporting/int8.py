@@ -54,10 +54,13 @@ from tfopt.quantization.chains import (
     pass_through_origin,
     weights_quantizer,
 )
+from tfopt.quantization.fake_quant import steps_above_zero
 from tfopt.quantization.observers import Range
 from tfopt.quantization.ranged import JOINTS, values_of
+from tfopt.quantization.weight_grid import REDUCED_BITS
 
 MIDDLE = 128  # the zero point of a symmetric range in unsigned bytes
+LARGEST_REDUCED = steps_above_zero(REDUCED_BITS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +100,11 @@ def lower_to_int8(graph: FrozenGraph) -> FrozenGraph:
     for chain in lowering.chains:
         lowering.lower(chain)
     return lowering.finish()
+
+
+def kernel_name(op: str) -> str:
+    """Returns the name of the kernel that computes a convolution or product."""
+    return f"{op}/int8"
 
 
 class _Lowering:
@@ -156,7 +164,7 @@ class _Lowering:
         summands = [summand] if summand else []
         leaving = self._leaving(behind, never_negative=chain.activation is not None)
         bias = self._bias(chain, entering, leaving.offset - sum(added.offset for added in summands))
-        weights, *weight_range = self._weights(chain)
+        weights, *weight_range = self._weights(chain, entering)
         host = [entering.low, entering.high, *weight_range]
         host += [limit for added in summands for limit in (added.low, added.high)]
         host += [leaving.low, leaving.high]
@@ -164,7 +172,7 @@ class _Lowering:
         fused = ["BiasAdd", *(["Sum"] if summand else []), *rectified, "Requantize"]
         kernel = self.editor.add(
             "_FusedQuantizedConv2D" if node.op == "Conv2D" else "_FusedQuantizedDepthwiseConv2D",
-            f"{chain.op}/int8",
+            kernel_name(chain.op),
             [entering.values, weights, bias, *(added.values for added in summands), *host],
             Tinput=dtype_attr(entering.dtype),
             Tfilter=dtype_attr(tf.qint8),
@@ -196,12 +204,12 @@ class _Lowering:
                 "The result of a fused activation must have a range without a zero point. Received: "
                 f"{chain.output!r} with {leaving.span}. Annotate it with a symmetric range."
             )
-        weights, *weight_range = self._weights(chain)
+        weights, *weight_range = self._weights(chain, entering)
         host = [entering.low, entering.high, *weight_range, *([leaving.low, leaving.high] if leaving else [])]
         result = leaving.dtype if leaving else tf.float32
         kernel = self.editor.add(
             "_QuantizedMatMul",
-            f"{chain.op}/int8",
+            kernel_name(chain.op),
             [entering.values, weights, self._bias(chain, entering, leaving.offset if leaving else 0.0), *host],
             T1=dtype_attr(entering.dtype),
             T2=dtype_attr(tf.qint8),
@@ -409,9 +417,13 @@ class _Lowering:
         readers = (self.editor.nodes[name] for name in self.editor.consumers.get(producer(tensor), ()))
         return next((node for node in readers if node.op == FAKE_QUANT), None)
 
-    def _weights(self, chain: Chain) -> tuple[str, str, str]:
+    def _weights(self, chain: Chain, entering: Quantized) -> tuple[str, str, str]:
         """Adds the int8 weights and their per-channel ranges."""
         steps, high = self._steps(chain)
+        convolution = self.editor.nodes[chain.op].op in CONVOLUTIONS
+        if convolution and entering.dtype == tf.qint8 and np.abs(steps).max() <= LARGEST_REDUCED:
+            # Without VNNI such a kernel halves its weights, and odd ones lose half a step.
+            steps, high = 2 * steps, high / 2
         if self.editor.nodes[chain.op].op == "DepthwiseConv2dNative":
             steps = steps[..., None]
         return (

@@ -78,9 +78,9 @@ def _int8(model: QuantizedModel, config: ExportConfig, sample: Any) -> Lowered:
     in_int8 = bool(model.report.changed)
     graphs = {DEFAULT: lower_to_int8(model.graph) if in_int8 else in_float()}
     if config.float_fallback:
-        graphs[FLOAT] = float_fallback(model.graph)
+        graphs[FLOAT] = float_fallback(model.graph, graphs[DEFAULT])
     if config.xla_signature:  # XLA has none of the int8 kernels
-        graphs[XLA] = float_fallback(model.graph)
+        graphs[XLA] = float_fallback(model.graph, graphs[DEFAULT])
     return Lowered(source=model.source, graphs=graphs, precision="int8" if in_int8 else "float32", report=model.report)
 
 

@@ -20,6 +20,7 @@ import tensorflow as tf
 from tfopt.errors import ArtifactError
 from tfopt.exporting.atomic import MARK
 from tfopt.exporting.config import PRECISIONS
+from tfopt.exporting.instructions import kernels_that_need_vnni
 from tfopt.exporting.signatures import DEFAULT, FLOAT
 from tfopt.graph import FrozenGraph
 from tfopt.quantization.metrics import output_ops
@@ -125,6 +126,7 @@ class Manifest(Record):
     model: str
     precision: str
     requires: str
+    needs_vnni: bool | None = None
     signatures: tuple[str, ...] = (DEFAULT,)
     baseline: str | None = None
     signature: SignatureRecord
@@ -228,7 +230,8 @@ def requirements(graphs: Mapping[str, FrozenGraph]) -> str:
     kernels = special_kernels(graphs[DEFAULT])
     if kernels:
         needs += f" with oneDNN's int8 kernels, as in its builds for x86-64 ({', '.join(kernels)})"
-        needs += "; int8 instructions (VNNI, AMX) for speed"
+        right = bool(kernels_that_need_vnni(graphs[DEFAULT]))
+        needs += f"; int8 instructions (VNNI, AMX) for {'right results' if right else 'speed'}"
         if FLOAT in graphs:
             needs += f". Signature {FLOAT!r} needs TensorFlow only"
     return needs

@@ -19,6 +19,7 @@ from tfopt.errors import ConfigError, UnsupportedModelError, check_type
 from tfopt.exporting.atomic import MARK, check_target, staged_directory
 from tfopt.exporting.check import record_check
 from tfopt.exporting.config import ExportConfig
+from tfopt.exporting.instructions import kernels_that_need_vnni
 from tfopt.exporting.lowering import Lowered, lower
 from tfopt.exporting.manifest import MANIFEST_FORMAT, describe_signature, digests, read_manifest, requirements
 from tfopt.exporting.signatures import DEFAULT, make_signatures
@@ -109,6 +110,7 @@ def export(
             "model": graph.name,
             "precision": lowered.precision,
             "requires": requirements(lowered.graphs),
+            "needs_vnni": bool(kernels_that_need_vnni(graph)),
             "signatures": list(lowered.graphs),
             "baseline": None if baseline is None else os.path.relpath(Path(baseline).resolve(), final),
             "signature": describe_signature(graph, lowered.source),

@@ -15,6 +15,7 @@ from tfopt.errors import ArtifactError, ConfigError, unknown_name
 from tfopt.exporting.accuracy import Scores, labelled_examples, not_scored
 from tfopt.exporting.baseline import find_baseline, input_names, output_names
 from tfopt.exporting.check import are_numbers, compare, draw_inputs
+from tfopt.exporting.instructions import missing_instructions
 from tfopt.exporting.manifest import (
     ARTIFACT,
     FIRST_FORMAT,
@@ -232,6 +233,9 @@ def _check(process: SavedModelProcess, manifest: Manifest) -> tuple[tuple[float 
     problems = []
     if process.loaded["imported"]:
         problems.append(f"The process had imported {', '.join(process.loaded['imported'])}.")
+    missing = missing_instructions(manifest, process.signature)
+    if missing is not None:
+        problems.append(missing)
     inputs = draw_inputs(manifest.signature.inputs, manifest.check)
     # The check's inputs have this artifact's own names, whatever it calls those of another.
     outputs = process.predict({_given_as(process, name): value for name, value in inputs.items()})

@@ -26,8 +26,8 @@ from tfopt.graph.edit import GraphEditor, NodeDef, attribute
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.calibrate import in_pieces
 from tfopt.quantization.chains import Chain, pass_through_origin
-from tfopt.quantization.fake_quant import steps_above_zero
 from tfopt.quantization.observers import Range
+from tfopt.quantization.weight_grid import WeightGrid
 from tfopt.report import Change
 
 ITERATIONS = 400
@@ -143,7 +143,7 @@ def round_weights(
     chains: Sequence[Chain],
     ranges: Mapping[str, Range],
     batches: Sequence[Mapping[str, Any]],
-    weight_bits: int = 8,
+    weight_grid: WeightGrid,
 ) -> tuple[dict[str, np.ndarray], list[Change]]:
     """Returns the weights of each chain rounded adaptively, by the name of its op, and what it made of the errors.
 
@@ -152,7 +152,7 @@ def round_weights(
         chains: Its chains.
         ranges: The range of each tensor that enters one.
         batches: Calibration data as `graph.feed` returns it.
-        weight_bits: Width of the quantized weights.
+        weight_grid: How many bits the quantized weights use.
     """
     editor = GraphEditor(graph.graph_def)
     rounded, changes = {}, []
@@ -161,7 +161,8 @@ def round_weights(
         held = editor.value(chain.weights)
         weights = _grouped(held, editor.nodes[chain.op].op)
         limits = np.abs(weights).max(axis=1, keepdims=True)
-        result = round_adaptively(weights, np.where(limits == 0, 1.0, limits) / steps_above_zero(weight_bits), gram)
+        scales = np.where(limits == 0, 1.0, limits) / weight_grid.top_of(editor, chain, ranges)
+        result = round_adaptively(weights, scales, gram)
         rounded[chain.op] = _ungrouped(result.weights, held)
         detail = f"{held.size:,} weights rounded: mean squared error {result.ratio:.2g}x that of the nearest"
         changes.append(Change(name=chain.op, kind="adaptive_rounding", detail=detail))

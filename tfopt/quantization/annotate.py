@@ -23,6 +23,7 @@ from tfopt.quantization.chains import FAKE_QUANT, FAKE_QUANT_WEIGHTS, Chain
 from tfopt.quantization.fake_quant import steps_above_zero
 from tfopt.quantization.observers import Range
 from tfopt.quantization.ranged import find_joints, quantized_reads
+from tfopt.quantization.weight_grid import WeightGrid
 
 INT8 = steps_above_zero(8)
 
@@ -33,7 +34,7 @@ def annotate(
     ranges: Mapping[str, Range],
     steps: Mapping[str, np.ndarray] | None = None,
     *,
-    weight_bits: int = 8,
+    weight_grid: WeightGrid | None = None,
 ) -> FrozenGraph:
     """Returns the graph with a fake-quantization node behind every chain's weights and every tensor that needs a range.
 
@@ -44,16 +45,18 @@ def annotate(
         ranges: The range of each tensor that `tensors_with_ranges` names; it may hold more.
         steps: For each chain's op the step between two quantized weights, one for each output channel. Where it has
             none, the smallest step that covers the weights is taken.
-        weight_bits: Width of the quantized weights. Of fewer than 8 bits, they are rounded here, and become int8
-            weights that use few of its values.
+        weight_grid: How many bits the quantized weights use; None means 8. Of fewer than 8 bits, they are rounded
+            here, and become int8 weights that use few of its values.
     """
     editor = GraphEditor(graph.graph_def)
+    grid = weight_grid or WeightGrid()
+    tops = {chain.op: grid.top_of(editor, chain, ranges) for chain in chains}
     joints = find_joints(editor, chains, ranges)
     for tensor, readers in quantized_reads(editor, chains, joints).items():
         name = add_fake_quant(editor, tensor, ranges[tensor])
         editor.redirect(tensor, name, keep=set(editor.consumers[producer(tensor)]) - readers)
     for chain in chains:
-        _annotate_weights(editor, chain, steps_above_zero(weight_bits), (steps or {}).get(chain.op))
+        _annotate_weights(editor, chain, tops[chain.op], (steps or {}).get(chain.op))
     return graph.edited(editor)
 
 

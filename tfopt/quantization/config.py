@@ -38,6 +38,9 @@ class QuantizationConfig:
     layers."""
     weight_bits: int = 8
     """Width of the quantized weights, 8 or 4. Weights of 4 bits are computed by the same int8 kernels."""
+    reduce_range: bool = True
+    """Whether weights use 7 of 8 bits where 8 could overflow on processors without VNNI, so that the model computes the
+    same on every x86-64 processor. Without it the model needs VNNI or AMX for right results."""
     equalization: bool = True
     """Whether to rescale the channels between layers, which changes nothing in float, where rounding errors are smaller
     for it. Costs one more run of the calibration data."""

@@ -27,7 +27,7 @@ class _RoundedWeights:
     """Puts rounded weights in the place of one variable while the layer is called.
 
     Args:
-        weight_bits: 8 or 4.
+        weight_bits: 8, 4, or 7: of 8 bits as many as cannot overflow on any processor (reduce_range).
         learned_ranges: Whether the grid's limits are trained, else they follow the largest weights.
         freeze_after: After so many calls in training learned limits stay; None for never.
     """

@@ -22,6 +22,7 @@ from tfopt.quantization.observers import Range
 from tfopt.quantization.quantized_model import QuantizedModel, annotated
 from tfopt.quantization.ranged import share_ranges, tensors_to_observe, without_impossible_zero_points
 from tfopt.quantization.trials import Trials
+from tfopt.quantization.weight_grid import WeightGrid
 from tfopt.report import Change, PassReport
 
 
@@ -51,10 +52,11 @@ def quantize_after_training(
     ranges = calibrate(graph, tensors_to_observe(editor, chains), batches, config)
     ranges = without_impossible_zero_points(graph, editor, chains, ranges)
     ranges = share_ranges(editor, chains, graph.output_nodes, ranges)
-    adjustments, rounding = _adjustments(graph, chains, ranges, batches, config)
+    grid = WeightGrid(bits=config.weight_bits, reduce_range=config.reduce_range)
+    adjustments, rounding = _adjustments(graph, chains, ranges, batches, config, grid)
     report = PassReport(name="quantize", steps=[*steps, *rounding])
     if config.max_accuracy_drop is not None:
-        trials = Trials(graph, left_float, ranges, adjustments, *evaluation, config.metric, config.weight_bits)
+        trials = Trials(graph, left_float, ranges, adjustments, *evaluation, config.metric, grid)
         budget = keep_budget(trials.names, trials.score, config.max_accuracy_drop)
         left_float |= budget.left_float
         report = replace(report, steps=[*report.steps, *budget.steps], metrics=budget.metrics)
@@ -63,7 +65,7 @@ def quantize_after_training(
         float_graph=graph,
         source=source,
         ranges=ranges,
-        weight_bits=config.weight_bits,
+        weight_grid=grid,
         adjustments=adjustments,
         report=report,
     )
@@ -71,16 +73,21 @@ def quantize_after_training(
 
 
 def _adjustments(
-    graph: FrozenGraph, chains: list[Chain], ranges: Mapping[str, Range], batches: list[Any], config: QuantizationConfig
+    graph: FrozenGraph,
+    chains: list[Chain],
+    ranges: Mapping[str, Range],
+    batches: list[Any],
+    config: QuantizationConfig,
+    grid: WeightGrid,
 ) -> tuple[dict[str, Adjustment], list[Change]]:
     """Returns the weights and biases that suit int8 better, and what was done to the weights."""
     adjustments: dict[str, Adjustment] = {}
     steps: list[Change] = []
     if config.rounding == "adaptive":
-        rounded, steps = round_weights(graph, chains, ranges, batches, config.weight_bits)
+        rounded, steps = round_weights(graph, chains, ranges, batches, grid)
         adjustments = {name: Adjustment(weights=weights) for name, weights in rounded.items()}
     if config.bias_correction and chains:
-        quantized = annotate(*adjust(graph, chains, adjustments), ranges, weight_bits=config.weight_bits)
+        quantized = annotate(*adjust(graph, chains, adjustments), ranges, weight_grid=grid)
         shifts = correct_biases(graph, quantized, chains, batches)
         adjustments |= {
             name: replace(adjustments.get(name, Adjustment()), bias=shift) for name, shift in shifts.items()

@@ -94,7 +94,6 @@ def _quantize_trained(source: FrozenGraph, config: QuantizationConfig) -> Quanti
         source=source,
         ranges=trained.ranges,
         weight_steps=trained.steps,
-        weight_bits=config.weight_bits,
         report=PassReport(name="quantize"),
     )
     return annotated(model, trained.left_float)

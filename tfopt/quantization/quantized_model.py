@@ -16,6 +16,7 @@ from tfopt.quantization.fake_quant import steps_above_zero
 from tfopt.quantization.observers import Range
 from tfopt.quantization.ranged import tensors_of_chain
 from tfopt.quantization.trained import has_ranges
+from tfopt.quantization.weight_grid import WeightGrid
 from tfopt.report import Change, PassReport
 
 
@@ -33,7 +34,7 @@ class QuantizedModel:
         ranges: The range of each tensor that needs one, or may, by its name in float_graph.
         weight_steps: For an op, the step between two of its quantized weights, one for each output channel. An op that
             has none takes the smallest that covers its weights.
-        weight_bits: The width of the quantized weights.
+        weight_grid: How many bits the quantized weights use.
         adjustments: The weights and biases that quantized nodes have in place of those in float_graph, by name.
         report: Each convolution and product: quantized how, or left float and why.
     """
@@ -43,7 +44,7 @@ class QuantizedModel:
     source: FrozenGraph
     ranges: Mapping[str, Range]
     weight_steps: Mapping[str, np.ndarray] = field(default_factory=dict)
-    weight_bits: int = 8
+    weight_grid: WeightGrid = field(default_factory=WeightGrid)
     adjustments: Mapping[str, Adjustment] = field(default_factory=dict)
     report: PassReport
 
@@ -81,7 +82,7 @@ def annotated(model: QuantizedModel, left_float: Mapping[str, str]) -> Quantized
 
     chains, skipped = find_chains_where(model.float_graph, editor, obstacle, left_float=left_float)
     adjusted, chains = adjust(model.float_graph, chains, model.adjustments)
-    graph = annotate(adjusted, chains, model.ranges, model.weight_steps, weight_bits=model.weight_bits)
+    graph = annotate(adjusted, chains, model.ranges, model.weight_steps, weight_grid=model.weight_grid)
     before, after = GraphEditor(adjusted.graph_def), GraphEditor(graph.graph_def)
     changed = [
         Change(name=chain.op, kind=before.nodes[chain.op].op, detail=_detail(before, after, chain)) for chain in chains

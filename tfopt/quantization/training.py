@@ -7,7 +7,7 @@ it comes from. So what is trained is what is lowered.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from tfopt.quantization.observers import Range
 from tfopt.quantization.ranged import tensors_of_chain, tensors_with_ranges
 from tfopt.quantization.rebuild import Place, check_rebuildable, plain_copy, rebuild
 from tfopt.quantization.unfuse import unfused
+from tfopt.quantization.weight_grid import WeightGrid
 from tfopt.report import Change, PassReport, Skip
 
 ATTRIBUTE = "_tfopt_quantization_report"
@@ -65,7 +66,8 @@ def quantize_for_training(model: Any, config: QuantizationConfig, calibration_da
 
     chains, skipped = find_chains_where(traced.graph, traced.editor, obstacle, config.exclude)
     observed = tensors_with_ranges(traced.editor, chains)
-    ranges = calibrate(traced.graph, observed, calibration_data, config)
+    measured = calibrate(traced.graph, observed, calibration_data, config)
+    ranges = {tensor: span.symmetric() for tensor, span in measured.items()}  # those that FakeQuantize trains
     lowered = {traced.owner(chain.op) for chain in chains}
     rounded = lowered | {
         layer.name
@@ -74,9 +76,8 @@ def quantize_for_training(model: Any, config: QuantizationConfig, calibration_da
     }
     report = _report(plain, traced, rounded, lowered, skipped, config)
     report.warn_if_unchanged()
-    result = _assemble(
-        flat, rounded, {traced.places[tensor]: ranges[tensor].symmetric() for tensor in observed}, config
-    )
+    found = {traced.places[tensor]: ranges[tensor] for tensor in observed}
+    result = _assemble(flat, _weight_bits(traced, chains, ranges, rounded, config), found, config)
     setattr(result, ATTRIBUTE, report)
     return result
 
@@ -164,16 +165,28 @@ def _computed(editor: GraphEditor, tensor: str) -> str:
     return tensor
 
 
+def _weight_bits(
+    traced: _Trace, chains: Sequence[Chain], ranges: Mapping[str, Range], rounded: set[str], config: QuantizationConfig
+) -> dict[str, int]:
+    """Returns how many bits the weights of each layer use: as many as all the kernels that will read them can take."""
+    grid = WeightGrid(bits=config.weight_bits, reduce_range=config.reduce_range)
+    bits = dict.fromkeys(rounded, config.weight_bits)
+    for chain in chains:
+        layer = traced.owner(chain.op)
+        bits[layer] = min(bits[layer], grid.bits_of(traced.editor, chain, ranges))
+    return bits
+
+
 def _assemble(
-    flat: keras.Model, rounded: set[str], ranges: dict[Place, Range], config: QuantizationConfig
+    flat: keras.Model, weight_bits: Mapping[str, int], ranges: Mapping[Place, Range], config: QuantizationConfig
 ) -> keras.Model:
     freeze_after = config.freeze_ranges_after
 
     def quantized(layer: Any) -> Sequence[Any]:
-        if layer.name in rounded:
+        if layer.name in weight_bits:
             options = {"learned_ranges": config.learned_ranges, "freeze_after": freeze_after}
             kind = QUANTIZED[type(layer)]
-            return (kind.from_config({**layer.get_config(), "weight_bits": config.weight_bits, **options}),)
+            return (kind.from_config({**layer.get_config(), "weight_bits": weight_bits[layer.name], **options}),)
         if type(layer) is layers.BatchNormalization and config.freeze_batch_norm_after is not None:
             if layer.synchronized:
                 raise UnsupportedLayerError(

@@ -20,10 +20,10 @@ from tfopt.quantization.annotate import add_fake_quant
 from tfopt.quantization.budget import Score
 from tfopt.quantization.chains import Chain, find_chains
 from tfopt.quantization.config import Metric
-from tfopt.quantization.fake_quant import steps_above_zero
 from tfopt.quantization.metrics import Scorer, output_ops
 from tfopt.quantization.observers import Range
 from tfopt.quantization.ranged import find_joints, quantized_reads, tensors_to_observe
+from tfopt.quantization.weight_grid import WeightGrid
 
 SWITCHES = "tfopt_quantized"
 
@@ -39,7 +39,7 @@ class Trials:
         inputs: Batches of inputs, as `graph.feed` returns them.
         labels: The labels of all of them.
         metric: As QuantizationConfig has it.
-        weight_bits: Width of the quantized weights.
+        weight_grid: How many bits the quantized weights use; None means 8.
     Raises:
         ConfigError: The labels do not fit the outputs, or the metric is no finite number.
     """
@@ -53,7 +53,7 @@ class Trials:
         inputs: Sequence[Mapping[str, Any]],
         labels: Any,
         metric: str | Metric,
-        weight_bits: int = 8,
+        weight_grid: WeightGrid | None = None,
     ) -> None:
         self._graph = graph
         self._editor = GraphEditor(graph.graph_def)
@@ -65,7 +65,8 @@ class Trials:
             for tensor in tensors_to_observe(self._editor, chains)
             for reader in sorted({*self._editor.consumers.get(producer(tensor), ())})
         ]
-        self._function = _switchable(graph, chains, self._reads, ranges, adjustments, weight_bits).as_function()
+        grid = weight_grid or WeightGrid()
+        self._function = _switchable(graph, chains, self._reads, ranges, adjustments, grid).as_function()
         self._inputs = inputs
         self._exact = self._outputs(self.names)
         self._scorer = Scorer(metric, labels, self._exact, output_ops(graph))
@@ -100,11 +101,12 @@ def _switchable(
     reads: Sequence[tuple[str, str]],
     ranges: Mapping[str, Range],
     adjustments: Mapping[str, Adjustment],
-    weight_bits: int,
+    weight_grid: WeightGrid,
 ) -> FrozenGraph:
     """Returns the graph with a further input: whether each (tensor, reader), and each chain, is quantized."""
     editor = GraphEditor(graph.graph_def)
     count = len(reads) + len(chains)
+    tops = {chain.op: weight_grid.top_of(editor, chain, ranges) for chain in chains}
     spec = tf.TensorSpec([count], tf.bool, name=editor.free_name(SWITCHES))
     editor.add("Placeholder", spec.name, (), dtype=dtype_attr(tf.bool))
     unpacked = editor.add(
@@ -124,7 +126,7 @@ def _switchable(
         adjustment = adjustments.get(chain.op, Adjustment())
         exact = editor.value(chain.weights)
         own = exact if adjustment.weights is None else adjustment.weights
-        weights = _rounded(own, exact, editor.nodes[chain.op].op, steps_above_zero(weight_bits))
+        weights = _rounded(own, exact, editor.nodes[chain.op].op, tops[chain.op])
         name = choose(position, editor.add_constant(f"{chain.op}/int8_weights", weights), chain.weights)
         editor.set_inputs(chain.op, [editor.nodes[chain.op].input[0], name])
         if adjustment.bias is not None and chain.bias is not None:
