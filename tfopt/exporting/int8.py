@@ -31,7 +31,7 @@ gets it through Dequantize, so the graph computes what the annotated graph compu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -233,7 +233,7 @@ class _Lowering:
             self.editor.redirect(chain.output, kernel)
             self.replaced[chain.output] = kernel
 
-    def _padded(self, chain: Chain) -> tuple[Quantized, dict[str, AttrValue]]:
+    def _padded(self, chain: Chain) -> tuple[Quantized, Mapping[str, AttrValue]]:
         """Returns what a convolution's kernel reads, and the attributes of its padding."""
         held, node = self._quantized(chain.input), self.editor.nodes[chain.op]
         attributes = copy_attributes(node, ("padding", "explicit_paddings"))
