@@ -131,7 +131,7 @@ def measure(model: keras.Model, calibration: np.ndarray, x: np.ndarray, y: np.nd
 
 
 def points_lost(accuracy: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """Returns the points that int8 loses to float: of each model the mean and the worst training, and the mean of all."""
+    """Returns the points that int8 loses to float: the mean and the worst training of each model, and over all."""
     lost = {}
     for name, rows in accuracy.items():
         points = {each: [100 * (row["float_accuracy"] - row[f"{each}_accuracy"]) for row in rows] for each in SETTINGS}
