@@ -308,6 +308,12 @@ def test_run_export_verify(workplace, capsys):
     assert "has changed" in described["message"]
     assert captured.err == f"tfopt: {described['message']}\n"
 
+    (workplace / "int8" / "manifest.json").write_text("{")
+    assert main(["verify", "int8"]) == 1  # damaged as well
+    assert "must be readable JSON" in capsys.readouterr().err
+    model.unlink()
+    assert main(["verify", "int8"]) == 2  # nothing says any more that this is an artifact
+
 
 def test_listings(capsys):
     assert main(["recipes", "--json"]) == 0

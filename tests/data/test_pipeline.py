@@ -245,6 +245,7 @@ def numbers():
         (iter(range(3)), r"a range_iterator\. Make a data set .*from_generator"),
         (lambda: NUMBERS, r"a function\. Make a data set .*from_generator"),
         ((NUMBERS[0], None), r"None\. Leave it out"),
+        ((numbers(), numbers()), r"a data set in a tuple or dict\. Join them: .*zip"),
         ("digits", r"a str of dtype <U6 and shape \(\)\. Convert it"),
         (np.array([object()]), r"a ndarray of dtype object and shape \(1,\)\. Convert it"),
         (
@@ -260,6 +261,7 @@ def numbers():
         "iterator",
         "function",
         "none",
+        "tuple_of_data_sets",
         "text",
         "objects",
         "batched",

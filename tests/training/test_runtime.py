@@ -111,6 +111,23 @@ def test_data_that_is_divided_over_epochs_is_read_to_its_end():
     assert int(keras.ops.convert_to_numpy(model.optimizer.iterations)) == 4 * 5 + 10
 
 
+@pytest.mark.parametrize("size_is_known", [True, False])
+def test_data_that_ends_within_an_execution_begins_anew_with_a_warning(size_is_known):
+    model, decided = build(steps_per_execution=10)
+    compile(model, decided, optimizer="sgd", loss="mse")
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)  # five batches
+    data, done = data if size_is_known else data.filter(lambda x, y: True), []
+    count = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: done.append(int(model.optimizer.iterations.numpy()))
+    )
+    with pytest.warns(UserWarning, match="ran out of data"):
+        history = model.fit(data, epochs=5, steps_per_epoch=3, callbacks=[count], verbose=0).history
+    assert done == [3, 5, 8, 10, 13]  # as Keras, which runs single steps
+    assert min(history["loss"]) > 0
+    with pytest.warns(UserWarning, match="ran out of data"):
+        model.evaluate(data, steps=9, verbose=0)
+
+
 class AnyFit(keras.Model):
     def fit(self, *args, **kwargs):
         return super().fit(*args, **kwargs)

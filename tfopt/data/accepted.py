@@ -62,6 +62,10 @@ def _arrays(data: Any) -> Any:
         raise ConfigError(f"{RULE} Received: a list. Write the arrays as a tuple: (inputs, labels).")
     if data is None:
         raise ConfigError(f"{RULE} Received: None. Leave it out.")
+    if isinstance(data, tf.data.Dataset):
+        raise ConfigError(
+            f"{RULE} Received: a data set in a tuple or dict. Join them: tf.data.Dataset.zip((inputs, labels))."
+        )
     if isinstance(data, tf.RaggedTensor | tf.SparseTensor):
         return data
     array = data if isinstance(data, tf.Tensor) else np.asarray(data)

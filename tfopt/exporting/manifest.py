@@ -144,7 +144,9 @@ _ADAPTER = pydantic.TypeAdapter(Manifest)
 
 
 def check_is_artifact(path: Path) -> None:
-    """Raises ArtifactError unless a directory holds a manifest of ours, whatever is wrong with it.
+    """Raises ArtifactError unless a directory holds a manifest of ours, or a SavedModel and one that is not readable.
+
+    What else is wrong with the manifest is for `read_manifest` to say.
 
     Example:
         >>> check_is_artifact(Path("nowhere"))
@@ -152,7 +154,12 @@ def check_is_artifact(path: Path) -> None:
         ...
         tfopt.errors.ArtifactError: artifact must be a directory that tfopt.export wrote. Received: nowhere, which ...
     """
-    _content(path)
+    try:
+        _content(path)
+    except ArtifactError as error:
+        # JSON cut short or overwritten is a manifest that was damaged; JSON of another program is no artifact.
+        if not (isinstance(error.__cause__, ValueError) and (path / "saved_model.pb").is_file()):
+            raise
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -183,7 +190,9 @@ def _content(path: Path) -> dict[str, Any]:
             f"artifact must be a directory that tfopt.export wrote. Received: {path}, which holds no {MARK}."
         ) from None
     except (OSError, ValueError) as error:
-        raise ArtifactError(f"The manifest must be readable JSON. Received: {path / MARK} ({error}).") from error
+        raise ArtifactError(
+            f"The manifest must be readable JSON. Received: {path / MARK} ({error}). Export {path} again."
+        ) from error
     formats = (FIRST_FORMAT, MANIFEST_FORMAT)
     if not isinstance(content, dict) or content.get("format") not in formats or "tfopt" not in content:
         raise ArtifactError(

@@ -245,8 +245,8 @@ def _by_output(labels: Any, names: list[str]) -> dict[str, Any]:
         return dict(zip(names, labels, strict=True))
     if len(names) > 1:
         raise ConfigError(
-            f"Labels for several outputs, {names}, must be a dict by output name or a tuple. Received: one array of "
-            f"shape {np.shape(labels)}. Give {{{names[0]!r}: labels}} to score one of them, or a function "
+            f"Labels for several outputs, {names}, must be a dict by output name. Received: one array of shape "
+            f"{np.shape(labels)}. Give {{{names[0]!r}: labels}} to score one of them, or a function "
             "(labels, outputs) -> float as the metric."
         )
     return {names[0]: labels}

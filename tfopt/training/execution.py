@@ -170,6 +170,16 @@ class Executions:
         self._fit_next()
         return size
 
+    def data_ended(self) -> None:
+        """Tells Keras that the data ended within an execution.
+
+        Keras counts executions as whole ones. Of an epoch with `steps_per_epoch` it would neither warn that it was cut
+        short, nor take the data from the beginning in the next, which would then have no steps and a loss of 0.
+        """
+        if self.iterator.steps_per_epoch:
+            with self.iterator.catch_stop_iteration():
+                raise StopIteration
+
     def _fit_next(self) -> None:
         left = self._total - self._done % self._total if self._total else self._size
         self.iterator.steps_per_execution = min(self._size, left)

@@ -217,6 +217,8 @@ class Runtime:
             self._guard.after(self.steps_done, steps, logs)
             if self._resume is not None:
                 self._resume.after(self.steps_done, steps)
+            if steps < count and self._training is not None:
+                self._training.data_ended()
             return logs
 
         return train
@@ -227,9 +229,12 @@ class Runtime:
         def evaluate(iterator: Any) -> dict[str, Any]:
             if not _is_of_tensorflow(iterator):  # test_on_batch
                 return execute.on_batch(next(iterator))
-            done, logs = execute.from_iterator(iterator, self._size(self._testing))
+            count = self._size(self._testing)
+            done, logs = execute.from_iterator(iterator, count)
             if not int(done):
                 raise StopIteration
+            if int(done) < count and self._testing is not None:
+                self._testing.data_ended()
             return logs
 
         return evaluate
@@ -264,7 +269,9 @@ class Runtime:
     @functools.cached_property
     def synchronize(self) -> Callable[[], None]:
         """Averages over the replicas what each has updated alone."""
-        return tf.function(self._step.synchronize) if self._step.is_distributed else lambda: None
+        if not self._step.is_distributed:
+            return lambda: None
+        return tf.function(functools.partial(self._step.synchronize))  # else TensorFlow counts traces over all models
 
 
 class _Epochs(keras.callbacks.Callback):
