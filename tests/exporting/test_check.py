@@ -168,7 +168,7 @@ def test_a_model_that_needs_real_inputs_is_exported_with_data(tmp_path):
     model = keras.Model(x, layers.Lambda(lambda values: keras.ops.log(values - 5.0))(x))
     with pytest.raises(UnsupportedModelError, match=r"holds NaN for x from 0 to 1.*pass calibration_data in the range"):
         export(model, tmp_path / "a")
-    export(model, tmp_path / "a", calibration_data=np.linspace(6, 9, 30).reshape(10, 3))
+    export(model, tmp_path / "a", calibration_data=np.linspace(6, 9, 30, dtype="float32").reshape(10, 3))
     assert read_manifest(tmp_path / "a").check.ranges["x"] == (6, 9)
 
 
@@ -176,5 +176,5 @@ def test_a_model_that_needs_real_inputs_is_exported_with_data(tmp_path):
 def test_data_that_is_not_finite(value, tmp_path):
     model = keras.Sequential([keras.Input((3,), name="x"), layers.Dense(2)])
     with pytest.raises(ConfigError, match=r"calibration_data must be finite. Received: NaN or infinity.*input 'x'"):
-        export(model, tmp_path / "a", calibration_data=np.full((4, 3), value))
+        export(model, tmp_path / "a", calibration_data=np.full((4, 3), value, "float32"))
     assert not (tmp_path / "a").exists()

@@ -1,6 +1,5 @@
 """Which int8 kernels are right without VNNI, by running them so; and what reduce_range makes of a model."""
 
-import json
 import pickle
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from test_int8_kernels import convolve, graph_of
 import tfopt
 from tfopt.exporting.instructions import kernels_that_need_vnni, missing_instructions
 from tfopt.exporting.int8 import lower_to_int8
+from tfopt.exporting.manifest import CheckRecord, Manifest, SignatureRecord, read_manifest
 from tfopt.graph import GraphEditor
 from tfopt.hardware import has_vnni
 from tfopt.quantization import QuantizationConfig, quantize
@@ -249,14 +249,24 @@ def test_vnni_is_the_processors_and_what_the_environment_leaves_of_it(monkeypatc
 
 
 def test_the_instructions_an_artifact_needs(monkeypatch):
-    old = {"precision": "int8"}
+    old = Manifest(
+        format=2,
+        tfopt="0.1.0",
+        tensorflow="2.21.0",
+        model="model",
+        precision="int8",
+        requires="TensorFlow",
+        signature=SignatureRecord(inputs={}, outputs={}),
+        files={},
+        check=CheckRecord(ranges={}, shapes={}, outputs={}),
+    )
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     assert "Serve it on such a machine" in missing_instructions(old, "serving_default")
-    with_fallback = {**old, "needs_vnni": True, "signatures": ["serving_default", "serving_float"]}
+    with_fallback = replace(old, needs_vnni=True, signatures=("serving_default", "serving_float"))
     assert "Call the signature 'serving_float'" in missing_instructions(with_fallback, "serving_default")
     assert missing_instructions(with_fallback, "serving_float") is None
-    assert missing_instructions({**old, "needs_vnni": False}, "serving_default") is None
-    assert missing_instructions({"precision": "float32"}, "serving_default") is None
+    assert missing_instructions(replace(old, needs_vnni=False), "serving_default") is None
+    assert missing_instructions(replace(old, precision="float32"), "serving_default") is None
     monkeypatch.setattr("tfopt.hardware._cpu", lambda: ("", ("avx_vnni",), {}))
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "DEFAULT")
     assert missing_instructions(old, "serving_default") is None
@@ -271,10 +281,10 @@ def test_verify_refuses_by_the_instructions_however_small_the_difference(tmp_pat
     tfopt.export(model, tmp_path / "reduced", config, calibration_data=x)
     full = replace(config, quantization=QuantizationConfig(reduce_range=False))
     tfopt.export(model, tmp_path / "full", full, calibration_data=x)
-    manifests = {name: json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("full", "reduced")}
-    assert "(VNNI, AMX) for right results" in manifests["full"]["requires"]
-    assert "(VNNI, AMX) for speed" in manifests["reduced"]["requires"]
-    assert [manifests[name]["needs_vnni"] for name in ("full", "reduced")] == [True, False]
+    manifests = {name: read_manifest(tmp_path / name) for name in ("full", "reduced")}
+    assert "(VNNI, AMX) for right results" in manifests["full"].requires
+    assert "(VNNI, AMX) for speed" in manifests["reduced"].requires
+    assert [manifests[name].needs_vnni for name in ("full", "reduced")] == [True, False]
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     assert missing_instructions(manifests["reduced"], "serving_default") is None
     receipt = tfopt.verify(tmp_path / "full", seconds=0.01)

@@ -350,15 +350,6 @@ def test_wrong_example_data_for_float32(tmp_path):
     assert listing(tmp_path) == []
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_example_data_that_is_not_finite_is_refused_for_float32(value, tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"must be finite. Received: NaN or infinity in a batch of shape \(32, 8, 8, 3\)"
-    ):
-        export(small(), tmp_path / "a", calibration_data=X * value)
-    assert listing(tmp_path) == []
-
-
 @pytest.mark.parametrize(
     "settings", [{"format": "onxn"}, {"precision": "int9"}, {"quantization": {"observer": "minmax"}}]
 )

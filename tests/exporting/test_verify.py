@@ -276,7 +276,7 @@ def test_outputs_that_are_not_numbers_here_are_a_problem(tmp_path):
     """Infinity is one only where there was none at export."""
     x = keras.Input((3,), name="x")
     model = keras.Model(x, layers.Lambda(lambda values: keras.ops.log(values - 0.5))(x))
-    export(model, tmp_path / "a", calibration_data=np.full((2, 3), 0.5))
+    export(model, tmp_path / "a", calibration_data=np.full((2, 3), 0.5, "float32"))
     assert verify(tmp_path / "a", seconds=0.01).ok
     manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
     manifest["check"]["ranges"]["x"] = [0.0, 0.4]

@@ -381,9 +381,11 @@ def test_a_signature_that_is_not_there(tmp_path):
 def test_a_batch_that_does_not_fit():
     graph = freeze(two_inputs(lambda a, b: a))
     image, vector = normal(3, 8, 8, 1), normal(3, 3)
-    for batch in (image, [image], {"image": image}, {"image": image, "vector": vector}, [image, "text"]):
+    for batch in (image, [image], {"image": image}, {"image": image, "vector": vector}):
         with pytest.raises(ConfigError, match="must give the model's inputs"):
             graph.predict(batch)
+    with pytest.raises(ConfigError, match=r"must be given as float32\. Received: values of dtype string"):
+        graph.predict([image, "text"])
     with pytest.raises(ConfigError, match=r"shape of input 'image', \(None, 8, 8, 1\)"):
         graph.predict([image[0], vector])
 

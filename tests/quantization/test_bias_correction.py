@@ -1,5 +1,7 @@
 """Bias correction: the mean of every quantized layer's results is that of the float model."""
 
+from dataclasses import replace
+
 import keras
 import numpy as np
 from keras import layers
@@ -10,8 +12,9 @@ from tfopt.quantization import QuantizationConfig, quantize
 from tfopt.quantization.chains import find_chains
 
 X = np.random.default_rng(0).normal(size=(32, 8, 8, 3)).astype("float32")
-ONLY = QuantizationConfig(equalization=False, smooth_quant=0.0)
-OFF = QuantizationConfig(equalization=False, smooth_quant=0.0, bias_correction=False)
+# Weights of 4 bits shift the means by more than the rounding of activations does.
+ONLY = QuantizationConfig(observer="minmax", weight_bits=4, equalization=False, smooth_quant=0.0)
+OFF = replace(ONLY, bias_correction=False)
 
 
 def model():
@@ -51,7 +54,7 @@ def test_the_corrections_of_many_batches_are_their_mean():
     whole = quantize(model(), ONLY, calibration_data=X).adjustments
     parts = quantize(model(), ONLY, calibration_data=[X[:20], X[20:]]).adjustments
     for one, other in zip(parts.values(), whole.values(), strict=True):
-        np.testing.assert_allclose(one.bias, other.bias, atol=0.2 * np.abs(other.bias).max() + 2e-4)
+        np.testing.assert_allclose(one.bias, other.bias, atol=0.2 * np.abs(other.bias).max() + 1e-4)
 
 
 def test_results_are_closer_and_int8_kernels_compute_them():

@@ -237,7 +237,7 @@ def _range_of(name: str, values: np.ndarray) -> tuple[float, float]:
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise ConfigError(
             f"calibration_data must be finite. Received: NaN or infinity in the first batch of input {name!r}, of "
-            f"shape {values.shape}. Remove these examples, or clean them."
+            f"shape {values.shape}. Remove these examples, or export without calibration_data, which only int8 needs."
         )
     return (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
 

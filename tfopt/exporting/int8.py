@@ -107,6 +107,11 @@ def kernel_name(op: str) -> str:
     return f"{op}/int8"
 
 
+def lowered_names(op: str) -> tuple[str, str]:
+    """Returns the names of the nodes that take the time of a convolution or product in int8: a kernel, its padding."""
+    return kernel_name(op), f"{kernel_name(op)}/padded/bytes"
+
+
 class _Lowering:
     def __init__(self, graph: FrozenGraph) -> None:
         self.graph = graph
@@ -248,7 +253,9 @@ class _Lowering:
                 f"zero point. Received: {chain.input!r} with {held.span}. Annotate it with a symmetric range."
             )
         sizes = self.editor.add_constant("paddings", paddings)
-        padded = self._move_bytes("PadV2", f"{chain.op}/int8/padded", held, [sizes], Tpaddings=dtype_attr(tf.int32))
+        padded = self._move_bytes(
+            "PadV2", f"{kernel_name(chain.op)}/padded", held, [sizes], Tpaddings=dtype_attr(tf.int32)
+        )
         return replace(held, values=padded), {"padding": text("VALID")}
 
     def _without_offset(self, held: Quantized) -> Quantized:

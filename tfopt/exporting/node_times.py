@@ -114,7 +114,7 @@ def conversion_times(sizes: Sequence[int], rounds: int = MOST) -> dict[str, list
         dequantize = graph_def.node.add(name=f"Dequantize{size}", op="Dequantize", input=[quantize.name, "low", "high"])
         for node in (quantize, dequantize):
             node.attr["T"].CopyFrom(dtype_attr(tf.quint8))
-            node.attr["mode"].CopyFrom(text("SCALED"))
+            node.attr["mode"].CopyFrom(text("SCALED" if node is quantize else "MIN_COMBINED"))  # as in int8.py
         quantize.attr["round_mode"].CopyFrom(text("HALF_TO_EVEN"))
         quantize.attr["ensure_minimum_range"].CopyFrom(AttrValue(f=0.0))
     graph = FrozenGraph(

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from tfopt.data.batches import iterate_batches, peek
+from tfopt.data.batches import peek
 from tfopt.errors import ConfigError, UnsupportedModelError, check_type
 from tfopt.exporting.atomic import MARK, check_target, staged_directory
 from tfopt.exporting.check import record_check
@@ -97,7 +96,6 @@ def export(
     lowered = lower(model, config, calibration_data, evaluation_data, sample)
     for graph in lowered.graphs.values():
         _check_size(graph)
-    _check_finite(sample, graph=lowered.source)
     check = record_check(lowered.source, lowered.graphs, sample)
     graph = lowered.graphs[DEFAULT]
     with staged_directory(final, max(each.graph_def.ByteSize() for each in lowered.graphs.values())) as temporary:
@@ -131,17 +129,6 @@ def _save(lowered: Lowered, directory: Path) -> None:
         tf.saved_model.save(module, str(directory), signatures=signatures, options=options)
     except tf.errors.OpError as error:
         raise OSError(FILE_ERRORS.get(type(error), errno.EIO), error.message) from error
-
-
-def _check_finite(sample: Any, graph: FrozenGraph) -> None:
-    """Raises ConfigError if the batch that the check is made from holds NaN or infinity."""
-    batch = None if sample is None else next(iterate_batches(sample, inputs=len(graph.inputs)), None)
-    for values in [] if batch is None else tf.nest.flatten(batch[0]):
-        if np.issubdtype(values.dtype, np.inexact) and not np.isfinite(values).all():
-            raise ConfigError(
-                f"calibration_data must be finite. Received: NaN or infinity in a batch of shape {values.shape}. "
-                "Remove these examples, or export without calibration_data, which only int8 needs."
-            )
 
 
 def _check_size(graph: FrozenGraph) -> None:

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tfopt.data.batches import iterate_batches
 from tfopt.errors import ConfigError
+from tfopt.exporting.int8 import lowered_names
 from tfopt.exporting.node_times import TimedGraph, conversion_times
 from tfopt.exporting.open_sizes import open_size, zeros
 from tfopt.graph import FrozenGraph, GraphEditor
@@ -112,7 +113,7 @@ def measure(
     times = {
         chain.op: ChainTimes(
             float_ms=[sum(times.get(name, 0.0) for name in covered) for times in single],
-            int8_ms=[times.get(f"{chain.op}/int8", 0.0) + sum(times.get(name, 0.0) for name in rest) for times in int8],
+            int8_ms=[sum(times.get(name, 0.0) for name in (*lowered_names(chain.op), *rest)) for times in int8],
         )
         for chain in chains
         for covered, rest in [_covered(editor, chain, single[0])]
