@@ -27,6 +27,8 @@ from six_models import KINDS
 
 from tfopt.report import write_text
 
+SCRIPT = Path(__file__).with_name("models_cell.py")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -79,7 +81,7 @@ def run_cells(name: str, cells: list[str], timeout_s: float) -> dict[str, Outcom
 
 def _run(name: str, cells: list[str], told: Path, timeout_s: float) -> str:
     """Runs a process, and returns how it ended if it did not run all cells."""
-    command = [sys.executable, str(Path(__file__).with_name("models_cell.py")), name, str(told), *cells]
+    command = [sys.executable, str(SCRIPT), name, str(told), *cells]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
     try:
         run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=timeout_s)
