@@ -72,7 +72,8 @@ def run_cells(name: str, cells: list[str], timeout_s: float) -> dict[str, Outcom
             ended = _run(name, todo, told, timeout_s)
             for line in told.read_text(encoding="utf-8").splitlines():
                 outcome = json.loads(line)
-                outcomes[outcome.pop("cell")] = Outcome(**outcome)
+                cell = outcome.pop("cell")
+                outcomes[cell] = Outcome(**outcome)
         missing = [cell for cell in cells if cell not in outcomes]
         if ended and missing:
             outcomes[missing[0]] = Outcome(status="fails", words=ended)
