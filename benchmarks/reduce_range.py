@@ -36,7 +36,7 @@ from tfopt.data import digits
 from tfopt.exporting import ExportConfig, SavedModelProcess, export
 from tfopt.hardware import detect
 from tfopt.quantization import QuantizationConfig, quantize
-from tfopt.quantization.trials import top1_accuracy
+from tfopt.quantization.metrics import top1_accuracy
 from tfopt.report import write_text
 
 RESULTS = Path(__file__).parent / "results"

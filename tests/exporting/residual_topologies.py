@@ -15,7 +15,7 @@ from tfopt.exporting.int8 import lower_to_int8
 from tfopt.quantization import QuantizationConfig, quantize
 
 # Corrected biases fall between the steps in which the kernels sum, and so move more values over the edge of a step.
-PLAIN = QuantizationConfig(equalization=False, smooth_quant=0.0, bias_correction=False)
+PLAIN = QuantizationConfig(observer="minmax", equalization=False, smooth_quant=0.0, bias_correction=False)
 SHAPE = (8, 8, 16)
 RUNS = 4
 

@@ -52,7 +52,7 @@ FUSED = {
 # ranges are symmetric, and what reads a sum here scales such a step, or gathers many of them.
 BOUNDS = {
     "preactivation": (3.0, 0.01),
-    "linear_bottlenecks": (3.0, 0.01),
+    "linear_bottlenecks": (3.0, 0.015),  # four sums in a row, with weights of 7 bits
     "linear_sum_with_a_float_sum": (3.0, 0.01),
     "linear_sum_read_in_every_way": (2.0, 0.02),
 }

@@ -45,7 +45,7 @@ def _cast_added_losses(model: keras.Model) -> None:
 @contextlib.contextmanager
 def _output_losses_count(model: keras.Model, examples: Any) -> Iterator[None]:
     """While a loss is computed, weights what the mean of each output's loss is given by the number of examples."""
-    means = [] if model._compile_loss is None else model._compile_loss.metrics
+    means = [] if model._compile_loss is None else [*model._compile_loss.metrics]  # the first call adds to the list
     for mean in means:
         mean.update_state = functools.partial(_count, mean, examples)
     try:
