@@ -116,10 +116,10 @@ Six small models (`benchmarks/six_models.py`), {MODELS_EPOCHS} epochs of {MODELS
 with tfopt's public names alone (`benchmarks/models_cell.py`).
 
 - **equal**: in `fit`, that weights, losses, metrics and predictions are those that plain Keras gives on one device, to
-  {models["tolerance"]:.0e} relative, of the largest value of each tensor or of a thousandth of the model's largest
-  weight. Killed and resumed, that a training which SIGKILL ended in
-  its second epoch, and which was started again, has the weights and history of one that ran through, bit for bit.
-  Exported, that outputs are the model's, to the same tolerance.
+  {models["tolerance"]:.0e} relative (of the largest value of each tensor, or of a thousandth of the model's largest
+  weight). Killed and resumed, that a training which SIGKILL ended in its second epoch, and which was started again, has
+  the weights and history of one that ran through, bit for bit. Exported, that outputs are the model's, to the same
+  tolerance.
 - **works**: there is nothing to be equal to. In `fit`, the loss is finite and falls, and pruning reaches its target of
   zeros. Exported, the error is the distance of the outputs from the model's, relative to their norm, on examples that
   the calibration did not see; behind it is how many of the nodes with weights run in int8, or the size against the
