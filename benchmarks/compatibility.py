@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -30,16 +29,12 @@ import keras
 import tensorflow as tf
 import tyro
 from compatibility_cell import BATCH, EPOCHS, EXAMPLES, TOLERANCE, Cell, Outcome, every_cell, save, train_reference
+from compatibility_page import RESULTS, STRATEGIES, write_page
 
 from tfopt.report import write_text
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "compatibility.json"
-PAGE = ROOT / "docs" / "compatibility.md"
-STRATEGIES = ("none", "mirrored", "multi_worker")
 SIDES = ("tfopt", "keras")
 GRACE_S = 20.0  # for the other worker, once one has failed
-LONGEST_NOTE = 150
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +61,7 @@ def main(options: Options) -> None:
                         print(f"{side:6} {cell}: {outcome.status} {outcome.words}", flush=True)
                         results = merge(results, cell, side, outcome)
                         write_text(RESULTS, json.dumps(results, indent=1) + "\n")
-    write_text(PAGE, page(results))
+    write_page()
 
 
 def merge(results: dict[str, Any], cell: Cell, side: str, outcome: Outcome) -> dict[str, Any]:
@@ -179,105 +174,6 @@ def _environments(strategy: str) -> list[dict[str, str]]:
         {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}})}
         for index in range(2)
     ]
-
-
-def page(results: dict[str, Any]) -> str:
-    """Returns docs/compatibility.md."""
-    notes: dict[str, int] = {}
-    tables = [_table(strategy, results["cells"], notes) for strategy in STRATEGIES]
-    return f"""# Compatibility
-
-<!-- Written by benchmarks/compatibility.py from benchmarks/results/compatibility.json; edit the script instead. -->
-
-{_summary(results["cells"])}
-
-TensorFlow {results["tensorflow"]}, Keras {results["keras"]}, on a CPU. Each cell was run, by tfopt (`tfopt.plan`,
-`tfopt.compile`, `fit`) and by plain Keras (`model.compile` with `jit_compile`, `steps_per_execution` and the
-optimizer's `gradient_accumulation_steps`, `fit`, under the same strategy of `tf.distribute`).
-
-- **trains**: `fit` for {EPOCHS} epochs with validation data and an uneven last batch, `evaluate` and `predict` work for
-  a network of Conv2D, BatchNormalization and Dense, and the loss is finite and falls. Two workers end with the same
-  bits. In float32 (half precision is not compared), a second network without batch normalization, which takes its
-  statistics from each replica's own examples, also ends with the weights, losses and predictions that plain Keras gives
-  on one device with none of the settings, to {results["tolerance"]:.0e} relative.
-- **differs**: it trains, but not to the same weights; the figure is the largest difference in the final weights,
-  relative to the largest weight of the tensor.
-- **refused**: a `ConfigError` before training begins, with the reason.
-- **fails**: with the error below.
-
-tfopt divides each batch of {BATCH} into micro-batches, whatever its size. Keras accumulates over steps, so it was given
-batches of {BATCH // 4}: what is left over at the end of an epoch waits for the next one. Where Keras differs it is for
-that, or because it weights the replicas' parts of an uneven batch alike; without an uneven batch its weights are those
-of one device, as tests/training/test_compatibility.py shows.
-
-The cells hold no embedding, no layer with a state of its own and no model with several outputs. There tfopt differs
-from Keras in what [Training](training.md#what-differs-from-keras) tells:
-
-- **Embedding** under Adam, RMSprop and other optimizers that square the gradient, and under any that clips it: tfopt
-  sums the gradient of each row first, Keras does not. `sparse_embedding_gradients=True` trains as Keras does, on one
-  device and without micro-batches.
-- **A layer's own state** that is changed in training is changed once for each micro-batch, on each replica.
-- **Losses of single outputs** count every example alike. Keras counts the batches of an epoch alike.
-- **Losses that layers add** train in half precision, where Keras raises TypeError.
-
-The report of `tfopt.compile` names the layers of the first two kinds.
-
-{"".join(tables)}## Notes
-
-{chr(10).join(f"{number}. {_shortened(words)}" for words, number in notes.items())}
-
-## Running it again
-
-    python benchmarks/compatibility.py                               # everything, about an hour on two cores
-    python benchmarks/compatibility.py --only mirrored --side tfopt  # a part of it
-    python benchmarks/compatibility.py --page-only                   # this page from the recorded results
-"""
-
-
-def _summary(entries: Sequence[Any]) -> str:
-    lines = []
-    for side, name in (("tfopt", "tfopt"), ("keras", "Keras 3")):
-        ran = [entry[side]["status"] for entry in entries if side in entry]
-        others = [
-            f"{ran.count(status)} {words}"
-            for status, words in (("differs", "train but differ"), ("refused", "are refused"), ("fails", "fail"))
-            if status in ran
-        ]
-        lines.append(f"{name} trains **{ran.count('trains')} of {len(ran)}** cells" + "".join(f", {o}" for o in others))
-    return "; ".join(lines) + "."
-
-
-def _table(strategy: str, entries: Sequence[Any], notes: dict[str, int]) -> str:
-    title = {
-        "none": "One device",
-        "mirrored": "`mirrored`, two logical CPU devices",
-        "multi_worker": "`multi_worker`, two processes",
-    }[strategy]
-    rows = [
-        f"| {cell['precision']} | {'on' if cell['jit_compile'] else 'off'} | {cell['accumulate']} "
-        f"| {cell['steps_per_execution']} | {_words(entry.get('tfopt'), notes)} | {_words(entry.get('keras'), notes)} |"
-        for entry in entries
-        if (cell := entry["cell"])["strategy"] == strategy
-    ]
-    head = "| precision | XLA | accumulate | steps per execution | tfopt | Keras 3 |\n|---|---|---|---|---|---|"
-    return "\n".join([f"## {title}", "", head, *rows, "", ""])
-
-
-def _words(outcome: Any, notes: dict[str, int]) -> str:
-    if outcome is None:
-        return "not run"
-    if not outcome["words"]:
-        return outcome["status"]
-    number = notes.setdefault(outcome["words"], len(notes) + 1)
-    by = "" if outcome["off"] is None else f" by {outcome['off']:.1e}"
-    return f"{outcome['status']}{by} ({number})"
-
-
-def _shortened(words: str) -> str:
-    """Returns the first sentence, as Markdown takes it literally."""
-    if len(words) > LONGEST_NOTE:
-        words = words.split(". ")[0][:LONGEST_NOTE] + " ..."
-    return re.sub(r"([|<*_\[\]])", r"\\\1", words.replace("`", "'"))
 
 
 if __name__ == "__main__":

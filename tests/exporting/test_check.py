@@ -14,6 +14,7 @@ from tfopt.exporting import export
 from tfopt.exporting.check import CHECKED_VALUES, compare, draw_inputs, record_check, record_output, table_rows
 from tfopt.exporting.manifest import CheckRecord, OutputRecord, TensorRecord, read_manifest
 from tfopt.exporting.signatures import DEFAULT
+from tfopt.exporting.time_table import feeds_of
 from tfopt.graph import freeze
 
 
@@ -131,6 +132,33 @@ def test_nan_is_refused_at_export(tmp_path):
     ):
         export(model, tmp_path / "a")
     assert not (tmp_path / "a").exists()
+
+
+class Positions(layers.Layer):
+    """Adds a row of a table to each place of a sequence."""
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=(20, shape[-1]))
+
+    def call(self, x):
+        return x + self.table[: keras.ops.shape(x)[1]]
+
+
+def test_an_open_length_is_drawn_as_long_as_the_model_takes(tmp_path):
+    ids = keras.Input((None,), dtype="int32", name="ids")
+    model = keras.Model(ids, layers.Dense(3)(Positions()(layers.Embedding(50, 8)(ids))))
+    export(model, tmp_path / "float")
+    assert read_manifest(tmp_path / "float").check.shapes == {"ids": (2, 16)}
+    assert feeds_of(freeze(model), None, [3])[3]["ids"].shape == (3, 16)  # what the clock times
+
+
+def test_a_model_that_runs_on_no_length_that_is_tried_is_refused_with_the_reason(tmp_path):
+    x = keras.Input((None, 4), name="x")
+    rows = layers.Permute((2, 1))(x)
+    model = keras.Model(x, layers.Lambda(lambda rows: keras.ops.matmul(rows, keras.ops.ones((7, 3))))(rows))
+    with pytest.raises(UnsupportedModelError, match=r"shapes \{'x': \[2, 64, 4\]\}.*size.*64.*Pass calibration_data"):
+        export(model, tmp_path / "a")
+    export(model, tmp_path / "a", calibration_data=np.ones((4, 7, 4), np.float32))
 
 
 def test_a_model_that_needs_real_inputs_is_exported_with_data(tmp_path):

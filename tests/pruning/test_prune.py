@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import warnings
 
 import keras
 import numpy as np
@@ -167,6 +168,14 @@ def unbuilt():
     return keras.Sequential([layers.Dense(2)])
 
 
+def built_in_name():
+    model = WithSpare()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras' own, that its layers stay as they are
+        model.build((None, 3))
+    return model
+
+
 def diverged():
     model = sequential()
     model.layers[1].kernel.assign(np.full((16, 4), np.nan))
@@ -177,6 +186,7 @@ def diverged():
     ("build", "config", "error", "message"),
     [
         (unbuilt, {}, UnsupportedModelError, "model must be built. Received: '.*' without weights. Call it once"),
+        (built_in_name, {}, UnsupportedModelError, "model must be built, and its layers too. .* Call it once"),
         (object, {}, UnsupportedModelError, "model must be a Keras model. Received: object."),
         (
             diverged,

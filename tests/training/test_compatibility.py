@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 matrix = importlib.import_module("compatibility")
 cells = importlib.import_module("compatibility_cell")
+whole_page = importlib.import_module("compatibility_page")
 
 FIELDS = [field.name for field in dataclasses.fields(cells.Cell)]
 QUICK = [("none", "float32", False, 4, 4)]
@@ -102,16 +103,17 @@ def test_results_merge_in_the_order_of_the_tables():
     results = matrix.merge(results, second, "keras", trains)
     assert [entry["cell"]["steps_per_execution"] for entry in results["cells"]] == [1, 4]
     assert [entry["keras"]["status"] for entry in results["cells"]] == ["fails", "trains"]
-    text = matrix.page(results)
+    text = whole_page.page(results, json.loads(whole_page.MODELS.read_text()))
     assert "tfopt trains **1 of 1** cells; Keras 3 trains **1 of 2** cells, 1 fail." in text
     assert "| float32 | off | 1 | 1 | not run | fails (1) |" in text
     assert "1. fit: why" in text
 
 
 def test_the_page_is_what_was_recorded_and_tfopt_trains_every_cell_of_one_process():
-    results = json.loads(matrix.RESULTS.read_text())
-    assert matrix.PAGE.read_text() == matrix.page(results)
-    assert [cells.Cell(**entry["cell"]) for entry in results["cells"]] == cells.every_cell(matrix.STRATEGIES)
+    results = json.loads(whole_page.RESULTS.read_text())
+    models = json.loads(whole_page.MODELS.read_text())
+    assert whole_page.PAGE.read_text() == whole_page.page(results, models)
+    assert [cells.Cell(**entry["cell"]) for entry in results["cells"]] == cells.every_cell(whole_page.STRATEGIES)
     for entry in results["cells"]:
         assert set(entry) == {"cell", *matrix.SIDES}
         accepted = ("trains", "refused") if entry["cell"]["strategy"] == "multi_worker" else ("trains",)

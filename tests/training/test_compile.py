@@ -125,9 +125,14 @@ def test_an_optimizer_and_metric_from_outside_the_strategy_work_in_it(two_replic
     decided = plan(TrainingConfig(strategy=two_replicas, global_batch_size=8))
     schedule = keras.optimizers.schedules.CosineDecay(0.25, 100)
     optimizer = keras.optimizers.SGD(schedule, momentum=0.5)
-    model = build(decided, optimizer=optimizer, metrics=[keras.metrics.SparseCategoricalAccuracy(name="right")])
+    metrics = {
+        name: [keras.metrics.SparseCategoricalAccuracy(name=f"right_{index}")]
+        for index, name in enumerate(("metrics", "weighted_metrics"))
+    }
+    model = build(decided, optimizer=optimizer, **metrics)
     history = model.fit(decided.pipeline((X, Y)), epochs=2, shuffle=False, verbose=0).history
-    assert len(history["right"]) == 2
+    assert history["right_0"] == history["right_1"]
+    assert not set(keras.tree.flatten(metrics)) & set(keras.tree.flatten(model._compile_metrics.metrics))
     assert model.optimizer is not optimizer
     assert model.optimizer.momentum == 0.5
     assert model.optimizer._learning_rate.initial_learning_rate == 0.25

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.errors import TrainingError
+from tfopt.errors import ConfigError, TrainingError
 from tfopt.training import TrainingConfig, compile, plan
 
 RNG = np.random.default_rng(0)
@@ -36,6 +36,21 @@ def test_labels_are_looked_at_as_well():
     y[-1] = np.inf
     with pytest.raises(TrainingError, match=r"loss=inf in step 8\. .* batch 7 of the data holds 1 value that is not"):
         fit(X, y)
+
+
+def test_examples_of_different_lengths_are_told_with_the_remedy():
+    spec = (tf.TensorSpec((None,), tf.float32), tf.TensorSpec((1,), tf.float32))
+    examples = tf.data.Dataset.from_generator(
+        lambda: ((np.ones(3 + i % 2), [1.0]) for i in range(8)), output_signature=spec
+    )
+    decided = plan(TrainingConfig(global_batch_size=8))
+    with decided.scope():
+        values = keras.Input((None,))
+        model = keras.Model(values, keras.ops.sum(values, axis=1, keepdims=True))
+    compile(model, decided, loss="mse")
+    with pytest.raises(ConfigError, match=r"of the shapes \[[34]\] and \[[34]\]\. Pad them"):
+        model.fit(decided.pipeline(examples), verbose=0)
+    model.fit(examples.padded_batch(8), verbose=0)
 
 
 def test_a_learning_rate_too_high_is_told_from_how_the_loss_grew():

@@ -22,13 +22,13 @@ from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting.manifest import (
     ARTIFACT,
     FIRST_FORMAT,
-    OPEN_SIZE,
     SOURCE,
     CheckRecord,
     OutputRecord,
     TensorRecord,
     describe,
 )
+from tfopt.exporting.open_sizes import open_size
 from tfopt.exporting.signatures import DEFAULT
 from tfopt.graph import FrozenGraph
 from tfopt.graph.edit import producer
@@ -42,6 +42,9 @@ SMALL_IDS = 9  # the greatest integer drawn for an input that reads no table
 EXACT = 2**53  # integers up to this are exact in a manifest
 # What an input of ids goes through on its way to a table: shapes change, and negative ids are made positive.
 ID_OPS = frozenset({"Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "Less", "AddV2", "SelectV2"})
+
+# Lines of TensorFlow's errors that do not tell the reason.
+UNTOLD = ("Graph execution error", "Detected at node", "<stack traces", "  File ")
 
 Ranges = dict[str, tuple[float, float]]
 
@@ -58,9 +61,10 @@ def record_check(source: FrozenGraph, graphs: Mapping[str, FrozenGraph], data: A
         UnsupportedModelError: The model does not run on inputs of its own shapes, or gives NaN.
     """
     specs = {name: TensorRecord.of(describe(spec)) for name, spec in graphs[DEFAULT].inputs.items()}
-    shapes = {name: [size or OPEN_SIZE for size in (spec.shape or [None])] for name, spec in specs.items()}
     batch = None if data is None else next(iterate_batches(data, inputs=len(specs)), None)
     if batch is None:
+        length = open_size(source)
+        shapes = {name: [size or length for size in (spec.shape or [None])] for name, spec in specs.items()}
         candidates = _ranges_without_data(source, specs)
     else:
         fed = {name: value.numpy() for name, value in graphs[DEFAULT].feed(batch[0]).items()}
@@ -145,9 +149,11 @@ def _outputs(
         outputs = {kind: model.predict(inputs) for kind, model in models.items()}
     except tf.errors.OpError as error:
         shapes = {name: list(shape) for name, shape in check.shapes.items()}
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        reason = next((line.strip() for line in lines if not line.startswith(UNTOLD)), lines[0])
         raise UnsupportedModelError(
             f"The model must run on inputs of the shapes {shapes}. Received: {graph.name!r}, which fails "
-            f"({str(error).splitlines()[0]}). Pass calibration_data with examples of a size that it takes."
+            f"({reason}). Pass calibration_data with examples of a size that it takes."
         ) from error
     for kind, values in outputs.items():
         for name, value in values.items():

@@ -28,7 +28,6 @@ from tfopt.report import Record
 
 MANIFEST_FORMAT = 2
 FIRST_FORMAT = 1  # that of tfopt 0.1.0; `_upgraded` reads it
-OPEN_SIZE = 64  # of an axis that the model leaves open and no example shows
 SOURCE, ARTIFACT = "source", "artifact"  # whose outputs the check holds, beside those of further signatures
 MODEL_FILE = "saved_model.pb"
 

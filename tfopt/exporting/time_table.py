@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from pydantic import TypeAdapter, ValidationError
 
 from tfopt.data.batches import iterate_batches
 from tfopt.errors import ConfigError
 from tfopt.exporting.int8 import lowered_names
-from tfopt.exporting.manifest import OPEN_SIZE
 from tfopt.exporting.node_times import TimedGraph, conversion_times
+from tfopt.exporting.open_sizes import open_size, zeros
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.hardware import detect
 from tfopt.quantization.chains import Chain
@@ -62,7 +61,7 @@ def feeds_of(graph: FrozenGraph, data: Any, batch_sizes: Sequence[int]) -> Feeds
     Without data they are zeros. A model whose batch size is fixed gets that one only.
     """
     batch = None if data is None else next(iterate_batches(data, inputs=len(graph.inputs)), None)
-    fed = _zeros(graph) if batch is None else graph.feed(batch[0])
+    fed = zeros(graph, open_size(graph)) if batch is None else graph.feed(batch[0])
     examples = {name: value.numpy() for name, value in fed.items()}
     fixed = {spec.shape[0] for spec in graph.inputs.values() if spec.shape.rank and spec.shape[0]}
     return {
@@ -71,14 +70,6 @@ def feeds_of(graph: FrozenGraph, data: Any, batch_sizes: Sequence[int]) -> Feeds
             for name, value in examples.items()
         }
         for size in (fixed or batch_sizes)
-    }
-
-
-def _zeros(graph: FrozenGraph) -> dict[str, tf.Tensor]:
-    shapes = {name: [1] if spec.shape.rank is None else spec.shape.as_list() for name, spec in graph.inputs.items()}
-    return {
-        name: tf.zeros([*(1 for _ in shape[:1]), *(size or OPEN_SIZE for size in shape[1:])], graph.inputs[name].dtype)
-        for name, shape in shapes.items()
     }
 
 

@@ -42,6 +42,8 @@ KEPT: dict[tuple[type, ...], str] = {
     ): "a normalization holds a scale and an offset per channel",
 }
 
+NOT_BUILT = "it is not built, so the model never called it"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Weight:
@@ -111,6 +113,12 @@ def find_weights(model: Any, exclude: tuple[str, ...] = ()) -> tuple[list[Weight
         for attribute in attributes:
             weight = Weight(path=path, kind=kind, attribute=attribute, variable=getattr(layer, attribute))
             weights.setdefault(id(weight.variable), weight)
+    if not weights and any(skip.reason == NOT_BUILT for skip in skipped):
+        # Keras' model.build marks a subclassed model as built, and leaves the layers in it as they are.
+        raise UnsupportedModelError(
+            f"model must be built, and its layers too. Received: {model.name!r}, whose layers have no weights. "
+            "Call it once on a batch first."
+        )
     return list(weights.values()), skipped
 
 
@@ -147,8 +155,7 @@ def _check_model(model: Any) -> None:
         raise UnsupportedModelError(f"model must be a Keras model. Received: {type(model).__name__}.")
     if not model.built:
         raise UnsupportedModelError(
-            f"model must be built. Received: {model.name!r} without weights. "
-            "Call it once on a batch, or call model.build(input_shape), first."
+            f"model must be built. Received: {model.name!r} without weights. Call it once on a batch first."
         )
 
 
@@ -171,7 +178,7 @@ def _reason_to_keep(layer: Any, attributes: tuple[str, ...], excluded: bool) -> 
         if excluded:
             return "excluded"
         if not layer.built:
-            return "it is not built, so the model never called it"
+            return NOT_BUILT
         if not all(_is_float_variable(getattr(layer, attribute)) for attribute in attributes):
             return "its weights are quantized or have a LoRA part"
         return None

@@ -40,7 +40,7 @@ def check_rebuildable(model: Any) -> None:
         raise UnsupportedModelError(
             "model must be functional or Sequential to be trained with fake quantization: the layers of a subclassed "
             f"model are wired by its own code. Received: {model.name!r} ({type(model).__name__}). "
-            "Call it on a keras.Input and pass keras.Model(inputs, outputs) of its layers, or quantize it after "
+            "Call its layers on a keras.Input one by one, and pass keras.Model(inputs, outputs); or quantize it after "
             "training, with training=False."
         )
     if not model.built:

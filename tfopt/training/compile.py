@@ -91,12 +91,16 @@ def compile(
     runtime.uninstall(model)
     steps = 1 if own_step and plan.strategy is not None else plan.steps_per_execution
     with plan.strategy.scope() if plan.strategy else contextlib.nullcontext():
+        measured = {
+            name: keras.tree.map_structure(lambda metric: _on_replicas(metric, plan.strategy), given)
+            for name, given in (("metrics", metrics), ("weighted_metrics", options.pop("weighted_metrics", None)))
+        }
         model.compile(
             optimizer=_on_replicas(optimizer, plan.strategy),
             loss=loss,
-            metrics=keras.tree.map_structure(lambda metric: _on_replicas(metric, plan.strategy), metrics),
             jit_compile=jit_compile,
             steps_per_execution=steps,
+            **measured,
             **options,
         )
     if stages is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,13 +13,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.errors import TrainingError
+from tfopt.errors import ConfigError, TrainingError
 from tfopt.training.cluster import lost_worker
 from tfopt.training.ledger import Ledger
 
 # Calls between looks at the loss. Each look waits for the device; figures of the calls between are looked at as well.
 CALLS_BETWEEN_LOOKS = 10
 SECONDS_TO_SEARCH_DATA = 10.0
+_DIFFERENT_SHAPES = re.compile(
+    r"Cannot batch tensors with different shapes in component \d+\. "
+    r"First element had shape (\[[\d,]*\]) and element \d+ had shape (\[[\d,]*\])"
+)
 
 
 class Guard:
@@ -60,6 +65,12 @@ class Guard:
                     f"Another worker ended or cannot be reached: {_what_was_lost(error)} "
                     "Look at that worker's log; start all workers again to go on from "
                     f"{self._last_checkpoint() or 'the beginning, for there is no checkpoint'}."
+                ) from error
+            if (lengths := _DIFFERENT_SHAPES.search(str(error))) is not None:
+                raise ConfigError(
+                    "The examples of a batch must have one shape. Received: examples of the shapes "
+                    f"{lengths[1]} and {lengths[2]}. Pad them to one length before plan.pipeline, or give fit batches "
+                    "that dataset.padded_batch made."
                 ) from error
             raise
         finally:
