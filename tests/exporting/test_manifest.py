@@ -140,6 +140,8 @@ def test_a_flipped_bit_in_the_baseline(artifact, no_process):
 def test_a_baseline_must_be_a_float_artifact_of_the_same_inputs(artifact, artifacts, tmp_path, no_process):
     with pytest.raises(ConfigError, match=r"baseline must be a float artifact. Received: .*int8, whose precision is"):
         verify(artifact, baseline=artifacts / "int8")
+    with pytest.raises(ConfigError, match=r"baseline must be a float artifact. Received: .*int8, whose precision is"):
+        export(artifacts / "float32", tmp_path / "again", baseline=artifacts / "int8")
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(ConfigError, match=r"baseline must be an artifact.*holds no manifest.json"):
             verify(artifact, baseline=path)

@@ -47,6 +47,7 @@ from tfopt.training.config import OPTIMIZERS
         ("remat", "none", "Expected one of: 'activations'"),
         ("resume", "never", "'auto', True or False"),
         ("resume", True, "checkpoint_dir must be given"),
+        ("checkpoint_dir", " ", "must name a directory"),
         ("tensor_float_32", 1, "'auto', True or False"),
         ("sparse_embedding_gradients", None, "True or False"),
         ("sparse_embedding_gradients", "auto", "True or False"),

@@ -91,6 +91,11 @@ def export(
     _refuse_quantized(model)
     if baseline is not None and not Path(baseline, "saved_model.pb").is_file():
         raise ConfigError(f"baseline must be the directory of a SavedModel. Received: {baseline}, which is none.")
+    if baseline is not None and Path(baseline, MARK).is_file() and not read_manifest(Path(baseline)).is_float:
+        raise ConfigError(
+            f"baseline must be a float artifact. Received: {baseline}, whose precision is "
+            f"{read_manifest(Path(baseline)).precision}. Export the model in float32 and name that artifact."
+        )
     check_target(final)  # before the work, which can take long
     sample, calibration_data = peek(calibration_data)
     lowered = lower(model, config, calibration_data, evaluation_data, sample)

@@ -153,6 +153,11 @@ class TrainingConfig:
             value = getattr(self, name)
             if isinstance(value, str) or not all(isinstance(item, str) for item in value):
                 raise ConfigError(f"{name} must be a tuple of names. Received: {name}={value!r}.")
+        if self.checkpoint_dir is not None and not str(self.checkpoint_dir).strip():
+            raise ConfigError(
+                f"checkpoint_dir must name a directory. Received: checkpoint_dir={self.checkpoint_dir!r}. "
+                "Name one, or leave it at None for no checkpoints."
+            )
         if self.resume is True and self.checkpoint_dir is None:
             raise ConfigError(
                 "checkpoint_dir must be given with resume=True. Received: checkpoint_dir=None. "
