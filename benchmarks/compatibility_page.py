@@ -127,9 +127,9 @@ with tfopt's public names alone (`benchmarks/models_cell.py`).
   float baseline on labelled examples.
 - **refused**: an error of tfopt before work begins, with the reason and the remedy.
 
-Models with embeddings train with SGD, the others with Adam and an epsilon of 1e-4: with the usual one, a gradient that
-is zero but for rounding moves its weight by a whole step. No model holds batch normalization or dropout. The losses of
-single outputs are not compared; [Training](training.md#what-differs-from-keras) has why.
+Models with embeddings train with SGD, the others with Adam and an epsilon of 1e-4 or 1e-6: with the usual one, a
+gradient that is zero but for rounding moves its weight by a whole step. No model holds batch normalization or dropout.
+The losses of single outputs are not compared; [Training](training.md#what-differs-from-keras) has why.
 
 | | {" | ".join(kinds.values())} |
 |---|{"---|" * len(kinds)}

@@ -197,9 +197,9 @@ def _classes(optimizer: Callable[[], keras.optimizers.Optimizer]) -> Callable[[]
     }
 
 
-def _yes_or_no(metrics: str) -> Callable[[], dict[str, Any]]:
+def _yes_or_no(metrics: str, epsilon: float = 1e-4) -> Callable[[], dict[str, Any]]:
     return lambda: {
-        "optimizer": adam(),
+        "optimizer": adam(epsilon),
         "loss": keras.losses.BinaryCrossentropy(from_logits=True),
         metrics: [keras.metrics.BinaryAccuracy(threshold=0, name="accuracy")],
     }
@@ -224,8 +224,8 @@ def sgd(rate: float) -> keras.optimizers.Optimizer:
     return keras.optimizers.SGD(rate, momentum=0.9)
 
 
-def adam() -> keras.optimizers.Optimizer:
-    return keras.optimizers.Adam(0.005, epsilon=1e-4)
+def adam(epsilon: float = 1e-4) -> keras.optimizers.Optimizer:
+    return keras.optimizers.Adam(0.005, epsilon=epsilon)
 
 
 KINDS: dict[str, Kind] = {
@@ -245,5 +245,5 @@ KINDS: dict[str, Kind] = {
         scores=both_right,
     ),
     "penalized": Kind(title="subclassed, add_loss", build=penalized, examples=rows, settings=_classes(adam)),
-    "siamese": Kind(title="siamese", build=siamese, examples=pairs, settings=_yes_or_no("metrics")),
+    "siamese": Kind(title="siamese", build=siamese, examples=pairs, settings=_yes_or_no("metrics", 1e-6)),
 }
