@@ -25,7 +25,7 @@ STRATEGIES = ("none", "mirrored", "multi_worker")
 VERDICTS = {
     "equal": "equal plain Keras",
     "works": "work where there is nothing to be equal to",
-    "refused": "are refused with the reason",
+    "refused": "refused with the reason",
     "fails": "fail",
 }
 LONGEST_NOTE = 150
@@ -91,7 +91,7 @@ The report of `tfopt.compile` names the layers of the first two kinds.
 
     python benchmarks/compatibility.py                               # settings: about an hour on two cores
     python benchmarks/compatibility.py --only mirrored --side tfopt  # a part of it
-    python benchmarks/models_compatibility.py                        # models: about seven minutes
+    python benchmarks/models_compatibility.py                        # models: several minutes
     python benchmarks/models_compatibility.py --only unet            # a part of it
     python benchmarks/compatibility.py --page-only                   # this page from the recorded results
 """

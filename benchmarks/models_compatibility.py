@@ -3,7 +3,7 @@
     python benchmarks/models_compatibility.py [--only unet bilstm] [--page-only]
 
 Runs the cells of models_cell.py, each kind of model in a process of its own, merges what became of them into
-benchmarks/results/models_compatibility.json, and writes docs/compatibility.md. Takes about seven minutes on two cores.
+benchmarks/results/models_compatibility.json, and writes docs/compatibility.md. Takes several minutes on two cores.
 """
 
 from __future__ import annotations
