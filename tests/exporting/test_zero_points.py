@@ -93,3 +93,15 @@ def test_a_zero_point_that_no_kernel_could_take_is_an_error(kind):
         lower_to_int8(annotate(graph, chains, ranges))
     symmetric = {name: span.symmetric() for name, span in ranges.items()}
     assert ops(lower_to_int8(annotate(graph, chains, symmetric)))
+
+
+def test_a_later_output_of_a_node_has_a_size_of_its_own():
+    """The first part of the split has a known height, the second has none."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((None, 12, 3), name="image")
+    rest = layers.Lambda(lambda x: tf.split(tf.nn.swish(x), [4, -1], axis=1)[1])(inputs)
+    model = keras.Model(inputs, layers.Conv2D(4, 3, padding="same")(rest))
+    quantized = tfopt.quantize(model, PLAIN, calibration_data=X)
+    assert quantized.report.changed
+    exact, result = model.predict(X, verbose=0), lower_to_int8(quantized.graph).predict(X)["output_0"]
+    assert np.linalg.norm(result - exact) < 0.03 * np.linalg.norm(exact)

@@ -126,7 +126,7 @@ def without_impossible_zero_points(
         if node.op not in CONVOLUTIONS:
             if chain.activation is not None:
                 impossible.add(chain.output)
-        elif paddings_of(node, shapes[producer(chain.input)], editor.value(chain.weights).shape[:2]) is None:
+        elif paddings_of(node, shapes[chain.input], editor.value(chain.weights).shape[:2]) is None:
             impossible.add(pass_through_origin(editor, chain.input))
     return {tensor: span.symmetric() if tensor in impossible else span for tensor, span in ranges.items()}
 
