@@ -24,9 +24,8 @@ HOLD_AND_FORK = """
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     with module.only_training(Path(sys.argv[1])):
-        fork = os.fork()
-        if fork:
-            print(fork, flush=True)
+        if not os.fork():
+            print(os.getpid(), flush=True)  # by the fork: its copy of the lock is closed by then
         time.sleep(60)
 """
 
