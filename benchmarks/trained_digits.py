@@ -92,7 +92,9 @@ def train(name: str, seed: int = 0, directory: Path | None = None, epochs: int |
 
 def convnext() -> keras.Model:
     """Builds a ConvNeXt as keras.applications has it, of fewer and narrower blocks."""
-    return applications.convnext.ConvNeXt(
+    from keras.src.applications.convnext import ConvNeXt  # Keras names only its five sizes in public
+
+    return ConvNeXt(
         depths=[2, 2, 4, 2], projection_dims=[32, 64, 128, 256], name="convnext_small", drop_path_rate=0.1, **OPTIONS
     )
 

@@ -54,10 +54,6 @@ def described(name: str, value: object) -> Iterator[str]:
                 attribute = inspect.getattr_static(value, member)
                 attribute = getattr(attribute, "__func__", attribute)
                 yield f"{name}.{member}{signature(attribute) if callable(attribute) else ''}"
-        if dataclasses.is_dataclass(value):
-            for field in dataclasses.fields(value):
-                if not field.name.startswith("_"):
-                    yield f"{name}.{field.name}: {field.type}"
     elif callable(value):
         yield f"{name}{signature(value)}"
     elif isinstance(value, typing.Mapping):
@@ -67,10 +63,13 @@ def described(name: str, value: object) -> Iterator[str]:
 
 
 def signature(value: object) -> str:
+    """Returns the parameters with their defaults. Types are left out: they may be written in several ways."""
     try:
-        return re.sub(r" at 0x[0-9a-f]+|<function ([\w.<>]+)>", r"\1", str(inspect.signature(value)))
+        found = inspect.signature(value)
     except (ValueError, TypeError):
         return ""
+    bare = [each.replace(annotation=each.empty) for each in found.parameters.values()]
+    return re.sub(r"<function ([\w.<>]+) at 0x[0-9a-f]+>", r"\1", str(inspect.Signature(bare)))
 
 
 def commands() -> Iterator[str]:
@@ -103,7 +102,8 @@ def toml() -> Iterator[str]:
     yield from full.to_toml().splitlines()
     for config in (tfopt.TrainingConfig, tfopt.PruningConfig, tfopt.QuantizationConfig, tfopt.ExportConfig):
         for field in dataclasses.fields(config):
-            yield f"{config.__name__}.{field.name}: {field.type} = {field.default!r}"
+            default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+            yield f"{config.__name__}.{field.name} = {default!r}"
 
 
 def manifest() -> Iterator[str]:
