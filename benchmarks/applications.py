@@ -25,10 +25,10 @@ import tensorflow as tf
 import tyro
 
 import tfopt
+from tfopt.atomic.files import write_text
 from tfopt.exporting import SavedModelProcess
-from tfopt.exporting.process import alternate
+from tfopt.exporting.verification.process import alternate
 from tfopt.hardware import detect
-from tfopt.report import write_text
 
 RESULTS = Path(__file__).parent / "results"
 KINDS = 20

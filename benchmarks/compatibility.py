@@ -31,7 +31,7 @@ import tyro
 from compatibility_cell import BATCH, EPOCHS, EXAMPLES, TOLERANCE, Cell, Outcome, every_cell, save, train_reference
 from compatibility_page import RESULTS, STRATEGIES, write_page
 
-from tfopt.report import write_text
+from tfopt.atomic.files import write_text
 
 SIDES = ("tfopt", "keras")
 GRACE_S = 20.0  # for the other worker, once one has failed

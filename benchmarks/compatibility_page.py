@@ -15,7 +15,7 @@ from models_cell import EPOCHS as MODELS_EPOCHS
 from models_cell import EXAMPLES as MODELS_EXAMPLES
 from six_models import KINDS
 
-from tfopt.report import write_text
+from tfopt.atomic.files import write_text
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "compatibility.json"

@@ -37,8 +37,8 @@ from keras import layers
 from training_overhead import Timer, order
 
 import tfopt
+from tfopt.atomic.files import write_text
 from tfopt.hardware import Hardware, detect
-from tfopt.report import write_text
 
 RESULTS = Path(__file__).parent / "results"
 CLASSES = 1000

@@ -39,11 +39,11 @@ from int8_artifacts import (
 from int8_models import MODELS
 from runtimes.peers import ConversionError
 
+from tfopt.atomic.files import write_text
 from tfopt.errors import ArtifactError
 from tfopt.exporting import SavedModelProcess
-from tfopt.exporting.process import alternate
+from tfopt.exporting.verification.process import alternate
 from tfopt.hardware import detect
-from tfopt.report import write_text
 
 RESULTS = Path(__file__).parent / "results"
 OURS = "tfopt_int8"

@@ -25,7 +25,7 @@ from compatibility_page import MODELS, write_page
 from models_cell import BATCH, CELLS, EPOCHS, EXAMPLES, TOLERANCE, Outcome
 from six_models import KINDS
 
-from tfopt.report import write_text
+from tfopt.atomic.files import write_text
 
 SCRIPT = Path(__file__).with_name("models_cell.py")
 

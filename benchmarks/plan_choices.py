@@ -21,8 +21,8 @@ import tensorflow as tf
 import tyro
 
 import tfopt
+from tfopt.atomic.files import write_text
 from tfopt.hardware import detect
-from tfopt.report import write_text
 
 RESULTS = Path(__file__).parent / "results"
 INPUT_SHAPE, CLASSES, BATCH = (32, 32, 3), 10, 64

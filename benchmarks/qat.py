@@ -27,8 +27,8 @@ import tyro
 from keras import layers
 
 import tfopt
+from tfopt.atomic.files import write_text
 from tfopt.hardware import detect
-from tfopt.report import write_text
 
 RESULTS = Path(__file__).parent / "results"
 SHAPE, CLASSES, BATCH = (32, 32, 1), 10, 32

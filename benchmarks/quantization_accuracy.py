@@ -29,13 +29,13 @@ import numpy as np
 import tensorflow as tf
 import tyro
 
+from tfopt.atomic.files import write_text
 from tfopt.data import Examples, digits
 from tfopt.hardware import detect
 from tfopt.quantization import QuantizationConfig, QuantizedModel, quantize
-from tfopt.quantization.budget import Score
 from tfopt.quantization.metrics import top1_accuracy
-from tfopt.quantization.trials import Trials
-from tfopt.report import write_text
+from tfopt.quantization.post_training.accuracy_budget import Score
+from tfopt.quantization.post_training.accuracy_trials import Trials
 
 RESULTS = Path(__file__).parent / "results"
 EPOCHS = {"mlp": 25, "simple_cnn": 25, "resnet_cifar": 15, "transformer": 40}

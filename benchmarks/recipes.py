@@ -17,7 +17,7 @@ from pathlib import Path
 import tyro
 
 import tfopt
-from tfopt.report import write_text
+from tfopt.atomic.files import write_text
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -32,12 +32,12 @@ import trained_digits
 import tyro
 from keras import layers
 
+from tfopt.atomic.files import write_text
 from tfopt.data import digits
 from tfopt.exporting import ExportConfig, SavedModelProcess, export
 from tfopt.hardware import detect
 from tfopt.quantization import QuantizationConfig, quantize
 from tfopt.quantization.metrics import top1_accuracy
-from tfopt.report import write_text
 
 RESULTS = Path(__file__).parent / "results"
 BUILDERS = {"mlp": 25, "simple_cnn": 25, "resnet_cifar": 15, "transformer": 40}

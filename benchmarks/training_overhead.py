@@ -34,8 +34,8 @@ import tyro
 from keras import layers
 
 import tfopt
+from tfopt.atomic.files import write_text
 from tfopt.hardware import detect
-from tfopt.report import write_text
 
 RESULTS = Path(__file__).parent / "results"
 CLASSES, BATCH = 10, 64

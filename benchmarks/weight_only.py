@@ -23,10 +23,10 @@ import tyro
 from keras import layers
 
 import tfopt
+from tfopt.atomic.files import write_text
 from tfopt.exporting import SavedModelProcess
-from tfopt.exporting.process import alternate
+from tfopt.exporting.verification.process import alternate
 from tfopt.hardware import detect
-from tfopt.report import write_text
 
 RESULTS = Path(__file__).parent / "results" / "weight_only.json"
 CALL = tfopt.WeightOnlyConfig(decode="call")

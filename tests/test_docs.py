@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tfopt.console import ReceiptsTable
 from tfopt.report import Receipt
+from tfopt.reporting.terminal import ReceiptsTable
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

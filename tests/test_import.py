@@ -59,7 +59,8 @@ before = state()
 import pkgutil, importlib, tfopt
 from tfopt import *
 for module in pkgutil.walk_packages(tfopt.__path__, "tfopt."):
-    if module.name != "tfopt.exporting.tensorflow_only":  # a script, which blocks Keras for its own process
+    # tensorflow_only is a script: it blocks Keras for its own process.
+    if module.name != "tfopt.exporting.verification.tensorflow_only":
         importlib.import_module(module.name)
 tfopt.Recipe(name="x", training=tfopt.TrainingConfig(optimizer="adamw"), pruning=tfopt.PruningConfig()).to_toml()
 tfopt.plan()

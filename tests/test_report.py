@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tfopt.atomic.files import write_text
 from tfopt.errors import ExportError, TfoptWarning
-from tfopt.report import Change, Decision, PassReport, Phase, Receipt, RunReport, Skip, Utilization, write_text
+from tfopt.report import Change, Decision, PassReport, Phase, Receipt, RunReport, Skip, Utilization
 
 RECEIPT = Receipt(
     artifact="out/int8",

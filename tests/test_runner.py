@@ -389,7 +389,7 @@ def test_the_demo_reaches_what_it_promises(tmp_path):
 
 
 def test_two_runs_at_once_do_not_share_a_directory(tmp_path):
-    from tfopt.exporting.atomic import exclusive
+    from tfopt.atomic.directories import exclusive
 
     recipe = Recipe(name="mine", export_dir=str(tmp_path / "shared"))
     with exclusive(tmp_path / "shared"), pytest.raises(ExportError, match="another is at work"):

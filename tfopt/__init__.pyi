@@ -11,9 +11,10 @@ from .errors import (
 )
 from .exporting.config import ExportConfig
 from .exporting.saved_model import Artifact, export
-from .exporting.verify import verify
+from .exporting.verification.verify import verify
 from .hardware import Hardware
 from .profiling.monitor import GpuMonitor
+from .profiling.tensor_cores import tensor_core_alignment
 from .pruning import PruningConfig, PruningSchedule, prune
 from .quantization import QuantizationConfig, QuantizedModel, WeightOnlyConfig, quantization_report, quantize
 from .recipe import DataConfig, ModelConfig, Recipe
@@ -27,7 +28,6 @@ from .training import (
     float32_outputs,
     ledger,
     plan,
-    tensor_core_alignment,
 )
 
 __version__: str

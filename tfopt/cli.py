@@ -264,9 +264,9 @@ def export_command(words: list[str]) -> int:
 
     options = _parse(ExportOptions, words, "tfopt export")
     _start_tensorflow()
+    from tfopt.atomic.directories import MARK
     from tfopt.data.files import load_examples
     from tfopt.exporting import export
-    from tfopt.exporting.atomic import MARK
 
     data = None if options.calibration_data is None else load_examples(options.calibration_data, training=True)
     held_out = None if options.evaluation_data is None else load_examples(options.evaluation_data, training=False)
@@ -316,7 +316,7 @@ def launch_command(words: list[str]) -> int:
         place += 1 if "=" in words[place] or words[place] in ("-h", "--help") else 2
     options = _parse(LaunchOptions, words[:place], "tfopt launch")
     _start_tensorflow()
-    from tfopt.training.launch import launch
+    from tfopt.training.distributed.launch import launch
 
     return launch(words[place:], options.workers, options.devices_per_worker)
 

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import secrets
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from tfopt.errors import ExportError, TfoptWarning
+from tfopt.errors import TfoptWarning
 
 MARKED_LOSS = 0.01
 """How much less accurate an artifact may be before reports mark it: one point."""
@@ -287,30 +283,3 @@ class RunReport(Record):
     utilization: Utilization | None
     passes: Sequence[PassReport]
     receipts: Mapping[str, Receipt]
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file so that its name only ever holds a whole file: to a temporary name first, then renamed.
-
-    Raises:
-        ExportError: The file cannot be written. What was there is still there.
-    Example:
-        >>> import tempfile
-        >>> write_text(Path(tempfile.mkdtemp()) / "receipts.json", "{}")
-    """
-    content = text.encode()
-    temporary = path.with_name(f".{path.name}.tmp-{secrets.token_hex(8)}")  # threads and containers share process ids
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise ExportError(
-            f"The file could not be written. Received: {path} ({error}); it takes {len(content):,} bytes. "
-            "Make room, or choose another directory."
-        ) from error
-    finally:
-        with suppress(OSError):  # it has its final name, or never came to be
-            temporary.unlink()

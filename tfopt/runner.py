@@ -18,11 +18,11 @@ import tensorflow as tf
 from rich.console import Console
 from rich.markup import escape
 
-from tfopt.console import PlanTable, ReceiptsTable, pass_summary
+from tfopt.atomic.directories import check_target, exclusive
+from tfopt.atomic.files import write_text
 from tfopt.data import Examples
 from tfopt.errors import UnsupportedModelError
 from tfopt.exporting import ExportConfig, export, verify_together
-from tfopt.exporting.atomic import check_target, exclusive
 from tfopt.hardware import detect
 from tfopt.profiling import GpuMonitor
 from tfopt.pruning import PruningSchedule
@@ -30,11 +30,12 @@ from tfopt.pruning.weights import find_weights
 from tfopt.quantization import quantize
 from tfopt.recipe import Recipe
 from tfopt.recipes import find_recipe
-from tfopt.report import PassReport, Phase, Receipt, RunReport, write_text
+from tfopt.report import PassReport, Phase, Receipt, RunReport
+from tfopt.reporting.progress import FitProgress
+from tfopt.reporting.terminal import PlanTable, ReceiptsTable, pass_summary
 from tfopt.training import Ledger, Plan, TrainingConfig, ledger, plan
 from tfopt.training import compile as compile_model
-from tfopt.training.checkpoint_store import check_mode
-from tfopt.training.progress import FitProgress
+from tfopt.training.checkpointing.store import check_mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +276,7 @@ def _export(
 
 
 def _write_reports(report: RunReport, export_dir: Path, console: Console) -> None:
-    from tfopt.profiling.report import write_html  # brings in matplotlib, which nothing before needs
+    from tfopt.reporting.html_page import write_html  # brings in matplotlib, which nothing before needs
 
     receipts = {name: receipt.to_dict() for name, receipt in report.receipts.items()}
     write_text(export_dir / "receipts.json", json.dumps(receipts, indent=2))

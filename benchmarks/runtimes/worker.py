@@ -1,7 +1,8 @@
 """What the workers of all runtimes have in common: JSON commands on standard input, one answer a line.
 
-"load", "predict" and "time" are the commands of tfopt/exporting/tensorflow_only.py, so that tfopt's processes and these
-are timed alike; "convert" is for a process of its own. A worker runs with its runtime's Python and imports no tfopt.
+"load", "predict" and "time" are the commands of tfopt/exporting/verification/tensorflow_only.py, so that tfopt's
+processes and these are timed alike. "convert" is for a process of its own. A worker runs with its runtime's Python and
+imports no tfopt.
 """
 
 from __future__ import annotations

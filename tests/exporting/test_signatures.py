@@ -13,7 +13,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from tfopt.errors import ArtifactError, ConfigError
 from tfopt.exporting import ExportConfig, SavedModelProcess, export, verify
-from tfopt.exporting.tensorflow_only import count_kernels, load_signature
+from tfopt.exporting.verification.tensorflow_only import count_kernels, load_signature
 
 X = np.random.default_rng(0).normal(size=(16, 8, 8, 16)).astype("float32")
 

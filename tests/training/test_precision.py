@@ -7,7 +7,8 @@ from keras import layers
 
 from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
 from tfopt.hardware import Gpu, Hardware
-from tfopt.training.precision import choose_precision, float32_outputs, half_outputs, tensor_core_alignment
+from tfopt.profiling.tensor_cores import tensor_core_alignment
+from tfopt.training.precision import choose_precision, float32_outputs, half_outputs
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
 

@@ -1,9 +1,10 @@
-"""Data: sources of examples, and the pipeline that feeds them to `fit`.
+"""Data sources, and the tf.data pipeline that feeds a model.
 
-The public names stand, with their types, in `__init__.pyi`. Each is imported when it is first used: the settings can be
-read without TensorFlow.
+Start in pipeline.py; sources.py has the data sets.
 """
 
 import lazy_loader
 
+# The public names are listed, with their types, in `__init__.pyi`. Each is imported when it is first used, so that
+# settings can be read without TensorFlow.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,9 +1,10 @@
-"""Exporting: artifacts that need only TensorFlow, and what they are measured to be.
+"""SavedModels that need only TensorFlow, each with a manifest beside it.
 
-The public names stand, with their types, in `__init__.pyi`. Each is imported when it is first used: the settings can be
-read without TensorFlow.
+Start in saved_model.py, which has `tfopt.export`; lowering.py makes the graphs that it writes.
 """
 
 import lazy_loader
 
+# The public names are listed, with their types, in `__init__.pyi`. Each is imported when it is first used, so that
+# settings can be read without TensorFlow.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

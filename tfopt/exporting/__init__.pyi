@@ -1,6 +1,6 @@
 from .config import ExportConfig
-from .process import SavedModelProcess, time_in_turns
 from .saved_model import Artifact, export
-from .verify import verify, verify_together
+from .verification.process import SavedModelProcess, time_in_turns
+from .verification.verify import verify, verify_together
 
 __all__ = ["Artifact", "ExportConfig", "SavedModelProcess", "export", "time_in_turns", "verify", "verify_together"]

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from tfopt.errors import ConfigError, check_field_types, check_type, unknown_name
 from tfopt.quantization.config import QuantizationConfig
-from tfopt.quantization.weight_only import WeightOnlyConfig
+from tfopt.quantization.weight_only.config import WeightOnlyConfig
 
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int8_weight_only", "int4_weight_only"]
 FORMATS = ("saved_model",)

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tfopt.compat import is_tf_keras
 from tfopt.errors import ConfigError
 from tfopt.exporting.config import ExportConfig
-from tfopt.exporting.float_fallback import float_fallback
-from tfopt.exporting.int8 import lower_to_int8
-from tfopt.exporting.selection import CLOCK, select_int8
+from tfopt.exporting.int8.float_fallback import float_fallback
+from tfopt.exporting.int8.kernels import lower_to_int8
+from tfopt.exporting.int8.selection import CLOCK, select_int8
+from tfopt.exporting.int8.time_table import feeds_of
 from tfopt.exporting.signatures import DEFAULT, FLOAT, XLA
-from tfopt.exporting.time_table import feeds_of
-from tfopt.exporting.weight_only import encode_weights
+from tfopt.exporting.weight_only.storage import encode_weights
 from tfopt.graph import FrozenGraph, fold_constants, freeze
-from tfopt.pruning.tfmot import is_tf_keras
 from tfopt.quantization import QuantizedModel, quantize
-from tfopt.quantization.keras_methods import KerasQuantized
 from tfopt.quantization.tfmot import freeze_tf_keras
+from tfopt.quantization.weight_only.keras_methods import KerasQuantized
 from tfopt.report import PassReport
 
 

@@ -17,10 +17,10 @@ import numpy as np
 import pydantic
 import tensorflow as tf
 
+from tfopt.atomic.directories import MARK
 from tfopt.errors import ArtifactError
-from tfopt.exporting.atomic import MARK
 from tfopt.exporting.config import PRECISIONS
-from tfopt.exporting.instructions import kernels_that_need_vnni
+from tfopt.exporting.int8.vnni import kernels_that_need_vnni
 from tfopt.exporting.signatures import DEFAULT, FLOAT
 from tfopt.graph import FrozenGraph
 from tfopt.quantization.metrics import output_ops

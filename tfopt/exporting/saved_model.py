@@ -13,14 +13,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.atomic.directories import MARK, check_target, staged_directory
 from tfopt.data.batches import peek
 from tfopt.errors import ConfigError, UnsupportedModelError, check_type
-from tfopt.exporting.atomic import MARK, check_target, staged_directory
-from tfopt.exporting.check import record_check
 from tfopt.exporting.config import ExportConfig
-from tfopt.exporting.instructions import kernels_that_need_vnni
+from tfopt.exporting.int8.vnni import kernels_that_need_vnni
 from tfopt.exporting.lowering import Lowered, lower
 from tfopt.exporting.manifest import MANIFEST_FORMAT, describe_signature, digests, read_manifest, requirements
+from tfopt.exporting.parity import record_check
 from tfopt.exporting.signatures import DEFAULT, make_signatures
 from tfopt.graph import FrozenGraph
 from tfopt.graph.frozen import free_graphs

@@ -1,6 +1,6 @@
-"""Frozen inference graphs: how a model becomes one, and how one is read and edited.
+"""Frozen inference graphs: how a model becomes one, and how it is edited and simplified.
 
-Quantization annotates such graphs and the exporters write them, so both stand on this package and not on each other.
+Start in source.py, which freezes a model; edit.py reads and rewrites nodes by name.
 """
 
 from tfopt.graph.edit import GraphEditor

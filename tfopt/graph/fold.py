@@ -19,12 +19,12 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from tfopt.graph.batched_products import unify_batched_products
-from tfopt.graph.dilations import unify_dilations
 from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, integers, producer, text
 from tfopt.graph.frozen import FrozenGraph
-from tfopt.graph.products import unify_products
-from tfopt.graph.sequences import unify_sequences
+from tfopt.graph.rewrites.batched_products import unify_batched_products
+from tfopt.graph.rewrites.dilations import unify_dilations
+from tfopt.graph.rewrites.products import unify_products
+from tfopt.graph.rewrites.sequences import unify_sequences
 
 CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
 WEIGHTED = (*CONVOLUTIONS, "MatMul")

@@ -1,4 +1,6 @@
-"""Builders: functions that return a Keras model, by name in BUILDERS.
+"""Builders: functions that return a Keras model.
+
+Start in mlp.py, the shortest builder; structure.py reads the layers of any Keras model.
 
 Every builder takes the input shape and the number of classes first, and returns a functional model in NHWC that ends
 in logits (no softmax), which are float32 under any dtype policy.

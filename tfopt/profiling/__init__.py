@@ -1,9 +1,10 @@
-"""What the machine does while a model trains.
+"""What the GPU does while a model trains, and which layers miss its tensor cores.
 
-The public names stand, with their types, in `__init__.pyi`. Each is imported when it is first used: what
-needs no tensors is read without TensorFlow.
+Start in monitor.py, the Keras callback that watches `fit`.
 """
 
 import lazy_loader
 
+# The public names are listed, with their types, in `__init__.pyi`. Each is imported when it is first used, so that
+# settings can be read without TensorFlow.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,9 +1,10 @@
-"""Pruning: weights set to zero and held there through training. The model keeps its layers and its size in memory.
+"""Pruning: weights are set to zero and stay zero during training.
 
-The public names stand, with their types, in `__init__.pyi`. Each is imported when it is first used: the settings can be
-read without TensorFlow.
+Start in prune.py, which prunes at once; callback.py prunes during `fit`.
 """
 
 import lazy_loader
 
+# The public names are listed, with their types, in `__init__.pyi`. Each is imported when it is first used, so that
+# settings can be read without TensorFlow.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

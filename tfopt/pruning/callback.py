@@ -9,12 +9,12 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfopt.compat import is_tf_keras
 from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError, check_type
 from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.masks import attach_counter, attach_mask
 from tfopt.pruning.prune import retrace, set_sparsity
 from tfopt.pruning.schedules import SCHEDULES, Schedule, from_callable
-from tfopt.pruning.tfmot import is_tf_keras
 from tfopt.pruning.weights import find_weights, make_report
 from tfopt.report import PassReport
 

@@ -15,16 +15,6 @@ from tfopt.pruning.weights import Weight, make_report
 from tfopt.report import PassReport, Skip
 
 
-def is_tf_keras(model: Any) -> bool:
-    """Whether an object is of a class of `tf_keras`, told without importing it.
-
-    Example:
-        >>> is_tf_keras(object())
-        False
-    """
-    return any(base.__module__.partition(".")[0] == "tf_keras" for base in type(model).__mro__)
-
-
 def prune_tf_keras(model: Any, config: PruningConfig) -> PassReport:
     """Prunes a functional or Sequential `tf_keras` model in place, with tfmot's own wrappers and masks.
 

@@ -1,9 +1,10 @@
-"""Quantization: ranges from calibration data, written into the graph as fake-quantization annotations.
+"""Quantization: ranges from calibration or training, written into the graph.
 
-The public names stand, with their types, in `__init__.pyi`. Each is imported when it is first used: the settings can be
-read without TensorFlow.
+Start in quantize.py, which has `tfopt.quantize`.
 """
 
 import lazy_loader
 
+# The public names are listed, with their types, in `__init__.pyi`. Each is imported when it is first used, so that
+# settings can be read without TensorFlow.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

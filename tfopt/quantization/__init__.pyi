@@ -1,7 +1,7 @@
+from .aware_training.prepare import quantization_report
 from .config import QuantizationConfig
 from .quantize import quantize
 from .quantized_model import QuantizedModel
-from .training import quantization_report
-from .weight_only import WeightOnlyConfig
+from .weight_only.config import WeightOnlyConfig
 
 __all__ = ["QuantizationConfig", "QuantizedModel", "WeightOnlyConfig", "quantization_report", "quantize"]

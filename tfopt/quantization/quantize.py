@@ -7,16 +7,17 @@ from typing import Any
 
 import keras
 
+from tfopt.compat import is_tf_keras
 from tfopt.errors import check_type
 from tfopt.graph import FrozenGraph, freeze
-from tfopt.pruning.tfmot import is_tf_keras
+from tfopt.quantization.annotation.annotate import has_ranges
+from tfopt.quantization.aware_training.prepare import quantize_for_training
+from tfopt.quantization.aware_training.trained_ranges import read_ranges
 from tfopt.quantization.config import QuantizationConfig
-from tfopt.quantization.keras_methods import KerasQuantized, is_keras_config, quantize_with_keras
-from tfopt.quantization.post_training import quantize_after_training
+from tfopt.quantization.post_training.post_training import quantize_after_training
 from tfopt.quantization.quantized_model import QuantizedModel, annotated
 from tfopt.quantization.tfmot import freeze_tf_keras, quantize_tf_keras
-from tfopt.quantization.trained import has_ranges, read_ranges
-from tfopt.quantization.training import quantize_for_training
+from tfopt.quantization.weight_only.keras_methods import KerasQuantized, is_keras_config, quantize_with_keras
 from tfopt.report import PassReport
 
 
@@ -96,4 +97,4 @@ def _quantize_trained(source: FrozenGraph, config: QuantizationConfig) -> Quanti
         weight_steps=trained.steps,
         report=PassReport(name="quantize"),
     )
-    return annotated(model, trained.left_float)
+    return annotated(model, trained.kept_float)

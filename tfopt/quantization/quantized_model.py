@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 
 from tfopt.graph import FrozenGraph, GraphEditor, fold_constants
-from tfopt.quantization.adjust import Adjustment, adjust
-from tfopt.quantization.annotate import annotate
-from tfopt.quantization.chains import Chain, find_chains_where, weights_quantizer
-from tfopt.quantization.fake_quant import steps_above_zero
-from tfopt.quantization.observers import Range
-from tfopt.quantization.ranged import tensors_of_chain
-from tfopt.quantization.trained import has_ranges
-from tfopt.quantization.weight_grid import WeightGrid
+from tfopt.quantization.annotation.adjustments import Adjustment, adjust
+from tfopt.quantization.annotation.annotate import annotate, has_ranges
+from tfopt.quantization.annotation.fusion import Fusion, find_fusions_where, weights_quantizer
+from tfopt.quantization.annotation.range import Range, steps_above_zero
+from tfopt.quantization.annotation.ranged_tensors import tensors_of_fusion
+from tfopt.quantization.annotation.weight_grid import WeightGrid
 from tfopt.report import Change, PassReport
 
 
@@ -72,39 +70,40 @@ class QuantizedModel:
         return annotated(self, {skip.name: skip.reason for skip in self.report.skipped} | dict(reasons))
 
 
-def annotated(model: QuantizedModel, left_float: Mapping[str, str]) -> QuantizedModel:
+def annotated(model: QuantizedModel, kept_float: Mapping[str, str]) -> QuantizedModel:
     """Returns the model with its float graph annotated anew, all of it but the nodes that are left float, and why."""
     editor = GraphEditor(model.float_graph.graph_def)
 
-    def obstacle(chain: Chain) -> str | None:
-        missing = [tensor for tensor in tensors_of_chain(editor, chain) if tensor not in model.ranges]
+    def obstacle(fusion: Fusion) -> str | None:
+        missing = [tensor for tensor in tensors_of_fusion(editor, fusion) if tensor not in model.ranges]
         return f"no range is known for {missing[0]!r}" if missing else None
 
-    chains, skipped = find_chains_where(model.float_graph, editor, obstacle, left_float=left_float)
-    adjusted, chains = adjust(model.float_graph, chains, model.adjustments)
-    graph = annotate(adjusted, chains, model.ranges, model.weight_steps, weight_grid=model.weight_grid)
+    fusions, skipped = find_fusions_where(model.float_graph, editor, obstacle, kept_float=kept_float)
+    adjusted, fusions = adjust(model.float_graph, fusions, model.adjustments)
+    graph = annotate(adjusted, fusions, model.ranges, model.weight_steps, weight_grid=model.weight_grid)
     before, after = GraphEditor(adjusted.graph_def), GraphEditor(graph.graph_def)
     changed = [
-        Change(name=chain.op, kind=before.nodes[chain.op].op, detail=_detail(before, after, chain)) for chain in chains
+        Change(name=fusion.op, kind=before.nodes[fusion.op].op, detail=_detail(before, after, fusion))
+        for fusion in fusions
     ]
     return replace(model, graph=graph, report=replace(model.report, changed=changed, skipped=skipped))
 
 
-def _detail(before: GraphEditor, after: GraphEditor, chain: Chain) -> str:
-    weights = before.value(chain.weights)
+def _detail(before: GraphEditor, after: GraphEditor, fusion: Fusion) -> str:
+    weights = before.value(fusion.weights)
     fused = [
         part
-        for part in (chain.bias and "bias", chain.summand and "sum", chain.activation and chain.activation.name)
+        for part in (fusion.bias and "bias", fusion.summand and "sum", fusion.activation and fusion.activation.name)
         if part
     ]
-    what = f"int{_weight_bits(after, chain)} weights {weights.shape} per channel"
+    what = f"int{_weight_bits(after, fusion)} weights {weights.shape} per channel"
     return what + (f", fused {', '.join(fused)}" if fused else "")
 
 
-def _weight_bits(quantized: GraphEditor, chain: Chain) -> int:
-    """Returns how many bits a chain's weights need: those of 4 bits are int8 weights that use 15 of its values."""
-    quantizer = weights_quantizer(quantized, quantized.nodes[chain.op].input[1])
-    assert quantizer is not None, chain.op
+def _weight_bits(quantized: GraphEditor, fusion: Fusion) -> int:
+    """Returns how many bits a fusion's weights need: those of 4 bits are int8 weights that use 15 of its values."""
+    quantizer = weights_quantizer(quantized, quantized.nodes[fusion.op].input[1])
+    assert quantizer is not None, fusion.op
     weights, limits = quantized.value(quantizer.input[0]), quantized.value(quantizer.input[2])
     highest = np.abs(np.rint(weights * (steps_above_zero(8) / limits))).max()
     return 4 if highest <= steps_above_zero(4) else 8

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.graph import FrozenGraph, freeze
-from tfopt.graph.batch_norm import unfuse_batch_norm
+from tfopt.graph.rewrites.batch_norm import unfuse_batch_norm
 from tfopt.pruning.tfmot import import_tfmot
 from tfopt.quantization.config import QuantizationConfig
 

@@ -1,4 +1,7 @@
-"""Named recipes, one per file, each a builder paired with the settings that train, shrink and export it."""
+"""Named recipes: a builder paired with the settings that train, shrink and export it.
+
+Start in digits_cnn.py; tfopt/recipe.py says what a recipe can hold.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Training: a plan that decides every "auto", and the compilation of a model under it.
+"""The plan that decides every "auto", and what `tfopt.compile` puts under Keras' own `fit`.
 
-The public names stand, with their types, in `__init__.pyi`. Each is imported when it is first used: the settings can be
-read without TensorFlow.
+Start in plan.py, then compile.py.
 """
 
 import lazy_loader
 
+# The public names are listed, with their types, in `__init__.pyi`. Each is imported when it is first used, so that
+# settings can be read without TensorFlow.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -11,16 +11,17 @@ import keras
 import tensorflow as tf
 
 from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError, check_type
+from tfopt.profiling.tensor_cores import tensor_core_alignment as tensor_core_alignment  # also tfopt.training's
 from tfopt.report import Change, PassReport, Skip
-from tfopt.training import runtime
+from tfopt.training.checkpointing.resume import Resume
 from tfopt.training.differences import state_of_parts, summed_embeddings
-from tfopt.training.guards import Guard
 from tfopt.training.memory import out_of_memory_message
-from tfopt.training.pipeline_parallel import Stages, split
+from tfopt.training.pipeline_parallel.step import Stages, split
 from tfopt.training.plan import Plan
-from tfopt.training.precision import half_outputs, tensor_core_alignment
-from tfopt.training.resume import Resume
-from tfopt.training.step import Step
+from tfopt.training.precision import half_outputs
+from tfopt.training.step import runtime
+from tfopt.training.step.guards import Guard
+from tfopt.training.step.step import Step
 from tfopt.training.xla import xla_blockers
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import keras
 
+from tfopt.models.structure import layer_path
 from tfopt.report import Change, Skip
-from tfopt.training.precision import layer_path
 
 # Their update is the same for a row's sum as for its parts, unless these are clipped.
 SUM_OR_PARTS = (keras.optimizers.SGD, keras.optimizers.Lion)

@@ -16,9 +16,9 @@ from tfopt.errors import ConfigError
 from tfopt.hardware import Hardware, detect
 from tfopt.report import Decision
 from tfopt.training.config import TrainingConfig
+from tfopt.training.distributed.strategy import choose_strategy, is_multi_worker, pipeline_devices
 from tfopt.training.memory import remat_scope, set_memory_growth, tensor_float_32
 from tfopt.training.precision import choose_precision
-from tfopt.training.strategy import choose_strategy, is_multi_worker, pipeline_devices
 
 # Small models gain most from it (benchmarks/plan_choices.py); more delays callbacks and gains little further.
 STEPS_PER_CALL = 10

@@ -2,32 +2,20 @@
 
 Half precision is for the matrix products. A softmax, a sigmoid or the logits that a loss reads need more: float16 has
 11 significant bits and ends at 65,504, bfloat16 has 8, so that probabilities such as 0.9961 and 1.0 become one. The
-outputs therefore stay float32, at the price of one small layer. Tensor cores multiply tiles: in half precision a width
-that is no multiple of 8 is padded, or misses them.
+outputs therefore stay float32, at the price of one small layer.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
-
 import keras
-from keras import layers
 
-from tfopt.errors import ConfigError, UnsupportedModelError, unknown_name
+from tfopt.errors import UnsupportedModelError, unknown_name
 from tfopt.hardware import Hardware
-from tfopt.report import Change, PassReport, Record, Skip
+from tfopt.models.structure import layer_path, layers_inside, output_layers
+from tfopt.report import Change, PassReport, Skip
 from tfopt.training.config import PRECISIONS
 
 HALF = ("float16", "bfloat16")
-# These hand on what they are given, but cast it to their own compute dtype: as the last layer they hide the one that
-# computes the output, and both have to be float32.
-HANDS_ON = (
-    layers.Reshape, layers.Flatten, layers.Permute, layers.RepeatVector, layers.Dropout, layers.Identity,
-    layers.Cropping1D, layers.Cropping2D, layers.Cropping3D, layers.Activation, layers.Softmax, layers.ReLU,
-)  # fmt: skip
 
 
 def choose_precision(requested: str, hardware: Hardware) -> tuple[str, str]:
@@ -106,7 +94,7 @@ def half_outputs(model: keras.Model) -> list[keras.Layer]:
         >>> [layer.name for layer in half_outputs(model)]
         ['logits']
     """
-    return [layer for layer in _output_layers(model) if any(part.compute_dtype in HALF for part in _parts(layer))]
+    return [layer for layer in output_layers(model) if any(part.compute_dtype in HALF for part in layers_inside(layer))]
 
 
 def float32_outputs(model: keras.Model) -> PassReport:
@@ -141,7 +129,7 @@ def float32_outputs(model: keras.Model) -> PassReport:
         detail = f"{layer.dtype_policy.name} -> float32"
         changed.append(Change(name=layer_path(model, layer), kind=type(layer).__name__, detail=detail))
     for layer in to_change:
-        for part in _parts(layer):
+        for part in layers_inside(layer):
             part.dtype_policy = "float32"
     if to_change and not skipped:
         _declare_float32(model)
@@ -151,7 +139,7 @@ def float32_outputs(model: keras.Model) -> PassReport:
 
 
 def _why_not(layer: keras.Layer) -> str | None:
-    if any(part.quantization_mode for part in _parts(layer)):
+    if any(part.quantization_mode for part in layers_inside(layer)):
         return "it is quantized, and its policy holds the quantization"
     if any(weight.dtype in HALF for weight in layer.weights):
         return "its weights are half precision; build it under a mixed_ policy, which keeps them float32"
@@ -163,191 +151,3 @@ def _declare_float32(model: keras.Model) -> None:
     for output in keras.tree.flatten(getattr(model, "outputs", None) or []):
         if output.dtype in HALF:
             output._dtype = "float32"
-
-
-def layer_path(model: keras.Model, layer: keras.Layer) -> str:
-    """Names of the layers it is in, without the model's own, which only a Sequential model puts in front."""
-    return (layer.path or layer.name).removeprefix(f"{model.name}/")
-
-
-def _parts(layer: keras.Layer) -> list[keras.Layer]:
-    """A layer with those inside it, such as the one a TimeDistributed wraps."""
-    return list(layer._flatten_layers())
-
-
-def _output_layers(model: keras.Model) -> list[keras.Layer]:
-    """The layers that compute the outputs, first the one nearest to the output, each once."""
-    outputs = keras.tree.flatten(getattr(model, "outputs", None) or [])
-    if outputs:
-        return list({id(layer): layer for output in outputs for layer in _behind(output)}.values())
-    return [layer for layer in model.layers if _is_softmax(layer)]
-
-
-def _behind(tensor: Any) -> Iterator[keras.Layer]:
-    """Walks from a symbolic output to the layers that compute it, through what only hands values on."""
-    operation, node_index, tensor_index = tensor._keras_history
-    if isinstance(operation, layers.InputLayer):
-        return
-    if isinstance(operation, keras.Model):  # a model used as a layer
-        inner = keras.tree.flatten(getattr(operation, "outputs", None) or [])
-        yield from _behind(inner[tensor_index]) if inner else _output_layers(operation)
-        return
-    is_layer = isinstance(operation, keras.Layer)
-    if is_layer:
-        yield operation
-    # An operation such as keras.ops.softmax has no policy of its own: it computes in the dtype it is given.
-    if not is_layer or isinstance(operation, HANDS_ON):
-        for source in operation._inbound_nodes[node_index].input_tensors:
-            yield from _behind(source)
-
-
-def _is_softmax(layer: keras.Layer) -> bool:
-    return isinstance(layer, layers.Softmax) or getattr(layer, "activation", None) is keras.activations.softmax
-
-
-@dataclass(frozen=True, kw_only=True)
-class Misalignment(Record):
-    """A width that is no multiple of the tensor cores' tile.
-
-    Attributes:
-        name: The layer's path.
-        kind: Its class.
-        what: The argument that sets the width, for example "units".
-        width: Its value.
-        padded: The next multiple.
-        extra_parameters_percent: Growth of this layer's own parameters if it were padded, in per cent.
-        is_output: Whether the width is the model's output, which its task decides.
-    """
-
-    name: str
-    kind: str
-    what: str
-    width: int
-    padded: int
-    extra_parameters_percent: float
-    is_output: bool
-
-    def __str__(self) -> str:
-        change = f"{self.what}={self.width} -> {self.padded}, +{self.extra_parameters_percent:.1f}% of its parameters"
-        output = "; an output, so pad it only if the loss ignores the rest" if self.is_output else ""
-        return f"{self.name} ({self.kind}): {change}{output}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alignment(Record):
-    """Which layers miss tensor-core alignment, and what padding would cost.
-
-    Attributes:
-        multiple: What a width should be a multiple of.
-        layers: How many widths were looked at.
-        rows: Those that miss it.
-    """
-
-    multiple: int
-    layers: int
-    rows: tuple[Misalignment, ...]
-
-    def __str__(self) -> str:
-        head = f"alignment: {len(self.rows)} of {self.layers} widths are no multiple of {self.multiple}"
-        return "\n".join([head, *(f"  {row}" for row in self.rows)])
-
-
-def tensor_core_alignment(model: keras.Model, multiple: int = 8) -> Alignment:
-    """Lists the layers whose output width is no multiple of what tensor cores multiply at once.
-
-    The channels of the model's input are data and are not looked at; a depthwise convolution uses no tensor cores.
-
-    Args:
-        model: A built model; layers in layers are looked at too.
-        multiple: 8 for half precision, 16 for int8.
-    Raises:
-        ConfigError: The multiple is not a whole number of at least 1.
-    Example:
-        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(30, name="a"), keras.layers.Dense(10)])
-        >>> tensor_core_alignment(model).rows[0].padded
-        32
-    """
-    if not isinstance(multiple, int) or isinstance(multiple, bool) or multiple < 1:
-        raise ConfigError(
-            f"multiple must be a whole number of at least 1. Received: multiple={multiple!r}. "
-            "Use 8 for half precision, 16 for int8."
-        )
-    outputs = {id(part) for layer in _output_layers(model) for part in _parts(layer)}
-    widths = [(layer, *width) for layer in _layers_with_widths(model) for width in _widths(layer)]
-    rows = []
-    for layer, what, width, shares in widths:
-        padded = math.ceil(width / multiple) * multiple
-        if padded == width:
-            continue
-        grown = sum(count * ((padded / width) ** power - 1) for count, power in shares)
-        rows.append(
-            Misalignment(
-                name=layer_path(model, layer),
-                kind=type(layer).__name__,
-                what=what,
-                width=width,
-                padded=padded,
-                extra_parameters_percent=100 * grown / max(layer.count_params(), 1),
-                is_output=id(layer) in outputs,
-            )
-        )
-    return Alignment(multiple=multiple, layers=len(widths), rows=tuple(rows))
-
-
-def _layers_with_widths(layer: keras.Layer) -> Iterator[keras.Layer]:
-    """The layers of a model, each once; attention and recurrent layers as a whole, for they set their parts' widths."""
-    seen: set[int] = set()
-    waiting = [layer]
-    while waiting:
-        current = waiting.pop(0)
-        if id(current) in seen:
-            continue
-        seen.add(id(current))
-        if current is not layer and current.built:
-            yield current
-        if not isinstance(current, layers.MultiHeadAttention | layers.GroupQueryAttention | layers.RNN):
-            waiting = list(current._layers) + waiting
-
-
-def _widths(layer: keras.Layer) -> Iterator[tuple[str, int, list[tuple[int, int]]]]:
-    """Each width with the argument that sets it and its shares: how many parameters grow with which power of it."""
-    everything = [(layer.count_params(), 1)]  # each parameter of these layers belongs to one output channel
-    match layer:
-        case layers.MultiHeadAttention():
-            queries_and_keys = layer._query_dense.count_params() + layer._key_dense.count_params()
-            values = layer._value_dense.count_params() + _size(layer._output_dense.kernel)
-            yield "key_dim", layer.key_dim, [(queries_and_keys, 1)]
-            yield "value_dim", layer.value_dim, [(values, 1)]
-        case layers.GroupQueryAttention():
-            bias = layer._output_dense.bias
-            yield "head_dim", layer.head_dim, [(layer.count_params() - (0 if bias is None else _size(bias)), 1)]
-        case layers.LSTM() | layers.GRU() | layers.SimpleRNN():
-            recurrent = _size(layer.cell.recurrent_kernel)
-            yield "units", layer.units, [(recurrent, 2), (layer.count_params() - recurrent, 1)]
-        case layers.Dense():
-            yield "units", layer.units, everything
-        case layers.EinsumDense():
-            inputs, kernel = layer.equation.split("->")[0].split(",")
-            new = {
-                letter: size for letter, size in zip(kernel, layer.kernel.shape, strict=True) if letter not in inputs
-            }
-            grows = [layer.kernel] + ([layer.bias] if set(layer.bias_axes or "") & set(new) else [])
-            if new:
-                yield "output_shape", math.prod(new.values()), [(_size(variable), 1) for variable in grows]
-        case layers.Embedding():
-            yield "output_dim", layer.output_dim, everything
-        case layers.SeparableConv1D() | layers.SeparableConv2D():
-            depthwise = _size(layer.depthwise_kernel)
-            yield "filters", layer.filters, [(layer.count_params() - depthwise, 1)]
-        case layers.DepthwiseConv1D() | layers.DepthwiseConv2D():
-            return
-        case (
-            layers.Conv1D() | layers.Conv2D() | layers.Conv3D()
-            | layers.Conv1DTranspose() | layers.Conv2DTranspose() | layers.Conv3DTranspose()
-        ):  # fmt: skip
-            groups = getattr(layer, "groups", 1)  # each group is a product of its own
-            yield "filters" if groups == 1 else "filters per group", layer.filters // groups, everything
-
-
-def _size(variable: Any) -> int:
-    return math.prod(variable.shape)

@@ -1,0 +1,226 @@
+"""Which nodes are chosen for int8: by tables of times made up for the purpose, and by the clock."""
+
+import itertools
+import json
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from tfopt.errors import ConfigError, TfoptWarning
+from tfopt.exporting import ExportConfig, export
+from tfopt.exporting.int8.minimum_cut import SINK, SOURCE, FlowNetwork
+from tfopt.exporting.int8.selection import fastest_fit, in_turns, select_int8, stay_float
+from tfopt.exporting.int8.time_table import feeds_of
+from tfopt.graph import freeze
+from tfopt.hardware import detect
+from tfopt.quantization import quantize
+
+X = np.random.default_rng(0).normal(size=(16, 8, 8, 4)).astype("float32")
+
+
+def residual():
+    x = inputs = keras.Input((8, 8, 4))
+    r = layers.Conv2D(4, 3, padding="same", activation="relu", name="stem")(x)
+    left = layers.Conv2D(4, 3, padding="same", name="left")(r)
+    x = layers.ReLU()(left + layers.Conv2D(4, 1, name="right")(r))
+    x = layers.Activation("softplus")(x)  # float in any case
+    x = layers.Conv2D(4, 3, activation="relu", name="last")(x)
+    return keras.Model(inputs, layers.Dense(2, name="head")(layers.Flatten()(x)))
+
+
+@pytest.fixture(scope="module")
+def quantized():
+    return quantize(residual(), calibration_data=X)
+
+
+def table(tmp_path, quantized, times, conversion=0.0, sizes=(1, 10**6), batch_sizes=(1,)):
+    """Writes a table in which a fusion named like a key takes (float ms, int8 ms)."""
+    fusions = {
+        change.name: {"float_ms": [single] * len(batch_sizes), "int8_ms": [int8] * len(batch_sizes)}
+        for change in quantized.report.changed
+        for name, (single, int8) in times.items()
+        if name in change.name
+    }
+    path = tmp_path / "times.json"
+    conversions = {op: [conversion] * len(sizes) for op in ("QuantizeV2", "Dequantize")}
+    content = {"device": "made up", "batch_sizes": batch_sizes, "fusions": fusions, "sizes": sizes}
+    path.write_text(json.dumps(content | {"conversions": conversions}))
+    return path
+
+
+def select(quantized, path, batch_sizes=(1,)):
+    chosen = select_int8(quantized, feeds_of(quantized.float_graph, X, batch_sizes), path)
+    return chosen, {change.name.split("/")[1].removesuffix("_1") for change in chosen.report.changed}
+
+
+NAMES = ("stem", "left", "right", "last", "head")
+
+
+@pytest.mark.parametrize("in_int8", [set(part) for count in range(6) for part in itertools.combinations(NAMES, count)])
+def test_where_conversions_are_free_each_node_goes_where_it_is_faster(tmp_path, quantized, in_int8):
+    times = {name: (2.0, 1.0) if name in in_int8 else (1.0, 2.0) for name in NAMES}
+    chosen, names = select(quantized, table(tmp_path, quantized, times))
+    assert names == in_int8
+    assert all("slower in int8: 2.000 ms in int8, 1.000 ms in float32" in skip.reason for skip in chosen.report.skipped)
+
+
+@pytest.mark.parametrize(
+    ("conversion", "expected"),
+    [(0.1, {"stem", "left", "right", "last", "head"}), (0.72, {"stem", "left", "right"}), (3.0, set())],
+)
+def test_conversions_are_weighed_against_what_int8_saves(tmp_path, quantized, conversion, expected):
+    """The first three save 1.5 ms for two conversions; the other two 0.7 ms for one, a product's own being fused."""
+    times = dict.fromkeys(("stem", "left", "right"), (1.0, 0.5)) | dict.fromkeys(("last", "head"), (0.5, 0.15))
+    chosen, names = select(quantized, table(tmp_path, quantized, times, conversion))
+    assert names == expected
+    assert all("converting its tensors" in skip.reason for skip in chosen.report.skipped)
+
+
+def test_a_slow_node_between_fast_ones_stays_in_int8_if_that_spares_two_conversions(tmp_path, quantized):
+    times = dict.fromkeys(NAMES, (1.0, 0.1)) | {"right": (0.1, 0.2)}
+    assert "right" in select(quantized, table(tmp_path, quantized, times, conversion=0.2))[1]
+    assert "right" not in select(quantized, table(tmp_path, quantized, times, conversion=0.0))[1]
+
+
+def test_each_batch_size_counts_alike(tmp_path, quantized):
+    times = dict.fromkeys(NAMES, (1.0, 0.5))
+    path = table(tmp_path, quantized, times, batch_sizes=(1, 8))
+    content = json.loads(path.read_text())
+    for name, fusion in content["fusions"].items():
+        # Twice as fast at batch size 1; at 8 a hundred times the milliseconds, and "head" there hardly slower.
+        fusion["float_ms"][1], fusion["int8_ms"][1] = (100.0, 110.0) if "head" in name else (100.0, 300.0)
+    path.write_text(json.dumps(content))
+    assert select(quantized, path, batch_sizes=(1, 8))[1] == {"head"}
+
+
+def brute_force(nodes, edges):
+    best = {}
+    for bits in itertools.product((False, True), repeat=nodes):
+        side = [True, False, *bits]
+        cost = sum(capacity for source, target, capacity in edges if side[source] and not side[target])
+        best.setdefault(cost, []).append({node for node, on_source_side in enumerate(side) if on_source_side})
+    return best[min(best)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_cut_is_the_cheapest_of_all(seed):
+    generator = np.random.default_rng(seed)
+    network = FlowNetwork()
+    nodes = [network.node() for _ in range(7)]
+    pairs = (
+        [(SOURCE, node) for node in nodes] + [(node, SINK) for node in nodes] + list(itertools.permutations(nodes, 2))
+    )
+    edges = [(*pair, int(generator.integers(0, 20))) for pair in pairs if generator.random() < 0.6] or [
+        (SOURCE, SINK, 1)
+    ]
+    for edge in edges:
+        network.edge(*edge)
+    assert network.source_side() in brute_force(7, edges)
+
+
+def large():
+    """Three convolutions that int8 makes several times as fast."""
+    x = inputs = keras.Input((32, 32, 64))
+    for number in range(3):
+        x = layers.Conv2D(256, 3, padding="same", activation="relu", name=f"conv{number}")(x)
+    return keras.Model(inputs, layers.GlobalAveragePooling2D()(x))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not {"avx512_vnni", "avx_vnni"} & set(detect().cpu_features), reason="int8 is only faster with VNNI instructions"
+)
+def test_by_the_clock_large_convolutions_are_int8_and_the_times_are_stored(tmp_path):
+    x = np.random.default_rng(0).normal(size=(4, 32, 32, 64)).astype("float32")
+    times = tmp_path / "times.json"
+    config = ExportConfig(precision="int8", batch_sizes=(4,), node_times=str(times))
+    model = large()
+    artifact = export(model, tmp_path / "a", config, calibration_data=x)
+    assert len(artifact.report.changed) == 3
+    assert artifact.precision == "int8"
+    stored = json.loads(times.read_text())
+    assert stored["batch_sizes"] == [4]
+    assert all(fusion["int8_ms"][0] < fusion["float_ms"][0] for fusion in stored["fusions"].values())
+    for fusion in stored["fusions"].values():
+        fusion["int8_ms"] = [1e3]
+    times.write_text(json.dumps(stored))
+    with pytest.warns(TfoptWarning, match=r"changed nothing: slower in int8: 1000\.000 ms in int8"):
+        artifact = export(model, tmp_path / "b", config, calibration_data=x)
+    assert artifact.precision == json.loads((tmp_path / "b" / "manifest.json").read_text())["precision"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: "no JSON", "must be a file that an export wrote"),
+        (lambda content: json.dumps(content | {"batch_sizes": [2]}), r"measured at batch sizes \[2\]"),
+        (lambda content: json.dumps(content | {"fusions": {}}), "lacks '.*stem.*'"),
+    ],
+)
+def test_a_table_that_does_not_fit(tmp_path, quantized, change, message):
+    path = table(tmp_path, quantized, dict.fromkeys(NAMES, (1.0, 0.5)))
+    path.write_text(change(json.loads(path.read_text())))
+    with pytest.raises(ConfigError, match=message):
+        select(quantized, path)
+
+
+def test_a_model_that_stays_float_is_that_of_the_float_export():
+    inputs = keras.Input((8, 8, 4))
+    model = keras.Model(inputs, layers.Conv2D(3, 3, use_bias=False)(inputs))
+    quantized = quantize(model, calibration_data=X)
+    exported = freeze(model)
+    assert sorted(node.op for node in quantized.in_float().graph_def.node) == sorted(
+        node.op for node in exported.graph_def.node
+    )
+    np.testing.assert_array_equal(quantized.in_float().predict(X)["output_0"], exported.predict(X)["output_0"])
+
+
+def test_the_verdict_of_the_clock_is_given_once(tmp_path, quantized):
+    float_alone = select(quantized, table(tmp_path, quantized, dict.fromkeys(NAMES, (1.0, 2.0))))[0]
+    for chosen, reason in ((quantized, "the model as a whole"), (float_alone, "slower in int8: 2.000 ms in int8")):
+        report = stay_float(quantized, chosen, {1: 1.02, 8: 0.99}).report
+        assert report.changed == []
+        assert len(report.skipped) == len(NAMES)
+        assert all(skip.reason.startswith(reason) for skip in report.skipped)
+        assert str(report).count("1.02x at batch size 1 and 0.99x at batch size 8 of float32's time") == 1
+
+
+def test_graphs_are_called_in_turns_until_it_is_clear_that_none_is_fit():
+    def graph_of(depth):
+        inputs = keras.Input((256,), name="x")
+        hidden = inputs
+        for _ in range(depth):
+            hidden = layers.Dense(256, activation="tanh")(hidden)
+        return freeze(keras.Model(inputs, layers.Dense(2)(hidden)))
+
+    small, large = graph_of(1), graph_of(12)
+    feeds = {size: {"x": np.ones((size, 256), "float32")} for size in (1, 8)}
+    ratios = in_turns(small, [large, large], feeds)
+    assert all(ratio > 1.2 for each in ratios for ratio in each)
+    assert fastest_fit(ratios) is None
+    assert fastest_fit(in_turns(large, [small], feeds)) == 0
+
+
+def test_a_table_that_could_not_be_written_is_refused_before_the_work(tmp_path, quantized):
+    config = ExportConfig(precision="int8", node_times=str(tmp_path / "nowhere" / "times.json"))
+    with pytest.raises(ConfigError, match="node_times must be a file in a directory that exists"):
+        export(quantized, tmp_path / "int8", config)
+    assert not (tmp_path / "int8").exists()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"int8_nodes": "some"}, {"batch_sizes": ()}, {"batch_sizes": (0,)}, {"batch_sizes": 5}]
+)
+def test_settings_out_of_range(settings):
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        ExportConfig(**settings)
+
+
+def test_feeds():
+    graph = quantize(residual(), calibration_data=X).float_graph
+    feeds = feeds_of(graph, X[:3], (1, 8))
+    name = next(iter(graph.inputs))
+    np.testing.assert_array_equal(feeds[8][name], np.concatenate([X[:3]] * 3)[:8])
+    assert feeds_of(graph, None, (2,))[2][name].shape == (2, 8, 8, 4)

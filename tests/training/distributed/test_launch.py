@@ -1,0 +1,264 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from textwrap import dedent
+
+import psutil
+import pytest
+import tensorflow as tf
+
+from tfopt.cli import main
+from tfopt.errors import ConfigError
+from tfopt.training.distributed.launch import launch
+
+INDEX = 'import json, os; index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]\n'
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text):
+        path = tmp_path / "script.py"
+        path.write_text(INDEX + dedent(text))
+        return str(path)
+
+    return write
+
+
+def start(*words):
+    """A launcher in a process of its own."""
+    code = "import sys; from tfopt.cli import main; sys.exit(main(sys.argv[1:]))"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, "launch", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def gone(numbers, within_s=10.0):
+    """Whether all processes end in time; one that nobody has waited for yet has ended too."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if not [number for number in numbers if _runs(number)]:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _runs(number):
+    try:
+        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_workers_get_a_cluster_and_the_arguments(script, capsys):
+    path = script("import sys; print(json.dumps([json.loads(os.environ['TF_CONFIG']), sys.argv]))")
+    assert launch([path, "--workers", "7", "-m"], workers=3) == 0
+    lines = dict(line.split("] ", 1) for line in capsys.readouterr().out.splitlines())
+    configs = [json.loads(lines[f"[worker {index}"]) for index in range(3)]
+    assert [config["task"]["index"] for config, _ in configs] == [0, 1, 2]
+    assert len(set(configs[0][0]["cluster"]["worker"])) == 3
+    assert all(config["cluster"] == configs[0][0]["cluster"] for config, _ in configs)
+    assert all(arguments == [path, "--workers", "7", "-m"] for _, arguments in configs)
+
+
+def test_what_tensorflow_says_at_its_start_is_left_out(script, capsys, monkeypatch):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+    path = script("""
+        import sys
+        import tensorflow as tf
+        tf.config.list_physical_devices()
+        print("I0000 is a name", file=sys.stderr)
+    """)
+    assert launch([path], workers=1) == 0
+    assert capsys.readouterr().err.splitlines() == ["[worker 0] I0000 is a name"]
+
+
+def test_lines_stay_whole_and_on_their_stream(script, capsys):
+    path = script("""
+        import sys, time
+        for number in range(50):
+            for stream in (sys.stdout, sys.stderr):
+                for part in (f"{index}:", f"{number}:", "é" * 500, "\\n"):
+                    stream.write(part)
+                    stream.flush()
+        sys.stdout.write("no newline at the end")
+    """)
+    assert launch([path], workers=2) == 0
+    captured = capsys.readouterr()
+    for index in (0, 1):
+        whole = [f"[worker {index}] {index}:{number}:{'é' * 500}" for number in range(50)]
+        of_this = f"[worker {index}] "
+        out = [line for line in captured.out.splitlines() if line.startswith(of_this)]
+        assert out == [*whole, f"[worker {index}] no newline at the end"]
+        assert [line for line in captured.err.splitlines() if line.startswith(of_this)] == whole
+
+
+def test_a_failure_stops_the_others_and_comes_last(script, capsys):
+    path = script("""
+        import time
+        if index == 1:
+            raise ArithmeticError("the loss is nan")
+        time.sleep(600)
+    """)
+    began = time.monotonic()
+    assert launch([path], workers=3) == 1
+    assert time.monotonic() - began < 30
+    lines = capsys.readouterr().err.splitlines()
+    place = lines.index("tfopt: worker 1 failed with exit code 1. It ended with:")
+    assert lines[place + 1] == "[worker 1] Traceback (most recent call last):"
+    assert lines[-1] == "[worker 1] ArithmeticError: the loss is nan"
+
+
+@pytest.mark.slow
+def test_a_worker_that_ignores_sigterm_is_killed_within_30_s(script):
+    path = script("""
+        import signal, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(1)
+        sys.exit(7) if index == 0 else time.sleep(600)
+    """)
+    began = time.monotonic()
+    assert launch([path], workers=2) == 7
+    assert time.monotonic() - began < 30
+
+
+def test_the_first_traceback_is_to_blame_even_if_its_process_ends_last(script, capsys):
+    path = script("""
+        import atexit, time
+        if index == 1:
+            atexit.register(time.sleep, 2)
+            raise ArithmeticError("the cause")
+        time.sleep(1)
+        raise ConnectionError("the consequence")
+    """)
+    assert launch([path], workers=2) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "[worker 1] ArithmeticError: the cause"
+
+
+def test_exit_codes(script):
+    assert launch([script("raise SystemExit(5 if index else 0)")], workers=2) == 5
+    assert launch([script("import signal; index and os.kill(os.getpid(), signal.SIGKILL)")], workers=2) == 137
+
+
+def test_what_a_worker_started_ends_with_it(script, capsys):
+    path = script("import subprocess; print(subprocess.Popen(['sleep', '600']).pid)")
+    assert launch([path], workers=2) == 0
+    children = [int(line.split()[-1]) for line in capsys.readouterr().out.splitlines()]
+    assert len(children) == 2
+    assert gone(children)
+
+
+WAITING = """
+    import signal, subprocess, sys, time
+    def save(*_):
+        time.sleep(1)
+        print("saved")
+        sys.exit(143)
+    signal.signal(signal.SIGTERM, save)
+    child = subprocess.Popen(["sleep", "600"])
+    print(os.getpid(), child.pid)
+    time.sleep(600)
+"""
+
+
+def processes(launcher, workers):
+    lines = [launcher.stdout.readline() for _ in range(workers)]
+    return [int(number) for line in lines for number in line.split("] ")[1].split()]
+
+
+@pytest.mark.slow
+def test_sigterm_lets_the_workers_save(script):
+    launcher = start("--workers", 2, script(WAITING))
+    started = processes(launcher, 2)
+    launcher.terminate()
+    output, errors = launcher.communicate(timeout=30)
+    assert launcher.returncode == 143
+    assert sorted(output.splitlines()) == ["[worker 0] saved", "[worker 1] saved"]
+    assert "failed" not in errors
+    assert gone(started)
+
+
+def test_ctrl_c_ends_the_workers(script):
+    launcher = start("--workers", 2, script(WAITING))
+    started = processes(launcher, 2)
+    launcher.send_signal(signal.SIGINT)
+    launcher.communicate(timeout=30)
+    assert launcher.returncode == 130
+    assert gone(started)
+
+
+def test_a_killed_launcher_leaves_no_process(script):
+    launcher = start("--workers", 2, script(WAITING))
+    started = processes(launcher, 2)
+    everything = [child.pid for child in psutil.Process(launcher.pid).children(recursive=True)]
+    assert set(started) < set(everything)
+    launcher.kill()
+    launcher.communicate(timeout=30)
+    assert gone(everything)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--workers", "0", "SCRIPT"], "workers must be a whole number of at least 1. Received: workers=0"),
+        (["--workers", "1", "--devices-per-worker", "0", "SCRIPT"], "devices_per_worker=0"),
+        (["--workers", "2", "missing.py"], "'missing.py'"),
+        (["--workers", "2"], "script must be a Python file"),
+        (["--workers", "2", "-m"], "and a module"),
+        (["--workers", "two", "SCRIPT"], "two"),
+        (["--worker", "2", "SCRIPT"], "--workers"),
+        (["SCRIPT"], "--workers"),
+    ],
+)
+def test_wrong_use(words, message, script, capsys):
+    path = script("")
+    assert main(["launch", *[word.replace("SCRIPT", path) for word in words]]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert message in lines[0]
+
+
+def test_a_module_can_be_launched(capsys):
+    assert main(["launch", "--workers=1", "-m", "platform", "--workers"]) == 0
+    assert capsys.readouterr().out.startswith("[worker 0] Linux")
+
+
+@pytest.mark.gpu
+def test_more_devices_than_gpus_are_refused(script):
+    count = len(tf.config.list_physical_devices("GPU"))
+    with pytest.raises(ConfigError, match=f"{count} GPUs"):
+        launch([script("")], workers=count + 1, devices_per_worker=1)
+
+
+@pytest.mark.slow
+def test_without_gpus_a_worker_gets_logical_devices(script, capsys):
+    if tf.config.list_physical_devices("GPU"):
+        pytest.skip("there is a GPU")
+    path = script("""
+        import sys, tensorflow as tf
+        print(__name__, len(tf.config.list_logical_devices("CPU")), sys.argv, sys.path[0])
+    """)
+    assert launch([path, "-x"], workers=1, devices_per_worker=3) == 0
+    printed = capsys.readouterr().out.splitlines()[-1]
+    assert printed == f"[worker 0] __main__ 3 {[path, '-x']} {os.path.dirname(path)}"  # noqa: PTH120
+
+
+@pytest.mark.slow
+def test_two_workers_add_their_gradients(script, capsys):
+    path = script("""
+        from tfopt.training.distributed.cluster import find_cluster, multi_worker_strategy
+        strategy = multi_worker_strategy(find_cluster(), start_timeout_s=200)
+        import tensorflow as tf
+        @tf.function
+        def add(value):
+            return strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("sum", tf.identity(value)))
+        print(strategy.num_replicas_in_sync, add(tf.constant([10.0 ** index, 0.5])).numpy().tolist())
+    """)
+    assert launch([path], workers=2) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "] 2 " in line]
+    assert sorted(lines) == ["[worker 0] 2 [11.0, 1.0]", "[worker 1] 2 [11.0, 1.0]"]

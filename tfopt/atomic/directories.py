@@ -1,0 +1,246 @@
+"""Directories that appear whole or not at all.
+
+A new artifact is written beside the final name, in a work directory of its own:
+
+    .NAME.tmp-0123456789abcdef/
+        lock    held (flock) for as long as the export works here
+        new/    what is being written; after an exchange, the earlier artifact
+        old/    only without an exchange: the earlier artifact, between two renames
+
+It is flushed to the disk, and then `new` and the earlier artifact exchange their names in one step. Where the file
+system has no such step there are two renames; what stops the export between them is made good by the export itself,
+or, if it was killed, by the next one.
+
+A work directory whose lock nobody holds was left behind. The lock tells that where process ids cannot: between threads,
+and between containers, each of which has a process 1.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from tfopt.atomic.exchange import exchange
+from tfopt.atomic.files import flush_to_disk
+from tfopt.errors import ExportError
+
+MARK = "manifest.json"
+LOCK, NEW, OLD = "lock", "new", "old"
+ATTEMPTS = 100  # to replace a target that others replace at the same time
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+@contextmanager
+def staged_directory(final: Path, bytes_needed: int | None = None) -> Iterator[Path]:
+    """Gives a temporary directory beside `final` that takes its place when the block ends well.
+
+    However the block ends, by Ctrl-C as well, `final` holds all of what it held before, or all of the new. After a kill
+    too, except on file systems without an exchange of names: there the old artifact may be left under the temporary
+    name, and the next export puts it back. What a killed process left behind is cleared away by the next one.
+
+    Args:
+        final: The directory that is to appear.
+        bytes_needed: About how much will be written; it is named if the disk is full.
+    Raises:
+        ExportError: `final` cannot be written, or holds something that is not an artifact of ours.
+    """
+    check_target(final)
+    try:
+        with _work_directory(final) as work:
+            new = work / NEW
+            new.mkdir()
+            yield new
+            for path in [*new.rglob("*"), new]:
+                flush_to_disk(path)
+            _check_replaceable(final)  # files may have been put there meanwhile
+            _publish(new, final, work / OLD)
+            flush_to_disk(final.parent)
+    except OSError as error:
+        room = _room(final, error, bytes_needed)
+        raise ExportError(f"The artifact could not be written. Received: directory={final} ({error}).{room}") from error
+
+
+@contextmanager
+def exclusive(directory: Path) -> Iterator[None]:
+    """Keeps other processes from working in a directory; it is made, and goes again if it is still empty at the end.
+
+    Raises:
+        ExportError: Another process works in it, or it cannot be made.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY)
+    except OSError as error:
+        raise _not_writable(directory, error) from error
+    try:
+        with suppress(
+            OSError
+        ):  # NFS locks no directories; two runs would mix their artifacts there, each of them whole
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ExportError(
+                    f"One run at a time may export to a directory. Received: directory={directory}, where another is "
+                    "at work. Wait for it, or choose another directory."
+                ) from error
+        yield
+    finally:
+        os.close(descriptor)
+        with suppress(OSError):  # not empty: it holds what was made
+            directory.rmdir()
+
+
+def check_target(final: Path) -> None:
+    """Raises ExportError unless an artifact may and can be written to `final`. Leaves nothing behind."""
+    if set("[]*?") & set(str(final)):
+        raise ExportError(
+            "The export directory's path must hold none of [ ] * ?, which TensorFlow reads as a pattern. "
+            f"Received: directory={final}. Choose another name."
+        )
+    outer = next((parent for parent in final.absolute().parents if _files_of_artifact(parent) is not None), None)
+    if outer is not None:
+        raise ExportError(
+            "The export directory must not lie inside an artifact, whose files it would change. "
+            f"Received: directory={final}, inside the artifact {outer}. Choose a directory beside it."
+        )
+    try:
+        _check_replaceable(final)
+        _clear_leftovers(final)
+        existing = next(parent for parent in final.absolute().parents if parent.exists())
+        with _work_directory(existing / final.name):
+            pass  # it can be made
+    except OSError as error:
+        raise _not_writable(final, error) from error
+
+
+def _check_replaceable(final: Path) -> None:
+    if final.exists() and not _is_artifact(final) and not (final.is_dir() and not any(final.iterdir())):
+        raise ExportError(
+            f"The export directory must be new, empty or an earlier artifact (it would be replaced). "
+            f"Received: directory={final}, which holds something else. Choose another directory."
+        )
+
+
+def _is_artifact(directory: Path) -> bool:
+    """Whether we wrote it, and all that is in it: what is another's must not go when the artifact is replaced."""
+    files = _files_of_artifact(directory)
+    if files is None:
+        return False
+    return all(path.relative_to(directory).as_posix() in files for path in directory.rglob("*") if path.is_file())
+
+
+def _files_of_artifact(directory: Path) -> set[str] | None:
+    """Returns the names of the files that its manifest lists, the manifest included; None without one of ours."""
+    try:
+        manifest = json.loads((directory / MARK).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(manifest, dict) or "tfopt" not in manifest or not isinstance(manifest.get("files"), dict):
+        return None
+    return {MARK, *manifest["files"]}
+
+
+@contextmanager
+def _work_directory(final: Path) -> Iterator[Path]:
+    """Makes a directory beside `final` that nobody else writes to, and removes it in the end."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    lock = None
+    while lock is None:  # another export may remove it before its lock is held
+        work = final.with_name(f".{final.name}.tmp-{secrets.token_hex(8)}")
+        work.mkdir()
+        try:
+            lock = _take_lock(work, just_made=True)
+        except OSError:  # no room even for an empty file
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+    try:
+        yield work
+    finally:
+        _discard(work, final)
+        lock.close()
+
+
+def _take_lock(work: Path, *, just_made: bool = False) -> IO[bytes] | None:
+    """Returns the open lock of a work directory; None if another holds it, or has removed it.
+
+    Where the file system has no locks, a directory is taken to be in use, except by who has just made it.
+    """
+    try:
+        lock = (work / LOCK).open("ab")
+    except FileNotFoundError:
+        return None
+    held = False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Who cleared the directory away may have held this very file, which has no name any more.
+        held = os.path.samestat(os.fstat(lock.fileno()), (work / LOCK).stat())
+    except (BlockingIOError, FileNotFoundError):
+        held = False
+    except OSError:  # the file system has no locks
+        held = just_made
+    finally:
+        if not held:
+            lock.close()
+    return lock if held else None
+
+
+def _publish(new: Path, final: Path, old: Path) -> None:
+    """Gives `new` the name `final`. What was there is called `new` afterwards."""
+    for attempt in range(ATTEMPTS):
+        try:
+            if not final.exists():
+                new.rename(final)
+            elif not exchange(new, final):
+                shutil.rmtree(old, ignore_errors=True)  # of an attempt before: another export was faster
+                final.rename(old)
+                new.rename(final)
+                old.rename(new)
+            return
+        except OSError as error:  # another export has made, moved or replaced `final` between two lines
+            if attempt == ATTEMPTS - 1 or error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+                raise
+
+
+def _discard(work: Path, final: Path) -> None:
+    """Removes a work directory. An artifact that was moved aside for one that never came gets its name back."""
+    if (work / OLD).exists() and not final.exists():
+        (work / OLD).rename(final)
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _clear_leftovers(final: Path) -> None:
+    pattern = re.compile(re.escape(f".{final.name}.tmp-") + "[0-9a-f]{16}")
+    if not final.parent.is_dir():
+        return
+    for work in final.parent.iterdir():
+        if pattern.fullmatch(work.name):
+            with suppress(PermissionError):  # of another user
+                lock = _take_lock(work)
+                if lock is not None:
+                    _discard(work, final)
+                    lock.close()
+
+
+def _not_writable(directory: Path, error: OSError) -> ExportError:
+    return ExportError(
+        f"The export directory must be writable. Received: directory={directory} ({error}). "
+        "Choose a directory you may write to."
+    )
+
+
+def _room(final: Path, error: OSError, bytes_needed: int | None) -> str:
+    """Returns what to do about a full disk; nothing if it was not that."""
+    if error.errno not in NO_ROOM:
+        return ""
+    needs = "" if bytes_needed is None else f" The artifact needs about {bytes_needed:,} bytes;"
+    free = f" {shutil.disk_usage(final.parent).free:,} bytes are free there."
+    return f"{needs}{free} Make room, raise the limit on file sizes if there is one, or choose another directory."

@@ -1,0 +1,88 @@
+"""Files that appear whole or not at all: written under a temporary name, flushed to the disk, then renamed."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from tfopt.errors import ExportError
+
+# What the temporary name ends in. Nobody else gives a file such a name, so what has it may be removed.
+TEMPORARY_SUFFIX = r"\.tfopt-[0-9a-f]{32}"
+CANNOT_FLUSH = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Gives a file to write, which gets its name when the block ends well. Until then the name holds what it held.
+
+    Args:
+        path: The final name. Its directory must exist.
+    Raises:
+        OSError: The file cannot be written.
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "weights.bin"
+        >>> with whole_file(path) as file:
+        ...     _ = file.write(b"1234")
+        >>> path.read_bytes()
+        b'1234'
+    """
+    temporary = path.with_name(f".{path.name}.tfopt-{uuid.uuid4().hex}")
+    try:
+        with temporary.open("xb") as file:
+            # The lock is held until the file has its name. It tells other processes that somebody still writes the
+            # file. A process id could not tell that: containers repeat them, and machines share directories.
+            with suppress(OSError):  # the file system has no locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+            file.flush()
+            _flush(file.fileno())
+            temporary.replace(path)
+        flush_to_disk(path.parent)
+    finally:
+        with suppress(OSError):  # it has its final name, or never came to be
+            temporary.unlink()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file so that its name only ever holds a whole file.
+
+    Raises:
+        ExportError: The file cannot be written. What was there is still there.
+    Example:
+        >>> import tempfile
+        >>> write_text(Path(tempfile.mkdtemp()) / "receipts.json", "{}")
+    """
+    content = text.encode()
+    try:
+        with whole_file(path) as file:
+            file.write(content)
+    except OSError as error:
+        raise ExportError(
+            f"The file could not be written. Received: {path} ({error}); it takes {len(content):,} bytes. "
+            "Make room, or choose another directory."
+        ) from error
+
+
+def flush_to_disk(path: Path) -> None:
+    """Waits until a file, or a directory's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        _flush(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _flush(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in CANNOT_FLUSH:
+            raise

@@ -1,0 +1,280 @@
+"""What a model gives on drawn inputs: recorded at export, and computed again by verify.
+
+Inputs are drawn with a fixed seed, uniformly over the range that the model's inputs have, so that the manifest need not
+hold them. Of each output the manifest holds some values, spread evenly over the whole, and sums that cover all of it:
+an output is cut into consecutive parts, and in each part every value is added with a random sign. The squared
+difference between two such sums is, on average, the squared distance between the two parts. So the distance between two
+outputs of any size is estimated from a few numbers, and no value can change without a sum changing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.data.batches import iterate_batches
+from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.exporting.manifest import (
+    ARTIFACT,
+    FIRST_FORMAT,
+    SOURCE,
+    CheckRecord,
+    OutputRecord,
+    TensorRecord,
+    describe,
+)
+from tfopt.exporting.signatures import DEFAULT
+from tfopt.graph import FrozenGraph
+from tfopt.graph.edit import producer
+from tfopt.graph.frozen import full_name
+from tfopt.graph.open_sizes import open_size
+
+CHECKED_EXAMPLES = 2
+CHECKED_VALUES = 128
+CHECKED_SUMS = 64
+FIRST_VALUES = 64  # of each output the first so many, in the first format
+SMALL_IDS = 9  # the greatest integer drawn for an input that reads no table
+EXACT = 2**53  # integers up to this are exact in a manifest
+# What an input of ids goes through on its way to a table: shapes change, and negative ids are made positive.
+ID_OPS = frozenset({"Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "Less", "AddV2", "SelectV2"})
+
+# Lines of TensorFlow's errors that do not tell the reason.
+UNTOLD = ("Graph execution error", "Detected at node", "<stack traces", "  File ")
+
+Ranges = dict[str, tuple[float, float]]
+
+
+def record_check(source: FrozenGraph, graphs: Mapping[str, FrozenGraph], data: Any) -> dict[str, Any]:
+    """Records what the source and the artifact's graphs give on the same inputs, for verify to compare with.
+
+    Args:
+        source: The model's own graph.
+        graphs: The graph of each signature.
+        data: Examples, for the range and the shape of real inputs; None where there are none.
+    Raises:
+        ConfigError: The data holds NaN or infinity.
+        UnsupportedModelError: The model does not run on inputs of its own shapes, or gives NaN.
+    """
+    specs = {name: TensorRecord.of(describe(spec)) for name, spec in graphs[DEFAULT].inputs.items()}
+    batch = None if data is None else next(iterate_batches(data, inputs=len(specs)), None)
+    if batch is None:
+        length = open_size(source)
+        shapes = {name: [size or length for size in (spec.shape or [None])] for name, spec in specs.items()}
+        candidates = _ranges_without_data(source, specs)
+    else:
+        fed = {name: value.numpy() for name, value in graphs[DEFAULT].feed(batch[0]).items()}
+        shapes = {name: list(value.shape) for name, value in fed.items()}
+        candidates = [{name: _range_of(name, value) for name, value in fed.items()}]
+    for name, shape in shapes.items():
+        shape[:1] = [(specs[name].shape or [None])[0] or CHECKED_EXAMPLES]
+    models = {SOURCE: source, ARTIFACT: graphs[DEFAULT]}
+    models |= {name: graph for name, graph in graphs.items() if name != DEFAULT}
+    problem: UnsupportedModelError | None = None
+    for ranges in candidates:
+        check = CheckRecord(ranges=ranges, shapes={name: tuple(shape) for name, shape in shapes.items()}, outputs={})
+        try:
+            outputs = _outputs(models, draw_inputs(specs, check), check)
+        except UnsupportedModelError as error:
+            problem = problem or error
+            continue
+        recorded = {
+            kind: {name: record_output(value).to_dict() for name, value in values.items()}
+            for kind, values in outputs.items()
+        }
+        return check.to_dict() | {"outputs": recorded}
+    assert problem is not None
+    raise problem
+
+
+def draw_inputs(specs: Mapping[str, TensorRecord], check: CheckRecord) -> dict[str, np.ndarray]:
+    """Returns the inputs of the check, the same in every process."""
+    generator = np.random.default_rng(0)
+    first = check.format == FIRST_FORMAT  # which drew integers as floats and cut these off, ids from 0 to 1 as 0
+    inputs = {}
+    for name, spec in specs.items():
+        (low, high), shape = check.ranges[name], check.shapes[name]
+        if spec.numpy_dtype.kind in "biu" and not first:
+            drawn: np.ndarray = generator.integers(max(int(low), -EXACT), min(int(high), EXACT), shape, endpoint=True)
+        else:
+            drawn = generator.uniform(low, high, shape)
+        inputs[name] = drawn.astype(spec.numpy_dtype)
+    return inputs
+
+
+def are_numbers(outputs: Mapping[str, np.ndarray], recorded: Mapping[str, OutputRecord]) -> bool:
+    """Whether outputs hold no NaN, and infinity only if they held it at export."""
+    floats = {name: value for name, value in outputs.items() if value.dtype.kind == "f"}
+    return all(
+        not np.isnan(value).any() and np.isinf(value).sum() == recorded[name].infinite for name, value in floats.items()
+    )
+
+
+def compare(
+    outputs: Mapping[str, np.ndarray], recorded: Mapping[str, OutputRecord], first: bool
+) -> tuple[float, float]:
+    """Returns how far outputs are from the recorded ones: the largest difference, and the relative one.
+
+    Args:
+        outputs: The outputs by name.
+        recorded: What the manifest holds of each.
+        first: Whether the manifest is of the first format.
+    Returns: The largest absolute difference among the values held, and the greatest ratio of norms, of the values held
+        and of all values.
+    """
+    values = np.concatenate([_values(outputs[name], first) for name in recorded])
+    held = np.concatenate([np.asarray(record.values, np.float64) for record in recorded.values()])
+    if values.shape != held.shape:
+        return math.inf, math.inf
+    largest, relative = (
+        float(np.abs(values - held).max(initial=0.0)),
+        _ratio(values - held, float(np.linalg.norm(held))),
+    )
+    summed = {name: record for name, record in recorded.items() if record.sums}
+    if summed:
+        sums = np.concatenate([_signed_sums(outputs[name]) - record.sums for name, record in summed.items()])
+        relative = max(relative, _ratio(sums, math.hypot(*(record.norm for record in summed.values()))))
+    return largest, relative
+
+
+def _outputs(
+    models: Mapping[str, FrozenGraph], inputs: Mapping[str, np.ndarray], check: CheckRecord
+) -> dict[str, dict[str, np.ndarray]]:
+    graph = models[ARTIFACT]
+    try:
+        outputs = {kind: model.predict(inputs) for kind, model in models.items()}
+    except tf.errors.OpError as error:
+        shapes = {name: list(shape) for name, shape in check.shapes.items()}
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        reason = next((line.strip() for line in lines if not line.startswith(UNTOLD)), lines[0])
+        raise UnsupportedModelError(
+            f"The model must run on inputs of the shapes {shapes}. Received: {graph.name!r}, which fails "
+            f"({reason}). Pass calibration_data with examples of a size that it takes."
+        ) from error
+    for kind, values in outputs.items():
+        for name, value in values.items():
+            if value.dtype.kind == "f" and np.isnan(value).any():
+                ranges = ", ".join(f"{key} from {low:g} to {high:g}" for key, (low, high) in check.ranges.items())
+                raise UnsupportedModelError(
+                    f"The outputs must be numbers on finite inputs. Received: {graph.name!r}, whose output {name!r} "
+                    f"{'' if kind == SOURCE else f'of the {kind} '}holds NaN for {ranges}. Look for NaN among its "
+                    "weights. If it is right on real inputs, pass calibration_data in the range of these."
+                )
+    return outputs
+
+
+def _ranges_without_data(source: FrozenGraph, specs: Mapping[str, TensorRecord]) -> list[Ranges]:
+    """Returns what to draw inputs from, best first: a model may refuse what the graph seems to take."""
+    rows = table_rows(source)
+    whole: Ranges = {}
+    small: Ranges = {}
+    for name, spec in specs.items():
+        dtype = spec.numpy_dtype
+        whole[name] = small[name] = (0.0, 1.0)
+        if name in rows:
+            whole[name] = (0, rows[name] - 1)
+        elif dtype.kind in "iu" and dtype.itemsize == 1:
+            whole[name] = (float(np.iinfo(dtype).min), float(np.iinfo(dtype).max))  # pixels and the like
+        elif dtype.kind in "iu":
+            whole[name] = (0, SMALL_IDS)
+    zeros = {name: (0.0, 0.0) if specs[name].numpy_dtype.kind in "iu" else each for name, each in small.items()}
+    candidates: list[Ranges] = []
+    for ranges in (whole, small, zeros):
+        if ranges not in candidates:
+            candidates.append(ranges)
+    return candidates
+
+
+def table_rows(graph: FrozenGraph) -> dict[str, int]:
+    """Returns, for each input that looks up rows of tables, how many rows the smallest of these has."""
+    integers = {name: spec.name for name, spec in graph.inputs.items() if spec.dtype.is_integer}
+    if not integers:
+        return {}
+    nodes = {node.name: node for node in graph.graph_def.node}
+    consumers: dict[str, list[Any]] = {}
+    for node in graph.graph_def.node:
+        for tensor in node.input:
+            consumers.setdefault(producer(tensor), []).append(node)
+    shapes = graph.shapes()
+    found = {}
+    for name, placeholder in integers.items():
+        sizes = [_table_size(gather, nodes, shapes) for gather in _gathers(placeholder, consumers)]
+        known = [size for size in sizes if size is not None]
+        if known:
+            found[name] = min(known)
+    return found
+
+
+def _gathers(placeholder: str, consumers: Mapping[str, list[Any]]) -> Iterator[Any]:
+    """Yields the look-ups whose indices come from a placeholder."""
+    waiting, seen = [placeholder], {placeholder}
+    while waiting:
+        name = waiting.pop()
+        for node in consumers.get(name, ()):
+            if node.op == "GatherV2" and producer(node.input[1]) == name:
+                yield node
+            elif node.op in ID_OPS and node.name not in seen:
+                seen.add(node.name)
+                waiting.append(node.name)
+
+
+def _table_size(gather: Any, nodes: Mapping[str, Any], shapes: Mapping[str, tf.TensorShape]) -> int | None:
+    axis = nodes[producer(gather.input[2])]
+    while axis.op == "Identity":
+        axis = nodes[producer(axis.input[0])]
+    shape = shapes.get(full_name(gather.input[0]).removesuffix(":0"))
+    if axis.op != "Const" or shape is None or shape.rank is None:
+        return None
+    size: int | None = shape.as_list()[int(tf.make_ndarray(axis.attr["value"].tensor))]
+    return size or None
+
+
+def _range_of(name: str, values: np.ndarray) -> tuple[float, float]:
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise ConfigError(
+            f"calibration_data must be finite. Received: NaN or infinity in the first batch of input {name!r}, of "
+            f"shape {values.shape}. Remove these examples, or export without calibration_data, which only int8 needs."
+        )
+    return (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
+
+
+def record_output(output: np.ndarray) -> OutputRecord:
+    """Returns what the manifest holds of an output."""
+    record = OutputRecord(
+        values=tuple(_short(value) for value in _values(output)),
+        infinite=int(np.isinf(output).sum()) if output.dtype.kind == "f" else 0,
+    )
+    if output.size <= CHECKED_VALUES:
+        return record
+    sums = tuple(_short(value) for value in _signed_sums(output))
+    return replace(record, sums=sums, norm=_short(float(np.linalg.norm(_finite(output)))))
+
+
+def _values(output: np.ndarray, first: bool = False) -> np.ndarray:
+    flat = output.reshape(-1)
+    if first or flat.size <= CHECKED_VALUES:
+        return _finite(flat[: FIRST_VALUES if first else CHECKED_VALUES])
+    return _finite(flat[np.linspace(0, flat.size - 1, CHECKED_VALUES).astype(np.int64)])
+
+
+def _signed_sums(output: np.ndarray) -> np.ndarray:
+    generator = np.random.default_rng(0)
+    parts = np.array_split(_finite(output), CHECKED_SUMS)
+    return np.array([part @ (2.0 * generator.integers(0, 2, part.size, dtype=np.int8) - 1.0) for part in parts])
+
+
+def _finite(output: np.ndarray) -> np.ndarray:
+    """Returns all values in a row; where one is infinite, and would hide the others in a sum, 0 stands."""
+    return np.nan_to_num(output.reshape(-1).astype(np.float64), posinf=0.0, neginf=0.0)
+
+
+def _ratio(difference: np.ndarray, norm: float) -> float:
+    return float(np.linalg.norm(difference)) / max(norm, 1e-12)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.7g}")

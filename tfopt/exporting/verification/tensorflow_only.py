@@ -1,0 +1,254 @@
+"""Runs one SavedModel in a process of its own, which imports TensorFlow and NumPy and nothing of tfopt or Keras.
+
+It reads one JSON command per line from standard input, "load", "predict" or "time", and answers with one JSON line.
+What takes long sends lines before, as signs of life.
+A process of its own keeps another model's spinning thread pool from slowing this one, and proves that the artifact
+needs nothing but TensorFlow. `tfopt.exporting.verification.process` starts it.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+BLOCKED = ("keras", "tf_keras", "tfopt")
+if __name__ == "__main__":
+    sys.path[:] = json.loads(sys.argv[1])  # where the caller found TensorFlow
+    # TensorFlow imports Keras where it finds it. None in its place makes it, and anything else, do without.
+    sys.modules.update(dict.fromkeys(BLOCKED))  # type: ignore[arg-type]
+
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel  # noqa: E402
+from tensorflow.python.framework.convert_to_constants import (  # noqa: E402
+    convert_variables_to_constants_v2,
+)
+
+# Ops that compute with weights, and the position of these among the inputs.
+WEIGHTED = {
+    "Conv2D": 1,
+    "Conv3D": 1,
+    "DepthwiseConv2dNative": 1,
+    "Conv2DBackpropInput": 1,
+    "MatMul": 1,
+    "BatchMatMulV2": 1,
+    "Einsum": 1,
+    "_FusedQuantizedConv2D": 1,
+    "_FusedQuantizedDepthwiseConv2D": 1,
+    "_QuantizedMatMul": 1,
+}
+UNKNOWN_OP = "Op type not registered"
+CONVERSIONS = ("QuantizeV2", "Dequantize", "QuantizedMaxPool")
+
+
+ALIVE_S = 1.0  # between two signs of life
+
+
+class Runner:
+    """Answers the commands.
+
+    Args:
+        show_life: Is called after each step of what may take long.
+    """
+
+    def __init__(self, show_life: Callable[[], None]) -> None:
+        self.show_life = show_life
+
+    def load(self, path: str, signature: str) -> dict[str, Any]:
+        for gpu in tf.config.list_physical_devices("GPU"):
+            tf.config.experimental.set_memory_growth(gpu, True)  # it is shared with other artifacts' processes
+        try:
+            self.model = tf.saved_model.load(path)  # kept: its variables go when it does
+            signatures = self.model.signatures
+        except RuntimeError as error:
+            if UNKNOWN_OP not in str(error):
+                raise
+            signatures = {signature: load_signature(path, signature)}
+        check_signature(signature, signatures)
+        self.serve = signatures[signature]
+        # Every signature has the same weights, and XLA's would hide them.
+        self.default = signatures.get("serving_default", self.serve)
+        outputs = self.serve.structured_outputs
+        return {
+            "inputs": {name: describe(spec) for name, spec in self.serve.structured_input_signature[1].items()},
+            "outputs": {name: describe(spec) for name, spec in outputs.items()},
+            "tensorflow": tf.__version__,
+            "devices": [device.device_type for device in tf.config.list_physical_devices()],
+            "imported": [name for name in BLOCKED if sys.modules.get(name) is not None],
+            "kernels": count_kernels(self.serve),
+        }
+
+    def count(self) -> dict[str, int]:
+        return count_weights(self.default)
+
+    def predict(self, inputs: str, outputs: str, batch_size: int) -> dict[str, Any]:
+        with np.load(inputs) as arrays:
+            fed = {name: arrays[name] for name in arrays.files}
+        length = len(next(iter(fed.values())))
+        parts: dict[str, list[Any]] = {}
+        for start in range(0, length, batch_size):
+            batch = {name: tf.constant(value[start : start + batch_size]) for name, value in fed.items()}
+            for name, value in self.serve(**batch).items():
+                parts.setdefault(name, []).append(value.numpy())
+            self.show_life()
+        joined: Any = {name: np.concatenate(values) for name, values in parts.items()}
+        np.savez(outputs, **joined)
+        return {}
+
+    def time(self, inputs: str, seconds: float, at_least: int) -> dict[str, Any]:
+        """Times calls for about so many seconds; the first ones, which trace and allocate, are not counted."""
+        with np.load(inputs) as arrays:
+            batch = {name: tf.constant(arrays[name]) for name in arrays.files}
+        for _ in range(2):
+            self.serve(**batch)
+            self.show_life()
+        milliseconds: list[float] = []
+        until = time.perf_counter() + seconds
+        while len(milliseconds) < at_least or time.perf_counter() < until:
+            start = time.perf_counter()
+            outputs = self.serve(**batch)
+            next(iter(outputs.values())).numpy()  # waits for a GPU
+            milliseconds.append((time.perf_counter() - start) * 1e3)
+            self.show_life()
+        return {"ms": milliseconds}
+
+
+def describe(spec: tf.TensorSpec) -> dict[str, Any]:
+    return {"shape": spec.shape.as_list() if spec.shape.rank is not None else None, "dtype": spec.dtype.name}
+
+
+def load_signature(path: str | Path, signature: str) -> Any:
+    """Loads one signature of an artifact that TensorFlow cannot load as a whole.
+
+    `tf.saved_model.load` reads the functions of all signatures, and fails if it does not know an op in one of them, as
+    builds without oneDNN do not know the int8 kernels. Here the other signatures are left out of what it reads.
+
+    Args:
+        path: The artifact's directory. Its weights are constants, as `tfopt.export` writes them.
+        signature: Its name, for example "serving_float".
+    Returns: A function of the inputs by name, which returns a dict of the outputs.
+    """
+    whole = SavedModel.FromString(Path(path, "saved_model.pb").read_bytes()).meta_graphs[0]
+    check_signature(signature, whole.signature_def)
+    definition = whole.signature_def[signature]
+    saved = SavedModel(saved_model_schema_version=1)
+    part = saved.meta_graphs.add()
+    part.meta_info_def.tags.extend(whole.meta_info_def.tags)
+    part.signature_def[signature].CopyFrom(definition)
+    part.graph_def.versions.CopyFrom(whole.graph_def.versions)
+    needed = sources(whole.graph_def.node, [output.name for output in definition.outputs.values()])
+    part.graph_def.node.extend(node for node in whole.graph_def.node if node.name in needed)
+    called = called_functions(whole.graph_def, part.graph_def.node)
+    part.graph_def.library.function.extend(called.values())
+    with tempfile.TemporaryDirectory(prefix="tfopt-") as directory:
+        Path(directory, "saved_model.pb").write_bytes(saved.SerializeToString())
+        return tf.saved_model.load(directory).signatures[signature]
+
+
+def check_signature(signature: str, signatures: Iterable[str]) -> None:
+    if signature not in signatures:
+        raise ValueError(f"it has no signature {signature!r}, only {', '.join(map(repr, signatures))}")
+
+
+def sources(nodes: Iterable[Any], tensors: Iterable[str]) -> set[str]:
+    """Returns the names of the nodes that tensors are computed from."""
+    by_name = {node.name: node for node in nodes}
+    waiting = list(tensors)
+    found: set[str] = set()
+    while waiting:
+        name = waiting.pop().lstrip("^").split(":")[0]
+        if name not in found:
+            found.add(name)
+            waiting += by_name[name].input
+    return found
+
+
+def called_functions(graph_def: Any, nodes: Iterable[Any]) -> dict[str, Any]:
+    """Returns the functions of a graph that nodes call, and those that they call in turn, by name."""
+    bodies = {body.signature.name: body for body in graph_def.library.function}
+    found: dict[str, Any] = {}
+    waiting = [nodes]
+    while waiting:
+        for node in waiting.pop():
+            names = {function.name for value in node.attr.values() for function in (value.func, *value.list.func)}
+            new = {name: bodies[name] for name in names & bodies.keys() - found.keys()}
+            found |= new
+            waiting += [body.node_def for body in new.values()]
+    return found
+
+
+def count_kernels(function: Any) -> dict[str, int]:
+    """Counts the computing ops of a function and of all that it calls."""
+    graph = function.graph.as_graph_def()
+    bodies = [body.node_def for body in called_functions(graph, graph.node).values()]
+    kernels: dict[str, int] = {}
+    for node in (node for nodes in (graph.node, *bodies) for node in nodes):
+        if node.op in CONVERSIONS or node.op in WEIGHTED:
+            kernels[node.op] = kernels.get(node.op, 0) + 1
+    return kernels
+
+
+def count_weights(function: Any) -> dict[str, int]:
+    """Counts the weights of a function's computing ops, and the zeros among them."""
+    inlined = convert_variables_to_constants_v2(function, lower_control_flow=False)
+    sources = {}
+    for operation in inlined.graph.get_operations():
+        if operation.type in WEIGHTED:
+            tensor = operation.inputs[WEIGHTED[operation.type]]
+            while tensor.op.type == "Identity":
+                tensor = tensor.op.inputs[0]
+            if is_constant(tensor):
+                sources[tensor.name] = tensor
+    # What is decoded from fewer bits counts as what it is decoded to.
+    weights = [value.numpy() for value in inlined.prune([], list(sources.values()))()] if sources else []
+    counts = [(array.size, array.size - np.count_nonzero(array.view(plain(array.dtype)))) for array in weights]
+    return {"weights": int(sum(size for size, _ in counts)), "zeros": int(sum(zeros for _, zeros in counts))}
+
+
+def is_constant(tensor: Any) -> bool:
+    """Whether a tensor depends on constants alone."""
+    waiting = [tensor.op]
+    seen: set[Any] = set()
+    while waiting:
+        operation = waiting.pop()
+        if operation.type == "Placeholder" or (not operation.inputs and operation.type != "Const"):
+            return False
+        new = {source.op for source in operation.inputs} - seen
+        seen |= new
+        waiting += new
+    return True
+
+
+def plain(dtype: Any) -> Any:
+    """A quantized dtype is a record of one integer; this is that integer's dtype."""
+    return dtype if dtype.names is None else dtype[0]
+
+
+def main() -> None:
+    # Whatever prints must not mix with the answers, be it Python or a C++ library.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    shown = time.monotonic()
+
+    def show_life() -> None:
+        nonlocal shown
+        if time.monotonic() - shown > ALIVE_S:  # rarely, not to disturb what is timed
+            shown = time.monotonic()
+            print(json.dumps({"alive": True}), file=answers, flush=True)
+
+    runner = Runner(show_life)
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            answer = getattr(runner, command.pop("do"))(**command)
+        except Exception as error:  # noqa: BLE001 - the parent process raises it again
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

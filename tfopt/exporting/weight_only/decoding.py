@@ -1,0 +1,147 @@
+"""Writes the nodes that decode a weight from what is stored of it.
+
+To decode once, at the first call, rests on TensorFlow's own optimizer (grappler). It computes beforehand what depends
+on constants alone, but no node that makes more than 100 KiB out of less (kMaxConstantSize in its constant_folding.cc).
+So pieces of at most 96 KiB are decoded each, then joined and scaled, which makes nothing larger: all of it is folded
+into the float32 constant, and the kernels see what they see in a float32 artifact. Where that optimizer is switched
+off, the result is the same, only slower.
+
+To decode at every call, one op decodes a whole weight, which must then not be a constant (see signatures).
+
+int4 values lie in pairs in the halves of a byte: the first half of a piece in the low ones, the second in the high
+ones. Arithmetic shifts give them back their sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import tensorflow as tf
+
+from tfopt.graph import GraphEditor
+from tfopt.graph.edit import AttrValue, copy_attributes, dtype_attr
+from tfopt.quantization.weight_only.config import Grouped
+
+PIECE = 24 * 1024  # values; 96 KiB when decoded
+FLOAT = dtype_attr(tf.float32)
+INDEX = dtype_attr(tf.int32)
+
+
+class Decoder:
+    """Adds the nodes for one weight to a graph.
+
+    Args:
+        editor: The graph.
+        name: The weight's; all nodes are named after it.
+        whole: Whether to decode the weight as a whole and not in pieces.
+    """
+
+    def __init__(self, editor: GraphEditor, name: str, *, whole: bool) -> None:
+        self._editor = editor
+        self._name = name
+        self._whole = whole
+
+    def halves(self, stored: np.ndarray) -> str:
+        """Stores values in float16 or bfloat16, and returns the tensor of them in float32."""
+        return self._reshape(self._in_pieces(stored, self._cast_constant), stored.shape)
+
+    def integers(self, grouped: Grouped, bits: int, shape: tuple[int, ...]) -> str:
+        """Stores a matrix in integers of so many bits, and returns the tensor of it, in `shape`, in float32."""
+        unpack = self._unpack_constant if bits == 4 else self._cast_constant
+        steps = self._reshape(self._in_pieces(grouped.steps, unpack), grouped.steps.shape)
+        filled = self._multiply(steps, self._scales(grouped, bits))
+        return self._reshape(self._cut(filled, grouped, grouped.shape[0]), shape)
+
+    def gathered_halves(self, gather: Any, stored: np.ndarray) -> str:
+        """Stores a table in float16 or bfloat16, and returns the rows that a Gather node asks for in float32."""
+        return self._cast(self._gather(gather, self._constant(stored), stored.dtype), stored.dtype)
+
+    def gathered_integers(self, gather: Any, grouped: Grouped, bits: int) -> str:
+        """Stores a table in integers, each row a channel, and returns the rows that a Gather node asks for."""
+        rows, groups, size = grouped.steps.shape
+        table = grouped.steps.reshape(rows, -1)
+        indices = self._reshape(gather.input[1], (-1,), gather.attr["Tindices"])
+        if bits == 4:
+            low, high = self._unpack(self._gather(gather, self._constant(_pack(table)), np.int8, indices))
+            steps = self._slice(self._concatenate([low, high], axis=1), (0, 0), (-1, groups * size))
+        else:
+            steps = self._cast(self._gather(gather, self._constant(table), np.int8, indices), np.int8)
+        scales = self._gather(gather, self._scales(grouped, bits), np.float32, indices)
+        values = self._cut(self._multiply(self._reshape(steps, (-1, groups, size)), scales), grouped, rows=-1)
+        sizes = self._add("Shape", [gather.input[1]], T=gather.attr["Tindices"], out_type=INDEX)
+        shape = self._concatenate([sizes, self._constant(np.asarray([grouped.shape[1]], np.int32))], axis=0, kind=INDEX)
+        return self._add("Reshape", [values, shape], T=FLOAT, Tshape=INDEX)
+
+    def _in_pieces(self, values: np.ndarray, decode: Callable[[np.ndarray], Sequence[str]]) -> str:
+        """Returns the flat tensor of stored values in float32."""
+        flat = values.reshape(-1)
+        size = flat.size if self._whole else PIECE
+        pieces = [flat[start : start + size] for start in range(0, flat.size, size)]
+        joined = self._concatenate([part for piece in pieces for part in decode(piece)], axis=0)
+        # Only the last piece can be of odd length, which leaves half a byte over.
+        odd = decode == self._unpack_constant and flat.size % 2
+        return self._slice(joined, (0,), (flat.size,)) if odd else joined
+
+    def _cast_constant(self, values: np.ndarray) -> Sequence[str]:
+        return [self._cast(self._constant(values), values.dtype)]
+
+    def _unpack_constant(self, values: np.ndarray) -> Sequence[str]:
+        return self._unpack(self._constant(_pack(values[None])[0]))
+
+    def _unpack(self, packed: str) -> Sequence[str]:
+        """Returns the low and the high halves of bytes in float32."""
+        four, kind = self._constant(np.int8(4)), dtype_attr(tf.int8)
+        low = self._add("RightShift", [self._add("LeftShift", [packed, four], T=kind), four], T=kind)
+        high = self._add("RightShift", [packed, four], T=kind)
+        return [self._cast(low, np.int8), self._cast(high, np.int8)]
+
+    def _scales(self, grouped: Grouped, bits: int) -> str:
+        scales = grouped.scales
+        return self._constant(scales) if bits == 8 else self.halves(scales.astype(ml_dtypes.bfloat16))
+
+    def _cut(self, filled: str, grouped: Grouped, rows: int) -> str:
+        """Takes away again what the last groups were filled up with."""
+        if grouped.filled_shape == grouped.shape:
+            return filled
+        matrix = self._reshape(filled, (-1, grouped.filled_shape[1]))
+        return self._slice(matrix, (0, 0), (rows, grouped.shape[1]))
+
+    def _gather(self, node: Any, table: str, dtype: Any, indices: str | None = None) -> str:
+        inputs = [table, indices or node.input[1], *node.input[2:]]
+        attributes = copy_attributes(node, ("Tindices", "Taxis", "batch_dims", "validate_indices"))
+        return self._add(node.op, inputs, Tparams=dtype_attr(tf.as_dtype(dtype)), **attributes)
+
+    def _cast(self, tensor: str, dtype: Any) -> str:
+        return self._add("Cast", [tensor], SrcT=dtype_attr(tf.as_dtype(dtype)), DstT=FLOAT)
+
+    def _multiply(self, one: str, other: str) -> str:
+        return self._add("Mul", [one, other], T=FLOAT)
+
+    def _reshape(self, tensor: str, shape: Sequence[int], kind: AttrValue = FLOAT) -> str:
+        return self._add("Reshape", [tensor, self._constant(np.asarray(shape, np.int32))], T=kind, Tshape=INDEX)
+
+    def _slice(self, tensor: str, begin: Sequence[int], size: Sequence[int]) -> str:
+        limits = [self._constant(np.asarray(begin, np.int32)), self._constant(np.asarray(size, np.int32))]
+        return self._add("Slice", [tensor, *limits], T=FLOAT, Index=INDEX)
+
+    def _concatenate(self, tensors: Sequence[str], axis: int, kind: AttrValue = FLOAT) -> str:
+        if len(tensors) == 1:
+            return tensors[0]
+        count = AttrValue(i=len(tensors))
+        return self._add("ConcatV2", [*tensors, self._constant(np.int32(axis))], N=count, T=kind, Tidx=INDEX)
+
+    def _constant(self, value: Any) -> str:
+        return self._editor.add_constant(f"{self._name}/stored", np.asarray(value))
+
+    def _add(self, op: str, inputs: Sequence[str], **attributes: AttrValue) -> str:
+        return self._editor.add(op, f"{self._name}/{op}", inputs, **attributes)
+
+
+def _pack(table: np.ndarray) -> np.ndarray:
+    """Packs each row of int4 values: its first half in the low halves of bytes, its second in the high ones."""
+    even = np.pad(table, [(0, 0), (0, table.shape[1] % 2)])
+    low, high = np.split(even.astype(np.uint8), 2, axis=1)
+    return ((low & 0xF) | (high << 4)).view(np.int8)

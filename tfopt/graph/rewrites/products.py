@@ -1,0 +1,177 @@
+"""Brings every product with a constant matrix to one form, which is what folding and the int8 kernels look for.
+
+Keras writes the same thing in several ways. Dense on a tensor of rank three is a Tensordot, around which shapes are
+computed at every call; an EinsumDense or a projection of MultiHeadAttention is a BatchMatMulV2, or an Einsum where the
+length of the sequence is open; bias and activation follow behind a Reshape. Here all of them become
+
+    Reshape [-1, K] -> MatMul -> bias, activation -> Reshape
+
+which is exact. One open size is the -1 of the last Reshape; of several, the sizes are computed from the model's inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, producer
+from tfopt.graph.rewrites.batched_products import moves_nothing
+from tfopt.graph.rewrites.flatten import flatten_einsum, flatten_product
+from tfopt.graph.sizes import Shapes, Sizes, read_shapes_early
+
+ELEMENTWISE = (
+    *("BiasAdd", "Add", "AddV2", "Sub", "Mul", "RealDiv", "Neg", "Square", "Pow", "Exp", "Maximum", "Minimum"),
+    *("Relu", "Relu6", "LeakyRelu", "Elu", "Selu", "Tanh", "Sigmoid", "Erf", "Erfc", "Softplus"),
+)
+
+
+def unify_products(editor: GraphEditor, infer: Callable[[], Shapes], outputs: frozenset[str]) -> None:
+    """Rewrites a graph's products with constant matrices. Nodes whose values leave the graph keep their names.
+
+    Args:
+        editor: The graph.
+        infer: Returns each tensor's shape, as far as TensorFlow infers it from the graph as it is then.
+        outputs: Nodes whose values leave the graph.
+    """
+    sizes = Sizes(editor, infer())
+    while _fix_sizes(editor, sizes):  # what is fixed lets TensorFlow infer more
+        sizes = Sizes(editor, infer())
+    for name in editor.topological():
+        node = editor.nodes[name]
+        order = editor.constant(node.input[1]) if node.op == "Transpose" and name not in outputs else None
+        if order is not None and moves_nothing(order):
+            editor.redirect(name, node.input[0])
+        elif node.op == "BatchMatMulV2":
+            flatten_product(editor, node, sizes)
+        elif node.op == "Einsum":
+            flatten_einsum(editor, node, sizes)
+    _merge_reshapes(editor, infer(), outputs)
+    shapes = infer()
+    sizes = Sizes(editor, shapes)
+    origins: dict[str, str] = {}
+    for name in editor.topological():
+        node = editor.nodes[name]
+        if node.op in ELEMENTWISE:
+            _sink_reshape(editor, node, shapes, sizes, origins)
+    _merge_reshapes(editor, infer(), outputs)
+    read_shapes_early(sizes, outputs)
+    editor.remove_unread({*outputs, *(name for name, node in editor.nodes.items() if node.op == "Placeholder")})
+
+
+def _fix_sizes(editor: GraphEditor, sizes: Sizes) -> bool:
+    """Makes constants of the sizes of Reshapes that follow from the graph's own shapes. Returns whether it did."""
+    fixed = False
+    for name in editor.topological():
+        node = editor.nodes[name]
+        if node.op != "Reshape" or editor.constant(node.input[1]) is not None:
+            continue
+        depth = _depth_of_products(editor, name)
+        values = sizes.values(node.input[1]) if depth is None else [None, depth]
+        numbers = [] if values is None else [value if isinstance(value, int) else None for value in values]
+        if values is not None and numbers.count(None) <= 1 and all(item is None or item > 0 for item in numbers):
+            constant = np.array([-1 if item is None else item for item in numbers], np.int32)
+            editor.set_inputs(name, [node.input[0], editor.add_constant(f"{name}/sizes", constant)])
+            node.attr["Tshape"].CopyFrom(dtype_attr(tf.int32))
+            fixed = True
+    return fixed
+
+
+def _depth_of_products(editor: GraphEditor, name: str) -> int | None:
+    """Returns the number of columns that a matrix must have, since products with constant matrices read it."""
+    readers = [editor.nodes[reader] for reader in editor.consumers.get(name, ())]
+    for reader in readers:
+        if reader.op == "MatMul" and reader.input[0] == name and not attribute(reader, "transpose_a").b:
+            weights = editor.constant(reader.input[1])
+            if weights is not None:
+                return int(weights.shape[1 if attribute(reader, "transpose_b").b else 0])
+    return None
+
+
+def _sink_reshape(editor: GraphEditor, node: Any, shapes: Shapes, sizes: Sizes, origins: dict[str, str]) -> None:
+    """Computes an elementwise node on the matrix that its operands are reshaped from, and reshapes the result.
+
+    Where an operand is a constant for each of the last axes, it becomes one for each column of the matrix. Two operands
+    must originate from one matrix: what is reshaped from two may be broadcast.
+    """
+    if attribute(node, "data_format").s == b"NCHW":  # a bias along another axis than the last
+        return
+    sources = {tensor: rows for tensor in node.input if (rows := _rows(editor, shapes, sizes, tensor)) is not None}
+    matrices = [editor.nodes[tensor].input[0] for tensor in sources]
+    if len({origins.get(matrix, matrix) for matrix in matrices}) != 1 or len(set(sources.values())) != 1:
+        return
+    rank, row = next(iter(sources.values()))
+    operands = []
+    for tensor in node.input:
+        constant = editor.constant(tensor)
+        if tensor in sources:
+            operands.append(editor.nodes[tensor].input[0])
+        elif editor.is_number(tensor):
+            operands.append(tensor)
+        elif constant is not None and (spread := _per_column(constant, row, rank)) is not None:
+            operands.append(editor.add_constant(f"{node.name}/row", spread))
+        else:
+            return
+    attributes = {key: value for key, value in node.attr.items() if not key.startswith("_")}
+    op, dtype = node.op, attributes["T"]
+    if op == "BiasAdd" and len(row) > 1:
+        op, attributes = "AddV2", {"T": dtype}
+    result = editor.add(op, f"{node.name}/flat", operands, **attributes)
+    shapes[result] = tf.TensorShape([None, int(np.prod(row))])
+    origins[result] = origins.get(matrices[0], matrices[0])
+    # The node keeps its name, which may be what the outside knows, and becomes the Reshape.
+    reshape = editor.nodes[next(iter(sources))]
+    node.op = "Reshape"
+    node.ClearField("attr")
+    node.attr["T"].CopyFrom(dtype)
+    node.attr["Tshape"].CopyFrom(reshape.attr["Tshape"])
+    editor.set_inputs(node.name, [result, reshape.input[1]])
+
+
+def _rows(editor: GraphEditor, shapes: Shapes, sizes: Sizes, tensor: str) -> tuple[int, tuple[int, ...]] | None:
+    """Returns to how many axes a matrix is reshaped, and to which last ones each row; None if it is no such tensor."""
+    node = editor.nodes[producer(tensor)]
+    if node.op != "Reshape":
+        return None
+    shape, values = shapes.get(node.input[0]), sizes.values(node.input[1])
+    if shape is None or shape.rank != 2 or shape[-1] is None or values is None:
+        return None
+    for count in range(1, len(values)):
+        row = tuple(size for size in values[-count:] if isinstance(size, int) and size > 0)
+        if len(row) == count and np.prod(row) == shape[-1]:
+            return len(values), row
+    return None
+
+
+def _per_column(constant: np.ndarray, row: Sequence[int], rank: int) -> np.ndarray | None:
+    """Returns a constant that is broadcast against reshaped rows as one value for each column.
+
+    None if rows differ, or if the constant has more axes than the reshaped matrix and so adds to them.
+    """
+    shape = constant.shape
+    if len(shape) > rank:
+        return None
+    while len(shape) > len(row) and shape[0] == 1:
+        shape = shape[1:]
+    if len(shape) > len(row):
+        return None
+    return np.broadcast_to(constant.reshape(shape), row).reshape(-1)
+
+
+def _merge_reshapes(editor: GraphEditor, shapes: Shapes, outputs: frozenset[str]) -> None:
+    """Lets each Reshape of a Reshape read what that reads, and drops it where that has the shape already."""
+    for name in editor.topological():
+        node = editor.nodes[name]
+        sizes = editor.constant(node.input[1]) if node.op == "Reshape" else None
+        if sizes is None:
+            continue
+        source = node.input[0]
+        while ":" not in source and editor.nodes[source].op == "Reshape":
+            source = editor.nodes[source].input[0]
+        shape = shapes.get(source)
+        if name not in outputs and shape is not None and shape.rank == 2 and sizes.tolist() == [-1, shape[1]]:
+            editor.redirect(name, source)
+        elif source != node.input[0]:
+            editor.set_inputs(name, [source, node.input[1]])

@@ -1,0 +1,166 @@
+"""Which layers miss the tensor cores. Tensor cores multiply tiles.
+
+In half precision a width that is no multiple of 8 is padded, or the product runs without tensor cores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from keras import layers
+
+from tfopt.errors import ConfigError
+from tfopt.models.structure import layer_path, layers_inside, output_layers
+from tfopt.report import Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Misalignment(Record):
+    """A width that is no multiple of the tensor cores' tile.
+
+    Attributes:
+        name: The layer's path.
+        kind: Its class.
+        what: The argument that sets the width, for example "units".
+        width: Its value.
+        padded: The next multiple.
+        extra_parameters_percent: Growth of this layer's own parameters if it were padded, in per cent.
+        is_output: Whether the width is the model's output, which its task decides.
+    """
+
+    name: str
+    kind: str
+    what: str
+    width: int
+    padded: int
+    extra_parameters_percent: float
+    is_output: bool
+
+    def __str__(self) -> str:
+        change = f"{self.what}={self.width} -> {self.padded}, +{self.extra_parameters_percent:.1f}% of its parameters"
+        output = "; an output, so pad it only if the loss ignores the rest" if self.is_output else ""
+        return f"{self.name} ({self.kind}): {change}{output}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alignment(Record):
+    """Which layers miss tensor-core alignment, and what padding would cost.
+
+    Attributes:
+        multiple: What a width should be a multiple of.
+        layers: How many widths were looked at.
+        rows: Those that miss it.
+    """
+
+    multiple: int
+    layers: int
+    rows: tuple[Misalignment, ...]
+
+    def __str__(self) -> str:
+        head = f"alignment: {len(self.rows)} of {self.layers} widths are no multiple of {self.multiple}"
+        return "\n".join([head, *(f"  {row}" for row in self.rows)])
+
+
+def tensor_core_alignment(model: keras.Model, multiple: int = 8) -> Alignment:
+    """Lists the layers whose output width is no multiple of what tensor cores multiply at once.
+
+    The channels of the model's input are data and are not looked at; a depthwise convolution uses no tensor cores.
+
+    Args:
+        model: A built model; layers in layers are looked at too.
+        multiple: 8 for half precision, 16 for int8.
+    Raises:
+        ConfigError: The multiple is not a whole number of at least 1.
+    Example:
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(30, name="a"), keras.layers.Dense(10)])
+        >>> tensor_core_alignment(model).rows[0].padded
+        32
+    """
+    if not isinstance(multiple, int) or isinstance(multiple, bool) or multiple < 1:
+        raise ConfigError(
+            f"multiple must be a whole number of at least 1. Received: multiple={multiple!r}. "
+            "Use 8 for half precision, 16 for int8."
+        )
+    outputs = {id(part) for layer in output_layers(model) for part in layers_inside(layer)}
+    widths = [(layer, *width) for layer in _layers_with_widths(model) for width in _widths(layer)]
+    rows = []
+    for layer, what, width, shares in widths:
+        padded = math.ceil(width / multiple) * multiple
+        if padded == width:
+            continue
+        grown = sum(count * ((padded / width) ** power - 1) for count, power in shares)
+        rows.append(
+            Misalignment(
+                name=layer_path(model, layer),
+                kind=type(layer).__name__,
+                what=what,
+                width=width,
+                padded=padded,
+                extra_parameters_percent=100 * grown / max(layer.count_params(), 1),
+                is_output=id(layer) in outputs,
+            )
+        )
+    return Alignment(multiple=multiple, layers=len(widths), rows=tuple(rows))
+
+
+def _layers_with_widths(layer: keras.Layer) -> Iterator[keras.Layer]:
+    """The layers of a model, each once; attention and recurrent layers as a whole, for they set their parts' widths."""
+    seen: set[int] = set()
+    waiting = [layer]
+    while waiting:
+        current = waiting.pop(0)
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        if current is not layer and current.built:
+            yield current
+        if not isinstance(current, layers.MultiHeadAttention | layers.GroupQueryAttention | layers.RNN):
+            waiting = list(current._layers) + waiting
+
+
+def _widths(layer: keras.Layer) -> Iterator[tuple[str, int, list[tuple[int, int]]]]:
+    """Each width with the argument that sets it and its shares: how many parameters grow with which power of it."""
+    everything = [(layer.count_params(), 1)]  # each parameter of these layers belongs to one output channel
+    match layer:
+        case layers.MultiHeadAttention():
+            queries_and_keys = layer._query_dense.count_params() + layer._key_dense.count_params()
+            values = layer._value_dense.count_params() + _size(layer._output_dense.kernel)
+            yield "key_dim", layer.key_dim, [(queries_and_keys, 1)]
+            yield "value_dim", layer.value_dim, [(values, 1)]
+        case layers.GroupQueryAttention():
+            bias = layer._output_dense.bias
+            yield "head_dim", layer.head_dim, [(layer.count_params() - (0 if bias is None else _size(bias)), 1)]
+        case layers.LSTM() | layers.GRU() | layers.SimpleRNN():
+            recurrent = _size(layer.cell.recurrent_kernel)
+            yield "units", layer.units, [(recurrent, 2), (layer.count_params() - recurrent, 1)]
+        case layers.Dense():
+            yield "units", layer.units, everything
+        case layers.EinsumDense():
+            inputs, kernel = layer.equation.split("->")[0].split(",")
+            new = {
+                letter: size for letter, size in zip(kernel, layer.kernel.shape, strict=True) if letter not in inputs
+            }
+            grows = [layer.kernel] + ([layer.bias] if set(layer.bias_axes or "") & set(new) else [])
+            if new:
+                yield "output_shape", math.prod(new.values()), [(_size(variable), 1) for variable in grows]
+        case layers.Embedding():
+            yield "output_dim", layer.output_dim, everything
+        case layers.SeparableConv1D() | layers.SeparableConv2D():
+            depthwise = _size(layer.depthwise_kernel)
+            yield "filters", layer.filters, [(layer.count_params() - depthwise, 1)]
+        case layers.DepthwiseConv1D() | layers.DepthwiseConv2D():
+            return
+        case (
+            layers.Conv1D() | layers.Conv2D() | layers.Conv3D()
+            | layers.Conv1DTranspose() | layers.Conv2DTranspose() | layers.Conv3DTranspose()
+        ):  # fmt: skip
+            groups = getattr(layer, "groups", 1)  # each group is a product of its own
+            yield "filters" if groups == 1 else "filters per group", layer.filters // groups, everything
+
+
+def _size(variable: Any) -> int:
+    return math.prod(variable.shape)

@@ -1,0 +1,77 @@
+"""Weights and biases that suit int8 better than the float ones, kept apart from the float graph.
+
+A node that is left float in the end keeps what it was trained with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.graph.edit import GraphEditor, dtype_attr, text
+from tfopt.graph.frozen import FrozenGraph
+from tfopt.quantization.annotation.fusion import Fusion
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adjustment:
+    """What a quantized convolution or product computes with in place of its own.
+
+    Attributes:
+        weights: The weights, or None for its own.
+        bias: What is added to its bias, one value per output channel, or None.
+    """
+
+    weights: np.ndarray | None = None
+    bias: np.ndarray | None = None
+
+
+def adjust(
+    graph: FrozenGraph, fusions: Sequence[Fusion], adjustments: Mapping[str, Adjustment]
+) -> tuple[FrozenGraph, list[Fusion]]:
+    """Returns the graph with the weights and biases of its fusions adjusted, and the fusions with their new constants.
+
+    Args:
+        graph: The float graph.
+        fusions: Its fusions; one whose bias is adjusted has one.
+        adjustments: By the name of a fusion's op.
+    """
+    editor = GraphEditor(graph.graph_def)
+    adjusted = []
+    for fusion in fusions:
+        adjustment = adjustments.get(fusion.op, Adjustment())
+        weights, bias = fusion.weights, fusion.bias
+        if adjustment.weights is not None:
+            weights = editor.add_constant(f"{fusion.op}/adjusted_weights", adjustment.weights)
+            editor.set_inputs(fusion.op, [fusion.input, weights])
+        if adjustment.bias is not None:
+            bias = editor.add_constant(f"{fusion.op}/adjusted_bias", bias_of(editor, fusion) + adjustment.bias)
+            editor.set_inputs(fusion.nodes[1], [fusion.op, bias])
+        adjusted.append(replace(fusion, weights=weights, bias=bias))
+    return graph.edited(editor), adjusted
+
+
+def bias_of(editor: GraphEditor, fusion: Fusion) -> np.ndarray:
+    assert fusion.bias is not None, fusion.op
+    return editor.value(fusion.bias)
+
+
+def with_biases(graph: FrozenGraph, fusions: Sequence[Fusion]) -> FrozenGraph:
+    """Returns the graph with a bias of zeros for each fusion that has none. int8 kernels have one anyway."""
+    editor = GraphEditor(graph.graph_def)
+    moved = {}
+    for fusion in fusions:
+        if fusion.bias is None:
+            weights = editor.value(fusion.weights)
+            outputs = weights.shape[2 if editor.nodes[fusion.op].op == "DepthwiseConv2dNative" else -1]
+            zeros = editor.add_constant(f"{fusion.op}/no_bias", np.zeros(outputs, np.float32))
+            name = f"{fusion.op}/bias_add"
+            name = editor.add("BiasAdd", name, [fusion.op, zeros], T=dtype_attr(tf.float32), data_format=text("NHWC"))
+            editor.redirect(fusion.op, name, keep=[name])
+            moved[fusion.op] = name
+    outputs = {key: (moved.get(tensor, tensor), spec) for key, (tensor, spec) in graph.outputs.items()}
+    biased = replace(graph, outputs=outputs)
+    return biased.edited(editor)

@@ -1,0 +1,372 @@
+"""Finds what an int8 kernel can compute as one: a convolution or product, and what follows it.
+
+A fusion is `op -> [BiasAdd] -> [+ summand] -> [activation]`, each link read by the next one only, so that no value
+inside it is needed elsewhere. Behind a convolution the activation is a Relu or Relu6, behind a product any that
+tfopt.quantization.annotation.activations finds. Its input and its output are the tensors that get a range.
+
+The fused sum has conditions of its own. The kernel adds into the summand's buffer, and crashes when that buffer is
+still in use: so every other reader of the summand must be an ancestor of the fusion's first op, which makes it certain
+to have finished. What only moves values counts with its own readers: its result may share the buffer, and where a
+float op reads that result, the summand is dequantized for it at any time. And the summand must be there in int8
+without more ado: the result of a Relu, a convolution, or such a sum.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.errors import ConfigError
+from tfopt.graph.edit import GraphEditor, attribute, producer
+from tfopt.graph.fold import CONVOLUTIONS, WEIGHTED
+from tfopt.graph.frozen import FrozenGraph
+from tfopt.quantization.annotation.activations import Activation, find_activation
+from tfopt.report import Skip
+
+ADDITIONS = ("Add", "AddV2")
+RELUS = ("Relu", "Relu6")
+FAKE_QUANT = "FakeQuantWithMinMaxArgs"
+FAKE_QUANT_WEIGHTS = "FakeQuantWithMinMaxVarsPerChannel"
+# Ops that only move or select values, so that a quantized tensor keeps its range through them.
+PASS_THROUGH = ("MaxPool", "Pad", "Tile", "Transpose", "Reshape", "Squeeze", "ExpandDims", "Identity")
+WITHOUT_LOWERING = ("BatchMatMulV2", "Einsum", "Conv2DBackpropInput", "Conv3D")
+Shapes = Mapping[str, tf.TensorShape]
+EMPTY: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fusion:
+    """One fused group of float nodes.
+
+    Attributes:
+        op: Name of the Conv2D, DepthwiseConv2dNative or MatMul node.
+        nodes: Names of all its nodes in order, `op` first.
+        input: Tensor that enters `op`.
+        weights: Tensor of the float weights; output channels are the last axis, of a depthwise convolution the third.
+        bias: Tensor of the bias, or None.
+        summand: Tensor that is added before the activation, or None.
+        activation: What is computed last, or None.
+    """
+
+    op: str
+    nodes: tuple[str, ...]
+    input: str
+    weights: str
+    bias: str | None
+    summand: str | None
+    activation: Activation | None
+
+    @property
+    def output(self) -> str:
+        return self.nodes[-1]
+
+
+def find_fusions(
+    graph: FrozenGraph,
+    editor: GraphEditor,
+    exclude: Iterable[str] = (),
+    *,
+    kept_float: Mapping[str, str] = EMPTY,
+    annotated: bool = False,
+) -> tuple[list[Fusion], list[Skip]]:
+    """Returns the fusions of a graph, and the weighted ops that form none, each with its reason.
+
+    Args:
+        graph: The graph.
+        editor: An editor of the same graph.
+        exclude: Names or shell-style patterns of ops that form no fusion.
+        kept_float: Names of further ops that form none, each with the reason.
+        annotated: Whether the graph carries ranges already. Only ops with annotated weights form fusions then, and
+            these are the fusions that the graph had when it was annotated, since ranges lie between fusions.
+    Returns: The fusions, so ordered that each comes after those that compute its input and its summand.
+    """
+    patterns = tuple(exclude)
+    shapes = graph.shapes()
+    order = {name: position for position, name in enumerate(_structural_order(editor, graph))}
+    obstacles = {
+        name: kept_float.get(name) or _obstacle(editor, shapes, editor.nodes[name], patterns, annotated)
+        for name in order
+    }
+    heads = {name for name, reason in obstacles.items() if reason is None}
+    fusions: list[Fusion] = []
+    # Later ops claim a sum first: of two convolutions that meet in one, the later has the other's result at hand.
+    claimed: set[str] = set()
+    for name in reversed(order):
+        if name in heads:
+            fusion = _follow(editor, shapes, name, graph.output_nodes, heads, claimed)
+            claimed.update(fusion.nodes)
+            fusions.append(fusion)
+    skips = [Skip(name=name, kind=editor.nodes[name].op, reason=reason) for name, reason in obstacles.items() if reason]
+    skips += [
+        Skip(
+            name=f"{function.signature.name}/{node.name}", kind=node.op, reason="inside a function: a loop or a branch"
+        )
+        for function in graph.graph_def.library.function
+        for node in function.node_def
+        if node.op in (*WEIGHTED, *WITHOUT_LOWERING)
+    ]
+    return sorted(fusions, key=lambda fusion: order[fusion.output]), skips
+
+
+def find_fusions_where(
+    graph: FrozenGraph,
+    editor: GraphEditor,
+    obstacle: Callable[[Fusion], str | None],
+    exclude: Iterable[str] = (),
+    *,
+    kept_float: Mapping[str, str] = EMPTY,
+) -> tuple[list[Fusion], list[Skip]]:
+    """Returns the fusions of a graph that meet a condition, and the weighted ops that form none.
+
+    To leave a fusion out can change others, which may have fused its result, so they are found anew without it.
+
+    Args:
+        graph, editor, exclude, kept_float: As in `find_fusions`.
+        obstacle: Returns why a fusion cannot be, or None.
+    """
+    refused = dict(kept_float)
+    while True:
+        fusions, skipped = find_fusions(graph, editor, exclude, kept_float=refused)
+        found = {fusion.op: reason for fusion in fusions if (reason := obstacle(fusion)) is not None}
+        if not found:
+            return fusions, skipped
+        refused |= found
+
+
+def folded_tensor(folded: GraphEditor, tensor: str, before: GraphEditor) -> str | None:
+    """Returns a tensor of a graph before folding as it is called in the folded graph; None where that lacks it.
+
+    Products and what follows them are folded to matrices, sequences to images, under names of their own. What only
+    moved values may be gone: then it is the tensor that it moved. BatchToSpaceND ends a dilated convolution, which
+    folding makes one node.
+    """
+    while True:
+        candidates = (tensor, f"{tensor}/flat", f"{tensor}/product", f"{tensor}/image")
+        found = next((name for name in candidates if producer(name) in folded.nodes), None)
+        if found is not None:
+            return pass_through_origin(folded, found)
+        node = before.nodes.get(producer(tensor))
+        if node is None or ":" in tensor or node.op not in (*PASS_THROUGH, "BatchToSpaceND"):
+            return None
+        tensor = node.input[0]
+
+
+def pass_through_origin(editor: GraphEditor, tensor: str) -> str:
+    """Returns the tensor whose range also holds for `tensor`: up through ops that only move values."""
+    node = editor.nodes[producer(tensor)]
+    while ":" not in tensor and node.op in PASS_THROUGH:
+        tensor = node.input[0]
+        node = editor.nodes[producer(tensor)]
+    return tensor
+
+
+def _structural_order(editor: GraphEditor, graph: FrozenGraph) -> list[str]:
+    """Returns the node names so that every node follows its inputs, whatever the order in which the graph holds them.
+
+    Nodes come by their distance from the inputs, and as far apart as each other in the order in which the outputs need
+    them. So a model that was trained with ranges has the fusions that the float model had, whose ranges these are.
+    """
+    distance: dict[str, int] = {}
+    for name in editor.topological():
+        distance[name] = max((distance[producer(tensor)] + 1 for tensor in editor.nodes[name].input), default=0)
+    needed: dict[str, int] = {}
+    stack = [producer(tensor) for tensor, _ in reversed([*graph.outputs.values()])]
+    while stack:
+        name = stack.pop()
+        if name not in needed:
+            needed[name] = len(needed)
+            stack += [producer(tensor) for tensor in reversed(editor.nodes[name].input)]
+    return sorted(distance, key=lambda name: (distance[name], needed.get(name, len(needed))))
+
+
+def _obstacle(editor: GraphEditor, shapes: Shapes, node: Any, patterns: tuple[str, ...], annotated: bool) -> str | None:
+    """Returns None if the node can start a fusion, "" if it is no weighted op, else why it cannot."""
+    if node.op in WITHOUT_LOWERING:
+        return _why_without_lowering(editor, shapes, node)
+    if node.op not in WEIGHTED:
+        return ""
+    if matches(node.name, patterns):
+        return "excluded by the configuration"
+    quantizer = weights_quantizer(editor, node.input[1])
+    if annotated and quantizer is None:
+        return "its weights carry no range"
+    weights = editor.constant(node.input[1] if quantizer is None else quantizer.input[0])
+    if weights is None:
+        return "its weights are not constant"
+    if weights.dtype != np.float32:
+        return f"its weights are {weights.dtype}, not float32"
+    if not np.isfinite(weights).all():
+        return "its weights hold NaN or infinity"
+    if node.op in CONVOLUTIONS:
+        if attribute(node, "data_format").s not in (b"", b"NHWC"):
+            return "not in NHWC layout"
+        if node.op == "DepthwiseConv2dNative":
+            return None if weights.ndim == 3 or weights.shape[3] == 1 else "more than one filter for each input channel"
+        if shapes[node.input[0]][-1] != weights.shape[2]:
+            if shapes[node.input[0]][-1] is None:
+                return "the number of its input's channels is open: fix it, as in keras.Input((None, None, 3))"
+            return "grouped convolution: no int8 kernel computes it"
+    elif attribute(node, "transpose_a").b or attribute(node, "transpose_b").b:
+        return "transposed operand"
+    return None
+
+
+def _why_without_lowering(editor: GraphEditor, shapes: Shapes, node: Any) -> str:
+    if node.op not in ("BatchMatMulV2", "Einsum"):
+        return "no int8 kernel computes this op"
+    if all(editor.constant(tensor) is None for tensor in node.input):
+        return "a product of two computed tensors, as in attention: the int8 kernel needs constant weights"
+    if any(shapes[tensor].rank is None for tensor in node.input):
+        return "the number of its input's axes is open: build the model with a shape, as in keras.Input((None, 24))"
+    return "its weights are not one matrix for all rows: the int8 kernel takes no batch of matrices"
+
+
+def weights_quantizer(editor: GraphEditor, weights: str) -> Any | None:
+    """Returns the fake-quantization node behind an op's weights, also where they get their fourth axis behind it."""
+    node = editor.nodes[producer(weights)]
+    if node.op == "Reshape":
+        node = editor.nodes[producer(node.input[0])]
+    return node if node.op == FAKE_QUANT_WEIGHTS else None
+
+
+def int8_weights(editor: GraphEditor, quantizer: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the weights behind a fake-quantization node as int8 steps, and the largest value of each channel."""
+    weights, high = editor.value(quantizer.input[0]), editor.value(quantizer.input[2])
+    return np.clip(np.rint(weights / (high / 127)), -127, 127).astype(np.int8), high
+
+
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a node's name is one of `patterns`, with or without the numbers that Keras puts behind layers' names.
+
+    It opens the scope of a layer "head" twice, so that its nodes are in "head_1".
+    """
+    names = (name, re.sub(r"_\d+(?=/)", "", name))
+    return any(fnmatch.fnmatchcase(candidate, pattern) for candidate in names for pattern in patterns)
+
+
+def check_exclude(patterns: Iterable[str], names: Iterable[str]) -> None:
+    """Raises ConfigError unless each pattern matches one of the names of what could be excluded."""
+    known = list(names)
+    for pattern in patterns:
+        if not any(matches(name, (pattern,)) for name in known):
+            raise ConfigError(
+                f"exclude must name nodes of the graph (or, for training, layers of the model). Received: "
+                f"exclude={tuple(patterns)}, where {pattern!r} matches none. The report of a run without it lists the "
+                "names."
+            )
+
+
+def _follow(
+    editor: GraphEditor, shapes: Shapes, name: str, outputs: frozenset[str], heads: set[str], claimed: set[str]
+) -> Fusion:
+    nodes, bias, summand = [name], None, None
+    op = editor.nodes[name].op
+    while True:
+        last = nodes[-1]
+        activation = _fusible_activation(editor, op, last, outputs, claimed)
+        if activation is not None:
+            nodes += activation.nodes
+            break
+        if last in outputs or len(editor.consumers.get(last, ())) != 1:
+            break
+        follower = editor.nodes[editor.consumers[last][0]]
+        if follower.name in claimed:
+            break
+        if follower.op == "BiasAdd" and len(nodes) == 1 and editor.constant(follower.input[1]) is not None:
+            bias = follower.input[1]
+        elif follower.op in ADDITIONS and summand is None:
+            other = _other_input(follower, last)
+            if other is None or not _sum_fits(editor, shapes, name, follower, other, heads, outputs):
+                break
+            summand = other
+        else:
+            break
+        nodes.append(follower.name)
+    return Fusion(
+        op=name,
+        nodes=tuple(nodes),
+        input=editor.nodes[name].input[0],
+        weights=editor.nodes[name].input[1],
+        bias=bias,
+        summand=summand,
+        activation=activation,
+    )
+
+
+def _fusible_activation(
+    editor: GraphEditor, op: str, tensor: str, outputs: frozenset[str], claimed: set[str]
+) -> Activation | None:
+    found = find_activation(editor, tensor, outputs)
+    if found is None or claimed.intersection(found.nodes):
+        return None
+    return found if op == "MatMul" or found.name in RELUS else None
+
+
+def _other_input(node: Any, tensor: str) -> str | None:
+    others = [source for source in node.input if source != tensor]
+    return str(others[0]) if len(others) == 1 else None
+
+
+def _sum_fits(
+    editor: GraphEditor,
+    shapes: Shapes,
+    name: str,
+    addition: Any,
+    summand: str,
+    heads: set[str],
+    outputs: frozenset[str],
+) -> bool:
+    """Whether the kernel of the Conv2D `name` can fuse this addition; see the module's docstring."""
+    if editor.nodes[name].op != "Conv2D" or ":" in summand or not _same_shape(shapes[name], shapes[summand]):
+        return False
+    source = _before_fake_quant(editor, summand)
+    if source.op == "MaxPool":  # its result has a buffer of its own
+        in_int8 = _is_in_int8(editor, _before_fake_quant(editor, pass_through_origin(editor, source.name)), heads)
+    else:
+        in_int8 = _is_in_int8(editor, source, heads)
+    if not in_int8 or not outputs.isdisjoint((source.name, addition.name)):
+        return False
+    return readers_of(editor, source.name) - {addition.name} <= editor.ancestors(name)
+
+
+def _is_in_int8(editor: GraphEditor, node: Any, heads: set[str]) -> bool:
+    """Whether a node is the result of a Relu, of a convolution in int8, or of a sum with the latter."""
+    if node.op in ADDITIONS:
+        return any(_ends_convolution(editor, _before_fake_quant(editor, source), heads) for source in node.input)
+    return node.op in RELUS or _ends_convolution(editor, node, heads)
+
+
+def _ends_convolution(editor: GraphEditor, node: Any, heads: set[str]) -> bool:
+    head = producer(node.input[0]) if node.op == "BiasAdd" else node.name
+    alone = head == node.name or editor.consumers[head] == [node.name]
+    return head in heads and editor.nodes[head].op == "Conv2D" and alone
+
+
+def _before_fake_quant(editor: GraphEditor, tensor: str) -> Any:
+    """Returns the node that computes a tensor, its range left out."""
+    node = editor.nodes[producer(tensor)]
+    return editor.nodes[producer(node.input[0])] if node.op == FAKE_QUANT else node
+
+
+def readers_of(editor: GraphEditor, name: str) -> set[str]:
+    """Returns the nodes that read a node's values, also through its fake quantization and ops that only move values."""
+    readers: set[str] = set()
+    stack = [name]
+    while stack:
+        for reader in editor.consumers.get(stack.pop(), ()):
+            if reader not in readers and editor.nodes[reader].op in (FAKE_QUANT, *PASS_THROUGH):
+                stack.append(reader)
+            readers.add(reader)
+    return {reader for reader in readers if editor.nodes[reader].op != FAKE_QUANT}
+
+
+def _same_shape(one: tf.TensorShape, other: tf.TensorShape) -> bool:
+    """Whether nothing is broadcast: the shapes are known to be equal, an open batch size apart."""
+    return bool(one.rank == other.rank == 4 and one[1:].is_fully_defined() and one.as_list() == other.as_list())

@@ -1,0 +1,186 @@
+"""Builds a functional model anew, layer by layer, with other layers in place of some and layers between them."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from keras import layers
+from keras.src.models.functional import Functional
+
+from tfopt.errors import UnsupportedLayerError, UnsupportedModelError
+from tfopt.pruning.masks import Mask, attach_mask
+from tfopt.quantization.aware_training.fake_quant import CallCount, WeightRange
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor comes from: an operation of the model by its name, which call of it, and which of its outputs."""
+
+    name: str
+    call: int = 0
+    output: int = 0
+
+    def __str__(self) -> str:
+        return self.name + (f"_call{self.call}" if self.call else "") + (f"_output{self.output}" if self.output else "")
+
+
+def check_rebuildable(model: Any) -> None:
+    """Raises UnsupportedModelError unless the model consists of layers that are wired by Keras."""
+    if not isinstance(model, keras.Model):
+        raise UnsupportedModelError(
+            f"model must be a Keras model to be trained with fake quantization. Received: {type(model).__name__}. "
+            "Pass the functional or Sequential model itself; a SavedModel cannot be trained on."
+        )
+    if not _is_plain(model):
+        raise UnsupportedModelError(
+            "model must be functional or Sequential to be trained with fake quantization: the layers of a subclassed "
+            f"model are wired by its own code. Received: {model.name!r} ({type(model).__name__}). "
+            "Call its layers on a keras.Input one by one, and pass keras.Model(inputs, outputs); or quantize it after "
+            "training, with training=False."
+        )
+    if not model.built:
+        raise UnsupportedModelError(
+            f"model must be built before it can be quantized. Received: {model.name!r} without weights. "
+            "Give it an Input, or call it once on a batch of real shape."
+        )
+
+
+def rebuild(
+    model: keras.Model,
+    replace: Callable[[Any], Sequence[Any]],
+    attach: Callable[[Place, Any], Any] = lambda place, tensor: None,
+) -> keras.Model:
+    """Returns a functional model of new layers that computes what `model` does; nested models are taken apart.
+
+    Args:
+        model: A functional or Sequential model.
+        replace: Given a layer, returns new ones that take its place, one behind the other. They get its weights by
+            `copy_weights` once they are built.
+        attach: Given a place and the tensor there, returns the layer to put on the tensor, or None.
+    """
+    new: dict[Any, Sequence[Any]] = {}  # by the objects themselves: an id can be given anew
+    calls: Counter[str] = Counter()
+    names: set[str] = set()
+
+    def attached(name: str, tensors: Any) -> Any:
+        number = calls[name]
+        calls[name] += 1
+        flat = keras.tree.flatten(tensors)
+        for index, tensor in enumerate(flat):
+            layer = attach(Place(name, number, index), tensor)
+            flat[index] = tensor if layer is None else layer(tensor)
+        return keras.tree.pack_sequence_as(tensors, flat)
+
+    def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(operation, keras.Model) and _is_plain(operation):
+            inner = _functional(operation)
+            return inner._run_through_graph(_in_order(inner, args[0]), call_fn=call)
+        if not isinstance(operation, layers.Layer):
+            if operation not in new:
+                new[operation] = [_with_own_name(operation, names)]
+            (made,) = new[operation]
+            return attached(made.name, made(*args, **kwargs))
+        if operation not in new:
+            new[operation] = _unique(replace(operation), names)
+        outputs: Any = None
+        for number, layer in enumerate(new[operation]):
+            outputs = attached(layer.name, layer(outputs) if number else layer(*args, **kwargs))
+        copy_weights(operation, new[operation])
+        return outputs
+
+    functional = _functional(model)
+    inputs = keras.tree.map_structure(
+        lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name), functional.input
+    )
+    entering = keras.tree.map_structure(lambda x: attached(x.name, x), inputs)
+    outputs = functional._run_through_graph(entering, call_fn=call)
+    return keras.Model(inputs, outputs, name=model.name)
+
+
+def plain_copy(layer: Any, **changes: Any) -> Any:
+    """Returns a new layer of the same class and config, apart from `changes`.
+
+    Raises:
+        UnsupportedLayerError: The layer's config does not make a layer like it.
+    """
+    if isinstance(layer, layers.Lambda):  # its config holds the function's bytes, without what it refers to
+        return layers.Lambda(layer.function, name=layer.name, dtype=layer.dtype_policy, arguments=layer.arguments)
+    try:
+        return type(layer).from_config({**layer.get_config(), **changes})
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise UnsupportedLayerError(
+            f"Layers must be made anew from their config. Received: {layer.name!r} ({type(layer).__name__}): "
+            f"{str(error).splitlines()[0]} Give the class a get_config that returns its constructor's arguments."
+        ) from error
+
+
+def copy_weights(source: Any, targets: Sequence[Any]) -> None:
+    """Gives the layers that took a layer's place its weights and pruning masks.
+
+    They have the same weights in the same order, one layer after the other, besides those of their ranges.
+    """
+    old = source.variables
+    new = [variable for target in targets for variable in _without_ranges(target)]
+    if [tuple(v.shape) for v in old] != [tuple(v.shape) for v in new]:
+        raise UnsupportedLayerError(
+            f"A layer made anew from its config must have the same weights. Received: {source.name!r} "
+            f"({type(source).__name__}) with {[tuple(v.shape) for v in old]}, made anew with "
+            f"{[tuple(v.shape) for v in new]}. Give the class a get_config that returns its constructor's arguments."
+        )
+    for one, other in zip(old, new, strict=True):
+        other.assign(one)
+        if isinstance(one.constraint, Mask):
+            attach_mask(other).assign(keras.ops.convert_to_numpy(one.constraint.kept))
+
+
+def _without_ranges(layer: Any) -> list[Any]:
+    parts = (part for part in layer._flatten_layers() if isinstance(part, WeightRange | CallCount))
+    ranges = {id(variable) for part in parts for variable in part.variables}
+    return [variable for variable in layer.variables if id(variable) not in ranges]
+
+
+def _is_plain(model: Any) -> bool:
+    return type(model) in (Functional, keras.Sequential)
+
+
+def _functional(model: Any) -> Any:
+    """Returns a functional model of a Sequential's own layers."""
+    return keras.Model(model.inputs, model.outputs) if isinstance(model, keras.Sequential) else model
+
+
+def _in_order(model: Any, given: Any) -> Any:
+    """Returns the inputs that a model is called with in its own order, which is not that of a dict's names."""
+    if isinstance(given, dict) and not isinstance(model.input, dict):
+        return [given[tensor.name] for tensor in model.inputs]
+    return given
+
+
+def _with_own_name(operation: Any, names: set[str]) -> Any:
+    """Returns an operation that is no layer, or a copy under another name where its name is taken."""
+    free = operation.name
+    for number in itertools.count(1):
+        if free not in names:
+            break
+        free = f"{operation.name}_{number}"
+    names.add(free)
+    if free == operation.name:
+        return operation
+    copy = plain_copy(operation)
+    copy.name = free
+    return copy
+
+
+def _unique(made: Sequence[Any], names: set[str]) -> Sequence[Any]:
+    """Renames layers whose names are taken: two nested models may each have a layer of one name."""
+    for layer in made:
+        name, number = layer.name, 1
+        while layer.name in names:
+            layer.name = f"{name}_{number}"
+            number += 1
+        names.add(layer.name)
+    return made

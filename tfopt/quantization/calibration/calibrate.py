@@ -1,0 +1,93 @@
+"""Runs a frozen graph on calibration data and measures the range of the tensors asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.data.batches import iterate_batches
+from tfopt.errors import ConfigError
+from tfopt.graph.frozen import FrozenGraph
+from tfopt.quantization.annotation.range import Range
+from tfopt.quantization.calibration.observers import make_observer
+from tfopt.quantization.config import QuantizationConfig
+
+# Every observed tensor of one piece is in memory at once; for a ResNet-50 at 224x224 that is 0.4 GB.
+PIECE = 8
+
+
+def collect(graph: FrozenGraph, data: Any, limit: int | None = None) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Returns the batches of inputs, as the graph takes them, and their labels, of at most so many examples.
+
+    Raises:
+        ConfigError: The data is missing or does not fit the model's inputs.
+    """
+    _check_given(data)
+    batches = list(iterate_batches(data, limit, inputs=len(graph.inputs)))
+    return [graph.feed(inputs) for inputs, _ in batches], [labels for _, labels in batches]
+
+
+def join_labels(labels: Sequence[Any]) -> Any:
+    """Returns the labels of all batches as one.
+
+    Raises:
+        ConfigError: There are no examples, or no labels.
+    """
+    if not labels or any(each is None for each in labels):
+        raise ConfigError(
+            f"max_accuracy_drop needs labelled examples. Received: {'no labels' if labels else 'no examples'}. Pass "
+            "evaluation_data=(inputs, labels), best of examples the model was not trained on, or calibration data "
+            "with labels."
+        )
+    return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *labels)
+
+
+def calibrate(graph: FrozenGraph, tensors: Sequence[str], data: Any, config: QuantizationConfig) -> dict[str, Range]:
+    """Returns the range of each tensor over the calibration data.
+
+    Raises:
+        ConfigError: The data is missing, empty, does not fit the model's inputs, or drives a tensor to NaN or infinity.
+    """
+    _check_given(data)
+    observers = {tensor: make_observer(config) for tensor in tensors}
+    function = graph.as_function(fetch=tensors)
+    batches = iterate_batches(data, config.calibration_examples, inputs=len(graph.inputs))
+    examples = 0
+    for piece in in_pieces(graph.feed(inputs) for inputs, _ in batches):
+        values = function(**piece)
+        for (tensor, observer), value in zip(observers.items(), values, strict=True):
+            array = value.numpy()
+            if not np.isfinite(array).all():
+                raise ConfigError(
+                    "calibration_data must keep every activation finite. "
+                    f"Received: NaN or infinity in tensor {tensor!r}, shape {array.shape}, among examples "
+                    f"{examples} to {examples + length(piece) - 1}. Remove these examples or normalise the inputs."
+                )
+            observer.update(array)
+        examples += length(piece)
+    if not examples:
+        raise ConfigError("calibration_data must hold at least one example. Received: none (or an iterator used up).")
+    return {tensor: observer.range() for tensor, observer in observers.items()}
+
+
+def in_pieces(batches: Iterable[Mapping[str, Any]], size: int = PIECE) -> Iterator[dict[str, Any]]:
+    """Yields batches of inputs by name again, none of more than so many examples."""
+    for batch in batches:
+        for start in range(0, length(batch), size):
+            yield {name: value[start : start + size] for name, value in batch.items()}
+
+
+def length(batch: Mapping[str, Any]) -> int:
+    """Returns the number of examples in a batch of inputs by name."""
+    return len(next(iter(batch.values())))
+
+
+def _check_given(data: Any) -> None:
+    if data is None:
+        raise ConfigError(
+            "calibration_data must be given for static int8 quantization. Received: None. "
+            "Pass 100 to 500 examples of real inputs, for example calibration_data=x_train[:256]."
+        )

@@ -1,0 +1,237 @@
+"""Rounds weights up or down so that a layer's results stay closest, not each weight by itself.
+
+Rounding every weight to the nearest step is not what changes the results least: errors of weights that are read
+together can cancel. With X what the layer reads on calibration data and D the rounding errors of its weights, the
+results change by X D, whose mean square is D' H D with H = X' X / n. H is all that is kept of the data, so that every
+example and every position counts and memory does not grow with them.
+
+Up or down is a choice for each weight, which AdaRound (Nagel et al., ICML 2020, arXiv:2004.10568) relaxes: a weight
+becomes its lower step plus h(v) in [0, 1], v is found by gradient descent, and a growing penalty drives h to 0 or 1;
+single weights that are better the other way are then moved.
+The paper's loss also looks at what an activation behind the layer cuts off; this one does not. An output channel whose
+error is not smaller in the end than that of nearest rounding is rounded to nearest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfopt.graph.edit import GraphEditor, NodeDef, attribute
+from tfopt.graph.frozen import FrozenGraph
+from tfopt.quantization.annotation.fusion import Fusion, pass_through_origin
+from tfopt.quantization.annotation.range import Range
+from tfopt.quantization.annotation.weight_grid import WeightGrid
+from tfopt.quantization.calibration.calibrate import in_pieces
+from tfopt.report import Change
+
+ITERATIONS = 400
+LEARNING_RATE = 0.02
+PENALTY = 0.3  # against an error that is 1 for rounding to nearest
+WARM_UP = 0.2  # share of the iterations without penalty
+BETA = (20.0, 2.0)  # exponent of the penalty at its beginning and end
+ZETA, GAMMA = 1.1, -0.1  # the sigmoid is stretched to this and cut off, so that it reaches 0 and 1
+DESCENTS = 64  # single weights that are moved at the end, in each output
+ON_GRID = 0.01  # a weight so near to a step, in steps, is there already
+LARGEST = 8192  # weights per output; H has their square
+LARGEST_READ = 2**26  # values that windows hold at once
+DEPTHWISE = "DepthwiseConv2dNative"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounded:
+    """Weights on their grid, and the error that they cause over that of rounding to nearest."""
+
+    weights: np.ndarray
+    ratio: float
+
+
+def round_adaptively(weights: np.ndarray, scales: np.ndarray, gram: np.ndarray) -> Rounded:
+    """Returns weights rounded to multiples of `scales` so that the results change least.
+
+    Args:
+        weights: [groups, inputs, outputs]; one group but for depthwise convolutions, which have one per channel.
+        scales: The step of each output, [groups, 1, outputs].
+        gram: The mean of x x' over what each group reads, [groups, inputs, inputs].
+    Example:
+        >>> both = np.array([[[1.0, 0.9], [0.9, 1.0]]])  # two inputs that are nearly the same
+        >>> rounded = round_adaptively(np.array([[[0.4], [0.4]]]), np.ones((1, 1, 1)), both)
+        >>> sorted(rounded.weights.reshape(-1).tolist())  # 0.8 in all: better one up than both down
+        [0.0, 1.0]
+    """
+    positions = weights / scales
+    nearest = np.rint(positions)
+    lower = np.floor(positions)
+    fixed = np.abs(positions - nearest) < ON_GRID
+    error_of_nearest = _errors(nearest - positions, scales, gram)
+    up = _relaxed(positions - lower, fixed, scales, gram, float(error_of_nearest.sum()))
+    chosen = np.where(fixed, nearest, lower + up)
+    chosen = _descended(chosen, positions, fixed, scales, gram)
+    error = _errors(chosen - positions, scales, gram)
+    better = error < error_of_nearest
+    chosen = np.where(better[:, None, :], chosen, nearest)
+    ratio = float(np.minimum(error, error_of_nearest).sum() / max(float(error_of_nearest.sum()), 1e-30))
+    return Rounded(weights=(chosen * scales).astype(weights.dtype), ratio=ratio if better.any() else 1.0)
+
+
+def _errors(steps: np.ndarray, scales: np.ndarray, gram: np.ndarray) -> np.ndarray:
+    """Returns the mean squared error of each output, [groups, outputs]."""
+    moved = steps * scales
+    return np.asarray((moved * (gram @ moved)).sum(axis=1))
+
+
+def _descended(
+    chosen: np.ndarray, positions: np.ndarray, fixed: np.ndarray, scales: np.ndarray, gram: np.ndarray
+) -> np.ndarray:
+    """Moves in each output, as often as that lowers its error, the one weight to its other step that lowers it most."""
+    chosen, lower = chosen.copy(), np.floor(positions)
+    moved = gram @ ((chosen - positions) * scales)
+    own = np.diagonal(gram, axis1=1, axis2=2)[..., None]
+    for _ in range(DESCENTS):
+        change = np.where(chosen > lower, -1.0, 1.0) * scales
+        gain = np.where(fixed, 0.0, change * (2 * moved + change * own))
+        place = gain.argmin(axis=1, keepdims=True)
+        worth = np.take_along_axis(gain, place, axis=1) < -1e-12
+        if not worth.any():
+            break
+        step = np.where(worth, np.take_along_axis(change, place, axis=1), 0.0)
+        np.put_along_axis(chosen, place, np.take_along_axis(chosen, place, axis=1) + np.rint(step / scales), axis=1)
+        rows = np.take_along_axis(gram, place.transpose(0, 2, 1), axis=1)
+        moved += (rows * step.transpose(0, 2, 1)).transpose(0, 2, 1)
+    return chosen
+
+
+def _relaxed(fraction: np.ndarray, fixed: np.ndarray, scales: np.ndarray, gram: np.ndarray, unit: float) -> np.ndarray:
+    """Returns 1 where to round up and 0 where down."""
+    if unit <= 0:
+        return np.rint(fraction)
+    start = np.clip((fraction - GAMMA) / (ZETA - GAMMA), 1e-3, 1 - 1e-3)
+    variable = keras.Variable(np.log(start / (1 - start)), dtype="float32")
+    fractions, steps, matrix = (tf.constant(value, tf.float32) for value in (fraction, scales, gram))
+    free = tf.constant(~fixed, tf.float32)
+    count = tf.maximum(tf.reduce_sum(free), 1.0)
+    optimizer = keras.optimizers.Adam(LEARNING_RATE)
+    optimizer.build([variable])
+
+    def portion() -> tf.Tensor:
+        return tf.clip_by_value(tf.sigmoid(variable.value) * (ZETA - GAMMA) + GAMMA, 0.0, 1.0)
+
+    @tf.function(autograph=False)
+    def step(beta: tf.Tensor, penalty: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            up = portion()
+            moved = (up - fractions) * free * steps
+            error = tf.reduce_sum(moved * tf.matmul(matrix, moved)) / unit
+            undecided = 1.0 - tf.pow(tf.abs(2.0 * up - 1.0), beta)
+            loss = error + penalty * tf.reduce_sum(undecided * free) / count
+        optimizer.apply([tape.gradient(loss, variable.value)], [variable])
+
+    for iteration in range(ITERATIONS):
+        progress = max(0.0, (iteration / ITERATIONS - WARM_UP) / (1 - WARM_UP))
+        beta = BETA[0] + (BETA[1] - BETA[0]) * progress
+        step(tf.constant(beta, tf.float32), tf.constant(PENALTY if progress else 0.0, tf.float32))
+    return np.asarray(portion().numpy() >= 0.5, np.float64)
+
+
+def round_weights(
+    graph: FrozenGraph,
+    fusions: Sequence[Fusion],
+    ranges: Mapping[str, Range],
+    batches: Sequence[Mapping[str, Any]],
+    weight_grid: WeightGrid,
+) -> tuple[dict[str, np.ndarray], list[Change]]:
+    """Returns the weights of each fusion rounded adaptively, by the name of its op, and what it made of the errors.
+
+    Args:
+        graph: The float graph.
+        fusions: Its fusions.
+        ranges: The range of each tensor that enters one.
+        batches: Calibration data as `graph.feed` returns it.
+        weight_grid: How many bits the quantized weights use.
+    """
+    editor = GraphEditor(graph.graph_def)
+    rounded, changes = {}, []
+    small = [fusion for fusion in fusions if _inputs(editor, fusion) <= LARGEST]
+    for fusion, gram in zip(small, _grams(graph, editor, small, ranges, batches), strict=True):
+        held = editor.value(fusion.weights)
+        weights = _grouped(held, editor.nodes[fusion.op].op)
+        limits = np.abs(weights).max(axis=1, keepdims=True)
+        scales = np.where(limits == 0, 1.0, limits) / weight_grid.top_of(editor, fusion, ranges)
+        result = round_adaptively(weights, scales, gram)
+        rounded[fusion.op] = _ungrouped(result.weights, held)
+        detail = f"{held.size:,} weights rounded: mean squared error {result.ratio:.2g}x that of the nearest"
+        changes.append(Change(name=fusion.op, kind="adaptive_rounding", detail=detail))
+    return rounded, changes
+
+
+def _inputs(editor: GraphEditor, fusion: Fusion) -> int:
+    """Returns how many weights each output has."""
+    shape = editor.value(fusion.weights).shape
+    return int(np.prod(shape[:2] if editor.nodes[fusion.op].op == DEPTHWISE else shape[:-1]))
+
+
+def _grouped(weights: np.ndarray, op: str) -> np.ndarray:
+    """Returns weights as [groups, inputs, outputs], in float64."""
+    if op == DEPTHWISE:
+        return weights.reshape(-1, weights.shape[2]).T[..., None].astype(np.float64)
+    return weights.reshape(1, -1, weights.shape[-1]).astype(np.float64)
+
+
+def _ungrouped(weights: np.ndarray, like: np.ndarray) -> np.ndarray:
+    flat = weights[0] if len(weights) == 1 else weights[..., 0].T
+    return flat.reshape(like.shape).astype(like.dtype)
+
+
+def _grams(
+    graph: FrozenGraph,
+    editor: GraphEditor,
+    fusions: Sequence[Fusion],
+    ranges: Mapping[str, Range],
+    batches: Sequence[Mapping[str, Any]],
+) -> list[np.ndarray]:
+    """Returns for each fusion the mean of x x' over all that its weights are multiplied with, quantized."""
+    function = graph.as_function(fetch=[fusion.input for fusion in fusions])
+    spans = [ranges[pass_through_origin(editor, fusion.input)] for fusion in fusions]
+    totals: list[Any] = [0.0] * len(fusions)
+    rows = [0] * len(fusions)
+    for piece in in_pieces(batches):
+        for index, (fusion, span, value) in enumerate(zip(fusions, spans, function(**piece), strict=True)):
+            quantized = tf.quantization.fake_quant_with_min_max_args(
+                value, span.low, span.limit, num_bits=8, narrow_range=span.signed
+            )
+            for part in _parts(quantized, _inputs(editor, fusion)):
+                read = _read(editor.nodes[fusion.op], part, editor.value(fusion.weights).shape)
+                rows[index] += len(read)
+                totals[index] += tf.einsum("nkg,nlg->gkl", read, read).numpy().astype(np.float64)
+    return [total / count for total, count in zip(totals, rows, strict=True)]
+
+
+def _parts(values: tf.Tensor, inputs: int) -> list[tf.Tensor]:
+    """Splits a tensor into so many examples at a time that what their windows hold stays small."""
+    positions = int(np.prod(values.shape[1:-1])) if values.shape.rank == 4 else 1
+    count = max(1, LARGEST_READ // (positions * inputs))
+    return [values[start : start + count] for start in range(0, len(values), count)]
+
+
+def _read(node: NodeDef, values: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+    """Returns what a node multiplies with its weights at each position, [positions, inputs, groups]."""
+    if node.op == "MatMul":
+        return values[..., None]
+    padding = attribute(node, "padding").s.decode()
+    if padding == "EXPLICIT":
+        values = tf.pad(values, np.reshape(attribute(node, "explicit_paddings").list.i, (4, 2)))
+    patches = tf.image.extract_patches(
+        values,
+        sizes=[1, *shape[:2], 1],
+        strides=list(attribute(node, "strides").list.i),
+        rates=list(attribute(node, "dilations").list.i) or [1, 1, 1, 1],
+        padding="VALID" if padding == "EXPLICIT" else padding,
+    )
+    return tf.reshape(
+        patches, [-1, int(np.prod(shape[:2])), shape[2]] if node.op == DEPTHWISE else [-1, int(np.prod(shape[:3])), 1]
+    )

@@ -1,0 +1,87 @@
+"""Takes the mean error that quantization causes off the biases.
+
+Rounded weights and cut-off activations shift the mean of a channel's results, on calibration data by
+E[y_int8] - E[y_float], and a bias can take that off exactly (Nagel et al., ICCV 2019, arXiv:1906.04721, section 4.2).
+A layer's shift depends on the corrections before it. So float and quantized graph run as one, in which every quantized
+layer's results are shifted by the mean difference of the same examples before the next layer reads them: one run gives
+the corrections of all layers in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.graph.edit import AttrValue, GraphEditor, NodeDef, dtype_attr, producer
+from tfopt.graph.frozen import FrozenGraph
+from tfopt.quantization.annotation.fusion import Fusion
+from tfopt.quantization.calibration.calibrate import in_pieces, length
+
+FLOAT = "float_reference"
+PIECE = 32
+
+
+def correct_biases(
+    graph: FrozenGraph, annotated: FrozenGraph, fusions: Sequence[Fusion], batches: Sequence[Mapping[str, Any]]
+) -> dict[str, np.ndarray]:
+    """Returns what to add to the bias of each fusion, by the name of its op.
+
+    Args:
+        graph: The float graph.
+        annotated: The same graph with ranges, and maybe other weights.
+        fusions: The fusions of the float graph, each with a bias.
+        batches: Calibration data as `graph.feed` returns it.
+    """
+    both, corrections = _side_by_side(graph, annotated, fusions)
+    function = both.as_function(fetch=list(corrections.values()))
+    totals, examples = {name: np.zeros(()) for name in corrections}, 0
+    for piece in in_pieces(batches, PIECE):
+        count = length(piece)
+        examples += count
+        for name, value in zip(corrections, function(**piece), strict=True):
+            totals[name] = totals[name] + count * value.numpy().astype(np.float64)
+    return {name: (total / examples).astype(np.float32) for name, total in totals.items()}
+
+
+def _side_by_side(
+    graph: FrozenGraph, annotated: FrozenGraph, fusions: Sequence[Fusion]
+) -> tuple[FrozenGraph, dict[str, str]]:
+    """Returns a graph that computes both, and the tensor with each fusion's correction for the examples of a call."""
+    editor = GraphEditor(annotated.graph_def)
+    shared = {spec.name for spec in graph.inputs.values()}
+
+    def renamed(tensor: str) -> str:
+        return tensor if producer(tensor) in shared else f"{FLOAT}/{tensor}"
+
+    reference = GraphEditor(graph.graph_def)
+    for name in reference.topological():
+        if name not in shared:
+            node: NodeDef = reference.nodes[name]
+            editor.add(node.op, renamed(name), [renamed(tensor) for tensor in node.input], **node.attr)
+    corrections = {}
+    for fusion in fusions:
+        axes = 1 if editor.nodes[fusion.op].op == "MatMul" else 3
+        corrections[fusion.op] = _shift(editor, fusion.nodes[1], renamed(fusion.nodes[1]), axes)
+    return replace(annotated, graph_def=editor.graph_def(editor.nodes)), corrections
+
+
+def _shift(editor: GraphEditor, result: str, exact: str, axes: int) -> str:
+    """Adds to a result its mean difference from the exact one, over all axes but the channels; returns the latter."""
+    kind = dtype_attr(tf.float32)
+    error = editor.add("Sub", f"{result}/error", [exact, result], T=kind)
+    over = editor.add_constant(f"{result}/error_axes", np.arange(axes, dtype=np.int32))
+    mean = editor.add(
+        "Mean",
+        f"{result}/correction",
+        [error, over],
+        T=kind,
+        Tidx=dtype_attr(tf.int32),
+        keep_dims=AttrValue(b=False),
+    )
+    corrected = editor.add("AddV2", f"{result}/corrected", [result, mean], T=kind)
+    editor.redirect(result, corrected, keep=[error, corrected])
+    return mean

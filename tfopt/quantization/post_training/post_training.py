@@ -1,0 +1,99 @@
+"""Post-training quantization of a float model, from calibration data: step by step, each in a module of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tfopt.errors import UnsupportedModelError
+from tfopt.graph import FrozenGraph, GraphEditor
+from tfopt.graph.fold import fold_constants
+from tfopt.quantization.annotation.adjustments import Adjustment, adjust, with_biases
+from tfopt.quantization.annotation.annotate import annotate
+from tfopt.quantization.annotation.fusion import Fusion, check_exclude, find_fusions
+from tfopt.quantization.annotation.range import Range
+from tfopt.quantization.annotation.ranged_tensors import (
+    share_ranges,
+    tensors_to_observe,
+    without_impossible_zero_points,
+)
+from tfopt.quantization.annotation.weight_grid import WeightGrid
+from tfopt.quantization.calibration.calibrate import calibrate, collect, join_labels
+from tfopt.quantization.config import QuantizationConfig
+from tfopt.quantization.post_training.accuracy_budget import keep_budget
+from tfopt.quantization.post_training.accuracy_trials import Trials
+from tfopt.quantization.post_training.adaround import round_weights
+from tfopt.quantization.post_training.bias_correction import correct_biases
+from tfopt.quantization.post_training.equalization_and_smooth_quant import equalize
+from tfopt.quantization.quantized_model import QuantizedModel, annotated
+from tfopt.report import Change, PassReport
+
+
+def quantize_after_training(
+    source: FrozenGraph, config: QuantizationConfig, calibration_data: Any, evaluation_data: Any
+) -> QuantizedModel:
+    """Returns a float model annotated with the ranges that are measured on calibration data; see `tfopt.quantize`."""
+    if not source.inputs:
+        raise UnsupportedModelError(
+            f"A model must have an input to be quantized. Received: {source.name!r} without one. Export it in float32."
+        )
+    graph = fold_constants(source)
+    check_exclude(config.exclude, [node.name for node in graph.graph_def.node])
+    batches, labels = collect(graph, calibration_data, config.calibration_examples)
+    if config.max_accuracy_drop is not None:
+        examples = (batches, labels) if evaluation_data is None else collect(graph, evaluation_data)
+        evaluation = examples[0], join_labels(examples[1])
+    steps: list[Change] = []
+    if config.equalization or config.smooth_quant:
+        graph, steps = equalize(graph, batches, config)
+    fusions, skipped = find_fusions(graph, GraphEditor(graph.graph_def), config.exclude)
+    if config.bias_correction:
+        graph = with_biases(graph, fusions)
+        fusions, skipped = find_fusions(graph, GraphEditor(graph.graph_def), config.exclude)
+    kept_float = {skip.name: skip.reason for skip in skipped}
+    editor = GraphEditor(graph.graph_def)
+    ranges = calibrate(graph, tensors_to_observe(editor, fusions), batches, config)
+    ranges = without_impossible_zero_points(graph, editor, fusions, ranges)
+    ranges = share_ranges(editor, fusions, graph.output_nodes, ranges)
+    grid = WeightGrid(bits=config.weight_bits, reduce_range=config.reduce_range)
+    adjustments, rounding = _adjustments(graph, fusions, ranges, batches, config, grid)
+    report = PassReport(name="quantize", steps=[*steps, *rounding])
+    if config.max_accuracy_drop is not None:
+        trials = Trials(graph, kept_float, ranges, adjustments, *evaluation, config.metric, grid)
+        budget = keep_budget(trials.names, trials.score, config.max_accuracy_drop)
+        kept_float |= budget.kept_float
+        report = replace(report, steps=[*report.steps, *budget.steps], metrics=budget.metrics)
+    model = QuantizedModel(
+        graph=graph,
+        float_graph=graph,
+        source=source,
+        ranges=ranges,
+        weight_grid=grid,
+        adjustments=adjustments,
+        report=report,
+    )
+    return annotated(model, kept_float)
+
+
+def _adjustments(
+    graph: FrozenGraph,
+    fusions: list[Fusion],
+    ranges: Mapping[str, Range],
+    batches: list[Any],
+    config: QuantizationConfig,
+    grid: WeightGrid,
+) -> tuple[dict[str, Adjustment], list[Change]]:
+    """Returns the weights and biases that suit int8 better, and what was done to the weights."""
+    adjustments: dict[str, Adjustment] = {}
+    steps: list[Change] = []
+    if config.rounding == "adaptive":
+        rounded, steps = round_weights(graph, fusions, ranges, batches, grid)
+        adjustments = {name: Adjustment(weights=weights) for name, weights in rounded.items()}
+    if config.bias_correction and fusions:
+        quantized = annotate(*adjust(graph, fusions, adjustments), ranges, weight_grid=grid)
+        shifts = correct_biases(graph, quantized, fusions, batches)
+        adjustments |= {
+            name: replace(adjustments.get(name, Adjustment()), bias=shift) for name, shift in shifts.items()
+        }
+    return adjustments, steps

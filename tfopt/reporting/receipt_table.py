@@ -1,0 +1,188 @@
+"""The receipts of a run as the HTML report shows them: a headline of four figures, and a table with footnotes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from tfopt.report import Receipt, lost_accuracy
+from tfopt.reporting.figures import show_bytes
+
+UNKNOWN = "\N{EN DASH}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyFigure:
+    """One figure of the headline row: what it is, its value in a word or two, and what it was made from."""
+
+    label: str
+    value: str
+    note: str
+    marked: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One value of the table; `footnote` is the number of the reason why there is none."""
+
+    text: str
+    footnote: int | None = None
+    marked: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReceiptTable:
+    """Artifacts side by side.
+
+    Attributes:
+        rows: Label to one cell for each artifact.
+        shared: What is the same for all artifacts, label to value.
+        footnotes: Why values are unknown; a cell's footnote counts from 1.
+    """
+
+    rows: Mapping[str, Sequence[Cell]]
+    shared: Mapping[str, str]
+    footnotes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class _Row:
+    attribute: str
+    form: str = "{}"
+    compares: bool = False  # with a baseline
+    describes: bool = False  # how it was measured and not what it is: told once where it is the same for all
+
+
+_ROWS = {
+    "Precision": _Row("precision"),
+    "Accuracy": _Row("accuracy", "{:.2%}"),
+    "Accuracy of {}": _Row("baseline_accuracy", "{:.2%}", compares=True),
+    "Agreement with {}": _Row("agreement", "{:.2%}", compares=True),
+    "Parity, largest absolute error": _Row("parity_max_abs_error", "{:.2e}"),
+    "Parity, relative error": _Row("parity_relative_error", "{:.2e}"),
+    "Bytes on disk": _Row("bytes_on_disk", "{:,}"),
+    "Bytes as .tar.gz": _Row("gzip_bytes", "{:,}"),
+    "Weights": _Row("weight_count", "{:,}", describes=True),
+    "Weights that are exactly zero": _Row("zero_count", "{:,}"),
+    "Share of zeros": _Row("sparsity", "{:.1%}"),
+    "Latency, median": _Row("latency_ms_median", "{:.3f} ms"),
+    "Latency, 99th percentile": _Row("latency_ms_p99", "{:.3f} ms"),
+    "Speed against {}": _Row("speedup", "{:.2f}x", compares=True),
+    "Faster or slower than {}": _Row("verdict", compares=True),
+    "Baseline": _Row("baseline", compares=True),
+    "Batch size of the timed calls": _Row("batch_size", describes=True),
+    "TensorFlow": _Row("tensorflow_version", describes=True),
+    "Device": _Row("device", describes=True),
+    "Artifact": _Row("artifact"),
+}
+
+
+def receipt_table(receipts: Mapping[str, Receipt], directory: Path) -> ReceiptTable:
+    """Returns the table of all figures.
+
+    Args:
+        receipts: Artifact name to receipt; the first is what the others are compared with.
+        directory: What paths are shown relative to: that of the page.
+
+    Example:
+        >>> receipt_table({}, Path("out")).footnotes
+        []
+    """
+    measured = list(receipts.values())
+    baselines = {receipt.baseline for receipt in measured if receipt.baseline}
+    one_of_these = baselines <= {receipt.artifact for receipt in measured}
+    rows: dict[str, list[Cell]] = {}
+    shared: dict[str, str] = {}
+    reasons: list[str] = []
+    for label, row in _ROWS.items():
+        if row.compares and not baselines:
+            continue
+        if row.attribute == "baseline_accuracy" and one_of_these:  # it stands in a column of its own
+            continue
+        if row.attribute == "baseline" and one_of_these and len(baselines) == 1:  # the other rows name it
+            continue
+        cells = [_cell(row, receipt, directory, reasons) for receipt in measured]
+        if row.attribute == "artifact" and [cell.text for cell in cells] == list(receipts):  # the heads of the columns
+            continue
+        if row.describes and len(cells) > 1 and len(set(cells)) == 1:
+            shared[label] = cells[0].text
+        else:
+            rows[label.format(_name_of(baselines, receipts))] = cells
+    if "Accuracy" in rows:
+        rows["Accuracy"] = _with_losses_marked(rows["Accuracy"], measured)
+    return ReceiptTable(rows=rows, shared=shared, footnotes=reasons)
+
+
+def key_figures(receipts: Mapping[str, Receipt]) -> list[KeyFigure]:
+    """Returns the headline: the last artifact, which is what the run was for, against the first, its float parent."""
+    if not receipts:
+        return []
+    first, *_, last = (*receipts.values(), *receipts.values())
+    return [
+        _accuracy(receipts, first, last),
+        _shrinkage("Size on disk", first.bytes_on_disk, last.bytes_on_disk),
+        _shrinkage("Size as .tar.gz", first.gzip_bytes, last.gzip_bytes),
+        _latency(first, last),
+    ]
+
+
+def _cell(row: _Row, receipt: Receipt, directory: Path, reasons: list[str]) -> Cell:
+    value = getattr(receipt, row.attribute)
+    if value is None or value == "":
+        attribute = "speedup" if row.attribute == "verdict" else row.attribute
+        reason = receipt.unavailable.get(attribute, "not measured")
+        if reason not in reasons:
+            reasons.append(reason)
+        return Cell(text=UNKNOWN, footnote=reasons.index(reason) + 1)
+    if row.attribute in ("artifact", "baseline"):
+        value = os.path.relpath(value, directory)
+    return Cell(text=row.form.format(value))
+
+
+def _with_losses_marked(cells: Sequence[Cell], receipts: Sequence[Receipt]) -> list[Cell]:
+    pairs = zip(cells, receipts, strict=True)
+    return [
+        Cell(text=cell.text, footnote=cell.footnote, marked=lost_accuracy(receipts[0], receipt))
+        for cell, receipt in pairs
+    ]
+
+
+def _name_of(baselines: set[str], receipts: Mapping[str, Receipt]) -> str:
+    """Returns what to call the baseline: by the name of its column, where it is one for all."""
+    if len(baselines) != 1:
+        return "its baseline"
+    names = [name for name, receipt in receipts.items() if receipt.artifact in baselines]
+    return names[0] if names else PurePath(*baselines).name
+
+
+def _accuracy(receipts: Mapping[str, Receipt], first: Receipt, last: Receipt) -> KeyFigure:
+    if last.accuracy is None:
+        return KeyFigure(label="Accuracy", value="unavailable", note=last.unavailable.get("accuracy", "not measured"))
+    note = " → ".join(f"{name} {receipt.show('accuracy', '{:.2%}')}" for name, receipt in receipts.items())
+    if first is not last and first.accuracy is not None:
+        note = f"{100 * (last.accuracy - first.accuracy):+.2f} points: {note}"
+    return KeyFigure(label="Accuracy", value=f"{last.accuracy:.2%}", note=note, marked=lost_accuracy(first, last))
+
+
+def _shrinkage(label: str, before: int, after: int) -> KeyFigure:
+    if before == after:
+        return KeyFigure(label=label, value=show_bytes(after), note=f"{after:,} bytes")
+    value = f"{before / after:.1f}x smaller" if after < before else f"{after / before:.2f}x larger"
+    return KeyFigure(label=label, value=value, note=f"{show_bytes(before)} → {show_bytes(after)}")
+
+
+def _latency(first: Receipt, last: Receipt) -> KeyFigure:
+    latency = f"{last.latency_ms_median:.3g} ms"
+    note = f"median, batch {last.batch_size}"
+    if last.speedup is None or last.baseline is None:
+        return KeyFigure(label="Latency", value=latency, note=note)
+    ratio = f"{last.speedup:.2f}x"
+    value = {"faster": f"{ratio} faster", "slower": f"{ratio}, slower"}.get(last.verdict, last.verdict)
+    reference = "" if last.baseline == first.artifact else f" against {PurePath(last.baseline).name}"
+    if last.verdict == "about even":  # the ratio is within the noise, so the words are what is large
+        reference = f", {ratio}{reference}"
+    elif reference:
+        reference = f",{reference}"
+    return KeyFigure(label="Speed", value=value, note=f"{latency} {note}{reference}")

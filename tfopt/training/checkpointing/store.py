@@ -1,0 +1,305 @@
+"""Checkpoints on disk: one file each, whole or not there, verified when read.
+
+A checkpoint is an uncompressed zip of `.npy` members, as `numpy.savez` writes it, so `numpy.load` reads it anywhere,
+and a member `checkpoint.json` with the step, the caller's record and the list of the arrays. The zip keeps a CRC-32 of
+every member; a checkpoint is returned only if all of them are right and nothing is missing. There is no pickle in it.
+
+A file gets its name when all of it is on the disk, so a process may be killed at any moment. Only the writer, one
+process, changes the directory. Any number of processes may read at once, which is why reading leaves damaged files
+where they are: the next `save` moves them aside.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import re
+import struct
+import warnings
+import zipfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+# Registers bfloat16 and the float8 types with NumPy, so that np.dtype knows them by name.
+import ml_dtypes as _  # noqa: F401
+import numpy as np
+
+from tfopt.atomic.files import TEMPORARY_SUFFIX, whole_file
+from tfopt.errors import ArtifactError, ConfigError, ExportError, TfoptWarning
+
+FORMAT = 1
+RECORD = "checkpoint.json"
+_NAME = re.compile(r"step-(\d{8,})\.npz")
+_TEMPORARY = re.compile(r"\.step-\d{8,}\.npz" + TEMPORARY_SUFFIX)
+_LONGEST_NAME = 65_000  # bytes; a zip holds a name's length in 16 bits
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What one file held.
+
+    Attributes:
+        path: The file.
+        step: The number of training steps done.
+        arrays: By name, as they were saved.
+        meta: The caller's record, as JSON gives it back (tuples are lists, keys are strings).
+    """
+
+    path: Path
+    step: int
+    arrays: dict[str, np.ndarray]
+    meta: dict[str, Any]
+
+
+class CheckpointStore:
+    """A directory with the newest checkpoints of one training.
+
+    Args:
+        directory: Made at the first `save`.
+        keep: How many checkpoints stay; older ones are removed once a newer one is complete.
+    Raises:
+        ConfigError: `keep` is not a positive integer.
+    Example:
+        >>> import tempfile
+        >>> store = CheckpointStore(Path(tempfile.mkdtemp()), keep=2)
+        >>> for step in (10, 20, 30):
+        ...     _ = store.save(step, {"weights": np.full(2, step)}, {"epoch": step // 10})
+        >>> store.steps()
+        [20, 30]
+        >>> newest = store.load_newest()
+        >>> newest.step, newest.arrays["weights"].tolist(), newest.meta
+        (30, [30, 30], {'epoch': 3})
+    """
+
+    def __init__(self, directory: Path, keep: int = 3) -> None:
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise ConfigError(f"keep must be an integer of at least 1. Received: keep={keep!r}.")
+        self.directory = Path(directory)
+        self.keep = keep
+        self._damaged: set[Path] = set()
+
+    def steps(self) -> list[int]:
+        """Returns the steps of which there is a file, oldest first, without reading the files.
+
+        Raises:
+            ArtifactError: The directory cannot be read.
+        """
+        try:
+            names = [path.name for path in self.directory.iterdir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise ArtifactError(
+                f"The checkpoint directory must be readable. Received: directory={self.directory} ({error})."
+            ) from error
+        return sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
+
+    def path(self, step: int) -> Path:
+        """Returns the file of a step, whether or not it exists."""
+        return self.directory / f"step-{step:08d}.npz"
+
+    def save(self, step: int, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> Path:
+        """Writes a checkpoint, then removes those that are too old. It replaces one of the same step.
+
+        Files of later steps are not touched: they are of a run that was further than this one.
+
+        Args:
+            step: The number of training steps done.
+            arrays: Of any dtype but object; scalars count as arrays without axes.
+            meta: Anything JSON can hold.
+        Returns: The file.
+        Raises:
+            ConfigError: An argument cannot be stored; nothing was written.
+            ExportError: The file cannot be written (disk full, no permission). Earlier checkpoints are as they were.
+        """
+        step, members, record = _checked(step, arrays, meta)
+        final = self.path(step)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._clear_leftovers()
+            with whole_file(final) as file:
+                _write(file, members, record)
+            self._damaged.discard(final)
+            self._rotate(step)
+        except OSError as error:
+            raise ExportError(
+                f"The checkpoint of step {step} could not be written. Received: directory={self.directory} ({error}). "
+                "Earlier checkpoints are untouched. Free space there, or choose a directory you may write to."
+            ) from error
+        return final
+
+    def load_newest(self) -> Checkpoint | None:
+        """Returns the newest checkpoint that is whole, or None where there are no files.
+
+        A damaged one is passed over with a TfoptWarning that names the file and the reason.
+
+        Raises:
+            ArtifactError: There are checkpoints, but none can be read.
+        """
+        reasons: list[str] = []
+        for step in reversed(self.steps()):
+            path = self.path(step)
+            try:
+                checkpoint = read_checkpoint(path)
+            except ArtifactError as error:
+                reasons.append(str(error))
+                self._damaged.add(path)
+                continue
+            for reason in reasons:
+                warnings.warn(f"{reason} Going back to step {step}.", TfoptWarning, stacklevel=2)
+            return checkpoint
+        if reasons:
+            raise ArtifactError(
+                f"At least one checkpoint must be readable. Received: directory={self.directory}, where none is. "
+                + " ".join(reasons)
+                + " Restore one from a copy, or remove them to begin anew."
+            )
+        return None
+
+    def _clear_leftovers(self) -> None:
+        """Removes what killed processes left behind, and not what a living one is writing."""
+        for path in self.directory.iterdir():
+            if _TEMPORARY.fullmatch(path.name):
+                with suppress(OSError), path.open("r+b") as file:  # NFS locks only what is open for writing
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
+
+    def _rotate(self, saved: int) -> None:
+        for path in self._damaged:
+            if path.exists():
+                path.replace(path.with_name(f"{path.name}.corrupt"))
+        self._damaged.clear()
+        # Counting from the one just saved: should a later file exist, it must not cost the new one its place.
+        up_to = [step for step in self.steps() if step <= saved]
+        for step in up_to[: -self.keep]:
+            self.path(step).unlink(missing_ok=True)
+
+
+def check_mode(directory: str | Path, mode: bool | Literal["auto"]) -> None:
+    """Raises ConfigError unless a checkpoint directory goes with a `resume` setting.
+
+    Example:
+        >>> check_mode("runs/none", "auto")
+        >>> check_mode("runs/none", True)
+        Traceback (most recent call last):
+        ...
+        tfopt.errors.ConfigError: checkpoint_dir must hold a checkpoint with resume=True. Received: ...
+    """
+    found = CheckpointStore(Path(directory)).steps()
+    if mode is False and found:
+        raise ConfigError(
+            f"checkpoint_dir must hold no checkpoints with resume=False. Received: checkpoint_dir={directory}, "
+            f"with steps {', '.join(map(str, found))}. Set resume='auto' to go on from them, or another directory."
+        )
+    if mode is True and not found:
+        raise ConfigError(
+            f"checkpoint_dir must hold a checkpoint with resume=True. Received: checkpoint_dir={directory}. "
+            "Set resume='auto' to begin anew where there is none."
+        )
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Reads one file and verifies all of it.
+
+    Raises:
+        ArtifactError: It is missing, damaged, incomplete, or of another format; the message says which.
+    Example:
+        >>> import tempfile
+        >>> store = CheckpointStore(Path(tempfile.mkdtemp()))
+        >>> read_checkpoint(store.save(7, {"bias": np.zeros(3)}, {})).arrays["bias"]
+        array([0., 0., 0.])
+    """
+    try:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            contents = _read_members(archive, os.fstat(file.fileno()).st_size)
+        if RECORD not in contents:
+            raise _Damage(f"it holds no {RECORD}")
+        record = json.loads(contents.pop(RECORD))
+        if record["format"] != FORMAT:
+            raise _Damage(f"its format is {record['format']!r}, and this version of tfopt reads {FORMAT}")
+        if path.name != f"step-{record['step']:08d}.npz":
+            raise _Damage(f"it holds step {record['step']}")
+        dtypes = {f"{name}.npy": (name, dtype) for name, dtype in record["dtypes"].items()}
+        if dtypes.keys() != contents.keys():
+            raise _Damage("arrays are missing")
+        arrays = {name: _from_npy(contents.pop(member), dtype) for member, (name, dtype) in dtypes.items()}
+    except _DAMAGE as error:
+        reason = str(error) or type(error).__name__
+        raise ArtifactError(f"A checkpoint must be readable and whole. Received: {path} ({reason}).") from error
+    return Checkpoint(path, record["step"], arrays, record["meta"])
+
+
+class _Damage(Exception):
+    """Why a file is not a whole checkpoint."""
+
+
+# Every way in which zipfile, json and NumPy say that bytes are not what they should be.
+_DAMAGE = (
+    _Damage,
+    zipfile.BadZipFile,
+    OSError,
+    EOFError,
+    KeyError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    struct.error,
+    NotImplementedError,  # zipfile: a version or flag it does not know
+    RuntimeError,  # zipfile: encrypted
+)
+
+
+def _checked(
+    step: int, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]
+) -> tuple[int, dict[str, np.ndarray], str]:
+    """Returns the step, the arrays as they are stored, and the record, or raises ConfigError."""
+    if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
+        raise ConfigError(f"step must be an integer of at least 0. Received: step={step!r}.")
+    members, dtypes = {}, {}
+    for name, value in arrays.items():
+        array = np.asarray(value)
+        if not isinstance(name, str) or "\0" in name or len(name.encode("utf-8", "replace")) > _LONGEST_NAME:
+            raise ConfigError(
+                f"Array names must be strings of at most {_LONGEST_NAME} bytes without NUL. Received: {name!r:.100}."
+            )
+        if array.dtype.hasobject:
+            raise ConfigError(f"arrays must not hold Python objects. Received: {name!r} with dtype={array.dtype}.")
+        # NumPy cannot write the types that ml_dtypes adds: bfloat16, float8, int4.
+        added = array.dtype.isbuiltin == 2
+        members[name] = array.view(f"u{array.dtype.itemsize}") if added else array
+        dtypes[name] = array.dtype.name if added else ""
+    try:
+        record = json.dumps({"format": FORMAT, "step": int(step), "dtypes": dtypes, "meta": dict(meta)})
+        record.encode(), "".join(dtypes).encode()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"meta and array names must be what JSON can hold. Received: {error}.") from error
+    return int(step), members, record
+
+
+def _write(file: BinaryIO, members: Mapping[str, np.ndarray], record: str) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in members.items():
+            # ZipInfo with its fixed date, so that equal states are equal files.
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+        archive.writestr(zipfile.ZipInfo(RECORD), record)
+
+
+def _read_members(archive: zipfile.ZipFile, file_bytes: int) -> dict[str, bytes]:
+    contents = {}
+    for info in archive.infolist():
+        # A damaged directory may claim any size, which must not become an allocation.
+        if info.compress_type != zipfile.ZIP_STORED or max(info.file_size, info.compress_size) > file_bytes:
+            raise _Damage(f"the entry of {info.filename!r:.100} is wrong")
+        contents[info.filename] = archive.read(info)  # compares the CRC-32
+    return contents
+
+
+def _from_npy(data: bytes, added_dtype: str) -> np.ndarray:
+    array: np.ndarray = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    return array.view(np.dtype(added_dtype)) if added_dtype else array

@@ -1,0 +1,132 @@
+"""Chooses how a training is spread over devices and processes, and refuses what Keras 3 cannot be trained under."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Literal
+
+import keras
+import tensorflow as tf
+
+from tfopt.errors import ConfigError
+from tfopt.hardware import Hardware
+from tfopt.training.config import TrainingConfig
+from tfopt.training.distributed.cluster import find_cluster, multi_worker_strategy
+
+TRAINABLE = (
+    tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.OneDeviceStrategy,
+)
+REDUCTIONS = {"nccl": tf.distribute.NcclAllReduce, "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce}
+
+
+def choose_strategy(config: TrainingConfig, hardware: Hardware) -> tuple[Any, str, str]:
+    """Returns the strategy (None for one device, and for a pipeline), its name, and the reason.
+
+    Multi-worker joins the cluster, which waits for the other workers.
+
+    Raises:
+        ConfigError: Keras 3 cannot be trained under it, or it was asked for where it cannot be had.
+    """
+    if tf.distribute.has_strategy():
+        raise ConfigError(
+            "A plan must be made outside a strategy's scope: strategies do not nest. "
+            f"Received: a call within {type(tf.distribute.get_strategy()).__name__}. Call tfopt.plan before the scope, "
+            "and set strategy to the strategy."
+        )
+    if keras.distribution.distribution() is not None:
+        raise ConfigError(
+            "keras.distribution must not be set: on TensorFlow, Keras accepts it and trains on one device. Received: "
+            f"{keras.distribution.distribution()!r}. Call keras.distribution.set_distribution(None) and set "
+            "strategy='mirrored'."
+        )
+    if not isinstance(config.strategy, str):
+        return _given(config.strategy), type(config.strategy).__name__, "as given"
+    gpus = len(hardware.gpus)
+    cluster = find_cluster() if config.strategy in ("auto", "multi_worker") else None
+    if config.strategy == "multi_worker" and cluster is None:
+        raise ConfigError(
+            "strategy='multi_worker' needs a cluster. Received: neither TF_CONFIG nor a Slurm step of several tasks. "
+            "Start the script with `tfopt launch --workers N SCRIPT`, `srun`, or set TF_CONFIG."
+        )
+    if cluster is not None and (config.strategy == "multi_worker" or len(cluster.workers) > 1):
+        communication = _communication(config, "multi_worker", ("auto", "nccl", "ring"))
+        strategy = multi_worker_strategy(cluster, communication)
+        replicas = strategy.num_replicas_in_sync
+        reason = f"worker {cluster.index} of {len(cluster.workers)}, from {cluster.source}"
+        return strategy, f"multi_worker, {_count(replicas, 'replica')}", reason
+    if config.strategy == "mirrored" or (config.strategy == "auto" and gpus > 1):
+        strategy = mirrored_strategy(_communication(config, "mirrored", ("auto", "nccl", "hierarchical_copy")))
+        reason = "as asked" if config.strategy == "mirrored" else f"{gpus} GPUs"
+        if strategy.num_replicas_in_sync == 1:
+            reason = f"{reason}; with one device it gains nothing"
+        return strategy, f"mirrored, {_count(strategy.num_replicas_in_sync, 'replica')}", reason
+    if config.communication != "auto":
+        _communication(config, config.strategy, ("auto",))
+    if config.strategy == "pipeline":
+        devices = pipeline_devices(config, hardware)
+        return None, f"pipeline, {_count(len(devices), 'stage')}", f"as asked; over {', '.join(devices)}"
+    if config.strategy == "none":
+        return None, "none", "as asked"
+    return None, "none", f"one GPU, {hardware.gpus[0].name}" if gpus else "no GPU; one CPU device"
+
+
+def pipeline_devices(config: TrainingConfig, hardware: Hardware) -> tuple[str, ...]:
+    """Returns the devices of a pipeline's stages, in order."""
+    devices = config.pipeline_devices or tuple(f"GPU:{index}" for index in range(len(hardware.gpus)))
+    if len(devices) < 2:
+        raise ConfigError(
+            "pipeline_devices must name at least two devices. Received: "
+            f"pipeline_devices={config.pipeline_devices} and {_count(len(hardware.gpus), 'GPU')}. "
+            "Name them, or set strategy='none'."
+        )
+    return devices
+
+
+@functools.cache
+def mirrored_strategy(
+    communication: Literal["auto", "nccl", "hierarchical_copy"] = "auto",
+) -> tf.distribute.MirroredStrategy:
+    """Returns the strategy over all GPUs (without one, over all logical CPUs).
+
+    There is one for the whole process: two number their collective operations alike, and TensorFlow mixes these up.
+    """
+    reduction = REDUCTIONS.get(communication)
+    # Named, because with TF_CONFIG set the default would be the devices of the whole cluster.
+    devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+    return tf.distribute.MirroredStrategy(
+        [device.name for device in devices], cross_device_ops=None if reduction is None else reduction()
+    )
+
+
+def is_multi_worker(strategy: tf.distribute.Strategy | None) -> bool:
+    """Tells whether a strategy spans processes."""
+    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+
+
+def _given(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
+    if isinstance(strategy, TRAINABLE):
+        return strategy
+    name = type(strategy).__name__
+    reason = {
+        "ParameterServerStrategyV2": "it needs a coordinator that hands out steps, which Keras 3 does not have",
+        "ParameterServerStrategyV1": "it needs a coordinator that hands out steps, which Keras 3 does not have",
+    }.get(name, "Keras 3 was not seen to train under it")
+    raise ConfigError(
+        f"strategy must be one that Keras 3 trains under: {reason}. Received: strategy={name}. "
+        "Use strategy='multi_worker' for several processes, 'mirrored' for the GPUs of one."
+    )
+
+
+def _communication(config: TrainingConfig, strategy: str, known: tuple[str, ...]) -> Any:
+    if config.communication not in known:
+        raise ConfigError(
+            f"communication must be {' or '.join(map(repr, known))} with strategy={strategy!r}. "
+            f"Received: communication={config.communication!r}. Leave it out, or set the strategy that it is for."
+        )
+    return config.communication
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,214 @@
+"""One stage forward and backward, and the micro-batches that go through it.
+
+Tensors between stages are named by the id of the symbolic tensor of the model's graph that they stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt.errors import UnsupportedModelError
+from tfopt.training.pipeline_parallel.stages import variables_of
+
+Values = dict[int, Any]
+
+
+class StageCall(keras.layers.Layer):
+    """Calls the layers of one stage. As Keras' outermost call it drops the losses they added the time before.
+
+    Attributes:
+        takes: The tensors that it needs, of the model's inputs and earlier stages.
+        gives: Those of its tensors that later stages or the model's outputs need.
+    """
+
+    def __init__(
+        self, nodes: Sequence[Any], inputs: set[int], needed: set[int], *, name: str, jit_compile: bool
+    ) -> None:
+        super().__init__(name=name, dtype="float32", autocast=False)
+        made = {id(tensor) for node in nodes for tensor in node.outputs}
+        used = [id(tensor) for node in nodes for tensor in node.input_tensors]
+        self.takes = list(dict.fromkeys(key for key in used if key not in made))
+        self.gives = [id(tensor) for node in nodes for tensor in node.outputs if id(tensor) in needed]
+        self.constant = inputs  # no gradient flows into the model's own inputs
+        self.nodes = list(nodes)
+        self.stage_layers = [node.operation for node in nodes if isinstance(node.operation, keras.layers.Layer)]
+        self.supports_masking = True  # the layers inside pass masks on by themselves
+        self.built = True
+        self._compiled = tf.function(self._through_xla, jit_compile=True, autograph=False) if jit_compile else None
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        return variables_of(self.nodes)
+
+    def call(self, tensors: list[Any], training: bool | None = None) -> list[Any]:
+        return (self._compiled or self._layer_by_layer)(tensors, training)
+
+    def _layer_by_layer(self, tensors: list[Any], training: bool | None) -> list[Any]:
+        values = dict(zip(self.takes, tensors, strict=True))
+        for node in self.nodes:
+            args, options = node.arguments.fill_in(values)
+            # As Keras does, whose model passes on its own `training` even to a layer that was called with another.
+            if training is not None and "training" in getattr(node.operation, "_call_context_args", ()):
+                options["training"] = training
+            outputs = keras.tree.flatten(node.operation(*args, **options))
+            values.update(zip(map(id, node.outputs), outputs, strict=True))
+        return [values[key] for key in self.gives]
+
+    def _through_xla(self, tensors: list[Any], training: bool | None) -> list[Any]:
+        outputs = self._layer_by_layer(tensors, training)
+        beside = [tensor for tensor in outputs if getattr(tensor, "_keras_mask", None) is not None]
+        if beside or self.added_losses():
+            raise UnsupportedModelError(
+                f"jit_compile needs stages that hand on their tensors only, as XLA compiles each by itself. Received: "
+                f"{self.name} with {'a mask' if beside else 'an activity regularizer or add_loss'}. "
+                "Set jit_compile=False, or cut where no mask is passed on."
+            )
+        return outputs
+
+    def added_losses(self) -> list[Any]:
+        """Returns what the layers added to the loss when last called: activity regularizers and `add_loss`."""
+        return [loss for layer in self._flatten_layers() for loss in layer._losses]
+
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
+        return None
+
+    def run(self, values: Values, training: bool) -> Values:
+        """Returns what later stages need, on the current device."""
+        return dict(
+            zip(self.gives, self([entering(values[key]) for key in self.takes], training=training), strict=True)
+        )
+
+    def run_recorded(self, values: Values) -> Pass:
+        """Runs in training, and records what the way back needs."""
+        inputs = {key: entering(values[key]) for key in self.takes}
+        sources = {key: tensor for key, tensor in inputs.items() if key not in self.constant and differentiable(tensor)}
+        with tf.GradientTape() as tape:
+            tape.watch(list(sources.values()))
+            outputs = self(list(inputs.values()), training=True)
+        return Pass(
+            tape=tape,
+            sources={**sources, **{id(variable): variable for variable in self.trainable_variables}},
+            gives=dict(zip(self.gives, outputs, strict=True)),
+            added_losses=self.added_losses(),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """A micro-batch that went forward through one stage.
+
+    Attributes:
+        sources: What gradients are wanted of: inputs from earlier stages, and the stage's trainable variables.
+        gives: The stage's outputs.
+        added_losses: What its layers added to the loss.
+    """
+
+    tape: tf.GradientTape
+    sources: Values
+    gives: Values
+    added_losses: Sequence[Any]
+
+    def backward(self, gradients: Sums) -> None:
+        """Turns the gradients of outputs and added losses into those of inputs and variables, on this device."""
+        results = {**self.gives, **{id(loss): loss for loss in self.added_losses}}
+        known = {key: gradients[key] for key in results if key in gradients}
+        if known and self.sources:
+            found = self.tape.gradient(
+                [results[key] for key in known], list(self.sources.values()), output_gradients=list(known.values())
+            )
+            gradients.add(self.sources, found)
+
+
+class Sums(dict[int, Any]):
+    """Gradients by name, None being zero."""
+
+    def add(self, keys: Iterable[int], gradients: Iterable[Any]) -> None:
+        for key, gradient in zip(keys, gradients, strict=True):
+            if gradient is not None:
+                self[key] = _sum(self[key], gradient) if key in self else gradient
+
+
+def _sum(one: Any, other: Any) -> Any:
+    if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
+        # As in the gradient of a whole batch, a row that occurs twice stands there twice.
+        return tf.IndexedSlices(
+            tf.concat([one.values, other.values], 0), tf.concat([one.indices, other.indices], 0), one.dense_shape
+        )
+    return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)
+
+
+def entering(tensor: Any) -> Any:
+    """Returns a copy on the current device: one transfer for all that read it there, and a tensor of its own to
+    differentiate by, where a layer such as Dropout(0) returned its very input."""
+    if tensor is None:
+        return None
+    copy = tf.identity(tensor)
+    mask = getattr(tensor, "_keras_mask", None)
+    if mask is not None:
+        copy._keras_mask = mask
+    return copy
+
+
+def differentiable(tensor: Any) -> bool:
+    return tf.is_tensor(tensor) and (tensor.dtype.is_floating or tensor.dtype.is_complex)
+
+
+def watch(tape: tf.GradientTape, tensors: Iterable[Any]) -> None:
+    tape.watch([tensor for tensor in tensors if differentiable(tensor)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """A part of a batch: its examples from `begin` to `end`, of which the first `size` count.
+
+    Attributes:
+        share: size over the size of the batch.
+    """
+
+    begin: Any
+    end: Any
+    size: Any
+    share: Any
+
+    def of(self, batch: Any) -> Any:
+        """Returns the part of every tensor in a structure; None stays None."""
+        return keras.tree.map_structure(lambda t: t if t is None else t[self.begin : self.end], batch)
+
+
+def micro_batches_of(x: Any, count: int) -> list[MicroBatch]:
+    """Cuts a batch, whose size may be known only when the step runs, into parts of sizes that differ by at most one.
+
+    Example:
+        >>> [(part.begin, part.end) for part in micro_batches_of(tf.zeros((7, 2)), 3)]
+        [(0, 2), (2, 4), (4, 7)]
+    """
+    tensor = next(tensor for tensor in keras.tree.flatten(x) if tensor is not None)
+    total = tensor.shape[0]
+    if total is not None:
+        count = min(count, total)
+        edges = [part * total // count for part in range(count + 1)]
+        return [
+            MicroBatch(begin=begin, end=end, size=end - begin, share=(end - begin) / total)
+            for begin, end in pairwise(edges)
+        ]
+    total = tf.shape(tensor)[0]
+    parts = []
+    for part in range(count):
+        begin, end = part * total // count, (part + 1) * total // count
+        # A mean over no examples is not a number, so an empty part takes an example; with a share of zero it adds none.
+        first = tf.minimum(begin, total - 1)
+        parts.append(
+            MicroBatch(
+                begin=first,
+                end=tf.maximum(end, first + 1),
+                size=end - begin,
+                share=tf.cast(end - begin, "float32") / tf.cast(total, "float32"),
+            )
+        )
+    return parts

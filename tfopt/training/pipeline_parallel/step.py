@@ -1,0 +1,237 @@
+"""Pipeline parallelism: the stages of a model on different devices, working on different micro-batches at a time.
+
+Forward, stage s maps its inputs h[s-1] and its weights to h[s]; backward, it maps dL/dh[s] to dL/dh[s-1] and the
+gradient of its weights. Each stage has its own GradientTape, because the operations of a backward pass carry the
+device under which `tape.gradient` is called, not that of the forward pass: one tape over the whole model would run
+every stage's backward pass on the first device. The schedule is GPipe's (all micro-batches are independent until
+their gradients are summed) and is left to TensorFlow's executor: inside a `tf.function` it starts whatever has its
+inputs ready, so that device 1 works on one micro-batch while device 0 works on the next.
+
+A loss L that averages over the batch is the sum over micro-batches m of n[m] / n * L[m], with n[m] their sizes; so
+are its gradients. That does not hold for losses that sum or that average over weights or masks, and BatchNorm takes
+its statistics, dropout its noise, from each micro-batch; with one micro-batch all is as on one device.
+
+Reference:
+    Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", NeurIPS 2019,
+    arXiv:1811.06965.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt.errors import ConfigError, unknown_name
+from tfopt.training.losses import compute_loss
+from tfopt.training.pipeline_parallel import variables
+from tfopt.training.pipeline_parallel.passes import (
+    MicroBatch,
+    StageCall,
+    Sums,
+    Values,
+    entering,
+    micro_batches_of,
+    watch,
+)
+from tfopt.training.pipeline_parallel.stages import (
+    Stage,
+    activation_bytes,
+    cut,
+    functional_form,
+    nodes_of,
+    parameter_bytes,
+    variables_of,
+)
+
+
+def split(
+    model: keras.Model,
+    devices: Sequence[str],
+    cuts: Sequence[str] | None = None,
+    *,
+    batch_size: int,
+    jit_compile: bool = False,
+) -> Stages:
+    """Splits a model into one stage per device; the model itself is left as it is.
+
+    Args:
+        model: A built functional or Sequential model; a model nested in it stays in one stage.
+        devices: Where the stages go, in order, for example ["GPU:0", "GPU:1"]. A device may occur twice.
+        cuts: Names of the layers that begin the second, third and later stages. None balances the bytes: outputs of
+            layers, and parameters, a trainable one four times over for its gradient and the two slots of Adam.
+        batch_size: Examples per step, all micro-batches together.
+        jit_compile: Whether XLA compiles each stage. It cannot compile the whole step, whose variables lie on several
+            devices, so the model itself is compiled with jit_compile=False either way.
+    Raises:
+        UnsupportedModelError: The model is subclassed or not built.
+        ConfigError: A device does not exist, or the cuts do not fit the graph.
+    Example:
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(64), keras.layers.Dense(2)])
+        >>> stages = split(model, ["CPU:0", "CPU:0"], batch_size=4)
+        >>> [len(stage.layers) for stage in stages.records]
+        [1, 1]
+    """
+    names = _devices(devices)
+    graph = functional_form(model)
+    parts = cut(nodes_of(graph), len(names), cuts, batch_size)
+    records = [
+        Stage(
+            device=device,
+            layers=tuple(dict.fromkeys(node.operation.name for node in part)),
+            parameter_bytes=parameter_bytes(variables_of(part)),
+            activation_bytes=activation_bytes(part, batch_size),
+        )
+        for device, part in zip(names, parts, strict=True)
+    ]
+    return Stages(model, graph, records, parts, jit_compile)
+
+
+class Stages:
+    """A model in stages. `print(stages)` shows each stage's device, bytes and layers.
+
+    Attributes:
+        model: The model that was split.
+        records: For each stage its device, layers and bytes.
+    """
+
+    def __init__(
+        self, model: keras.Model, graph: keras.Model, records: Sequence[Stage], parts: Sequence[list[Any]], jit: bool
+    ) -> None:
+        self.model = model
+        self.records = tuple(records)
+        self._graph = graph
+        needed = {id(tensor) for tensor in graph.outputs}
+        calls = []
+        for place, part in reversed(list(enumerate(parts))):
+            call = StageCall(part, set(map(id, graph.inputs)), needed, name=f"stage_{place}", jit_compile=jit)
+            needed |= set(call.takes)
+            calls.append(call)
+        self._calls = calls[::-1]
+
+    def __str__(self) -> str:
+        return "\n".join(f"stage {place}  {record}" for place, record in enumerate(self.records))
+
+    def place(self) -> None:
+        """Moves each stage's variables (weights, BatchNorm statistics, random seeds) to its device, values kept.
+
+        Functions that were traced before hold the old variables: compile the model after it. An optimizer that was
+        built before is put right by `place_optimizer`.
+        """
+        for record, call in zip(self.records, self._calls, strict=True):
+            for variable in call.variables:
+                variables.move(variable, record.device)
+
+    def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Builds an optimizer, if it is not yet, and moves its slots to the devices of their variables.
+
+        Step counter, learning rate and loss scale stay where they are.
+
+        Args:
+            optimizer: For the model's trainable variables; a LossScaleOptimizer's inner one is placed as well.
+        Raises:
+            UnsupportedModelError: The optimizer has a slot whose variable cannot be told.
+        """
+        variables.place_slots(optimizer, self.model.trainable_variables)
+
+    def apply_gradients(self, optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any]) -> None:
+        """Applies gradients of the model's trainable variables, each update computed on its variable's device."""
+        with variables.updates_in_place(optimizer):
+            optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
+
+    def forward(self, x: Any, training: bool = False) -> Any:
+        """Returns the model's outputs, each stage computed on its device."""
+        values = self._inputs(x)
+        for record, call in zip(self.records, self._calls, strict=True):
+            with tf.device(record.device):
+                values.update(call.run(values, training))
+        return self._packed([values[id(tensor)] for tensor in self._graph.outputs])
+
+    def forward_backward(
+        self, x: Any, y: Any, sample_weight: Any = None, *, micro_batches: int = 1
+    ) -> tuple[tf.Tensor, Any, list[Any]]:
+        """Runs a batch in micro-batches and returns what a training step needs.
+
+        Args:
+            x, y, sample_weight: A batch as Keras' train step has it. Where micro_batches does not divide its size, the
+                micro-batches differ by one example; where that would leave some empty, these repeat an example that
+                counts for nothing (but is seen by BatchNorm).
+            micro_batches: How many parts the batch is worked on in; devices idle less with more.
+        Returns: the loss; the outputs for the whole batch; and for each of model.trainable_variables the gradient of
+            the loss as the model's optimizer scales it, None where there is none, on that variable's device.
+        Raises:
+            ConfigError: micro_batches is no positive whole number.
+        """
+        if not isinstance(micro_batches, int) or micro_batches < 1:
+            raise ConfigError(
+                f"micro_batches must be a whole number of at least 1. Received: micro_batches={micro_batches!r}."
+            )
+        losses, outputs, gradients = [], [], Sums()
+        for part in micro_batches_of(x, micro_batches):
+            loss, y_pred = self._micro_batch(part.of((x, y, sample_weight)), part, gradients)
+            losses.append(loss)
+            outputs.append(keras.tree.map_structure(lambda tensor, size=part.size: tensor[:size], y_pred))
+        with tf.device(self.records[-1].device):
+            y_pred = keras.tree.map_structure(lambda *tensors: tf.concat(tensors, 0), *outputs)
+            loss = tf.add_n(losses)
+        return loss, y_pred, [gradients.get(id(variable)) for variable in self.model.trainable_variables]
+
+    def _micro_batch(self, batch: tuple[Any, Any, Any], part: MicroBatch, sums: Sums) -> tuple[tf.Tensor, Any]:
+        x, y, sample_weight = batch
+        values = self._inputs(x)
+        passes = []
+        for record, call in zip(self.records, self._calls, strict=True):
+            with tf.device(record.device):
+                done = call.run_recorded(values)
+            values.update(done.gives)
+            passes.append(done)
+
+        gradients = Sums()
+        with tf.device(self.records[-1].device):
+            copies = [entering(values[id(tensor)]) for tensor in self._graph.outputs]
+            added = [loss for done in passes for loss in done.added_losses]
+            regularized = [variable for variable in self.model.trainable_variables if variable.regularizer is not None]
+            sources = [*copies, *added, *regularized]
+            with tf.GradientTape() as tape:
+                watch(tape, [*copies, *added])
+                loss = compute_loss(
+                    self.model,
+                    x=x,
+                    y=y,
+                    y_pred=self._packed(copies),
+                    sample_weight=sample_weight,
+                    training=True,
+                    examples=part.size,
+                )
+                loss *= tf.cast(part.share, loss.dtype)
+                scaled = self.model.optimizer.scale_loss(loss)
+            keys = [*map(id, self._graph.outputs), *map(id, added), *map(id, regularized)]
+            gradients.add(keys, tape.gradient(scaled, sources))
+
+        for record, call, done in reversed(list(zip(self.records, self._calls, passes, strict=True))):
+            with tf.device(record.device):
+                done.backward(gradients)
+                own = [id(variable) for variable in call.trainable_variables]
+                sums.add(own, [gradients.get(key) for key in own])
+        return loss, self._packed(copies)
+
+    def _inputs(self, x: Any) -> Values:
+        return dict(zip(map(id, self._graph.inputs), self._graph._standardize_inputs(x), strict=True))
+
+    def _packed(self, outputs: list[Any]) -> Any:
+        packed = keras.tree.pack_sequence_as(self._graph.output, outputs)
+        return packed[0] if isinstance(packed, list | tuple) and len(packed) == 1 else packed
+
+
+def _devices(devices: Sequence[str]) -> list[str]:
+    """Returns the devices as TensorFlow prints them, once it is known that they exist: elsewhere it would take any."""
+    known = [device.name.removeprefix("/device:") for device in tf.config.list_logical_devices()]
+    if isinstance(devices, str) or not devices:
+        raise ConfigError(f"pipeline_devices must be a list of devices. Received: pipeline_devices={devices!r}.")
+    names = [str(device).upper().split("/")[-1].removeprefix("DEVICE:") for device in devices]
+    for given, name in zip(devices, names, strict=True):
+        if name not in known:
+            raise unknown_name("device in pipeline_devices", str(given), known)
+    return names

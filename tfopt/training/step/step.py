@@ -1,0 +1,297 @@
+"""The training step that `tfopt.compile` puts under Keras' own `fit`.
+
+A batch of B examples is divided over replicas, and there into micro-batches of m examples. The loss of each is the mean
+over its examples, weighted by its share m / B before the gradient is taken, so
+
+    sum over replicas and micro-batches of (m / B) * gradient(mean)  =  gradient of the mean over the batch
+
+whatever the sizes: the last, uneven batch of an epoch counts every example alike, and a replica that got none of it
+adds zeros instead of 0/0. Keras divides a loss by the number of replicas instead, if it has a value for each example
+and not otherwise; that is switched off. Gradients are summed over replicas before the optimizer sees them. It then
+clips what one device would clip, and decides about a loss scale from what all replicas found, where Keras' own step
+looks at the first replica alone.
+
+XLA cannot compile the communication between replicas, so under a strategy, and with several micro-batches, it compiles
+forward and backward pass, and communication and update stay outside; on one device it compiles the whole step.
+
+Nothing here may create a variable: inside loops, conditions and compiled functions that fails. The runtime builds the
+model, metrics and optimizer first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.losses import loss as keras_loss
+
+from tfopt.training.losses import compute_loss
+from tfopt.training.pipeline_parallel.step import Stages
+
+SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
+
+
+class Step:
+    """One training or test step of a model, on every replica of the strategy that the model was built under.
+
+    Args:
+        model: A built and compiled Keras model.
+        jit_compile: Whether XLA compiles it.
+        accumulate: Micro-batches per step, one after the other.
+        sparse_gradients: Whether the optimizer gets sparse gradients as they are, in place of each row's sum.
+        stages: The pipeline's stages, if the model is split over devices.
+        micro_batches: Those of the pipeline, which run side by side on different stages.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        *,
+        jit_compile: bool,
+        accumulate: int = 1,
+        sparse_gradients: bool = False,
+        stages: Stages | None = None,
+        micro_batches: int = 1,
+    ) -> None:
+        self.jit_compile = jit_compile
+        self._model = model
+        self._accumulate = accumulate
+        self._sparse_gradients = sparse_gradients
+        self._stages = stages
+        self._stage_batches = micro_batches
+        self._strategy = model.distribute_strategy
+        self._replicas = self._strategy.num_replicas_in_sync
+        # Places of variables without a gradient. Here for the sake of run_eagerly, in which a replica without examples
+        # does not see what it would be; the first replica always has some, and goes first.
+        self._unused: list[int] = []
+        # Also with one replica: under its strategy variables are not those of one device.
+        self.is_distributed = distributed = model._distribute_strategy is not None
+        # What XLA compiles as one: the whole step, or what lies between the communication.
+        whole = jit_compile and not distributed and accumulate == 1 and stages is None
+        inner = jit_compile and not whole and stages is None
+        self._forward_backward = _compiled(self._forward_backward_once, inner)
+        self._forward = _compiled(self._forward_once, inner)
+        self._update = _compiled(self._apply_gradients, inner and not distributed)
+        self._train_one_device = _traced(self._train_on_replica, whole)
+        self._test_one_device = _traced(self._test_on_replica, whole)
+
+    def train(self, data: Any) -> None:
+        """Trains on one batch, distributed or not. The figures are in the model's metrics afterwards."""
+        if not self.is_distributed:
+            self._train_one_device(data)
+            return
+        with _gradients_are_reduced(self._model.optimizer), _losses_are_means():
+            self._strategy.run(self._train_on_replica, args=(data,))
+
+    def test(self, data: Any) -> None:
+        """Evaluates one batch, as `train` does without training."""
+        if self.is_distributed:
+            with _losses_are_means():
+                self._strategy.run(self._test_on_replica, args=(data,))
+        else:
+            self._test_one_device(data)
+
+    def synchronize(self) -> None:
+        """Averages over the replicas what each has updated alone, such as the moving statistics of batch norms.
+
+        They are linear in the updates, so to average now and then is to average after every step.
+        """
+        local = [v for v in self._model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
+        if not local:
+            return
+
+        def average() -> None:
+            values = tf.distribute.get_replica_context().all_reduce(MEAN, [v.value.read_value() for v in local])
+            for variable, value in zip(local, values, strict=True):
+                variable.assign(value)
+
+        self._strategy.run(average)
+
+    def _train_on_replica(self, data: Any) -> None:
+        x, y, weight = _unpack(data)
+        context = tf.distribute.get_replica_context()
+        if self._stages is not None:
+            loss, y_pred, gradients = self._stages.forward_backward(x, y, weight, micro_batches=self._stage_batches)
+            self._record(loss, _batch_size(x), x, y, y_pred, weight)
+        elif self._accumulate == 1 and (not self.is_distributed or self._parts_are_equal(x)):
+            share = 1 / self._replicas if self._replicas > 1 else None
+            loss, y_pred, gradients = self._forward_backward(x, y, weight, share)
+            self._record(loss, _batch_size(x), x, y, y_pred, weight)
+        else:
+            total = context.all_reduce(SUM, _batch_size(x)) if self.is_distributed else _batch_size(x)
+            gradients = self._micro_batches(x, y, weight, total)
+        if self.is_distributed:
+            gradients = _all_reduce(context, gradients)
+        self._update(gradients)
+
+    def _micro_batches(self, x: Any, y: Any, weight: Any, total: Any) -> list[Any]:
+        """Returns the gradients summed over micro-batches, one after the other, so that one's memory serves the next.
+
+        A replica with fewer examples than micro-batches runs fewer, one without examples none.
+        """
+        variables = self._model.trainable_weights
+        size = _batch_size(x)
+        count = tf.minimum(self._accumulate, size)
+        unused = self._unused
+
+        def add(index: tf.Tensor, *sums: tf.Tensor) -> tuple[Any, ...]:
+            begin, end = index * size // count, (index + 1) * size // count
+            part_x, part_y, part_weight = keras.tree.map_structure(
+                lambda value: None if value is None else value[begin:end], (x, y, weight)
+            )
+            share = tf.cast(end - begin, "float32") / tf.cast(total, "float32")
+            loss, y_pred, gradients = self._forward_backward(part_x, part_y, part_weight, share)
+            self._record(loss, end - begin, part_x, part_y, y_pred, part_weight)
+            unused[:] = [place for place, gradient in enumerate(gradients) if gradient is None]
+            added = [
+                before if gradient is None else before + tf.convert_to_tensor(gradient)
+                for before, gradient in zip(sums, gradients, strict=True)
+            ]
+            return index + 1, *added
+
+        zeros = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
+        _, *sums = tf.while_loop(lambda index, *_: index < count, add, (tf.constant(0), *zeros), parallel_iterations=1)
+        return [None if place in unused else value for place, value in enumerate(sums)]
+
+    def _forward_backward_once(self, x: Any, y: Any, weight: Any, share: Any) -> tuple[Any, Any, list[Any]]:
+        model = self._model
+        variables = [variable.value for variable in model.trainable_weights]
+        with tf.GradientTape() as tape:
+            y_pred = self._call(x, training=True)
+            loss = self._loss(x, y, y_pred, weight, training=True)
+            weighted = loss if share is None else loss * tf.cast(share, loss.dtype)
+            scaled = model.optimizer.scale_loss(weighted)
+        return loss, y_pred, tape.gradient(scaled, variables)
+
+    def _apply_gradients(self, gradients: Sequence[Any]) -> None:
+        if not self._sparse_gradients:
+            # An embedding's gradient names a row each time that the batch does. Keras' optimizers clip and square these
+            # one by one, not their sum, so the update would depend on how the batch is divided.
+            gradients = [_dense(gradient) for gradient in gradients]
+        if self._stages is not None:
+            self._stages.apply_gradients(self._model.optimizer, gradients)
+        elif gradients:  # a model without weights to train is evaluated only
+            self._model.optimizer.apply_gradients(zip(gradients, self._model.trainable_weights, strict=True))
+
+    def _test_on_replica(self, data: Any) -> None:
+        x, y, weight = _unpack(data)
+        size = _batch_size(x)
+
+        def evaluate() -> tf.Tensor:
+            loss, y_pred = self._forward(x, y, weight)
+            self._record(loss, size, x, y, y_pred, weight)
+            return tf.constant(0)
+
+        if self.is_distributed and not self._parts_are_equal(x):
+            tf.cond(size > 0, evaluate, lambda: tf.constant(0))  # the loss of no examples would be 0/0
+        else:
+            evaluate()
+
+    def _parts_are_equal(self, x: Any) -> bool:
+        """Returns whether all replicas are known to have as many examples; eagerly each knows its own number only."""
+        return not self._model.run_eagerly and _static_batch_size(x) is not None
+
+    def _forward_once(self, x: Any, y: Any, weight: Any) -> tuple[Any, Any]:
+        y_pred = self._call(x, training=False)
+        return self._loss(x, y, y_pred, weight, training=False), y_pred
+
+    def _loss(self, x: Any, y: Any, y_pred: Any, weight: Any, *, training: bool) -> Any:
+        examples = _batch_size(x)
+        return compute_loss(
+            self._model, x=x, y=y, y_pred=y_pred, sample_weight=weight, training=training, examples=examples
+        )
+
+    def _call(self, x: Any, *, training: bool) -> Any:
+        if self._stages is not None:
+            return self._stages.forward(x, training=training)
+        if self._model._call_has_training_arg:
+            return self._model(x, training=training)
+        return self._model(x)
+
+    def _record(self, loss: Any, size: Any, x: Any, y: Any, y_pred: Any, weight: Any) -> None:
+        self._model._loss_tracker.update_state(loss, sample_weight=size)
+        self._model.compute_metrics(x, y, y_pred, sample_weight=weight)
+
+
+def _dense(gradient: Any) -> Any:
+    """Returns a gradient in which each row is summed, on its own device."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    with tf.device(gradient.values.device):
+        return tf.convert_to_tensor(gradient)
+
+
+def _unpack(data: Any) -> tuple[Any, Any, Any]:
+    # Keras marks what is missing by an Optional, since tf.data knows no None.
+    data = keras.tree.map_structure(lambda item: None if isinstance(item, tf.experimental.Optional) else item, data)
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+    return x, y, weight
+
+
+def _batch_size(x: Any) -> Any:
+    return tf.shape(next(item for item in keras.tree.flatten(x) if item is not None))[0]
+
+
+def _static_batch_size(x: Any) -> int | None:
+    size: int | None = next(item for item in keras.tree.flatten(x) if item is not None).shape[0]
+    return size
+
+
+def _all_reduce(context: Any, gradients: Sequence[Any]) -> list[Any]:
+    present = [gradient for gradient in gradients if gradient is not None]
+    reduced = iter(context.all_reduce(SUM, present))
+    return [None if gradient is None else next(reduced) for gradient in gradients]
+
+
+def _compiled(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
+    if not jit_compile:
+        return function
+    return _traced(function, True)
+
+
+def _traced(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
+    # A partial: see Execution in runtime.py.
+    function = functools.partial(tf.autograph.experimental.do_not_convert(function))
+    return tf.function(function, jit_compile=jit_compile or None, reduce_retracing=True)
+
+
+@contextlib.contextmanager
+def _gradients_are_reduced(optimizer: Any) -> Iterator[None]:
+    """While a step is traced, keeps the optimizer from summing over the replicas what is summed already.
+
+    Its weight averages are then written by each replica to its own copy; Keras' way fails inside a condition.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if inner is None:
+        yield
+        return
+
+    def overwrite(variables: Sequence[Any]) -> None:
+        for variable, average in zip(variables, inner._model_variables_moving_average, strict=True):
+            variable.assign(average)
+
+    inner._all_reduce_sum_gradients = list
+    inner._overwrite_model_variables_with_average_value = overwrite
+    try:
+        yield
+    finally:
+        del inner._all_reduce_sum_gradients
+        del inner._overwrite_model_variables_with_average_value
+
+
+@contextlib.contextmanager
+def _losses_are_means() -> Iterator[None]:
+    """While a step is traced, keeps Keras from dividing losses by the number of replicas.
+
+    Then it must not multiply by that number either, as it does for the losses of single outputs.
+    """
+    before = keras_loss.scale_loss_for_distribution, keras_loss.unscale_loss_for_distribution
+    keras_loss.scale_loss_for_distribution = keras_loss.unscale_loss_for_distribution = lambda value: value
+    try:
+        yield
+    finally:
+        keras_loss.scale_loss_for_distribution, keras_loss.unscale_loss_for_distribution = before
