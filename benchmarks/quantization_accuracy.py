@@ -182,7 +182,7 @@ def trials_of(quantized: QuantizedModel, evaluation: tuple[np.ndarray, np.ndarra
 
 
 def greedy(names: Collection[str], score: Callable[[Collection[str]], Score], floor: float) -> list[str]:
-    """Returns the float nodes of a greedy search. Each step measures all nodes again and moves the best one to float."""
+    """Returns the float nodes of a greedy search. Each step measures all nodes and moves the best one to float."""
     chosen: list[str] = []
     while score(chosen).value < floor - 1e-9:
         tried = {name: score([*chosen, name]) for name in names if name not in chosen}

@@ -1,7 +1,8 @@
 """ONNX Runtime on a model from tf2onnx, quantized to QDQ: uint8 activations and int8 weights, which VNNI multiplies.
 
 Settings follow https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html: weights per channel,
-preprocessing first, all graph optimizations. In transformers only the products are quantized, as in the examples of ONNX Runtime.
+preprocessing first, all graph optimizations. Transformers quantize only the products, as in the
+examples of ONNX Runtime.
 """
 
 from __future__ import annotations
