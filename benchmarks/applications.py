@@ -1,13 +1,13 @@
-"""Fifteen models of keras.applications through the int8 exporter: does it hold for what people have?
+"""Exports fifteen models of keras.applications to int8, and measures speed and agreement.
 
     python benchmarks/applications.py [--models MobileNetV2 ...]
 
-Each model is exported in float32 and in int8, as by default: with the nodes in int8 that are faster so on this machine.
-Both artifacts run in processes of their own, without tfopt or Keras, on images that the calibration did not see, and
-are timed in turns. The weights are random and made to behave like trained ones: batch normalisation is calibrated,
-residual branches add little to their shortcut, and the classifier is fitted (least squares) to tell twenty kinds of
-images apart, so that the largest output means something. Results go to benchmarks/results/applications.json as each
-model is done. Takes an hour and a half on two cores.
+Each model is exported in float32 and in int8 with the default settings: nodes run in int8 if that is faster on this
+machine. Both artifacts run in their own processes, without tfopt or Keras, on images outside the calibration data, and
+are timed in turns. The weights are random, but they behave like trained weights: batch normalisation is calibrated,
+residual branches add little to their shortcut, and a least squares fit sets the classifier to distinguish twenty kinds
+of images, so that the largest output has a meaning. Results go to benchmarks/results/applications.json after each
+model. The run takes an hour and a half on two cores.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tfopt.hardware import detect
 RESULTS = Path(__file__).parent / "results"
 KINDS = 20
 DAMPING = 0.2
-# The batch normalisation (or scale) that ends a residual branch, by the end of its name.
+# Name endings of the batch normalisation (or scale) that ends a residual branch.
 BRANCH_ENDS = ("_3_bn", "project_BN", "project_bn", "_project/BatchNorm", "expanded_conv/project_bn", "layer_scale")
 MODELS = (
     "ResNet50",
@@ -61,11 +61,11 @@ class Options:
     batch_sizes: tuple[int, ...] = (1, 8)
     """Examples per timed call."""
     rounds: int = 6
-    """How often the turn passes."""
+    """Number of timing rounds."""
     seconds: float = 1.0
-    """How long each artifact is timed per round."""
+    """Timing per artifact and round, in seconds."""
     out: Path = RESULTS / "applications.json"
-    """Where the results go; models that are in it already are measured anew only if named."""
+    """Path of the results file; a model that is already in it is measured again only if --models names it."""
 
 
 def main(options: Options) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def size_of(model: keras.Model) -> int:
 def images(count: int, size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns images of twenty kinds, from 0 to 255, and the kind of each.
 
-    A kind is a pattern of large shapes; each image of it is brighter or darker than that, and differs in part.
+    A kind is a pattern of large shapes. Each image of a kind has a different brightness and differs in part.
     """
     patterns = np.random.default_rng(0).random((KINDS, 7, 7, 3))
     generator = np.random.default_rng(seed)
@@ -176,7 +176,7 @@ def calibrate_batch_norm(model: keras.Model, examples: np.ndarray) -> None:
 
 
 def fit_classifier(model: keras.Model, examples: np.ndarray, kinds: np.ndarray) -> None:
-    """Sets the last weighted layer to the regularized least squares fit of the kinds."""
+    """Sets the last weighted layer by a regularized least squares fit to the kinds."""
     head = next(
         layer for layer in reversed(model.layers) if isinstance(layer, (keras.layers.Dense, keras.layers.Conv2D))
     )

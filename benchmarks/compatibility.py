@@ -1,12 +1,11 @@
-"""Every combination of strategy, precision, XLA, accumulation and steps per execution, by tfopt and by plain Keras 3.
+"""Runs every combination of strategy, precision, XLA, accumulation and steps per execution in tfopt and plain Keras 3.
 
     python benchmarks/compatibility.py [--only none mirrored] [--side tfopt] [--page-only]
 
-Runs the cells that compatibility_cell.py defines in processes of their own, merges what became of them into
-benchmarks/results/compatibility.json, and writes docs/compatibility.md from that. A process goes on from cell to cell
-until one fails; the next begins in a new process, since a failure can spoil what comes after. Under multi_worker it is
-two processes, of which both must succeed and end with the same weights. Takes about an hour on two cores that others
-use as well.
+compatibility_cell.py defines the cells. This script runs them in separate processes, merges the outcomes into
+benchmarks/results/compatibility.json, and writes docs/compatibility.md from this file. A process runs cells until one
+fails. The next cell begins in a new process, because a failure can affect later cells. Under multi_worker, a cell has
+two processes. Both must succeed and end with the same weights. The run takes about an hour on two shared cores.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from compatibility_page import RESULTS, STRATEGIES, write_page
 from tfopt.atomic.files import write_text
 
 SIDES = ("tfopt", "keras")
-GRACE_S = 20.0  # for the other worker, once one has failed
+GRACE_S = 20.0  # for the other worker, after one has failed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +41,11 @@ class Options:
     only: tuple[Literal["none", "mirrored", "multi_worker"], ...] = STRATEGIES
     """Strategies to run."""
     side: tuple[Literal["tfopt", "keras"], ...] = SIDES
-    """Who trains."""
+    """The library that trains."""
     timeout_s: float = 600.0
-    """How long a cell may take until it counts as hanging."""
+    """Time limit of a cell; a cell over the limit counts as hanging."""
     page_only: bool = False
-    """Run nothing; write the page from the results that there are."""
+    """Run nothing; write the page from the recorded results."""
 
 
 def main(options: Options) -> None:
@@ -79,7 +78,7 @@ def merge(results: dict[str, Any], cell: Cell, side: str, outcome: Outcome) -> d
 
 
 def run_cells(cells: Sequence[Cell], side: str, reference: Path, timeout_s: float) -> Iterator[tuple[Cell, Outcome]]:
-    """Runs cells of one strategy, and yields each with what became of it."""
+    """Runs cells of one strategy, and yields each cell with its outcome."""
     done = 0
     while done < len(cells):
         todo = cells[done:]
@@ -89,7 +88,7 @@ def run_cells(cells: Sequence[Cell], side: str, reference: Path, timeout_s: floa
 
 
 def _run_until_failure(cells: Sequence[Cell], side: str, reference: Path, timeout_s: float) -> Iterator[Outcome]:
-    """Yields the outcomes of the first cells, at least one: up to the first that fails, crashes or hangs."""
+    """Yields outcomes up to the first cell that fails, crashes or hangs; yields at least one."""
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as processes:
         workers = [
             processes.enter_context(_Worker(Path(directory) / str(index), environment, cells, side, reference))
@@ -103,7 +102,7 @@ def _run_until_failure(cells: Sequence[Cell], side: str, reference: Path, timeou
 
 
 class _Worker:
-    """A process that runs cells, and the files that it writes: outcomes, and what it prints."""
+    """A process that runs cells, and its two files: the outcomes and the printed output."""
 
     def __init__(
         self, path: Path, environment: dict[str, str], cells: Sequence[Cell], side: str, reference: Path
@@ -127,8 +126,8 @@ class _Worker:
         self.process.wait()
 
     def outcome(self, index: int) -> Outcome | None:
-        """Returns what became of a cell; a process that ended without telling has crashed."""
-        ended = self.process.poll() is not None  # asked first, or a line could be written in between
+        """Returns the outcome of a cell. A process that ended without an outcome has crashed."""
+        ended = self.process.poll() is not None  # read first, because the process could write a line in between
         lines = self.results.read_text(encoding="utf-8").split("\n")[:-1]
         if index < len(lines):
             return Outcome(**json.loads(lines[index]))
@@ -141,7 +140,7 @@ class _Worker:
 
 
 def _wait(workers: Sequence[_Worker], index: int, timeout_s: float) -> Outcome:
-    """Waits for what became of a cell on all workers."""
+    """Waits for the outcome of a cell on all workers."""
     deadline = time.monotonic() + timeout_s
     failed = None
     while time.monotonic() < deadline:
@@ -164,7 +163,7 @@ def _together(outcomes: Sequence[Any]) -> Outcome:
 
 
 def _environments(strategy: str) -> list[dict[str, str]]:
-    """Returns what each process finds in its environment."""
+    """Returns the environment variables of each process."""
     if strategy != "multi_worker":
         return [{"TF_CONFIG": "{}"}]
     with contextlib.ExitStack() as stack:

@@ -1,19 +1,19 @@
-"""One cell of the compatibility matrix: a model trained, evaluated and asked to predict, by tfopt or by plain Keras.
+"""One cell of the compatibility matrix: tfopt or plain Keras trains a model, evaluates it and predicts with it.
 
-In each cell a small network of Conv2D, BatchNormalization and Dense is fitted for two epochs with validation data, the
-last batch of an epoch being uneven, and then evaluated and asked for predictions. It trains if all of that works and
-the loss is finite and falls.
+In each cell, a small network of Conv2D, BatchNormalization and Dense trains for two epochs with validation data. The
+last batch of an epoch is uneven. `evaluate` and `predict` follow. The cell trains if all of this works and the loss is
+finite and falls.
 
-In float32 a second network, without batch normalization (whose statistics are those of each replica's own examples),
-must also end with the weights, losses and predictions of plain Keras on one device with none of the settings, to a
-relative TOLERANCE: of the largest value of each tensor.
+In float32, a second network must also end with the weights, losses and predictions of plain Keras on one device with
+none of the settings, to a relative TOLERANCE. The reference is the largest value of each tensor. This network has no
+batch normalization, because its statistics come from the examples of each replica.
 
-tfopt divides each batch into micro-batches. Keras accumulates over steps instead, so it gets batches that are smaller
-by that factor, and as many more of them.
+tfopt divides each batch into micro-batches. Keras accumulates over steps, so it gets more and smaller batches, by the
+same factor.
 
     python benchmarks/compatibility_cell.py REFERENCE RESULTS SIDE CELLS
 
-runs cells one after the other and is started by compatibility.py.
+runs cells one after the other. compatibility.py starts it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from tfopt.errors import ConfigError
 
 TOLERANCE = 1e-4
 EPOCHS, BATCH = 2, 16
-# 8 batches and one of 7: uneven, and not to be halved. In batches of 4 the last has 3, so no replica is without any.
+# 8 full batches and one of 7: uneven, also for two replicas. In batches of 4 the last has 3, so no replica is empty.
 EXAMPLES, VALIDATION = 135, 45
 CLASSES = 3
-# Lines of error messages that tell nothing of the cause.
+# Lines of error messages that do not name the cause.
 NOISE = re.compile(
     r"\s*(Graph execution error|Detected at node|File \"|<stack traces|in user code|.*most recent call last"
     r"|\d root error|Exception encountered when|$)"
@@ -59,13 +59,13 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a cell.
+    """The outcome of a cell.
 
     Attributes:
-        status: Whether it trains, trains but differs from what it should be, was refused with a ConfigError, or fails.
-        words: In what it differs, or why it does not train.
-        off: By how much it differs, relative.
-        digest: Of the final weights, to be compared between workers.
+        status: The cell trains, trains but differs from the reference, was refused with a ConfigError, or fails.
+        words: The quantity that differs, or the reason why the cell does not train.
+        off: The relative difference.
+        digest: A digest of the final weights, for comparison between workers.
     """
 
     status: Literal["trains", "differs", "refused", "fails"]
@@ -76,7 +76,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What a model was like after training."""
+    """The results of a training."""
 
     losses: list[float]
     evaluated: float
@@ -86,16 +86,16 @@ class Trained:
 
 
 class StageError(Exception):
-    """An error, and what was being done."""
+    """An error, and the action that raised it."""
 
 
 def run(cell: Cell, side: Literal["tfopt", "keras"], reference: Trained) -> Outcome:
-    """Runs a cell. Nothing is raised but what ends the process.
+    """Runs a cell. It raises only errors that end the process.
 
     Args:
         cell: The settings.
-        side: Who trains.
-        reference: What `train_reference` returned.
+        side: The library that trains.
+        reference: The result of `train_reference`.
     """
     train = _train_by_tfopt if side == "tfopt" else _train_by_keras
     try:
@@ -119,7 +119,7 @@ def run(cell: Cell, side: Literal["tfopt", "keras"], reference: Trained) -> Outc
 
 
 def train_reference() -> Trained:
-    """Trains by plain Keras on one device, without anything."""
+    """Trains with plain Keras on one device, with none of the settings."""
     cell = Cell(strategy="none", precision="float32", jit_compile=False, accumulate=1, steps_per_execution=1)
     return _train_by_keras(cell, normalized=False)
 
@@ -160,7 +160,7 @@ def _train_by_tfopt(cell: Cell, *, normalized: bool) -> Trained:
         )
     x, y = _examples(EXAMPLES, seed=1)
     validation = _examples(VALIDATION, seed=2)
-    # In order where the weights are compared.
+    # The data is in order if the weights are compared.
     trained = _use(
         model,
         plan.pipeline((x, y), training=normalized),
@@ -246,7 +246,7 @@ def _loss() -> keras.losses.Loss:
 
 
 def _examples(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images of noise in which one colour, the class, is brighter."""
+    """Images of noise. One colour is brighter; it is the class."""
     generator = np.random.default_rng(seed)
     y = generator.integers(0, CLASSES, count).astype("int32")
     x = generator.normal(size=(count, 8, 8, 3)) + np.eye(CLASSES)[y][:, None, None, :]
@@ -261,7 +261,7 @@ def _keras_strategy(name: str) -> tf.distribute.Strategy | None:
 
 
 def _difference(trained: Trained, reference: Trained) -> tuple[str, float | None]:
-    """Returns the first thing in which a training differs, and by how much."""
+    """Returns the first quantity in which a training differs, and the difference."""
     compared = {
         "final weights": zip(trained.weights, reference.weights, strict=True),
         "loss of fit": [(trained.losses, reference.losses)],
@@ -286,10 +286,10 @@ def _during(stage: str) -> Iterator[None]:
 
 
 def _short(error: BaseException | None) -> str:
-    """Returns the line of an error's message that says what is wrong, without paths and running numbers."""
+    """Returns the line of an error message that names the cause, without paths and running numbers."""
     text = re.sub(r"\x1b\[\d*m", "", str(getattr(error, "message", None) or error))
     text = re.sub(r"\{\n.*?\n\}", "{...}", text, flags=re.DOTALL)  # a printed value
-    # In code that autograph converted, the message ends with the error that was raised there.
+    # In code that autograph converted, the message ends with the original error.
     nested = re.findall(r"^\s*(?:\w+\.)*\w*Error: (.*)$", text, re.MULTILINE)
     lines = nested[-1:] or [line.strip() for line in text.splitlines() if not NOISE.match(line)]
     line = re.sub(r"(?<![\w.])(?:/[\w.+-]+){2,}/", "", lines[0] if lines else text)
@@ -298,7 +298,7 @@ def _short(error: BaseException | None) -> str:
 
 
 def main(reference: str, results: str, side: Any, cells: str) -> None:
-    """Appends a line for each cell to the file of results. Ends after one that fails, which may have spoiled things."""
+    """Appends a line for each cell to the results file. Stops after a failure, which can affect later cells."""
     todo = [Cell(**cell) for cell in json.loads(cells)]
     if todo[0].strategy == "mirrored":
         cpu = tf.config.list_physical_devices("CPU")[0]

@@ -1,4 +1,4 @@
-"""Writes docs/compatibility.md from what compatibility.py and models_compatibility.py recorded."""
+"""Writes docs/compatibility.md from the recorded results of compatibility.py and models_compatibility.py."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ PAGE = ROOT / "docs" / "compatibility.md"
 STRATEGIES = ("none", "mirrored", "multi_worker")
 VERDICTS = {
     "equal": "equal plain Keras",
-    "works": "work where there is nothing to be equal to",
-    "refused": "refused with the reason",
+    "works": "work without a reference to compare with",
+    "refused": "refused with a reason",
     "fails": "fail",
 }
 LONGEST_NOTE = 150
@@ -45,41 +45,43 @@ def page(results: dict[str, Any], models: dict[str, Any]) -> str:
 <!-- Written by benchmarks/compatibility_page.py from benchmarks/results/compatibility.json and
 models_compatibility.json; edit the script instead. -->
 
-The first part is about settings of training, on one small network. [The second](#models) is about kinds of models, with
-everything that tfopt offers.
+The first part tests training settings on one small network. [The second part](#models) tests all features of tfopt on
+several kinds of models.
 
 ## Settings
 
 {_summary(results["cells"])}
 
-TensorFlow {results["tensorflow"]}, Keras {results["keras"]}, on a CPU. Each cell was run, by tfopt (`tfopt.plan`,
-`tfopt.compile`, `fit`) and by plain Keras (`model.compile` with `jit_compile`, `steps_per_execution` and the
-optimizer's `gradient_accumulation_steps`, `fit`, under the same strategy of `tf.distribute`).
+The cells ran on a CPU with TensorFlow {results["tensorflow"]} and Keras {results["keras"]}. Each cell ran once with
+tfopt (`tfopt.plan`, `tfopt.compile`, `fit`) and once with plain Keras (`model.compile` with `jit_compile`,
+`steps_per_execution` and the optimizer's `gradient_accumulation_steps`, then `fit`). Both used the same strategy of
+`tf.distribute`.
 
-- **trains**: `fit` for {EPOCHS} epochs with validation data and an uneven last batch, `evaluate` and `predict` work for
-  a network of Conv2D, BatchNormalization and Dense, and the loss is finite and falls. Two workers end with the same
-  bits. In float32 (half precision is not compared), a second network without batch normalization, which takes its
-  statistics from each replica's own examples, also ends with the weights, losses and predictions that plain Keras gives
-  on one device with none of the settings, to {results["tolerance"]:.0e} relative.
-- **differs**: it trains, but not to the same weights; the figure is the largest difference in the final weights,
-  relative to the largest weight of the tensor.
-- **refused**: a `ConfigError` before training begins, with the reason.
-- **fails**: with the error below.
+- **trains**: a network of Conv2D, BatchNormalization and Dense trains with `fit` for {EPOCHS} epochs, with validation
+  data and an uneven last batch. `evaluate` and `predict` work. The loss is finite and falls. Two workers end with the
+  same bits. In float32, a second network must also give the same weights, losses and predictions as plain Keras on one
+  device with none of the settings, to {results["tolerance"]:.0e} relative. This network has no batch normalization,
+  because batch normalization takes its statistics from the examples of each replica. Half precision is not compared.
+- **differs**: the cell trains, but its final weights are different. The figure is the largest difference in the final
+  weights, relative to the largest weight of the tensor.
+- **refused**: a `ConfigError` with the reason, before training begins.
+- **fails**: an error, which is in the notes.
 
-tfopt divides each batch of {BATCH} into micro-batches, whatever its size. Keras accumulates over steps, so it was given
-batches of {BATCH // 4}: what is left over at the end of an epoch waits for the next one. Where Keras differs it is for
-that, or because it weights the replicas' parts of an uneven batch alike; without an uneven batch its weights are those
-of one device, as tests/training/test_compatibility.py shows.
+tfopt divides each batch of {BATCH} into micro-batches. It divides an uneven last batch too. Keras accumulates gradients
+over steps, so its batches have {BATCH // 4} examples. Gradients that remain at the end of an epoch wait for the next
+epoch. Keras differs for this reason, or because it gives the replicas' parts of an uneven batch equal weight. Without
+an uneven batch, the weights of Keras are the same as on one device; tests/training/test_compatibility.py shows this.
 
-These cells hold no embedding, no layer with a state of its own and no model with several outputs. There tfopt differs
-from Keras in what [Training](training.md#what-differs-from-keras) tells:
+These cells have no embedding, no layer with its own state and no model with several outputs. In these cases tfopt
+differs from Keras, as [Training](training.md#what-differs-from-keras) describes:
 
-- **Embedding** under Adam, RMSprop and other optimizers that square the gradient, and under any that clips it: tfopt
-  sums the gradient of each row first, Keras does not. `sparse_embedding_gradients=True` trains as Keras does, on one
-  device and without micro-batches.
-- **A layer's own state** that is changed in training is changed once for each micro-batch, on each replica.
-- **Losses of single outputs** count every example alike. Keras counts the batches of an epoch alike.
-- **Losses that layers add** train in half precision, where Keras raises TypeError.
+- **Embedding**: the difference affects Adam, RMSprop and other optimizers that square the gradient, and all optimizers
+  that clip it. tfopt first sums the gradient of each row. Keras does not. `sparse_embedding_gradients=True` trains as
+  Keras does, on one device and without micro-batches.
+- **State of a layer**: if training changes the state, the state changes once for each micro-batch, on each replica.
+- **Losses of single outputs**: tfopt gives every example equal weight. Keras gives every batch of an epoch equal
+  weight.
+- **Losses that layers add**: they train in half precision. Keras raises TypeError.
 
 The report of `tfopt.compile` names the layers of the first two kinds.
 
@@ -98,7 +100,7 @@ The report of `tfopt.compile` names the layers of the first two kinds.
 
 
 def models_section(models: dict[str, Any], notes: dict[str, int]) -> str:
-    """Returns the table of what tfopt offers, by kinds of models."""
+    """Returns the section with one row for each feature of tfopt and one column for each kind of model."""
     kinds = {name: KINDS[name].title for name in models["kinds"]}
     outcomes = [outcome for cells in models["kinds"].values() for outcome in cells.values()]
     found = [outcome["status"] for outcome in outcomes]
@@ -109,27 +111,28 @@ def models_section(models: dict[str, Any], notes: dict[str, int]) -> str:
     ]
     return f"""## Models
 
-Of {len(found)} cells {counted}.
+Of {len(found)} cells, {counted}.
 
-Six small models (`benchmarks/six_models.py`), {MODELS_EPOCHS} epochs of {MODELS_EXAMPLES} examples in batches of
-{MODELS_BATCH}, the last of which has {MODELS_EXAMPLES % MODELS_BATCH}. Each cell does what a script of yours would do,
-with tfopt's public names alone (`benchmarks/models_cell.py`).
+There are six small models (`benchmarks/six_models.py`). They train for {MODELS_EPOCHS} epochs of {MODELS_EXAMPLES}
+examples in batches of {MODELS_BATCH}. The last batch has {MODELS_EXAMPLES % MODELS_BATCH} examples. Each cell uses only
+public names of tfopt, as your own script would (`benchmarks/models_cell.py`).
 
-- **equal**: in `fit`, that weights, losses, metrics and predictions are those that plain Keras gives on one device, to
-  {models["tolerance"]:.0e} relative (of the largest value of each tensor, or of a thousandth of the model's largest
-  weight). Killed and resumed, that a training which SIGKILL ended in its second epoch, and which was started again, has
-  the weights and history of one that ran through, bit for bit. Exported, that outputs are the model's, to the same
-  tolerance.
-- **works**: there is nothing to be equal to. In `fit`, the loss is finite and falls, and pruning reaches its target of
-  zeros. Exported, the error is the distance of the outputs from the model's, relative to their norm, on examples that
-  the calibration did not see; behind it is how many of the nodes with weights run in int8, or the size against the
-  float32 artifact, which for models as small as these is mostly the graph. `verify` scores the int8 artifact and its
-  float baseline on labelled examples.
-- **refused**: an error of tfopt before work begins, with the reason and the remedy.
+- **equal** has three meanings. In `fit`, the weights, losses, metrics and predictions equal those of plain Keras on one
+  device, to {models["tolerance"]:.0e} relative. The reference is the largest value of each tensor, or a thousandth of
+  the model's largest weight. In "killed and resumed", SIGKILL ends the training in its second epoch, and the training
+  starts again. Its weights and history then equal those of a training without interruption, bit for bit. In an export,
+  the outputs equal the outputs of the model, to the same tolerance.
+- **works**: there is no reference to compare with. In `fit`, the loss is finite and falls, and pruning reaches its
+  target sparsity. In an export, the error is the distance of the outputs from the outputs of the model, relative to
+  their norm, on examples outside the calibration data. The second figure is the number of weighted nodes that run in
+  int8, or the size relative to the float32 artifact. In models this small, the graph is most of the size. `verify`
+  scores the int8 artifact and its float baseline on labelled examples.
+- **refused**: an error of tfopt with the reason and the remedy, before work begins.
 
-Models with embeddings train with SGD, the others with Adam and an epsilon of 1e-4 or 1e-6: with the usual one, a
-gradient that is zero but for rounding moves its weight by a whole step. No model holds batch normalization or dropout.
-The losses of single outputs are not compared; [Training](training.md#what-differs-from-keras) has why.
+Models with embeddings train with SGD. The other models train with Adam and an epsilon of 1e-4 or 1e-6. With the default
+epsilon, a gradient that is zero except for rounding moves its weight by a full step. No model has batch normalization
+or dropout. The losses of single outputs are not compared; [Training](training.md#what-differs-from-keras) gives the
+reason.
 
 | | {" | ".join(kinds.values())} |
 |---|{"---|" * len(kinds)}
@@ -185,7 +188,7 @@ def _words(outcome: Any, notes: dict[str, int]) -> str:
 
 
 def _shortened(words: str) -> str:
-    """Returns the first sentence, as Markdown takes it literally."""
+    """Returns the first sentence, with the special characters of Markdown escaped."""
     if len(words) > LONGEST_NOTE:
         words = words.split(". ")[0][:LONGEST_NOTE] + " ..."
     return re.sub(r"([|<*_\[\]])", r"\\\1", words.replace("`", "'"))

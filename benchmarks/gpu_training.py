@@ -1,21 +1,21 @@
-"""Training on a GPU: Keras' defaults against the auto plan, for ResNet-50 and a BERT-base encoder.
+"""Training on a GPU: Keras' defaults and the auto plan of tfopt, for ResNet-50 and a BERT-base encoder.
 
     python benchmarks/gpu_training.py
 
-Both sides train the same model on the same batch, repeated, in one process and in turns: the model's training step is
-measured, not the reading of data. Images travel to the GPU as uint8. A turn is timed from the end of its first epoch
-to the end of its second.
+Both sides train the same model in one process, in turns. The batch is always the same, so the benchmark measures the
+training step and not the reading of data. Images are copied to the GPU as uint8. A turn is timed from the end of its
+first epoch to the end of its second.
 
-MFU (model FLOPs utilization) is the share of the GPU's peak that the model's own arithmetic took:
+MFU (model FLOPs utilization) is the share of the GPU's peak that the model's own arithmetic used:
 
     MFU = 3 * forward_flops * examples_per_second / peak of the dtype that its matrix products run in
 
-A multiplication with its addition counts 2. Only matrix products and convolutions count, forward once and backward
-twice (for the inputs and for the weights). Nothing that is computed again counts. GPU utilization is another figure,
-the share of time in which any kernel ran.
+A multiplication with its addition counts as 2. Only matrix products and convolutions count: once forward and twice
+backward (for the inputs and for the weights). Recomputation does not count. GPU utilization is a different figure: the
+share of time in which any kernel ran.
 
-Results go to benchmarks/results/gpu-training-DEVICE.json. Without a GPU it ends with exit code 2; --smoke runs two
-steps of tiny models anywhere and writes nothing. Takes about ten minutes.
+Results go to benchmarks/results/gpu-training-DEVICE.json. Without a GPU the script ends with exit code 2. --smoke runs
+two steps of tiny models on any device and writes no results. The run takes about ten minutes.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ NO_GPU = 2
 @dataclass(frozen=True, kw_only=True)
 class Options:
     models: tuple[str, ...] = ("resnet50", "bert_base")
-    """Which to train."""
+    """Models to train."""
     batch_size: int = 128
     """Examples per step."""
     steps: int = 40
     """Steps per epoch."""
     rounds: int = 6
-    """Turns of each side."""
+    """Number of timed turns of each side."""
     smoke: bool = False
-    """Two steps of tiny models, on any device; writes nothing."""
+    """Run two steps of tiny models on any device, and write no results."""
     out: Path = RESULTS
     """Directory for the results."""
 
@@ -129,7 +129,7 @@ def measure(name: str, plan: tfopt.Plan, hardware: Hardware, options: Options) -
             "steps_per_execution": models[side].steps_per_execution,
             "examples_per_second": round(rate, 1),
             "step_time_ms": round(step * 1e3, 3),
-            # What the first epoch of all took beyond its steps: tracing, compiling, setting up.
+            # The time of the very first epoch minus its steps: tracing, compilation, set-up.
             "startup_s": round(timers[side][0].first_epoch_seconds - step * options.steps, 1),
             "mfu": None if peak is None else round(3 * flops * rate / (peak * 1e12), 4),
             "mfu_peak": "unavailable (no peak is known for this device)"
@@ -148,7 +148,7 @@ def measure(name: str, plan: tfopt.Plan, hardware: Hardware, options: Options) -
 
 
 def matrix_peak(hardware: Hardware, *, precision: str, tensor_float_32: bool) -> tuple[str, float | None]:
-    """Returns the dtype that matrix products run in, and the first GPU's peak for it in 10^12 operations per second."""
+    """Returns the dtype of matrix products, and the first GPU's peak for this dtype in 10^12 operations per second."""
     peaks = (hardware.gpus[0].peak_tflops if hardware.gpus else None) or {}
     dtype = precision.removeprefix("mixed_")
     if dtype == "float32" and tensor_float_32 and "tensorfloat32" in peaks:
@@ -157,7 +157,7 @@ def matrix_peak(hardware: Hardware, *, precision: str, tensor_float_32: bool) ->
 
 
 def utilization(monitor: tfopt.GpuMonitor) -> dict[str, Any]:
-    """Returns what the monitor saw of the first GPU, over whole fits: the ends of epochs are in it."""
+    """Returns the monitor's figures of the first GPU. They cover whole fits, including the ends of epochs."""
     summary = monitor.summary()
     return {
         "gpu_utilization_percent": summary.get("gpu0_gpu_utilization_percent_mean"),
@@ -169,7 +169,7 @@ def utilization(monitor: tfopt.GpuMonitor) -> dict[str, Any]:
 def forward_flops(model: keras.Model) -> int:
     """Returns the operations of matrix products and convolutions in a forward pass of one example.
 
-    Each call of a layer counts; calls of a layer that is called several times are of one shape here.
+    Each call of a layer counts. All calls of one layer have the same shape here.
     """
     return sum(layer_flops(layer) for layer in model.layers)
 
@@ -199,7 +199,7 @@ def resnet50(size: int = 224) -> keras.Model:
 def bert(
     tokens: int = 128, depth: int = 12, width: int = 768, heads: int = 12, vocabulary: int = 30_522
 ) -> keras.Model:
-    """The encoder of BERT, normalized after each block part, with a classifier on the first token."""
+    """The encoder of BERT: normalisation after each block part, a classifier on the first token."""
     words = keras.Input((tokens,), dtype="int32", name="tokens")
     x = layers.Embedding(vocabulary, width, name="words")(words)
     x = AddPositions(name="positions")(x)
@@ -237,7 +237,7 @@ def sentences(model: keras.Model, count: int) -> tuple[np.ndarray, np.ndarray]:
     return x, generator.integers(0, CLASSES, count)
 
 
-# Each with what makes it tiny, and its data.
+# Each model with its arguments for a tiny version, and its data.
 MODELS: dict[str, tuple[Callable[..., keras.Model], dict[str, int], Callable[..., tuple[np.ndarray, np.ndarray]]]] = {
     "resnet50": (resnet50, {"size": 32}, images),
     "bert_base": (bert, {"tokens": 8, "depth": 2, "width": 32, "heads": 4, "vocabulary": 50}, sentences),

@@ -1,8 +1,9 @@
-"""Models trained on the digits, and made hard to quantize without changing what they compute.
+"""Models that are trained on the digits and then made hard to quantize, with the same float outputs.
 
-Multiply channel c of a layer's result by t[c] and divide what reads it by t[c]: in float nothing changes, since ReLU,
-pooling and flattening let a positive factor through. In int8 the channels with small factors drown. Trained networks
-have such channels too; here their spread is chosen. Used by quantization_accuracy.py and the tests.
+Multiply channel c of a layer's result by t[c], and divide the weights that read it by t[c]. The float outputs do not
+change, because ReLU, pooling and flattening preserve a positive factor. In int8, channels with small factors have too
+few steps. Trained networks also have such channels; here the spread is a parameter. quantization_accuracy.py and the
+tests use these models.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ BUILDERS = {
 
 
 def trained(name: str, examples: Examples, epochs: int, shift: int = 2, seed: int = 0) -> keras.Model:
-    """Builds a model and trains it on examples shifted by up to so many pixels, anew in each epoch."""
+    """Builds a model and trains it. Each epoch shifts the examples by new random numbers of pixels."""
     keras.utils.set_random_seed(seed)
     builder, arguments = BUILDERS[name]
     model = builder(examples.input_shape, examples.num_classes, **arguments)
@@ -56,14 +57,14 @@ def trained(name: str, examples: Examples, epochs: int, shift: int = 2, seed: in
     )
     for layer in model.layers:
         if isinstance(layer, layers.BatchNormalization):
-            layer.momentum = 0.9  # the usual 0.99 needs more steps than there are
+            layer.momentum = 0.9  # the default 0.99 needs more steps than this training has
     for epoch in range(epochs):
         model.fit(shifted(examples.x_train, shift, seed=epoch), examples.y_train, batch_size=32, verbose=0)
     return model
 
 
 def shifted(images: np.ndarray, shift: int, seed: int) -> np.ndarray:
-    """Returns images [n, height, width, channels] moved by up to so many pixels each."""
+    """Returns images [n, height, width, channels], each shifted by a random number of pixels up to a limit."""
     generator = np.random.default_rng(seed)
     padded = np.pad(images, ((0, 0), (shift, shift), (shift, shift), (0, 0)))
     height, width = images.shape[1:3]
@@ -83,13 +84,13 @@ def copy(model: keras.Model) -> keras.Model:
 
 
 def spread(channels: int, decades: float, seed: int) -> np.ndarray:
-    """Returns factors from 10^(-decades / 2) to 10^(decades / 2), evenly spread in their logarithm, in random order."""
+    """Returns factors from 10^(-decades / 2) to 10^(decades / 2), evenly spaced in their logarithm, in random order."""
     exponents = np.linspace(-decades / 2, decades / 2, channels)
     return 10 ** np.random.default_rng(seed).permutation(exponents)
 
 
 def outliers(channels: int, factor: float, seed: int, count: int = 2) -> np.ndarray:
-    """Returns factors of 1, but a few that are large."""
+    """Returns factors of 1, except for a few large ones."""
     factors = np.ones(channels)
     factors[np.random.default_rng(seed).choice(channels, count, replace=False)] = factor
     return factors
@@ -101,7 +102,7 @@ def rescale(model: keras.Model, writer: str, readers: Sequence[str], factors: np
     Args:
         model: The model, which is changed.
         writer: A convolution, Dense or normalisation layer.
-        readers: Convolution, Dense or MultiHeadAttention layers that alone read its result, behind homogeneous layers.
+        readers: All layers that read its result, after homogeneous layers: Convolution, Dense or MultiHeadAttention.
         factors: One for each channel.
     """
     layer = model.get_layer(writer)
@@ -125,7 +126,7 @@ def _kernels(layer: keras.layers.Layer) -> list[keras.Variable]:
 def wide_channels(
     model: keras.Model, decades: float = 4.0, writers: Sequence[str] = ("conv1", "conv2", "dense1", "dense2")
 ) -> keras.Model:
-    """Returns a simple_cnn that computes the same with channels whose ranges lie so many powers of ten apart."""
+    """Returns an equivalent simple_cnn whose channel ranges differ by this number of powers of ten."""
     hard = copy(model)
     names = ["conv1", "conv2", "dense1", "dense2", "logits"]
     for number, (writer, reader) in enumerate(itertools.pairwise(names)):
@@ -137,7 +138,7 @@ def wide_channels(
 def wide_blocks(
     model: keras.Model, decades: float = 4.0, blocks: tuple[str, ...] = ("stage1", "stage2")
 ) -> keras.Model:
-    """Returns a resnet_cifar of depth 8 that computes the same with wide ranges inside some residual blocks."""
+    """Returns an equivalent resnet_cifar of depth 8 with wide ranges inside some residual blocks."""
     hard = copy(model)
     for number, block in enumerate(blocks):
         norm = f"{block}_block1_1_norm"
@@ -149,7 +150,7 @@ def wide_blocks(
 def outlier_channels(
     model: keras.Model, factor: float = 100.0, norms: Sequence[str] = ("norm1a", "norm1b", "norm2a", "norm2b", "norm")
 ) -> keras.Model:
-    """Returns a transformer that computes the same with two channels of each of these normalisations large."""
+    """Returns an equivalent transformer with two large channels in each of these normalisations."""
     hard = copy(model)
     for number, norm in enumerate(norms):
         reader = {"a": f"attention{norm[-2]}", "b": f"expand{norm[-2]}"}.get(norm[-1], "logits")
@@ -158,9 +159,9 @@ def outlier_channels(
 
 
 def hot_pixels(model: keras.Model, images: np.ndarray, value: float = 1000.0) -> tuple[keras.Model, np.ndarray]:
-    """Returns an mlp that does not look at the upper left pixel, and images of which one in four is hot there.
+    """Returns an mlp that ignores the upper left pixel, and images. In one of four images this pixel is very bright.
 
-    No digit reaches into that corner, so that the model has learned nothing from it.
+    No digit reaches this corner, so the model has learned nothing from it.
     """
     assert not images[:, 0, 0].any()
     hard = copy(model)

@@ -1,7 +1,8 @@
-"""The artifacts that int8_savedmodel.py compares: one model, converted for each runtime, in a folder that can be kept.
+"""The artifacts that int8_savedmodel.py compares: one model, converted for each runtime, in a reusable folder.
 
-The folder holds the inputs (calibration.npz, held_out.npz), a directory for each runtime, and beside it RUNTIME.json,
-written when the conversion ended: the size, the versions of what made it, or why there is none.
+The folder holds the inputs (calibration.npz, held_out.npz) and a directory for each runtime. RUNTIME.json is next to
+each directory, written after the conversion. It holds the size and the versions of the tools, or the reason why there
+is no artifact.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tfopt.exporting import SavedModelProcess
 
 FLOAT = "keras_export"
 TENSORFLOW = {FLOAT: None, "tfopt_float32": "float32", "tfopt_int8": "int8"}
-# Our int8 artifact again, in a process that lets the calling thread compute too, as the others do.
+# The same int8 artifact of tfopt, in a process whose calling thread computes too, as in the other runtimes.
 CALLER_THREAD = "tfopt_int8_caller_thread"
 CALLER_THREAD_SETTING = {"TF_ONEDNN_THREADPOOL_USE_CALLER_THREAD": "1"}
 RUNTIMES = (*TENSORFLOW, CALLER_THREAD, *peers.REQUIREMENTS)
@@ -36,7 +37,7 @@ CALIBRATION_EXAMPLES, HELD_OUT_EXAMPLES = 32, 64
 def prepare(
     case: Case, folder: Path, runtimes: Sequence[str], batch_sizes: Sequence[int], cache: Path
 ) -> dict[str, dict[str, Any]]:
-    """Converts a model for each of the runtimes that the folder does not hold yet; returns all their records."""
+    """Converts a model for each runtime that is not yet in the folder, and returns the records of all runtimes."""
     asked = {"batch_sizes": sorted(batch_sizes)}
     missing = [runtime for runtime in runtimes if not asked.items() <= read_record(folder, runtime).items()]
     model = make(case) if missing else None
@@ -59,7 +60,7 @@ def prepare(
 def convert(
     runtime: str, model: keras.Model, family: str, folder: Path, batch_sizes: Sequence[int], cache: Path
 ) -> dict[str, Any]:
-    """Returns the record of a conversion that succeeded."""
+    """Returns the record of a successful conversion."""
     target = folder / runtime
     if runtime in TENSORFLOW:
         details = export(runtime, model, folder, target)
@@ -75,7 +76,7 @@ def convert(
             source, part = with_static_batch(model, folder, batch_size), target / f"batch_{batch_size}"
             versions = peers.convert(runtime, cache, source, folder / "calibration.npz", part, family, batch_size)
         details = {"versions": versions}
-    # Those with a static batch size have one of several files for each.
+    # A runtime with a static batch size has a separate set of files for each size.
     parts = list(target.glob("batch_*")) or [target]
     return details | {"bytes_on_disk": size(min(parts))}
 
@@ -105,7 +106,7 @@ def with_static_batch(model: keras.Model, folder: Path, batch_size: int) -> Path
 
 
 class CallerThreadProcess(SavedModelProcess):
-    """A SavedModel in a process where the thread that calls a kernel computes a part of it."""
+    """A SavedModel in a process where the calling thread computes a part of each kernel."""
 
     def _command(self) -> tuple[list[str], dict[str, Any]]:
         words, settings = super()._command()

@@ -1,9 +1,9 @@
 """The models of int8_savedmodel.py and their inputs.
 
-The weights are random and made to behave like trained ones: batch normalisation is calibrated on the inputs, and each
-residual branch adds little to its shortcut. (Without that a random network of this depth amplifies any rounding a
-hundredfold, and says nothing of int8.) Where many layers lie outside of residual branches, their values are shifted
-so that most pass the activation, to the same end. The time does not depend on the weights.
+The weights are random, but they behave like trained weights: batch normalisation is calibrated on the inputs, and each
+residual branch adds little to its shortcut. Otherwise, a random network of this depth amplifies any rounding error a
+hundredfold, and its int8 error has no meaning. If many layers are outside of residual branches, their values are
+shifted for the same reason, so that most values pass the activation. The time does not depend on the weights.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Case:
     """One model of the benchmark.
 
     Attributes:
-        what: In words, for the results.
+        what: A description for the results.
         build: Makes the Keras model, of one input and one output.
-        inputs: Makes so many examples from a seed.
-        family: "convolutional" or "transformer"; some runtimes have settings for either.
-        branch_ends: How the names of the batch normalisations end that close a residual branch.
-        shift: What the other batch normalisations add.
+        inputs: Makes a number of examples from a seed.
+        family: "convolutional" or "transformer"; some runtimes have different settings for each family.
+        branch_ends: Name endings of the batch normalisations that end a residual branch.
+        shift: The value that the other batch normalisations add.
     """
 
     what: str
@@ -43,7 +43,7 @@ class Case:
 
 def make(case: Case) -> keras.Model:
     """Builds the model with weights that behave like trained ones."""
-    keras.backend.clear_session()  # names count from the start, so that the input's is the same in every run
+    keras.backend.clear_session()  # numbers in names start again, so that the input has the same name in every run
     keras.utils.set_random_seed(0)
     model = case.build()
     for layer in model.layers:
@@ -76,7 +76,7 @@ def calibrate_batch_norm(model: keras.Model, examples: np.ndarray) -> None:
 
 
 def smooth_images(count: int, seed: int = 0, size: int = 224) -> np.ndarray:
-    """Returns images that differ in their large shapes, as photographs do and noise does not."""
+    """Returns images with different large shapes, like photographs and unlike noise."""
     coarse = np.random.default_rng(seed).random((count, 7, 7, 3), dtype=np.float32)
     return tf.image.resize(coarse, (size, size), method="bicubic").numpy()
 
@@ -86,13 +86,13 @@ def sentences(count: int, seed: int = 0) -> np.ndarray:
 
 
 def signals(count: int, seed: int = 0) -> np.ndarray:
-    """Returns signals that change slowly, as measured ones do and noise does not."""
+    """Returns signals that change slowly, like measured signals and unlike noise."""
     coarse = np.random.default_rng(seed).normal(size=(count, 64, 1, 32)).astype(np.float32)
     return tf.image.resize(coarse, (1024, 1), method="bicubic").numpy()[:, :, 0]
 
 
 def tcn(blocks: int = 8, width: int = 128) -> keras.Model:
-    """A temporal convolutional network (Bai et al. 2018, arXiv:1803.01271), its dilation doubling in each block."""
+    """A temporal convolutional network (Bai et al. 2018, arXiv:1803.01271). The dilation doubles in each block."""
     inputs = keras.Input((1024, 32), name="signal")
     x = layers.Conv1D(width, 1, activation="relu", name="entrance")(inputs)
     for number in range(blocks):
@@ -106,7 +106,7 @@ def tcn(blocks: int = 8, width: int = 128) -> keras.Model:
 
 
 def vit_small(size: int = 224, patch: int = 16, depth: int = 12, width: int = 384, heads: int = 6) -> keras.Model:
-    """The small vision transformer, normalized before each block part, with the mean over the patches classified."""
+    """The small vision transformer: normalisation before each block part, a classifier on the mean of the patches."""
     images = keras.Input((size, size, 3), name="image")
     x = layers.Conv2D(width, patch, strides=patch, name="patches")(images)
     x = AddPositions(name="positions")(layers.Reshape((-1, width))(x))

@@ -1,18 +1,18 @@
-"""int8 SavedModels of tfopt against Keras' own export, tfopt's float32, and the int8 of other runtimes.
+"""Compares int8 SavedModels of tfopt with Keras' own export, tfopt's float32, and the int8 of other runtimes.
 
     python benchmarks/int8_savedmodel.py --models resnet50 --runtimes keras_export tfopt_int8 onnxruntime
 
-The others are Intel Neural Compressor (inc), LiteRT, ONNX Runtime and OpenVINO, each quantizing the same float
-SavedModel on the same calibration data. They are installed on demand, with pinned versions, in virtual environments of
-their own under --cache. Each runtime runs in a process of its own with as many threads as there are cores, and the
-processes are timed in turns, so that a change in the machine's load meets all of them alike. Those that gain from it
-get a static batch size; tfopt_int8_caller_thread is our int8 artifact in a process with an environment variable set
-that lets the calling thread compute too. How far each is from the float model, on inputs it was not calibrated on,
-stands beside its time. What cannot be installed, converted or run is listed with the reason.
+The other runtimes are Intel Neural Compressor (inc), LiteRT, ONNX Runtime and OpenVINO. Each quantizes the same float
+SavedModel on the same calibration data. They are installed on demand, with pinned versions, in their own virtual
+environments under --cache. Each runtime has its own process with one thread per core. The processes are timed in turns,
+so that a change in the machine's load affects all of them. Runtimes that are faster with a static batch size get one.
+tfopt_int8_caller_thread is tfopt's int8 artifact in a process whose environment lets the calling thread compute too.
+The results also hold each runtime's distance from the float model on inputs outside the calibration data. A runtime
+that cannot be installed, converted or run is listed with the reason.
 
-Results go to benchmarks/results/int8_savedmodel.json, an entry for each model; entries of models that are not run stay.
-Takes about ten minutes a model on two cores, most of it conversion, and ten more to install. --work keeps what is
-converted: a call with --rounds 0 only converts, and the next one only measures.
+Results go to benchmarks/results/int8_savedmodel.json, one entry per model. Entries of other models stay. The run takes
+about ten minutes per model on two cores, most of it for conversion, and ten more minutes for the installation. --work
+keeps the converted artifacts: run once with --rounds 0 to convert only, then run again to measure only.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ class Options:
     models: tuple[str, ...] = tuple(name for name in MODELS if name != "tiny")
     """Which models."""
     runtimes: tuple[str, ...] = RUNTIMES
-    """Which runtimes; keras_export is always among them."""
+    """Runtimes to compare; keras_export is always included."""
     batch_sizes: tuple[int, ...] = (1, 8)
     """Examples per call."""
     rounds: int = 8
-    """How often the turn passes; 0 converts and does not measure."""
+    """Number of timing rounds; 0 converts and does not measure."""
     seconds: float = 1.5
-    """How long each runtime is timed per round."""
+    """Timing per runtime and round, in seconds."""
     out: Path = RESULTS / "int8_savedmodel.json"
-    """Where the results go."""
+    """Path of the results file."""
     work: Path | None = None
-    """Where artifacts are kept, and used instead of converting again; None means a temporary directory."""
+    """Directory of converted artifacts, which are reused; None means a temporary directory."""
     cache: Path = Path("~/.cache/tfopt-benchmarks")
-    """Where the environments of other runtimes are."""
+    """Directory of the environments of other runtimes."""
 
 
 def main(options: Options) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def check(kind: str, names: Collection[str], known: Collection[str]) -> None:
 
 
 def measure(folder: Path, records: dict[str, dict[str, Any]], cache: Path, options: Options) -> dict[str, Any]:
-    """Compares what the runtimes compute, then times them."""
+    """Compares the outputs of the runtimes, then times the runtimes."""
     with np.load(folder / "held_out.npz") as arrays:
         held_out = dict(arrays)
     failed = {runtime: record["failed"] for runtime, record in records.items() if "failed" in record}
@@ -103,7 +103,7 @@ def measure(folder: Path, records: dict[str, dict[str, Any]], cache: Path, optio
             if runtime not in failed:
                 try:
                     process = stack.enter_context(open_process(runtime, folder, cache))
-                    for batch_size in sorted(options.batch_sizes):  # whether each of them runs
+                    for batch_size in sorted(options.batch_sizes):  # checks that each of them runs
                         batches = HELD_OUT_EXAMPLES // batch_size if batch_size == max(options.batch_sizes) else 1
                         (outputs[runtime],) = process.predict(
                             first(batches * batch_size, held_out), batch_size
@@ -141,7 +141,7 @@ def time_calls(
             runtime: round(medians[FLOAT] / median, 2) for runtime, median in medians.items()
         },
     }
-    if OURS in medians:  # above 1 where ours is faster than the other
+    if OURS in medians:  # above 1 if tfopt is faster
         ratios = {runtime: round(median / medians[OURS], 2) for runtime, median in medians.items() if runtime != OURS}
         figures["speed_of_tfopt_int8_against"] = ratios
     return figures
@@ -152,8 +152,8 @@ def first(count: int, examples: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def compare(exact: np.ndarray, quantized: np.ndarray) -> dict[str, float]:
-    """Returns how far a runtime's outputs are from those of Keras' own export."""
-    # Without its mean over the inputs, an output says what the network tells apart.
+    """Returns the distance of a runtime's outputs from the outputs of Keras' own export."""
+    # An output minus its mean over the inputs shows what the network distinguishes.
     varying = exact - exact.mean(axis=0)
     error = np.linalg.norm(quantized - exact)
     return {
@@ -164,7 +164,7 @@ def compare(exact: np.ndarray, quantized: np.ndarray) -> dict[str, float]:
 
 
 def write(results: dict[str, Any], out: Path) -> None:
-    """Replaces the entries of the models that were run."""
+    """Replaces the entries of the measured models."""
     earlier = json.loads(out.read_text())["models"] if out.is_file() else {}
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, json.dumps({"models": earlier | results}, indent=2) + "\n")

@@ -1,9 +1,9 @@
-"""Runs what tfopt offers on one kind of model, and tells for each thing whether it works and equals plain Keras.
+"""Runs the features of tfopt on one kind of model. Tells whether each feature works and whether it equals plain Keras.
 
     python benchmarks/models_cell.py KIND RESULTS CELLS...
 
-runs cells one after the other and is started by models_compatibility.py. Everything is done as a script of a user
-would do it, with tfopt's public names alone.
+runs cells one after the other. models_compatibility.py starts it. The cells use only the public names of tfopt, as a
+user's script does.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ TOLERANCE = 1e-4
 EPOCHS, BATCH = 3, 16
 EXAMPLES, VALIDATION = 167, 93  # the last batch of an epoch has 7
 SPARSITY = 0.75
-# The relative error of int8 outputs above which a cell fails: far above what rounding costs these models.
+# A cell fails if the relative error of its int8 outputs is above this; rounding errors of these models are far below.
 INT8_ERROR = 0.25
 INT8 = tfopt.ExportConfig(precision="int8", int8_nodes="all")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a cell.
+    """The outcome of a cell.
 
     Attributes:
-        status: "equal" to plain Keras, "works" where no equality is promised, "refused" before work begins, "fails".
-        figure: What was measured, for the table.
-        words: Why it was refused or fails, or what else is to be known.
+        status: "equal" to plain Keras, "works" if there is no reference, "refused" before work begins, or "fails".
+        figure: The measured figure, for the table.
+        words: The reason of a refusal or failure, or another note.
     """
 
     status: Literal["equal", "works", "refused", "fails"]
@@ -55,7 +55,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A model, and what was seen of it in training and after it."""
+    """A model, and its results in training and after training."""
 
     model: keras.Model
     history: dict[str, list[float]]
@@ -64,7 +64,7 @@ class Trained:
 
 
 def train_by_keras(kind: Kind) -> Trained:
-    """Trains by plain Keras on one device, without anything."""
+    """Trains with plain Keras on one device, with none of the settings."""
     keras.utils.set_random_seed(0)
     model = kind.build()
     model.compile(**kind.settings(), jit_compile=False)
@@ -72,7 +72,7 @@ def train_by_keras(kind: Kind) -> Trained:
 
 
 def train(kind: Kind, callbacks: Callable[[keras.Model], list[Any]] | None = None, **settings: Any) -> Trained:
-    """Trains by tfopt, with the examples in order."""
+    """Trains with tfopt, with the examples in order."""
     plan = tfopt.plan(tfopt.TrainingConfig(global_batch_size=BATCH, **settings))
     keras.utils.set_random_seed(0)
     with plan.scope():
@@ -105,7 +105,7 @@ def _predict(model: keras.Model, inputs: Any) -> dict[str, np.ndarray]:
 
 
 class Trial:
-    """The cells of one kind of model. What several of them need is made once."""
+    """The cells of one kind of model. Shared objects are created once."""
 
     def __init__(self, name: str, directory: Path) -> None:
         self.name, self.kind, self.directory = name, KINDS[name], directory
@@ -234,11 +234,11 @@ class Trial:
 
     def _compare(self, trained: Trained, words: str = "") -> Outcome:
         """Returns whether a training equals that of plain Keras on one device."""
-        if trained.model.dtype_policy.compute_dtype != "float32":  # as the plan chose it for this machine
+        if trained.model.dtype_policy.compute_dtype != "float32":  # the plan chose it for this machine
             return self._learns(trained)
         for name, values in self.reference.history.items():
             if name.removeprefix("val_").removesuffix("_loss") in self.reference.predicted:
-                continue  # of a single output: see docs/training.md
+                continue  # the loss of a single output: see docs/training.md
             found = _difference({name: trained.history[name]}, {name: values}, f"{name} of fit")
             if found:
                 return found
@@ -278,7 +278,7 @@ CELLS: dict[str, str] = {
     "verify": "verify int8 with data",
     "quantization_aware": "quantization-aware training, export int8",
 }
-KILLED_AT = 18  # of 33 steps, between two checkpoints
+KILLED_AT = 18  # one of 33 steps, between two checkpoints
 
 
 class _Kill(keras.callbacks.Callback):
@@ -288,7 +288,7 @@ class _Kill(keras.callbacks.Callback):
 
 
 def train_with_checkpoints(name: str, directory: Path, callbacks: Any = None) -> tuple[keras.Model, Any]:
-    """Trains with checkpoints and in an order that changes with each epoch."""
+    """Trains with checkpoints, in a different order in each epoch."""
     kind = KINDS[name]
     plan = tfopt.plan(
         tfopt.TrainingConfig(
@@ -314,7 +314,7 @@ def train_with_checkpoints(name: str, directory: Path, callbacks: Any = None) ->
 
 
 def _serve(path: Path, inputs: Any) -> dict[str, np.ndarray]:
-    """Returns what a SavedModel computes, as TensorFlow alone serves it."""
+    """Returns the outputs of a SavedModel, served by TensorFlow alone."""
     serve = tf.saved_model.load(str(path)).signatures["serving_default"]
     taken = serve.structured_input_signature[1]
     if isinstance(inputs, dict):
@@ -328,10 +328,10 @@ def _serve(path: Path, inputs: Any) -> dict[str, np.ndarray]:
 
 
 def _difference(found: Any, expected: Any, what: str) -> Outcome | None:
-    """Returns a failure if values differ, relative to the largest of each tensor."""
+    """Returns a failure if values differ, relative to the largest value of each tensor."""
     if found.keys() != expected.keys():
         return Outcome(status="fails", words=f"{what} are {sorted(found)}, not {sorted(expected)}")
-    # The bias of attention's keys has no gradient: what it holds is rounding, which is no scale to compare with.
+    # The bias of attention's keys has no gradient. It holds only rounding errors, so its largest value is no reference.
     least = 1e-3 * max(float(np.max(np.abs(values))) for values in expected.values())
     off = max(
         float(np.max(np.abs(np.subtract(found[name], values))) / max(np.max(np.abs(values)), least))
@@ -341,7 +341,7 @@ def _difference(found: Any, expected: Any, what: str) -> Outcome | None:
 
 
 def _close(found: Any, expected: Any, most: float, figure: str) -> Outcome:
-    """Returns by how much outputs differ, relative to their norm."""
+    """Returns the difference of outputs, relative to their norm."""
     if found.keys() != expected.keys():
         return Outcome(status="fails", words=f"outputs are {sorted(found)}, not {sorted(expected)}")
     errors = [np.linalg.norm(found[name] - value) / np.linalg.norm(value) for name, value in expected.items()]
@@ -357,7 +357,7 @@ def _int8_nodes(artifact: tfopt.Artifact) -> str:
 
 
 def run(trial: Trial, cell: str) -> Outcome:
-    """Runs a cell. Nothing is raised but what ends the process."""
+    """Runs a cell. It raises only errors that end the process."""
     try:
         return getattr(trial, cell)()
     except tfopt.TfoptError as error:

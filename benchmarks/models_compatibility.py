@@ -1,9 +1,10 @@
-"""Everything that tfopt offers, on six kinds of models.
+"""Runs all features of tfopt on six kinds of models.
 
     python benchmarks/models_compatibility.py [--only unet bilstm] [--page-only]
 
-Runs the cells of models_cell.py, each kind of model in a process of its own, merges what became of them into
-benchmarks/results/models_compatibility.json, and writes docs/compatibility.md. Takes several minutes on two cores.
+models_cell.py defines the cells. Each kind of model has its own process. The script merges the outcomes into
+benchmarks/results/models_compatibility.json and writes docs/compatibility.md. The run takes several minutes on two
+cores.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class Options:
     only: tuple[Literal["transformer", "bilstm", "unet", "two_by_two", "penalized", "siamese"], ...] = tuple(KINDS)
     """Kinds of models to run."""
     timeout_s: float = 900.0
-    """How long the cells of one kind may take until they count as hanging."""
+    """Time limit of the cells of one kind; cells over the limit count as hanging."""
     page_only: bool = False
-    """Run nothing; write the page from the results that there are."""
+    """Run nothing; write the page from the recorded results."""
 
 
 def main(options: Options) -> None:
@@ -52,7 +53,7 @@ def main(options: Options) -> None:
 
 
 def results(kinds: dict[str, Any]) -> dict[str, Any]:
-    """Returns what the file of results holds, in the order of the table."""
+    """Returns the content of the results file, in the order of the table."""
     return {
         "what": f"{EPOCHS} epochs of {EXAMPLES} examples in batches of {BATCH}, on a CPU",
         "tensorflow": tf.__version__,
@@ -63,7 +64,7 @@ def results(kinds: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_cells(name: str, cells: list[str], timeout_s: float) -> dict[str, Outcome]:
-    """Runs cells of one kind of model. After one that ends the process, the others go on in a new one."""
+    """Runs cells of one kind of model. If a cell ends the process, the other cells run in a new process."""
     outcomes: dict[str, Outcome] = {}
     while todo := [cell for cell in cells if cell not in outcomes]:
         with tempfile.TemporaryDirectory() as directory:
@@ -81,7 +82,7 @@ def run_cells(name: str, cells: list[str], timeout_s: float) -> dict[str, Outcom
 
 
 def _run(name: str, cells: list[str], told: Path, timeout_s: float) -> str:
-    """Runs a process, and returns how it ended if it did not run all cells."""
+    """Runs a process. If it did not run all cells, returns the reason why it ended."""
     command = [sys.executable, str(SCRIPT), name, str(told), *cells]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
     try:

@@ -1,10 +1,10 @@
-"""What "auto" chooses between, measured on this machine: precision, XLA, steps per execution and prefetch.
+"""Measures on this machine the settings that "auto" decides: precision, XLA, steps per execution and prefetch.
 
     python benchmarks/plan_choices.py
 
-Trains each builder plainly (float32, no XLA, one step per execution, two batches prefetched) and with one setting
-changed, one epoch of each in turns, and reports the median time per step and its ratio to the plain one. Results go to
-benchmarks/results/plan_choices.json. Takes three minutes on two cores.
+Trains each builder with a baseline (float32, no XLA, one step per execution, two prefetched batches) and with one
+setting changed. The variants take turns, one epoch each. Reports the median time per step and the speed relative to
+the baseline. Results go to benchmarks/results/plan_choices.json. The run takes three minutes on two cores.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Options:
     steps: int = 40
     """Steps per epoch."""
     rounds: int = 6
-    """How often the turn passes; the first is not counted."""
+    """Number of timing rounds; the first one is not counted."""
     out: Path = RESULTS / "plan_choices.json"
-    """Where the results go."""
+    """Path of the results file."""
 
 
 def main(options: Options) -> dict[str, Any]:

@@ -1,13 +1,13 @@
-"""Accuracy on the digits: in float, by post-training quantization and by quantization-aware training, int8 and int4.
+"""Accuracy on the digits in float, after post-training quantization and after quantization-aware training.
 
     python benchmarks/qat.py
     python benchmarks/qat.py --quick
 
-Trains each model in float, then exports it to a SavedModel six times, with weights of 8 and of 4 bits: rounded after
-training and no more, quantized after training as by default (equalized, biases corrected), and after quantization-aware
-training with learned ranges. Accuracies are those of the int8 kernels in the SavedModel, on 360 digits held out.
-"float_trained_on" is the float model trained on for as long as the quantized ones are: what is owed to the longer
-training alone. Results go to benchmarks/results/qat.json, model by model.
+Trains each model in float. Then exports it to six SavedModels: with 8-bit and with 4-bit weights, each one only rounded
+after training, quantized after training with the default settings (equalization, bias correction), and after
+quantization-aware training with learned ranges. Accuracies are those of the int8 kernels in the SavedModel, on 360
+held-out digits. "float_trained_on" is the float model with the same additional epochs as the quantized models. It
+shows the effect of the longer training alone. Results go to benchmarks/results/qat.json after each model.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Options:
     more_epochs: int = 6
     """Epochs of quantization-aware training."""
     only: str | None = None
-    """Measure this model alone."""
+    """Measure only this model."""
     quick: bool = False
-    """Two epochs each on a quarter of the examples, to see that it runs; results are not written."""
+    """Run two epochs on a quarter of the examples as a test; write no results."""
     out: Path = RESULTS / "qat.json"
-    """Where the results go."""
+    """Path of the results file."""
 
 
 def main(options: Options) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def share_right(outputs: np.ndarray, examples: Any) -> float:
 
 
 def separable(blocks: Sequence[tuple[int, int]]) -> keras.Model:
-    """A small MobileNet of so many (filters, strides): its depthwise convolutions have few weights in a channel."""
+    """A small MobileNet with these (filters, strides). Its depthwise convolutions have few weights per channel."""
     inputs = keras.Input(SHAPE, name="image")
     x = norm(layers.Conv2D(8, 3, padding="same", use_bias=False)(inputs))
     for filters, strides in blocks:
@@ -139,7 +139,7 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
     "simple_cnn": lambda: tfopt.models.simple_cnn(SHAPE, CLASSES, kernel_size=3),
     "resnet_cifar": lambda: tfopt.models.resnet_cifar(SHAPE, CLASSES, depth=8),
     "separable": lambda: separable([(16, 2), (16, 1), (32, 2), (32, 1)]),
-    # So narrow that every weight counts.
+    # Few weights, so that each one matters.
     "narrow": lambda: separable([(6, 1), (8, 2), (8, 1), (12, 2), (12, 1), (12, 1)]),
 }
 

@@ -1,17 +1,17 @@
-"""What int8 costs in accuracy on the digits, what each technique gives back, and what the accuracy budget finds.
+"""The accuracy cost of int8 on the digits, the effect of each technique, and the result of the accuracy budget.
 
     python benchmarks/quantization_accuracy.py
 
-Four small models are trained once on half of the digits. Three questions are asked of them:
+Four small models are trained once on half of the digits. There are three measurements:
 
-- `builders`: what static int8 with the default settings costs each of tfopt's builders;
-- `hard`: models made hard to quantize without changing what they compute (benchmarks/hard_models.py): what min-max
-  calibration alone costs them, and what the technique that is made for each gives back;
-- `budget`: the same kind of models, int8 by min-max alone under max_accuracy_drop=0.005: how many nodes are left float,
-  by tfopt and by an exhaustive greedy search that measures every node anew in each step, and what the accuracy then is
-  on examples that neither of them saw.
+- `builders`: the accuracy cost of static int8 with the default settings, for each of tfopt's builders.
+- `hard`: models that are made hard to quantize, with the same float outputs (benchmarks/hard_models.py). Measures the
+  cost of min-max calibration alone, and the effect of the matching technique.
+- `budget`: the same kind of models, with min-max calibration alone and max_accuracy_drop=0.005. Counts the float nodes
+  that tfopt needs, and those that an exhaustive greedy search needs, which measures every node again in each step.
+  Measures the accuracy on examples that neither search has used.
 
-Accuracies are those of the annotated graph, which computes with the values that int8 has. Results go to
+Accuracies are those of the annotated graph, which computes with the int8 values. Results go to
 benchmarks/results/quantization_accuracy.json.
 """
 
@@ -46,11 +46,11 @@ DROP = 0.005
 @dataclass(frozen=True, kw_only=True)
 class Options:
     epochs: int | None = None
-    """Train every model for so many epochs, to see it run."""
+    """Number of training epochs for every model, for a test run."""
     models: Path | None = None
-    """Directory that keeps the trained models; those that lie there are not trained again."""
+    """Directory of the trained models; models that are already there are not trained again."""
     out: Path = RESULTS / "quantization_accuracy.json"
-    """Where the results go."""
+    """Path of the results file."""
 
 
 def main(options: Options) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def model(name: str, examples: Examples, options: Options) -> keras.Model:
 
 
 def builder(model: keras.Model, examples: Examples) -> dict[str, float]:
-    """Returns accuracy in float and int8, and how far the outputs are apart, technique by technique."""
+    """Returns the accuracy in float and int8 and the distance of the outputs, for each technique."""
     exact = model.predict(examples.x_test, verbose=0)
     settings = {
         "min_max": MIN_MAX,
@@ -99,7 +99,7 @@ def builder(model: keras.Model, examples: Examples) -> dict[str, float]:
 
 
 def hard(models: dict[str, keras.Model], examples: Examples) -> dict[str, dict[str, float]]:
-    """Returns the accuracy of each hard model in float, by min-max alone, and with what is made for it."""
+    """Returns the accuracy of each hard model in float, with min-max alone, and with the matching technique."""
     mlp, hot_train = hard_models.hot_pixels(models["mlp"], examples.x_train)
     _, hot_test = hard_models.hot_pixels(models["mlp"], examples.x_test)
     equalization = replace(MIN_MAX, equalization=True)
@@ -131,7 +131,7 @@ def hard(models: dict[str, keras.Model], examples: Examples) -> dict[str, dict[s
 
 
 def budget_cases(models: dict[str, keras.Model]) -> dict[str, keras.Model]:
-    """Returns models that lose more than the budget in int8 by min-max alone, each through several of its nodes."""
+    """Returns models that lose more than the budget in int8 with min-max alone, each because of several nodes."""
     return {
         "simple_cnn": hard_models.wide_channels(models["simple_cnn"], writers=("conv2", "dense2")),
         "resnet_cifar": hard_models.wide_blocks(models["resnet_cifar"]),
@@ -168,7 +168,7 @@ def budgets(models: dict[str, keras.Model], examples: Examples) -> dict[str, dic
 
 
 def several(images: np.ndarray, labels: np.ndarray, times: int = 3) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each image at so many places: half a point of accuracy is more than an example or two then."""
+    """Returns each image at several positions, so that half a point of accuracy is more than one or two examples."""
     moved = [hard_models.shifted(images, 2, seed=1000 + number) for number in range(times)]
     return np.concatenate(moved), np.tile(labels, times)
 
@@ -182,7 +182,7 @@ def trials_of(quantized: QuantizedModel, evaluation: tuple[np.ndarray, np.ndarra
 
 
 def greedy(names: Collection[str], score: Callable[[Collection[str]], Score], floor: float) -> list[str]:
-    """Returns what must be float if in every step the node goes float that gains most, all of them measured anew."""
+    """Returns the float nodes of a greedy search. Each step measures all nodes and moves the best one to float."""
     chosen: list[str] = []
     while score(chosen).value < floor - 1e-9:
         tried = {name: score([*chosen, name]) for name in names if name not in chosen}

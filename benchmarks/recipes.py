@@ -1,9 +1,9 @@
-"""Runs the recipes as they are, and records how long each took and what its artifacts were measured to be.
+"""Runs the recipes without changes, and records the time of each recipe and the receipts of its artifacts.
 
     python benchmarks/recipes.py
 
-Results go to benchmarks/results/RECIPE.json; README and the scripts in recipes/ quote them. Takes two to three minutes
-on two cores.
+Results go to benchmarks/results/RECIPE.json. README and the scripts in recipes/ quote them. The run takes two to three
+minutes on two cores.
 """
 
 from __future__ import annotations

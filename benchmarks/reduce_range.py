@@ -1,16 +1,16 @@
-"""What int8 in all nodes costs trained models in accuracy, with and without reduce_range, and what that saves.
+"""The accuracy cost of int8 in all nodes for trained models, and the saturation, with and without reduce_range.
 
     python benchmarks/reduce_range.py --models DIR
     python benchmarks/reduce_range.py --quick
 
 - `accuracy`: models trained on the digits, in int8 with the default settings and all nodes, with reduce_range on and
-  off: tfopt's builders (899 digits held out) and models of keras.applications (450 held out). Accuracies are those of
-  the annotated graph, which computes with the values that int8 has. `points_lost` has their mean over the trainings
-  of each model, and the worst training.
-- `saturation`: the same artifacts under each instruction set (ONEDNN_MAX_CPU_ISA), each in its own process: how far
-  the outputs are from those of the float model, relative to these.
+  off: tfopt's builders (899 held-out digits) and models of keras.applications (450 held-out digits). Accuracies are
+  those of the annotated graph, which computes with the int8 values. `points_lost` holds the mean over the trainings of
+  each model, and the worst training.
+- `saturation`: the same artifacts under each instruction set (ONEDNN_MAX_CPU_ISA), each in its own process. Measures
+  the distance of the outputs from the outputs of the float model, relative to the float outputs.
 
-Results go to benchmarks/results/reduce_range.json, model by model.
+Results go to benchmarks/results/reduce_range.json after each model.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ CALIBRATION = 256
 @dataclass(frozen=True, kw_only=True)
 class Options:
     models: Path | None = None
-    """Directory that keeps the trained models; those that lie there are not trained again."""
+    """Directory of the trained models; models that are already there are not trained again."""
     seeds: int = 5
-    """Trainings of each model."""
+    """Number of trainings per model."""
     trained_only: bool = False
-    """Measure only those models of keras.applications that lie in the directory already."""
+    """Measure only models of keras.applications that are already in the directory."""
     quick: bool = False
-    """One epoch of the smallest model, and two instruction sets, to see that it runs; results are not written."""
+    """Run one epoch of the smallest model and two instruction sets as a test; write no results."""
     out: Path = RESULTS / "reduce_range.json"
-    """Where the results go."""
+    """Path of the results file."""
 
 
 def main(options: Options) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def application(name: str, seed: int, options: Options) -> keras.Model:
 
 
 def measure(model: keras.Model, calibration: np.ndarray, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
-    """Returns accuracy in float and int8, and how far the outputs are apart relative to those of the float model."""
+    """Returns the accuracy in float and int8, and the distance of the outputs relative to the float outputs."""
     exact = model.predict(x, verbose=0)
     row = {"float_accuracy": top1_accuracy(y, exact)}
     for name, config in SETTINGS.items():
@@ -131,7 +131,7 @@ def measure(model: keras.Model, calibration: np.ndarray, x: np.ndarray, y: np.nd
 
 
 def points_lost(accuracy: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """Returns the points that int8 loses to float: the mean and the worst training of each model, and over all."""
+    """Returns the accuracy points that int8 loses: mean and worst training of each model, and the mean over all."""
     lost = {}
     for name, rows in accuracy.items():
         points = {each: [100 * (row["float_accuracy"] - row[f"{each}_accuracy"]) for row in rows] for each in SETTINGS}
@@ -144,7 +144,7 @@ def points_lost(accuracy: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
 
 
 def saturating(options: Options, measured: Collection[str]) -> Iterator[tuple[str, tuple[keras.Model, np.ndarray]]]:
-    """Yields the models to run under each instruction set, each by its name and with inputs."""
+    """Yields the models to run under each instruction set, with names and inputs."""
     keras.utils.set_random_seed(0)
     image = (16, 16, 64)
     x = np.random.default_rng(0).random((64, *image), dtype="float32")
@@ -158,7 +158,7 @@ def saturating(options: Options, measured: Collection[str]) -> Iterator[tuple[st
 
 
 def saturation(model: keras.Model, x: np.ndarray, limits: Sequence[str] = INSTRUCTIONS) -> dict[str, dict[str, float]]:
-    """Returns for each range of the weights the error under each instruction set."""
+    """Returns the error under each instruction set, for each weight range."""
     exact, errors = model.predict(x, verbose=0), {}
     with tempfile.TemporaryDirectory() as directory:
         for name, config in SETTINGS.items():
@@ -170,7 +170,7 @@ def saturation(model: keras.Model, x: np.ndarray, limits: Sequence[str] = INSTRU
 
 
 def outputs_under(limit: str, artifact: Path, x: np.ndarray) -> np.ndarray:
-    """Returns an artifact's outputs in a process in which oneDNN uses no later instructions than those named."""
+    """Returns an artifact's outputs in a process whose oneDNN uses this instruction set at most."""
     with environment("ONEDNN_MAX_CPU_ISA", limit), SavedModelProcess(artifact) as process:
         (outputs,) = process.predict({next(iter(process.loaded["inputs"])): x}).values()
     return outputs

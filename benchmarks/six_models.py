@@ -1,12 +1,12 @@
-"""Six models of kinds that people have, each with data that it can learn and the settings it is compiled with.
+"""Six kinds of models that users have, each with learnable data and its compile settings.
 
-They are small: a training takes seconds. They hold no dropout and no batch normalization, so that trainings can be
-compared. Those with embeddings train with SGD, for which an embedding has the same gradient in tfopt and in Keras;
-see docs/training.md. The others train with Adam. Its epsilon is larger than usual: a gradient that is zero but for
-rounding would else move its weight by a whole step, up or down by chance.
+The models are small: a training takes seconds. They have no dropout and no batch normalization, so that trainings can
+be compared. Models with embeddings train with SGD, because SGD gives the same embedding update in tfopt and in Keras;
+see docs/training.md. The others train with Adam. Its epsilon is larger than the default. With the default, a gradient
+that is zero except for rounding moves its weight by a full step, up or down at random.
 
-The U-Net and the siamese model have smooth activations. With ReLU a sum that is zero but for rounding takes or leaves a
-gradient: plain Keras alone then ends 5e-3 or 7e-4 away from itself, if its initial weights differ by 1e-7.
+The U-Net and the siamese model have smooth activations. With ReLU, a sum that is zero except for rounding decides
+whether a gradient passes. Two runs of plain Keras then differ by 5e-3 or 7e-4 if their initial weights differ by 1e-7.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Kind:
     """A kind of model.
 
     Attributes:
-        title: What the table calls it.
-        build: Makes the model, with the same weights each time.
-        examples: Makes (inputs, labels) or (inputs, labels, sample weights) of a number of examples, from a seed.
-        settings: Arguments of `compile`, made anew each time.
+        title: The name in the table.
+        build: Creates the model, with the same weights each time.
+        examples: Creates (inputs, labels) or (inputs, labels, sample weights) for a number of examples, from a seed.
+        settings: Arguments of `compile`, created again each time.
         scores: `metric` of `tfopt.verify`.
     """
 
@@ -71,7 +71,7 @@ def transformer() -> keras.Model:
 
 
 def bilstm() -> keras.Model:
-    """Two bidirectional LSTM layers that pass over the padding."""
+    """Two bidirectional LSTM layers that skip the padding."""
     tokens = keras.Input((None,), dtype="int32", name="tokens")
     h = layers.Embedding(WORDS, 64, "glorot_normal", mask_zero=True)(tokens)
     h = layers.Bidirectional(layers.LSTM(16, return_sequences=True))(h)
@@ -90,7 +90,7 @@ def unet() -> keras.Model:
 
 
 def two_by_two() -> keras.Model:
-    """An image and a table's row, given by name; a class and a number, returned by name."""
+    """Two inputs by name, an image and a table row; two outputs by name, a class and a number."""
     inputs = {"image": keras.Input((12, 12, 1), name="image"), "row": keras.Input((6,), name="row")}
     h = layers.Conv2D(16, 3, activation="relu")(inputs["image"])
     h = layers.GlobalAveragePooling2D()(layers.Conv2D(32, 3, activation="relu")(h))
@@ -102,7 +102,7 @@ def two_by_two() -> keras.Model:
 
 @keras.saving.register_keras_serializable("tfopt_benchmarks")
 class Penalized(keras.Model):
-    """Dense layers, with a penalty on what the first one gives."""
+    """Dense layers, with a penalty on the output of the first one."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -123,7 +123,7 @@ def penalized() -> keras.Model:
 
 
 def siamese() -> keras.Model:
-    """One encoder, called for each of two images; a logit for whether they show the same."""
+    """One encoder, called for each of two images. A logit says whether both images show the same."""
     image = keras.Input((12, 12, 1))
     h = layers.Conv2D(16, 3, activation="gelu")(image)
     h = layers.GlobalAveragePooling2D()(layers.Conv2D(32, 3, activation="gelu")(h))
@@ -135,7 +135,7 @@ def siamese() -> keras.Model:
 
 
 def sentences(count: int, seed: int) -> Examples:
-    """Sentences of 4 to LONGEST words with zeros behind; words of the topic are more frequent."""
+    """Sentences of 4 to LONGEST words, padded with zeros. Words of the topic are more frequent."""
     generator = np.random.default_rng(seed)
     topic = generator.integers(0, 3, count)
     words = generator.integers(1, WORDS, (count, LONGEST))
@@ -146,7 +146,7 @@ def sentences(count: int, seed: int) -> Examples:
 
 
 def blobs(count: int, seed: int) -> Examples:
-    """Noisy images of a bright square, its mask, and weights of the pixels: the border of an image counts less."""
+    """Noisy images of a bright square, its mask, and pixel weights: the border of an image has less weight."""
     generator = np.random.default_rng(seed)
     corner = generator.integers(1, 9, (count, 2, 1))
     inside = (np.arange(16) >= corner) & (np.arange(16) < corner + 6)
@@ -215,7 +215,7 @@ def _both() -> dict[str, Any]:
 
 
 def both_right(labels: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> float:
-    """Returns the share of examples of which the kind is right and the price is at most 1 off."""
+    """Returns the share of examples with the correct kind and a price error of at most 1."""
     kind = outputs["kind"].argmax(-1) == labels["kind"]
     return float((kind & (np.abs(outputs["price"] - labels["price"])[:, 0] < 1)).mean())
 

@@ -1,9 +1,9 @@
-"""Models of keras.applications, and a transformer, trained on the digits: what the accuracy of int8 is measured on.
+"""Models of keras.applications, and a transformer, trained on the digits, for accuracy measurements of int8.
 
     from trained_digits import BUILDERS, data, train
 
-Weights drawn at random say little of what quantization costs a trained model, and trained ImageNet weights cannot be
-had everywhere. These train in minutes on a CPU. The same name and seed give the same model.
+Random weights say little about the accuracy cost of quantization in a trained model, and trained ImageNet weights are
+not available everywhere. These models train in minutes on a CPU. The same name and seed give the same model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Digits:
 
 @dataclass(frozen=True, kw_only=True)
 class Builder:
-    """How a model is built, and for how many epochs and at which rate it trains."""
+    """The builder of a model, its number of epochs and its learning rate."""
 
     build: Callable[[], keras.Model]
     epochs: int
@@ -44,7 +44,7 @@ class Builder:
 
 @cache
 def data() -> Digits:
-    """Returns the digits of scikit-learn, enlarged, of which 450 are held out."""
+    """Returns the enlarged digits of scikit-learn, with 450 digits held out."""
     digits = load_digits()
     images = digits.images.astype("float32") / 16
     order = np.random.default_rng(0).permutation(len(images))
@@ -60,9 +60,9 @@ def train(name: str, seed: int = 0, directory: Path | None = None, epochs: int |
 
     Args:
         name: One of BUILDERS.
-        seed: Of the first weights and of the order of the examples.
-        directory: Keeps the trained models, as NAME_SEED.keras; one that lies there is not trained again.
-        epochs: Train for so many in place of the builder's own number.
+        seed: The seed of the initial weights and of the order of the examples.
+        directory: Holds the trained models as NAME_SEED.keras; a model that is already there is not trained again.
+        epochs: Number of epochs, in place of the builder's own number.
     """
     file = directory and directory / f"{name}_{seed}.keras"
     if file and file.exists():
@@ -74,7 +74,7 @@ def train(name: str, seed: int = 0, directory: Path | None = None, epochs: int |
     model = builder.build()
     for layer in model.layers:
         if isinstance(layer, layers.BatchNormalization):
-            layer.momentum = 0.95  # the usual 0.99 needs more steps than there are
+            layer.momentum = 0.95  # the default 0.99 needs more steps than this training has
     steps = epochs * (len(digits.x_train) // BATCH + 1)
     model.compile(
         keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(builder.learning_rate, steps)),
@@ -91,8 +91,8 @@ def train(name: str, seed: int = 0, directory: Path | None = None, epochs: int |
 
 
 def convnext() -> keras.Model:
-    """Builds a ConvNeXt as keras.applications has it, of fewer and narrower blocks."""
-    from keras.src.applications.convnext import ConvNeXt  # Keras names only its five sizes in public
+    """Builds a ConvNeXt as in keras.applications, with fewer and narrower blocks."""
+    from keras.src.applications.convnext import ConvNeXt  # public Keras has only the five usual sizes
 
     return ConvNeXt(
         depths=[2, 2, 4, 2], projection_dims=[32, 64, 128, 256], name="convnext_small", drop_path_rate=0.1, **OPTIONS
@@ -100,7 +100,7 @@ def convnext() -> keras.Model:
 
 
 def gelu_transformer() -> keras.Model:
-    """Builds a vision transformer: patches of 8x8 pixels, four blocks with normalisation first and GELU."""
+    """Builds a vision transformer: patches of 8x8 pixels, four blocks with GELU, normalisation before each part."""
     inputs = keras.Input((SIZE, SIZE, 3))
     x = layers.Rescaling(1 / 255)(inputs)
     x = layers.Conv2D(64, 8, strides=8)(x)

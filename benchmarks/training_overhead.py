@@ -1,18 +1,18 @@
-"""What tfopt's training step costs against Keras' own, and what the plan's choices gain over Keras' defaults.
+"""The overhead of tfopt's training step compared with Keras' own, and the gain of the plan over Keras' defaults.
 
     python benchmarks/training_overhead.py
 
-Two questions, for an MLP, a CNN and a small transformer:
+There are two measurements, for an MLP, a CNN and a small transformer:
 
     overhead  tfopt's step against Keras' with the same settings, on the same data set: time(tfopt) / time(Keras)
     gain      an auto plan with its own pipeline against Keras' defaults on arrays:     time(Keras) / time(tfopt)
 
-Both sides live in one process and take turns; which begins alternates too. A turn is a short `fit`, timed from the end
-of its first epoch to the end of its last, so it holds whole epochs with everything that Keras and tfopt do between
-them. Each round gives one ratio of two neighbouring turns. The median over the rounds counts, because other programs
-disturb single turns; the quartiles say how much. The same ratio of the processor time that all threads of this process
-took stands beside it: it hardly feels other programs, but counts as work what a thread does while it waits for another.
-Results go to benchmarks/results/training_overhead.json. Takes half an hour on two cores.
+Both sides run in one process and take turns. The side that begins also alternates. A turn is a short `fit`, timed from
+the end of its first epoch to the end of its last. It therefore contains whole epochs, with all work between them. Each
+round gives one ratio of two neighbouring turns. The result is the median over the rounds, because other programs
+disturb single turns; the quartiles show the spread. The results also hold the same ratio of the processor time of all
+threads of this process. Other programs hardly affect processor time, but it also counts a thread's active waiting.
+Results go to benchmarks/results/training_overhead.json. The run takes half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tfopt.hardware import detect
 RESULTS = Path(__file__).parent / "results"
 CLASSES, BATCH = 10, 64
 TOKENS, VOCABULARY, WIDTH, HEADS, BLOCKS = 32, 1000, 64, 4, 2
-# The overhead of steps as short as the MLP's is what matters most, so it is also measured under XLA.
+# Overhead matters most for short steps, as in the MLP, so the MLP is also measured under XLA.
 SAME_SETTINGS = (
     ("mlp", {"jit_compile": False, "steps_per_execution": 1}),
     ("mlp", {"jit_compile": False, "steps_per_execution": 10}),
@@ -56,17 +56,17 @@ SAME_SETTINGS = (
 @dataclass(frozen=True, kw_only=True)
 class Options:
     rounds: int = 30
-    """Turns of each side."""
+    """Number of timed turns of each side."""
     steps: int = 40
     """Steps per epoch."""
     epochs: int = 2
-    """Timed epochs per turn; one before them is not."""
+    """Timed epochs per turn; one more epoch before them is not timed."""
     only: tuple[str, ...] = ("mlp", "cnn", "transformer")
     """Models."""
     quick: bool = False
-    """Two rounds of four steps: whether it runs, not how fast."""
+    """Run two rounds of four steps as a test, not as a measurement."""
     out: Path = RESULTS / "training_overhead.json"
-    """Where the results go."""
+    """Path of the results file."""
 
 
 def main(options: Options) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def main(options: Options) -> dict[str, Any]:
         "gpus": [gpu.name for gpu in hardware.gpus],
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
-        "load_average_before": round(load, 2),  # of other programs: the machine may be shared
+        "load_average_before": round(load, 2),  # the load of other programs: the machine may be shared
         "overhead": overhead,
         "gain": {name: against_defaults(name, options) for name in options.only},
     }
@@ -111,7 +111,7 @@ def same_settings(name: str, settings: dict[str, Any], options: Options) -> dict
 
 
 def against_defaults(name: str, options: Options) -> dict[str, Any]:
-    """Compares an auto plan with what Keras does when it is told nothing."""
+    """Compares an auto plan with Keras' defaults."""
     build, examples = MODELS[name]
     x, y = examples(BATCH * options.steps)
     theirs = build()
@@ -141,7 +141,7 @@ def fit(model: keras.Model, timer: Timer, options: Options, **data: Any) -> None
 
 
 class Timer(keras.callbacks.Callback):
-    """Times one `fit`, for which it is made, from the end of its first epoch to the end of its last."""
+    """Times one `fit`, from the end of its first epoch to the end of its last. Each `fit` needs a new object."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Timer(keras.callbacks.Callback):
 
     @property
     def first_epoch_seconds(self) -> float:
-        """With what comes before it."""
+        """The time including everything before the first epoch's end."""
         return self._ends[0][0] - self._made
 
     @property
@@ -168,14 +168,14 @@ class Timer(keras.callbacks.Callback):
 def compare(
     turns: dict[str, Callable[[Timer], None]], options: Options, *, what: str, numerator: str
 ) -> dict[str, Any]:
-    """Lets the sides take turns; tells and returns their step times, and the ratio of them with its quartiles."""
+    """Runs both sides in turns. Prints and returns their step times, and the ratio with its quartiles."""
     steps = options.epochs * options.steps
     timers: dict[str, list[Timer]] = {name: [] for name in turns}
     for fit_once in turns.values():
         fit_once(Timer())  # traces and compiles
     for name in order(turns, options.rounds):
         timer = Timer()
-        gc.collect()  # so that neither side pays for the other's garbage
+        gc.collect()  # so that no side pays for the garbage collection of the other side
         turns[name](timer)
         timers[name].append(timer)
     keras.backend.clear_session()
@@ -194,7 +194,7 @@ def compare(
 
 
 def order(turns: dict[str, Any], rounds: int) -> Iterator[str]:
-    """Yields whose turn it is: A B, B A, A B, ..., so that a drift of the machine's speed favours neither."""
+    """Yields the side of each turn: A B, B A, A B, ..., so that a drift of the machine's speed favours no side."""
     for number in range(rounds):
         yield from (turns if number % 2 == 0 else reversed(turns))
 
@@ -208,7 +208,7 @@ def cnn() -> keras.Model:
 
 
 def transformer() -> keras.Model:
-    """Two blocks of attention and MLP, normalized before each, over a short sequence of tokens."""
+    """Two blocks of attention and MLP with normalisation before each part, on a short sequence of tokens."""
     tokens = keras.Input((TOKENS,), dtype="int32", name="tokens")
     x = layers.Embedding(VOCABULARY, WIDTH, name="embedding")(tokens)
     for number in range(BLOCKS):

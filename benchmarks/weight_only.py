@@ -1,11 +1,11 @@
-"""Every precision of a ResNet-50 and of a BERT-like encoder: bytes on disk, speed and error against float32.
+"""Bytes on disk, speed and error of every precision relative to float32, for a ResNet-50 and a BERT-like encoder.
 
     python benchmarks/weight_only.py --model resnet50 --directory DIR --export
     python benchmarks/weight_only.py --model resnet50 --directory DIR
 
-The first command writes the artifacts, the second times them, each in a process of its own and all in turns. The
-weights are random; those of the ResNet are made to behave like trained ones, as in int8_savedmodel.py. The time does
-not depend on them. Results go to benchmarks/results/weight_only.json, which keeps those of the other model.
+The first command writes the artifacts. The second command times them, each in its own process, in turns. The weights
+are random. The weights of the ResNet behave like trained weights, as in int8_savedmodel.py. The time does not depend on
+the weights. Results go to benchmarks/results/weight_only.json; the results of the other model stay.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ class Options:
     model: Literal["resnet50", "bert"] = "resnet50"
     """Which model."""
     directory: Path
-    """Where the artifacts lie."""
+    """Directory of the artifacts."""
     names: tuple[str, ...] = MEASURED
-    """What to time beside float32; in several runs, where one would take too long."""
+    """Artifacts to time besides float32; use several runs if one run takes too long."""
     export: bool = False
-    """Write the artifacts; without it they are measured."""
+    """Write the artifacts; without this flag, measure them."""
     batch_size: int = 1
     """Examples per timed call."""
     rounds: int = 5
-    """How often the turn passes."""
+    """Number of timing rounds."""
     seconds: float = 0.6
-    """How long each SavedModel is timed per round."""
+    """Timing per SavedModel and round, in seconds."""
 
 
 def main(options: Options) -> None:
@@ -134,7 +134,7 @@ def tokens() -> np.ndarray:
 
 
 def bert() -> keras.Model:
-    """An encoder of 4 layers, 512 wide, over 128 of 30,522 tokens, and a classifier."""
+    """An encoder with 4 layers of width 512 and a classifier, on 128 tokens of a vocabulary of 30,522."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((128,), dtype="int32", name="tokens")
     x = layers.Embedding(30522, 512)(inputs) * 20.0

@@ -1,1 +1,1 @@
-"""Runtimes that int8_savedmodel.py compares tfopt with: each a worker process in an environment of its own."""
+"""The other runtimes in int8_savedmodel.py. Each one is a worker process in its own environment."""

@@ -1,4 +1,4 @@
-"""Intel Neural Compressor's int8 SavedModel. It needs only TensorFlow, so it runs as tfopt's do."""
+"""Intel Neural Compressor's int8 SavedModel. It needs only TensorFlow, so it runs like tfopt's SavedModels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class IntelNeuralCompressor(Worker):
 
 
 class Batches:
-    """What quantize_model reads its calibration data from: batches with labels that it ignores."""
+    """The calibration data for quantize_model: batches with labels that it ignores."""
 
     def __init__(self, batches: np.ndarray) -> None:
         self.batches, self.batch_size = batches, batches.shape[1]

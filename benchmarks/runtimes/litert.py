@@ -1,4 +1,4 @@
-"""LiteRT, quantized by AI Edge Quantizer's static int8 recipe; runs on XNNPACK, which is its default on a CPU."""
+"""LiteRT, quantized with AI Edge Quantizer's static int8 recipe. It runs on XNNPACK, its default on a CPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class LiteRt(Worker):
     packages = ("ai-edge-litert", "ai-edge-quantizer")
 
     def convert(self, source: str, calibration: np.ndarray, target: str, family: str) -> None:
-        # Imported here: a process that only runs a model needs neither.
+        # Imported here, because a process that only runs a model needs neither.
         import tensorflow as tf
         from ai_edge_quantizer import quantizer, recipe
 

@@ -1,7 +1,8 @@
 """ONNX Runtime on a model from tf2onnx, quantized to QDQ: uint8 activations and int8 weights, which VNNI multiplies.
 
-Settings after https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html: weights per channel,
-preprocessing first, all graph optimizations. In transformers only the products are quantized, as its own examples do.
+Settings follow https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html: weights per channel,
+preprocessing first, all graph optimizations. Transformers quantize only the products, as in the
+examples of ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class OnnxRuntime(Worker):
     packages = ("onnxruntime", "onnx", "tf2onnx")
 
     def convert(self, source: str, calibration: np.ndarray, target: str, family: str) -> None:
-        # Imported here: a process that only runs a model needs none of these.
+        # Imported here, because a process that only runs a model needs none of these.
         import onnx
         import tensorflow as tf
         import tf2onnx
@@ -58,7 +59,7 @@ class OnnxRuntime(Worker):
 
 
 class Batches:
-    """What quantize_static reads its calibration data from."""
+    """The calibration data for quantize_static."""
 
     def __init__(self, name: str, batches: np.ndarray) -> None:
         self.feeds = iter([{name: batch} for batch in batches])

@@ -1,4 +1,4 @@
-"""OpenVINO, quantized by NNCF with the settings that are its defaults for either family of models."""
+"""OpenVINO, quantized by NNCF with the default settings for each family of models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class OpenVino(Worker):
         settings = {
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": threads,
-            "INFERENCE_PRECISION_HINT": "f32",  # of what is not int8; as in the other runtimes
+            "INFERENCE_PRECISION_HINT": "f32",  # for ops outside int8; the same as in the other runtimes
         }
         self.model = openvino.Core().compile_model(f"{path}/model.xml", "CPU", settings)
 

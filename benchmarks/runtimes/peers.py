@@ -1,4 +1,4 @@
-"""The other runtimes: what each needs, the environment it runs in, and its worker as a process."""
+"""The other runtimes: their packages, their environments and their worker processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from tfopt.exporting import SavedModelProcess
 
 BENCHMARKS = Path(__file__).parents[1]
-# By the name of the worker's module.
+# The key is the name of the worker's module.
 REQUIREMENTS = {
     "inc": ("neural-compressor-tf==3.10", "tensorflow==2.21.0"),
     "litert": ("ai-edge-litert==2.3.0", "ai-edge-quantizer==0.10.0", "tensorflow==2.21.0"),
@@ -22,14 +22,14 @@ REQUIREMENTS = {
 
 
 class ConversionError(Exception):
-    """A runtime cannot be installed, or does not take the model."""
+    """A runtime cannot be installed, or does not accept the model."""
 
 
 def environment(runtime: str, cache: Path) -> Path:
-    """Returns the Python of a runtime's own virtual environment, made anew unless it is there for the same packages."""
+    """Returns the Python of a runtime's virtual environment. Creates it unless one with the same packages exists."""
     directory = cache / runtime
     wanted = "\n".join(REQUIREMENTS[runtime])
-    stamp = directory / "installed.txt"  # written last, so that an interrupted installation is done again
+    stamp = directory / "installed.txt"  # written last, so that an interrupted installation is repeated
     python = directory / "bin" / "python"
     if not stamp.is_file() or stamp.read_text() != wanted:
         print(f"installing {', '.join(REQUIREMENTS[runtime])} in {directory}", file=sys.stderr)
@@ -49,7 +49,7 @@ def run(*command: str) -> None:
 def convert(
     runtime: str, cache: Path, source: Path, calibration: Path, target: Path, family: str, batch_size: int
 ) -> dict[str, str]:
-    """Quantizes a float SavedModel for a runtime, in a process of its own.
+    """Quantizes a float SavedModel for a runtime, in a separate process.
 
     Returns: The versions of the runtime's packages.
     """
@@ -68,9 +68,9 @@ def convert(
 
 
 def worker(runtime: str, python: Path) -> tuple[list[str], dict[str, Any]]:
-    """Returns the command of a runtime's worker, and how to start it."""
+    """Returns the command of a runtime's worker, and the arguments to start it."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    # As a module of the package: a script's own directory would come first, where onnxruntime.py lies.
+    # Run as a module: a script's own directory would be first in the path, and it contains onnxruntime.py.
     command = [str(python), "-m", f"runtimes.{runtime}"]
     return command, {"cwd": BENCHMARKS, "env": {"TF_CPP_MIN_LOG_LEVEL": "2", **inherited}}
 

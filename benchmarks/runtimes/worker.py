@@ -1,8 +1,8 @@
-"""What the workers of all runtimes have in common: JSON commands on standard input, one answer a line.
+"""The common base of all runtime workers: JSON commands on standard input, one answer per line.
 
 "load", "predict" and "time" are the commands of tfopt/exporting/verification/tensorflow_only.py, so that tfopt's
-processes and these are timed alike. "convert" is for a process of its own. A worker runs with its runtime's Python and
-imports no tfopt.
+processes and these are timed in the same way. "convert" runs in a separate process. A worker runs with its runtime's
+Python and does not import tfopt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 class Worker:
     """Base of the runtimes' workers, which define `packages`, `convert`, `open` and `call`.
 
-    Models have one input, one output and a static batch size. Only that of the batch size in use is open.
+    Models have one input, one output and a static batch size. Only the model of the current batch size is open.
     """
 
     packages: tuple[str, ...]
@@ -30,7 +30,7 @@ class Worker:
         """Quantizes a float SavedModel.
 
         Args:
-            source: The SavedModel, whose batch size is that of the calibration batches, or any.
+            source: The SavedModel. Its batch size is open, or equals the size of the calibration batches.
             calibration: Batches, along the first axis.
             target: The directory to fill; it exists.
             family: "convolutional" or "transformer".
@@ -85,7 +85,7 @@ def only_array(path: str) -> np.ndarray:
 
 
 def serve(worker: Worker) -> None:
-    # Whatever prints must not mix with the answers, be it Python or a C++ library.
+    # Output of Python or a C++ library must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
