@@ -10,9 +10,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError, check_type
+from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
 from tfopt.profiling.tensor_cores import tensor_core_alignment as tensor_core_alignment  # also tfopt.training's
 from tfopt.report import Change, PassReport, Skip
+from tfopt.settings.validation import check_type
 from tfopt.training.checkpointing.resume import Resume
 from tfopt.training.differences import state_of_parts, summed_embeddings
 from tfopt.training.memory import out_of_memory_message
