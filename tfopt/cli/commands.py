@@ -1,0 +1,219 @@
+"""The commands of `tfopt`: each function takes the words after the name of its command and returns the exit code."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tfopt.cli.exit_codes import CHECK_FAILED, SUCCESS, WRONG_USE, CheckError
+from tfopt.cli.options import DevicesOptions, LaunchOptions, ModelsOptions, RecipesOptions, VerifyOptions
+from tfopt.cli.printing import ProgressConsole, print_json, print_rows
+from tfopt.errors import ArtifactError, ConfigError, check_keras_backend
+
+RUN_HELP = """\
+usage: tfopt run NAME|FILE.toml [--quick] [--json] [OPTIONS]
+
+  NAME          a recipe; `tfopt recipes` lists them
+  FILE.toml     a recipe of your own
+  --quick       a short trial run: few epochs on few examples
+  --json        print the report as JSON on standard output, and the progress on standard error
+  --traceback   with an error, show where in the program it occurred
+  --no-pruning, --no-quantization   leave a stage out
+
+tfopt run NAME --help lists every setting of the recipe with its value. The last part of a flag is enough, for example
+--target-sparsity for --pruning.target-sparsity.
+"""
+
+
+def run_command(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        print(RUN_HELP, end="")  # noqa: T201
+        return SUCCESS if words else WRONG_USE
+    quick, as_json = "--quick" in words, "--json" in words
+    name, *rest = [word for word in words if word not in ("--quick", "--json")] or [""]
+    if not name or name.startswith("-"):
+        raise ConfigError(f"The recipe must come first. Received: {' '.join(words)}. Write tfopt run NAME [OPTIONS].")
+    from tfopt.recipe import Recipe
+    from tfopt.recipes import find_recipe
+
+    recipe = find_recipe(name)
+    if quick:
+        recipe = recipe.quick()
+    recipe, rest = _switch_stages(recipe, rest)
+    recipe = _parse(Recipe, rest, f"tfopt run {name}", recipe)
+    _start_tensorflow()
+    from tfopt.runner import run
+
+    result = run(recipe, console=ProgressConsole(stderr=as_json))
+    if as_json:
+        print(result.report.to_json())  # noqa: T201
+    return SUCCESS if result.ok else CHECK_FAILED
+
+
+def recipes_command(words: list[str]) -> int:
+    options = _parse(RecipesOptions, words, "tfopt recipes")
+    from tfopt.recipes import RECIPES
+
+    if options.json:
+        print_json({name: recipe.to_dict() for name, recipe in RECIPES.items()})
+    else:
+        print_rows([(name, recipe.description) for name, recipe in RECIPES.items()])
+    return SUCCESS
+
+
+def models_command(words: list[str]) -> int:
+    options = _parse(ModelsOptions, words, "tfopt models")
+    from tfopt.models import BUILDERS
+
+    arguments = {name: _arguments(builder) for name, builder in BUILDERS.items()}
+    if options.json:
+        print_json(arguments)
+        return SUCCESS
+    rows = []
+    for name, builder in BUILDERS.items():
+        rows.append((name, (builder.__doc__ or "").splitlines()[0]))
+        rows.append(("", "  ".join(f"{argument}={value}" for argument, value in arguments[name].items())))
+    print_rows(rows)
+    return SUCCESS
+
+
+def devices_command(words: list[str]) -> int:
+    options = _parse(DevicesOptions, words, "tfopt devices")
+    _start_tensorflow()
+    from tfopt.hardware import detect
+
+    hardware = detect()
+    print(hardware.to_json() if options.json else hardware)  # noqa: T201
+    return SUCCESS
+
+
+def export_command(words: list[str]) -> int:
+    from tfopt.exporting.options import ExportOptions
+
+    options = _parse(ExportOptions, words, "tfopt export")
+    _start_tensorflow()
+    from tfopt.atomic.directories import MARK
+    from tfopt.data.files import load_examples
+    from tfopt.exporting import export
+
+    data = None if options.calibration_data is None else load_examples(options.calibration_data, training=True)
+    labelled = None if options.evaluation_data is None else load_examples(options.evaluation_data, training=False)
+    baseline = options.baseline
+    in_place = Path(options.source).resolve() == Path(options.out).resolve()
+    if baseline is None and options.precision != "float32" and Path(options.source, MARK).is_file() and not in_place:
+        baseline = options.source
+    artifact = export(
+        options.source, options.out, options, calibration_data=data, evaluation_data=labelled, baseline=baseline
+    )
+    if options.json:
+        print_json(artifact.to_dict())
+        return SUCCESS
+    if artifact.report is not None:
+        print(artifact.report)  # noqa: T201
+    print(f"exported {artifact.path}, {artifact.precision}, {artifact.bytes_on_disk:,} bytes")  # noqa: T201
+    return SUCCESS
+
+
+def verify_command(words: list[str]) -> int:
+    options = _parse(VerifyOptions, words, "tfopt verify")
+    _start_tensorflow()
+    from tfopt.data.files import load_examples
+    from tfopt.exporting import verify
+    from tfopt.exporting.manifest import check_is_artifact
+
+    check_is_artifact(Path(options.artifact))  # a directory that is no artifact is wrong use, not a failed check
+    data = None if options.data is None else load_examples(options.data, training=False)
+    try:
+        receipt = verify(
+            options.artifact,
+            baseline=options.baseline,
+            data=data,
+            metric=options.metric,
+            batch_size=options.batch_size,
+            signature=options.signature,
+        )
+    except ArtifactError as error:
+        raise CheckError(error) from error
+    print(receipt.to_json() if options.json else receipt)  # noqa: T201
+    return SUCCESS if receipt.ok else CHECK_FAILED
+
+
+def launch_command(words: list[str]) -> int:
+    # A flag of the script may have the name of a flag of ours, so our flags end where the script begins.
+    place = 0
+    while place < len(words) and words[place].startswith("-") and words[place] != "-m":
+        place += 1 if "=" in words[place] or words[place] in ("-h", "--help") else 2
+    options = _parse(LaunchOptions, words[:place], "tfopt launch")
+    _start_tensorflow()
+    from tfopt.training.distributed.launch import launch
+
+    return launch(words[place:], options.workers, options.devices_per_worker)
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "run": run_command,
+    "recipes": recipes_command,
+    "models": models_command,
+    "devices": devices_command,
+    "export": export_command,
+    "verify": verify_command,
+    "launch": launch_command,
+}
+
+
+def _parse(cls: type, words: Sequence[str], command: str, default: Any = None) -> Any:
+    from tfopt.settings.flags import parse
+
+    try:
+        return parse(cls, words, command, default)
+    except SystemExit:
+        print(end="", flush=True)  # noqa: T201 - the help is printed; see main
+        raise
+
+
+def _switch_stages(recipe: Any, words: list[str]) -> tuple[Any, list[str]]:
+    """Turns off each stage named by --no-STAGE, and turns on each stage that is off and has a flag in the words."""
+    from tfopt.settings.flags import expand, stages
+
+    for name, config in stages(type(recipe)).items():
+        if f"--no-{name}" in words:
+            recipe = replace(recipe, **{name: None})
+            words = [word for word in words if word != f"--no-{name}"]
+        elif getattr(recipe, name) is None and any(
+            word.startswith(f"--{name}.") for word in expand(type(recipe), words)
+        ):
+            recipe = replace(recipe, **{name: config()})
+    return recipe, words
+
+
+def _arguments(builder: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(builder).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+
+
+def _start_tensorflow() -> None:
+    """Imports TensorFlow and lets it look for GPUs, without the notices that it writes at every log level.
+
+    The notices also say why there is no GPU; `tfopt devices` shows that reason.
+    """
+    check_keras_backend()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow obeys it from its first operation on
+    with tempfile.TemporaryFile() as notices:
+        stderr = os.dup(2)
+        os.dup2(notices.fileno(), 2)
+        try:
+            import tensorflow as tf
+
+            tf.config.list_physical_devices()
+        except BaseException:
+            notices.seek(0)
+            os.write(stderr, notices.read())
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)

@@ -1,0 +1,96 @@
+"""The entry of the command `tfopt`: it chooses the subcommand, and turns every error into one line and an exit code.
+
+TensorFlow takes seconds to import, so a command imports it only after its words are checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+
+from tfopt.cli.commands import COMMANDS
+from tfopt.cli.exit_codes import BROKEN_PIPE, SUCCESS, WRONG_USE, report_error
+from tfopt.errors import unknown_name
+
+HELP = """\
+usage: tfopt COMMAND [OPTIONS]
+
+  run NAME|FILE.toml   run a recipe: train, prune, quantize, export, verify, report
+  recipes              list the recipes
+  models               list the model builders and their arguments
+  devices              show the processor, the memory and the GPUs of this machine
+  export IN OUT        write a model (.keras or SavedModel) as a SavedModel: float32, int8, ...
+  verify DIR           measure an exported artifact in a fresh process
+  launch SCRIPT        run a script in several workers that train together
+
+tfopt COMMAND --help shows the options of a command. --version prints the version. All commands but launch take
+  --json        print JSON, also for errors
+  --traceback   with an error, show where in the program it occurred
+
+Exit codes: 0 success, 1 the check failed, 2 wrong use, 3 the command could not finish (the disk is full, the loss is
+not finite), 70 unexpected error: a bug in tfopt, 130 interrupted. launch returns the exit code of the worker that
+failed first.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit code.
+
+    Example:
+        >>> main(["recipes"])
+        digits_cnn     Two convolutions and three dense layers on 1,797 real handwritten digits
+        digits_resnet  A residual network of 14 layers on 1,797 real handwritten digits
+        0
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = _run(words)
+        print(end="", flush=True)  # noqa: T201 - a broken pipe shows here, and not when the interpreter ends
+    except BrokenPipeError:
+        # `tfopt ... | head` has read enough. The exit code is the one of a program that SIGPIPE ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return code
+
+
+def _run(words: list[str]) -> int:
+    show_traceback = "--traceback" in _own(words)
+    if show_traceback:
+        words = [word for word in words if word != "--traceback"]
+    if not words or words[0] in ("-h", "--help"):
+        print(HELP, end="")  # noqa: T201
+        return SUCCESS if words else WRONG_USE
+    if words[0] == "--version":
+        print(f"tfopt {version('tfopt')}")  # noqa: T201
+        return SUCCESS
+    try:
+        if words[0] not in COMMANDS:
+            raise unknown_name("command", words[0], COMMANDS)
+        with _one_line_warnings():
+            return COMMANDS[words[0]](words[1:])
+    except BrokenPipeError:
+        raise
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - every error becomes one line and an exit code
+        return report_error(error, as_json="--json" in _own(words), show_traceback=show_traceback)
+
+
+def _own(words: Sequence[str]) -> Sequence[str]:
+    """Returns the words that are tfopt's: the words after launch belong to a script."""
+    command = next((word for word in words if not word.startswith("-")), None)
+    return words[: words.index("launch")] if command == "launch" else words
+
+
+@contextlib.contextmanager
+def _one_line_warnings() -> Iterator[None]:
+    """Prints each warning as one line, without the file and the source line that Python adds."""
+
+    def show(message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:
+        print(f"tfopt: warning: {' '.join(str(message).split())}", file=sys.stderr)  # noqa: T201
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield

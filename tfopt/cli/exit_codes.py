@@ -1,0 +1,67 @@
+"""The exit codes of the command `tfopt`, and the line that reports an error.
+
+An error is one line on standard error. With `--json` it is also JSON on standard output.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+import traceback
+
+from tfopt.cli.printing import print_json
+from tfopt.errors import ArtifactError, ConfigError, TfoptError, UnsupportedModelError
+
+SUCCESS, CHECK_FAILED, WRONG_USE, NOT_FINISHED, UNEXPECTED, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 70, 130, 141
+LONGEST_MESSAGE = 300
+# Errors of the operating system that come from the machine (a full disk, no memory) and not from a bug in tfopt.
+OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+class CheckError(Exception):
+    """The check failed before a receipt could be made, for example on a damaged artifact."""
+
+    def __init__(self, cause: TfoptError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def report_error(error: BaseException, *, as_json: bool, show_traceback: bool) -> int:
+    """Prints an error and returns its exit code. Every error of every command ends here.
+
+    Example:
+        >>> import contextlib, io
+        >>> with contextlib.redirect_stderr(io.StringIO()) as shown:
+        ...     report_error(ConfigError("epochs must be positive."), as_json=False, show_traceback=False)
+        2
+        >>> shown.getvalue()
+        'tfopt: epochs must be positive.\\n'
+    """
+    code = _exit_code(error)
+    if isinstance(error, CheckError):
+        error = error.cause
+    kind = type(error).__name__
+    message = " ".join(str(error).split()) or kind
+    if as_json:
+        print_json({"error": {"type": kind, "message": message, "exit_code": code}})
+    if show_traceback:
+        traceback.print_exception(error)
+    if code == INTERRUPTED:
+        message = "interrupted"
+    elif code == UNEXPECTED:
+        shown = message if len(message) <= LONGEST_MESSAGE else f"{message[: LONGEST_MESSAGE - 1]}…"
+        hint = "" if show_traceback else "; --traceback shows where it occurred"
+        message = f"unexpected {kind}: {shown} (this is a bug in tfopt{hint})"
+    print(f"tfopt: {message}", file=sys.stderr)  # noqa: T201
+    return code
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, CheckError):
+        return CHECK_FAILED
+    if isinstance(error, ConfigError | UnsupportedModelError | ArtifactError):
+        return WRONG_USE  # the same command fails again, however often it is tried
+    of_the_machine = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in OF_THE_MACHINE)
+    return NOT_FINISHED if of_the_machine or isinstance(error, TfoptError) else UNEXPECTED

@@ -1,0 +1,71 @@
+"""The options of the commands; the sentence below a field is its help. `tfopt export` has its own in exporting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipesOptions:
+    """Lists the recipes, each with its description. `tfopt run NAME` runs a recipe."""
+
+    json: bool = False
+    """Print JSON: every recipe with all its settings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsOptions:
+    """Lists the model builders that a recipe can name, each with its arguments and their defaults."""
+
+    json: bool = False
+    """Print JSON: every builder with its arguments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevicesOptions:
+    """Shows the processor, its instructions for fast arithmetic, the memory and the GPUs of this machine.
+
+    An unknown value is shown with the reason.
+    """
+
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """Measures an exported artifact in a fresh process that imports only TensorFlow."""
+
+    artifact: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
+    """Directory of the artifact."""
+    baseline: str | None = None
+    """Directory of the float artifact to compare with. The manifest names the default."""
+    data: str | None = None
+    """Labelled examples for the accuracy: a .npz file with x and y, or the name of a data source (its test part)."""
+    metric: str = "accuracy"
+    """Score to compute on the examples. "accuracy" finds out the kind of classifier. "categorical_accuracy",
+    "binary_accuracy" (for probabilities) and "binary_accuracy_from_logits" name the kind."""
+    batch_size: int = 1
+    """Number of examples in each timed call."""
+    signature: str | None = None
+    """Signature to call, for example serving_float. By default serving_default, if TensorFlow can run it here."""
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """Runs SCRIPT [ARGS...], a Python file or -m MODULE, in several workers that train together.
+
+    Write the script after the options. The exit code is the one of the worker that failed first, 143 after SIGTERM, 130
+    after Ctrl-C.
+    """
+
+    workers: int
+    """Number of worker processes."""
+    devices_per_worker: int | None = None
+    """Number of GPUs for each worker, by default an equal share. Without GPUs, the number of logical CPU devices, by
+    default one."""
