@@ -327,6 +327,21 @@ def test_listings(capsys):
     assert json.loads(capsys.readouterr().out)["logical_cores"] == len(os.sched_getaffinity(0))
 
 
+@pytest.mark.parametrize("command", ["recipes", "models"])
+def test_listings_wrap_at_the_width_of_a_terminal_and_nowhere_else(command):
+    controller, terminal = os.openpty()
+    shown = tfopt_process(command, stdout=terminal, env=os.environ | {"COLUMNS": "50"})
+    os.close(terminal)
+    on_terminal = os.read(controller, 10_000).decode().splitlines()
+    os.close(controller)
+    piped = tfopt_process(command, stdout=subprocess.PIPE, env=os.environ | {"COLUMNS": "50"}).stdout.splitlines()
+    assert shown.returncode == 0
+    assert max(map(len, on_terminal)) <= 50
+    assert max(map(len, piped)) > 50
+    assert " ".join(" ".join(on_terminal).split()) == " ".join(" ".join(piped).split())
+    assert all(line.startswith(("digits_", "mlp", "resnet_", "simple_", "  ")) for line in on_terminal)
+
+
 def test_every_command_has_help(capsys):
     assert main(["--help"]) == 0
     assert main(["run", "--help"]) == 0
@@ -350,7 +365,7 @@ def test_help_flows_over_the_line_breaks_of_the_source(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "400")
     with pytest.raises(SystemExit):
         main(["export", "--help"])
-    assert "with the weights stored as named:" in capsys.readouterr().out
+    assert "compute in float32 and differ in the stored weights:" in capsys.readouterr().out
 
 
 def test_flags_come_from_the_dataclasses():

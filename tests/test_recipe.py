@@ -142,8 +142,8 @@ def test_an_unknown_name_is_told_with_its_path_and_the_nearest(values, expected)
     ("values", "message"),
     [
         ({"name": 5}, "name must be a string. Received: name=5."),
-        ({"training": 5}, "training must be a table. Received: training=5."),
-        ({"pruning": True}, "pruning must be a table. Received: pruning=True."),
+        ({"training": 5}, "training must be a table. Received: training=5. Write the settings below [training]."),
+        ({"pruning": True}, "pruning must be a table. Received: pruning=True. Write the settings below [pruning]."),
         ({"model": {"arguments": 5}}, "model.arguments must be a table. Received: model.arguments=5."),
         ({"model": {"builder": 5}}, "model.builder must be a name or a function. Received: model.builder=5."),
         *(
@@ -170,7 +170,11 @@ def test_an_unknown_name_is_told_with_its_path_and_the_nearest(values, expected)
             {"training": {"precision": "fp16"}},
             "Unknown precision 'fp16'. Expected one of: 'auto', 'float32', 'mixed_bfloat16', 'mixed_float16'.",
         ),
-        ({"training": {"strategy": 5}}, "strategy must be a name or an instance of Strategy. Received: strategy=5."),
+        (
+            {"training": {"strategy": 5}},
+            "strategy must be a name or an instance of Strategy. Received: strategy=5. "
+            "The names are 'auto', 'mirrored', 'multi_worker', 'none', 'pipeline'.",
+        ),
         (
             {"pruning": {"exclude": "conv1"}},
             "pruning.exclude must be a tuple of strings. Received: pruning.exclude='conv1'. Did you mean ('conv1',)?",

@@ -1,8 +1,8 @@
 """tfopt makes Keras 3 models train faster and ship smaller on TensorFlow, and proves it with measurements.
 
-The public names are listed, with their types, in `__init__.pyi`. Each is imported when it is first used, so that
-importing tfopt loads neither TensorFlow nor anything else that is slow or touches global state. The one exception is a
-program that has imported Keras: it may load a model with layers of ours, which Keras must have been told of.
+`__init__.pyi` lists the public names with their types. Each is imported at its first use, so that `import tfopt` is
+fast and does not load TensorFlow or change global state. There is one exception: if Keras is already imported, the
+layers of tfopt are registered with it, because the program may load a model that contains them.
 """
 
 import importlib

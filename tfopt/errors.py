@@ -1,6 +1,6 @@
 """The exceptions and warnings that tfopt raises.
 
-Every message has the same four parts: the argument, the rule, the value received and the remedy.
+Every message has four parts: the argument, the rule, the value received and the remedy.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from pathlib import Path
 
 
 class TfoptError(Exception):
-    """The root of every error that tfopt raises on purpose."""
+    """The base class of all errors that tfopt raises on purpose."""
 
 
 class ConfigError(TfoptError, ValueError):
-    """A setting is wrong: a value out of range, an unknown name, settings that exclude each other."""
+    """A setting is wrong: a value is out of range, a name is unknown, or two settings exclude each other."""
 
 
 class UnsupportedModelError(TfoptError):
-    """The model, as a whole, cannot go through the pass: it is not built, or not of a kind the pass takes."""
+    """A pass cannot process the model: it is not built, or the pass does not support its kind."""
 
 
 class UnsupportedLayerError(UnsupportedModelError):
-    """One layer or graph node cannot go through the pass; the message names its path, shape and dtype."""
+    """A pass cannot process one layer or graph node. The message gives its path, shape and dtype."""
 
 
 class ExportError(TfoptError):
-    """An artifact could not be written. Nothing is left under its final name."""
+    """An artifact could not be written. No partial artifact is left under its final name."""
 
 
 class ArtifactError(TfoptError):
@@ -38,15 +38,15 @@ class ArtifactError(TfoptError):
 
 
 class TrainingError(TfoptError):
-    """Training could not go on: the loss is not finite, memory ran out, a worker was lost."""
+    """Training could not continue: the loss is not finite, the memory is full, or a worker was lost."""
 
 
 class TfoptWarning(UserWarning):
-    """Something the caller should know although the work was done, such as a pass that changed nothing."""
+    """The work was done, but the caller should know a fact about it, for example that a pass changed nothing."""
 
 
 def unknown_name(kind: str, received: object, known: Iterable[str]) -> ConfigError:
-    """Returns the error for a name that is in no registry, with the closest known name as the remedy.
+    """Returns the error for an unknown name. The closest known name is the remedy.
 
     Example:
         >>> str(unknown_name("criterion", "magnitud", ["magnitude", "random"]))
@@ -59,10 +59,10 @@ def unknown_name(kind: str, received: object, known: Iterable[str]) -> ConfigErr
 
 
 def check_keras_backend() -> None:
-    """Raises ConfigError unless Keras computes with TensorFlow, or will when it is imported.
+    """Raises ConfigError unless the backend of Keras is TensorFlow, or will be when Keras is imported.
 
-    Keras 3 takes its backend from KERAS_BACKEND, else from the file keras.json. Keras need not be imported for the
-    check, since it cannot be while its backend is not installed.
+    Keras 3 takes its backend from KERAS_BACKEND, otherwise from the file keras.json. The check does not import Keras,
+    because that import fails if the backend is not installed.
 
     Example:
         >>> check_keras_backend()
@@ -73,18 +73,18 @@ def check_keras_backend() -> None:
         backend, source = keras.config.backend(), "keras.config.backend()"  # type: ignore[union-attr]
     if backend != "tensorflow":
         raise ConfigError(
-            f"Keras must compute with TensorFlow, which tfopt is made for. Received: {source}={backend!r}. "
+            f"The backend of Keras must be TensorFlow, the only one tfopt supports. Received: {source}={backend!r}. "
             "Set KERAS_BACKEND=tensorflow in the environment."
         )
 
 
 def _configured_backend() -> tuple[str, str]:
-    """Returns the backend that Keras will choose, and where that is written."""
+    """Returns the backend that Keras will choose, and the place of this setting."""
     if os.environ.get("KERAS_BACKEND"):
         return os.environ["KERAS_BACKEND"], "KERAS_BACKEND"
     file = Path(os.environ.get("KERAS_HOME", "~/.keras"), "keras.json").expanduser()
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # Keras, too, takes its default then
+    except (OSError, ValueError):  # Keras also uses its default then
         settings = {}
     return settings.get("backend", "tensorflow"), f"backend in {file}"

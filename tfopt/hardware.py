@@ -1,7 +1,7 @@
-"""What this machine has, asked without starting a device.
+"""Detects the processor, the memory and the GPUs of this machine without starting a device.
 
-TensorFlow fixes its logical devices and takes a GPU's memory when a device is first used. Everything here only lists
-physical devices, so a program can look first and configure them afterwards.
+TensorFlow fixes its logical devices and takes the memory of a GPU when a device is first used. This module only lists
+physical devices, so that a program can configure them afterwards.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import tensorflow as tf
 
 from tfopt.report import Record
 
-# The instructions that decide which precision is fast on a CPU, by the names that the Linux kernel gives them.
+# The instructions that decide which precision is fast on a CPU, by their names in the Linux kernel.
 CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 
-# The instructions that add products of bytes in 32 bits, and what each value of oneDNN's limit leaves of them. Any
-# other value leaves all that the processor has.
+# The instructions that add products of bytes in 32 bits, and those that each value of oneDNN's limit allows. Any other
+# value allows all instructions of the processor.
 _BYTE_PRODUCTS = ("avx512_vnni", "avx_vnni", "amx_int8")
 _LEFT_BY_LIMIT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("sse41", "avx", "avx2", "avx512_core"), ()),
@@ -35,15 +35,15 @@ _GIB = 2**30
 
 
 def _peaks(float32: float, tensorfloat32: float, float16: float, int8: float) -> dict[str, float]:
-    """Since Ampere bfloat16 runs at the rate of float16."""
+    """Returns peak rates by dtype. Since Ampere, bfloat16 has the rate of float16."""
     half = {"float16": float16, "bfloat16": float16}
     return {"float32": float32, "tensorfloat32": tensorfloat32, **half, "int8": int8}
 
 
 # Dense peaks in 10^12 operations per second: float32 on the CUDA cores, all others on the tensor cores. Source: the
-# datasheet that NVIDIA publishes for each product; where it prints the rate with 2:4 sparsity, half of it is the dense
-# one. A key lists words of the device name. The first key whose words all occur counts, so a variant stands before its
-# family. Names that only resemble these (A10G, L40, GH200) are other products.
+# datasheet of NVIDIA for each product. If it gives the rate with 2:4 sparsity, the dense rate is half of it. A key is
+# words of the device name. The first key with all its words in the name is used, so a variant comes before its family.
+# Products with similar names (A10G, L40, GH200) are not in the table.
 _PEAK_TFLOPS: dict[str, dict[str, float]] = {
     "V100 SXM2": {"float32": 15.7, "float16": 125.0},
     "V100 SXM3": {"float32": 15.7, "float16": 125.0},
@@ -69,8 +69,8 @@ class Gpu(Record):
     Attributes:
         name: The product name, for example "NVIDIA H200".
         compute_capability: Major and minor number, for example (9, 0).
-        memory_bytes: The whole memory of the device.
-        peak_tflops: See `peak_tflops`.
+        memory_bytes: Total memory of the device.
+        peak_tflops: Peak rates by dtype; see the function `peak_tflops`.
 
     Example:
         >>> print(Gpu(name="NVIDIA A1", compute_capability=(8, 6)))
@@ -97,15 +97,15 @@ class Gpu(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware(Record):
-    """What this machine has.
+    """The processor, the memory and the GPUs of this machine.
 
     Attributes:
-        cpu_model: The processor's name.
-        logical_cores: The cores this process may run on, hyper-threads counted.
-        cpu_features: Those of `CPU_FEATURES` that the processor has.
-        memory_bytes: The machine's memory.
+        cpu_model: Name of the processor.
+        logical_cores: Number of logical cores, with hyper-threads, that this process may use.
+        cpu_features: The instructions in `CPU_FEATURES` that the processor has.
+        memory_bytes: Memory of the machine.
         gpus: The GPUs that TensorFlow can use, in TensorFlow's order.
-        tensorflow_version: For example "2.21.0".
+        tensorflow_version: Version of TensorFlow, for example "2.21.0".
         unavailable: For each attribute above that is None or empty, the reason.
 
     Example:
@@ -143,7 +143,7 @@ class Hardware(Record):
 
 
 def detect() -> Hardware:
-    """Returns what this machine has, without starting a device or taking GPU memory.
+    """Returns the hardware of this machine, without starting a device or taking GPU memory.
 
     Logical devices, memory growth and visible devices can still be configured afterwards.
 
@@ -171,14 +171,14 @@ def detect() -> Hardware:
 
 
 def peak_tflops(gpu_name: str) -> dict[str, float] | None:
-    """Returns a GPU's peak rates by dtype, or None where they are not known.
+    """Returns the peak rates of a GPU by dtype, or None if they are unknown.
 
-    They are dense (no 2:4 sparsity) and in 10^12 operations per second. "float32" is what the CUDA cores do,
-    "tensorfloat32" what TensorFlow uses for float32 matrix products by default since Ampere. A slice of a GPU (MIG,
-    vGPU) has a share of the rates that the name does not tell, so it counts as unknown.
+    The rates are dense (no 2:4 sparsity), in 10^12 operations per second. "float32" is the rate of the CUDA cores.
+    "tensorfloat32" is the rate of float32 matrix products in TensorFlow by default, since Ampere. A slice of a GPU
+    (MIG, vGPU) has only a share of the rates, and its name does not give the share, so its rates are unknown.
 
     Args:
-        gpu_name: The product name as TensorFlow or NVML report it.
+        gpu_name: Product name of the GPU as TensorFlow or NVML reports it.
 
     Example:
         >>> peak_tflops("Tesla T4")
@@ -193,10 +193,10 @@ def peak_tflops(gpu_name: str) -> dict[str, float] | None:
 
 
 def has_vnni() -> bool | None:
-    """Returns whether oneDNN computes in int8 with VNNI or AMX here; None where the processor's features are unknown.
+    """Returns whether oneDNN computes int8 with VNNI or AMX on this machine; None if its instructions are unknown.
 
-    The environment can limit oneDNN to older instructions than the processor has: ONEDNN_MAX_CPU_ISA, or by its older
-    name DNNL_MAX_CPU_ISA. oneDNN reads it when its first kernel runs.
+    The environment variable ONEDNN_MAX_CPU_ISA (older name: DNNL_MAX_CPU_ISA) can limit oneDNN to fewer instructions
+    than the processor has. oneDNN reads the variable when its first kernel runs.
 
     Example:
         >>> has_vnni() in (True, False, None)
@@ -210,10 +210,10 @@ def has_vnni() -> bool | None:
 
 
 def _cpu() -> tuple[str | None, tuple[str, ...], dict[str, str]]:
-    """Returns the processor's name, its features and, for what is missing, the reason."""
+    """Returns the name and the features of the processor, and the reason for each value that is missing."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
-    # The first processor stands for all.
+    # All processors of a machine have the same entries, so the first is enough.
     entries = dict(re.findall(r"^(\w[\w ]*?)\s*: (.*)$", text.split("\n\n")[0], re.MULTILINE))
     model = entries.get("model name") or platform.processor() or None
     unavailable = {} if model else {"cpu_model": "the operating system does not name it"}
@@ -243,10 +243,10 @@ def _gpu(device: tf.config.PhysicalDevice, driver_memory: Mapping[str, int | Non
 
 
 def _gpu_memory_by_name() -> dict[str, int | None]:
-    """Returns the memory in bytes of each kind of GPU the driver knows; empty without a driver.
+    """Returns the memory in bytes of each GPU that the driver finds, by product name; empty without a driver.
 
-    TensorFlow tells the memory of a GPU only after starting it, and numbers GPUs differently from NVML. The product
-    name is what both agree on; where GPUs of one name differ in memory it is None.
+    TensorFlow gives the memory of a GPU only after starting it, and numbers GPUs differently from NVML. Both use the
+    same product names. If GPUs with one name differ in memory, the value is None.
     """
     memory: dict[str, int | None] = {}
     try:
@@ -266,7 +266,7 @@ def _gpu_memory_by_name() -> dict[str, int | None]:
 def _total_memory(handle: object) -> int | None:
     try:
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except pynvml.NVMLError:  # GPUs that share the processor's memory have none of their own to report
+    except pynvml.NVMLError:  # a GPU that shares the memory of the processor reports no memory
         return None
 
 

@@ -1,4 +1,4 @@
-"""A recipe: a builder, data, and the settings of every stage, as plain data that round-trips through TOML."""
+"""A recipe: the model builder, the data and the settings of every stage, as plain data that TOML can hold."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUICK_EXAMPLES = 320
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which model to build.
+    """The model to build.
 
     Example:
         >>> ModelConfig(builder="mlp", arguments={"units": [64]}).build((8,), 3).output_shape
@@ -39,7 +39,7 @@ class ModelConfig:
     """
 
     builder: Annotated[str | Callable[..., Any], BY_NAME] = "simple_cnn"
-    """Name of a builder (see `tfopt models`); in Python also a function (input_shape, num_classes, **arguments)."""
+    """Name of a builder (see `tfopt models`). In Python also a function (input_shape, num_classes, **arguments)."""
     arguments: Arguments = field(default_factory=dict)
     """Arguments of the builder, for example width=32 filters=[8,16]."""
 
@@ -48,17 +48,17 @@ class ModelConfig:
         _check_call("builder", self.builder, BUILDERS, self.arguments, (None, None))
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> Any:
-        """Builds the model for inputs of this shape.
+        """Builds the model for an input shape and a number of classes.
 
         Raises:
-            ConfigError: The arguments make no model for them.
+            ConfigError: The builder cannot make a model from the arguments.
         """
         return _call("builder", self.builder, BUILDERS, self.arguments, input_shape, num_classes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which examples to train and test on.
+    """The examples for training and testing.
 
     Example:
         >>> DataConfig(source="synthetic", arguments={"examples": 100, "input_shape": [8]}).load().x_train.shape
@@ -66,13 +66,13 @@ class DataConfig:
     """
 
     source: Annotated[str | Callable[..., Any], BY_NAME] = "digits"
-    """Name of a data source; in Python also a function that returns tfopt.data.Examples."""
+    """Name of a data source. In Python also a function that returns tfopt.data.Examples."""
     arguments: Arguments = field(default_factory=dict)
     """Arguments of the source, for example image_size=32."""
     random_shift: Annotated[int, Ge(0)] = 0
-    """Shift training images by up to so many pixels, anew in every epoch."""
+    """Largest random shift of training images, in pixels. Every epoch has new shifts. 0 is off."""
     max_examples: Annotated[int, Ge(1)] | None = None
-    """Use at most this many examples of the training part, and of the test part."""
+    """Largest number of examples from the training part, and from the test part. None uses all."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -82,7 +82,7 @@ class DataConfig:
         """Loads or makes the examples.
 
         Raises:
-            ConfigError: The source cannot make any from the arguments.
+            ConfigError: The source cannot make examples from the arguments.
         """
         examples: Examples = _call("source", self.source, SOURCES, self.arguments)
         return examples if self.max_examples is None else examples.limit(self.max_examples)
@@ -90,9 +90,9 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A builder paired with the settings that train it, shrink it and export it.
+    """A model builder with the settings for training, pruning, quantization and export.
 
-    `None` turns a stage off.
+    None turns a stage off.
 
     Example:
         >>> recipe = Recipe(name="mine", pruning=PruningConfig(target_sparsity=0.5))
@@ -101,29 +101,29 @@ class Recipe:
     """
 
     name: str
-    """What the recipe is called."""
+    """Name of the recipe."""
     description: str = ""
-    """One sentence on what it does."""
+    """Description of the recipe in one sentence."""
     model: ModelConfig = field(default_factory=ModelConfig)
-    """The model."""
+    """Settings of the model."""
     data: DataConfig = field(default_factory=DataConfig)
-    """The examples."""
+    """Settings of the examples."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    """The training."""
+    """Settings of the training."""
     pruning: PruningConfig | None = None
-    """The pruning, with fine-tuning; off if None."""
+    """Settings of the pruning, with fine-tuning. None turns it off."""
     quantization: QuantizationConfig | None = None
-    """The int8 quantization, with fine-tuning where it says so; off if None."""
+    """Settings of the int8 quantization, with or without training. None turns it off."""
     export_dir: str | None = None
-    """Directory that receives float32/, pruned/, int8/, receipts.json and report.html; nothing is written if None."""
+    """Directory for float32/, pruned/, int8/, receipts.json and report.html. With None nothing is written."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     def quick(self) -> Recipe:
-        """Returns the recipe cut down to see it run: few epochs, few examples, an export directory of its own.
+        """Returns the recipe for a short trial run: few epochs, few examples and another export directory.
 
-        Its name says so wherever it is shown.
+        "(quick run)" is added to the name, so that reports show it.
 
         Example:
             >>> quick = Recipe(name="mine", export_dir="saved_models/mine").quick()
@@ -149,14 +149,14 @@ class Recipe:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain values, as they stand in TOML: None is left out."""
+        """Returns the settings as plain values, as in TOML. A setting that is None is left out."""
         return _plain(self, "")
 
     def to_toml(self) -> str:
         """Returns the recipe as TOML.
 
         Raises:
-            ConfigError: A field holds a Python object that has no name in TOML, such as a function.
+            ConfigError: A field holds a Python object that TOML cannot hold, such as a function.
         """
         return tomli_w.dumps(self.to_dict())
 
@@ -165,16 +165,21 @@ class Recipe:
         """Makes a recipe from plain values.
 
         Raises:
-            ConfigError: A setting is unknown, or its value wrong; the message gives its path.
+            ConfigError: A setting is unknown, or its value is wrong. The message gives the path of the setting.
         """
         if not isinstance(values, Mapping):
-            raise ConfigError(f"A recipe must be a mapping of settings. Received: {values!r}.")
+            raise ConfigError(
+                f"A recipe must be a mapping of settings. Received: {values!r}. Pass for example {{'name': 'mine'}}."
+            )
         _check_names(cls, values, "")
         try:
-            # As JSON, where strict means that no word or truth value passes for a number, but a list is still a tuple.
+            # Read as JSON, because strict then accepts a list for a tuple, but no string or bool for a number.
             return pydantic.TypeAdapter(cls).validate_json(pydantic_core.to_json(values), strict=True)
         except pydantic_core.PydanticSerializationError as error:
-            raise ConfigError(f"A recipe must hold plain values. Received: {values!r} ({error}).") from error
+            raise ConfigError(
+                f"A recipe must hold plain values. Received: {values!r} ({error}). "
+                "Use numbers, strings, lists and mappings only."
+            ) from error
         except pydantic.ValidationError as error:
             raise _config_error(cls, error) from error
 
@@ -188,9 +193,13 @@ class Recipe:
         try:
             values = tomllib.loads(Path(file).read_text(encoding="utf-8"))
         except OSError as error:
-            raise ConfigError(f"The recipe file must be readable. Received: {file} ({error.strerror}).") from error
+            raise ConfigError(
+                f"The recipe file must be readable. Received: {file} ({error.strerror}). Check the path."
+            ) from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"The recipe file must be valid TOML. Received: {file} ({error}).") from error
+            raise ConfigError(
+                f"The recipe file must be valid TOML. Received: {file} ({error}). Correct the file."
+            ) from error
         values.setdefault("name", Path(file).stem)
         return cls.from_dict(values)
 
@@ -203,20 +212,23 @@ def _check_call(
         raise unknown_name(kind, named, registry)
     function = registry[named] if isinstance(named, str) else named
     if not callable(function):
-        raise ConfigError(f"{kind} must be a name or a function. Received: {kind}={named!r}.")
+        raise ConfigError(
+            f"{kind} must be a name or a function. Received: {kind}={named!r}. "
+            f"The names are {', '.join(map(repr, sorted(registry)))}."
+        )
     signature = inspect.signature(function)
     try:
         signature.bind(*positional, **arguments)
     except TypeError as error:
         accepted = ", ".join(list(signature.parameters)[len(positional) :]) or "no arguments"
         raise ConfigError(
-            f"arguments must be what {kind} {named!r} takes: {accepted}. "
-            f"Received: arguments={dict(arguments)} ({error})."
+            f"arguments must fit the {kind} {named!r}, which takes: {accepted}. "
+            f"Received: arguments={dict(arguments)} ({error}). Correct their names."
         ) from error
 
 
 def _call(kind: str, named: Any, registry: Mapping[str, Any], arguments: Mapping[str, Any], *positional: Any) -> Any:
-    """Calls a function, or the one registered under a name, whose errors are then errors in the arguments."""
+    """Calls a function, or the registered function of a name, whose errors become errors in the arguments."""
     if not isinstance(named, str):
         return named(*positional, **arguments)
     try:
@@ -226,8 +238,8 @@ def _call(kind: str, named: Any, registry: Mapping[str, Any], arguments: Mapping
     except (TypeError, ValueError, ArithmeticError) as error:
         given = f" for {positional}" if positional else ""
         raise ConfigError(
-            f"arguments must be ones that {kind} {named!r} can work with{given}. "
-            f"Received: arguments={dict(arguments)} ({' '.join(str(error).split())})."
+            f"arguments must have values that {kind} {named!r} accepts{given}. "
+            f"Received: arguments={dict(arguments)} ({' '.join(str(error).split())}). Correct the values."
         ) from error
 
 
@@ -244,7 +256,7 @@ def _plain(value: Any, path: str) -> Any:
     if isinstance(value, PurePath):
         return str(value)
     raise ConfigError(
-        f"{path} must be a name or a plain value to be written as TOML. Received: {path}={value!r}. "
+        f"{path} must be a name or a plain value, because TOML holds nothing else. Received: {path}={value!r}. "
         "Give its registered name instead."
     )
 
@@ -260,21 +272,23 @@ def _check_names(cls: type, values: Mapping[str, Any], path: str) -> None:
 
 
 def _config_error(cls: type, error: pydantic.ValidationError) -> ConfigError:
-    """Returns the first thing that pydantic found wrong as an error of ours."""
+    """Returns the first error that pydantic found, as a ConfigError."""
     first = error.errors()[0]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
         return cause
     path, hint = _setting(cls, first["loc"])
     if first["type"] == "missing":
-        return ConfigError(f"{path} must be given. Received: {first['input']!r}.")
+        return ConfigError(f"{path} must be given. Received: {first['input']!r}. Add the setting {path}.")
     if nested_config(hint) is not None:
-        return ConfigError(f"{path} must be a table. Received: {path}={first['input']!r}.")
+        return ConfigError(
+            f"{path} must be a table. Received: {path}={first['input']!r}. Write the settings below [{path}]."
+        )
     return error_for(path, first["input"], hint)
 
 
 def _setting(cls: type, location: tuple[int | str, ...]) -> tuple[str, Any]:
-    """Returns a setting's path and type: the names in a location down to a plain field, where pydantic goes on."""
+    """Returns the path and the type of a setting. A location of pydantic also names places inside a plain field."""
     names: list[str] = []
     config, hint = cls, Any
     for name in map(str, location):

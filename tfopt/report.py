@@ -1,7 +1,7 @@
 """The plain records that passes, plans and verifications return.
 
-They hold numbers and words only, print well and serialise to JSON; nothing in here imports TensorFlow. A value
-that is unknown is `None`, and `unavailable` says why.
+A record holds only numbers and text, prints as a short table and becomes JSON. This module does not import TensorFlow.
+An unknown value is `None`, and `unavailable` gives the reason.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from tfopt.errors import TfoptWarning
 
 MARKED_LOSS = 0.01
-"""How much less accurate an artifact may be before reports mark it: one point."""
+"""Reports mark an artifact that loses more than this share of accuracy: one point."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What every record can do: become a dict of plain values, or JSON."""
+    """The base of all records: it becomes a dict of plain values, or JSON."""
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -32,7 +32,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision(Record):
-    """One setting of a plan: its value, and why."""
+    """One setting of a plan: its value, and the reason for it."""
 
     setting: str
     value: str
@@ -41,7 +41,7 @@ class Decision(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Change(Record):
-    """One thing that a pass changed: a layer (by its path) or a graph node (by its name)."""
+    """A layer (by its path) or a graph node (by its name) that a pass changed."""
 
     name: str
     kind: str
@@ -50,7 +50,7 @@ class Change(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Skip(Record):
-    """One thing that a pass could have changed and left alone, with the reason."""
+    """A layer or a graph node that a pass did not change, with the reason."""
 
     name: str
     kind: str
@@ -59,14 +59,14 @@ class Skip(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class PassReport(Record):
-    """What a pass did.
+    """The result of a pass.
 
     Attributes:
-        name: The pass, for example "prune".
-        changed: What was changed.
-        skipped: What was left alone, each with its reason.
+        name: Name of the pass, for example "prune".
+        changed: The changed layers or nodes.
+        skipped: The unchanged layers or nodes, each with the reason.
         metrics: Figures of the whole pass, for example {"sparsity": 0.75}.
-        steps: What was done on the way, in order.
+        steps: The steps of the pass, in order.
 
     Example:
         >>> print(PassReport(name="prune", changed=(Change(name="conv", kind="Conv2D", detail="75.0% zeros"),)))
@@ -89,51 +89,52 @@ class PassReport(Record):
         return "\n".join(lines)
 
     def warn_if_unchanged(self, verdict: str = "") -> None:
-        """Warns when the pass changed nothing, since a caller who ran it expected otherwise.
+        """Warns if the pass changed nothing, because its caller expected a change.
 
         Args:
-            verdict: The reason, where one decided for all; else it is that of each thing skipped.
+            verdict: The reason, if there is one for the whole pass. Otherwise the reasons of the skips are given.
         """
         if self.changed:
             return
         each = "; ".join(sorted({skip.reason for skip in self.skipped}))
-        reasons = verdict or each or "the model holds nothing it applies to"
+        reasons = verdict or each or "the model has no layer or node that it can change"
         warnings.warn(f"{self.name} changed nothing: {reasons}.", TfoptWarning, stacklevel=3)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt(Record):
-    """What an exported artifact was measured to be, in a fresh process that imports only TensorFlow.
+    """The measurements of an exported artifact, taken in a fresh process that imports only TensorFlow.
 
     Attributes:
-        artifact: The artifact's directory.
-        precision: "float32", "int8" or another of ExportConfig's.
+        artifact: Directory of the artifact.
+        precision: "float32", "int8" or another precision of ExportConfig.
         signature: The signature that was called.
-        baseline: The directory of the float artifact it is compared with, if any.
-        parity_max_abs_error: Largest difference between its outputs and those the source model gave at export.
+        baseline: Directory of the float artifact for the comparison, if there is one.
+        parity_max_abs_error: Largest difference between the outputs and the outputs recorded at export.
         parity_relative_error: The same difference as a ratio of Euclidean norms.
-        agreement: Share of examples on which artifact and baseline decide alike, 0 to 1; of pixels, steps or labels
-            where each example has several.
-        accuracy: Share of labelled examples it classifies rightly, 0 to 1; of pixels, steps or labels where each
-            example has several.
-        baseline_accuracy: The same of the baseline.
-        scores: What it scores on the labelled examples, by the metric's name; with several outputs each behind its
-            name, as "mask_accuracy".
-        baseline_scores: The same of the baseline.
-        bytes_on_disk: Sum of the sizes of all its files.
-        gzip_bytes: Size of the same files as a .tar.gz; what pruning saves shows here.
-        weight_count: Number of weights that feed its matrix products and convolutions.
-        zero_count: How many of these are exactly zero.
-        batch_size: Examples per timed call.
+        agreement: Share of examples with the same prediction from artifact and baseline, 0 to 1. If an example has
+            several pixels, steps or labels, the share of these.
+        accuracy: Share of labelled examples with the right prediction, 0 to 1. If an example has several pixels, steps
+            or labels, the share of these.
+        baseline_accuracy: The accuracy of the baseline.
+        scores: Scores on the labelled examples, by the name of the metric. With several outputs the name of the output
+            comes first, as in "mask_accuracy".
+        baseline_scores: The scores of the baseline.
+        bytes_on_disk: Sum of the sizes of all files.
+        gzip_bytes: Size of the same files as a .tar.gz. Pruning makes this size smaller.
+        weight_count: Number of weights in matrix products and convolutions.
+        zero_count: Number of these weights that are exactly zero.
+        batch_size: Number of examples in each timed call.
         latency_ms_median: Median time of a call.
-        latency_ms_p99: 99th percentile of the same calls.
-        speedup: The baseline's median latency over this one's, measured alternately; above 1 is faster.
-        speedup_range: The least and the greatest of the same ratio in a single round; what it covers is noise.
-        kernels: How often each computing op occurs in the graph that was executed.
-        tensorflow_version: The TensorFlow that ran it.
-        device: The processor or GPU that ran it.
+        latency_ms_p99: 99th percentile of the times of the same calls.
+        speedup: Median latency of the baseline divided by that of the artifact, measured alternately. Above 1 the
+            artifact is faster.
+        speedup_range: Smallest and largest ratio of a single round. A difference within this range is noise.
+        kernels: Number of times that each computing op occurs in the executed graph.
+        tensorflow_version: Version of the TensorFlow that ran the artifact.
+        device: The processor or GPU that ran the artifact.
         unavailable: For each attribute above that is None, the reason.
-        problems: What was found wanting; empty when all is well.
+        problems: Problems that the check found; empty if it found none.
     """
 
     artifact: str
@@ -164,7 +165,7 @@ class Receipt(Record):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found wanting."""
+        """Whether the check found no problem."""
         return not self.problems
 
     @property
@@ -179,7 +180,7 @@ class Receipt(Record):
 
     @property
     def verdict(self) -> str:
-        """The speed against the baseline in a word: a difference is one of over 5% that every round of turns showed."""
+        """The speed against the baseline in words. Only a difference of over 5% that every round shows counts."""
         if self.speedup is None:
             return ""
         least, greatest = self.speedup_range or (self.speedup, self.speedup)
@@ -188,7 +189,7 @@ class Receipt(Record):
         return "faster" if self.speedup >= 1.05 and least > 1 else "about even"
 
     def show(self, attribute: str, form: str = "{:.4g}") -> str:
-        """Returns an attribute as text; one that is unknown as "unavailable (reason)"."""
+        """Returns an attribute as text, or "unavailable (reason)" if its value is unknown."""
         value = getattr(self, attribute)
         if value is None:
             return f"unavailable ({self.unavailable.get(attribute, 'not measured')})"
@@ -216,11 +217,11 @@ class Receipt(Record):
             "device": f"{self.device}, TensorFlow {self.tensorflow_version}",
         }
         lines = [self.artifact, *(f"  {name:24} {value}" for name, value in rows.items())]
-        return "\n".join(lines + [f"  found wanting: {problem}" for problem in self.problems])
+        return "\n".join(lines + [f"  problem: {problem}" for problem in self.problems])
 
 
 def lost_accuracy(first: Receipt, other: Receipt) -> bool:
-    """Returns whether an artifact is more than a point less accurate than the first: what tables mark."""
+    """Returns whether an artifact is more than a point less accurate than the first. Tables mark such an artifact."""
     if first.accuracy is None or other.accuracy is None:
         return False
     return round(first.accuracy - other.accuracy, 9) > MARKED_LOSS
@@ -232,10 +233,10 @@ class Phase(Record):
 
     Attributes:
         name: For example "train".
-        history: Metric name to one value per epoch.
-        step_time_ms: Median time of a step that neither traced nor compiled, None where there was none.
+        history: One value per epoch, by the name of the metric.
+        step_time_ms: Median time of the steps without tracing and compiling; None if there was no such step.
         trace_seconds: Time to trace the step into a graph.
-        compile_seconds: Time that XLA took; 0 without it.
+        compile_seconds: Time that XLA took to compile; 0 without XLA.
 
     Example:
         >>> print(Phase(name="train", history={}, step_time_ms=1.84, trace_seconds=0.9))
@@ -244,7 +245,7 @@ class Phase(Record):
 
     name: str
     history: Mapping[str, Sequence[float]]
-    # What was trained is the same, however long it took.
+    # Phases with the same history are equal, even if their times differ.
     step_time_ms: float | None = field(default=None, compare=False)
     trace_seconds: float = field(default=0.0, compare=False)
     compile_seconds: float = field(default=0.0, compare=False)
@@ -256,13 +257,13 @@ class Phase(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Utilization(Record):
-    """What the machine did during training, as sampled by GpuMonitor.
+    """The load of the machine during training, sampled by GpuMonitor.
 
     Attributes:
-        source: Where the figures come from, for example "NVML (NVIDIA H200)" or "psutil (no NVIDIA GPU found)".
+        source: Source of the values, for example "NVML (NVIDIA H200)" or "psutil (no NVIDIA GPU found)".
         seconds: Time of each sample since the start of training.
-        series: Figure name to one value per sample, the unit in the name, for example "gpu_utilization_percent".
-            A single value that could not be read is None.
+        series: One value per sample, by a name that includes the unit, for example "gpu_utilization_percent".
+            A value that could not be read is None.
     """
 
     source: str
@@ -272,7 +273,7 @@ class Utilization(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RunReport(Record):
-    """Everything that one `tfopt run` did and measured; the HTML report and `--json` are made from it."""
+    """The results and measurements of one `tfopt run`. The HTML report and `--json` show them."""
 
     recipe: str
     description: str

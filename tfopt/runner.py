@@ -40,14 +40,14 @@ from tfopt.training.checkpointing.store import check_mode
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What a run made.
+    """The result of a run.
 
     Attributes:
-        model: The Keras model at the end, pruned if the recipe prunes.
-        plan: The plan it was trained under.
-        report: Everything that was done and measured, as plain records.
-        receipts: Artifact name ("float32", "pruned", "int8") to its receipt; empty if nothing was exported.
-        export_dir: Where artifacts, receipts.json and report.html are; None if nothing was exported.
+        model: The trained Keras model, pruned if the recipe prunes.
+        plan: The plan of the training.
+        report: The results and measurements of all stages, as plain records.
+        receipts: The receipt of each artifact by name ("float32", "pruned", "int8"); empty without an export.
+        export_dir: Directory of the artifacts, receipts.json and report.html; None without an export.
     """
 
     model: keras.Model
@@ -65,16 +65,17 @@ class RunResult:
 def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | None = None) -> RunResult:
     """Runs a recipe from training to the report.
 
-    Exports the trained model as float32/, then, where the recipe says so, the pruned one as pruned/ and the quantized
-    one as int8/, verifies each in a fresh process, and writes receipts.json and report.html beside them.
+    Exports the trained model as float32/. If the recipe prunes or quantizes, also exports the pruned model as pruned/
+    and the quantized model as int8/. Verifies each artifact in a fresh process, and writes receipts.json and
+    report.html beside them.
 
     Args:
         recipe: A recipe, its name, or a .toml file.
-        quick: Whether to run it cut down: few epochs on few examples, exported beside the real thing.
-        console: Where progress is shown; standard output if None.
+        quick: Whether to make a short trial run: few epochs on few examples, with another export directory.
+        console: Console for the progress. None means standard output.
     Raises:
-        ConfigError: The recipe, or the plan it leads to, is wrong.
-        ExportError: The export directory cannot be written; found out before training.
+        ConfigError: The recipe or its plan is wrong.
+        ExportError: The export directory cannot be written. This is checked before training.
     Example:
         >>> from tfopt.recipe import DataConfig, ModelConfig
         >>> from tfopt.training import TrainingConfig
@@ -98,33 +99,33 @@ def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | 
             check_target(export_dir / name)
     for phase in _phases(settings):
         own = _training_of(settings, phase)
-        if own.checkpoint_dir is not None:  # known before any phase trains
+        if own.checkpoint_dir is not None:  # an error is raised before any phase trains
             check_mode(own.checkpoint_dir, own.resume)
     console.print(f"[bold]{escape(settings.name)}[/bold]  {escape(settings.description)}\n")
     decided = plan(settings)
-    if not decided.is_chief:  # it trains the same weights; the chief shows and exports them
+    if not decided.is_chief:  # this worker trains the same weights; the chief exports them
         return _run(settings, decided, None, Console(quiet=True))
     with exclusive(export_dir) if export_dir is not None else contextlib.nullcontext():
         return _run(settings, decided, export_dir, console)
 
 
 def _artifacts(settings: Recipe) -> list[str]:
-    """Returns the names of the artifacts that a recipe exports, in the order in which it makes them."""
+    """Returns the names of the artifacts that a recipe exports, in their order."""
     return ["float32", *(["pruned"] if settings.pruning else []), *(["int8"] if settings.quantization else [])]
 
 
 def _phases(settings: Recipe) -> list[str]:
-    """Returns the names of the trainings that a recipe consists of, in their order."""
+    """Returns the names of the training phases of a recipe, in their order."""
     trains_quantized = settings.quantization is not None and settings.quantization.training
     return ["train", *(["prune"] if settings.pruning else []), *(["quantize"] if trains_quantized else [])]
 
 
 def _training_of(settings: Recipe, phase: str) -> TrainingConfig:
-    """Returns the training settings of one phase, which has checkpoints of its own."""
+    """Returns the training settings of one phase. Each phase has its own checkpoint directory."""
     training = settings.training
     if training.checkpoint_dir is None:
         return training
-    # resume=True insists that the recipe was begun; what ended it may have come before its later phases.
+    # resume=True requires a checkpoint of the first phase. The run may have stopped before a later phase began.
     resume = "auto" if training.resume is True and phase != "train" else training.resume
     return replace(training, checkpoint_dir=str(Path(training.checkpoint_dir) / phase), resume=resume)
 
@@ -139,7 +140,7 @@ def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Cons
         model = _build(settings, decided, examples)
         console.print(
             f"\n{model.name}: {model.count_params():,} parameters, {len(examples.x_train):,} examples to train on, "
-            f"{len(examples.x_test):,} held out\n"
+            f"{len(examples.x_test):,} to test on\n"
         )
         try:
             phases.append(_fit(model, decided, settings, examples, "train", [monitor], console))
@@ -158,7 +159,7 @@ def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Cons
                 with decided.scope():
                     model = quantize(model, quantization, calibration_data=examples.x_train)
                 phases.append(_fit(model, decided, settings, examples, "quantize", [monitor], console))
-                quantization = None  # its ranges are in the model
+                quantization = None  # the ranges are in the model
         finally:
             monitor.stop()
         if settings.quantization is not None:
@@ -166,7 +167,7 @@ def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Cons
             quantized = quantize(model, quantization, calibration_data=labelled)
             passes.append(quantized.report)
             console.print(pass_summary(quantized.report))
-            if export_dir is not None:  # compared with what the user began with, whether it was pruned or not
+            if export_dir is not None:  # the baseline is float32, also after pruning
                 _export(quantized, export_dir, "int8", examples, console, baseline="float32")
     receipts: dict[str, Receipt] = {}
     if export_dir is not None:
@@ -189,7 +190,7 @@ def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Cons
         _write_reports(report, export_dir, console)
     else:
         console.print(
-            f"\naccuracy on what was held out: {phases[-1].history['val_accuracy'][-1]:.2%}; nothing exported"
+            f"\naccuracy on the test examples: {phases[-1].history['val_accuracy'][-1]:.2%}; nothing exported"
         )
     return RunResult(model=model, plan=decided, report=report, receipts=receipts, export_dir=export_dir)
 
@@ -200,10 +201,10 @@ def _build(settings: Recipe, decided: Plan, examples: Examples) -> keras.Model:
     if not isinstance(model, keras.Model) or not model.built:
         raise UnsupportedModelError(
             f"The builder must return a built Keras 3 model. Received: {model!r} from {settings.model.builder!r}. "
-            "Begin it with keras.Input, or call it once on a batch."
+            "Begin the model with keras.Input, or call it once on a batch."
         )
     if settings.pruning is not None:
-        find_weights(model, settings.pruning.exclude)  # what is wrong with it is better known before the training
+        find_weights(model, settings.pruning.exclude)  # raises its errors before the training
     return model
 
 
@@ -216,7 +217,7 @@ def _fit(
     callbacks: list[keras.callbacks.Callback],
     console: Console,
 ) -> Phase:
-    """Trains, or fine-tunes while pruning or with fake quantization, with Keras' own fit."""
+    """Runs one phase with Keras' own fit: training, pruning with fine-tuning, or training with fake quantization."""
     training = settings.training
     epochs, rate = training.epochs, training.learning_rate
     if phase == "prune":
@@ -232,7 +233,7 @@ def _fit(
     optimizer = training.optimizer
     if isinstance(optimizer, str):
         optimizer = keras.optimizers.get({"class_name": optimizer, "config": {"learning_rate": schedule}})
-    else:  # a fresh one: its slots belong to one fit of one model
+    else:  # a new optimizer: its slots belong to one fit of one model
         optimizer = type(optimizer).from_config(optimizer.get_config())
     decided = replace(decided, config=_training_of(settings, phase))
     compile_model(
@@ -268,7 +269,7 @@ def _export(
         artifact = export(
             model,
             export_dir / name,
-            ExportConfig(int8_nodes="all"),  # a recipe gives the same artifact each time, and small size matters too
+            ExportConfig(int8_nodes="all"),  # the same nodes in every run, and the smallest artifact
             calibration_data=examples.x_train,
             baseline=None if baseline is None else export_dir / baseline,
         )
@@ -276,7 +277,7 @@ def _export(
 
 
 def _write_reports(report: RunReport, export_dir: Path, console: Console) -> None:
-    from tfopt.reporting.html_page import write_html  # brings in matplotlib, which nothing before needs
+    from tfopt.reporting.html_page import write_html  # here, because it imports matplotlib
 
     receipts = {name: receipt.to_dict() for name, receipt in report.receipts.items()}
     write_text(export_dir / "receipts.json", json.dumps(receipts, indent=2))
@@ -288,12 +289,12 @@ def _write_reports(report: RunReport, export_dir: Path, console: Console) -> Non
             _print_line(f"{receipt.artifact}: {problem}", console, style="red")
     for name in sorted({"float32", "pruned", "int8"} - set(report.receipts)):
         if (export_dir / name).exists():
-            _print_line(f"{export_dir / name} is of an earlier run", console)
+            _print_line(f"{export_dir / name} is from an earlier run", console)
     _print_line(f"\nreport: {page}", console)
 
 
 def _print_line(words: str, console: Console, style: str | None = None) -> None:
-    """Prints a line with a path in it, which must neither be taken for markup nor be broken."""
+    """Prints a line with a path, which must not be wrapped or read as markup."""
     console.print(words, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -310,7 +311,7 @@ def _environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seeds Python, NumPy and TensorFlow; Python's and NumPy's generators go on afterwards where they were."""
+    """Seeds Python, NumPy and TensorFlow, and restores the generators of Python and NumPy at the end."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     keras.utils.set_random_seed(seed)
     try:

@@ -241,18 +241,18 @@ def numbers():
     [
         (list(NUMBERS), r"a list\. Write the arrays as a tuple"),
         (([*NUMBERS], NUMBERS[1]), r"a list\. Write the arrays as a tuple"),
-        (Batches(), r"a Batches, which makes batches itself\. Give it to fit as it is"),
+        (Batches(), r"a Batches, which makes batches itself\. Pass it to fit without a pipeline"),
         (iter(range(3)), r"a range_iterator\. Make a data set .*from_generator"),
         (lambda: NUMBERS, r"a function\. Make a data set .*from_generator"),
-        ((NUMBERS[0], None), r"None\. Leave it out"),
+        ((NUMBERS[0], None), r"None\. Leave None out"),
         ((numbers(), numbers()), r"a data set in a tuple or dict\. Join them: .*zip"),
         ("digits", r"a str of dtype <U6 and shape \(\)\. Convert it"),
-        (np.array([object()]), r"a ndarray of dtype object and shape \(1,\)\. Convert it"),
+        (np.array([object()]), r"a ndarray of dtype object and shape \(1,\)\. Make it an array .*np\.stack"),
         (
             numbers().batch(8),
-            r"a data set that is batched, with elements of shape \(None, 3\), \(None,\)\. Leave batching to",
+            r"a batched data set, with elements of shape \(None, 3\), \(None,\)\. .* remove batching",
         ),
-        (numbers().batch(8).map(lambda x, y: (x + 1, y)).shuffle(9).prefetch(1), "a data set that is batched"),
+        (numbers().batch(8).map(lambda x, y: (x + 1, y)).shuffle(9).prefetch(1), "a batched data set"),
     ],
     ids=[
         "list",
@@ -298,6 +298,21 @@ def test_other_forms_of_single_examples_are_taken(data):
     assert {part.shape[0] for part in tf.nest.flatten(first)} == {4}
 
 
+@pytest.mark.parametrize("length", ["known", "unknown"])
+@pytest.mark.parametrize("cache", [True, False])
+def test_rows_of_different_length_are_batched_with_and_without_the_cache(cache, length):
+    rows = tf.ragged.constant([[1, 2], [3], [4, 5, 6]])
+    dataset = tf.data.Dataset.from_tensor_slices((rows, [0, 1, 2]))
+    if length == "unknown":
+        dataset = dataset.filter(lambda row, label: True)
+    batches = pipeline(dataset, batch_size=2, training=False, cache=cache)
+    for _ in range(2):
+        assert [row for x, _ in batches for row in x.to_list()] == rows.to_list()
+    assert int(batches.cardinality()) == (2 if length == "known" else tf.data.UNKNOWN_CARDINALITY)
+    shuffled = pipeline(dataset, batch_size=2, cache=cache)
+    assert sorted(row for x, _ in shuffled for row in x.to_list()) == sorted(rows.to_list())
+
+
 @pytest.fixture
 def little_memory(monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(available=3000))
@@ -310,7 +325,7 @@ def test_examples_that_do_not_fit_in_memory_are_not_kept():
         dataset = pipeline(source.apply(tf.data.experimental.assert_cardinality(10)), batch_size=4)
     assert [sorted(epoch(dataset)) for _ in range(3)] == [list(range(10))] * 3
     assert len(reads) == 30
-    with pytest.warns(TfoptWarning, match="not kept in memory: they have no end"):
+    with pytest.warns(TfoptWarning, match="not kept in memory: the data set is infinite"):
         pipeline(counting_source()[0].repeat(), batch_size=4)
 
 

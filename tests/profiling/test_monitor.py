@@ -83,7 +83,7 @@ def test_a_failure_leaves_a_gap_and_sampling_goes_on(on_gpus):
     assert values[-1] == 37.0
     assert on_gpus["epochs"] == 3
     (warning,) = on_gpus["warnings"]
-    assert "GpuMonitor could not read all figures: GPU is lost (" in warning
+    assert "GpuMonitor could not read all values: GPU is lost (" in warning
 
 
 class Occupy(keras.callbacks.Callback):

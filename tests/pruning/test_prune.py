@@ -119,7 +119,7 @@ def test_report_names_what_was_left_alone_and_why():
         "  changed  conv (Conv2D): 75.0% zeros in kernel (3, 3, 3, 4)",
         "  changed  separable (SeparableConv2D): 75.0% zeros in pointwise_kernel (1, 1, 4, 5)",
         "  skipped  norm (BatchNormalization): a normalization holds a scale and an offset per channel",
-        "  skipped  depthwise (DepthwiseConv2D): a depthwise kernel has few weights, and each is all its channel has",
+        "  skipped  depthwise (DepthwiseConv2D): a depthwise kernel has few weights, and only these for each channel",
         "  skipped  head (Dense): excluded",
     ]
 
@@ -145,7 +145,7 @@ def test_unknown_and_quantized_weights_are_skipped_with_the_reason():
     model.layers[1].quantize("int8")
     report = prune(model)
     assert [(skip.name, skip.reason) for skip in report.skipped] == [
-        ("table", "tfopt does not know what the weights of this class do"),
+        ("table", "tfopt does not know the weights of this class"),
         ("int8", "its weights are quantized or have a LoRA part"),
     ]
 
@@ -161,7 +161,7 @@ def test_a_layer_that_is_never_called_is_skipped():
     model(np.zeros((1, 3)))
     report = prune(model)
     reasons = [(skip.name, skip.reason) for skip in report.skipped]
-    assert reasons == [("spare", "it is not built, so the model never called it")]
+    assert reasons == [("spare", "it is not built, because the model never called it")]
 
 
 def unbuilt():
@@ -186,7 +186,7 @@ def diverged():
     ("build", "config", "error", "message"),
     [
         (unbuilt, {}, UnsupportedModelError, "model must be built. Received: '.*' without weights. Call it once"),
-        (built_in_name, {}, UnsupportedModelError, "model must be built, and its layers too. .* Call it once"),
+        (built_in_name, {}, UnsupportedModelError, "model must be built, and its layers too. .* Call the model once"),
         (object, {}, UnsupportedModelError, "model must be a Keras model. Received: object."),
         (
             diverged,
@@ -194,7 +194,7 @@ def diverged():
             UnsupportedLayerError,
             r"infinity in the kernel \(16, 4\) float32 of 'dense.*' \(Dense\)",
         ),
-        (nested, {"exclude": ("hed",)}, ConfigError, "Received: 'hed', which none has. Did you mean 'head'?"),
+        (nested, {"exclude": ("hed",)}, ConfigError, "Received: 'hed', which no layer has. Did you mean 'head'?"),
         (sequential, {"criterion": np.sum}, ConfigError, "criterion must return one score per weight"),
     ],
 )

@@ -32,7 +32,7 @@ from tfopt.pruning import PruningConfig
         (
             {"initial_sparsity": 0.8},
             "initial_sparsity must not exceed target_sparsity. Received: initial_sparsity=0.8, target_sparsity=0.75. "
-            "Sparsity only rises during a fit.",
+            "Sparsity only rises during a fit. Set a smaller initial_sparsity.",
         ),
         (
             {"criterion": "magnitud"},
@@ -49,7 +49,8 @@ from tfopt.pruning import PruningConfig
         ({"epochs": 0}, "epochs must be a whole number of at least 1. Received: epochs=0."),
         (
             {"begin_step": 5, "end_step": 5},
-            "end_step must be greater than begin_step. Received: end_step=5, begin_step=5.",
+            "end_step must be greater than begin_step. Received: end_step=5, begin_step=5. "
+            "Set a larger end_step, or None for two thirds of the fit.",
         ),
         ({"learning_rate": 0.0}, "learning_rate must be a positive number or None. Received: learning_rate=0.0."),
         ({"exclude": "head"}, "exclude must be a tuple of strings. Received: exclude='head'. Did you mean ('head',)?"),

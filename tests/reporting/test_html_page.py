@@ -194,7 +194,7 @@ def test_every_part_of_the_run_is_on_the_page(sample_page):
     assert page.row("logits") == ["Dense", "skipped: the output layer is left dense"]
     assert page.row("_QuantizedConv2D") == ["0", "0", "2"]
     assert "psutil (no NVIDIA GPU found)" in page.text
-    assert "Found wanting" not in page.text
+    assert "Problems" not in page.text
 
 
 def test_the_page_needs_nothing_but_itself(sample_page):
@@ -391,7 +391,7 @@ def test_problems_come_before_everything_that_was_measured(render):
     report = sample_report()
     broken = replace(report.receipts["int8"], problems=("accuracy fell by 3.1 points",))
     text = render(replace(report, receipts={**report.receipts, "int8": broken})).text
-    assert 0 < text.index("Found wanting") < text.index("accuracy fell by 3.1 points") < text.index("98.89%")
+    assert 0 < text.index("Problems") < text.index("accuracy fell by 3.1 points") < text.index("98.89%")
 
 
 def test_phases_share_one_axis_with_a_marked_boundary(render, sample_page):

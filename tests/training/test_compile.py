@@ -4,12 +4,19 @@ import keras
 import numpy as np
 import pytest
 
+from tfopt.errors import ConfigError
 from tfopt.models import mlp
 from tfopt.training import TrainingConfig, compile, plan
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(56, 4)).astype("float32")
 Y = (X[:, 0] > 0).astype("int32") + (X[:, 1] > 0)
+
+
+def test_a_config_in_place_of_the_plan_is_refused_with_the_remedy():
+    message = r"plan must be a Plan. Received: plan=TrainingConfig\(...\). Pass tfopt.plan\(config\)."
+    with pytest.raises(ConfigError, match=message):
+        compile(mlp((4,), 3), TrainingConfig())
 
 
 def loss():

@@ -1,4 +1,4 @@
-"""Random changes to training examples, one example at a time, inside tf.data."""
+"""Random changes of training examples, one example at a time, inside tf.data."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from tfopt.errors import ConfigError
 
 
 def random_shift(dataset: tf.data.Dataset, pixels: int, seed: int | tf.Tensor = 0) -> tf.data.Dataset:
-    """Shifts each image by up to so many pixels in each direction; zeros fill what moves in.
+    """Shifts each image by a random number of pixels in each direction, and fills the free border with zeros.
 
-    The shifts are drawn anew in every epoch and are the same in every run with the same seed.
+    Every epoch has new shifts. Runs with the same seed have the same shifts.
 
     Args:
         dataset: (image [height, width, channels], label, ...) of single examples.
         pixels: The largest shift.
-        seed: Of the shifts; within a function of tf.data, such as flat_map's, it may be a tensor.
+        seed: Seed of the shifts. Inside a function of tf.data, such as the one of flat_map, it may be a tensor.
     Raises:
         ConfigError: The inputs are not images.
     Example:
@@ -42,5 +42,5 @@ def check_images(dataset: tf.data.Dataset, pixels: int) -> None:
     if image.shape.rank not in (3, None):
         raise ConfigError(
             "random_shift must be 0 unless the inputs are images [height, width, channels]. "
-            f"Received: random_shift={pixels} and inputs of shape {tuple(image.shape)}."
+            f"Received: random_shift={pixels} and inputs of shape {tuple(image.shape)}. Set random_shift=0."
         )

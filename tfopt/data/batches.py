@@ -1,4 +1,4 @@
-"""Reads the forms in which users hold example data: arrays, tf.data datasets, or any iterable of batches."""
+"""Reads example data in the forms that users have: arrays, tf.data datasets, or any iterable of batches."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ import tensorflow as tf
 from tfopt.errors import ConfigError
 
 CHUNK = 32
+OBJECT_REMEDY = "Make it an array of numbers with np.stack or astype('float32'), or of strings with astype(str)."
 
 
 def iterate_batches(data: Any, limit: int | None = None, inputs: int = 1) -> Iterator[tuple[Any, Any]]:
-    """Yields (inputs, labels) batch by batch as arrays, labels being None where the data has none.
+    """Yields (inputs, labels) as arrays, batch by batch. The labels are None if the data has none.
 
     Args:
-        data: An array of examples; a tuple (inputs, labels) of arrays, where inputs may be a dict, or a list or tuple
-            of as many arrays as the model has inputs; a batched tf.data.Dataset, or another iterable
-            of batches, each an array, a dict of arrays, or a tuple (inputs, labels[, weights]).
-        limit: Stop after this many examples.
-        inputs: How many inputs the model has; with several, a batch that is a tuple of so many arrays is the inputs.
-
+        data: An array of examples; a tuple (inputs, labels) of arrays; a batched tf.data.Dataset; or another iterable
+            of batches, where a batch is an array, a dict of arrays, or a tuple (inputs, labels[, weights]). For a model
+            with several inputs, inputs is a dict, or a list or tuple with one array for each input.
+        limit: Number of examples after which to stop.
+        inputs: Number of inputs of the model. If it is above 1, a tuple with this number of arrays holds the inputs.
+    Raises:
+        ConfigError: The data has another form, or its arrays differ in length or hold Python objects.
     Example:
         >>> [x.shape for x, labels in iterate_batches(np.zeros((70, 3)), limit=40)]
         [(32, 3), (8, 3)]
@@ -31,15 +33,16 @@ def iterate_batches(data: Any, limit: int | None = None, inputs: int = 1) -> Ite
     remaining = np.inf if limit is None else limit
     for batch in _batches(data, inputs):
         values, labels = _split(batch, inputs)
-        values = tf.nest.map_structure(np.asarray, values)
-        labels = None if labels is None else tf.nest.map_structure(np.asarray, labels)
+        values = tf.nest.map_structure(_array, values)
+        labels = None if labels is None else tf.nest.map_structure(_array, labels)
         size = _length(values)
         if size == 0:
             continue
         given = {len(part) for part in tf.nest.flatten(labels) if part is not None and part.ndim}
         if given - {size}:
             raise ConfigError(
-                f"data must have one label per example. Received: a batch of {size} examples and {min(given)} labels."
+                f"data must have one label per example. Received: a batch of {size} examples and {min(given)} labels. "
+                "Give labels whose first axis is as long as that of the inputs."
             )
         if size > remaining:
             values, labels = _slice((values, labels), slice(int(remaining)))
@@ -51,7 +54,9 @@ def iterate_batches(data: Any, limit: int | None = None, inputs: int = 1) -> Ite
 
 
 def peek(data: Any) -> tuple[Any, Any]:
-    """Returns data to look at, and the data with nothing missing: an iterator gives each of its batches only once.
+    """Returns a sample of the data, and the whole data.
+
+    An iterator gives each batch only once, so the second value puts the sample in front of the batches that remain.
 
     Example:
         >>> sample, data = peek(iter([np.zeros((2, 3)), np.ones((2, 3))]))
@@ -68,19 +73,44 @@ def _batches(data: Any, inputs: int) -> Iterable[Any]:
     if isinstance(data, tf.data.Dataset):
         return data
     if isinstance(data, (np.ndarray, tf.Tensor, dict)) or _is_tuple_of_arrays(data, inputs):
-        arrays = tf.nest.map_structure(np.asarray, data)
+        arrays = tf.nest.map_structure(_array, data)
         lengths = {len(part) for part in tf.nest.flatten(_split(arrays, inputs)[0]) if part.ndim}
         if len(lengths) > 1:
             raise ConfigError(
-                f"data must have as many examples of each input. Received: arrays of {sorted(lengths)} examples."
+                f"data must have as many examples of each input. Received: arrays of {sorted(lengths)} examples. "
+                "Give arrays of one length."
             )
         return (_slice(arrays, slice(start, start + CHUNK)) for start in range(0, _length(arrays), CHUNK))
+    if inputs > 1 and _is_list_of_arrays(data):
+        raise ConfigError(
+            f"data must hold the {inputs} inputs of the model together. Received: a list of {len(data)} arrays, which "
+            "are read as batches. Pass a tuple (a, b) of arrays, or a dict by input name."
+        )
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes)):
         return data
     raise ConfigError(
         "data must be an array, a tuple (inputs, labels), a tf.data.Dataset or an iterable of batches. "
-        f"Received: {type(data).__name__}."
+        f"Received: {type(data).__name__}. {_remedy(data)}"
     )
+
+
+def _remedy(data: Any) -> str:
+    if isinstance(data, (str, bytes)):
+        return "Read the file first and pass the array: np.load(file)."
+    if callable(data):
+        return "Call the function and pass its result: an array, or a generator of batches."
+    return "Put the examples in an array whose first axis counts them."
+
+
+def _array(values: Any) -> np.ndarray:
+    array = np.asarray(values)
+    # TensorFlow's strings are objects in NumPy. None stands for the labels of an output that has none.
+    if array.dtype == object and not all(value is None or isinstance(value, (str, bytes)) for value in array.flat):
+        raise ConfigError(
+            "data must be arrays of numbers or strings. "
+            f"Received: an array of dtype object and shape {array.shape}. {OBJECT_REMEDY}"
+        )
+    return array
 
 
 def _is_tuple_of_arrays(data: Any, inputs: int) -> bool:
@@ -91,12 +121,16 @@ def _is_tuple_of_arrays(data: Any, inputs: int) -> bool:
     return all(isinstance(part, (np.ndarray, tf.Tensor, dict)) for part in parts)
 
 
+def _is_list_of_arrays(data: Any) -> bool:
+    return isinstance(data, list) and bool(data) and all(isinstance(part, (np.ndarray, tf.Tensor)) for part in data)
+
+
 def _length(arrays: Any) -> int:
     first = tf.nest.flatten(arrays)[0]
     if first.ndim == 0:
         raise ConfigError(
-            "data must come as whole batches, their first axis being the examples. "
-            f"Received: a single value of dtype {first.dtype}."
+            "data must be batches, and the first axis of a batch counts its examples. "
+            f"Received: a single value of dtype {first.dtype}. Put the examples in one array."
         )
     return len(first)
 

@@ -1,4 +1,4 @@
-"""Example data named on a command line: a NumPy file, or a registered source."""
+"""Example data that a command line names: a NumPy file, or a registered source."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tfopt.errors import ConfigError
 
 
 def load_examples(name: str, *, training: bool) -> Any:
-    """Returns inputs, or (inputs, labels) where there are labels.
+    """Returns inputs, or (inputs, labels) if there are labels.
 
     Args:
-        name: A .npy file of inputs, a .npz file with the arrays x and, if labelled, y, or the name of a source.
-        training: Of a source, whether to return the training part; else the test part.
+        name: A .npy file of inputs; a .npz file with an array x and, for labels, y; or the name of a source.
+        training: Whether to return the training part of a source; otherwise its test part.
     Raises:
-        ConfigError: There is no such file or source, or it holds something else.
+        ConfigError: The file or source does not exist, or the file has other content.
     Example:
         >>> x, y = load_examples("digits", training=False)
         >>> x.shape
@@ -32,7 +32,7 @@ def load_examples(name: str, *, training: bool) -> Any:
     if Path(name).suffix not in (".npy", ".npz"):
         raise ConfigError(
             f"Example data must be a .npy file, a .npz file or a source ({', '.join(sorted(SOURCES))}). "
-            f"Received: {name!r}."
+            f"Received: {name!r}. Save arrays with numpy.save or numpy.savez."
         )
     try:
         loaded = np.load(name)
@@ -42,7 +42,8 @@ def load_examples(name: str, *, training: bool) -> Any:
             return (loaded["x"], loaded["y"]) if "y" in loaded.files else loaded["x"]
     except KeyError as error:
         raise ConfigError(
-            f"A .npz file must hold an array x, and y for labels. Received: {name} with {loaded.files}."
+            f"A .npz file must hold an array x, and y for labels. Received: {name} with {loaded.files}. "
+            "Write it again with numpy.savez(file, x=inputs, y=labels)."
         ) from error
     except (
         OSError,
@@ -50,7 +51,7 @@ def load_examples(name: str, *, training: bool) -> Any:
         EOFError,
         zipfile.BadZipFile,
         zlib.error,
-    ) as error:  # the last three: an incomplete one
+    ) as error:  # the last three: an incomplete file
         raise ConfigError(
             f"Example data must be a readable NumPy file. Received: {name!r} ({error}). Write it again with numpy.save "
             "or numpy.savez."

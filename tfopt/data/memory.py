@@ -1,4 +1,4 @@
-"""Keeps the examples of a data set in memory, as long as they fit."""
+"""Keeps the examples of a data set in memory, if they fit."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import tensorflow as tf
 
 from tfopt.errors import TfoptWarning
 
-# Of the memory that is free when the pipeline is made: the model, its training and the batches need some too.
+# The share of the free memory that examples may take. The model, its training and the batches need the rest.
 SHARE = 0.8
-# What tf.data holds for each tensor besides its content: measured 200 bytes with scalars.
+# The bytes that tf.data holds for each tensor in addition to its content: 200, measured with scalars.
 BYTES_PER_TENSOR = 200
 
 
 def cached(dataset: tf.data.Dataset, *, count: bool = True) -> tf.data.Dataset:
     """Returns a data set that keeps its examples in memory, or the same data set if they do not fit.
 
-    The size is known beforehand where the data set knows how many examples it has and what shape they have. Where it
-    does not, the bytes are counted while the examples are read, and reading ends with an error when they are too many.
+    If the data set knows the number and the shape of its examples, their size is computed first. Otherwise the bytes
+    are counted while the examples are read, and reading ends with an error when the limit is exceeded.
 
     Args:
-        dataset: Of examples.
+        dataset: Data set of examples.
         count: Whether the bytes may be counted. TensorFlow does not find the files of a data set behind the counting,
             so it cannot divide them among workers.
     Warns:
-        TfoptWarning: The examples do not fit, or have no end.
+        TfoptWarning: The examples do not fit, or the data set is infinite.
     Example:
         >>> dataset = cached(tf.data.Dataset.range(1000))
         >>> len(dataset)
@@ -38,7 +38,7 @@ def cached(dataset: tf.data.Dataset, *, count: bool = True) -> tf.data.Dataset:
     examples, each = int(dataset.cardinality()), _bytes_by_spec(dataset.element_spec)
     limit = int(SHARE * available_memory_bytes())
     if examples == tf.data.INFINITE_CARDINALITY:
-        _warn("they have no end")
+        _warn("the data set is infinite")
         return dataset
     if examples == tf.data.UNKNOWN_CARDINALITY or each is None:
         return (_limited(dataset, limit) if count else dataset).cache()
@@ -49,10 +49,10 @@ def cached(dataset: tf.data.Dataset, *, count: bool = True) -> tf.data.Dataset:
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Returns the memory that this process can still take: what is free, within the limits of its control groups.
+    """Returns the memory that this process can still take: the free memory, within the limits of its control groups.
 
     Args:
-        root: Where `proc` and `sys` are.
+        root: Directory that holds `proc` and `sys`.
     Example:
         >>> available_memory_bytes() > 0
         True
@@ -81,16 +81,16 @@ def _left_in_groups(root: Path) -> Iterator[int]:
             if each == mount.parent:
                 break
             try:
-                # Cached files count as used, and go when memory is needed.
+                # Cached files count as used, but the kernel drops them when memory is needed.
                 stat = dict(row.split() for row in (each / "memory.stat").read_text().splitlines())
                 in_use = int((each / used).read_text()) - int(stat.get(reclaimable, 0))
                 yield int((each / limit).read_text()) - in_use
-            except (OSError, ValueError):  # there is no such group inside a container, or no limit ("max")
+            except (OSError, ValueError):  # a container shows no such group, or no limit ("max") is set
                 continue
 
 
 def _bytes_by_spec(spec: Any) -> int | None:
-    """Returns the bytes of one example, or None where its shape or type leaves them open."""
+    """Returns the bytes of one example, or None if its shape or type does not determine them."""
     total = 0
     for each in tf.nest.flatten(spec):
         elements = each.shape.num_elements() if isinstance(each, tf.TensorSpec) else None
@@ -100,15 +100,25 @@ def _bytes_by_spec(spec: Any) -> int | None:
     return total
 
 
+def _specs(dataset: tf.data.Dataset) -> list[Any]:
+    return tf.nest.flatten(dataset.element_spec)
+
+
 def _has_size(dtype: tf.DType) -> bool:
     return dtype not in (tf.string, tf.variant, tf.resource)
 
 
 def _limited(dataset: tf.data.Dataset, limit: int) -> tf.data.Dataset:
-    """Counts the bytes of the examples, and fails at the one that exceeds the limit."""
+    """Counts the bytes of the examples, and fails at the example that exceeds the limit."""
+    if any(isinstance(spec, tf.RaggedTensorSpec) and not spec.ragged_rank for spec in _specs(dataset)):
+        # A row of a ragged tensor is a plain tensor, and `scan` would forget that the rows differ in length. A batch of
+        # one row is a ragged tensor, which it keeps.
+        rows, counted = dataset.cardinality(), _limited(dataset.batch(1), limit).unbatch()
+        known = rows != tf.data.UNKNOWN_CARDINALITY
+        return counted.apply(tf.data.experimental.assert_cardinality(rows)) if known else counted
     words = (
-        f"cache=True must keep examples that fit in memory. Received: more than {_gib(limit)}, {SHARE:.0%} of the "
-        "memory that was free. Set cache=False."
+        f"The examples must fit in memory with cache=True. Received: more than {_gib(limit)}, {SHARE:.0%} of the free "
+        "memory. Set cache=False."
     )
 
     @tf.autograph.experimental.do_not_convert
@@ -132,7 +142,7 @@ def _bytes(tensor: tf.Tensor) -> tf.Tensor:
 
 def _warn(reason: str) -> None:
     warnings.warn(
-        f"The examples are not kept in memory: {reason}. They are read anew in every epoch. Set cache=False to do so "
+        f"The examples are not kept in memory: {reason}. They are read again in every epoch. Set cache=False to do so "
         "without this warning, or cache them in a file: dataset.cache(filename).",
         TfoptWarning,
         stacklevel=4,

@@ -1,4 +1,4 @@
-"""The tf.data pipeline from examples in memory, or any dataset of examples, to batches."""
+"""The tf.data pipeline that makes batches of examples: arrays in memory, or any data set of examples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfopt.data.memory import cached
 from tfopt.data.position import EpochCounter, PerEpoch
 from tfopt.errors import ConfigError, unknown_name
 
-# Larger sets than this are shuffled within a window of so many examples.
+# A larger data set is shuffled within a window of this number of examples.
 SHUFFLE_BUFFER = 10_000
 PREFETCH = 2
 AUTO_SHARD = {
@@ -36,31 +36,31 @@ def pipeline(
     drop_remainder: bool = False,
     auto_shard: Literal["auto", "data", "file", "off"] = "auto",
 ) -> tf.data.Dataset:
-    """Caches, shuffles, batches and prefetches.
+    """Caches, shuffles, batches and prefetches examples.
 
     Args:
         data: Single examples, not batches: a tf.data.Dataset of (input, label), or a tuple of arrays. Several inputs
             are a tuple or a dict of arrays, not a list.
-        batch_size: Examples per batch; with a distribution strategy, over all replicas together.
-        training: Whether to shuffle, anew in every epoch. The last batch may be smaller either way.
-        cache: Whether to keep the examples of a data set in memory, so that reading and decoding happen once. They are
-            not kept, with a warning, if they take over 80% of the free memory. Where their size is unknown (no
+        batch_size: Examples per batch. With a distribution strategy, the sum over all replicas.
+        training: Whether to shuffle the examples in every epoch. The last batch may be smaller in both cases.
+        cache: Whether to keep the examples of a data set in memory, so that they are read and decoded once. If they
+            take over 80% of the free memory, a warning is given and they are not kept. If their size is unknown (no
             cardinality, or open shapes), the same limit ends the reading with an error, unless `auto_shard` is "file".
-        random_shift: In training, shift images by up to so many pixels; see tfopt.data.augment.
-        seed: Of the shuffle and the shifts.
-        prefetch: Batches made ready ahead of the training step; tf.data.AUTOTUNE leaves it to tf.data's autotuner.
-        epoch: Decides, with the seed alone, the order and the shifts, so that training can be resumed within an
-            epoch. Without it, and while it stands at -1, they are new for each iterator: the same from one run to
-            the next, as long as both make as many iterators.
-        drop_remainder: Whether to leave out a last batch that is smaller, so that all have one shape.
-        auto_shard: How the workers of a multi-worker strategy share the data: each reads all and keeps its part of
-            every batch (data), each reads its own files (file), by files where there are some and else by data
-            (auto), or each trains on all of it (off). Without several workers it does nothing.
+        random_shift: Largest shift of training images, in pixels; see tfopt.data.augment.
+        seed: Seed of the shuffle and the shifts.
+        prefetch: Batches to prepare before the training step needs them. With tf.data.AUTOTUNE, tf.data decides.
+        epoch: Counter whose number decides, together with the seed alone, the order and the shifts, so that training
+            can be resumed within an epoch. Without a counter, or while it is at -1, each iterator has new ones. They
+            are then the same in two runs that make the same number of iterators.
+        drop_remainder: Whether to leave out a smaller last batch, so that all batches have one shape.
+        auto_shard: How the workers of a multi-worker strategy share the data. "data": each reads all examples and keeps
+            its part of every batch. "file": each reads its own files. "auto": by files if there are any, otherwise as
+            "data". "off": each trains on all examples. With one worker it has no effect.
     Raises:
-        ConfigError: `auto_shard` is unknown, or goes by files with an `epoch`; the inputs to shift are not images;
-            `data` is a list, a generator, a keras.utils.PyDataset or batched.
+        ConfigError: `auto_shard` is unknown, or is "file" with an `epoch`; the inputs to shift are not images; `data`
+            is a list, a generator, a keras.utils.PyDataset or batched.
     Warns:
-        TfoptWarning: The examples are too large to be kept in memory, or may be batches.
+        TfoptWarning: The examples are too large to keep in memory, or may be batches.
     Example:
         >>> import numpy as np
         >>> batches = pipeline((np.zeros((10, 4)), np.zeros(10)), batch_size=4)
@@ -71,8 +71,8 @@ def pipeline(
         raise unknown_name("auto_shard", str(auto_shard), AUTO_SHARD)
     if auto_shard == "file" and epoch is not None and training:
         raise ConfigError(
-            "auto_shard must not be 'file' where an epoch decides the order: TensorFlow does not find the files "
-            "behind it. Received: auto_shard='file'. Use 'data', or give each worker a dataset of its own files and "
+            "auto_shard must not be 'file' when an epoch counter decides the order: TensorFlow does not find the files "
+            "behind it. Received: auto_shard='file'. Use 'data', or give each worker a data set of its own files and "
             "use 'off'."
         )
     examples = check_examples(data)
@@ -81,8 +81,8 @@ def pipeline(
     else:
         dataset = cached(examples, count=auto_shard != "file") if cache else examples
     options = tf.data.Options()
-    # The autotuner sleeps for ever longer between looks, and the end of an epoch waits until it wakes: for a short
-    # epoch that is up to half of its time (benchmarks/plan_choices.py).
+    # The autotuner sleeps longer and longer between its checks, and the end of an epoch waits until it wakes. For a
+    # short epoch that is up to half of the time (benchmarks/plan_choices.py).
     options.autotune.enabled = prefetch == tf.data.AUTOTUNE
     options.experimental_distribute.auto_shard_policy = AUTO_SHARD[auto_shard]
 
@@ -101,16 +101,16 @@ def pipeline(
     if epoch is None:
         return batch(randomize(seed))
 
-    if random_shift:  # here, because an error within a function of tf.data is no longer ours
+    if random_shift:  # here: tf.data would replace an error from inside its function
         augment.check_images(dataset, random_shift)
 
     def of_epoch(seed: tf.Tensor) -> tf.data.Dataset:
-        # TensorFlow mixes its global seed into that of an operation. Within a function, this sets the function's own.
+        # TensorFlow mixes its global seed into the seed of an operation. Here it sets the seed of this function only.
         tf.random.set_seed(1)
         return randomize(seed)
 
-    # What is outside the function lives on from epoch to epoch: the cache. Batching is outside too, because
-    # tf.distribute divides batches by the size that it finds there.
+    # The cache is outside the function, so that it stays from epoch to epoch. Batching is outside too, because
+    # tf.distribute looks there for the batch size that it divides.
     shuffled = epoch.seeds(seed).flat_map(of_epoch)
     if size != tf.data.UNKNOWN_CARDINALITY:
         shuffled = shuffled.apply(tf.data.experimental.assert_cardinality(size))

@@ -1,8 +1,8 @@
-"""Where training stands in its data: the number of the epoch, read by the data set each time it is iterated.
+"""The position of training in its data: an epoch number that the data set reads each time it is iterated.
 
-tf.data shuffles anew for each iterator by drawing a seed from a generator within the data set. The order of an epoch
-then depends on how many iterators were made before (Keras' fit makes two per epoch), and a restarted process begins
-with the first again. Read from a variable that the training loop sets, the number of the epoch alone decides.
+tf.data shuffles each iterator with a new seed, which it draws from a generator inside the data set. The order of an
+epoch then depends on the number of iterators made before (Keras' fit makes two per epoch), and a restarted process
+begins with the first seed again. Here the training loop sets a variable, and its number alone decides the order.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from tensorflow.python.data.ops import dataset_ops
 
 from tfopt.errors import ConfigError
 
-# While nobody controls the epoch.
+# The number while no training loop sets the epoch.
 UNCONTROLLED = -1
 
 
 class EpochCounter:
-    """The number of the epoch that the next iterator over the data is for; -1 while nobody controls it.
+    """The number of the epoch for the next iterator over the data; -1 while no training loop sets it.
 
-    Give it to `pipeline` and assign it before each epoch begins. An iterator reads it when its first batch is asked
-    for. A data set that repeats itself reads it again as often, perhaps before an epoch's end, because batches are
-    made ahead; so let each epoch be an iterator of its own.
+    Pass the counter to `pipeline` and assign the number before each epoch begins. An iterator reads it when its first
+    batch is requested. Use one iterator per epoch: a repeated data set reads the number again at every repetition, and
+    may do so before the end of an epoch, because batches are prepared in advance.
 
     Example:
         >>> counter = EpochCounter()
@@ -43,30 +43,31 @@ class EpochCounter:
 
     @property
     def value(self) -> int:
-        """The number of the epoch, from 0; -1 while nobody controls it."""
+        """The number of the epoch, from 0; -1 while no training loop sets it."""
         return UNCONTROLLED if self._made is None else int(self._made.numpy())
 
     def assign(self, epoch: int, *, at_once: bool = False) -> None:
-        """Sets the number of the epoch, or -1 to control it no longer.
+        """Sets the number of the epoch, or -1 to leave the order to the pipeline.
 
         Args:
-            epoch: Its number.
-            at_once: Whether the next iterator is known to be this epoch's when it is made, which is cheaper. Keras'
-                `fit` makes it ahead, during the epoch before, when steps_per_epoch is given.
+            epoch: Number of the epoch.
+            at_once: Whether the next iterator is made after this call, which is cheaper. With steps_per_epoch, Keras'
+                `fit` makes it earlier, during the epoch before.
         Raises:
             ConfigError: The number is below -1.
         """
         if epoch < UNCONTROLLED:
             raise ConfigError(
-                f"epoch must be at least 0, or -1 to leave the order to the pipeline. Received: epoch={epoch}."
+                f"epoch must be at least 0, or -1 to leave the order to the pipeline. Received: epoch={epoch}. "
+                "Epochs count from 0."
             )
         self._variable.assign(epoch)
         self.known_at_once = at_once
 
     def seeds(self, seed: int) -> tf.data.Dataset:
-        """Returns a data set of one int64 seed: that of the counted epoch, or -1 given, another for each iterator.
+        """Returns a data set of one int64 seed: the seed of the epoch, or, at -1, a new seed for each iterator.
 
-        Only arguments decide the seed of a counted epoch; TensorFlow's global seed and the process's past do not.
+        The seed of an epoch depends on `seed` and the epoch only. TensorFlow's global seed has no effect on it.
 
         Example:
             >>> counter = EpochCounter()
@@ -88,24 +89,24 @@ class EpochCounter:
     @property
     def _variable(self) -> tf.Variable:
         if self._made is None:
-            # In a thread of its own: a strategy's scope, in which a variable would become one per replica and take a
-            # broadcast between the workers, holds only for the thread that entered it.
+            # In another thread: the scope of a strategy holds only for the thread that entered it. Inside the scope
+            # the variable would have a copy on each replica, and need a broadcast between the workers.
             with ThreadPoolExecutor(1) as outside:
                 self._made = outside.submit(_make_variable).result()
         return self._made
 
 
 class PerEpoch(dataset_ops.UnaryUnchangedStructureDataset):
-    """A data set that reads the epoch's number, and a shorter way to the same elements for whoever iterates it here.
+    """A data set that reads the epoch number, with a faster path to the same elements outside strategies.
 
-    A function of tf.data is set up for every iterator, which takes ten milliseconds: as long as many a short epoch. So
-    where the epoch is known at once, an iterator outside strategies gets its data set without such a function.
+    TensorFlow sets up a function of tf.data for every iterator. That takes ten milliseconds, as long as a short epoch.
+    If the epoch is known when an iterator is made outside a strategy, the iterator gets a data set without a function.
 
     Args:
-        dataset: Reads the counter, for strategies and for data sets made of this one.
-        counter: Of the epoch.
-        seed: That `dataset` was made with.
-        of_seed: Returns the same data set for an epoch's seed.
+        dataset: Data set that reads the counter, for strategies and for data sets derived from this one.
+        counter: Counter of the epoch.
+        seed: Seed of `dataset`.
+        of_seed: Function from the seed of an epoch to the data set of that epoch.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class PerEpoch(dataset_ops.UnaryUnchangedStructureDataset):
         super().__init__(dataset, dataset._variant_tensor)
         self._counter = counter
         self._seed = seed
-        # A partial, because TensorFlow counts the traces of a Python function over all data sets, and warns.
+        # A partial: TensorFlow counts the traces of a Python function over all data sets, and warns at too many.
         self._of_seed = tf.function(functools.partial(lambda drawn: tf.data.experimental.to_variant(of_seed(drawn))))
 
     def __iter__(self) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Data sources: functions that return labelled examples, split for training and testing, by name in SOURCES."""
+"""Data sources: functions that return labelled examples for training and for testing. SOURCES lists them by name."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Examples:
     """Labelled examples in memory.
 
     Attributes:
-        name: The source.
-        x_train, y_train: Inputs [n, ...] and class numbers [n] to train on.
-        x_test, y_test: The same, held out.
-        num_classes: How many classes there are.
+        name: Name of the source.
+        x_train, y_train: Inputs [n, ...] and class numbers [n] of the training part.
+        x_test, y_test: Inputs and class numbers of the test part.
+        num_classes: Number of classes.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Examples:
         return tuple(self.x_train.shape[1:])
 
     def limit(self, examples: int) -> Examples:
-        """Returns the first so many examples of the training part, and of the test part."""
+        """Returns the first `examples` examples of the training part, and of the test part."""
         return Examples(
             name=self.name,
             x_train=self.x_train[:examples],
@@ -46,12 +46,12 @@ class Examples:
 
 
 def digits(*, image_size: int = 32, test_fraction: float = 0.2, seed: int = 0) -> Examples:
-    """Loads 1,797 real handwritten digits, 8x8 pixels each, enlarged bilinearly. They come with scikit-learn.
+    """Loads the 1,797 real handwritten digits of scikit-learn, 8x8 pixels each, and enlarges them bilinearly.
 
     Args:
         image_size: Side of the images, in pixels.
-        test_fraction: Share held out for testing, the same share of every class.
-        seed: Of the split.
+        test_fraction: Share of the test part, the same for every class.
+        seed: Seed of the split.
     Returns: Images [n, image_size, image_size, 1], float32 in [0, 1].
     Example:
         >>> digits().x_train.shape
@@ -60,7 +60,7 @@ def digits(*, image_size: int = 32, test_fraction: float = 0.2, seed: int = 0) -
     Reference:
         Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998.
     """
-    import tensorflow as tf  # like sklearn it takes seconds; the list of sources needs neither
+    import tensorflow as tf  # this import and sklearn's take seconds, and a list of the sources needs neither
     from sklearn.datasets import load_digits
 
     _check_at_least_one(image_size=image_size)
@@ -73,14 +73,14 @@ def digits(*, image_size: int = 32, test_fraction: float = 0.2, seed: int = 0) -
 def arrays(
     x: np.ndarray, y: np.ndarray, *, test_fraction: float = 0.2, seed: int = 0, name: str = "arrays"
 ) -> Examples:
-    """Splits arrays of examples into a training part and a test part, the same share of every class.
+    """Splits arrays of examples into a training part and a test part. Every class has the same share in the test part.
 
     Args:
         x: Inputs, [n, ...].
         y: Class numbers from 0, [n].
-        test_fraction: Share held out for testing.
-        seed: Of the split.
-        name: What to call the data.
+        test_fraction: Share of the test part.
+        seed: Seed of the split.
+        name: Name of the data.
     Raises:
         ConfigError: The arrays differ in length, the labels are not class numbers, or the share is not in (0, 1).
     Example:
@@ -91,19 +91,23 @@ def arrays(
 
     x, y = np.asarray(x), np.asarray(y)
     if len(x) != len(y):
-        raise ConfigError(f"x and y must be equally long. Received: {len(x)} inputs and {len(y)} labels.")
+        raise ConfigError(
+            f"x and y must be equally long. Received: {len(x)} inputs and {len(y)} labels. Give one label per input."
+        )
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or (len(y) and y.min() < 0):
         raise ConfigError(
-            f"y must hold class numbers from 0, one per example. Received: shape {y.shape}, dtype {y.dtype}."
+            f"y must hold class numbers from 0, one per example. Received: shape {y.shape}, dtype {y.dtype}. "
+            "Convert one-hot labels with y.argmax(axis=-1)."
         )
     if not 0 < test_fraction < 1:
-        raise ConfigError(f"test_fraction must be in (0, 1). Received: test_fraction={test_fraction}.")
+        raise ConfigError(f"test_fraction must be in (0, 1). Received: test_fraction={test_fraction}. 0.2 is usual.")
     try:
         parts = train_test_split(x, y, test_size=test_fraction, random_state=seed, stratify=y)
     except ValueError as error:
         raise ConfigError(
             "Every class must have at least two examples, and each part at least one of every class. "
-            f"Received: {len(x)} examples and test_fraction={test_fraction} ({error})."
+            f"Received: {len(x)} examples and test_fraction={test_fraction} ({error}). "
+            "Add examples of the rare classes, or change test_fraction."
         ) from error
     x_train, x_test, y_train, y_test = parts
     return Examples(
@@ -120,17 +124,17 @@ def synthetic(
     test_fraction: float = 0.2,
     seed: int = 0,
 ) -> Examples:
-    """Makes examples that can be learned: one random pattern per class, plus noise.
+    """Makes examples that a model can learn: one random pattern per class, plus noise.
 
-    For timing a model at any input shape, and for tests; an accuracy on it says nothing about real data.
+    They serve to time a model at any input shape, and for tests. Their accuracy says nothing about real data.
 
     Args:
-        examples: How many, training and test part together.
+        examples: Number of examples, training and test part together.
         input_shape: Shape of one example.
-        num_classes: How many classes, equally frequent.
-        noise: Standard deviation of the noise; the patterns lie in [0, 1].
-        test_fraction: Share held out for testing.
-        seed: Of patterns, noise and split.
+        num_classes: Number of classes, all equally frequent.
+        noise: Standard deviation of the noise. The patterns lie in [0, 1].
+        test_fraction: Share of the test part.
+        seed: Seed of patterns, noise and split.
     Example:
         >>> synthetic(examples=100, input_shape=(8,)).x_train.shape
         (80, 8)

@@ -19,7 +19,7 @@ PRECISIONS: tuple[str, ...] = get_args(Precision)
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig:
-    """What to write.
+    """Settings of the artifact.
 
     Example:
         >>> ExportConfig(precision="int8").format
@@ -27,37 +27,39 @@ class ExportConfig:
     """
 
     format: Literal["saved_model"] = "saved_model"
-    """The artifact's format."""
+    """Format of the artifact."""
     precision: Precision = "float32"
-    """"int8" runs int8 kernels and needs calibration data. The others compute in float32, with the weights stored as
-    named: "int8_weight_only" and "int4_weight_only" in integers with scales, "float16" and "bfloat16" in half of
-    float32's bits."""
+    """Precision of the artifact. "int8" runs int8 kernels and needs calibration data. The others compute in float32 and
+    differ in the stored weights: "int8_weight_only" and "int4_weight_only" store integers with scales, "float16" and
+    "bfloat16" store half the bits of float32."""
     quantization: QuantizationConfig = field(default_factory=QuantizationConfig)
-    """How to calibrate; used for int8 only."""
+    """Settings of the quantization, for int8 only."""
     int8_nodes: Int8Nodes = "faster"
-    """Which nodes run in int8: those that are faster so on this machine, by the clock, or all that can."""
+    """Nodes that run in int8: "faster" chooses the nodes that are measured to be faster in int8 on this machine; "all"
+    chooses every node with an int8 kernel."""
     batch_sizes: Annotated[tuple[Annotated[int, Ge(1)], ...], MinLen(1)] = (1, 8)
-    """The batch sizes at which int8_nodes="faster" times the model; each counts alike."""
+    """Batch sizes at which int8_nodes="faster" measures the model. All have the same weight in the choice."""
     node_times: str | None = None
-    """A JSON file of the nodes' times. Where it exists it decides, not this machine's clock; else it is written."""
+    """JSON file with the measured times of the nodes. If the file exists, its times are used, and nothing is measured.
+    If not, the times are measured and the file is written."""
     weight_only: WeightOnlyConfig = field(default_factory=WeightOnlyConfig)
-    """How weights are stored and decoded; not used for float32 and int8."""
+    """Settings of stored weights, not used for float32 and int8."""
     float_fallback: bool = False
-    """With int8: also write the signature "serving_float", which computes in float32 with the same int8 weights, for a
-    TensorFlow without the int8 kernels."""
+    """With int8: whether to write a second signature "serving_float", which computes in float32 with the same int8
+    weights. It is for a TensorFlow without the int8 kernels."""
     xla_signature: bool = False
-    """Also write the signature "serving_xla", which XLA compiles when it is first called; with int8 it is the float
-    one."""
+    """Whether to write another signature "serving_xla", which XLA compiles at its first call. With int8 it computes in
+    float32."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.float_fallback and self.precision not in ("float32", "int8"):
             raise ConfigError(
                 f"float_fallback belongs to precision='int8'. Received: precision={self.precision!r}, whose artifact "
-                "computes in float32 anyway. Leave it out."
+                "computes in float32 anyway. Leave float_fallback out."
             )
         if self.quantization.training:
             raise ConfigError(
                 "training must be False in an export. Received: quantization=QuantizationConfig(training=True, ...). "
-                "Train what tfopt.quantize makes of the model with it, and export that: its ranges are in it."
+                "Pass this config to tfopt.quantize, train the model that it returns, and export that model."
             )

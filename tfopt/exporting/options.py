@@ -1,4 +1,4 @@
-"""What `tfopt export` takes on the command line."""
+"""The options of the command `tfopt export`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ class ExportOptions(ExportConfig):
     """Writes a model as a SavedModel that needs only TensorFlow."""
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="IN")]
-    """A .keras file or the directory of a SavedModel."""
+    """Model to export: a .keras file or the directory of a SavedModel."""
     out: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="OUT")]
-    """Where the artifact goes; an earlier artifact there is replaced."""
+    """Directory for the artifact. An earlier artifact in it is replaced."""
     calibration_data: str | None = None
-    """A .npy file of inputs, a .npz file with an array x, or the name of a data source."""
+    """Examples for the calibration: a .npy file of inputs, a .npz file with an array x, or the name of a data source
+    (its training part)."""
     evaluation_data: str | None = None
-    """Labelled examples to measure max-accuracy-drop on: a .npz file with x and y, or the name of a data source (its
-    test part). By default the labelled calibration data."""
+    """Labelled examples for max-accuracy-drop: a .npz file with x and y, or the name of a data source (its test part).
+    By default the labelled calibration data."""
     baseline: str | None = None
-    """The float artifact that `tfopt verify` compares with; by default IN, if it is an artifact."""
+    """Float artifact for the comparison by `tfopt verify`. By default IN, if IN is an artifact."""
     json: bool = False
     """Print JSON."""

@@ -2,8 +2,8 @@
 
 Start in mlp.py, the shortest builder; structure.py reads the layers of any Keras model.
 
-Every builder takes the input shape and the number of classes first, and returns a functional model in NHWC that ends
-in logits (no softmax), which are float32 under any dtype policy.
+The first arguments of every builder are the input shape and the number of classes. It returns a functional model in
+NHWC whose outputs are logits (no softmax), in float32 under any dtype policy.
 """
 
 from collections.abc import Callable

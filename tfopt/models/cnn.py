@@ -1,4 +1,4 @@
-"""The classic small convolutional network."""
+"""A small convolutional network in the style of LeNet-5."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def simple_cnn(
     units: Sequence[int] = (120, 84),
     dropout: float = 0.0,
 ) -> keras.Model:
-    """Builds convolutions with max pooling, then dense layers: two and three of them by default, as in LeNet-5.
+    """Builds convolutions with max pooling, then dense layers. By default two and three, as in LeNet-5.
 
     Args:
         input_shape: (height, width, channels).
         num_classes: Size of the output.
-        filters: Filters of each convolution; each halves height and width after it.
-        kernel_size: Side of every convolution's window, in pixels.
+        filters: Number of filters of each convolution. Pooling after it halves height and width.
+        kernel_size: Height and width of the window of every convolution, in pixels.
         units: Width of each hidden dense layer.
-        dropout: Share of the activations that is dropped before the output layer during training.
+        dropout: Share of the activations before the output layer that training sets to zero.
     Returns: A model from [batch, height, width, channels] to logits [batch, num_classes].
     Example:
         >>> simple_cnn((32, 32, 1), 10).count_params()
@@ -35,7 +35,7 @@ def simple_cnn(
     Reference:
         LeCun et al., "Gradient-Based Learning Applied to Document Recognition", Proceedings of the IEEE, 1998.
     """
-    import keras  # here, so that the builders can be listed without TensorFlow
+    import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers
 
     inputs = keras.Input(tuple(input_shape), name="image")

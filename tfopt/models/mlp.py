@@ -22,13 +22,13 @@ def mlp(
         input_shape: Shape of one example, of any rank.
         num_classes: Size of the output.
         units: Width of each hidden layer.
-        dropout: Share of each hidden layer's activations that is dropped during training.
+        dropout: Share of the activations of each hidden layer that training sets to zero.
     Returns: A model from [batch, *input_shape] to logits [batch, num_classes].
     Example:
         >>> mlp((8, 8, 1), 10, units=(32,)).output_shape
         (None, 10)
     """
-    import keras  # here, so that the builders can be listed without TensorFlow
+    import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers
 
     inputs = keras.Input(tuple(input_shape), name="features")

@@ -20,8 +20,8 @@ def resnet_cifar(input_shape: Sequence[int], num_classes: int, *, depth: int = 2
     Args:
         input_shape: (height, width, channels), each side at least 8.
         num_classes: Size of the output.
-        depth: Number of weighted layers along the main path, 6n + 2: 8, 14, 20, 32, 44, 56, 110.
-        width: Filters of the first stage; the others have twice and four times as many.
+        depth: Number of layers with weights along the main path, 6n + 2: 8, 14, 20, 32, 44, 56, 110.
+        width: Number of filters in the first stage. The later stages have twice and four times this number.
     Returns: A model from [batch, height, width, channels] to logits [batch, num_classes].
     Raises:
         ConfigError: depth is not 6n + 2.
@@ -32,7 +32,7 @@ def resnet_cifar(input_shape: Sequence[int], num_classes: int, *, depth: int = 2
     Reference:
         He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, arXiv:1512.03385, section 4.2.
     """
-    import keras  # here, so that the builders can be listed without TensorFlow
+    import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers
 
     blocks, rest = divmod(depth - 2, 6)

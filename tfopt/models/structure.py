@@ -1,4 +1,4 @@
-"""The structure of a Keras model: the paths of its layers, the layers inside a layer, the layers behind its outputs."""
+"""The structure of a Keras model: the paths of its layers, the layers inside a layer, the layers of its outputs."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any
 import keras
 from keras import layers
 
-# These hand on what they are given, but cast it to their own compute dtype: as the last layer they hide the one that
-# computes the output, and both have to be float32.
-HANDS_ON = (
+# These layers pass their input on, cast to their compute dtype. As the last layer, such a layer hides the layer that
+# computes the output, and both must be float32.
+PASSES_ON = (
     layers.Reshape, layers.Flatten, layers.Permute, layers.RepeatVector, layers.Dropout, layers.Identity,
     layers.Cropping1D, layers.Cropping2D, layers.Cropping3D, layers.Activation, layers.Softmax, layers.ReLU,
 )  # fmt: skip
 
 
 def layer_path(model: keras.Model, layer: keras.Layer) -> str:
-    """Names of the layers it is in, without the model's own, which only a Sequential model puts in front."""
+    """Returns the path of a layer, without the name of the model, which only a Sequential model puts in front."""
     return (layer.path or layer.name).removeprefix(f"{model.name}/")
 
 
 def layers_inside(layer: keras.Layer) -> list[keras.Layer]:
-    """A layer with those inside it, such as the one a TimeDistributed wraps."""
+    """Returns a layer and all layers inside it, for example the layer that a TimeDistributed wraps."""
     return list(layer._flatten_layers())
 
 
 def output_layers(model: keras.Model) -> list[keras.Layer]:
-    """The layers that compute the outputs, first the one nearest to the output, each once."""
+    """Returns the layers that compute the outputs, each once, and the nearest to the output first."""
     outputs = keras.tree.flatten(getattr(model, "outputs", None) or [])
     if outputs:
         return list({id(layer): layer for output in outputs for layer in _behind(output)}.values())
@@ -35,7 +35,7 @@ def output_layers(model: keras.Model) -> list[keras.Layer]:
 
 
 def _behind(tensor: Any) -> Iterator[keras.Layer]:
-    """Walks from a symbolic output to the layers that compute it, through what only hands values on."""
+    """Walks from a symbolic output to the layers that compute it, through the layers that only pass values on."""
     operation, node_index, tensor_index = tensor._keras_history
     if isinstance(operation, layers.InputLayer):
         return
@@ -46,8 +46,8 @@ def _behind(tensor: Any) -> Iterator[keras.Layer]:
     is_layer = isinstance(operation, keras.Layer)
     if is_layer:
         yield operation
-    # An operation such as keras.ops.softmax has no policy of its own: it computes in the dtype it is given.
-    if not is_layer or isinstance(operation, HANDS_ON):
+    # An operation such as keras.ops.softmax has no dtype policy: it computes in the dtype of its input.
+    if not is_layer or isinstance(operation, PASSES_ON):
         for source in operation._inbound_nodes[node_index].input_tensors:
             yield from _behind(source)
 

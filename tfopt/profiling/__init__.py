@@ -1,4 +1,4 @@
-"""What the GPU does while a model trains, and which layers miss its tensor cores.
+"""The load of the GPU during training, and the layers that do not fit its tensor cores.
 
 Start in monitor.py, the Keras callback that watches `fit`.
 """

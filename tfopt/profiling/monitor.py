@@ -1,7 +1,7 @@
-"""A Keras callback that records what the machine does during `fit`.
+"""A Keras callback that records the load of the machine during `fit`.
 
-One thread reads all the figures, from before the first step to after the last: psutil keeps its reference point for the
-CPU's load per thread, and training never waits for a reading.
+One thread reads all values, from before the first step to after the last. Training never waits for it. It is one thread
+for the whole fit, because psutil measures the CPU load since the last call of the same thread.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from tfopt.report import Utilization
 
 Figures = dict[str, float | None]
 
-# A driver that hangs must not take the trained model with it.
+# A driver that does not answer must not stop the program, which would lose the trained model.
 _STOP_TIMEOUT_S = 10.0
 
 
 class GpuMonitor(keras.callbacks.Callback):
-    """Samples the GPUs during `fit`, or the processor where there is no GPU; `source` says which.
+    """Samples the GPUs during `fit`, or the processor if there is no GPU; `source` names which.
 
-    With an NVIDIA GPU the series are those of `GpuSample` for each GPU this process may use, for example
-    "gpu0_gpu_utilization_percent". Without one they are "process_cpu_percent" (100 is one core kept busy, so it can
+    With NVIDIA GPUs the series are the attributes of `GpuSample`, for each GPU that this process may use, for example
+    "gpu0_gpu_utilization_percent". Without a GPU they are "process_cpu_percent" (100 is one busy core, so the value can
     exceed 100), "system_cpu_percent" (0 to 100, all cores and processes), "process_memory_bytes" (resident) and
-    "system_memory_used_bytes". There is a sample at the beginning and at the end of each `fit`. A CPU percentage needs
-    some time to look back on, so the first value is None.
+    "system_memory_used_bytes". Each `fit` has a sample at the start and at the end. A CPU percentage covers the time
+    since the sample before, so the first value is None.
 
-    Fitting again with the same monitor continues the same timeline. When `fit` raises, Keras does not tell its
+    A value that cannot be read is None in its sample, and sampling continues: NVML sometimes fails for a moment.
+
+    Another fit with the same monitor continues the timeline. When `fit` raises an error, Keras does not inform its
     callbacks: call `stop`, or fit again. The thread never keeps the process alive.
 
     Args:
@@ -45,10 +47,8 @@ class GpuMonitor(keras.callbacks.Callback):
     Raises:
         ConfigError: `interval_s` is not above 0.
 
-    A figure that cannot be read is None in its sample, and sampling goes on: NVML fails now and then for a moment.
-
     Warns:
-        TfoptWarning: At the end of `fit`, when figures could not be read. Training is not disturbed.
+        TfoptWarning: At the end of `fit`, if values could not be read. Training is not affected.
 
     Example:
         >>> import keras, numpy as np
@@ -65,7 +65,7 @@ class GpuMonitor(keras.callbacks.Callback):
         if not 0 < interval_s <= threading.TIMEOUT_MAX:
             raise ConfigError(
                 f"interval_s must be a number of seconds above 0. Received: interval_s={interval_s}. "
-                "The default is 0.5, two samples per second."
+                "Use for example 0.5, the default."
             )
         self.interval_s = interval_s
         self.source = "not sampled yet"
@@ -77,8 +77,8 @@ class GpuMonitor(keras.callbacks.Callback):
 
     @property
     def utilization(self) -> Utilization:
-        """The timeline so far, over all fits."""
-        samples = list(self._samples)  # the thread may append meanwhile
+        """The timeline of all fits until now."""
+        samples = list(self._samples)  # the thread may append a sample at the same time
         names = dict.fromkeys(name for _, figures in samples for name in figures)
         return Utilization(
             source=self.source,
@@ -89,7 +89,7 @@ class GpuMonitor(keras.callbacks.Callback):
     def summary(self) -> dict[str, float | None]:
         """Returns the mean and the maximum of each series, as "<series>_mean" and "<series>_max".
 
-        None stands where the series holds no value.
+        A value is None if the series has no values.
         """
         summary: dict[str, float | None] = {}
         for name, values in self.utilization.series.items():
@@ -125,10 +125,10 @@ class GpuMonitor(keras.callbacks.Callback):
         self.stop()
         if self._failures:
             said = ", ".join(f"{words} ({count} times)" for words, count in self._failures.most_common(3))
-            warnings.warn(f"GpuMonitor could not read all figures: {said}.", TfoptWarning, stacklevel=2)
+            warnings.warn(f"GpuMonitor could not read all values: {said}.", TfoptWarning, stacklevel=2)
 
     def stop(self) -> None:
-        """Takes the last sample and ends sampling; does nothing when it is not running."""
+        """Takes the last sample and ends sampling. Has no effect if sampling is not running."""
         if self._thread is None:
             return
         self._stopping.set()
@@ -147,7 +147,7 @@ class GpuMonitor(keras.callbacks.Callback):
     def _sample(self, reader: _Reader, began: float) -> None:
         try:
             figures = reader.read()
-        except Exception as error:  # noqa: BLE001 - training goes on, whatever it was; the user hears of it at the end
+        except Exception as error:  # noqa: BLE001 - training continues after any error; a warning at its end reports it
             reader.failures[f"{type(error).__name__}: {error}"] += 1
             figures = {}
         self._samples.append((time.perf_counter() - began, figures))
@@ -155,7 +155,7 @@ class GpuMonitor(keras.callbacks.Callback):
 
 class _Reader(Protocol):
     source: str
-    failures: Counter[str]  # what was said instead of a figure, and how many times
+    failures: Counter[str]  # error messages, each with the number of failed readings
 
     def read(self) -> Figures: ...
 
@@ -177,7 +177,7 @@ class _GpuReader:
 
 
 class _ProcessReader:
-    # psutil counts the scheduler's ticks of 10 ms; over less than a few of these a percentage is chance.
+    # psutil counts the scheduler's ticks of 10 ms. A percentage of only a few ticks would be random.
     _SHORTEST_S = 0.1
 
     def __init__(self, reason: str) -> None:
@@ -196,10 +196,10 @@ class _ProcessReader:
         }
 
     def close(self) -> None:
-        """There is nothing to release."""
+        """Does nothing, because psutil has nothing to release."""
 
     def _cpu(self) -> tuple[float | None, float | None]:
-        """Returns the load since the last call; None at the first call, which only sets psutil's reference point."""
+        """Returns the load since the last call. The first call returns None, and only starts the measurement."""
         now, before = time.perf_counter(), self._measured
         if before is not None and now - before < self._SHORTEST_S:
             return None, None

@@ -1,8 +1,8 @@
 """Reads NVIDIA GPUs through NVML, the library behind nvidia-smi.
 
-NVML counts GPUs by their place on the bus and knows nothing of CUDA_VISIBLE_DEVICES, so this module applies it: GPU 0
-here is GPU 0 of the training process. With GPUs of different models CUDA's numbers agree with NVML's only under
-CUDA_DEVICE_ORDER=PCI_BUS_ID.
+NVML numbers GPUs by their position on the bus and ignores CUDA_VISIBLE_DEVICES. This module applies the variable, so
+that GPU 0 is GPU 0 of the training process. If the GPUs are of different models, the numbers of CUDA and NVML agree
+only with CUDA_DEVICE_ORDER=PCI_BUS_ID.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class NvmlUnavailableError(TfoptError):
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSample(Record):
-    """What one GPU did at one moment; None where the GPU or its driver does not tell.
+    """The state of one GPU at one moment. A value is None if the GPU or its driver does not report it.
 
     Attributes:
-        gpu_utilization_percent: Share of the last moments, 0 to 100, in which any kernel ran. It says nothing about how
-            much of the GPU the kernel filled.
-        memory_used_bytes: Memory taken by all processes. TensorFlow takes nearly all at once unless told otherwise.
-        power_watts: Power drawn by the board.
+        gpu_utilization_percent: Share of the last sample period, 0 to 100, in which any kernel ran. It does not tell
+            how much of the GPU the kernel used.
+        memory_used_bytes: Memory used by all processes. By default TensorFlow takes nearly all memory at once.
+        power_watts: Power that the board takes.
         temperature_celsius: Temperature of the chip.
-        sm_clock_mhz: Clock of the streaming multiprocessors; it falls when the GPU is throttled.
+        sm_clock_mhz: Clock rate of the streaming multiprocessors. A throttled GPU lowers it.
     """
 
     gpu_utilization_percent: float | None
@@ -49,11 +49,11 @@ class Nvml:
 
     Attributes:
         names: The GPUs' product names, in the order of `sample`.
-        failures: What NVML said instead of a figure, and how many times. Figures that a GPU does not support are not
-            among them.
+        failures: Error messages of NVML, each with the number of failed readings. A value that a GPU does not support
+            is not a failure.
 
     Raises:
-        NvmlUnavailableError: There is no driver, no GPU, or CUDA_VISIBLE_DEVICES hides them all.
+        NvmlUnavailableError: There is no driver or no GPU, or CUDA_VISIBLE_DEVICES hides all GPUs.
 
     Example:
         >>> try:
@@ -80,10 +80,10 @@ class Nvml:
             raise NvmlUnavailableError(f"no NVIDIA GPU can be read: {error}") from error
 
     def sample(self) -> tuple[GpuSample, ...]:
-        """Returns the present figures of each GPU.
+        """Returns the present values of each GPU.
 
-        A figure that cannot be read now is None, and `failures` counts it. The next sample may hold it again: some
-        errors of NVML pass, such as a timeout of the driver.
+        A value that cannot be read now is None, and `failures` counts it. The next sample may have it again, because
+        some errors of NVML are temporary, such as a timeout of the driver.
         """
         return tuple(self._sample(handle) for handle in self._handles)
 
@@ -108,7 +108,7 @@ class Nvml:
             return None
 
     def close(self) -> None:
-        """Releases NVML. Closing twice does no harm."""
+        """Releases NVML. A second call has no effect."""
         self._open.close()
 
     def __enter__(self) -> Nvml:
@@ -119,10 +119,10 @@ class Nvml:
 
 
 def _visible(cuda_visible_devices: str | None) -> list[Any]:
-    """Returns the handles that CUDA_VISIBLE_DEVICES names by index or by the beginning of a UUID, in its order.
+    """Returns the handles of the GPUs that CUDA_VISIBLE_DEVICES names by index or by the start of a UUID, in its order.
 
-    As in CUDA, the first entry that names no GPU ends the list. A MIG slice names none here: NVML does not measure the
-    utilization of a slice, and that of the whole GPU would be someone else's too.
+    As in CUDA, the first entry that names no GPU ends the list. A MIG slice counts as no GPU: NVML does not measure the
+    utilization of a slice, and the utilization of the whole GPU includes the work of others.
     """
     handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
     if not handles:

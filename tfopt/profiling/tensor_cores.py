@@ -1,6 +1,6 @@
-"""Which layers miss the tensor cores. Tensor cores multiply tiles.
+"""Finds the layers whose width does not fit the tiles that tensor cores multiply.
 
-In half precision a width that is no multiple of 8 is padded, or the product runs without tensor cores.
+In half precision, a width that is not a multiple of 8 is padded, or the product runs without tensor cores.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tfopt.report import Record
 
 @dataclass(frozen=True, kw_only=True)
 class Misalignment(Record):
-    """A width that is no multiple of the tensor cores' tile.
+    """A width that is not a multiple of the tile of the tensor cores.
 
     Attributes:
-        name: The layer's path.
-        kind: Its class.
+        name: Path of the layer.
+        kind: Class of the layer.
         what: The argument that sets the width, for example "units".
-        width: Its value.
+        width: Value of that argument.
         padded: The next multiple.
-        extra_parameters_percent: Growth of this layer's own parameters if it were padded, in per cent.
-        is_output: Whether the width is the model's output, which its task decides.
+        extra_parameters_percent: Growth of the layer's own parameters with the padded width, in per cent.
+        is_output: Whether the width is an output of the model, which the task fixes.
     """
 
     name: str
@@ -42,18 +42,18 @@ class Misalignment(Record):
 
     def __str__(self) -> str:
         change = f"{self.what}={self.width} -> {self.padded}, +{self.extra_parameters_percent:.1f}% of its parameters"
-        output = "; an output, so pad it only if the loss ignores the rest" if self.is_output else ""
+        output = "; an output: pad it only if the loss ignores the padding" if self.is_output else ""
         return f"{self.name} ({self.kind}): {change}{output}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alignment(Record):
-    """Which layers miss tensor-core alignment, and what padding would cost.
+    """The layers without tensor-core alignment, and the cost of padding them.
 
     Attributes:
-        multiple: What a width should be a multiple of.
-        layers: How many widths were looked at.
-        rows: Those that miss it.
+        multiple: Number of which a width should be a multiple.
+        layers: Number of widths checked.
+        rows: The widths that are not a multiple.
     """
 
     multiple: int
@@ -61,17 +61,17 @@ class Alignment(Record):
     rows: tuple[Misalignment, ...]
 
     def __str__(self) -> str:
-        head = f"alignment: {len(self.rows)} of {self.layers} widths are no multiple of {self.multiple}"
+        head = f"alignment: {len(self.rows)} of {self.layers} widths are not a multiple of {self.multiple}"
         return "\n".join([head, *(f"  {row}" for row in self.rows)])
 
 
 def tensor_core_alignment(model: keras.Model, multiple: int = 8) -> Alignment:
-    """Lists the layers whose output width is no multiple of what tensor cores multiply at once.
+    """Lists the layers whose output width is not a multiple of the tile of the tensor cores.
 
-    The channels of the model's input are data and are not looked at; a depthwise convolution uses no tensor cores.
+    The channels of the model's input are data and are not checked. Depthwise convolutions use no tensor cores.
 
     Args:
-        model: A built model; layers in layers are looked at too.
+        model: A built model. Layers inside layers are checked too.
         multiple: 8 for half precision, 16 for int8.
     Raises:
         ConfigError: The multiple is not a whole number of at least 1.
@@ -108,7 +108,7 @@ def tensor_core_alignment(model: keras.Model, multiple: int = 8) -> Alignment:
 
 
 def _layers_with_widths(layer: keras.Layer) -> Iterator[keras.Layer]:
-    """The layers of a model, each once; attention and recurrent layers as a whole, for they set their parts' widths."""
+    """Yields each layer of a model once. Attention and recurrent layers set the widths of the layers inside them."""
     seen: set[int] = set()
     waiting = [layer]
     while waiting:
@@ -123,7 +123,7 @@ def _layers_with_widths(layer: keras.Layer) -> Iterator[keras.Layer]:
 
 
 def _widths(layer: keras.Layer) -> Iterator[tuple[str, int, list[tuple[int, int]]]]:
-    """Each width with the argument that sets it and its shares: how many parameters grow with which power of it."""
+    """Yields each width: its argument, its value, and how many parameters grow with which power of the width."""
     everything = [(layer.count_params(), 1)]  # each parameter of these layers belongs to one output channel
     match layer:
         case layers.MultiHeadAttention():
@@ -158,7 +158,7 @@ def _widths(layer: keras.Layer) -> Iterator[tuple[str, int, list[tuple[int, int]
             layers.Conv1D() | layers.Conv2D() | layers.Conv3D()
             | layers.Conv1DTranspose() | layers.Conv2DTranspose() | layers.Conv3DTranspose()
         ):  # fmt: skip
-            groups = getattr(layer, "groups", 1)  # each group is a product of its own
+            groups = getattr(layer, "groups", 1)  # each group is a separate product
             yield "filters" if groups == 1 else "filters per group", layer.filters // groups, everything
 
 

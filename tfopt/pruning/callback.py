@@ -1,9 +1,10 @@
-"""Pruning during training: `PruningSchedule` raises the sparsity step by step, so that the kept weights can adapt."""
+"""Pruning during training: `PruningSchedule` raises the sparsity in steps, so that the kept weights can adapt."""
 
 from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -13,40 +14,64 @@ from tfopt.compat import is_tf_keras
 from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
 from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.masks import attach_counter, attach_mask
-from tfopt.pruning.prune import retrace, set_sparsity
+from tfopt.pruning.prune import PASS_A_CONFIG, retrace, set_sparsity
 from tfopt.pruning.schedules import SCHEDULES, Schedule, from_callable
 from tfopt.pruning.weights import find_weights, make_report
 from tfopt.report import PassReport
 from tfopt.settings.validation import check_type
 
+Counts = list[tuple[int, int]]
 
-class PruningSchedule(keras.callbacks.Callback):
-    """Prunes a model while it trains: Keras' own `fit` with this callback, nothing else changes.
 
-    Before each step whose number is a multiple of `frequency`, and before `end_step`, new masks are chosen for the
-    sparsity that the schedule names; the compiled step applies them after each update of the optimizer. With
-    `steps_per_execution` this happens at the next boundary between executions. Epoch logs gain "sparsity", the share
-    of zeros that the masks hold.
-
-    - Steps are counted from the first epoch, so a fit with `initial_epoch` goes on where an earlier one stopped: with
-      the same weights and masks it chooses the masks that a fit without the break would have. Where the size of the
-      data is unknown, the steps before are those that were counted, where an epoch's last execution counts as a whole
-      one. A mask holds the count: checkpoints of tfopt save it, and in one process a later fit finds it.
-    - Sparsity never falls, also in a second fit: what is masked stays masked.
-    - A fit, stopped early or not, ends at `target_sparsity`, with no step to recover if the schedule was not done.
-    - A callback that restores weights at the end, such as EarlyStopping, must stand before this one in the list.
-
-    Args:
-        model: The built Keras 3 model to prune. `fit` may be called on another one that contains it.
-        config: How many weights, which, and when.
+@dataclass(kw_only=True)
+class _Fit:
+    """The state of one fit.
 
     Attributes:
-        report: After a fit, what was pruned; None before.
+        schedule: Function from a step to its sparsity.
+        end_step: Step from which the sparsity stays at the target; infinite for a callable, which may never stay.
+        counts: For each prunable weight, how many of its values are masked, and how many it has.
+        epoch_begin: First step of the current epoch.
+        steps_done: Number of steps done, those of earlier epochs included.
+        next_update: Next step before which the masks change; None before the first epoch.
+    """
+
+    schedule: Schedule
+    end_step: float
+    counts: Counts
+    epoch_begin: int = 0
+    steps_done: int = 0
+    next_update: int | None = None
+
+
+class PruningSchedule(keras.callbacks.Callback):
+    """Prunes a model while it trains in Keras' own `fit`.
+
+    Before each step whose number is a multiple of `frequency`, and before `end_step`, the callback chooses new masks
+    for the sparsity that the schedule gives for this step. The compiled step applies the masks after each update of the
+    optimizer. With `steps_per_execution` the masks change at the next boundary between executions. The epoch logs get
+    "sparsity", the share of zeros that the masks hold.
+
+    - Steps are counted from the first epoch. A fit with `initial_epoch` continues where an earlier fit stopped: with
+      the same weights and masks it chooses the same masks as a fit without the break. If the size of the data is
+      unknown, the steps that the earlier fit counted are used; the last execution of an epoch then counts as a full
+      one. A mask holds the count: checkpoints of tfopt save it, and a later fit in the same process finds it.
+    - Sparsity never falls, also in a second fit: a masked weight stays masked.
+    - Every fit ends at `target_sparsity`, also a fit that is stopped early. If the schedule was not finished, the last
+      weights are pruned with no step to recover.
+    - Put a callback that restores weights at the end, such as EarlyStopping, before this one in the list.
+
+    Args:
+        model: The built Keras 3 model to prune. `fit` may be called on another model that contains it.
+        config: Settings of the pruning.
+
+    Attributes:
+        report: The pruned weights after a fit; None before.
 
     Raises:
         UnsupportedModelError: The model is not a Keras 3 model or is not built.
-        ConfigError: `exclude` names no layer; or, when the fit begins, `end_step` is needed or leaves no step, or the
-            steps before it are unknown.
+        ConfigError: `exclude` names no layer. At the start of the fit: `end_step` is needed or leaves no step, or the
+            number of earlier steps is unknown.
 
     Example:
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
@@ -68,13 +93,19 @@ class PruningSchedule(keras.callbacks.Callback):
                 "tfmot.sparsity.keras.prune_low_magnitude and use tfmot.sparsity.keras.UpdatePruningStep."
             )
         self.config = PruningConfig() if config is None else config
-        check_type("config", self.config, PruningConfig)
+        check_type("config", self.config, PruningConfig, PASS_A_CONFIG)
         self.report: PassReport | None = None
         self._weights, self._skipped = find_weights(model, self.config.exclude)
-        # Attached now, not when the fit begins: by then Keras has taken up its train function.
+        # Attached here, because Keras has made its train function when the fit begins.
         self._masks = [attach_mask(weight.variable) for weight in self._weights]
         self._counter = attach_counter(self._masks[0]) if self._masks else None
+        self._state: _Fit | None = None
         retrace(model)
+
+    @property
+    def _fit(self) -> _Fit:
+        assert self._state is not None  # Keras calls on_train_begin first
+        return self._state
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         trained = {id(variable) for variable in self.model.variables}
@@ -83,73 +114,74 @@ class PruningSchedule(keras.callbacks.Callback):
                 "The model that is fitted must be, or contain, the model that PruningSchedule was made for. "
                 f"Received: {self.model.name!r}, with other weights. Make the callback for this model."
             )
-        self._schedule, self._end_step = self._plan_schedule()
-        self._counts = self._count()
-        self._next_update: int | None = None  # known when the first epoch begins
+        schedule, end_step = self._plan_schedule()
+        self._state = _Fit(schedule=schedule, end_step=end_step, counts=self._count())
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        steps_per_epoch = self.params.get("steps")
+        fit, steps_per_epoch = self._fit, self.params.get("steps")
         if steps_per_epoch or epoch == 0:
-            self._epoch_begin = epoch * (steps_per_epoch or 0)
-            if self._next_update is None:
-                self._next_update = self._update_after(self._boundary_before(self._epoch_begin, steps_per_epoch))
+            fit.epoch_begin = epoch * (steps_per_epoch or 0)
+            if fit.next_update is None:
+                fit.next_update = self._update_after(self._boundary_before(fit.epoch_begin, steps_per_epoch))
         else:
-            self._epoch_begin, self._next_update = self._counted(epoch)
-        self._seen = self._epoch_begin
+            fit.epoch_begin, fit.next_update = self._counted(epoch)
+        fit.steps_done = fit.epoch_begin
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        step = self._epoch_begin + batch
-        if self._next_update is None or step < self._next_update:
+        fit = self._fit
+        step = fit.epoch_begin + batch
+        if fit.next_update is None or step < fit.next_update:
             return
-        self._next_update = self._update_after(step)
+        fit.next_update = self._update_after(step)
         if step >= self.config.begin_step:
-            self._raise_to(self._schedule(step))
+            self._raise_to(fit.schedule(step))
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._seen = self._epoch_begin + batch + 1
+        self._fit.steps_done = self._fit.epoch_begin + batch + 1
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        fit = self._fit
         if self._counter is not None:
-            self._counter.assign([self._seen, self._next_update])
+            self._counter.assign([fit.steps_done, fit.next_update])
         unknown = not self.params.get("steps")
-        if unknown and epoch == 0 and not self.model.stop_training:  # the length of an epoch is known from now on
-            self._warn_if_beyond(self.config.end_step, self._seen * self.params["epochs"])
+        if unknown and epoch == 0 and not self.model.stop_training:  # now the length of an epoch is known
+            self._warn_if_beyond(self.config.end_step, fit.steps_done * self.params["epochs"])
         if logs is not None:
             logs["sparsity"] = self._sparsity
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._raise_to(self.config.target_sparsity)
         for mask in self._masks:
-            # The optimizer's moving averages or another callback may just have written the weights.
+            # The moving averages of the optimizer or another callback may have written the weights.
             mask.enforce()
         self.report = make_report(self._weights, self._skipped)
         self.report.warn_if_unchanged()
 
     def _counted(self, epoch: int) -> tuple[int, int]:
-        """The steps counted before this epoch, and the first step after them at which the masks are due."""
+        """Returns the number of steps counted before this epoch, and the next step before which the masks change."""
         steps, due = (0, 0) if self._counter is None else map(int, keras.ops.convert_to_numpy(self._counter))
         if not steps and self._counter is not None:
             raise ConfigError(
-                f"The number of steps before epoch {epoch} must be known, since the schedule counts them. Received: "
+                f"The number of steps before epoch {epoch} must be known, because the schedule counts them. Received: "
                 f"initial_epoch={epoch} and a data set of unknown size, with masks that were not trained before. "
                 "Give steps_per_epoch to fit, or begin at initial_epoch=0."
             )
         return steps, due
 
     def _update_after(self, step: int) -> int:
-        """The first step after this one at which the masks are due; negative steps are before all."""
+        """Returns the first step after this one before which the masks change. A negative step is before all steps."""
         due = (step // self.config.frequency + 1) * self.config.frequency
-        return int(min(due, self._end_step)) if step < self._end_step else due
+        return int(min(due, self._fit.end_step)) if step < self._fit.end_step else due
 
     def _boundary_before(self, step: int, steps_per_epoch: int | None) -> int:
-        """The first step of the execution before the one that begins an epoch with this step."""
+        """Returns the first step of the execution before the epoch that begins with this step."""
         if step == 0 or not steps_per_epoch:
             return step - 1
-        # The last execution of an epoch holds fewer steps where they do not divide.
+        # The last execution of an epoch has fewer steps if steps_per_execution does not divide the epoch.
         return step - 1 - (steps_per_epoch - 1) % self.model.steps_per_execution
 
     def _plan_schedule(self) -> tuple[Schedule, float]:
-        """The schedule, and the step from which it stays at the target (infinite for a callable, which may not)."""
+        """Returns the schedule, and the step from which it stays at the target: see `_Fit`."""
         config = self.config
         if not isinstance(config.schedule, str):
             return from_callable(config.schedule), math.inf
@@ -167,51 +199,51 @@ class PruningSchedule(keras.callbacks.Callback):
         if total is None:
             raise ConfigError(
                 "end_step must be given when the number of steps is unknown. Received: end_step=None and a data set of "
-                "unknown size. Give end_step, or steps_per_epoch to fit."
+                "unknown size. Give end_step, or give steps_per_epoch to fit."
             )
         end_step = max(1, 2 * total // 3)
         if end_step <= begin_step:
             raise ConfigError(
-                f"begin_step must come before the end of pruning. Received: begin_step={begin_step}, with pruning to "
-                f"end at step {end_step}, two thirds of the fit."
+                f"begin_step must come before the end of pruning. Received: begin_step={begin_step}, and pruning ends "
+                f"at step {end_step}, after two thirds of the fit. Set a smaller begin_step, or set end_step."
             )
         return end_step
 
     def _warn_if_beyond(self, end_step: int | None, total: int | None) -> None:
         if end_step is not None and total is not None and end_step > total:
             warnings.warn(
-                f"end_step={end_step} lies beyond the {total} steps of this fit; the last weights are pruned at "
-                "its end, with no step to recover.",
+                f"end_step={end_step} lies beyond the {total} steps of this fit. The last weights are pruned at its "
+                f"end, with no step to recover. Set end_step to {total} or less.",
                 TfoptWarning,
                 stacklevel=2,
             )
 
     def _raise_to(self, sparsity: float) -> None:
-        # Not where the masks hold as many zeros already, which is so for all steps that a resumed fit replays: chosen
-        # anew from weights trained further, masks of the same size could differ.
+        # Masks that already hold enough zeros stay. A resumed fit replays steps, with weights that were trained
+        # further; masks of the same size, chosen again from these weights, could differ.
         if any(_zeros_at(sparsity, size) > masked for masked, size in self._groups()):
             set_sparsity(self._weights, sparsity, self.config)
-            self._counts = self._count()
+            self._fit.counts = self._count()
 
     @property
     def _sparsity(self) -> float:
-        """Share of the prunable weights that the masks hold at zero."""
-        (masked, size) = _total(self._counts)
+        """The share of the prunable weights that the masks hold at zero."""
+        masked, size = _total(self._fit.counts)
         return masked / size if size else 0.0
 
-    def _groups(self) -> list[tuple[int, int]]:
-        """Masked weights and all weights of what is pruned together: each layer, or with the global scope the model."""
-        return self._counts if self.config.scope == "layer" else [_total(self._counts)]
+    def _groups(self) -> Counts:
+        """Returns the counts of the groups of weights that are ranked together."""
+        return self._fit.counts if self.config.scope == "layer" else [_total(self._fit.counts)]
 
-    def _count(self) -> list[tuple[int, int]]:
+    def _count(self) -> Counts:
         kept = [mask.kept.numpy() for mask in self._masks]
         return [(int(np.count_nonzero(~one)), one.size) for one in kept]
 
 
 def _zeros_at(sparsity: float, size: int) -> int:
-    """How many weights `masks.keep_highest` drops."""
+    """Returns how many weights `masks.keep_highest` drops."""
     return min(round(sparsity * size), size - 1)
 
 
-def _total(counts: list[tuple[int, int]]) -> tuple[int, int]:
+def _total(counts: Counts) -> tuple[int, int]:
     return sum(masked for masked, _ in counts), sum(size for _, size in counts)

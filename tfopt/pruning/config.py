@@ -23,7 +23,7 @@ Sparsity = Annotated[float, Ge(0), Lt(1), Remedy(_fraction)]
 
 @dataclass(frozen=True, kw_only=True)
 class PruningConfig:
-    """How many weights to set to zero, which, and when.
+    """The share of weights to set to zero, their choice, and the time of pruning.
 
     Raises:
         ConfigError: A value is out of range or a name is unknown.
@@ -34,27 +34,31 @@ class PruningConfig:
     """
 
     target_sparsity: Sparsity = 0.75
-    """Share of zeros in the pruned weights at the end, 0 to 1."""
+    """Share of zeros in the pruned weights at the end, from 0 to below 1."""
     criterion: Annotated[str | Criterion, BY_NAME] = "magnitude"
-    """Which weights go first: magnitude (the smallest) or random; in Python also a function weights -> scores."""
+    """Order in which weights are pruned: magnitude (the smallest first) or random. In Python also a function from
+    weights to scores; the lowest scores are pruned first."""
     scope: Literal["layer", "global"] = "layer"
-    """Reach the target in every layer alike, or overall by ranking the weights of all layers together."""
+    """Scope of the target: "layer" reaches it in every layer; "global" ranks the weights of all layers together."""
     schedule: Annotated[str | Callable[[int], Any], BY_NAME] = "polynomial"
-    """Sparsity over the steps of a fit: polynomial or constant; in Python also a function or a tfmot schedule."""
+    """Sparsity over the steps of a fit: polynomial or constant. In Python also a function of the step, or a schedule of
+    tfmot."""
     initial_sparsity: Sparsity = 0.0
-    """Sparsity at begin_step, from which the polynomial schedule rises."""
+    """Sparsity at begin_step. The polynomial schedule rises from it."""
     begin_step: Annotated[int, Ge(0)] = 0
     """Training step at which pruning begins."""
     end_step: int | None = None
-    """Training step at which the target is reached; by default after two thirds of the fit, the rest is recovery."""
+    """Training step at which the target is reached. By default after two thirds of the fit; the model recovers in the
+    rest."""
     frequency: Annotated[int, Ge(1)] = 10
-    """Training steps from one update of the masks to the next."""
+    """Number of training steps between two updates of the masks."""
     epochs: Annotated[int, Ge(1)] = 10
-    """Epochs that a recipe fine-tunes for while it prunes."""
+    """Number of epochs of a recipe's fine-tuning, during which it prunes."""
     learning_rate: Annotated[float, Gt(0)] | None = None
-    """Learning rate of a recipe's fine-tuning; by default that of its training."""
+    """Learning rate of a recipe's fine-tuning. By default the learning rate of its training."""
     exclude: tuple[str, ...] = ()
-    """Names or paths of layers to leave alone, with * and ? as wildcards; a nested model stands for all in it."""
+    """Names or paths of layers that are not pruned, with * and ? as wildcards. The name of a nested model excludes all
+    its layers."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -64,17 +68,18 @@ class PruningConfig:
             raise ConfigError(
                 "initial_sparsity must not exceed target_sparsity. Received: "
                 f"initial_sparsity={self.initial_sparsity:g}, target_sparsity={self.target_sparsity:g}. "
-                "Sparsity only rises during a fit."
+                "Sparsity only rises during a fit. Set a smaller initial_sparsity."
             )
         if self.end_step is not None and self.end_step <= self.begin_step:
             raise ConfigError(
                 "end_step must be greater than begin_step. "
-                f"Received: end_step={self.end_step}, begin_step={self.begin_step}."
+                f"Received: end_step={self.end_step}, begin_step={self.begin_step}. "
+                "Set a larger end_step, or None for two thirds of the fit."
             )
         self._check_end_of_schedule()
 
     def _check_end_of_schedule(self) -> None:
-        """A tfmot schedule brings its own target; two that disagree would end in an untrained jump."""
+        """Refuses a tfmot schedule with another target: the sparsity would jump at the end, without training."""
         end = getattr(self.schedule, "final_sparsity", getattr(self.schedule, "target_sparsity", None))
         if end is not None and end != self.target_sparsity:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""How important each weight is: functions from an array of weights to scores of the same shape. The lowest go first."""
+"""Importance of weights: functions from an array of weights to scores of its shape. The lowest are pruned first."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def magnitude(weights: np.ndarray) -> np.ndarray:
 
 
 def random(weights: np.ndarray) -> np.ndarray:
-    """Scores weights at random, the baseline that any other criterion has to beat.
+    """Scores weights at random. A useful criterion must do better than this baseline.
 
-    The seed is fixed, so that the workers of a distributed fit agree on their masks and a second run repeats the first.
+    The seed is fixed, so that the workers of a distributed fit choose the same masks, and a second run too.
 
     Example:
         >>> random(np.zeros((2, 3))).shape

@@ -1,10 +1,10 @@
-"""Masks: which weights are kept, chosen from their scores and held inside the compiled training step.
+"""Masks: they select the kept weights by their scores, and are applied inside the compiled training step.
 
-A Keras optimizer assigns `variable.constraint(variable)` after every update, inside the compiled step. A mask set there
-holds under XLA, `steps_per_execution`, loss scaling and tf.distribute alike, and needs no wrapper around the layer.
-It is set on the built variable, not as the layer's `kernel_constraint`, so it does not enter the layer's config: a
-saved model holds plain zeros and plain layers, and loads where tfopt is not installed. After loading, the zeros are
-chosen first again (see `choose_masks`), so that a second `prune` continues from where the first ended.
+A Keras optimizer assigns `variable.constraint(variable)` after every update, inside the compiled step. A mask that is
+this constraint works with XLA, `steps_per_execution`, loss scaling and tf.distribute, and needs no wrapper around the
+layer. It is set on the built variable and not as the layer's `kernel_constraint`, so the config of the layer does not
+contain it: a saved model has plain zeros and plain layers, and loads without tfopt. After loading, `choose_masks`
+chooses the zeros first again, so that a second `prune` continues from the result of the first.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tfopt.pruning.weights import Weight
 class Mask(keras.constraints.Constraint):
     """A constraint that sets the weights outside a mask to zero.
 
-    The mask is a boolean variable, a byte per weight, so that changing it between steps does not retrace the step.
+    The mask is a boolean variable with a byte per weight, so that a new mask does not retrace the training step.
 
     Attributes:
-        variable: The `keras.Variable` that is constrained.
-        inner: The constraint the variable had before, still applied to the weights that are kept.
-        counter: Where a `PruningSchedule` keeps its count of steps; None without one. It is here because the variables
-            that a constraint holds are saved with the training.
-        kept: Boolean `keras.Variable` of the same shape; True where the weight is kept, which at first is everywhere.
+        variable: The `keras.Variable` with the weights.
+        inner: The earlier constraint of the variable, which is still applied to the kept weights.
+        counter: The step count of a `PruningSchedule`; None without one. It is here because checkpoints save the
+            variables of a constraint.
+        kept: Boolean `keras.Variable` of the same shape, True where the weight is kept. At first all weights are kept.
 
     Example:
         >>> kernel = keras.Variable([1.0, -2.0, 3.0])
@@ -52,7 +52,7 @@ class Mask(keras.constraints.Constraint):
 
     def __call__(self, w: Any) -> Any:
         if self.inner is not None:
-            # Masked before, so that a norm counts the kept weights only.
+            # Masked before, so that the constraint computes a norm of the kept weights only.
             w = self.inner(self._masked(w))
         return self._masked(w)
 
@@ -62,25 +62,25 @@ class Mask(keras.constraints.Constraint):
         self.enforce()
 
     def enforce(self) -> None:
-        """Sets the weights outside the mask to zero, should something else than the optimizer have written them."""
+        """Sets the weights outside the mask to zero. Needed after code other than the optimizer has written them."""
         self.variable.assign(self._masked(self.variable))
 
     def _masked(self, w: Any) -> Any:
-        # A product would leave -0.0, which is less compressible, and NaN where an update overflowed.
+        # A product would give -0.0, which compresses worse, and NaN where an update overflowed.
         return ops.where(self.kept, w, 0)
 
 
 def attach_mask(variable: Any) -> Mask:
-    """Returns the variable's mask, and puts one that keeps everything on it where there is none."""
+    """Returns the mask of a variable. A variable without a mask gets one that keeps all weights."""
     if not isinstance(variable.constraint, Mask):
         variable.constraint = Mask(variable, inner=variable.constraint)
     return variable.constraint
 
 
 def attach_counter(mask: Mask) -> Any:
-    """Returns the mask's counter, and gives it one at zero if it has none.
+    """Returns the counter of a mask. A mask without a counter gets one that is zero.
 
-    It holds two integers as they are at the end of an epoch: the steps done, and the step of the next update.
+    The counter holds two integers from the end of an epoch: the number of steps done, and the step of the next update.
 
     Example:
         >>> kernel = keras.Variable([1.0, -2.0, 3.0])
@@ -96,12 +96,12 @@ def attach_counter(mask: Mask) -> Any:
 def choose_masks(weights: Sequence[Weight], sparsity: float, criterion: Criterion, scope: str) -> list[np.ndarray]:
     """Returns a boolean mask for each weight, True where it is kept.
 
-    Weights that are zero already go first, whatever the criterion, so that masks grow and are found again after
-    saving and loading. At least one weight is kept per layer, or overall with the global scope.
+    With every criterion, weights that are already zero are pruned first, so that masks only grow and are found again
+    after saving and loading. At least one weight is kept per layer, or in the whole model with the global scope.
 
     Raises:
         UnsupportedLayerError: A weight is NaN or infinite.
-        ConfigError: The criterion returned something else than a score per weight.
+        ConfigError: The criterion did not return one score per weight.
     """
     scores = [_scores(weight, criterion) for weight in weights]
     if scope == "layer" or not scores:
@@ -114,8 +114,8 @@ def choose_masks(weights: Sequence[Weight], sparsity: float, criterion: Criterio
 def keep_highest(scores: np.ndarray, sparsity: float) -> np.ndarray:
     """Returns a boolean array of the same shape that is False at the `round(sparsity * size)` lowest scores.
 
-    The number is exact: among equal scores the first are dropped, the last kept. One element is always kept.
-    (tfmot rounds the number kept instead, which differs by one where `sparsity * size` lies halfway.)
+    The number is exact: among equal scores, the first are dropped and the last are kept. One element is always kept.
+    (tfmot rounds the number of kept elements, which differs by one if `sparsity * size` ends in .5.)
 
     Example:
         >>> keep_highest(np.array([3.0, 1.0, 1.0, 1.0]), sparsity=0.5)
@@ -125,7 +125,7 @@ def keep_highest(scores: np.ndarray, sparsity: float) -> np.ndarray:
     dropped = min(round(sparsity * flat.size), flat.size - 1)
     if dropped <= 0:
         return np.ones(scores.shape, dtype=bool)
-    # A partition finds the threshold in linear time; sorting 25 million weights takes seconds.
+    # A partition finds the threshold in linear time. Sorting 25 million weights takes seconds.
     threshold = np.partition(flat, dropped - 1)[dropped - 1]
     kept = flat > threshold
     ties = np.flatnonzero(flat == threshold)
@@ -135,7 +135,7 @@ def keep_highest(scores: np.ndarray, sparsity: float) -> np.ndarray:
 
 @contextlib.contextmanager
 def _beside(variable: Any) -> Iterator[None]:
-    """Makes variables where a weight lives: on its device, or as its mirror on every replica."""
+    """Places new variables beside a weight: on its device, or on every replica if the weight is mirrored."""
     strategy = getattr(variable.value, "distribute_strategy", None) or tf.distribute.get_strategy()
     with strategy.scope(), strategy.extended.colocate_vars_with(variable.value):
         yield
@@ -147,6 +147,7 @@ def _scores(weight: Weight, criterion: Criterion) -> np.ndarray:
     if scores.shape != values.shape or np.isnan(scores).any():
         raise ConfigError(
             f"criterion must return one score per weight. Received: shape {scores.shape}, "
-            f"{np.isnan(scores).sum()} of them NaN, for the {weight}."
+            f"{np.isnan(scores).sum()} of them NaN, for the {weight}. "
+            "Return an array of the shape of the weights."
         )
     return np.where(values == 0, -np.inf, scores)

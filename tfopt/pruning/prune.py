@@ -1,4 +1,4 @@
-"""Pruning in one go: `prune` sets the least important weights of a model to zero, in place."""
+"""Pruning in one call: `prune` sets the least important weights of a model to zero, in place."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ from tfopt.pruning.weights import Weight, find_weights, make_report
 from tfopt.report import PassReport
 from tfopt.settings.validation import check_type
 
+PASS_A_CONFIG = "Pass for example tfopt.PruningConfig(target_sparsity=0.5)."
+
 
 def prune(model: Any, config: PruningConfig | None = None) -> PassReport:
     """Sets the least important weights of a model to zero, in place, and holds them there in later training.
 
-    Exactly `round(target_sparsity * size)` weights of each layer become zero (with `scope="global"`, of all layers
-    together, where a layer of small weights may be emptied). Layers, config and saved files stay ordinary: the model
-    saves to `.keras`, loads without tfopt and exports like any other. The zeros hold through `fit` in this process;
-    after loading, call `prune` again before training on: it finds the same zeros. To prune gradually during a fit,
-    which costs less accuracy, use `PruningSchedule`. When an error is raised, the model is as it was.
+    Exactly `round(target_sparsity * size)` weights of each layer become zero. With `scope="global"` the number is
+    counted over all layers together, and a layer with small weights may lose all of them. Layers, config and saved
+    files stay ordinary: the model saves to `.keras`, loads without tfopt and exports like any other model. The zeros
+    stay zero through `fit` in this process. After loading, call `prune` again before further training; it finds the
+    same zeros. `PruningSchedule` prunes gradually during a fit, which costs less accuracy. An error leaves the model
+    unchanged.
 
-    A zero saves bytes only where the file is compressed, and no time in a dense kernel.
+    Zeros make only a compressed file smaller. They do not make a dense kernel faster.
 
     Args:
-        model: A built functional, Sequential or subclassed Keras 3 model, under any dtype policy and strategy. A
-            `tf_keras` (Keras 2) functional or Sequential model is pruned by tfmot; its zeros are not held in training.
-        config: How many weights, and which; the settings of schedule and fine-tuning play no part here.
+        model: A built functional, Sequential or subclassed Keras 3 model, under any dtype policy and strategy. tfmot
+            prunes a functional or Sequential `tf_keras` (Keras 2) model, whose zeros do not stay zero in training.
+        config: Share and choice of the weights. The settings of the schedule and the fine-tuning are not used.
 
     Returns:
-        A change per pruned weight, a skip with the reason per layer left alone, and in `metrics` the "sparsity": the
-        share of zeros in the pruned weights.
+        A change for each pruned weight, a skip with the reason for each layer that is not pruned, and in `metrics` the
+        "sparsity": the share of zeros in the pruned weights.
 
     Raises:
         UnsupportedModelError: The model is not a Keras model or is not built.
@@ -53,7 +56,7 @@ def prune(model: Any, config: PruningConfig | None = None) -> PassReport:
         Zhu & Gupta, "To prune, or not to prune", arXiv:1710.01878.
     """
     config = PruningConfig() if config is None else config
-    check_type("config", config, PruningConfig)
+    check_type("config", config, PruningConfig, PASS_A_CONFIG)
     if is_tf_keras(model):
         report = prune_tf_keras(model, config)
     else:
@@ -66,13 +69,13 @@ def prune(model: Any, config: PruningConfig | None = None) -> PassReport:
 
 
 def set_sparsity(weights: Sequence[Weight], sparsity: float, config: PruningConfig) -> None:
-    """Masks the weights anew, so that `sparsity` of them are zero. All masks are chosen before the first is set."""
+    """Sets new masks that make the share `sparsity` of the weights zero. All masks are chosen before one is set."""
     criterion = CRITERIA[config.criterion] if isinstance(config.criterion, str) else config.criterion
     for weight, kept in zip(weights, choose_masks(weights, sparsity, criterion, config.scope), strict=True):
         mask = attach_mask(weight.variable)
-        mask.assign(kept & ops.convert_to_numpy(mask.kept))  # what is masked stays masked
+        mask.assign(kept & ops.convert_to_numpy(mask.kept))  # a masked weight stays masked
 
 
 def retrace(model: Any) -> None:
-    """Makes the next `fit` trace its step anew: one that was traced before the masks were attached lacks them."""
+    """Makes the next `fit` trace its step again, because a step traced before the masks were attached lacks them."""
     model.train_function = None

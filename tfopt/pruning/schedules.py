@@ -1,4 +1,4 @@
-"""How sparse the weights should be at each training step: functions from a step, from 0 on, to a share of zeros."""
+"""Schedules of sparsity: functions from a training step, which counts from 0, to the share of zeros at that step."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Schedule: TypeAlias = Callable[[int], float]
 
 
 def polynomial(initial_sparsity: float, target_sparsity: float, begin_step: int, end_step: int) -> Schedule:
-    """Rises from the initial to the target sparsity, fast at first while there is much to spare, then ever slower.
+    """Returns a schedule that rises from the initial to the target sparsity, fast at first, then more and more slowly.
 
         target + (initial - target) * (1 - (step - begin) / (end - begin)) ** 3
 
-    It is 0 before `begin_step` and the target from `end_step` on.
+    The sparsity is 0 before `begin_step`, and the target from `end_step` on.
 
     Example:
         >>> schedule = polynomial(0.0, 0.8, begin_step=0, end_step=100)
@@ -36,7 +36,7 @@ def polynomial(initial_sparsity: float, target_sparsity: float, begin_step: int,
 
 
 def constant(initial_sparsity: float, target_sparsity: float, begin_step: int, end_step: int) -> Schedule:
-    """Is the target sparsity from `begin_step` on; the initial sparsity and the end step play no part.
+    """Returns a schedule that is at the target from `begin_step` on. It does not use the other two arguments.
 
     Example:
         >>> schedule = constant(0.0, 0.8, begin_step=10, end_step=100)
@@ -47,13 +47,14 @@ def constant(initial_sparsity: float, target_sparsity: float, begin_step: int, e
 
 
 def from_callable(schedule: Callable[[int], Any]) -> Schedule:
-    """Adapts a user's own function of the step, or a schedule of tensorflow-model-optimization (tfmot).
+    """Returns a schedule for a user's own function of the step, or for a schedule of tensorflow-model-optimization.
 
-    A tfmot schedule returns (should_prune, sparsity), where should_prune says in which steps tfmot's own wrapper
-    recomputes its masks. Here the config's `frequency` says that, so only the schedule's `begin_step` is kept of it.
+    A schedule of tensorflow-model-optimization (tfmot) returns (should_prune, sparsity), and its wrapper computes new
+    masks in the steps where should_prune is true. Here `frequency` of the config decides these steps, so only the
+    `begin_step` of the tfmot schedule is used.
 
     Raises:
-        ConfigError: At the step where the schedule returns something outside [0, 1).
+        ConfigError: The schedule returns a value outside [0, 1) for a step.
 
     Example:
         >>> from_callable(lambda step: min(step / 100, 0.5))(20)
@@ -67,7 +68,10 @@ def from_callable(schedule: Callable[[int], Any]) -> Schedule:
         result = schedule(step)
         value = float(result[1] if isinstance(result, tuple) else result)
         if not 0 <= value < 1:
-            raise ConfigError(f"schedule must return a sparsity in [0, 1). Received: schedule({step})={value:g}.")
+            raise ConfigError(
+                f"schedule must return a sparsity in [0, 1). Received: schedule({step})={value:g}. "
+                "Sparsity is a fraction of zeros, not a percentage."
+            )
         return value
 
     return sparsity

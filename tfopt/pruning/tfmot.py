@@ -1,6 +1,6 @@
 """Keras 2 (`tf_keras`) models, which tensorflow-model-optimization (tfmot) prunes.
 
-Importing tfmot takes seconds and loads tf_keras, so it is done in here only, when such a model comes.
+The import of tfmot takes seconds and loads tf_keras, so only this module imports it, when it prunes such a model.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tfopt.report import PassReport, Skip
 def prune_tf_keras(model: Any, config: PruningConfig) -> PassReport:
     """Prunes a functional or Sequential `tf_keras` model in place, with tfmot's own wrappers and masks.
 
-    The wrappers go on a copy, whose pruned weights are written back. They hold zeros in training only while they are
-    on, so to train on, wrap the model with `tfmot.sparsity.keras.prune_low_magnitude` yourself.
+    tfmot wraps a copy of the model, and the pruned weights of the copy are written back. Zeros stay zero in training
+    only inside a wrapper. For further training, wrap the model with `tfmot.sparsity.keras.prune_low_magnitude`.
 
     Raises:
-        ConfigError: tfmot has no such criterion or scope, or `exclude` names no layer.
-        UnsupportedModelError: The model is not built, is subclassed or has a layer that tfmot does not know.
+        ConfigError: tfmot does not have the criterion or the scope, or `exclude` names no layer.
+        UnsupportedModelError: The model is not built, is subclassed, or has a layer that tfmot does not know.
     """
     import tf_keras
 
@@ -41,7 +41,7 @@ def prune_tf_keras(model: Any, config: PruningConfig) -> PassReport:
     for wrapper in wrapped.submodules:
         if not getattr(wrapper, "pruning_vars", None):
             continue
-        # What a training step of the wrapped model would do to the masks and the weights.
+        # A training step of the wrapped model would do the same with the masks and the weights.
         wrapper.pruning_step.assign(0)
         wrapper.pruning_obj.conditional_mask_update()
         wrapper.pruning_obj.weight_mask_op()
@@ -54,7 +54,7 @@ def prune_tf_keras(model: Any, config: PruningConfig) -> PassReport:
 
 
 def import_tfmot() -> Any:
-    """Imports tfmot, which sets TF_USE_LEGACY_KERAS; processes started later, such as workers, must not inherit it."""
+    """Imports tfmot and removes TF_USE_LEGACY_KERAS, which tfmot sets and which new processes must not inherit."""
     before = os.environ.get("TF_USE_LEGACY_KERAS")
     import tensorflow_model_optimization as tfmot
 
@@ -64,7 +64,7 @@ def import_tfmot() -> Any:
 
 
 class _Exclude:
-    """A tfmot pruning policy that leaves the layers named by `exclude` unwrapped."""
+    """A pruning policy of tfmot that does not wrap the layers named by `exclude`."""
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
         self.patterns = patterns
@@ -77,22 +77,26 @@ class _Exclude:
         return False
 
     def ensure_model_supports_pruning(self, model: Any) -> None:
-        """tfmot's wrapper checks each layer itself."""
+        """Does nothing: the wrapper of tfmot checks each layer."""
 
 
 def _check(model: Any, config: PruningConfig) -> None:
     if config.criterion != "magnitude" or config.scope != "layer":
         raise ConfigError(
-            "A tf_keras model is pruned by tfmot, which takes criterion='magnitude' and scope='layer' only. "
-            f"Received: criterion={config.criterion!r}, scope={config.scope!r}."
+            "tfmot prunes tf_keras models, and takes criterion='magnitude' and scope='layer' only. "
+            f"Received: criterion={config.criterion!r}, scope={config.scope!r}. "
+            "Set these values, or use a Keras 3 model."
         )
     if not model.built:
-        raise UnsupportedModelError(f"model must be built. Received: {model.name!r} without weights.")
+        raise UnsupportedModelError(
+            f"model must be built. Received: {model.name!r} without weights. Call it once on a batch."
+        )
     if not model._is_graph_network:
         raise UnsupportedModelError(
-            f"tfmot prunes functional and Sequential models only. Received: the subclassed {type(model).__name__}."
+            f"tfmot prunes functional and Sequential models only. Received: the subclassed {type(model).__name__}. "
+            "Build it with the functional API, or use Keras 3."
         )
     names = [layer.name for layer in model.submodules if hasattr(layer, "get_config")]
     for pattern in config.exclude:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise ConfigError(f"exclude must name layers of the model. Received: {pattern!r}, which none has.")
+            raise ConfigError(f"exclude must name layers of the model. Received: {pattern!r}, which no layer has.")

@@ -1,7 +1,7 @@
-"""Which weights of a model are pruned: the arrays that feed its matrix products, convolutions and look-ups.
+"""The prunable weights of a model: the arrays of its matrix products, convolutions and embeddings.
 
-The choice follows tfmot's, extended by EinsumDense, which Keras 3 uses inside MultiHeadAttention. Biases are never
-pruned and are not reported, being a handful next to their kernel.
+The choice is that of tfmot, and in addition EinsumDense, which Keras 3 uses inside MultiHeadAttention. Biases are not
+pruned and not reported, because they are few compared with the kernel.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from keras import layers
 from tfopt.errors import ConfigError, UnsupportedLayerError, UnsupportedModelError
 from tfopt.report import Change, PassReport, Skip
 
-# Attributes that hold the prunable weights, by layer class. The first class that matches counts.
+# Attributes that hold the prunable weights, by layer class. The first matching class is used.
 PRUNED: dict[tuple[type, ...], tuple[str, ...]] = {
     (layers.Dense, layers.EinsumDense): ("kernel",),
     (layers.Conv1D, layers.Conv2D, layers.Conv3D): ("kernel",),
@@ -33,7 +33,7 @@ KEPT: dict[tuple[type, ...], str] = {
     (
         layers.DepthwiseConv1D,
         layers.DepthwiseConv2D,
-    ): "a depthwise kernel has few weights, and each is all its channel has",
+    ): "a depthwise kernel has few weights, and only these for each channel",
     (
         layers.BatchNormalization,
         layers.LayerNormalization,
@@ -42,7 +42,7 @@ KEPT: dict[tuple[type, ...], str] = {
     ): "a normalization holds a scale and an offset per channel",
 }
 
-NOT_BUILT = "it is not built, so the model never called it"
+NOT_BUILT = "it is not built, because the model never called it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Weight:
     """One prunable weight of a model.
 
     Attributes:
-        path: Names of the layers it is in, from the model down, for example "encoder/dense".
+        path: Names of the layers around it, the outermost first, for example "encoder/dense".
         kind: Class of its layer, for example "Dense".
         attribute: Name of the weight in that layer, for example "kernel".
         variable: The `keras.Variable` itself.
@@ -68,7 +68,7 @@ class Weight:
         """Returns the values as float32, of the variable's shape.
 
         Raises:
-            UnsupportedLayerError: A value is NaN or infinite, so that the weights have no order.
+            UnsupportedLayerError: A value is NaN or infinite. Such weights cannot be ranked.
         """
         values = np.asarray(self.variable.numpy(), dtype=np.float32)
         if not np.isfinite(values).all():
@@ -80,10 +80,12 @@ class Weight:
 
 
 def find_weights(model: Any, exclude: tuple[str, ...] = ()) -> tuple[list[Weight], list[Skip]]:
-    """Returns the prunable weights of a built Keras 3 model, shared ones once, and what is left alone and why.
+    """Returns the prunable weights of a built Keras 3 model, and the skipped layers with the reasons.
+
+    A weight that several layers share is returned once.
 
     Args:
-        model: A built functional, Sequential or subclassed Keras 3 model, nested ones included.
+        model: A built functional, Sequential or subclassed Keras 3 model, which may contain other models.
         exclude: Patterns of layer names or paths, as in `PruningConfig`.
 
     Raises:
@@ -114,16 +116,16 @@ def find_weights(model: Any, exclude: tuple[str, ...] = ()) -> tuple[list[Weight
             weight = Weight(path=path, kind=kind, attribute=attribute, variable=getattr(layer, attribute))
             weights.setdefault(id(weight.variable), weight)
     if not weights and any(skip.reason == NOT_BUILT for skip in skipped):
-        # Keras' model.build marks a subclassed model as built, and leaves the layers in it as they are.
+        # Keras' model.build marks a subclassed model as built, but does not build its layers.
         raise UnsupportedModelError(
             f"model must be built, and its layers too. Received: {model.name!r}, whose layers have no weights. "
-            "Call it once on a batch first."
+            "Call the model once on a batch first."
         )
     return list(weights.values()), skipped
 
 
 def make_report(weights: Sequence[Weight], skipped: Sequence[Skip]) -> PassReport:
-    """Counts the zeros that are in the weights now."""
+    """Returns the report of a pruning pass: the present zeros of each weight, and the skipped layers."""
     zeros = [int(np.count_nonzero(weight.variable.numpy() == 0)) for weight in weights]
     sizes = [int(np.prod(weight.variable.shape)) for weight in weights]
     changed, unchanged = [], []
@@ -141,7 +143,7 @@ def make_report(weights: Sequence[Weight], skipped: Sequence[Skip]) -> PassRepor
 
 
 def _walk(layer: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """A layer and all layers in it, in order and once each, with their names on the way from the model."""
+    """Yields a layer and all layers inside it, each once and in order, with their paths."""
     if id(layer) in seen:
         return
     seen.add(id(layer))
@@ -160,20 +162,22 @@ def _check_model(model: Any) -> None:
 
 
 def _excluded(found: list[tuple[str, Any]], patterns: tuple[str, ...]) -> set[int]:
-    """Ids of the layers that a pattern names, and of all layers within these."""
+    """Returns the ids of the layers that a pattern names, and of all layers inside them."""
     excluded: set[int] = set()
     for pattern in patterns:
         named = [layer for path, layer in found if fnmatchcase(layer.name, pattern) or fnmatchcase(path, pattern)]
         if not named:
             close = difflib.get_close_matches(pattern, [path for path, _ in found], n=1)
             remedy = f" Did you mean {close[0]!r}?" if close else ""
-            raise ConfigError(f"exclude must name layers of the model. Received: {pattern!r}, which none has.{remedy}")
+            raise ConfigError(
+                f"exclude must name layers of the model. Received: {pattern!r}, which no layer has.{remedy}"
+            )
         excluded.update(id(inner) for layer in named for inner in layer._flatten_layers())
     return excluded
 
 
 def _reason_to_keep(layer: Any, attributes: tuple[str, ...], excluded: bool) -> str | None:
-    """Why a layer is left alone; None where it is pruned, or has nothing that could be."""
+    """Returns why a layer is not pruned; None if it is pruned or has no weights to prune."""
     if attributes:
         if excluded:
             return "excluded"
@@ -185,12 +189,12 @@ def _reason_to_keep(layer: Any, attributes: tuple[str, ...], excluded: bool) -> 
     for classes, reason in KEPT.items():
         if isinstance(layer, classes):
             return reason
-    # The layer's own variables only: those of the layers in it have their turn.
+    # The layer's own variables only: the layers inside it are checked separately.
     if any(len(variable.shape) > 1 for variable in layer._trainable_variables):
-        return "tfopt does not know what the weights of this class do"
+        return "tfopt does not know the weights of this class"
     return None
 
 
 def _is_float_variable(variable: Any) -> bool:
-    """Not so after quantization, and not with LoRA, where the attribute is a sum computed at every access."""
+    """Returns False after quantization, and with LoRA, where the attribute is a sum that every access computes."""
     return isinstance(variable, keras.Variable) and keras.backend.is_float_dtype(variable.dtype)

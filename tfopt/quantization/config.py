@@ -16,13 +16,13 @@ from tfopt.settings.validation import Remedy, check_fields, check_name, check_va
 ObserverName = Literal["minmax", "moving_average", "percentile", "mse", "entropy"]
 Rounding = Literal["nearest", "adaptive"]
 Metric = Callable[[Any, Any], float]
-FREEZE = Remedy("None means never, 0 from the start.")
+FREEZE = Remedy("Give a number of training calls; None means never.")
 METRICS = ("accuracy", "categorical_accuracy", "binary_accuracy", "binary_accuracy_from_logits")
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationConfig:
-    """Static int8 quantization, after training or while training: 8-bit activations per tensor, weights per channel.
+    """Static int8 quantization, after or during training. Activations have a scale per tensor, weights per channel.
 
     Example:
         >>> QuantizationConfig(calibration_examples=64).observer
@@ -30,53 +30,55 @@ class QuantizationConfig:
     """
 
     observer: ObserverName = "mse"
-    """How activation ranges are measured on the calibration data: "mse" takes the range with the smallest squared error
-    of rounding and cutting off together; "minmax" covers every value; "percentile" and "entropy" cut outliers off,
-    "moving_average" lets rare ones count less."""
+    """Method that finds activation ranges on the calibration data: "mse" minimizes the squared error of rounding and
+    clipping together; "minmax" covers every value; "percentile" and "entropy" clip outliers; "moving_average" gives
+    rare outliers less weight."""
     percentile: Annotated[float, Interval(ge=50, le=100), Remedy("99.9 to 99.999 is usual.")] = 99.99
-    """How many percent of a tensor's values the range covers, with observer="percentile"."""
+    """Share of a tensor's values that the range covers, in per cent, with observer="percentile"."""
     calibration_examples: Annotated[int, Ge(1), Remedy("100 to 500 examples are usual.")] = 256
-    """At most this many examples of the calibration data are run through the model."""
+    """Largest number of examples of the calibration data to run through the model."""
     exclude: tuple[str, ...] = ()
-    """Names (or shell-style patterns such as '*/dense_2/*') of graph nodes that stay float; for training also those of
+    """Names (or shell-style patterns such as '*/dense_2/*') of graph nodes that stay float. With training also names of
     layers."""
     weight_bits: int = 8
-    """Width of the quantized weights, 8 or 4. Weights of 4 bits are computed by the same int8 kernels."""
+    """Number of bits of the quantized weights, 8 or 4. The same int8 kernels compute with 4-bit weights."""
     reduce_range: bool = True
-    """Whether weights use 7 of 8 bits where 8 could overflow on processors without VNNI, so that the model computes the
-    same on every x86-64 processor. Without it the model needs VNNI or AMX for right results."""
+    """Whether weights use 7 of 8 bits where 8 bits could overflow on processors without VNNI. The results are then the
+    same on every x86-64 processor. If False, the model needs VNNI or AMX for correct results."""
     equalization: bool = True
-    """Whether to rescale the channels between layers, which changes nothing in float, where rounding errors are smaller
-    for it. Costs one more run of the calibration data."""
+    """Whether to rescale the channels between two layers where this makes the rounding errors smaller. The results in
+    float stay the same. Costs one more run of the calibration data."""
     smooth_quant: Annotated[float, Interval(ge=0, le=1), Remedy("0 is off, and 0.5 is usual.")] = 0.5
-    """How much of the spread between channels to move from a normalisation's result into the weights that read it,
-    where rounding errors are smaller for it: alpha of SmoothQuant, up to 1. 0 leaves all as it is."""
+    """Alpha of SmoothQuant, from 0 to 1: how much of the spread between channels moves from the output of a
+    normalization into the next weights, where this makes the rounding errors smaller. 0 is off."""
     bias_correction: bool = True
-    """Whether to take the mean error that quantization causes in each channel off its bias. Costs about three more runs
-    of the calibration data."""
+    """Whether to subtract the mean quantization error of each channel from its bias. Costs about three more runs of the
+    calibration data."""
     rounding: Rounding = "nearest"
-    """How weights are rounded: each to the nearest step, or "adaptive", up or down as keeps each layer's results on the
-    calibration data closest (AdaRound)."""
+    """Rounding of weights: "nearest" rounds each weight to the nearest step; "adaptive" (AdaRound) rounds up or down so
+    that the outputs of each layer change least on the calibration data."""
     max_accuracy_drop: Annotated[float, Ge(0), Lt(math.inf)] | None = None
-    """How much of the metric may be lost, 0.005 being half a point of accuracy: nodes go back to float, as few as can
-    be, until no more is. Needs labels. None sets no bound."""
+    """Largest loss of the metric, for example 0.005 for half a point of accuracy. Nodes return to float, as few as
+    possible, until the loss is within this bound. Needs labels. None sets no bound."""
     metric: Annotated[str | Metric, BY_NAME] = "accuracy"
-    """What max_accuracy_drop is measured by: "accuracy", which works out what kind of classifier the model is, or
-    "categorical_accuracy", "binary_accuracy" (of probabilities) or "binary_accuracy_from_logits", which say so; in
-    Python also a function (labels, outputs) -> float, where more is better."""
+    """Metric of max_accuracy_drop. "accuracy" finds out the kind of classifier; "categorical_accuracy",
+    "binary_accuracy" (for probabilities) and "binary_accuracy_from_logits" name the kind. In Python also a function
+    (labels, outputs) -> float, where a higher value is better."""
     training: bool = False
-    """Whether `tfopt.quantize` returns a Keras model that trains with the values it will have in int8."""
+    """Whether `tfopt.quantize` returns a Keras model for quantization-aware training, which trains with int8 values."""
     learned_ranges: bool = False
-    """With training: whether the optimizer trains the ranges (LSQ). Else those of activations are moving averages,
-    starting from the calibrated ones, and those of weights follow the largest weights."""
+    """With training: whether the optimizer trains the ranges (LSQ). If False, activation ranges are moving averages,
+    which start from the calibrated ranges, and weight ranges follow the largest weights."""
     freeze_ranges_after: Annotated[Annotated[int, Ge(0)] | None, FREEZE] = None
-    """With training: after so many training calls of the model the activations' ranges and learned ones stay."""
+    """With training: number of training calls after which activation ranges and learned ranges stay fixed. None means
+    never, 0 from the start."""
     freeze_batch_norm_after: Annotated[Annotated[int, Ge(0)] | None, FREEZE] = None
-    """With training: after so many training calls batch norms use their moving statistics, as at inference."""
+    """With training: number of training calls after which batch normalization uses its moving statistics, as at
+    inference. None means never, 0 from the start."""
     epochs: Annotated[int, Ge(1)] = 5
-    """With training: epochs that a recipe trains the quantized model for."""
+    """With training: number of epochs for which a recipe trains the quantized model."""
     learning_rate: Annotated[float, Gt(0)] | None = None
-    """With training: learning rate of a recipe's training of the quantized model; by default that of its training."""
+    """With training: learning rate for the quantized model in a recipe. By default the one of the training."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -104,7 +106,7 @@ class QuantizationConfig:
 
 
 def check_metric(metric: Any) -> None:
-    """Raises ConfigError unless a metric is one of METRICS or a function.
+    """Raises ConfigError unless a metric is the name of one in METRICS, or a function.
 
     Example:
         >>> check_metric("top5")

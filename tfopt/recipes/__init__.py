@@ -1,6 +1,6 @@
 """Named recipes: a builder paired with the settings that train, shrink and export it.
 
-Start in digits_cnn.py; tfopt/recipe.py says what a recipe can hold.
+Start in digits_cnn.py; tfopt/recipe.py defines the settings of a recipe.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ __all__ = ["RECIPES", "digits_cnn", "digits_resnet", "find_recipe"]
 
 
 def find_recipe(recipe: Recipe | str | Path) -> Recipe:
-    """Returns a recipe given as itself, by its name, or as the path of a .toml file.
+    """Returns the recipe for a recipe, a name, or the path of a .toml file.
 
     Raises:
-        ConfigError: No recipe has that name, or the file does not hold one.
+        ConfigError: No recipe has the name, or the file has no valid recipe.
     Example:
         >>> find_recipe("digits_cnn").model.builder
         'simple_cnn'

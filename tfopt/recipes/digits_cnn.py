@@ -1,4 +1,4 @@
-"""The classic small CNN on real handwritten digits: trained, pruned to 75% zeros, quantized to int8."""
+"""A small CNN on real handwritten digits: trained, pruned to 75% zeros, quantized to int8."""
 
 from tfopt.pruning import PruningConfig
 from tfopt.quantization import QuantizationConfig

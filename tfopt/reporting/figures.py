@@ -1,10 +1,10 @@
 """The figures of the HTML report, drawn by matplotlib as inline SVG.
 
-Only lines, bars and ticks are drawn. Titles and legends are left to the page, which escapes them, wraps them and
-sets them in its own type. Text stays text, and the ink is drawn in stand-in colours that are replaced by the page's
-CSS variables, so that its light and dark themes reach into the figures.
+Only lines, bars and ticks are drawn. The page writes titles and legends, which it escapes, wraps and sets in its own
+font. Text stays text. Lines are drawn in placeholder colours, which CSS variables of the page replace, so that its
+light and dark themes also apply to the figures.
 
-The `Figure` class is used without pyplot: no backend is chosen and no figure is kept for the whole process.
+The `Figure` class is used without pyplot, so that no backend is chosen and no figure stays in memory.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from tfopt.report import Phase, Receipt, Utilization
 
 INK, MUTED, RULE = "#101112", "#606162", "#d0d1d2"
 THEME = {INK: "var(--ink)", MUTED: "var(--muted)", RULE: "var(--rule)"}
-# Bars from 0 cannot show a difference that is a smaller share of their length than this.
+# A difference that is a smaller share of the length cannot be seen in bars that start at 0.
 VISIBLE_SHARE = 0.05
-# From this ratio of largest to smallest value on, a loss is drawn on a logarithmic axis: one and a half decades.
+# If the ratio of the largest to the smallest loss is higher, the axis is logarithmic: one and a half decades.
 LOGARITHMIC_FROM = 10**1.5
-# Eight, since that is how many GPUs a machine usually has at most; all readable on white and on black.
+# Eight colours, because a machine usually has at most eight GPUs. All are readable on white and on black.
 SERIES = ("#3b7dd8", "#d2691e", "#2e9367", "#a05fc0", "#c24b6a", "#8a7a2f", "#2b95a8", "#7a7f87")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of a plot: its legend label, colour, a figure that sums it up, and its values, NaN where unknown."""
+    """One line of a plot: its label in the legend, its colour, a summary figure, and its values, NaN if unknown."""
 
     label: str
     colour: str
@@ -44,7 +44,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """One figure: `summary` is what a screen reader says in its place, `svg` is markup that is safe to inline."""
+    """One figure. A screen reader reads `summary`; `svg` is markup that is safe inside a page."""
 
     title: str
     summary: str
@@ -53,19 +53,19 @@ class Plot:
 
 
 def curves(phases: Sequence[Phase]) -> list[Plot]:
-    """Draws one plot per metric, training and validation together, the phases joined on one axis of epochs.
+    """Draws one plot per metric, with training and validation together and all phases on one axis of epochs.
 
-    A metric is drawn over the phases that recorded it: sparsity from the phase that prunes.
+    A metric is drawn only for the phases that recorded it, for example sparsity from the phase that prunes.
     """
     names = {name.removeprefix("val_") for phase in phases for name in phase.history}
-    # Loss and accuracy first; what else was recorded, such as sparsity, after them.
+    # Loss and accuracy come first, then other metrics such as sparsity.
     metrics = sorted(names, key=lambda name: (name != "loss", name != "accuracy", name))
     plots = (_curve(metric, phases) for metric in metrics)
     return _with_unique_ids("curve", [plot for plot in plots if plot.legend])
 
 
 def utilization(record: Utilization) -> list[Plot]:
-    """Draws one plot per unit, so that series on one axis can be compared."""
+    """Draws one plot per unit, so that the series on one axis can be compared."""
     by_unit: dict[str, dict[str, Sequence[float | None]]] = {}
     for name, values in record.series.items():
         label, unit = _split_unit(name)
@@ -77,7 +77,7 @@ def utilization(record: Utilization) -> list[Plot]:
 def bars(receipts: Mapping[str, Receipt]) -> list[Plot]:
     """Draws accuracy, size, gzip size and latency as bars, one per artifact.
 
-    Accuracies that lie too close for bars from 0 are drawn as differences to the first, in points.
+    Accuracies that are too close for bars from 0 are drawn as differences to the first, in points.
     """
     figures: dict[str, tuple[Callable[[Receipt], float | None], Callable[[float], str]]] = {
         "Size on disk": (lambda receipt: receipt.bytes_on_disk, show_bytes),
@@ -97,7 +97,7 @@ def bars(receipts: Mapping[str, Receipt]) -> list[Plot]:
 
 
 def show_bytes(count: float) -> str:
-    """Returns a size in the largest decimal unit that leaves at least one whole.
+    """Returns a size in the largest decimal unit in which it is at least 1.
 
     Example:
         >>> show_bytes(250_412)
@@ -120,7 +120,7 @@ def _curve(metric: str, phases: Sequence[Phase]) -> Plot:
 
     figure, axes = _axes("epoch")
     epochs = sum(map(_epochs, phases))
-    axes.set_xlim(start + 0.5, start + epochs + 0.5)  # also where a later phase did not record this metric
+    axes.set_xlim(start + 0.5, start + epochs + 0.5)  # a later phase may not have recorded this metric
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for line in legend:
         _draw_line(axes, range(start + 1, start + epochs + 1), line)
@@ -148,7 +148,7 @@ def _set_logarithmic(axes: Axes) -> None:
 
 
 def _mark_phases(axes: Axes, phases: Sequence[Phase], epochs_before: int) -> None:
-    start = epochs_before + 0.5  # epochs count from 1; a boundary lies half-way between two
+    start = epochs_before + 0.5  # epochs count from 1; a boundary is half-way between two epochs
     for phase in phases:
         end = start + _epochs(phase)
         axes.text(
@@ -191,14 +191,14 @@ def _bar(title: str, values: Mapping[str, float | None], show: Callable[[float],
     lengths = [value or 0.0 for value in values.values()]
     figure, axes = _bar_axes(values)
     axes.set_xlim(0, 1.35 * (max(lengths) or 1))  # room for the longest label
-    colours = [MUTED, *[SERIES[0]] * (len(values) - 1)]  # the first is what the others are compared with
+    colours = [MUTED, *[SERIES[0]] * (len(values) - 1)]  # the others are compared with the first
     drawn = axes.barh(range(len(values)), lengths, height=0.5, color=colours)
     axes.bar_label(drawn, texts, padding=5, color=INK, fontsize=10)
     return Plot(title=title, summary=f"{title}: {_pairs(values, texts)}", svg=_svg(figure))
 
 
 def _difference_bar(title: str, values: Mapping[str, float | None], show: Callable[[float], str]) -> Plot:
-    """Draws how far each value lies above or below the first, in points; all values are known."""
+    """Draws the difference of each value to the first, in points. All values must be known."""
     first, *others = (value or 0.0 for value in values.values())
     points = [100 * (value - first) for value in others]
     texts = [show(first), *(f"{change:+.2f} points" for change in points)]
@@ -216,7 +216,7 @@ def _difference_bar(title: str, values: Mapping[str, float | None], show: Callab
 
 
 def _too_close(values: Mapping[str, float | None]) -> bool:
-    """Whether there is more than one value, all are known, and bars from 0 would look equally long."""
+    """Returns whether there are several values, all are known, and bars from 0 would look equally long."""
     known = [value for value in values.values() if value is not None]
     if len(known) < 2 or len(known) < len(values):
         return False
@@ -253,7 +253,7 @@ def _axes(xlabel: str, height: float = 2.7) -> tuple[Figure, Axes]:
 
 
 def _draw_line(axes: Axes, x: Sequence[float], line: Line) -> None:
-    """Draws a line that breaks at NaN. A value between two gaps, or the only one, would be no line: it gets a dot."""
+    """Draws a line that breaks at NaN. A single value, or a value between two gaps, is drawn as a dot."""
     padded = [math.nan, *line.values, math.nan]
     lone = [
         index
@@ -266,17 +266,17 @@ def _draw_line(axes: Axes, x: Sequence[float], line: Line) -> None:
 
 def _svg(figure: Figure) -> str:
     buffer = io.StringIO()
-    # That text stays text can only be said in rcParams; the context restores them.
+    # Only rcParams can keep text as text. The context restores them.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tfopt"}):
         figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     markup = buffer.getvalue()
-    markup = markup[markup.index("<svg") :]  # an XML declaration and a DTD have no place inside HTML
+    markup = markup[markup.index("<svg") :]  # HTML must not contain an XML declaration or a DTD
     markup = re.sub(r' xmlns(:\w+)?="[^"]*"', "", markup)
     return re.sub("|".join(THEME), lambda match: THEME[match[0]], markup)
 
 
 def _with_unique_ids(prefix: str, plots: Sequence[Plot]) -> list[Plot]:
-    """Prefixes the ids in each SVG, and the references to them: on one page they would be found in each other."""
+    """Adds a prefix to the ids in each SVG and to their references, because ids must be unique on a page."""
     return [
         replace(plot, svg=re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-{index}-", plot.svg))
         for index, plot in enumerate(plots)
@@ -303,7 +303,7 @@ def _split_unit(name: str) -> tuple[str, str]:
 
 
 def _short(name: str) -> str:
-    """Returns a name that leaves room for the drawing; whole it stands in the tables."""
+    """Returns a name that is short enough for the drawing. The tables show the full name."""
     return name if len(name) <= 20 else f"{name[:19]}…"
 
 

@@ -1,4 +1,4 @@
-"""One self-contained HTML page about a run: it needs no network and no script, so it can be mailed and kept."""
+"""One HTML page about a run. It needs no network and no script, so it can be mailed and archived."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TEMPLATE = "html_page.html.jinja"
 def write_html(report: RunReport, path: Path) -> Path:
     """Writes a run's report as one HTML page that opens offline, and returns its path.
 
-    The page shows the plan with its reasons, the training curves, what the machine did meanwhile, what each pass
-    changed, and the receipts of the artifacts side by side. The file appears whole or not at all.
+    The page shows the plan with its reasons, the training curves, the load of the machine, the changes of each pass,
+    and the receipts of the artifacts side by side. The file appears whole or not at all.
 
     Args:
-        report: What the run did and measured; stages that did not run are left out of the page.
-        path: The file to write, in a directory that exists. A file that is there is replaced.
+        report: Results and measurements of the run. A stage that did not run is left out of the page.
+        path: File to write, in an existing directory. An existing file is replaced.
 
     Example:
         >>> import tempfile
@@ -57,7 +57,7 @@ def write_html(report: RunReport, path: Path) -> Path:
 
 
 def _source(report: RunReport) -> str:
-    """Returns where the utilization comes from. Why NVML cannot be read is of no use where there is no GPU."""
+    """Returns the source of the utilization. Without a GPU, the reason of NVML is left out."""
     source = report.utilization.source if report.utilization else ""
     if source.startswith("psutil") and report.environment.get("GPU") == "none":
         return "psutil (no GPU)"

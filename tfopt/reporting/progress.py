@@ -1,11 +1,11 @@
-"""One progress bar for a whole `fit`, where Keras draws one per epoch.
+"""One progress bar for a whole `fit`; Keras draws one for each epoch.
 
-The bar is a line that fills the terminal's width and is drawn over itself. It is not a live display: Keras tells a
-callback nothing when `fit` raises, and a live display would then leave a hidden cursor and a redirected stdout
-behind. A line needs no end. The terminal wraps before the next character, so whatever is printed next, a traceback
-or the words of another callback, begins on a line of its own.
+The bar is a line of the terminal's full width, which is drawn over itself. It is not a live display of rich: Keras does
+not inform a callback when `fit` raises an error, and a live display would then leave a hidden cursor and a redirected
+stdout. A line needs no clean-up. The terminal wraps before the next character, so the next output, for example a
+traceback, begins on a new line.
 
-Where the width is not enough, the bar goes first, then the steps, then figures, least watched first; none is ever cut.
+On a narrow terminal, the bar is left out first, then the steps, then the less important figures. No figure is cut.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ SECONDS_BETWEEN_DRAWINGS = 0.1
 PLAIN_LINES = 10
 NARROWEST_BAR = 10
 GAP = "  "
-# What people watch comes first in the line, and stays longest when it is narrow.
+# The most important figures come first in the line, and stay longest on a narrow terminal.
 SHOWN_FIRST = ("loss", "accuracy", "sparsity")
 KEPT_LONGEST = ("accuracy", "loss", "sparsity")
 
 
 class FitProgress(keras.callbacks.Callback):
-    """Shows how far a whole `fit` has come, its figures and the time left, in one line; at the end the time it took.
+    """Shows the progress of a whole `fit` in one line: its figures and the time left, at the end the total time.
 
-    Where the console is not a terminal (a file, a pipe, a notebook) it prints a plain line after the first epoch and
-    then about every tenth of the epochs. Give `verbose=0` to `fit`, or Keras draws its own bars as well.
+    If the console is not a terminal (a file, a pipe, a notebook), it prints a plain line after the first epoch and then
+    after about every tenth of the epochs. Pass `verbose=0` to `fit`, so that Keras does not draw its own bars.
 
     Args:
-        description: What the line begins with, for example the phase.
-        console: Where to draw; standard output if None.
+        description: Start of the line, for example the name of the phase.
+        console: Console for the line. None means standard output.
 
     Example:
         >>> import numpy as np
@@ -60,10 +60,10 @@ class FitProgress(keras.callbacks.Callback):
     def _reset(self, epochs: int, steps: int | None) -> None:
         self._epochs, self._steps = epochs, steps
         self._epoch = self._step = 0
-        self._first_epoch: int | None = None  # not 0 when a training is resumed
+        self._first_epoch: int | None = None  # above 0 in a resumed training
         self._figures: dict[str, Any] = {}
         self._began = time.monotonic()
-        self._started: tuple[float, float] | None = None  # when, and how many epochs were done then
+        self._started: tuple[float, float] | None = None  # the time of the first step, and the epochs done then
         self._drawn_at = 0.0
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
@@ -78,7 +78,7 @@ class FitProgress(keras.callbacks.Callback):
         self._step = batch + 1
         self._figures.update(logs or {})
         now = time.monotonic()
-        # The clock starts after the first step: that one compiles, and would spoil the estimate.
+        # The clock starts after the first step, which compiles and would make the estimate too long.
         self._started = self._started or (now, self._done())
         if self._in_place and now - self._drawn_at >= SECONDS_BETWEEN_DRAWINGS:
             self._drawn_at = now
@@ -86,11 +86,11 @@ class FitProgress(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._figures.update(logs or {})
-        self._steps = self._steps or self._step  # a data set of unknown length is known after one epoch
+        self._steps = self._steps or self._step  # after one epoch the length of the data set is known
         self._step = self._steps
         if self._in_place:
             self._draw()
-        elif self._is_milestone() and not self._is_last():  # that line is printed when the time it took is known
+        elif self._is_milestone() and not self._is_last():  # on_train_end prints the last line
             self._print_line(self._time_left())
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
@@ -123,7 +123,7 @@ class FitProgress(keras.callbacks.Callback):
         bar = ProgressBar(total=self._total(), completed=self._done(), width=bar_width)
         line.add_row(before, bar if bar_width else "", behind)
         segments = self._console.render_lines(line)[0]
-        with self._console:  # one write for both, so that the line does not flicker
+        with self._console:  # one write for both prevents flicker
             self._console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
             self._console.print(Segments(segments), end="")
 
@@ -138,12 +138,12 @@ class FitProgress(keras.callbacks.Callback):
         return self._epochs - (self._first_epoch or 0)
 
     def _done(self) -> float:
-        """Returns how many epochs of this fit are done, the current one in part."""
+        """Returns the number of epochs of this fit that are done, with the done part of the current epoch."""
         within = min(self._step / self._steps, 1.0) if self._steps else 0.0
         return self._epoch - (self._first_epoch or 0) + within
 
     def _time_left(self) -> str:
-        """Returns the estimate in words; none before there is one."""
+        """Returns the estimate in words, or an empty string if there is no estimate yet."""
         done, (started, at) = self._done(), self._started or (0.0, self._done())
         remaining = max(self._total() - done, 0.0)
         if done <= at and remaining:
@@ -154,14 +154,14 @@ class FitProgress(keras.callbacks.Callback):
 def fitted(
     heads: Sequence[str], figures: Mapping[str, Any], time_words: str, width: int
 ) -> tuple[tuple[str, str], int | None]:
-    """Returns what a line of some width says on its left and on its right, and the width of a bar between.
+    """Returns the left and the right text of a line, and the width of the bar between them.
 
     Args:
-        heads: What the line may begin with, the longest first.
-        figures: Name to value, as Keras logs them.
-        time_words: What it ends with.
-        width: How wide it is.
-    Returns: (left, right), and the bar's width, None without one.
+        heads: Possible starts of the line, the longest first.
+        figures: Values by name, as Keras logs them.
+        time_words: End of the line.
+        width: Width of the line.
+    Returns: (left, right), and the width of the bar; None without a bar.
     Example:
         >>> figures = {"loss": 0.06, "accuracy": 0.98, "val_accuracy": 0.97, "recall": 0.9}
         >>> for width in (100, 90, 50):
@@ -185,11 +185,11 @@ def fitted(
 
 
 def figures_line(figures: Mapping[str, Any], names: Collection[str] | None = None) -> str:
-    """Returns figures as one line, loss first, each with its validation value behind it.
+    """Returns figures as one line, the loss first, each followed by its validation value.
 
     Args:
-        figures: Name to value, as Keras logs them.
-        names: Which to show, validation values not among them; all if None.
+        figures: Values by name, as Keras logs them.
+        names: Names of the figures to show, without the validation values. None shows all.
 
     Example:
         >>> figures_line({"accuracy": 0.98123, "loss": 0.0612, "val_accuracy": 0.9712, "val_loss": 0.08})
@@ -213,7 +213,7 @@ def _rank(name: str, order: tuple[str, ...]) -> int:
 
 
 def _duration(seconds: float) -> str:
-    """Returns hours, where there are any, minutes and seconds."""
+    """Returns a duration as hours (if above 0), minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
 
@@ -221,4 +221,4 @@ def _duration(seconds: float) -> str:
 def _short(value: Any) -> str:
     if not isinstance(value, int | float):
         return str(value)
-    return f"{value:.3g}" if abs(value) < 0.1 else f"{value:.4g}"  # as many decimals
+    return f"{value:.3g}" if abs(value) < 0.1 else f"{value:.4g}"  # both have about four decimals

@@ -1,4 +1,4 @@
-"""The receipts of a run as the HTML report shows them: a headline of four figures, and a table with footnotes."""
+"""The receipts of a run for the HTML report: four key figures, and a table with footnotes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNKNOWN = "\N{EN DASH}"
 
 @dataclass(frozen=True, kw_only=True)
 class KeyFigure:
-    """One figure of the headline row: what it is, its value in a word or two, and what it was made from."""
+    """One key figure: its label, its value in one or two words, and a note on its source."""
 
     label: str
     value: str
@@ -25,7 +25,7 @@ class KeyFigure:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One value of the table; `footnote` is the number of the reason why there is none."""
+    """One value of the table. If the value is unknown, `footnote` is the number of the reason."""
 
     text: str
     footnote: int | None = None
@@ -37,9 +37,9 @@ class ReceiptTable:
     """Artifacts side by side.
 
     Attributes:
-        rows: Label to one cell for each artifact.
-        shared: What is the same for all artifacts, label to value.
-        footnotes: Why values are unknown; a cell's footnote counts from 1.
+        rows: One cell for each artifact, by the label of the row.
+        shared: Values that are the same for all artifacts, by label.
+        footnotes: Reasons for unknown values. The footnote of a cell counts from 1.
     """
 
     rows: Mapping[str, Sequence[Cell]]
@@ -51,8 +51,8 @@ class ReceiptTable:
 class _Row:
     attribute: str
     form: str = "{}"
-    compares: bool = False  # with a baseline
-    describes: bool = False  # how it was measured and not what it is: told once where it is the same for all
+    compares: bool = False  # whether the row compares with a baseline
+    describes: bool = False  # whether it describes the measurement; shown once if it is the same for all
 
 
 _ROWS = {
@@ -83,8 +83,8 @@ def receipt_table(receipts: Mapping[str, Receipt], directory: Path) -> ReceiptTa
     """Returns the table of all figures.
 
     Args:
-        receipts: Artifact name to receipt; the first is what the others are compared with.
-        directory: What paths are shown relative to: that of the page.
+        receipts: The receipt of each artifact by name. The others are compared with the first.
+        directory: Directory of the page. Paths are shown relative to it.
 
     Example:
         >>> receipt_table({}, Path("out")).footnotes
@@ -99,12 +99,14 @@ def receipt_table(receipts: Mapping[str, Receipt], directory: Path) -> ReceiptTa
     for label, row in _ROWS.items():
         if row.compares and not baselines:
             continue
-        if row.attribute == "baseline_accuracy" and one_of_these:  # it stands in a column of its own
+        if row.attribute == "baseline_accuracy" and one_of_these:  # the baseline has its own column
             continue
-        if row.attribute == "baseline" and one_of_these and len(baselines) == 1:  # the other rows name it
+        if row.attribute == "baseline" and one_of_these and len(baselines) == 1:  # the other rows name the baseline
             continue
         cells = [_cell(row, receipt, directory, reasons) for receipt in measured]
-        if row.attribute == "artifact" and [cell.text for cell in cells] == list(receipts):  # the heads of the columns
+        if row.attribute == "artifact" and [cell.text for cell in cells] == list(
+            receipts
+        ):  # the column heads show the same
             continue
         if row.describes and len(cells) > 1 and len(set(cells)) == 1:
             shared[label] = cells[0].text
@@ -116,7 +118,7 @@ def receipt_table(receipts: Mapping[str, Receipt], directory: Path) -> ReceiptTa
 
 
 def key_figures(receipts: Mapping[str, Receipt]) -> list[KeyFigure]:
-    """Returns the headline: the last artifact, which is what the run was for, against the first, its float parent."""
+    """Returns the key figures: the last artifact, the aim of the run, compared with the first, the float artifact."""
     if not receipts:
         return []
     first, *_, last = (*receipts.values(), *receipts.values())
@@ -150,7 +152,7 @@ def _with_losses_marked(cells: Sequence[Cell], receipts: Sequence[Receipt]) -> l
 
 
 def _name_of(baselines: set[str], receipts: Mapping[str, Receipt]) -> str:
-    """Returns what to call the baseline: by the name of its column, where it is one for all."""
+    """Returns the name of the baseline: the name of its column, if all artifacts have the same baseline."""
     if len(baselines) != 1:
         return "its baseline"
     names = [name for name, receipt in receipts.items() if receipt.artifact in baselines]
@@ -181,7 +183,7 @@ def _latency(first: Receipt, last: Receipt) -> KeyFigure:
     ratio = f"{last.speedup:.2f}x"
     value = {"faster": f"{ratio} faster", "slower": f"{ratio}, slower"}.get(last.verdict, last.verdict)
     reference = "" if last.baseline == first.artifact else f" against {PurePath(last.baseline).name}"
-    if last.verdict == "about even":  # the ratio is within the noise, so the words are what is large
+    if last.verdict == "about even":  # the ratio is within the noise, so the words are the value
         reference = f", {ratio}{reference}"
     elif reference:
         reference = f",{reference}"

@@ -1,6 +1,6 @@
-"""What the terminal shows of plans, passes and receipts, as rich renderables.
+"""Plans, passes and receipts for the terminal, as rich renderables.
 
-Names and reasons go in as `Text`, never as plain strings: rich would take "[conv1]" for markup and swallow it.
+Names and reasons must be `Text` and not strings, because rich would read "[conv1]" as markup and not print it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.text import Text
 
 from tfopt.report import Decision, PassReport, Receipt, lost_accuracy
 
-# Below this width the column of reasons would be too narrow to read.
+# On a narrower terminal, the column of reasons would be too narrow to read.
 WIDTH_FOR_REASONS = 70
 MARK = "▼ "
 UNBOUNDED = 10_000
@@ -27,7 +27,7 @@ UNBOUNDED = 10_000
 
 @dataclass(frozen=True)
 class PlanTable:
-    """The settings of a plan, each with its value and the reason for it, which a narrow terminal gets below them.
+    """The settings of a plan, each with its value and the reason. A narrow terminal shows the reason below the value.
 
     Example:
         >>> table = PlanTable([Decision(setting="precision", value="float32", reason="no GPU")])
@@ -61,15 +61,15 @@ class PlanTable:
 
 @dataclass(frozen=True)
 class ReceiptsTable:
-    """The receipts side by side, sizes and accuracy also as compared with the first.
+    """The receipts side by side, with sizes and accuracy compared with the first receipt.
 
-    Speed is compared by `Receipt.speedup` only, which is measured alternately with the artifact's own baseline. A row
-    that would be empty is left out, and the baselines' row where all name the first artifact. An accuracy that is more
-    than a point below the first is marked. On a terminal that is too narrow for columns of comparisons, they stand
+    Speeds are compared only by `Receipt.speedup`, which is measured alternately with the baseline of the artifact. An
+    empty row is left out, and also the row of baselines if all are the first artifact. An accuracy that is more than a
+    point below the first is marked. On a terminal that is too narrow for columns of comparisons, the comparisons are
     below the figures.
 
     Attributes:
-        receipts: Artifact name to receipt; the first is what the others are compared with.
+        receipts: The receipt of each artifact by name. The others are compared with the first.
 
     Example:
         >>> ReceiptsTable({}).receipts
@@ -100,7 +100,7 @@ class ReceiptsTable:
 
 
 def pass_summary(report: PassReport) -> Text:
-    """Returns what a pass did in a few lines: the changed by kind, the skipped by reason.
+    """Returns the result of a pass in a few lines: changes by kind, and skips by reason.
 
     Example:
         >>> from tfopt.report import Change, Skip
@@ -135,7 +135,7 @@ def _cells(
     show: Callable[[Receipt], str],
     compare: Callable[[Receipt, Receipt], str],
 ) -> list[Text]:
-    """Returns an artifact's figure and, but for the first, how it compares with the first's."""
+    """Returns the figure of an artifact and, except for the first, its comparison with the first."""
     first, receipt = next(iter(receipts)), receipts[name]
     figure = _receipt_cell(show(receipt))
     return [figure] if name == first else [figure, _receipt_cell(compare(receipt, receipts[first]), style="dim")]
@@ -177,7 +177,7 @@ def _nothing(receipt: Receipt, first: Receipt) -> str:
 
 
 AGAINST = "  against"
-# Row label to what stands below the artifact and what stands in the column that compares it with the first.
+# For each row label: the text for an artifact, and the text that compares it with the first artifact.
 _RECEIPT_ROWS: Mapping[str, tuple[Callable[[Receipt], str], Callable[[Receipt, Receipt], str]]] = {
     "accuracy": (lambda receipt: receipt.show("accuracy", "{:.2%}"), _accuracy_change),
     "bytes": (

@@ -1,4 +1,4 @@
-"""Command-line flags that are generated from the configuration dataclasses, and the field types they need."""
+"""Command-line flags, generated from the configuration dataclasses, and the field types that they need."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tfopt.errors import ConfigError
 
 T = TypeVar("T")
 
-# For a field that takes a registered name or, in Python, the object itself: on the command line only the name.
+# For a field that takes a registered name or, in Python, the object itself. The command line takes the name only.
 BY_NAME = tyro.constructors.PrimitiveConstructorSpec(
     nargs=1,
     metavar="NAME",
@@ -35,12 +35,12 @@ BY_NAME = tyro.constructors.PrimitiveConstructorSpec(
 
 
 def _parse_arguments(words: list[str]) -> dict[str, Any]:
-    """Reads KEY=VALUE words, values as in TOML; what is not TOML is a string."""
+    """Reads KEY=VALUE words. A value is read as TOML, or as a string if it is not TOML."""
     parsed = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
-            raise ValueError(f"arguments must be KEY=VALUE. Received: {word!r}.")
+            raise ValueError(f"arguments must be KEY=VALUE. Received: {word!r}. Write for example width=32.")
         try:
             parsed[key] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
@@ -48,7 +48,7 @@ def _parse_arguments(words: list[str]) -> dict[str, Any]:
     return parsed
 
 
-# For a field that holds the keyword arguments of a function that is known only by name.
+# For a field that holds the keyword arguments of a function that a name selects.
 Arguments = Annotated[
     Mapping[str, Any],
     tyro.constructors.PrimitiveConstructorSpec(
@@ -65,12 +65,12 @@ def parse(cls: type[T], arguments: Sequence[str], command: str, default: T | Non
     """Makes a dataclass from command-line flags.
 
     Args:
-        cls: The dataclass; nested ones give flags such as --training.epochs, which --epochs abbreviates.
+        cls: The dataclass. The flag of a nested field is for example --training.epochs, or short --epochs.
         arguments: The words after the command.
-        command: What the help calls the command.
-        default: Where the values come from that no flag gives.
+        command: Name of the command in the help.
+        default: Instance that gives the values of the flags that are not given.
     Raises:
-        ConfigError: A flag is unknown, or its value wrong.
+        ConfigError: A flag is unknown, or its value is wrong.
         SystemExit: With code 0, after --help.
     Example:
         >>> from tfopt.training import TrainingConfig
@@ -95,9 +95,9 @@ def parse(cls: type[T], arguments: Sequence[str], command: str, default: T | Non
 
 
 def expand(cls: type, arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments with every abbreviated flag in full.
+    """Returns the arguments with the full name of every flag.
 
-    A flag may be given by its last part alone. Where several end alike, the training's is meant.
+    The last part of a flag is enough. If several flags have the same last part, the flag of the training is meant.
 
     Example:
         >>> from tfopt.recipe import Recipe
@@ -145,7 +145,7 @@ def flag_paths(cls: type, prefix: str = "") -> list[str]:
 
 
 def stages(cls: type) -> dict[str, type]:
-    """Returns the fields of a dataclass that hold another one or None, each with that dataclass.
+    """Returns the fields of a dataclass that hold another dataclass or None, each with that dataclass.
 
     Example:
         >>> from tfopt.recipe import Recipe
@@ -158,7 +158,7 @@ def stages(cls: type) -> dict[str, type]:
 
 
 def nested_config(hint: Any) -> type | None:
-    """Returns the dataclass that a field holds (perhaps or None), or None if it holds something plain.
+    """Returns the dataclass in the type of a field, or None if the field holds a plain value.
 
     Example:
         >>> from tfopt.pruning import PruningConfig
@@ -174,9 +174,9 @@ _RULES = tyro.constructors.ConstructorRegistry()
 
 @_RULES.struct_rule
 def _dataclass(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
-    """Makes flags of a dataclass as tyro does, but with help that reads well.
+    """Makes flags of a dataclass as tyro does, with two corrections of the help.
 
-    tyro breaks a sentence where the source breaks it, and prints an empty default as nothing at all.
+    tyro breaks a line of help where the source breaks it, and prints nothing for an empty default.
     """
     if not dataclasses.is_dataclass(info.type):
         return None
@@ -205,7 +205,7 @@ def _default(entry: dataclasses.Field[Any], instance: Any) -> Any:
 
 @functools.cache
 def field_help(cls: type) -> Mapping[str, str]:
-    """Returns what stands below each field of a dataclass in its source, in one line.
+    """Returns the text below each field of a dataclass in its source, as one line.
 
     Example:
         >>> from tfopt.pruning import PruningConfig
@@ -224,11 +224,11 @@ def field_help(cls: type) -> Mapping[str, str]:
 
 
 def _message(printed: str) -> str:
-    """Takes the sentence out of the box that tyro prints: a title, the sentence, a rule, and hints behind it."""
+    """Returns the sentence from the box that tyro prints: a title, the sentence, a line, and hints."""
     lines = [line.strip(" │╭╮╰╯|+") for line in printed.splitlines()[1:]]
     is_rule = [not line.strip("─-") for line in lines]
     start = is_rule.index(False)
     end = is_rule.index(True, start)
-    # Our own errors name the setting themselves; tyro's name only the flag in front.
+    # The message of our own errors names the setting, so the name of the flag before it is not needed.
     sentence = re.sub(r"^Error parsing [^-][\w.-]*: ", "", " ".join(lines[start:end]))
     return sentence if sentence.endswith((".", "?")) else f"{sentence}."

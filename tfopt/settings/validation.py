@@ -1,6 +1,6 @@
 """Checks the values of a configuration against the types of its fields.
 
-A field declares its rule once, in its type. pydantic checks the value, and the error is written from the same type:
+The type of a field declares its rule. pydantic checks the value, and the error message is made from the same type:
 
     target_sparsity: Annotated[float, Interval(ge=0, lt=1), Remedy("Sparsity is a fraction.")] = 0.75
 
@@ -25,18 +25,20 @@ from pydantic import TypeAdapter, ValidationError
 
 from tfopt.errors import ConfigError, unknown_name
 
+LONGEST_VALUE = 100
+
 
 @dataclass(frozen=True)
 class Remedy:
-    """What the error adds for one field: a sentence, or a function from the value to one."""
+    """The remedy in the error of one field: a sentence, or a function from the value to a sentence."""
 
     sentence: str | Callable[[Any], str]
 
 
 def check_fields(config: Any) -> None:
-    """Raises ConfigError unless each field of a dataclass holds what its type declares.
+    """Raises ConfigError unless the value of each field of a dataclass follows the type of the field.
 
-    NumPy's numbers, a list for a tuple and a path for a string are accepted. A number is never a bool.
+    A NumPy number is accepted as a number, a list as a tuple and a path as a string. A bool is not a number.
 
     Example:
         >>> @dataclass
@@ -52,7 +54,7 @@ def check_fields(config: Any) -> None:
 
 
 def check_value(name: str, value: Any, hint: Any) -> None:
-    """Raises ConfigError unless a value is what a type declares.
+    """Raises ConfigError unless a value follows a type.
 
     Example:
         >>> check_value("steps", "many", Literal["auto"] | Annotated[int, Ge(1)])
@@ -66,28 +68,31 @@ def check_value(name: str, value: Any, hint: Any) -> None:
         raise error_for(name, value, hint) from error
 
 
-def check_type(name: str, value: object, expected: type) -> None:
-    """Raises ConfigError unless a value is of the type that an argument takes.
+def check_type(name: str, value: object, expected: type, remedy: str = "") -> None:
+    """Raises ConfigError unless the value of an argument has the expected type.
 
     Example:
-        >>> check_type("config", 0.5, dict)
+        >>> check_type("config", 0.5, dict, "Pass dict(share=0.5).")
         Traceback (most recent call last):
         ...
-        tfopt.errors.ConfigError: config must be a dict. Received: config=0.5.
+        tfopt.errors.ConfigError: config must be a dict. Received: config=0.5. Pass dict(share=0.5).
     """
     if not isinstance(value, expected):
-        raise ConfigError(f"{name} must be a {expected.__name__}. Received: {name}={value!r}.")
+        shown = repr(value)
+        if len(shown) > LONGEST_VALUE:  # the values inside say nothing about a wrong type, and hide the remedy
+            shown = f"{type(value).__name__}(...)"
+        raise ConfigError(f"{name} must be a {expected.__name__}. Received: {name}={shown}. {remedy}".rstrip())
 
 
 def check_name(kind: str, value: Any, known: Iterable[str], *, or_a: str = "", accepts: Callable[[Any], bool]) -> None:
-    """Raises ConfigError unless a value is a known name, or an object that is accepted in its place.
+    """Raises ConfigError unless a value is a known name, or an object that is accepted instead of a name.
 
     Args:
-        kind: The setting.
-        value: Its value.
-        known: The names.
-        or_a: What else may be given, for example "function".
-        accepts: Whether such an object is one.
+        kind: Name of the setting.
+        value: Value of the setting.
+        known: Known names.
+        or_a: The object that is accepted instead of a name, for example "function".
+        accepts: Function that returns whether an object is accepted.
     Example:
         >>> check_name("criterion", abs, ("magnitude",), or_a="function", accepts=callable)
         >>> check_name("criterion", "magnitud", ("magnitude",), or_a="function", accepts=callable)
@@ -100,11 +105,14 @@ def check_name(kind: str, value: Any, known: Iterable[str], *, or_a: str = "", a
         if value not in names:
             raise unknown_name(kind, value, names)
     elif not accepts(value):
-        raise ConfigError(f"{kind} must be a name or {or_a}. Received: {kind}={value!r}.")
+        raise ConfigError(
+            f"{kind} must be a name or {or_a}. Received: {kind}={value!r}. "
+            f"The names are {', '.join(map(repr, sorted(names)))}."
+        )
 
 
 def error_for(name: str, value: Any, hint: Any) -> ConfigError:
-    """Returns the error for a value that is not what a type declares."""
+    """Returns the error for a value that does not follow a type."""
     bare, metadata = _divided(hint)
     if get_origin(bare) is Literal and all(isinstance(option, str) for option in get_args(bare)):
         return unknown_name(name.rpartition(".")[2], str(value), get_args(bare))
@@ -118,7 +126,7 @@ def error_for(name: str, value: Any, hint: Any) -> ConfigError:
 
 
 def rule(hint: Any) -> str:
-    """Returns in words what values a type declares.
+    """Returns the rule of a type in words.
 
     Example:
         >>> rule(bool), rule(Annotated[float, Gt(0)]), rule(tuple[str, ...] | None)
@@ -145,7 +153,7 @@ def rule(hint: Any) -> str:
 
 
 def field_types(config: type) -> dict[str, Any]:
-    """Returns the type of each field of a dataclass, with what is annotated to it."""
+    """Returns the type of each field of a dataclass, with its annotations."""
     hints = typing.get_type_hints(config, include_extras=True)
     return {each.name: hints[each.name] for each in dataclasses.fields(config)}
 
@@ -171,13 +179,13 @@ def _rule_of_number(bare: type, metadata: list[Any]) -> str:
 
 
 def _power(bound: Any) -> str:
-    """Writes 2**32 as people do."""
+    """Returns a bound as text, a large power of two as 2**exponent."""
     exponent = bound.bit_length() - 1 if isinstance(bound, int) else 0
     return f"2**{exponent}" if exponent > 15 and bound == 2**exponent else str(bound)
 
 
 def _divided(hint: Any) -> tuple[Any, list[Any]]:
-    """Returns a type without its annotations, and these."""
+    """Returns a type without its annotations, and the annotations."""
     if get_origin(hint) is not Annotated:
         return hint, []
     bare, *metadata = get_args(hint)

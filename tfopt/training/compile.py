@@ -66,7 +66,7 @@ def compile(
           changed  sequential... (Sequential): trains by tfopt's step
         >>> history = model.fit(decided.pipeline((np.zeros((8, 4)), np.zeros((8, 1)))), verbose=0)
     """
-    check_type("plan", plan, Plan)
+    check_type("plan", plan, Plan, "Pass tfopt.plan(config).")
     check_type("model", model, keras.Model)
     _check_options(plan, optimizer, loss, options)
     _check_strategy(model, plan)

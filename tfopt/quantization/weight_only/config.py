@@ -1,12 +1,12 @@
-"""Weight-only quantization: weights held in few bits, activations left as they are.
+"""Weight-only quantization: weights have few bits, and activations stay float.
 
-A matrix of weights is divided into groups that share one scale, and each group rounds to
+A matrix of weights is divided into groups. The weights of a group share one scale and are rounded to
 
     w  =  scale * q,    q in [-127, 127] for int8, [-8, 7] for int4
 
-In int8 a group is a whole output channel. In int4 that would be too coarse, so a channel is cut into groups of
-`group_size` weights along its inputs. The scale of an int4 group carries the sign of its largest weight, which then
-lies at -8: all sixteen steps are in use. Of several scales close to that the one of least squared error is kept.
+In int8 a group is a whole output channel. In int4 this would be too coarse, so a channel is divided into groups of
+`group_size` weights along its inputs. The scale of an int4 group has the sign that puts its largest weight at -8, so
+that all sixteen steps are used. Several scales near this one are tried, and the one with the least squared error wins.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tfopt.settings.validation import Remedy, check_fields
 
 Decode = Literal["load", "call"]
 SHRINK = np.array([8 / 7, 1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7], np.float32)
-"""What the scale of an int4 group may be multiplied by. With 8/7 the range is symmetric, from -7 to 7; below 1 the
-outermost weight is cut off and all others get finer steps."""
+"""Factors for the scale of an int4 group. With 8/7 the range is symmetric, from -7 to 7. A factor below 1 clips the
+largest weight and gives all others finer steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightOnlyConfig:
-    """How the weights of an "int8_weight_only", "int4_weight_only", "float16" or "bfloat16" artifact are held.
+    """Settings of the stored weights in an "int8_weight_only", "int4_weight_only", "float16" or "bfloat16" artifact.
 
     Example:
         >>> WeightOnlyConfig(group_size=32).decode
@@ -36,12 +36,13 @@ class WeightOnlyConfig:
     """
 
     group_size: Annotated[int, Ge(8), Remedy("32, 64 and 128 are usual.")] = 64
-    """int4: how many weights along the inputs of a channel share a scale. 32 is finer and larger, 128 the opposite."""
+    """int4: number of weights along the inputs of a channel that share a scale. A smaller number is more accurate and
+    makes a larger file."""
     decode: Decode = "load"
-    """"load": TensorFlow decodes the weights once, before the first call, and runs as fast as in float32. "call": they
-    stay small in memory and are decoded at every call, which takes time."""
+    """Time of decoding. "load": once, before the first call; calls are then as fast as in float32. "call": at every
+    call, which takes time but keeps the weights small in memory."""
     minimum_size: Annotated[int, Ge(1), Remedy("1024 is usual.")] = 1024
-    """Weights of fewer values stay float32."""
+    """Smallest number of values in a weight that is stored in few bits. Smaller weights stay float32."""
     exclude: tuple[str, ...] = ()
     """Names (or shell-style patterns such as '*/head/*') of graph nodes whose weights stay float32."""
 
@@ -51,14 +52,14 @@ class WeightOnlyConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Grouped:
-    """A matrix as integers and the scale of each group.
+    """A matrix as integers with a scale for each group.
 
     Attributes:
-        steps: int8, [groups, size, columns] or, where each row is a channel, [rows, groups, size]. The last group of a
-            channel is filled up with zeros.
-        scales: float32, the same with a size of 1. Those of int4 are bfloat16 numbers.
-        channel_axis: 1 if each column is an output channel, 0 if each row is.
-        shape: The matrix's shape.
+        steps: int8, [groups, size, columns] or, if each row is a channel, [rows, groups, size]. Zeros fill up the last
+            group of a channel.
+        scales: float32, the same shape with size 1. The scales of int4 are rounded to bfloat16.
+        channel_axis: 1 if each column is an output channel, 0 if each row is one.
+        shape: Shape of the matrix.
     """
 
     steps: np.ndarray
@@ -68,24 +69,24 @@ class Grouped:
 
     @property
     def filled_shape(self) -> tuple[int, int]:
-        """The shape of the matrix with its last groups filled up."""
+        """The shape of the matrix with full last groups."""
         first, second, third = self.steps.shape
         return (first * second, third) if self.channel_axis == 1 else (first, second * third)
 
     def decoded(self) -> np.ndarray:
-        """Returns the matrix that the integers stand for."""
+        """Returns the matrix with the values of the integers."""
         rows, columns = self.shape
         return (self.steps * self.scales).reshape(self.filled_shape)[:rows, :columns]
 
 
 def quantize_matrix(matrix: np.ndarray, *, bits: int, group_size: int | None, channel_axis: int) -> Grouped:
-    """Rounds a matrix to integers of so many bits.
+    """Rounds a matrix to integers of 8 or 4 bits.
 
     Args:
         matrix: Finite float32 values of rank 2.
         bits: 8 or 4.
-        group_size: How many inputs of a channel share a scale; None for all of them.
-        channel_axis: 1 if each column is an output channel, 0 if each row is.
+        group_size: Number of inputs of a channel that share a scale; None for all inputs.
+        channel_axis: 1 if each column is an output channel, 0 if each row is one.
 
     Example:
         >>> grouped = quantize_matrix(np.float32([[1.0, -8.0], [-0.5, 4.0]]), bits=8, group_size=None, channel_axis=1)
@@ -113,7 +114,7 @@ def quantize_matrix(matrix: np.ndarray, *, bits: int, group_size: int | None, ch
 
 
 def _divide(matrix: np.ndarray, group_size: int | None, channel_axis: int) -> np.ndarray:
-    """Returns the matrix with the axis of its inputs divided into groups, the last one filled up with zeros."""
+    """Returns the matrix with its input axis divided into groups. Zeros fill up the last group."""
     inputs = matrix.shape[1 - channel_axis]
     size = min(group_size or inputs, inputs)
     count = -(-inputs // size)
@@ -124,5 +125,5 @@ def _divide(matrix: np.ndarray, group_size: int | None, channel_axis: int) -> np
 
 
 def _or_one(scales: np.ndarray) -> np.ndarray:
-    """A group of zeros has no scale of its own; any one does."""
+    """Returns the scales with 1 for a group of zeros, where every scale is right."""
     return np.where(scales == 0, np.float32(1), scales).astype(np.float32)
