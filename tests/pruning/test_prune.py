@@ -209,7 +209,7 @@ def test_a_failed_validation_leaves_the_model_untouched(build, config, error, me
 
 
 def test_a_pass_that_changes_nothing_warns():
-    with pytest.warns(TfoptWarning, match="prune changed nothing: the sparsity comes to no zero in kernel"):
+    with pytest.warns(TfoptWarning, match="prune changed nothing: the sparsity gives no zero in kernel"):
         prune(shared(), PruningConfig(target_sparsity=0.0))
 
 

@@ -251,7 +251,7 @@ def test_excluded_nodes_stay_float():
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (lambda: keras.Sequential([keras.Input((4,)), layers.ReLU()]), "holds nothing it applies to"),
+        (lambda: keras.Sequential([keras.Input((4,)), layers.ReLU()]), "has no layer or node that it can change"),
         (lambda: keras.Sequential([keras.Input((4, 4, 2)), layers.Conv2DTranspose(3, 2)]), "no int8 kernel computes"),
     ],
 )
