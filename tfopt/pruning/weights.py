@@ -135,9 +135,7 @@ def make_report(weights: Sequence[Weight], skipped: Sequence[Skip]) -> PassRepor
             detail = f"{count / size:.1%} zeros in {what}"
             changed.append(Change(name=weight.path, kind=weight.kind, detail=detail))
         else:
-            unchanged.append(
-                Skip(name=weight.path, kind=weight.kind, reason=f"the sparsity gives no zero in {what}")
-            )
+            unchanged.append(Skip(name=weight.path, kind=weight.kind, reason=f"the sparsity gives no zero in {what}"))
     metrics = {"sparsity": sum(zeros) / sum(sizes)} if weights else {}
     return PassReport(name="prune", changed=tuple(changed), skipped=(*skipped, *unchanged), metrics=metrics)
 
