@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.compat.optimizers import averages, inner_optimizer, trained_variables
-from tfopt.compat.tensorflow import eager_generator, eager_seed, global_generator, keras_generator
+from tfopt.compat.tensorflow import eager_generator, eager_seed, global_generator, keras_generator, strategy_of
 from tfopt.compat.trainer import symbolic_build
 from tfopt.errors import ArtifactError, UnsupportedModelError
 
@@ -163,7 +163,7 @@ def write_state(model: keras.Model, state: Mapping[str, np.ndarray], *, only: st
         if not key.startswith(only):
             continue
         replicas = _replicas(variable.value)
-        strategy = getattr(variable.value, "distribute_strategy", tf.distribute.get_strategy())
+        strategy = strategy_of(variable.value)
         own = _differs_between_replicas(key, variable)
         values = _for_replicas(saved[key], strategy.num_replicas_in_sync if own else 1, variable.aggregation)
         for number, replica in replicas.items():
