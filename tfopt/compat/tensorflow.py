@@ -83,7 +83,8 @@ def op_definition(op: str) -> Any:
 def register_functions(functions: Iterable[Any]) -> None:
     """Tells TensorFlow the bodies of a graph's loops and branches: methods of the eager context; none is public."""
     context = eager_context()
-    has, add = private(context, "has_function", takes=("name",)), private(context, "add_function_def")
+    has = private(context, "has_function", takes=("name",))
+    add = private(context, "add_function_def", takes=("fdef",))
     for function in functions:
         if not has(function.signature.name):
             add(function)
