@@ -133,7 +133,7 @@ def test_the_tested_versions_are_installed_and_no_newer_ones_are_taken():
 
 
 @pytest.fixture(scope="module")
-def things():
+def things(two_replicas):
     inputs = keras.Input((2,))
     model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
     model.compile("adam", "mse")
@@ -147,8 +147,7 @@ def things():
     attention = keras.layers.GroupQueryAttention(4, 2, 1)
     attention.build((1, 3, 4), (1, 3, 4))
     per_replica = importlib.import_module("tensorflow.python.distribute.values").PerReplicaSpec(tf.TensorSpec(()))
-    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
-    with strategy.scope():
+    with two_replicas.scope():
         mirrored = tf.Variable(1.0)
     return SimpleNamespace(
         model=model,
