@@ -19,14 +19,16 @@ from pathlib import Path
 
 def serve(listener, is_needed):
     """Forks a process for every client that connects."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for these processes
+    attending = set()
     while is_needed():
+        attending -= {process for process in attending if os.waitpid(process, os.WNOHANG)[0]}
         if select.select([listener], [], [], 1.0)[0]:
             connection, _ = listener.accept()
-            if os.fork() == 0:
+            process = os.fork()
+            if process == 0:
                 listener.close()
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 attend(connection)
+            attending.add(process)
             connection.close()
 
 
