@@ -18,9 +18,9 @@ import tensorflow as tf
 import tfopt
 from tfopt.cli import COMMANDS, main
 from tfopt.errors import ArtifactError, ConfigError, ExportError, TfoptWarning, TrainingError, UnsupportedModelError
-from tfopt.flags import expand, flag_paths, parse, stages
 from tfopt.recipe import Recipe
 from tfopt.recipes import RECIPES
+from tfopt.settings.flags import expand, flag_paths, parse, stages
 
 TINY = """
 name = "tiny"

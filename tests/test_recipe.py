@@ -141,43 +141,45 @@ def test_an_unknown_name_is_told_with_its_path_and_the_nearest(values, expected)
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"name": 5}, "name must be a valid string. Received: name=5."),
+        ({"name": 5}, "name must be a string. Received: name=5."),
         ({"training": 5}, "training must be a table. Received: training=5."),
         ({"pruning": True}, "pruning must be a table. Received: pruning=True."),
         ({"model": {"arguments": 5}}, "model.arguments must be a table. Received: model.arguments=5."),
-        ({"model": {"builder": 5}}, "model.builder must be a valid string or callable. Received: model.builder=5."),
-        (
-            {"training": {"epochs": "many"}},
-            "training.epochs must be a valid integer. Received: training.epochs='many'.",
+        ({"model": {"builder": 5}}, "model.builder must be a name or a function. Received: model.builder=5."),
+        *(
+            (
+                {"training": {"epochs": value}},
+                f"training.epochs must be a whole number of at least 1. Received: training.epochs={value!r}.",
+            )
+            for value in ("many", "5", True, 1.5)
         ),
-        ({"training": {"epochs": "5"}}, "training.epochs must be a valid integer. Received: training.epochs='5'."),
-        ({"training": {"epochs": True}}, "training.epochs must be a valid integer. Received: training.epochs=True."),
-        ({"training": {"epochs": 1.5}}, "training.epochs must be a valid integer. Received: training.epochs=1.5."),
         (
             {"training": {"learning_rate": "0.1"}},
-            "training.learning_rate must be a valid number. Received: training.learning_rate='0.1'.",
+            "training.learning_rate must be a positive number. Received: training.learning_rate='0.1'.",
         ),
         (
             {"training": {"jit_compile": "yes"}},
-            "training.jit_compile must be 'auto' or a valid boolean. Received: training.jit_compile='yes'.",
+            "training.jit_compile must be 'auto', True or False. Received: training.jit_compile='yes'.",
         ),
         (
             {"training": {"steps_per_execution": "ten"}},
-            "training.steps_per_execution must be 'auto' or a valid integer. "
+            "training.steps_per_execution must be 'auto' or a whole number of at least 1. "
             "Received: training.steps_per_execution='ten'.",
         ),
         (
             {"training": {"precision": "fp16"}},
-            "training.precision must be 'auto', 'float32', 'mixed_bfloat16' or 'mixed_float16'. "
-            "Received: training.precision='fp16'.",
+            "Unknown precision 'fp16'. Expected one of: 'auto', 'float32', 'mixed_bfloat16', 'mixed_float16'.",
         ),
         ({"training": {"strategy": 5}}, "strategy must be a name or an instance of Strategy. Received: strategy=5."),
         (
             {"pruning": {"exclude": "conv1"}},
-            "pruning.exclude must be a valid array. Received: pruning.exclude='conv1'.",
+            "pruning.exclude must be a tuple of strings. Received: pruning.exclude='conv1'. Did you mean ('conv1',)?",
         ),
-        ({"pruning": {"end_step": "x"}}, "pruning.end_step must be a valid integer. Received: pruning.end_step='x'."),
-        ({"export_dir": False}, "export_dir must be a valid string. Received: export_dir=False."),
+        (
+            {"pruning": {"end_step": "x"}},
+            "pruning.end_step must be a whole number or None. Received: pruning.end_step='x'.",
+        ),
+        ({"export_dir": False}, "export_dir must be a string or None. Received: export_dir=False."),
     ],
 )
 def test_a_wrong_type_is_told_with_its_path(values, message):
@@ -198,9 +200,11 @@ def test_a_wrong_type_is_told_with_its_path(values, message):
     ],
 )
 def test_a_value_out_of_range_gives_the_config_s_own_error(make, values):
+    """In TOML the setting has the name of its table before its own."""
     with pytest.raises(ConfigError) as caught:
         make()
-    assert refused(values) == str(caught.value)
+    (table,) = values
+    assert refused(values).replace(f"{table}.", "") == str(caught.value)
 
 
 def test_a_recipe_needs_a_name():

@@ -391,7 +391,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 
 def _parse(cls: type, words: Sequence[str], command: str, default: Any = None) -> Any:
-    from tfopt.flags import parse
+    from tfopt.settings.flags import parse
 
     try:
         return parse(cls, words, command, default)
@@ -402,7 +402,7 @@ def _parse(cls: type, words: Sequence[str], command: str, default: Any = None) -
 
 def _switch_stages(recipe: Any, words: list[str]) -> tuple[Any, list[str]]:
     """Turns off the stages named by --no-STAGE, and on those that are off and have a flag of their own."""
-    from tfopt.flags import expand, stages
+    from tfopt.settings.flags import expand, stages
 
     for name, config in stages(type(recipe)).items():
         if f"--no-{name}" in words:

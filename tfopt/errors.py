@@ -10,10 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import fields
-from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
 
 
 class TfoptError(Exception):
@@ -50,58 +47,6 @@ class UnsupportedVersionError(TfoptError):
 
 class TfoptWarning(UserWarning):
     """Something the caller should know although the work was done, such as a pass that changed nothing."""
-
-
-def check_type(name: str, value: object, expected: type) -> None:
-    """Raises ConfigError unless a value is of the type that an argument takes.
-
-    Example:
-        >>> check_type("config", 0.5, dict)
-        Traceback (most recent call last):
-        ...
-        tfopt.errors.ConfigError: config must be a dict. Received: config=0.5.
-    """
-    if not isinstance(value, expected):
-        raise ConfigError(f"{name} must be a {expected.__name__}. Received: {name}={value!r}.")
-
-
-def check_field_types(config: Any) -> None:
-    """Raises ConfigError unless each plain field of a dataclass holds what it declares.
-
-    Plain are fields of numbers, strings, bools and tuples of them. A float may be an int, a tuple a list, a string a
-    path; a number is never a bool.
-
-    Example:
-        >>> from dataclasses import dataclass
-        >>> @dataclass
-        ... class Settings:
-        ...     share: float = 0.5
-        >>> check_field_types(Settings("a half"))
-        Traceback (most recent call last):
-        ...
-        tfopt.errors.ConfigError: share must be of type float. Received: share='a half'.
-    """
-    hints = get_type_hints(type(config))
-    for each in fields(config):
-        value = getattr(config, each.name)
-        if not _fits(value, hints[each.name]):
-            declared = each.type if isinstance(each.type, str) else each.type.__name__
-            raise ConfigError(f"{each.name} must be of type {declared}. Received: {each.name}={value!r}.")
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    if hint in (int, float):  # NumPy's numbers count as such, too
-        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
-    if hint is str:
-        return isinstance(value, (str, os.PathLike))
-    if hint in (bool, type(None)):
-        return isinstance(value, hint)
-    if get_origin(hint) is tuple:
-        return isinstance(value, (tuple, list)) and all(_fits(part, get_args(hint)[0]) for part in value)
-    parts = get_args(hint)
-    if parts and all(part in (int, float, str, bool, type(None)) for part in parts):
-        return any(_fits(value, part) for part in parts)
-    return True
 
 
 def unknown_name(kind: str, received: object, known: Iterable[str]) -> ConfigError:

@@ -14,13 +14,15 @@ from typing import Annotated, Any
 import pydantic
 import pydantic_core
 import tomli_w
+from annotated_types import Ge
 
 from tfopt.data import SOURCES, Examples
 from tfopt.errors import ConfigError, unknown_name
-from tfopt.flags import BY_NAME, Arguments, nested_config
 from tfopt.models import BUILDERS
 from tfopt.pruning import PruningConfig
 from tfopt.quantization import QuantizationConfig
+from tfopt.settings.flags import BY_NAME, Arguments, nested_config
+from tfopt.settings.validation import check_fields, error_for, field_types
 from tfopt.training import TrainingConfig
 
 QUICK_EPOCHS = 2
@@ -42,6 +44,7 @@ class ModelConfig:
     """Arguments of the builder, for example width=32 filters=[8,16]."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check_call("builder", self.builder, BUILDERS, self.arguments, (None, None))
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> Any:
@@ -66,17 +69,14 @@ class DataConfig:
     """Name of a data source; in Python also a function that returns tfopt.data.Examples."""
     arguments: Arguments = field(default_factory=dict)
     """Arguments of the source, for example image_size=32."""
-    random_shift: int = 0
+    random_shift: Annotated[int, Ge(0)] = 0
     """Shift training images by up to so many pixels, anew in every epoch."""
-    max_examples: int | None = None
+    max_examples: Annotated[int, Ge(1)] | None = None
     """Use at most this many examples of the training part, and of the test part."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check_call("source", self.source, SOURCES, self.arguments, ())
-        if self.random_shift < 0:
-            raise ConfigError(f"random_shift must be at least 0. Received: random_shift={self.random_shift}.")
-        if self.max_examples is not None and self.max_examples < 1:
-            raise ConfigError(f"max_examples must be at least 1. Received: max_examples={self.max_examples}.")
 
     def load(self) -> Examples:
         """Loads or makes the examples.
@@ -118,10 +118,7 @@ class Recipe:
     """Directory that receives float32/, pruned/, int8/, receipts.json and report.html; nothing is written if None."""
 
     def __post_init__(self) -> None:
-        for name, hint in typing.get_type_hints(Recipe).items():
-            config = nested_config(hint)
-            if config is not None and not isinstance(getattr(self, name), hint):
-                raise ConfigError(f"{name} must be a {config.__name__}. Received: {name}={getattr(self, name)!r}.")
+        check_fields(self)
 
     def quick(self) -> Recipe:
         """Returns the recipe cut down to see it run: few epochs, few examples, an export directory of its own.
@@ -264,27 +261,27 @@ def _check_names(cls: type, values: Mapping[str, Any], path: str) -> None:
 
 def _config_error(cls: type, error: pydantic.ValidationError) -> ConfigError:
     """Returns the first thing that pydantic found wrong as an error of ours."""
-    first, *others = error.errors()
+    first = error.errors()[0]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
         return cause
-    path = _setting(cls, first["loc"])
+    path, hint = _setting(cls, first["loc"])
     if first["type"] == "missing":
         return ConfigError(f"{path} must be given. Received: {first['input']!r}.")
-    # A setting of several types has one error for each.
-    alternatives = [first, *(other for other in others if _setting(cls, other["loc"]) == path)]
-    rule = " or ".join(alternative["msg"].removeprefix("Input should be ") for alternative in alternatives)
-    rule = rule.replace("an object", "a table")  # what TOML calls it
-    return ConfigError(f"{path} must be {rule}. Received: {path}={first['input']!r}.")
+    if nested_config(hint) is not None:
+        return ConfigError(f"{path} must be a table. Received: {path}={first['input']!r}.")
+    return error_for(path, first["input"], hint)
 
 
-def _setting(cls: type, location: tuple[int | str, ...]) -> str:
-    """Returns a setting's path: the names in a location down to a plain field; pydantic goes on with its types."""
+def _setting(cls: type, location: tuple[int | str, ...]) -> tuple[str, Any]:
+    """Returns a setting's path and type: the names in a location down to a plain field, where pydantic goes on."""
     names: list[str] = []
-    config: type | None = cls
+    config, hint = cls, Any
     for name in map(str, location):
-        if config is None:
-            break
         names.append(name)
-        config = nested_config(typing.get_type_hints(config)[name])
-    return ".".join(names)
+        hint = field_types(config)[name]
+        nested = nested_config(hint)
+        if nested is None:
+            break
+        config = nested
+    return ".".join(names), hint

@@ -19,7 +19,7 @@ from tfopt.pruning import PruningConfig
         ),
         (
             {"target_sparsity": 1.0},
-            "target_sparsity must be in [0, 1). Received: target_sparsity=1. Sparsity is a fraction.",
+            "target_sparsity must be in [0, 1). Received: target_sparsity=1.0. Sparsity is a fraction.",
         ),
         (
             {"target_sparsity": float("nan")},
@@ -42,17 +42,17 @@ from tfopt.pruning import PruningConfig
             {"schedule": "polynom"},
             "Unknown schedule 'polynom'. Expected one of: 'constant', 'polynomial'. Did you mean 'polynomial'?",
         ),
-        ({"schedule": 3}, "schedule must be a name or a callable. Received: schedule=3."),
+        ({"schedule": 3}, "schedule must be a name or a function. Received: schedule=3."),
         ({"scope": "model"}, "Unknown scope 'model'. Expected one of: 'global', 'layer'."),
-        ({"begin_step": -1}, "begin_step must be at least 0. Received: begin_step=-1."),
-        ({"frequency": 0}, "frequency must be at least 1. Received: frequency=0."),
-        ({"epochs": 0}, "epochs must be at least 1. Received: epochs=0."),
+        ({"begin_step": -1}, "begin_step must be a whole number of at least 0. Received: begin_step=-1."),
+        ({"frequency": 0}, "frequency must be a whole number of at least 1. Received: frequency=0."),
+        ({"epochs": 0}, "epochs must be a whole number of at least 1. Received: epochs=0."),
         (
             {"begin_step": 5, "end_step": 5},
             "end_step must be greater than begin_step. Received: end_step=5, begin_step=5.",
         ),
-        ({"learning_rate": 0.0}, "learning_rate must be positive. Received: learning_rate=0."),
-        ({"exclude": "head"}, "exclude must be a tuple. Received: exclude='head'. Did you mean ('head',)?"),
+        ({"learning_rate": 0.0}, "learning_rate must be a positive number or None. Received: learning_rate=0.0."),
+        ({"exclude": "head"}, "exclude must be a tuple of strings. Received: exclude='head'. Did you mean ('head',)?"),
     ],
 )
 def test_wrong_settings_are_refused(settings, message):

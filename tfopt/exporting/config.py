@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from tfopt.errors import ConfigError, check_field_types, check_type, unknown_name
+from annotated_types import Ge, MinLen
+
+from tfopt.errors import ConfigError
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.quantization.weight_only.config import WeightOnlyConfig
+from tfopt.settings.validation import check_fields
 
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int8_weight_only", "int4_weight_only"]
-FORMATS = ("saved_model",)
 Int8Nodes = Literal["faster", "all"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 
@@ -34,7 +36,7 @@ class ExportConfig:
     """How to calibrate; used for int8 only."""
     int8_nodes: Int8Nodes = "faster"
     """Which nodes run in int8: those that are faster so on this machine, by the clock, or all that can."""
-    batch_sizes: tuple[int, ...] = (1, 8)
+    batch_sizes: Annotated[tuple[Annotated[int, Ge(1)], ...], MinLen(1)] = (1, 8)
     """The batch sizes at which int8_nodes="faster" times the model; each counts alike."""
     node_times: str | None = None
     """A JSON file of the nodes' times. Where it exists it decides, not this machine's clock; else it is written."""
@@ -48,19 +50,7 @@ class ExportConfig:
     one."""
 
     def __post_init__(self) -> None:
-        check_field_types(self)
-        if self.format not in FORMATS:
-            raise unknown_name("format", self.format, FORMATS)
-        if self.precision not in PRECISIONS:
-            raise unknown_name("precision", self.precision, PRECISIONS)
-        if self.int8_nodes not in get_args(Int8Nodes):
-            raise unknown_name("int8_nodes", self.int8_nodes, get_args(Int8Nodes))
-        if not self.batch_sizes or min(self.batch_sizes) < 1:
-            raise ConfigError(
-                f"batch_sizes must name at least one size, each at least 1. Received: batch_sizes={self.batch_sizes}."
-            )
-        check_type("quantization", self.quantization, QuantizationConfig)
-        check_type("weight_only", self.weight_only, WeightOnlyConfig)
+        check_fields(self)
         if self.float_fallback and self.precision not in ("float32", "int8"):
             raise ConfigError(
                 f"float_fallback belongs to precision='int8'. Received: precision={self.precision!r}, whose artifact "

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfopt.atomic.directories import MARK, check_target, staged_directory
 from tfopt.data.batches import peek
-from tfopt.errors import ConfigError, UnsupportedModelError, check_type
+from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting.config import ExportConfig
 from tfopt.exporting.int8.vnni import kernels_that_need_vnni
 from tfopt.exporting.lowering import Lowered, lower
@@ -26,6 +26,7 @@ from tfopt.graph import FrozenGraph
 from tfopt.graph.frozen import free_graphs
 from tfopt.quantization import QuantizedModel
 from tfopt.report import PassReport, Record
+from tfopt.settings.validation import check_type
 
 PROTOBUF_LIMIT = 2**31 - 2**20
 # What TensorFlow's file system makes of a full disk and of a limit on the size of files.

@@ -10,13 +10,14 @@ import keras
 import numpy as np
 
 from tfopt.compat.kinds import is_tf_keras
-from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError, check_type
+from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
 from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.masks import attach_counter, attach_mask
 from tfopt.pruning.prune import retrace, set_sparsity
 from tfopt.pruning.schedules import SCHEDULES, Schedule, from_callable
 from tfopt.pruning.weights import find_weights, make_report
 from tfopt.report import PassReport
+from tfopt.settings.validation import check_type
 
 
 class PruningSchedule(keras.callbacks.Callback):

@@ -8,13 +8,13 @@ from typing import Any
 from keras import ops
 
 from tfopt.compat.kinds import is_tf_keras
-from tfopt.errors import check_type
 from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.criteria import CRITERIA
 from tfopt.pruning.masks import attach_mask, choose_masks
 from tfopt.pruning.tfmot import prune_tf_keras
 from tfopt.pruning.weights import Weight, find_weights, make_report
 from tfopt.report import PassReport
+from tfopt.settings.validation import check_type
 
 
 def prune(model: Any, config: PruningConfig | None = None) -> PassReport:

@@ -8,7 +8,6 @@ from typing import Any
 import keras
 
 from tfopt.compat.kinds import is_tf_keras
-from tfopt.errors import check_type
 from tfopt.graph import FrozenGraph, freeze
 from tfopt.quantization.annotation.annotate import has_ranges
 from tfopt.quantization.aware_training.prepare import quantize_for_training
@@ -19,6 +18,7 @@ from tfopt.quantization.quantized_model import QuantizedModel, annotated
 from tfopt.quantization.tfmot import freeze_tf_keras, quantize_tf_keras
 from tfopt.quantization.weight_only.keras_methods import KerasQuantized, is_keras_config, quantize_with_keras
 from tfopt.report import PassReport
+from tfopt.settings.validation import check_type
 
 
 def quantize(

@@ -12,9 +12,10 @@ import tensorflow as tf
 
 from tfopt.compat.optimizers import inner_optimizer
 from tfopt.compat.trainer import built_under
-from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError, check_type
+from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
 from tfopt.profiling.tensor_cores import tensor_core_alignment as tensor_core_alignment  # also tfopt.training's
 from tfopt.report import Change, PassReport, Skip
+from tfopt.settings.validation import check_type
 from tfopt.training.checkpointing.resume import Resume
 from tfopt.training.differences import state_of_parts, summed_embeddings
 from tfopt.training.memory import out_of_memory_message

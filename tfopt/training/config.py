@@ -6,9 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from tfopt.errors import ConfigError, unknown_name
-from tfopt.flags import BY_NAME
+from annotated_types import Ge, Gt, Lt
 
+from tfopt.errors import ConfigError, unknown_name
+from tfopt.settings.flags import BY_NAME
+from tfopt.settings.validation import check_fields, check_name
+
+AtLeastOne = Annotated[int, Ge(1)]
 PRECISIONS = ("auto", "float32", "mixed_bfloat16", "mixed_float16")
 STRATEGIES = ("auto", "none", "mirrored", "multi_worker", "pipeline")
 COMMUNICATIONS = ("auto", "nccl", "hierarchical_copy", "ring")
@@ -50,13 +54,13 @@ class TrainingConfig:
         'auto'
     """
 
-    epochs: int = 30
+    epochs: AtLeastOne = 30
     """Passes over the training data."""
-    global_batch_size: int = 64
+    global_batch_size: AtLeastOne = 64
     """Examples per step, over all replicas together."""
     optimizer: Annotated[str | Any, BY_NAME] = "adam"
     """Name of a Keras optimizer; in Python also the object, which then brings its own learning rate."""
-    learning_rate: float = 1e-3
+    learning_rate: Annotated[float, Gt(0), Lt(math.inf)] = 1e-3
     """Learning rate at the start."""
     decay: Literal["cosine", "constant"] = "cosine"
     """How the learning rate changes until the last step: along a half cosine to zero, or not at all."""
@@ -69,16 +73,16 @@ class TrainingConfig:
     or pipeline (the model split over the GPUs); in Python also a tf.distribute strategy."""
     communication: Literal["auto", "nccl", "hierarchical_copy", "ring"] = "auto"
     """How replicas sum gradients: nccl, hierarchical_copy (mirrored only), ring (multi_worker only)."""
-    accumulate: int = 1
+    accumulate: AtLeastOne = 1
     """Micro-batches per step, one after the other: a step's memory is that of one of them."""
     remat: Literal["activations"] | None = None
     """What to compute again in the backward pass, to keep less in memory; nothing if None."""
     sparse_embedding_gradients: bool = False
     """Whether optimizers take an embedding's gradient as Keras' own step gives it: in parts, one for each time that a
     batch names a row, in place of the row's sum. For one device without micro-batches."""
-    steps_per_execution: Literal["auto"] | int = "auto"
+    steps_per_execution: Literal["auto"] | AtLeastOne = "auto"
     """Steps run per call into TensorFlow; callbacks are called that often only."""
-    prefetch: Literal["auto"] | int = "auto"
+    prefetch: Literal["auto"] | AtLeastOne = "auto"
     """Batches made ready ahead of the step."""
     drop_remainder: bool = False
     """Leave out the last, smaller batch of an epoch, so that XLA compiles for one shape."""
@@ -89,13 +93,13 @@ class TrainingConfig:
     """Where the stages of a pipeline go; all GPUs if empty."""
     pipeline_cuts: tuple[str, ...] = ()
     """Names of the layers that begin the second and later stages; balanced by bytes if empty."""
-    micro_batches: Literal["auto"] | int = "auto"
+    micro_batches: Literal["auto"] | AtLeastOne = "auto"
     """Micro-batches of a pipeline, side by side on different stages; auto is four for each stage."""
     checkpoint_dir: str | None = None
     """Where the training is saved while it runs, and resumed from; nowhere if None."""
-    checkpoint_every: Literal["epoch"] | int = "epoch"
+    checkpoint_every: Literal["epoch"] | AtLeastOne = "epoch"
     """How often: after every epoch, or after so many steps."""
-    keep_checkpoints: int = 3
+    keep_checkpoints: AtLeastOne = 3
     """How many stay; older ones are removed."""
     resume: Literal["auto"] | bool = "auto"
     """auto goes on from the newest checkpoint if there is one, true insists on one, false on an empty directory."""
@@ -105,54 +109,15 @@ class TrainingConfig:
     """Take GPU memory as it is needed, instead of all of it."""
     tensor_float_32: Literal["auto"] | bool = "auto"
     """Whether float32 matrix products may round their inputs to TensorFloat-32, on GPUs that have it."""
-    seed: int = 0
+    seed: Annotated[int, Ge(0), Lt(2**32)] = 0
     """Of shuffling and, in a recipe, of initial weights and dropout."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "global_batch_size", "accumulate", "keep_checkpoints"):
-            _at_least_one(name, getattr(self, name))
-        for name, word in (
-            ("steps_per_execution", "auto"),
-            ("prefetch", "auto"),
-            ("micro_batches", "auto"),
-            ("checkpoint_every", "epoch"),
-        ):
-            if getattr(self, name) != word:
-                _at_least_one(name, getattr(self, name), or_word=word)
-        if not _is_number(self.learning_rate) or not 0 < self.learning_rate < math.inf:
-            raise ConfigError(f"learning_rate must be positive. Received: learning_rate={self.learning_rate!r}.")
-        if not _is_whole(self.seed) or not 0 <= self.seed < 2**32:
-            raise ConfigError(f"seed must be a whole number in [0, 2**32). Received: seed={self.seed!r}.")
-        if self.precision not in PRECISIONS:
-            raise unknown_name("precision", str(self.precision), PRECISIONS)
-        name = self.optimizer.lower() if isinstance(self.optimizer, str) else self.optimizer  # Keras takes "Adam" too
-        if isinstance(name, str):
-            _check_name("optimizer", name, OPTIMIZERS)
-        else:
-            _check_optimizer(name)
-        if isinstance(self.strategy, str):
-            _check_name("strategy", self.strategy, STRATEGIES)
-        else:
-            _check_strategy(self.strategy)
-        for name, known in (("communication", COMMUNICATIONS), ("auto_shard", AUTO_SHARDS)):
-            if getattr(self, name) not in known:
-                raise unknown_name(name, str(getattr(self, name)), known)
         check_remat(self.remat)
-        if self.decay not in ("cosine", "constant"):
-            raise unknown_name("decay", str(self.decay), ("cosine", "constant"))
-        for name in ("jit_compile", "resume", "tensor_float_32"):
-            value = getattr(self, name)
-            if value != "auto" and not isinstance(value, bool):
-                raise ConfigError(f"{name} must be 'auto', True or False. Received: {name}={value!r}.")
-        if not isinstance(self.sparse_embedding_gradients, bool):
-            raise ConfigError(
-                "sparse_embedding_gradients must be True or False. Received: "
-                f"sparse_embedding_gradients={self.sparse_embedding_gradients!r}."
-            )
-        for name in ("pipeline_devices", "pipeline_cuts"):
-            value = getattr(self, name)
-            if isinstance(value, str) or not all(isinstance(item, str) for item in value):
-                raise ConfigError(f"{name} must be a tuple of names. Received: {name}={value!r}.")
+        check_fields(self)
+        name = self.optimizer.lower() if isinstance(self.optimizer, str) else self.optimizer  # Keras takes "Adam" too
+        check_name("optimizer", name, OPTIMIZERS, or_a="an instance of Optimizer", accepts=_is_optimizer)
+        check_name("strategy", self.strategy, STRATEGIES, or_a="an instance of Strategy", accepts=_is_strategy)
         if self.checkpoint_dir is not None and not str(self.checkpoint_dir).strip():
             raise ConfigError(
                 f"checkpoint_dir must name a directory. Received: checkpoint_dir={self.checkpoint_dir!r}. "
@@ -163,12 +128,6 @@ class TrainingConfig:
                 "checkpoint_dir must be given with resume=True. Received: checkpoint_dir=None. "
                 "Name the directory that holds the checkpoints."
             )
-
-
-def _at_least_one(name: str, value: Any, *, or_word: str | None = None) -> None:
-    if not _is_whole(value) or value < 1:
-        rule = f"{or_word!r} or a whole number of at least 1" if or_word else "a whole number of at least 1"
-        raise ConfigError(f"{name} must be {rule}. Received: {name}={value!r}.")
 
 
 def check_remat(mode: str | None) -> None:
@@ -186,19 +145,13 @@ def check_remat(mode: str | None) -> None:
         raise unknown_name("remat", str(mode), REMAT_MODES)
 
 
-def _check_name(kind: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise unknown_name(kind, value, known)
-
-
-def _check_optimizer(value: Any) -> None:
+def _is_optimizer(value: Any) -> bool:
     import keras  # names are checked without it
 
-    if not isinstance(value, keras.optimizers.Optimizer):
-        raise ConfigError(f"optimizer must be a name or an instance of Optimizer. Received: optimizer={value!r}.")
+    return isinstance(value, keras.optimizers.Optimizer)
 
 
-def _check_strategy(value: Any) -> None:
+def _is_strategy(value: Any) -> bool:
     import keras  # names are checked without them
     import tensorflow as tf
 
@@ -207,13 +160,4 @@ def _check_strategy(value: Any) -> None:
             "strategy must be a tf.distribute strategy: on TensorFlow, Keras accepts a keras.distribution object "
             f"and does nothing with it. Received: strategy={value!r}. Set strategy='mirrored'."
         )
-    if not isinstance(value, tf.distribute.Strategy):
-        raise ConfigError(f"strategy must be a name or an instance of Strategy. Received: strategy={value!r}.")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, tf.distribute.Strategy)

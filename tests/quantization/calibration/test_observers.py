@@ -96,7 +96,7 @@ def test_the_histogram_holds_every_value_whatever_order_they_come_in():
 
 @pytest.mark.parametrize("percent", [49.0, 101.0])
 def test_a_percentile_out_of_range_is_refused(percent):
-    with pytest.raises(ValueError, match=rf"between 50 and 100\. Received: percentile={percent}"):
+    with pytest.raises(ValueError, match=rf"in \[50, 100\]\. Received: percentile={percent}"):
         QuantizationConfig(observer="percentile", percentile=percent)
 
 

@@ -29,7 +29,7 @@ def test_the_recorded_figures_hold_what_is_promised():
     for name, figures in results["budget"].items():
         for accuracies in (figures["evaluation"], figures["held_out"]):
             assert accuracies["int8"] < accuracies["float"] - 0.005 <= accuracies["kept"], name
-        assert figures["kept_float"] <= figures["kept_float_by_greedy"] < figures["nodes"], name
+        assert figures["left_float"] <= figures["left_float_by_greedy"] < figures["nodes"], name
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,13 @@ lies at -8: all sixteen steps are in use. Of several scales close to that the on
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import ml_dtypes
 import numpy as np
+from annotated_types import Ge
 
-from tfopt.errors import ConfigError, check_field_types
+from tfopt.settings.validation import Remedy, check_fields
 
 Decode = Literal["load", "call"]
 SHRINK = np.array([8 / 7, 1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7], np.float32)
@@ -34,28 +35,18 @@ class WeightOnlyConfig:
         'load'
     """
 
-    group_size: int = 64
+    group_size: Annotated[int, Ge(8), Remedy("32, 64 and 128 are usual.")] = 64
     """int4: how many weights along the inputs of a channel share a scale. 32 is finer and larger, 128 the opposite."""
     decode: Decode = "load"
     """"load": TensorFlow decodes the weights once, before the first call, and runs as fast as in float32. "call": they
     stay small in memory and are decoded at every call, which takes time."""
-    minimum_size: int = 1024
+    minimum_size: Annotated[int, Ge(1), Remedy("1024 is usual.")] = 1024
     """Weights of fewer values stay float32."""
     exclude: tuple[str, ...] = ()
     """Names (or shell-style patterns such as '*/head/*') of graph nodes whose weights stay float32."""
 
     def __post_init__(self) -> None:
-        check_field_types(self)
-        if self.group_size < 8:
-            raise ConfigError(
-                f"group_size must be at least 8. Received: group_size={self.group_size}. 32, 64 and 128 are usual."
-            )
-        if self.decode not in get_args(Decode):
-            raise ConfigError(f"decode must be 'load' or 'call'. Received: decode={self.decode!r}.")
-        if self.minimum_size < 1:
-            raise ConfigError(
-                f"minimum_size must be at least 1. Received: minimum_size={self.minimum_size}. 1024 is usual."
-            )
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
