@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,15 @@ class GraphEditor:
     """A GraphDef as a dict of nodes, with the consumers of each and its constants as arrays.
 
     Control edges are dropped: a frozen inference graph has no side effects that they could order.
+
+    Args:
+        graph_def: The graph. It is not changed.
+        origins: The table `FrozenGraph.origins` of the graph. The editor adds to a copy.
     """
 
-    def __init__(self, graph_def: Any) -> None:
+    def __init__(self, graph_def: Any, origins: Mapping[str, str] = MappingProxyType({})) -> None:
         self._original = graph_def
+        self.origins = dict(origins)
         self.nodes: dict[str, Any] = {}
         self.consumers: dict[str, list[str]] = {}
         for node in graph_def.node:
@@ -39,13 +45,38 @@ class GraphEditor:
         for tensor in node.input:
             self.consumers.setdefault(producer(tensor), []).append(node.name)
 
-    def add(self, op: str, name: str, inputs: Sequence[str], **attributes: AttrValue) -> str:
-        """Adds a node under `name`, or the next free name like it, and returns the name."""
+    def add(
+        self, op: str, name: str, inputs: Sequence[str], *, origin: str | None = None, **attributes: AttrValue
+    ) -> str:
+        """Adds a node and returns its name.
+
+        Args:
+            op: The op.
+            name: The node's name. If it is taken, the next free name like it is used.
+            inputs: Names of the tensors that the node reads.
+            origin: The node whose values the new one computes, if it takes the place of one.
+            attributes: The attributes of the op.
+        """
         node = NodeDef(op=op, name=self.free_name(name), input=inputs)
         for key, value in attributes.items():
             node.attr[key].CopyFrom(value)
         self._insert(node)
+        if origin is not None:
+            self.origins[node.name] = origin
         return str(node.name)
+
+    def origin(self, name: str) -> str:
+        """Returns the node that the node `name` stands for: itself, if no rewrite added it in place of another one."""
+        while name in self.origins:
+            name = self.origins[name]
+        return name
+
+    def replacement(self, name: str) -> str | None:
+        """Returns the node that stands for the node `name`, which may be gone; None if there is none."""
+        if name in self.nodes:
+            return name
+        found = (self.replacement(new) for new, old in self.origins.items() if old == name)
+        return next((new for new in found if new is not None), None)
 
     def add_constant(self, name: str, value: np.ndarray | np.number[Any], dtype: Any = None) -> str:
         """Adds a Const node. A quantized dtype takes the bytes of an array of the same width."""

@@ -37,7 +37,7 @@ def fold_constants(graph: FrozenGraph) -> FrozenGraph:
 
     Node names are kept, so that a report speaks of the layers that the model's author knows.
     """
-    editor = GraphEditor(graph.graph_def)
+    editor = GraphEditor(graph.graph_def, graph.origins)
     _evaluate_constants(editor, graph)
     _skip_identities(editor, graph.output_nodes)
 

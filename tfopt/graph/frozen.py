@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,12 +28,16 @@ class FrozenGraph:
         inputs: Signature name to the placeholder's TensorSpec; the spec's name is the node's.
         outputs: Signature name to (tensor name, TensorSpec).
         name: The source model's name.
+        origins: The name of each node that a rewrite added in place of another one, to the name of that other node. The
+            two have the same values, possibly in another shape or order of axes. A graph that is written to a file
+            loses this table.
     """
 
     graph_def: Any
     inputs: Mapping[str, tf.TensorSpec]
     outputs: Mapping[str, tuple[str, tf.TensorSpec]]
     name: str
+    origins: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def output_nodes(self) -> frozenset[str]:
@@ -43,7 +47,8 @@ class FrozenGraph:
     def edited(self, editor: GraphEditor) -> FrozenGraph:
         """Returns what an editor of this graph has made of it: what the outputs need, and all placeholders."""
         placeholders = [spec.name for spec in self.inputs.values()]
-        return replace(self, graph_def=editor.graph_def(self.output_nodes, keep=placeholders))
+        graph_def = editor.graph_def(self.output_nodes, keep=placeholders)
+        return replace(self, graph_def=graph_def, origins={**self.origins, **editor.origins})
 
     def shapes(self) -> dict[str, tf.TensorShape]:
         """Returns what TensorFlow infers of each tensor's shape, by tensor name."""

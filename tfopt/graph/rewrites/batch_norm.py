@@ -18,7 +18,7 @@ def unfuse_batch_norm(graph: FrozenGraph) -> FrozenGraph:
 
     Those that are in training, or not in NHWC, or whose statistics are computed, stay.
     """
-    editor = GraphEditor(graph.graph_def)
+    editor = GraphEditor(graph.graph_def, graph.origins)
     outputs = dict(graph.outputs)
     for name in editor.topological():
         node = editor.nodes[name]
@@ -33,7 +33,7 @@ def unfuse_batch_norm(graph: FrozenGraph) -> FrozenGraph:
         factor = editor.add_constant(f"{name}/scale", scale.astype(np.float32))
         offset = editor.add_constant(f"{name}/offset", (beta - mean * scale).astype(np.float32))
         product = editor.add("Mul", f"{name}/mul", [node.input[0], factor], T=kind)
-        result = editor.add("AddV2", f"{name}/add", [product, offset], T=kind)
+        result = editor.add("AddV2", f"{name}/add", [product, offset], origin=name, T=kind)
         editor.redirect(name, result)
         outputs = {key: (result if tensor == name else tensor, spec) for key, (tensor, spec) in outputs.items()}
     changed = replace(graph, outputs=outputs)

@@ -65,9 +65,8 @@ def _expand(editor: GraphEditor, node: Any) -> None:
     if moves_nothing(order):
         _become_product(editor, node, before, (False, False), dtype)
         return
-    product = editor.add(
-        PRODUCT, f"{node.name}/product", before, T=dtype, adj_x=AttrValue(b=False), adj_y=AttrValue(b=False)
-    )
+    no = AttrValue(b=False)
+    product = editor.add(PRODUCT, f"{node.name}/product", before, origin=node.name, T=dtype, adj_x=no, adj_y=no)
     become_transpose(editor, node, product, order)
 
 

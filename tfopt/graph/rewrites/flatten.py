@@ -81,7 +81,15 @@ def _multiply(
     weights = editor.add_constant(f"{node.name}/matrix", matrix)
     flat = editor.add("Reshape", f"{node.name}/rows", [source, rows], T=dtype, Tshape=INT32)
     no = AttrValue(b=False)
-    product = editor.add("MatMul", f"{node.name}/product", [flat, weights], T=dtype, transpose_a=no, transpose_b=no)
+    product = editor.add(
+        "MatMul",
+        f"{node.name}/product",
+        [flat, weights],
+        origin=node.name,
+        T=dtype,
+        transpose_a=no,
+        transpose_b=no,
+    )
     return [product, shape]
 
 

@@ -51,11 +51,11 @@ def unify_products(editor: GraphEditor, infer: Callable[[], Shapes], outputs: fr
     _merge_reshapes(editor, infer(), outputs)
     shapes = infer()
     sizes = Sizes(editor, shapes)
-    origins: dict[str, str] = {}
+    roots: dict[str, str] = {}
     for name in editor.topological():
         node = editor.nodes[name]
         if node.op in ELEMENTWISE:
-            _sink_reshape(editor, node, shapes, sizes, origins)
+            _sink_reshape(editor, node, shapes, sizes, roots)
     _merge_reshapes(editor, infer(), outputs)
     read_shapes_early(sizes, outputs)
     editor.remove_unread({*outputs, *(name for name, node in editor.nodes.items() if node.op == "Placeholder")})
@@ -90,7 +90,7 @@ def _depth_of_products(editor: GraphEditor, name: str) -> int | None:
     return None
 
 
-def _sink_reshape(editor: GraphEditor, node: Any, shapes: Shapes, sizes: Sizes, origins: dict[str, str]) -> None:
+def _sink_reshape(editor: GraphEditor, node: Any, shapes: Shapes, sizes: Sizes, roots: dict[str, str]) -> None:
     """Computes an elementwise node on the matrix that its operands are reshaped from, and reshapes the result.
 
     Where an operand is a constant for each of the last axes, it becomes one for each column of the matrix. Two operands
@@ -100,7 +100,7 @@ def _sink_reshape(editor: GraphEditor, node: Any, shapes: Shapes, sizes: Sizes, 
         return
     sources = {tensor: rows for tensor in node.input if (rows := _rows(editor, shapes, sizes, tensor)) is not None}
     matrices = [editor.nodes[tensor].input[0] for tensor in sources]
-    if len({origins.get(matrix, matrix) for matrix in matrices}) != 1 or len(set(sources.values())) != 1:
+    if len({roots.get(matrix, matrix) for matrix in matrices}) != 1 or len(set(sources.values())) != 1:
         return
     rank, row = next(iter(sources.values()))
     operands = []
@@ -118,9 +118,9 @@ def _sink_reshape(editor: GraphEditor, node: Any, shapes: Shapes, sizes: Sizes, 
     op, dtype = node.op, attributes["T"]
     if op == "BiasAdd" and len(row) > 1:
         op, attributes = "AddV2", {"T": dtype}
-    result = editor.add(op, f"{node.name}/flat", operands, **attributes)
+    result = editor.add(op, f"{node.name}/flat", operands, origin=node.name, **attributes)
     shapes[result] = tf.TensorShape([None, int(np.prod(row))])
-    origins[result] = origins.get(matrices[0], matrices[0])
+    roots[result] = roots.get(matrices[0], matrices[0])
     # The node keeps its name, which may be what the outside knows, and becomes the Reshape.
     reshape = editor.nodes[next(iter(sources))]
     node.op = "Reshape"

@@ -66,7 +66,7 @@ def _expand(editor: GraphEditor, node: Any, images: dict[str, _Image], outputs: 
         if paddings is not None and len(paddings) == 3:
             operands = [node.name, _padded_image(editor, before, paddings, axis.item() % 4)]
             editor.set_inputs(node.name, [before.input[0], node.input[1]])
-            padded = editor.add("Pad", f"{before.name}/image", operands, **before.attr)
+            padded = editor.add("Pad", f"{before.name}/image", operands, origin=before.name, **before.attr)
             editor.redirect(node.name, padded, keep=[padded])
 
 
@@ -99,7 +99,7 @@ def _on_image(editor: GraphEditor, node: Any, images: dict[str, _Image]) -> _Ima
             aligned = constant.reshape((1,) * (3 - constant.ndim) + constant.shape)
             operands.append(editor.add_constant(f"{node.name}/operand", np.expand_dims(aligned, axis)))
     attributes = {key: value for key, value in node.attr.items() if not key.startswith("_")}
-    result = editor.add(node.op, f"{node.name}/image", operands, **attributes)
+    result = editor.add(node.op, f"{node.name}/image", operands, origin=node.name, **attributes)
     # The node keeps its name, which may be what the outside knows, and becomes the Squeeze.
     node.op = "Squeeze"
     node.ClearField("attr")

@@ -141,15 +141,20 @@ def find_fusions_where(
 
 
 def folded_tensor(folded: GraphEditor, tensor: str, before: GraphEditor) -> str | None:
-    """Returns a tensor of a graph before folding as it is called in the folded graph; None where that lacks it.
+    """Returns the tensor of a folded graph that has the values of a tensor of the graph before folding.
 
-    Products and what follows them are folded to matrices, sequences to images, under names of their own. What only
-    moved values may be gone: then it is the tensor that it moved. BatchToSpaceND ends a dilated convolution, which
-    folding makes one node.
+    Folding may replace the node: products become products of matrices, and sequences become images. Folding may also
+    remove a node that only moves values: then the tensor that the node reads has the values. BatchToSpaceND is such a
+    node too. It ends a dilated convolution, of which folding makes one node.
+
+    Args:
+        folded: An editor of the folded graph, with its table of origins.
+        tensor: The tensor's name before folding.
+        before: An editor of the graph before folding.
+    Returns: The tensor's name in the folded graph; None if no tensor there has the values.
     """
     while True:
-        candidates = (tensor, f"{tensor}/flat", f"{tensor}/product", f"{tensor}/image")
-        found = next((name for name in candidates if producer(name) in folded.nodes), None)
+        found = tensor if producer(tensor) in folded.nodes else folded.replacement(tensor)
         if found is not None:
             return pass_through_origin(folded, found)
         node = before.nodes.get(producer(tensor))

@@ -125,10 +125,9 @@ class _Trace:
     owners: dict[str, str]
 
     def owner(self, name: str) -> str:
-        """Returns the operation that a node belongs to; a node that folding added is named after one that was there."""
-        while name and name not in self.owners:
-            name = name.rpartition("/")[0]
-        return self.owners.get(name, "")
+        """Returns the operation that a node belongs to. A node inside a function is given as "function/node"."""
+        function = name.partition("/")[0]
+        return self.owners.get(self.editor.origin(name)) or self.owners.get(function, "")
 
 
 def _trace(model: keras.Model, tensors: dict[Place, Any]) -> _Trace:
@@ -149,7 +148,7 @@ def _trace(model: keras.Model, tensors: dict[Place, Any]) -> _Trace:
     owners |= {function: owners[name] for function, name in called.items() if function and name in owners}
     kept = dict(list(probe.outputs.items())[len(tensors) :])
     graph = fold_constants(replace(probe, outputs=kept).edited(held))
-    editor = GraphEditor(graph.graph_def)
+    editor = GraphEditor(graph.graph_def, graph.origins)
     places: dict[str, Place] = {}
     for place, name in zip(tensors, names, strict=False):
         origin = folded_tensor(editor, name, held)

@@ -53,7 +53,7 @@ def read_ranges(graph: FrozenGraph, exclude: Iterable[str] = ()) -> Trained:
     """
     plain = _take_out(fold_constants(graph))
     folded = fold_constants(plain.graph)
-    editor = GraphEditor(folded.graph_def)
+    editor = GraphEditor(folded.graph_def, folded.origins)
     before = GraphEditor(plain.graph.graph_def)
     steps_editor = GraphEditor(fold_constants(_with_steps(plain)).graph_def)
     fusions, skipped = find_fusions(folded, editor, exclude)
