@@ -116,6 +116,15 @@ class GraphEditor:
         for tensor in inputs:
             self.consumers.setdefault(producer(tensor), []).append(name)
 
+    def become(self, name: str, op: str, inputs: Sequence[str], **attributes: AttrValue) -> None:
+        """Turns a node into another op. The node keeps its name, which may be the name of an output."""
+        node = self.nodes[name]
+        held = NodeDef(attr=attributes)  # copies: the attributes may be those of the node itself
+        node.op = op
+        node.ClearField("attr")
+        node.MergeFrom(held)
+        self.set_inputs(name, inputs)
+
     def constant(self, tensor: str) -> np.ndarray | None:
         """Returns the value of a tensor that is a constant, else None."""
         node = self.nodes[producer(tensor)]
@@ -128,12 +137,12 @@ class GraphEditor:
         return value
 
     def is_number(self, tensor: str) -> bool:
-        """Whether a tensor is a constant of one value that leaves every shape as it is."""
+        """Whether a tensor is a constant of one value that no operand is broadcast against."""
         constant = self.constant(tensor)
         return constant is not None and constant.size == 1 and constant.ndim <= 1
 
     def share_constants(self) -> None:
-        """Makes equal constants one, so that a weight used in several places is stored once."""
+        """Merges equal constants, so that a weight that is used in several places is stored once."""
         first: dict[bytes, str] = {}
         for name in [name for name, node in self.nodes.items() if node.op == "Const"]:
             value = self.nodes[name].attr["value"].SerializeToString(deterministic=True)
@@ -153,11 +162,11 @@ class GraphEditor:
         return ready
 
     def ancestors(self, name: str) -> set[str]:
-        """Returns every node whose value the node `name` needs, itself excluded."""
+        """Returns every node whose value the node `name` needs, without the node itself."""
         return self._needed(map(producer, self.nodes[name].input))
 
     def _needed(self, names: Iterable[str]) -> set[str]:
-        """Returns the nodes `names` and all that they need."""
+        """Returns the nodes `names` and all nodes that they need."""
         stack = list(names)
         seen = set(stack)
         while stack:
@@ -169,7 +178,7 @@ class GraphEditor:
         return seen
 
     def graph_def(self, outputs: Iterable[str], keep: Iterable[str] = ()) -> Any:
-        """Returns a GraphDef of the nodes that `outputs` need, and of `keep` (placeholders nothing reads)."""
+        """Returns a GraphDef of the nodes that `outputs` need and of the nodes `keep`, such as unused placeholders."""
         needed = self._needed({*outputs, *keep})
         result = GraphDef(versions=self._original.versions, library=self._original.library)
         result.node.extend(self.nodes[name] for name in self.topological() if name in needed)
@@ -212,5 +221,5 @@ def text(value: str) -> AttrValue:
 
 
 def copy_attributes(node: Any, names: Iterable[str]) -> Mapping[str, AttrValue]:
-    """Returns those of a node's attributes that it has."""
+    """Returns the attributes `names` of a node, without those that it lacks."""
     return {name: node.attr[name] for name in names if name in node.attr}

@@ -1,4 +1,4 @@
-"""How many zeros a convolution puts around its input."""
+"""The number of zeros that a convolution adds around its input."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tfopt.graph.edit import attribute
 
 
 def paddings_of(node: Any, input_shape: tf.TensorShape, kernel_size: Sequence[int]) -> np.ndarray | None:
-    """Returns the zeros before and after each axis of a convolution's input.
+    """Returns how many zeros a convolution adds before and after each axis of its input.
 
     Args:
         node: A Conv2D or DepthwiseConv2dNative node, NHWC.
-        input_shape: The shape of what it reads. Its rank may be unknown.
+        input_shape: The shape of its input. The rank may be unknown.
         kernel_size: Height and width of its kernel.
-    Returns: An array [4, 2]; None where TensorFlow computes them from a height or width that is not known yet.
+    Returns: An array [4, 2]; None if the numbers depend on a height or width that is open.
     """
     padding = attribute(node, "padding").s
     if padding == b"EXPLICIT":

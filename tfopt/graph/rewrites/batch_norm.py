@@ -1,4 +1,4 @@
-"""Batch normalisation as one node, as Keras 2 and TensorFlow's own layers write it, brought to the form of Keras 3."""
+"""Decomposes batch normalisation in one node, as in Keras 2, into the multiplication and sum of Keras 3."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tfopt.graph.frozen import FrozenGraph
 OPS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 
 
-def unfuse_batch_norm(graph: FrozenGraph) -> FrozenGraph:
-    """Returns the graph with x * scale + offset, which folding moves into the weights, in place of each such node.
+def decompose_batch_norm(graph: FrozenGraph) -> FrozenGraph:
+    """Returns the graph with x * scale + offset in place of each batch normalisation, which folding then removes.
 
-    Those that are in training, or not in NHWC, or whose statistics are computed, stay.
+    A node stays if it is in training mode, or not in NHWC, or if its statistics are not constants.
     """
     editor = GraphEditor(graph.graph_def, graph.origins)
     outputs = dict(graph.outputs)
