@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
+from tfopt.compat.tensorflow import op_definition
 from tfopt.graph.edit import AttrValue, GraphEditor, attribute, dtype_attr, producer
 
 Shapes = dict[str, tf.TensorShape]
@@ -184,7 +184,7 @@ class Sizes:
 
 def _dtype(node: Any, output: int) -> AttrValue | None:
     """Returns the dtype of one of a node's results; None if a result of the op can be a list of tensors."""
-    definition = op_def_registry.get(node.op)
+    definition = op_definition(node.op)
     if definition is None or output >= len(definition.output_arg):
         return None
     if any(argument.number_attr or argument.type_list_attr for argument in definition.output_arg):

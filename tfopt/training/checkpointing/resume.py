@@ -30,6 +30,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfopt.compat.optimizers import inner_optimizer, learning_rate_as_given
+from tfopt.compat.trainer import set_initial_epoch
 from tfopt.errors import ArtifactError, ConfigError, TfoptWarning
 from tfopt.training.checkpointing.lock import only_training
 from tfopt.training.checkpointing.state import (
@@ -134,7 +136,7 @@ class Resume:
             # the process ends, must not cut that short.
             signal.signal(signal.SIGTERM, signal.SIG_IGN if self._ending else before)
             if self._model is not None:
-                self._model._initial_epoch = None
+                set_initial_epoch(self._model, None)
                 self._model = None
 
     def begin(
@@ -208,7 +210,7 @@ class Resume:
         # With steps_per_epoch an iterator lives on from epoch to epoch, until its data ends.
         drawn = checkpoint.step % batches if batches else checkpoint.step
         self._to_skip = drawn if steps_per_epoch else self._in_epoch
-        model._initial_epoch = self._epoch
+        set_initial_epoch(model, self._epoch)
         return self._steps
 
     def begin_epoch(self, epoch: int) -> None:
@@ -385,7 +387,7 @@ def _is_average(name: str) -> bool:
 
 def _constant_learning_rate(optimizer: Any) -> float | None:
     """Returns the learning rate that an optimizer was made with; None of a schedule, which follows the steps."""
-    rate = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
+    rate = learning_rate_as_given(inner_optimizer(optimizer))
     return float(keras.ops.convert_to_numpy(rate)) if isinstance(rate, keras.Variable) else None
 
 

@@ -1,6 +1,6 @@
 """Puts tfopt's training step under a model's own `fit` and `evaluate`.
 
-Keras looks up `fit`, `make_train_function`, `make_test_function` and `_maybe_symbolic_build` on the model, so they are
+Keras looks up `fit`, `make_train_function`, `make_test_function` and what builds the model on the model, so they are
 set on the instance: its class stays what it is, a saved model holds nothing of them, and a plain `model.compile` takes
 them off again when the model is next used.
 """
@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.compat.trainer import BUILD, check_fit, compile_config, element_spec, symbolic_build
 from tfopt.data.position import UNCONTROLLED, EpochCounter
 from tfopt.errors import TfoptWarning, UnsupportedModelError
 from tfopt.training.checkpointing.resume import Resume
@@ -29,7 +30,7 @@ from tfopt.training.step.ledger import ATTRIBUTE, Ledger
 from tfopt.training.step.step import Step
 from tfopt.training.xla import compilation_cause, compilation_failed
 
-METHODS = ("fit", "evaluate", "predict", "make_train_function", "make_test_function", "_maybe_symbolic_build")
+METHODS = ("fit", "evaluate", "predict", "make_train_function", "make_test_function", BUILD)
 
 
 class Runtime:
@@ -71,10 +72,11 @@ class Runtime:
         self._testing: Executions | None = None
         self._asked: Executions | None = None
         self._strategy = model.distribute_strategy
-        self._compiled = model._compile_config
+        self._compiled = compile_config(model)
 
     def install(self) -> None:
         """Sets the methods on the model."""
+        check_fit()
         uninstall(self.model)
         setattr(self.model, ATTRIBUTE, self)
         for name in METHODS:
@@ -85,10 +87,10 @@ class Runtime:
         self.model.train_function = self.model.test_function = self.model.predict_function = None
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        if self.model._compile_config is not self._compiled:  # a plain compile came after ours
+        if compile_config(self.model) is not self._compiled:  # a plain compile came after ours
             uninstall(self.model)
             return getattr(self.model, name)(*args, **kwargs)
-        return getattr(self, name)(*args, **kwargs)
+        return getattr(self, "build" if name == BUILD else name)(*args, **kwargs)
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         call = MethodCall(self.model, "fit", args, kwargs)
@@ -151,20 +153,20 @@ class Runtime:
             model.steps_per_execution = before
             setattr(model, function, None)
 
-    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+    def build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Builds what Keras would build while it traces the step: inside loops and conditions that fails."""
         self._asked = None
         if iterator is not None:
             # Workers run executions of one size, and may hold data of different lengths, whose end they agree on.
             total = iterator.steps_per_epoch if is_multi_worker(self._strategy) else iterator.num_batches
             self._asked = Executions(iterator, self.model.steps_per_execution, total)
-            data_batch = keras.tree.map_structure(of_one_replica, iterator._distributed_dataset.element_spec)
+            data_batch = keras.tree.map_structure(of_one_replica, element_spec(iterator))
         elif data_batch is not None:
             data_batch = keras.tree.map_structure(
                 lambda item: None if item is None else tf.convert_to_tensor(item), data_batch
             )
         with self._strategy.scope():
-            self.model._symbolic_build(data_batch=data_batch)
+            symbolic_build(self.model, data_batch)
             if self.model.optimizer is not None and not self.model.optimizer.built:
                 self.model.optimizer.build(self.model.trainable_variables)
 
@@ -263,7 +265,7 @@ class Runtime:
         self.ledger.gave_up_xla(cause)
         self._step = self._make_step(False)
         self.model.jit_compile = False
-        self._compiled = self.model._compile_config
+        self._compiled = compile_config(self.model)
         self.model.test_function = self.model.predict_function = None
 
     @functools.cached_property
