@@ -200,6 +200,11 @@ def attribute(node: Any, name: str) -> AttrValue:
     return node.attr[name] if name in node.attr else AttrValue()
 
 
+def is_nhwc(node: Any) -> bool:
+    """Whether a node's data format is NHWC, which is the default."""
+    return attribute(node, "data_format").s in (b"", b"NHWC")
+
+
 def types(*dtypes: Any) -> AttrValue:
     return AttrValue(list=AttrValue.ListValue(type=[dtype.as_datatype_enum for dtype in dtypes]))
 

@@ -20,8 +20,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.compat.tensorflow import op_definition
-from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, integers, producer, text
+from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, integers, is_nhwc, producer, text
 from tfopt.graph.frozen import FrozenGraph
+from tfopt.graph.paddings import same_padding
 from tfopt.graph.rewrites.batched_products import canonicalize_batched_products
 from tfopt.graph.rewrites.dilations import canonicalize_dilations
 from tfopt.graph.rewrites.products import canonicalize_products
@@ -115,7 +116,7 @@ def _fold_affine(editor: GraphEditor, name: str, outputs: frozenset[str]) -> Non
     """Folds the per-channel arithmetic that follows a weighted node into its weights and one BiasAdd."""
     node = editor.nodes[name]
     weights = editor.constant(node.input[1])
-    if weights is None or attribute(node, "data_format").s not in (b"", b"NHWC") or attribute(node, "transpose_b").b:
+    if weights is None or not is_nhwc(node) or attribute(node, "transpose_b").b:
         return
     depthwise = node.op == "DepthwiseConv2dNative"
     channels = weights.shape[2] * weights.shape[3] if depthwise else weights.shape[-1]
@@ -147,7 +148,7 @@ def _affine(
     """Returns (scale, offset) if the node computes source * scale + offset with one constant for each channel."""
     if node.op not in AFFINE or len(node.input) != 2:
         return None
-    if node.op == "BiasAdd" and attribute(node, "data_format").s not in (b"", b"NHWC"):
+    if node.op == "BiasAdd" and not is_nhwc(node):
         return None
     position = 0 if node.input[0] == source else 1
     if node.input[position] != source or (node.op == "Sub" and position == 1):
@@ -173,7 +174,7 @@ def _fold_padding(editor: GraphEditor, name: str, shapes: Mapping[str, tf.Tensor
     amounts = editor.constant(pad.input[1])
     if amounts is None or amounts.shape != (4, 2) or amounts[[0, 3]].any():
         return
-    if attribute(node, "data_format").s not in (b"", b"NHWC"):
+    if not is_nhwc(node):
         return
     if amounts[1:3].tolist() == _same_padding(editor, node, shapes[pad.input[0]]):
         node.attr["padding"].CopyFrom(text("SAME"))
@@ -193,8 +194,5 @@ def _same_padding(editor: GraphEditor, node: Any, shape: tf.TensorShape) -> list
         return None
     strides = attribute(node, "strides").list.i[1:3]
     dilations = attribute(node, "dilations").list.i[1:3] or (1, 1)
-    amounts = []
-    for size, extent, stride, dilation in zip(shape[1:3], weights.shape[:2], strides, dilations, strict=True):
-        total = max((-(-size // stride) - 1) * stride + (extent - 1) * dilation + 1 - size, 0)
-        amounts.append([total // 2, total - total // 2])
-    return amounts
+    axes = zip(shape[1:3], weights.shape[:2], strides, dilations, strict=True)
+    return [list(same_padding(*axis)) for axis in axes]

@@ -100,9 +100,8 @@ class FrozenGraph:
 
     def predict(self, inputs: Any) -> dict[str, np.ndarray]:
         """Runs the graph on one batch: an array, a sequence of arrays, or a dict by input name."""
-        values = self.as_function(fetch=[tensor for tensor, _ in self.outputs.values()])(
-            **self.feed(inputs, warn=False)
-        )
+        function = self.as_function(fetch=[tensor for tensor, _ in self.outputs.values()])
+        values = function(**self.feed(inputs, warn=False))
         return {name: value.numpy() for name, value in zip(self.outputs, values, strict=True)}
 
     def feed(self, inputs: Any, *, warn: bool = True) -> dict[str, tf.Tensor]:

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.compat.tensorflow import op_definition
-from tfopt.graph.edit import AttrValue, GraphEditor, attribute, dtype_attr, producer
+from tfopt.graph.edit import AttrValue, GraphEditor, attribute, dtype_attr, is_nhwc, producer
 
 Shapes = dict[str, tf.TensorShape]
 
@@ -331,7 +331,7 @@ def _pad(sizes: Sizes, node: Any) -> Found:
 def _windows(sizes: Sizes, node: Any) -> Found:
     """A convolution or pooling: an image axis keeps its size with SAME padding and stride 1."""
     before = sizes.of(node.input[0])
-    if before is None or len(before) != 4 or attribute(node, "data_format").s not in (b"", b"NHWC"):
+    if before is None or len(before) != 4 or not is_nhwc(node):
         return None
     same = attribute(node, "padding").s == b"SAME"
     strides = attribute(node, "strides").list.i

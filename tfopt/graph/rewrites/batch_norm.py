@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import tensorflow as tf
 
-from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, producer
+from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, is_nhwc, producer
 from tfopt.graph.frozen import FrozenGraph
 
 OPS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
@@ -22,7 +22,7 @@ def decompose_batch_norm(graph: FrozenGraph) -> FrozenGraph:
     outputs = dict(graph.outputs)
     for name in editor.topological():
         node = editor.nodes[name]
-        if node.op not in OPS or attribute(node, "data_format").s not in (b"", b"NHWC"):
+        if node.op not in OPS or not is_nhwc(node):
             continue
         statistics = [_constant(editor, tensor) for tensor in node.input[1:5]]
         if attribute(node, "is_training").b or any(value is None or not value.size for value in statistics):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, integers, producer
+from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, integers, is_nhwc, producer
 
 
 def canonicalize_dilations(editor: GraphEditor, outputs: frozenset[str]) -> None:
@@ -41,7 +41,7 @@ def _dilate(editor: GraphEditor, last: Any, outputs: frozenset[str]) -> None:
             return
         path.append(node)
     first, convolution = path[-1], next(node for node in path if node.op == "Conv2D")
-    if attribute(convolution, "data_format").s not in (b"", b"NHWC") or attribute(convolution, "padding").s != b"VALID":
+    if not is_nhwc(convolution) or attribute(convolution, "padding").s != b"VALID":
         return
     if {*attribute(convolution, "strides").list.i, *attribute(convolution, "dilations").list.i} != {1}:
         return

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.graph.edit import GraphEditor, attribute, producer
+from tfopt.graph.edit import GraphEditor, attribute, is_nhwc, producer
 from tfopt.graph.fold import CONVOLUTIONS, WEIGHTED
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.annotation.activations import Activation, find_activation
@@ -187,7 +187,7 @@ def _obstacle(editor: GraphEditor, shapes: Shapes, node: Any, patterns: tuple[st
     if not np.isfinite(weights).all():
         return "its weights hold NaN or infinity"
     if node.op in CONVOLUTIONS:
-        if attribute(node, "data_format").s not in (b"", b"NHWC"):
+        if not is_nhwc(node):
             return "not in NHWC layout"
         if node.op == "DepthwiseConv2dNative":
             return None if weights.ndim == 3 or weights.shape[3] == 1 else "more than one filter for each input channel"

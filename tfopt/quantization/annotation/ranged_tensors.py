@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfopt.graph.edit import GraphEditor, attribute, producer
+from tfopt.graph.edit import GraphEditor, is_nhwc, producer
 from tfopt.graph.fold import CONVOLUTIONS
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.graph.paddings import paddings_of
@@ -180,7 +180,7 @@ def _shared_range_candidates(editor: GraphEditor, fusions: Sequence[Fusion]) -> 
     found = []
     for tensor in sorted(ranged):
         node = editor.nodes[producer(tensor)]
-        if node.name == tensor and node.op in JOINTS and attribute(node, "data_format").s in (b"", b"NHWC"):
+        if node.name == tensor and node.op in JOINTS and is_nhwc(node):
             inputs = tuple(pass_through_origin(editor, source) for source in values_of(node))
             if ranged.issuperset(inputs):
                 found.append(SharedRangeOp(output=tensor, inputs=inputs))

@@ -70,9 +70,8 @@ def quantize_for_training(model: Any, config: QuantizationConfig, calibration_da
     fusions, skipped = find_fusions_where(traced.graph, traced.editor, obstacle, config.exclude)
     observed = tensors_with_ranges(traced.editor, fusions)
     measured = calibrate(traced.graph, observed, calibration_data, config)
-    ranges = {
-        tensor: value_range.symmetric() for tensor, value_range in measured.items()
-    }  # FakeQuantize has no zero point
+    # FakeQuantize has no zero point.
+    ranges = {tensor: value_range.symmetric() for tensor, value_range in measured.items()}
     lowered = {traced.owner(fusion.op) for fusion in fusions}
     rounded = lowered | {
         layer.name

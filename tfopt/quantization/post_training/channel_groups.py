@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import tensorflow as tf
 
-from tfopt.graph.edit import GraphEditor, NodeDef, attribute, producer
+from tfopt.graph.edit import GraphEditor, NodeDef, attribute, is_nhwc, producer
 from tfopt.graph.fold import WEIGHTED
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.annotation.fusion import ADDITIONS, Fusion, pass_through_origin
@@ -172,7 +172,7 @@ class _Finder:
         if node.op in HOMOGENEOUS:
             return [node.input[0]] if self._keeps_channels(node) else None
         if node.op in SUMS:
-            positions = [0, 1] if attribute(node, "data_format").s in (b"", b"NHWC") else []
+            positions = [0, 1] if is_nhwc(node) else []
         elif node.op == "Mul":
             divided = [position for position in (0, 1) if node.input[position] in group.tensors]
             nearest = min((0, 1), key=lambda position: self.distances[producer(node.input[position])])
@@ -223,7 +223,7 @@ class _Finder:
         weights = self.editor.constant(node.input[1])
         if weights is None or len(self.editor.consumers[producer(node.input[1])]) > 1:
             return False
-        if attribute(node, "data_format").s not in (b"", b"NHWC"):
+        if not is_nhwc(node):
             return False
         if attribute(node, "transpose_a").b or attribute(node, "transpose_b").b or not np.isfinite(weights).all():
             return False
@@ -232,7 +232,7 @@ class _Finder:
         return self._size(node.input[0]) == weights.shape[INPUT_AXIS[node.op]]  # else the convolution is grouped
 
     def _keeps_channels(self, node: NodeDef) -> bool:
-        if attribute(node, "data_format").s not in (b"", b"NHWC"):
+        if not is_nhwc(node):
             return False
         if node.op in REDUCTIONS:
             axes, rank = self.editor.constant(node.input[1]), self.shapes[node.input[0]].rank

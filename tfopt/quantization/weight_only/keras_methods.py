@@ -75,9 +75,8 @@ def quantize_with_keras(model: Any, config: Any, calibration_data: Any = None) -
     before = _weight_bytes(clone)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # Keras warns for each layer without weights; the report lists all other layers
+            # Keras warns for each layer without weights. The report lists all other layers.
+            warnings.simplefilter("ignore")
             clone.quantize(config.mode, config=config)
     except (ValueError, TypeError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
