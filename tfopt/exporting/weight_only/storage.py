@@ -11,7 +11,7 @@ import numpy as np
 from tfopt.exporting.weight_only.decoding import Decoder
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import attribute
-from tfopt.quantization.annotation.fusion import check_exclude, matches
+from tfopt.quantization.annotation.exclude import check_exclude, matches
 from tfopt.quantization.weight_only.config import WeightOnlyConfig, quantize_matrix
 from tfopt.report import Change, PassReport, Skip
 
