@@ -154,12 +154,7 @@ def _install(model: keras.Model, plan: Plan, stages: Stages | None, jit_compile:
             hardware=plan.hardware,
         )
 
-    resume: Resume | None = None
-    guard = Guard(
-        stop_on_nan=config.stop_on_nan,
-        explain_memory=explain_memory,
-        last_checkpoint=lambda: None if resume is None else resume.last_checkpoint(),
-    )
+    resume = None
     if config.checkpoint_dir is not None:
         resume = Resume(
             config.checkpoint_dir,
@@ -167,13 +162,16 @@ def _install(model: keras.Model, plan: Plan, stages: Stages | None, jit_compile:
             keep=config.keep_checkpoints,
             mode=config.resume,
             strategy=model.distribute_strategy,
-            check=guard.check_state,
         )
     runtime.Runtime(
         model,
         make_step=make_step,
         jit_compile=jit_compile,
-        guard=guard,
+        guard=Guard(
+            stop_on_nan=config.stop_on_nan,
+            explain_memory=explain_memory,
+            last_checkpoint=(lambda: None) if resume is None else resume.last_checkpoint,
+        ),
         resume=resume,
         counter=plan.epoch,
         tensor_float_32=plan.tensor_float_32,

@@ -99,6 +99,11 @@ class CheckpointStore:
             ) from error
         return sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
 
+    def newest_in_words(self) -> str | None:
+        """Returns the newest checkpoint in words, or None where there is none."""
+        steps = self.steps()
+        return f"step {steps[-1]} in {self.directory}" if steps else None
+
     def path(self, step: int) -> Path:
         """Returns the file of a step, whether or not it exists."""
         return self.directory / f"step-{step:08d}.npz"
