@@ -1,4 +1,4 @@
-"""Compiles a Keras model under a plan; training is Keras' own `fit` after that, with tfopt's step below it."""
+"""Compiles a Keras model under a plan. Keras' own `fit` then trains it, with tfopt's training step."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ def compile(
     metrics: Sequence[Any] | None = None,
     **options: Any,
 ) -> PassReport:
-    """Compiles a model and puts tfopt's training step under its `fit`, `evaluate` and `train_on_batch`.
+    """Compiles a model, so that its `fit`, `evaluate` and `train_on_batch` run tfopt's training step.
 
-    The step trains under the plan's strategy, XLA, micro-batches and steps per execution in any combination; `fit`
-    saves and resumes where the plan says so, and stops with a reason where it cannot succeed. The model's class stays
-    what it is, and a later `model.compile` of Keras takes everything off again. A model with a `train_step` of its own
-    keeps it, and Keras' own way of running it; the report tells what that loses.
+    The step combines the plan's strategy, XLA, micro-batches and steps per execution. `fit` saves and resumes the
+    training if the plan has a checkpoint directory, and stops with a reason if the training cannot succeed. The model's
+    class does not change, and a later `model.compile` of Keras removes all of this. A model with its own `train_step`
+    keeps it, and Keras runs it as usual; the report says what such a model cannot have.
 
-    Under float16 Keras adds the dynamic loss scaling itself. An optimizer or metric that was made outside the
+    Under float16, Keras itself adds the dynamic loss scaling. An optimizer or metric that was made outside the
     strategy's scope is replaced by a new one with the same settings, since its variables are not on every replica.
 
     Args:
         model: Any Keras model, built under `plan.scope()`.
-        plan: What `tfopt.plan` decided.
+        plan: The plan that `tfopt.plan` returned.
         optimizer, loss, metrics, options: As in `keras.Model.compile`. Losses must average over the batch, which is
             Keras' default.
-    Returns: What the model got, what it cannot have, and which layers train otherwise than by Keras' own step on one
-        device: embeddings, and layers with a state of their own.
+    Returns: A report: how the model trains, what it cannot have, and the layers whose training differs from Keras' own
+        step on one device (embeddings, and layers with their own state).
     Raises:
-        ConfigError: The plan or an option does not go with this model.
+        ConfigError: The plan or an option does not fit this model.
         UnsupportedModelError: The model was built outside `plan.scope()`, or cannot be split over a pipeline.
     Example:
         >>> import keras, numpy as np
@@ -179,7 +179,7 @@ def _install(model: keras.Model, plan: Plan, stages: Stages | None, jit_compile:
 
 
 def _on_replicas(given: Any, strategy: tf.distribute.Strategy | None) -> Any:
-    """Returns an optimizer or metric whose variables the strategy knows; names and functions as they are."""
+    """Returns an optimizer or metric whose variables are on every replica. Names and functions stay as they are."""
     if strategy is None or not isinstance(given, keras.optimizers.Optimizer | keras.metrics.Metric):
         return given
     if all(strategy.extended.variable_created_in_scope(variable.value) for variable in given.variables):

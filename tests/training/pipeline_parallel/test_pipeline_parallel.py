@@ -373,7 +373,7 @@ class Subclassed(keras.Model):
         ({"devices": ["CPU:0"] * 3, "cuts": ["third", "second"]}, ConfigError, "in the order of the graph"),
         ({"model": lambda: Subclassed()}, UnsupportedModelError, "functional API"),
         ({"model": lambda: keras.Sequential([layers.Dense(1)])}, UnsupportedModelError, r"model\.build\(shape\)"),
-        ({"model": revisited, "cuts": ["between"]}, ConfigError, "may not part the calls of layer 'twice'"),
+        ({"model": revisited, "cuts": ["between"]}, ConfigError, "must not separate the calls of layer 'twice'"),
         ({"model": revisited}, ConfigError, "Give at most 1 device"),
     ],
 )

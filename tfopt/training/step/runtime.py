@@ -1,8 +1,10 @@
-"""Puts tfopt's training step under a model's own `fit` and `evaluate`.
+"""Makes a model's `fit` and `evaluate` run tfopt's training step.
 
-Keras looks up `fit`, `make_train_function`, `make_test_function` and `_maybe_symbolic_build` on the model, so they are
-set on the instance: its class stays what it is, a saved model holds nothing of them, and a plain `model.compile` takes
-them off again when the model is next used.
+Keras looks up `fit`, `make_train_function`, `make_test_function` and `_maybe_symbolic_build` on the model. So they are
+set on the instance. The model's class does not change, and a saved model does not contain them. After a plain
+`model.compile`, the next use of the model removes them.
+
+`Runtime` lives as long as the model is compiled. The state of one `fit` is in `Fit`.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ class Runtime:
         self.model.train_function = self.model.test_function = self.model.predict_function = None
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        if self.model._compile_config is not self._compiled:  # a plain compile came after ours
+        if self.model._compile_config is not self._compiled:  # model.compile was called after tfopt.compile
             uninstall(self.model)
             return getattr(self.model, name)(*args, **kwargs)
         return getattr(self, name)(*args, **kwargs)
@@ -149,9 +151,9 @@ class Runtime:
 
     @contextlib.contextmanager
     def _dividing(self, steps: int | None, function: str) -> Iterator[None]:
-        """Lets executions of a function of Keras' own end where a count of steps ends.
+        """Sets `steps_per_execution` to a divisor of the number of steps, for a function that Keras made.
 
-        Keras runs whole ones, beyond the count if need be, so their size becomes one that divides it.
+        Keras only runs executions of one size, and would run more steps than requested.
         """
         model = self.model
         before = model.steps_per_execution
@@ -168,10 +170,11 @@ class Runtime:
             setattr(model, function, None)
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Builds what Keras would build while it traces the step: inside loops and conditions that fails."""
+        """Builds metrics and optimizer. Keras would build them in the traced step, which fails inside loops."""
         self._prepared = None
         if iterator is not None:
-            # Workers run executions of one size, and may hold data of different lengths, whose end they agree on.
+            # Workers may have data of different lengths, and must run executions of the same size. So the data decides
+            # where their epoch ends, unless steps_per_epoch does.
             total = iterator.steps_per_epoch if is_multi_worker(self._strategy) else iterator.num_batches
             self._prepared = Executions(iterator, self.model.steps_per_execution, total)
             data_batch = keras.tree.map_structure(of_one_replica, iterator._distributed_dataset.element_spec)
@@ -230,7 +233,7 @@ class Runtime:
             probed = probed or not replayed
             steps = int(done)
             if not steps:
-                if replayed:  # they were the last of the epoch
+                if replayed:  # the epoch has no more steps
                     return logs
                 raise StopIteration
             self.ledger.called(time.perf_counter() - begin, steps)
@@ -274,7 +277,7 @@ class Runtime:
     def _give_up_xla(self, error: BaseException) -> None:
         cause = compilation_cause(error, self.model)
         warnings.warn(
-            f"{cause}. The training goes on without XLA. Set jit_compile=False to begin without.",
+            f"{cause}. The training goes on without XLA. Set jit_compile=False to start without XLA.",
             TfoptWarning,
             stacklevel=2,
         )
@@ -286,14 +289,14 @@ class Runtime:
 
     @functools.cached_property
     def synchronize(self) -> Callable[[], None]:
-        """Averages over the replicas what each has updated alone."""
+        """Averages the variables that each replica updates by itself."""
         if not self._step.is_distributed:
             return lambda: None
-        return tf.function(functools.partial(self._step.synchronize))  # else TensorFlow counts traces over all models
+        return tf.function(functools.partial(self._step.synchronize))  # a partial: see Execution
 
 
 def uninstall(model: keras.Model) -> None:
-    """Takes tfopt's methods off a model, if it has them."""
+    """Removes tfopt's methods from a model, if it has them."""
     for name in (*METHODS, ATTRIBUTE):
         if name in vars(model):
             delattr(model, name)
