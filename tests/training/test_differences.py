@@ -1,4 +1,4 @@
-"""What trains otherwise than under Keras' own step is told by the report, and can be had as Keras has it."""
+"""The report names what trains in a different way than with Keras' step, and a setting trains it as Keras does."""
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ LABELS = (WORDS.sum(1, keepdims=True) % 3).astype("float32")
 
 
 class Counting(keras.layers.Layer):
-    """Counts its calls, in a float and in a whole number."""
+    """Counts its calls in a float variable and in an integer variable."""
 
     def build(self, input_shape):
         self.calls = self.add_weight(name="calls", shape=(), initializer="zeros", trainable=False)

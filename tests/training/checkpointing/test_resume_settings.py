@@ -1,4 +1,4 @@
-"""A resumed training with other settings says what counts, or is refused."""
+"""A training that is resumed with other settings warns which setting is used, or is refused."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""A run that is stopped and goes on in a fresh process ends with the same bits as one that was not stopped."""
+"""A run that is stopped and resumed in a new process ends with the same bits as a run without interruption."""
 
 import json
 import os
