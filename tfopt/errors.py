@@ -44,6 +44,10 @@ class TrainingError(TfoptError):
     """Training could not go on: the loss is not finite, memory ran out, a worker was lost."""
 
 
+class UnsupportedVersionError(TfoptError):
+    """The installed Keras or TensorFlow lacks something private that tfopt uses, or has changed it."""
+
+
 class TfoptWarning(UserWarning):
     """Something the caller should know although the work was done, such as a pass that changed nothing."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfopt.compat import is_tf_keras
+from tfopt.compat.kinds import is_tf_keras
 from tfopt.errors import ConfigError
 from tfopt.exporting.config import ExportConfig
 from tfopt.exporting.int8.float_fallback import float_fallback

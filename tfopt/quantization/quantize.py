@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tfopt.compat import is_tf_keras
+from tfopt.compat.kinds import is_tf_keras
 from tfopt.errors import check_type
 from tfopt.graph import FrozenGraph, freeze
 from tfopt.quantization.annotation.annotate import has_ranges

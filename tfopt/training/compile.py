@@ -10,6 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.compat.optimizers import inner_optimizer
+from tfopt.compat.trainer import built_under
 from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError, check_type
 from tfopt.profiling.tensor_cores import tensor_core_alignment as tensor_core_alignment  # also tfopt.training's
 from tfopt.report import Change, PassReport, Skip
@@ -206,7 +208,7 @@ def _check_options(plan: Plan, optimizer: Any, loss: Any, options: dict[str, Any
                 "loss must average over the batch where a batch is divided over replicas or micro-batches. Received: "
                 f"{type(item).__name__} with reduction={reduction!r}. Leave reduction at 'sum_over_batch_size'."
             )
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner = inner_optimizer(optimizer)
     if getattr(inner, "gradient_accumulation_steps", None) and plan.strategy is not None:
         raise ConfigError(
             "gradient_accumulation_steps of an optimizer fails under a distribution strategy. Received: "
@@ -216,11 +218,11 @@ def _check_options(plan: Plan, optimizer: Any, loss: Any, options: dict[str, Any
 
 
 def _check_strategy(model: keras.Model, plan: Plan) -> None:
-    built_under = model._distribute_strategy
-    if built_under is not plan.strategy:
+    strategy = built_under(model)
+    if strategy is not plan.strategy:
         raise UnsupportedModelError(
             f"model must be built under plan.scope(). Received: {model.name!r}, built under "
-            f"{'no strategy' if built_under is None else type(built_under).__name__}, with a plan for "
+            f"{'no strategy' if strategy is None else type(strategy).__name__}, with a plan for "
             f"{'none' if plan.strategy is None else type(plan.strategy).__name__}. "
             "Build it within `with plan.scope():`."
         )

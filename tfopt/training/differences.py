@@ -16,6 +16,8 @@ from typing import Any
 
 import keras
 
+from tfopt.compat.layers import layers_inside, own_non_trainable_variables
+from tfopt.compat.optimizers import inner_optimizer
 from tfopt.models.structure import layer_path
 from tfopt.report import Change, Skip
 
@@ -37,12 +39,12 @@ def summed_embeddings(model: keras.Model) -> Iterator[Change]:
         >>> list(summed_embeddings(model))
         []
     """
-    optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    optimizer: Any = inner_optimizer(model.optimizer)
     clips = any(getattr(optimizer, name, None) for name in ("clipnorm", "clipvalue", "global_clipnorm"))
     if isinstance(optimizer, SUM_OR_PARTS) and not clips:
         return
     verb = "clips" if isinstance(optimizer, SUM_OR_PARTS) else "clips and squares" if clips else "squares"
-    for layer in model._flatten_layers():
+    for layer in layers_inside(model):
         if isinstance(layer, keras.layers.Embedding) and layer.trainable:
             yield Change(
                 name=layer_path(model, layer),
@@ -72,7 +74,7 @@ def state_of_parts(model: keras.Model, *, parts: int, replicas: int) -> Iterator
     how = f"{parts} times in a step, once for each micro-batch" if parts > 1 else "once in a step"
     if replicas > 1:
         how += f", separately on each of the {replicas} replicas; floats are averaged at the end of an epoch"
-    for layer in model._flatten_layers():
+    for layer in layers_inside(model):
         names = [variable.name for variable in _own_state(layer)]
         if names:
             yield Skip(
@@ -87,4 +89,4 @@ def _own_state(layer: keras.Layer) -> list[keras.Variable]:
     package = type(layer).__module__.split(".")[0]
     if package == "tfopt" or (package == "keras" and not isinstance(layer, CHANGING)):
         return []
-    return list(layer._non_trainable_variables)
+    return own_non_trainable_variables(layer)

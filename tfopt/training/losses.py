@@ -18,6 +18,9 @@ from typing import Any
 
 import keras
 
+from tfopt.compat.layers import added_losses, layers_inside
+from tfopt.compat.trainer import loss_of, output_loss_means
+
 
 def compute_loss(
     model: keras.Model, *, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool, examples: Any
@@ -31,21 +34,22 @@ def compute_loss(
     """
     _cast_added_losses(model)
     with _output_losses_count(model, examples):
-        return model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+        return loss_of(model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
 
 
 def _cast_added_losses(model: keras.Model) -> None:
-    for layer in model._flatten_layers():
-        for place, loss in enumerate(layer._losses):
+    for layer in layers_inside(model):
+        losses = added_losses(layer)
+        for place, loss in enumerate(losses):
             dtype = keras.backend.standardize_dtype(loss.dtype)
             if dtype in ("float16", "bfloat16") and dtype != keras.config.floatx():
-                layer._losses[place] = keras.ops.cast(loss, keras.config.floatx())
+                losses[place] = keras.ops.cast(loss, keras.config.floatx())
 
 
 @contextlib.contextmanager
 def _output_losses_count(model: keras.Model, examples: Any) -> Iterator[None]:
     """While a loss is computed, weights the values of each output's loss metric by the number of examples."""
-    means = [] if model._compile_loss is None else [*model._compile_loss.metrics]  # the first call adds to the list
+    means = output_loss_means(model)  # the first call adds to it
     for mean in means:
         mean.update_state = functools.partial(_count, mean, examples)
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import keras
 
+from tfopt.compat.layers import set_dtype
 from tfopt.errors import UnsupportedModelError, unknown_name
 from tfopt.hardware import Hardware
 from tfopt.models.structure import layer_path, layers_inside, output_layers
@@ -150,4 +151,4 @@ def _declare_float32(model: keras.Model) -> None:
     """Sets the dtype of `model.outputs`. Keras set it when the model was built, and has no public way to change it."""
     for output in keras.tree.flatten(getattr(model, "outputs", None) or []):
         if output.dtype in HALF:
-            output._dtype = "float32"
+            set_dtype(output, "float32")

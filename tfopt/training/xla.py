@@ -15,8 +15,9 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 from keras import layers
-from tensorflow.python.framework.config import is_op_determinism_enabled
 
+from tfopt.compat.layers import direct_layers
+from tfopt.compat.tensorflow import is_op_determinism_enabled
 from tfopt.report import Skip
 
 # Keras accepts these layers and XLA refuses them. The tests compile each of them.
@@ -69,7 +70,7 @@ def _walk(model: keras.Model) -> Iterator[tuple[str, keras.Layer]]:
             continue
         seen.add(id(layer))
         yield path or layer.name, layer
-        waiting = [(f"{path}/{inner.name}".lstrip("/"), inner) for inner in layer._layers] + waiting
+        waiting = [(f"{path}/{inner.name}".lstrip("/"), inner) for inner in direct_layers(layer)] + waiting
 
 
 def _why_not(layer: keras.Layer) -> str | None:

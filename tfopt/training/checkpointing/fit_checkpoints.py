@@ -24,6 +24,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfopt.compat.optimizers import inner_optimizer, learning_rate_as_given
+from tfopt.compat.trainer import set_initial_epoch
 from tfopt.errors import ArtifactError, TfoptWarning
 from tfopt.training.checkpointing.sigterm import Sigterm
 from tfopt.training.checkpointing.state import (
@@ -147,7 +149,7 @@ class FitCheckpoints:
         # With steps_per_epoch, one iterator serves several epochs, until its data ends.
         drawn = checkpoint.step % batches if batches else checkpoint.step
         self._to_skip = drawn if steps_per_epoch else self._in_epoch
-        self._model._initial_epoch = self._epoch
+        set_initial_epoch(self._model, self._epoch)
 
     def begin_epoch(self) -> None:
         """Restores the metrics of a resumed epoch; else saves the end of the epoch before, callbacks included."""
@@ -284,7 +286,7 @@ def _is_average(name: str) -> bool:
 
 def _constant_learning_rate(optimizer: Any) -> float | None:
     """Returns the learning rate that an optimizer was made with, or None if it has a schedule."""
-    rate = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
+    rate = learning_rate_as_given(inner_optimizer(optimizer))
     return float(keras.ops.convert_to_numpy(rate)) if isinstance(rate, keras.Variable) else None
 
 

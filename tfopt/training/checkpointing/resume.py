@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfopt.compat.trainer import set_initial_epoch
 from tfopt.errors import ArtifactError, ConfigError
 from tfopt.training.checkpointing.fit_checkpoints import FitCheckpoints
 from tfopt.training.checkpointing.lock import only_training
@@ -82,7 +83,7 @@ class Resume:
             try:
                 yield open_checkpoints
             finally:
-                model._initial_epoch = None  # restoring a checkpoint sets it
+                set_initial_epoch(model, None)  # restoring a checkpoint sets it
             if self._workers.any(sigterm.received):  # after the last step, for example during the last evaluation
                 sigterm.end(self.last_checkpoint())
 

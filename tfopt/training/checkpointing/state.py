@@ -23,9 +23,10 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context as eager_context
-from tensorflow.python.ops import stateful_random_ops
 
+from tfopt.compat.optimizers import averages, inner_optimizer, trained_variables
+from tfopt.compat.tensorflow import eager_generator, eager_seed, global_generator, keras_generator
+from tfopt.compat.trainer import symbolic_build
 from tfopt.errors import ArtifactError, UnsupportedModelError
 
 _PER_REPLICA = re.compile(r"(.+)/(\d+)-of-(\d+)")
@@ -49,7 +50,7 @@ def build_state(model: keras.Model, batch: Any) -> None:
         ['metrics/0000', 'metrics/0001', 'metrics/0002', 'metrics/0003']
     """
     with model.distribute_strategy.scope():
-        model._symbolic_build(data_batch=batch)
+        symbolic_build(model, batch)
 
 
 def read_state(model: keras.Model, only: Sequence[Any] | None = None) -> dict[str, np.ndarray]:
@@ -92,11 +93,11 @@ def averaged_variables(model: keras.Model) -> list[Any]:
         >>> len(averaged_variables(model))
         4
     """
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    optimizer = inner_optimizer(model.optimizer)
     found: list[Any] = []
     for each in getattr(optimizer, "optimizers", [optimizer]):
         if getattr(each, "use_ema", False):
-            found += [*each._trainable_variables, *each._model_variables_moving_average]
+            found += [*trained_variables(each), *averages(each)]
     return found
 
 
@@ -186,17 +187,14 @@ def read_random() -> dict[str, Any]:
         True
     """
     kind, keys, *rest = np.random.get_state()
-    keras_generator, generator = _keras_generator(), stateful_random_ops.global_generator
-    eager = eager_context.context()
-    seed = eager._seed  # None where there was no tf.random.set_seed: nothing then repeats
+    of_keras, generator = keras_generator(make=False), global_generator()
+    seed = eager_seed()  # None where there was no tf.random.set_seed: nothing then repeats
     return {
         "python": _listed(random.getstate()),
         "numpy": [kind, np.asarray(keys).tolist(), *rest],
-        "keras": _read(next(iter(_replicas(keras_generator.state.value).values()))).tolist()
-        if keras_generator
-        else None,
+        "keras": _read(next(iter(_replicas(of_keras.state.value).values()))).tolist() if of_keras else None,
         "tensorflow": [int(generator.algorithm), generator.state.numpy().tolist()] if generator else None,
-        "tensorflow_eager": None if seed is None else [int(seed), _listed(eager._rng.getstate())],
+        "tensorflow_eager": None if seed is None else [int(seed), _listed(eager_generator().getstate())],
     }
 
 
@@ -206,7 +204,7 @@ def write_random(state: Mapping[str, Any]) -> None:
     One that did not exist then is left alone; one that does not exist yet is made, under the current strategy.
     """
     if state["keras"] is not None:
-        generator = keras.src.random.seed_generator.global_seed_generator()
+        generator = keras_generator(make=True)
         for replica in _replicas(generator.state.value).values():
             replica.assign(state["keras"])
     if state["tensorflow"] is not None:
@@ -215,7 +213,7 @@ def write_random(state: Mapping[str, Any]) -> None:
     if state["tensorflow_eager"] is not None:
         seed, drawn = state["tensorflow_eager"]
         tf.random.set_seed(seed)
-        eager_context.context()._rng.setstate(_tupled(drawn))
+        eager_generator().setstate(_tupled(drawn))
     # Last, since making Keras' generator draws from Python's.
     random.setstate(_tupled(state["python"]))
     kind, keys, *rest = state["numpy"]
@@ -367,11 +365,6 @@ def _unpacked(vector: np.ndarray, template: Mapping[str, np.ndarray]) -> dict[st
         values[key] = np.frombuffer(data, like.dtype, like.size, position).reshape(like.shape)
         position += like.nbytes
     return values
-
-
-def _keras_generator() -> Any:
-    name = keras.src.random.seed_generator.GLOBAL_SEED_GENERATOR
-    return keras.src.backend.common.global_state.get_global_attribute(name)
 
 
 def _listed(state: tuple[Any, ...]) -> list[Any]:

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import tensorflow as tf
-from tensorflow.python.distribute.cluster_resolver import slurm_cluster_resolver
 
+from tfopt.compat.tensorflow import expand_hostlist, expand_tasks_per_node
 from tfopt.errors import ConfigError, TfoptError, unknown_name
 
 COMMUNICATIONS = ("auto", "ring", "nccl")
@@ -313,8 +313,8 @@ def _from_slurm(environment: Mapping[str, str]) -> Cluster | None:
     others. So only its functions that expand Slurm's abbreviated lists are used.
     """
     try:
-        nodes = slurm_cluster_resolver.expand_hostlist(environment["SLURM_STEP_NODELIST"])
-        tasks = slurm_cluster_resolver.expand_tasks_per_node(environment["SLURM_STEP_TASKS_PER_NODE"])
+        nodes = expand_hostlist(environment["SLURM_STEP_NODELIST"])
+        tasks = expand_tasks_per_node(environment["SLURM_STEP_TASKS_PER_NODE"])
         index, node, local = (int(environment[f"SLURM_{name}"]) for name in ("PROCID", "NODEID", "LOCALID"))
         job = int(environment["SLURM_JOB_ID"])
         places = [(n, task) for n, count in zip(range(len(nodes)), tasks, strict=True) for task in range(count)]

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.compat.layers import added_losses, is_given_training, layers_inside, mask_of, set_mask
 from tfopt.errors import UnsupportedModelError
 from tfopt.training.pipeline_parallel.stages import variables_of
 
@@ -54,7 +55,7 @@ class StageCall(keras.layers.Layer):
         for node in self.nodes:
             args, options = node.arguments.fill_in(values)
             # As in Keras: the model's `training` replaces the value that a layer was called with in the graph.
-            if training is not None and "training" in getattr(node.operation, "_call_context_args", ()):
+            if training is not None and is_given_training(node.operation):
                 options["training"] = training
             outputs = keras.tree.flatten(node.operation(*args, **options))
             values.update(zip(map(id, node.outputs), outputs, strict=True))
@@ -62,7 +63,7 @@ class StageCall(keras.layers.Layer):
 
     def _through_xla(self, tensors: list[Any], training: bool | None) -> list[Any]:
         outputs = self._layer_by_layer(tensors, training)
-        beside = [tensor for tensor in outputs if getattr(tensor, "_keras_mask", None) is not None]
+        beside = [tensor for tensor in outputs if mask_of(tensor) is not None]
         if beside or self.added_losses():
             raise UnsupportedModelError(
                 "jit_compile needs stages that pass on nothing but tensors, as XLA compiles each by itself. Received: "
@@ -73,7 +74,7 @@ class StageCall(keras.layers.Layer):
 
     def added_losses(self) -> list[Any]:
         """Returns the losses that the layers added in the last call: activity regularizers and `add_loss`."""
-        return [loss for layer in self._flatten_layers() for loss in layer._losses]
+        return [loss for layer in layers_inside(self) for loss in added_losses(layer)]
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
         return None
@@ -152,9 +153,9 @@ def entering(tensor: Any) -> Any:
     if tensor is None:
         return None
     copy = tf.identity(tensor)
-    mask = getattr(tensor, "_keras_mask", None)
+    mask = mask_of(tensor)
     if mask is not None:
-        copy._keras_mask = mask
+        set_mask(copy, mask)
     return copy
 
 

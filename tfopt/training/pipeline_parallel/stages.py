@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfopt.compat.layers import nodes_by_depth
 from tfopt.errors import ConfigError, UnsupportedModelError, unknown_name
 from tfopt.report import Record
 from tfopt.training.memory import show_bytes
@@ -75,7 +76,7 @@ def functional_form(model: keras.Model) -> keras.Model:
 
 def nodes_of(graph: keras.Model) -> list[Any]:
     """Returns the calls of layers and operations that make up the graph, in the order in which Keras runs them."""
-    by_depth = graph._nodes_by_depth
+    by_depth = nodes_by_depth(graph)
     return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth] if not node.is_input]
 
 

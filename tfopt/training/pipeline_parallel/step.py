@@ -27,6 +27,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.compat.layers import standardize_inputs
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.training.losses import compute_loss
 from tfopt.training.pipeline_parallel import variables
@@ -222,7 +223,7 @@ class Stages:
         return loss, self._packed(copies)
 
     def _inputs(self, x: Any) -> Values:
-        return dict(zip(map(id, self._graph.inputs), self._graph._standardize_inputs(x), strict=True))
+        return dict(zip(map(id, self._graph.inputs), standardize_inputs(self._graph, x), strict=True))
 
     def _packed(self, outputs: list[Any]) -> Any:
         packed = keras.tree.pack_sequence_as(self._graph.output, outputs)

@@ -7,12 +7,21 @@ device. Keras makes slots on the default device and computes updates there, even
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfopt.compat.optimizers import (
+    find_slots_anew,
+    inner_optimizer,
+    own_variables,
+    set_value,
+    trained_variables,
+    update_hooks,
+    value_of,
+)
 from tfopt.errors import UnsupportedModelError
 
 
@@ -25,11 +34,11 @@ def move(variable: keras.Variable, device: str) -> None:
         >>> weight.numpy().tolist(), weight.value.device[-5:]
         ([1.0, 2.0], 'CPU:0')
     """
-    old = variable._value
+    old = value_of(variable)
     if _same_device(old.device, device):
         return
     with tf.device(device):
-        variable._value = tf.Variable(
+        new = tf.Variable(
             old.read_value(),
             dtype=old.dtype,
             trainable=old.trainable,
@@ -37,6 +46,7 @@ def move(variable: keras.Variable, device: str) -> None:
             aggregation=old.aggregation,
             synchronization=old.synchronization,
         )
+    set_value(variable, new)
 
 
 def place_slots(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> None:
@@ -55,16 +65,10 @@ def place_slots(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras
 @contextmanager
 def updates_in_place(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Within the scope, the optimizer computes the update and weight decay of a variable on that variable's device."""
-    optimizers = _with_inner(optimizer)
-    try:
-        for each in optimizers:
-            each.update_step = _update_in_place(each.update_step)
-            each._apply_weight_decay = _decay_in_place(each._apply_weight_decay)
+    with ExitStack() as hooks:
+        for each in _with_inner(optimizer):
+            hooks.enter_context(update_hooks(each, _update_in_place, _decay_in_place))
         yield
-    finally:
-        for each in optimizers:
-            vars(each).pop("update_step", None)
-            vars(each).pop("_apply_weight_decay", None)
 
 
 def _update_in_place(update_step: Any) -> Any:
@@ -85,13 +89,13 @@ def _decay_in_place(apply_weight_decay: Any) -> Any:
 
 
 def _with_inner(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    inner = getattr(optimizer, "inner_optimizer", None)
-    return [optimizer] if inner is None else [optimizer, inner]
+    inner = inner_optimizer(optimizer)
+    return [optimizer] if inner is optimizer else [optimizer, inner]
 
 
 def _place_own_slots(optimizer: Any) -> None:
     """Moves an optimizer's own slots. Keras keeps them in lists with the length and order of its variables."""
-    variables = optimizer._trainable_variables
+    variables = trained_variables(optimizer)
     placed = set()
     for slots in vars(optimizer).values():
         if slots is variables or not isinstance(slots, list) or len(slots) != len(variables):
@@ -101,14 +105,14 @@ def _place_own_slots(optimizer: Any) -> None:
             if isinstance(slot, keras.Variable) and tf.as_dtype(slot.dtype).is_floating:
                 move(slot, variable.value.device)
                 placed.add(id(slot))
-    astray = [slot.path for slot in optimizer._variables if slot.ndim > 0 and id(slot) not in placed]
+    astray = [slot.path for slot in own_variables(optimizer) if slot.ndim > 0 and id(slot) not in placed]
     if astray:
         raise UnsupportedModelError(
             "Every slot of the optimizer must belong to one variable, to be moved to its device. Received: "
             f"optimizer={type(optimizer).__name__} with {astray}. Use one of Keras' own, such as Adam or SGD."
         )
     # The optimizer finds a variable's slots by the identity of its tf.Variable, which `move` replaced.
-    optimizer._trainable_variables_indices = {optimizer._var_key(v): place for place, v in enumerate(variables)}
+    find_slots_anew(optimizer)
 
 
 def _same_device(one: str, other: str) -> bool:

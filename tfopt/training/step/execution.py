@@ -11,6 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.compat.tensorflow import spec_of_first_replica
+from tfopt.compat.trainer import built_under
 from tfopt.training.step.ledger import Ledger
 
 
@@ -94,7 +96,7 @@ class Execution:
             return done + 1, following
 
         with self._traced(iterator.element_spec):
-            if self._model._distribute_strategy is None:
+            if built_under(self._model) is None:
                 done, _ = tf.while_loop(
                     lambda done, batch: tf.logical_and(done < count, batch.has_value()),
                     side_by_side,
@@ -193,7 +195,7 @@ def of_one_replica(item: Any) -> Any:
         return None
     if isinstance(item, tf.distribute.DistributedValues):
         return item.values[0]
-    return getattr(item, "_value_specs", (item,))[0]
+    return spec_of_first_replica(item)
 
 
 def _tensors(batch: Any) -> list[Any]:

@@ -1,7 +1,7 @@
 """Makes a model's `fit` and `evaluate` run tfopt's training step.
 
-Keras looks up `fit`, `make_train_function`, `make_test_function` and `_maybe_symbolic_build` on the model. So they are
-set on the instance. The model's class does not change, and a saved model does not contain them. After a plain
+Keras looks up `fit`, `make_train_function`, `make_test_function` and the method that builds metrics on the model. So
+they are set on the instance. The model's class does not change, and a saved model does not contain them. After a plain
 `model.compile`, the next use of the model removes them.
 
 `Runtime` lives as long as the model is compiled. The state of one `fit` is in `Fit`.
@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.compat.trainer import BUILD, check_fit, compile_config, element_spec, symbolic_build
 from tfopt.data.position import EpochCounter
 from tfopt.errors import TfoptWarning, UnsupportedModelError
 from tfopt.training.checkpointing.resume import Resume
@@ -32,7 +33,7 @@ from tfopt.training.step.ledger import ATTRIBUTE, Ledger
 from tfopt.training.step.step import Step
 from tfopt.training.xla import compilation_cause, compilation_failed
 
-METHODS = ("fit", "evaluate", "predict", "make_train_function", "make_test_function", "_maybe_symbolic_build")
+METHODS = ("fit", "evaluate", "predict", "make_train_function", "make_test_function", BUILD)
 
 
 class Runtime:
@@ -68,7 +69,7 @@ class Runtime:
         self._counter = counter
         self._tensor_float_32 = tensor_float_32
         self._strategy = model.distribute_strategy
-        self._compiled = model._compile_config
+        self._compiled = compile_config(model)
         self._fit: Fit | None = None  # the `fit` that is running
         self._evaluation: Executions | None = None  # the steps of the `evaluate` that is running
         # The steps of the loop that Keras prepares: made with its iterator, taken with the function that it asks for.
@@ -76,6 +77,7 @@ class Runtime:
 
     def install(self) -> None:
         """Sets the methods on the model."""
+        check_fit()
         uninstall(self.model)
         setattr(self.model, ATTRIBUTE, self)
         for name in METHODS:
@@ -86,10 +88,10 @@ class Runtime:
         self.model.train_function = self.model.test_function = self.model.predict_function = None
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        if self.model._compile_config is not self._compiled:  # model.compile was called after tfopt.compile
+        if compile_config(self.model) is not self._compiled:  # model.compile was called after tfopt.compile
             uninstall(self.model)
             return getattr(self.model, name)(*args, **kwargs)
-        return getattr(self, name)(*args, **kwargs)
+        return getattr(self, "build" if name == BUILD else name)(*args, **kwargs)
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         call = MethodCall(self.model, "fit", args, kwargs)
@@ -169,7 +171,7 @@ class Runtime:
             model.steps_per_execution = before
             setattr(model, function, None)
 
-    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+    def build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Builds metrics and optimizer. Keras would build them in the traced step, which fails inside loops."""
         self._prepared = None
         if iterator is not None:
@@ -177,13 +179,13 @@ class Runtime:
             # where their epoch ends, unless steps_per_epoch does.
             total = iterator.steps_per_epoch if is_multi_worker(self._strategy) else iterator.num_batches
             self._prepared = Executions(iterator, self.model.steps_per_execution, total)
-            data_batch = keras.tree.map_structure(of_one_replica, iterator._distributed_dataset.element_spec)
+            data_batch = keras.tree.map_structure(of_one_replica, element_spec(iterator))
         elif data_batch is not None:
             data_batch = keras.tree.map_structure(
                 lambda item: None if item is None else tf.convert_to_tensor(item), data_batch
             )
         with self._strategy.scope():
-            self.model._symbolic_build(data_batch=data_batch)
+            symbolic_build(self.model, data_batch)
             if self.model.optimizer is not None and not self.model.optimizer.built:
                 self.model.optimizer.build(self.model.trainable_variables)
 
@@ -284,7 +286,7 @@ class Runtime:
         self.ledger.gave_up_xla(cause)
         self._step = self._make_step(False)
         self.model.jit_compile = False
-        self._compiled = self.model._compile_config
+        self._compiled = compile_config(self.model)
         self.model.test_function = self.model.predict_function = None
 
     @functools.cached_property

@@ -20,15 +20,16 @@ the model, the metrics and the optimizer before.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.losses import loss as keras_loss
 
+from tfopt.compat.layers import takes_training
+from tfopt.compat.optimizers import gradients_already_summed
+from tfopt.compat.trainer import built_under, loss_tracker, losses_not_scaled
 from tfopt.training.losses import compute_loss
 from tfopt.training.pipeline_parallel.step import Stages
 
@@ -69,7 +70,7 @@ class Step:
         # gradients, so it reads this list. The first replica always has examples, and runs first.
         self._unused: list[int] = []
         # A strategy with one replica is distributed too: its variables differ from those of one device.
-        self.is_distributed = distributed = model._distribute_strategy is not None
+        self.is_distributed = distributed = built_under(model) is not None
         # XLA compiles the whole step, or only the parts without communication.
         whole = jit_compile and not distributed and accumulate == 1 and stages is None
         inner = jit_compile and not whole and stages is None
@@ -84,13 +85,13 @@ class Step:
         if not self.is_distributed:
             self._train_one_device(data)
             return
-        with _gradients_are_reduced(self._model.optimizer), _losses_are_means():
+        with gradients_already_summed(self._model.optimizer), losses_not_scaled():
             self._strategy.run(self._train_on_replica, args=(data,))
 
     def test(self, data: Any) -> None:
         """Evaluates the model on one batch, distributed or not, and updates its metrics."""
         if self.is_distributed:
-            with _losses_are_means():
+            with losses_not_scaled():
                 self._strategy.run(self._test_on_replica, args=(data,))
         else:
             self._test_one_device(data)
@@ -208,12 +209,12 @@ class Step:
     def _call(self, x: Any, *, training: bool) -> Any:
         if self._stages is not None:
             return self._stages.forward(x, training=training)
-        if self._model._call_has_training_arg:
+        if takes_training(self._model):
             return self._model(x, training=training)
         return self._model(x)
 
     def _record(self, loss: Any, size: Any, x: Any, y: Any, y_pred: Any, weight: Any) -> None:
-        self._model._loss_tracker.update_state(loss, sample_weight=size)
+        loss_tracker(self._model).update_state(loss, sample_weight=size)
         self._model.compute_metrics(x, y, y_pred, sample_weight=weight)
 
 
@@ -257,41 +258,3 @@ def _traced(function: Callable[..., Any], jit_compile: bool) -> Callable[..., An
     # A partial: see Execution in execution.py.
     function = functools.partial(tf.autograph.experimental.do_not_convert(function))
     return tf.function(function, jit_compile=jit_compile or None, reduce_retracing=True)
-
-
-@contextlib.contextmanager
-def _gradients_are_reduced(optimizer: Any) -> Iterator[None]:
-    """While a step is traced, stops the optimizer from summing gradients over the replicas: they are summed already.
-
-    Each replica then writes the weight averages to its own copy. Keras' own way fails inside a condition.
-    """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if inner is None:
-        yield
-        return
-
-    def overwrite(variables: Sequence[Any]) -> None:
-        for variable, average in zip(variables, inner._model_variables_moving_average, strict=True):
-            variable.assign(average)
-
-    inner._all_reduce_sum_gradients = list
-    inner._overwrite_model_variables_with_average_value = overwrite
-    try:
-        yield
-    finally:
-        del inner._all_reduce_sum_gradients
-        del inner._overwrite_model_variables_with_average_value
-
-
-@contextlib.contextmanager
-def _losses_are_means() -> Iterator[None]:
-    """While a step is traced, stops Keras from dividing losses by the number of replicas.
-
-    Keras multiplies the losses of the outputs by that number again; this is switched off too.
-    """
-    before = keras_loss.scale_loss_for_distribution, keras_loss.unscale_loss_for_distribution
-    keras_loss.scale_loss_for_distribution = keras_loss.unscale_loss_for_distribution = lambda value: value
-    try:
-        yield
-    finally:
-        keras_loss.scale_loss_for_distribution, keras_loss.unscale_loss_for_distribution = before
