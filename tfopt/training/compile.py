@@ -74,25 +74,17 @@ def compile(
     own_step = type(model).train_step is not keras.Model.train_step
     if own_step:
         _check_own_step(model, plan)
-    skipped = [] if not plan.jit_compile else list(xla_blockers(model))
-    jit_compile = plan.jit_compile and not skipped and not (own_step and plan.strategy is not None)
-    if skipped and plan.config.jit_compile is True:
-        warnings.warn(
-            f"XLA cannot compile this model's training step, which goes on without it: {skipped[0].name}: "
-            f"{skipped[0].reason}.",
-            TfoptWarning,
-            stacklevel=2,
-        )
+    blockers = list(xla_blockers(model)) if plan.jit_compile else []
+    if blockers and plan.config.jit_compile is True:
+        _warn_of_blocker(blockers[0])
     _warn_of_half_outputs(model)
-    stages = None
-    if plan.stage_devices:
-        stages = split(
-            model, plan.stage_devices, plan.config.pipeline_cuts or None, batch_size=plan.config.global_batch_size
-        )
-        stages.place()
 
+    stages = _place_stages(model, plan)
     runtime.uninstall(model)
-    steps = 1 if own_step and plan.strategy is not None else plan.steps_per_execution
+    # Under a strategy, Keras runs a model's own train_step without XLA, and one step at a time.
+    limited = own_step and plan.strategy is not None
+    jit_compile = plan.jit_compile and not blockers and not limited
+    steps = 1 if limited else plan.steps_per_execution
     with plan.strategy.scope() if plan.strategy else contextlib.nullcontext():
         measured = {
             name: keras.tree.map_structure(lambda metric: _on_replicas(metric, plan.strategy), given)
@@ -109,27 +101,19 @@ def compile(
     if stages is not None:
         stages.place_optimizer(model.optimizer)
     if own_step:
-        lost = "it has its own train_step: without accumulate, checkpoints, guards and ledger"
-        if plan.strategy is not None:
-            lost += ", and under a strategy without XLA and with one step per execution"
-        elif steps > 1:
-            lost += f"; Keras runs whole executions of {steps} steps, beyond steps_per_epoch if need be"
-        skipped.append(Skip(name=model.name, kind=type(model).__name__, reason=lost))
-        return PassReport(name="compile", skipped=skipped)
+        return PassReport(name="compile", skipped=[*blockers, _lost_by_own_step(model, plan, steps)])
     _install(model, plan, stages, jit_compile)
-    if plan.hardware.gpus and plan.precision != "float32":
-        skipped += [
-            Skip(name=row.name, kind=row.kind, reason=f"no multiple of 8, which slows tensor cores: {row}")
-            for row in tensor_core_alignment(model).rows
-            if not row.is_output
-        ]
-    detail = "trains by tfopt's step" + (f" in stages\n{stages}" if stages else "")
-    changed = [Change(name=model.name, kind=type(model).__name__, detail=detail)]
-    if not plan.config.sparse_embedding_gradients:
-        changed += summed_embeddings(model)
-    parts = max(plan.config.accumulate, plan.micro_batches)
-    skipped += state_of_parts(model, parts=parts, replicas=plan.replicas)
-    return PassReport(name="compile", changed=tuple(changed), skipped=skipped)
+    return _report(model, plan, stages, blockers)
+
+
+def _place_stages(model: keras.Model, plan: Plan) -> Stages | None:
+    """Moves the model's variables to the devices of a pipeline, if the plan has one."""
+    if not plan.stage_devices:
+        return None
+    cuts = plan.config.pipeline_cuts or None
+    stages = split(model, plan.stage_devices, cuts, batch_size=plan.config.global_batch_size)
+    stages.place()
+    return stages
 
 
 def _install(model: keras.Model, plan: Plan, stages: Stages | None, jit_compile: bool) -> None:
@@ -178,6 +162,33 @@ def _install(model: keras.Model, plan: Plan, stages: Stages | None, jit_compile:
         counter=plan.epoch,
         tensor_float_32=plan.tensor_float_32,
     ).install()
+
+
+def _report(model: keras.Model, plan: Plan, stages: Stages | None, blockers: Sequence[Skip]) -> PassReport:
+    detail = "trains by tfopt's step" + (f" in stages\n{stages}" if stages else "")
+    changed = [Change(name=model.name, kind=type(model).__name__, detail=detail)]
+    if not plan.config.sparse_embedding_gradients:
+        changed += summed_embeddings(model)
+    skipped = list(blockers)
+    if plan.hardware.gpus and plan.precision != "float32":
+        skipped += [
+            Skip(name=row.name, kind=row.kind, reason=f"not a multiple of 8, which slows tensor cores: {row}")
+            for row in tensor_core_alignment(model).rows
+            if not row.is_output
+        ]
+    parts = max(plan.config.accumulate, plan.micro_batches)
+    skipped += state_of_parts(model, parts=parts, replicas=plan.replicas)
+    return PassReport(name="compile", changed=tuple(changed), skipped=skipped)
+
+
+def _lost_by_own_step(model: keras.Model, plan: Plan, steps: int) -> Skip:
+    """Returns what a model with its own `train_step` cannot have."""
+    lost = "it has its own train_step: without accumulate, checkpoints, guards and ledger"
+    if plan.strategy is not None:
+        lost += ", and under a strategy without XLA and with one step per execution"
+    elif steps > 1:
+        lost += f"; Keras only runs executions of {steps} steps, and may run more steps than steps_per_epoch"
+    return Skip(name=model.name, kind=type(model).__name__, reason=lost)
 
 
 def _on_replicas(given: Any, strategy: tf.distribute.Strategy | None) -> Any:
@@ -245,6 +256,14 @@ def _check_own_step(model: keras.Model, plan: Plan) -> None:
             f"{type(model).__name__} has its own train_step. Leave it out, or override compute_loss instead of "
             "train_step."
         )
+
+
+def _warn_of_blocker(blocker: Skip) -> None:
+    warnings.warn(
+        f"XLA cannot compile this model's training step, which goes on without it: {blocker.name}: {blocker.reason}.",
+        TfoptWarning,
+        stacklevel=3,
+    )
 
 
 def _warn_of_half_outputs(model: keras.Model) -> None:

@@ -27,15 +27,9 @@ import tensorflow as tf
 from tfopt.compat.optimizers import inner_optimizer, learning_rate_as_given
 from tfopt.compat.trainer import set_initial_epoch
 from tfopt.errors import ArtifactError, TfoptWarning
+from tfopt.training.checkpointing.random_state import read_random, write_random
 from tfopt.training.checkpointing.sigterm import Sigterm
-from tfopt.training.checkpointing.state import (
-    averaged_variables,
-    gather_state,
-    read_random,
-    read_state,
-    write_random,
-    write_state,
-)
+from tfopt.training.checkpointing.state import averaged_variables, gather_state, read_state, write_state
 from tfopt.training.checkpointing.store import Checkpoint, CheckpointStore
 from tfopt.training.checkpointing.workers import Workers
 
@@ -112,8 +106,8 @@ class FitCheckpoints:
         self._compare(meta)
         if steps_per_epoch and batches and batches != steps_per_epoch and meta["epoch"] < epochs:
             raise ArtifactError(
-                "Data with an end that is divided over several epochs cannot be resumed, since Keras counts it from "
-                f"the beginning. Received: {batches} batches, with steps_per_epoch={steps_per_epoch}. "
+                "Data with an end that is divided over several epochs cannot be resumed, because Keras counts its "
+                f"batches from the beginning. Received: {batches} batches, with steps_per_epoch={steps_per_epoch}. "
                 "Repeat the data (dataset.repeat()), or leave steps_per_epoch out."
             )
         arrays = {name: array for name, array in checkpoint.arrays.items() if not name.startswith(FINISHED)}
@@ -220,13 +214,13 @@ class FitCheckpoints:
                     f"{now} steps, with a checkpoint in {self._store.directory} at step {meta['in_epoch']} of {before}."
                     " Set global_batch_size and the data as they were, or another checkpoint_dir to train anew."
                 )
-            self._warn(f"an epoch has {now} steps and had {before}: the data or the batch size is another.")
+            self._warn(f"an epoch has {now} steps and had {before}: the data or the batch size has changed.")
         given, rate = self._learning_rate, meta["learning_rate"]
         if given is not None and rate is not None and given != rate:
             self._learning_rate = rate
             self._warn(
-                f"the learning rate is the checkpoint's; the optimizer was compiled with {given:g}, and then with "
-                f"{rate:g}. Set model.optimizer.learning_rate in a callback's on_train_begin to change it."
+                f"the learning rate stays {rate:g}, as in the checkpoint; the optimizer is compiled with {given:g}. "
+                "Set model.optimizer.learning_rate in a callback's on_train_begin to change it."
             )
 
     def _warn(self, words: str) -> None:
