@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -79,3 +81,39 @@ def history(tensor: keras.KerasTensor) -> Any:
 def calls_of(operation: Any) -> list[Any]:
     """Returns the nodes of the calls of an operation: `_inbound_nodes`; there is no public list."""
     return list(private(operation, "_inbound_nodes"))
+
+
+def functional_class() -> type[keras.Model]:
+    """Returns the class of `keras.Model(inputs, outputs)`: keras.src.models.functional.Functional, not exported."""
+    graph: type[keras.Model] = imported("keras.src.models.functional", "Functional")
+    return graph
+
+
+def run_through_graph(graph: keras.Model, inputs: Any, call: Callable[..., Any]) -> Any:
+    """Calls `call(operation, ...)` for each node of a graph: `_run_through_graph`, which runs a functional model."""
+    run = private(graph, "_run_through_graph", takes=("inputs", "operation_fn", "call_fn"))
+    return run(inputs, call_fn=call)
+
+
+def no_autocast() -> AbstractContextManager[Any]:
+    """Returns a scope in which weights are read as they are: AutocastScope(None) of keras.src; none is public."""
+    return imported("keras.src.backend.common.variables", "AutocastScope", takes=("dtype",))(None)
+
+
+def input_signature(model: keras.Model) -> list[Any]:
+    """Returns the specs of what a model was built on: `get_input_signature` of keras.src.export, as its exporter asks.
+
+    Raises:
+        ValueError: The model is not built.
+    """
+    return list(imported("keras.src.export.export_utils", "get_input_signature", takes=("model",))(model))
+
+
+def output_projection(layer: keras.layers.GroupQueryAttention) -> keras.layers.EinsumDense:
+    """Returns the last product of a GroupQueryAttention: `_output_dense`; only MultiHeadAttention has it in public."""
+    return private(layer, "_output_dense")
+
+
+def is_tf_keras_graph(model: Any) -> bool:
+    """Returns whether a tf_keras model is functional or Sequential: `_is_graph_network`, which tfmot asks as well."""
+    return bool(private(model, "_is_graph_network"))

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfopt.compat.tensorflow import inputs_of
 from tfopt.errors import ConfigError, TfoptWarning
 
 RULE = "The pipeline takes single examples: an array, a tuple (inputs, labels) of arrays, or a tf.data.Dataset."
@@ -106,7 +107,7 @@ def _last_batching(dataset: tf.data.Dataset) -> int | None:
         if "Batch" in kind or "GroupByWindow" in kind:
             return mapped
         mapped += "Map" in kind or "Scan" in kind
-        inputs = dataset._inputs()
+        inputs = inputs_of(dataset)
         if len(inputs) != 1:
             return None
         (dataset,) = inputs

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.ops import dataset_ops
 
+from tfopt.compat.datasets import SameElements
 from tfopt.errors import ConfigError
 
 # While nobody controls the epoch.
@@ -95,7 +95,7 @@ class EpochCounter:
         return self._made
 
 
-class PerEpoch(dataset_ops.UnaryUnchangedStructureDataset):
+class PerEpoch(SameElements):
     """A data set that reads the epoch's number, and a shorter way to the same elements for whoever iterates it here.
 
     A function of tf.data is set up for every iterator, which takes ten milliseconds: as long as many a short epoch. So
@@ -115,7 +115,7 @@ class PerEpoch(dataset_ops.UnaryUnchangedStructureDataset):
         seed: int,
         of_seed: Callable[[tf.Tensor], tf.data.Dataset],
     ) -> None:
-        super().__init__(dataset, dataset._variant_tensor)
+        super().__init__(dataset, tf.data.experimental.to_variant(dataset))
         self._counter = counter
         self._seed = seed
         # A partial, because TensorFlow counts the traces of a Python function over all data sets, and warns.

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
+from tfopt.compat.tensorflow import op_definition
 from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, integers, producer, text
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.graph.rewrites.batched_products import unify_batched_products
@@ -84,7 +84,7 @@ def _evaluate_constants(editor: GraphEditor, graph: FrozenGraph) -> None:
 
 def _is_pure(node: Any) -> bool:
     """Whether a node is a plain function of its inputs. Fake quantization is kept: it carries the ranges."""
-    definition = op_def_registry.get(node.op)
+    definition = op_definition(node.op)
     calls_function = any(value.HasField("func") for value in node.attr.values())
     return (
         bool(node.input)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context
 
+from tfopt.compat.tensorflow import register_functions
 from tfopt.errors import ConfigError
 from tfopt.graph.dtypes import convert
 from tfopt.graph.edit import GraphEditor, producer
@@ -68,7 +68,7 @@ class FrozenGraph:
         body = type(self.graph_def)(versions=self.graph_def.versions, library=self.graph_def.library)
         left_out = placeholders.union(producer(tensor) for tensor in held)
         body.node.extend(node for node in self.graph_def.node if node.name not in left_out)
-        _register(self.graph_def.library.function)
+        register_functions(self.graph_def.library.function)
         wanted = [tensor for tensor, _ in self.outputs.values()] if fetch is None else list(fetch)
 
         def serve(**inputs: Any) -> Any:
@@ -166,14 +166,6 @@ def _describe(inputs: Any) -> str:
     if isinstance(inputs, Mapping):
         return f"a dict with {sorted(inputs)}"
     return f"{len(inputs)} arrays" if isinstance(inputs, (tuple, list)) else f"an array of shape {np.shape(inputs)}"
-
-
-def _register(functions: Any) -> None:
-    """Tells TensorFlow the bodies of loops and branches: importing a graph does not, yet running it needs them."""
-    known = context.context()
-    for function in functions:
-        if not known.has_function(function.signature.name):
-            known.add_function_def(function)
 
 
 def full_name(tensor: str) -> str:

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
+from tfopt.compat.tensorflow import op_definition
 from tfopt.graph.edit import AttrValue, GraphEditor, attribute, dtype_attr, producer
 
 Shapes = dict[str, tf.TensorShape]
@@ -225,7 +225,7 @@ def _is_origin(tensor: str, sizes: tuple[Size, ...]) -> bool:
 
 def _dtype(node: Any, output: int) -> AttrValue | None:
     """Returns the type of one of a node's results, if each of them is a single tensor."""
-    definition = op_def_registry.get(node.op)
+    definition = op_definition(node.op)
     if definition is None or output >= len(definition.output_arg):
         return None
     if any(argument.number_attr or argument.type_list_attr for argument in definition.output_arg):

@@ -11,10 +11,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.export.export_utils import get_input_signature
-from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
-from tensorflow.python.util import nest
 
+from tfopt.compat.layers import input_signature
+from tfopt.compat.tensorflow import leaves_with_paths, with_constants
 from tfopt.errors import ArtifactError, ConfigError, UnsupportedModelError
 from tfopt.graph.edit import AttrValue
 from tfopt.graph.fold import fold_constants
@@ -64,7 +63,7 @@ def freeze(source: keras.Model | str | Path, signature: str = "serving_default",
             f"Received: {type(source).__name__}. Pass the model itself, or its directory as a str or Path."
         )
     try:
-        frozen = convert_variables_to_constants_v2(function, lower_control_flow=False)
+        frozen = with_constants(function)
     except ValueError as error:
         reason = str(error).splitlines()[0]
         raise UnsupportedModelError(
@@ -108,13 +107,12 @@ def freeze(source: keras.Model | str | Path, signature: str = "serving_default",
 
 def _keras_function(model: keras.Model) -> Any:
     try:
-        signature = get_input_signature(model)
+        specs = input_signature(model)
     except ValueError as error:
         raise UnsupportedModelError(
             f"model must be built before it can be exported. Received: {model.name!r} "
             f"({type(model).__name__}), which has no input shape yet. Call it once on a batch of real shape."
         ) from error
-    specs = list(signature)
     named = [tf.TensorSpec(spec.shape, spec.dtype, name=name) for name, spec in _name_inputs(specs)]
 
     def serve(*tensors: Any) -> Any:
@@ -133,7 +131,7 @@ def _keras_function(model: keras.Model) -> Any:
 def _name_inputs(specs: Any) -> list[tuple[str, Any]]:
     """Names a Keras model's inputs: as its Input layers are, else by their key in a dict, else input_0, input_1, ..."""
     unnamed = (f"input_{number}" for number in itertools.count())
-    paths = nest.flatten_with_tuple_paths(specs)
+    paths = leaves_with_paths(specs)
     return [(spec.name or (path[-1] if isinstance(path[-1], str) else next(unnamed)), spec) for path, spec in paths]
 
 
@@ -161,7 +159,7 @@ def _saved_model_function(directory: Path, signature: str) -> Any:
             f"{', '.join(map(repr, loaded.signatures)) or 'none'}. Save it with this one."
         )
     function = loaded.signatures[signature]
-    function._tfopt_keep_alive = loaded  # its variables go when the loaded object does
+    function.tfopt_keep_alive = loaded  # its variables go when the loaded object does
     return function
 
 

@@ -24,9 +24,15 @@ if __name__ == "__main__":
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel  # noqa: E402
-from tensorflow.python.framework.convert_to_constants import (  # noqa: E402
-    convert_variables_to_constants_v2,
-)
+
+try:  # Private, as tfopt.compat.tensorflow.with_constants is, which cannot be imported here.
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+except ImportError as error:
+    raise ImportError(
+        "tensorflow.python.framework.convert_to_constants.convert_variables_to_constants_v2 must exist, as in "
+        f"tensorflow 2.21, with which tfopt was tested. Received: none, in tensorflow {tf.__version__}. "
+        "Install the tested version: pip install 'tensorflow==2.21.*'."
+    ) from error
 
 # Ops that compute with weights, and the position of these among the inputs.
 WEIGHTED = {

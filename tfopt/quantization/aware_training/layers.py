@@ -18,8 +18,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-from keras.src.backend.common.variables import AutocastScope
 
+from tfopt.compat.layers import no_autocast
 from tfopt.quantization.aware_training.fake_quant import CallCount, WeightRange
 
 
@@ -59,7 +59,7 @@ class _RoundedWeights:
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         variable = getattr(self, self.rounded)
-        with AutocastScope(None):  # a grid of weights that were cast to half precision would be another
+        with no_autocast():  # a grid of weights that were cast to half precision would be another
             weights = tf.cast(tf.convert_to_tensor(variable.value), tf.float32)
         rounded = self._from_matrix(self.weight_range(self._as_matrix(weights), training=training), weights.shape)
         with keras.StatelessScope([(variable, rounded)]):

@@ -15,6 +15,7 @@ from typing import Any
 import keras
 from keras import layers
 
+from tfopt.compat.layers import layers_inside
 from tfopt.errors import UnsupportedLayerError, UnsupportedModelError
 from tfopt.graph import FrozenGraph, GraphEditor, freeze
 from tfopt.graph.edit import producer
@@ -39,7 +40,7 @@ def quantize_for_training(model: Any, config: QuantizationConfig, calibration_da
     if isinstance(model, (str, Path)) and Path(model).suffix == ".keras":
         model = keras.saving.load_model(model, compile=False)
     check_rebuildable(model)
-    if any(isinstance(layer, FakeQuantize) for layer in model._flatten_layers()):
+    if any(isinstance(layer, FakeQuantize) for layer in layers_inside(model)):
         raise UnsupportedModelError(
             f"model must not be quantized already. Received: {model.name!r}, which holds fake quantization. "
             "Train it on, or export it."

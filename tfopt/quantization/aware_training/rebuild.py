@@ -10,8 +10,8 @@ from typing import Any
 
 import keras
 from keras import layers
-from keras.src.models.functional import Functional
 
+from tfopt.compat.layers import functional_class, layers_inside, run_through_graph
 from tfopt.errors import UnsupportedLayerError, UnsupportedModelError
 from tfopt.pruning.masks import Mask, attach_mask
 from tfopt.quantization.aware_training.fake_quant import CallCount, WeightRange
@@ -79,7 +79,7 @@ def rebuild(
     def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(operation, keras.Model) and _is_plain(operation):
             inner = _functional(operation)
-            return inner._run_through_graph(_in_order(inner, args[0]), call_fn=call)
+            return run_through_graph(inner, _in_order(inner, args[0]), call)
         if not isinstance(operation, layers.Layer):
             if operation not in new:
                 new[operation] = [_with_own_name(operation, names)]
@@ -98,7 +98,7 @@ def rebuild(
         lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name), functional.input
     )
     entering = keras.tree.map_structure(lambda x: attached(x.name, x), inputs)
-    outputs = functional._run_through_graph(entering, call_fn=call)
+    outputs = run_through_graph(functional, entering, call)
     return keras.Model(inputs, outputs, name=model.name)
 
 
@@ -139,13 +139,13 @@ def copy_weights(source: Any, targets: Sequence[Any]) -> None:
 
 
 def _without_ranges(layer: Any) -> list[Any]:
-    parts = (part for part in layer._flatten_layers() if isinstance(part, WeightRange | CallCount))
+    parts = (part for part in layers_inside(layer) if isinstance(part, WeightRange | CallCount))
     ranges = {id(variable) for part in parts for variable in part.variables}
     return [variable for variable in layer.variables if id(variable) not in ranges]
 
 
 def _is_plain(model: Any) -> bool:
-    return type(model) in (Functional, keras.Sequential)
+    return type(model) in (functional_class(), keras.Sequential)
 
 
 def _functional(model: Any) -> Any:

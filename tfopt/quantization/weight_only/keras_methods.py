@@ -12,8 +12,8 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras.src.layers.layer import Layer
 
+from tfopt.compat.layers import direct_layers, layers_inside
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.report import Change, PassReport, Skip
 
@@ -66,7 +66,7 @@ def quantize_with_keras(model: Any, config: Any, calibration_data: Any = None) -
     elif calibration_data is not None:
         raise ConfigError(f"Keras' {config.mode} takes no calibration_data. Received: some. Leave it out.")
     clone = _clone(model)
-    structure = getattr(config, "quantization_layer_structure", None)
+    structure = config.quantization_layer_structure if hasattr(config, "dataset") else None
     if structure is not None:
         config.quantization_layer_structure = {
             part: [_counterpart(clone, layer) for layer in listed] for part, listed in structure.items()
@@ -81,7 +81,7 @@ def quantize_with_keras(model: Any, config: Any, calibration_data: Any = None) -
         raise UnsupportedModelError(f"Keras cannot quantize {model.name!r} by {config.mode}: {reason}") from error
     if structure is not None:
         config.quantization_layer_structure = None  # the layers keep the config, which is saved with them
-    layers = [layer for layer in clone._flatten_layers() if layer.variables and not list(layer._layers)]
+    layers = [layer for layer in layers_inside(clone) if layer.variables and not direct_layers(layer)]
     report = PassReport(
         name=f"keras_{config.mode}",
         changed=[
@@ -114,10 +114,10 @@ def _clone(model: keras.Model) -> keras.Model:
     return clone
 
 
-def _counterpart(clone: keras.Model, layer: Layer | str) -> Layer:
+def _counterpart(clone: keras.Model, layer: keras.Layer | str) -> keras.Layer:
     """Returns the layer of the copy that has the name of one of the model."""
     name = layer if isinstance(layer, str) else layer.name
-    found = [own for own in clone._flatten_layers() if own.name == name]
+    found = [own for own in layers_inside(clone) if own.name == name]
     if len(found) != 1:
         raise ConfigError(
             f"quantization_layer_structure must name layers of the model, each once. Received: {name!r}, "
@@ -126,8 +126,8 @@ def _counterpart(clone: keras.Model, layer: Layer | str) -> Layer:
     return found[0]
 
 
-def _mode(layer: Layer) -> str | None:
-    return getattr(layer, "quantization_mode", None)
+def _mode(layer: keras.Layer) -> str | None:
+    return layer.quantization_mode
 
 
 def _weight_bytes(model: keras.Model) -> int:

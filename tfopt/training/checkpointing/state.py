@@ -26,6 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.compat.optimizers import averages, inner_optimizer, trained_variables
+from tfopt.compat.tensorflow import strategy_of
 from tfopt.compat.trainer import symbolic_build
 from tfopt.errors import ArtifactError, UnsupportedModelError
 
@@ -164,7 +165,7 @@ def write_state(model: keras.Model, state: Mapping[str, np.ndarray], *, only: st
         if not key.startswith(only):
             continue
         replicas = local_replicas(variable.value)
-        strategy = getattr(variable.value, "distribute_strategy", tf.distribute.get_strategy())
+        strategy = strategy_of(variable.value)
         own = _differs_between_replicas(key, variable)
         values = _for_replicas(saved[key], strategy.num_replicas_in_sync if own else 1, variable.aggregation)
         for number, replica in replicas.items():
