@@ -340,6 +340,21 @@ def test_weights_are_overwritten_by_their_average_on_both_replicas(two_replicas,
         np.testing.assert_array_equal(first, second)
 
 
+def several_optimizers():
+    """The layers' weights are updated by optimizers of their own, each of which sums gradients by itself."""
+    model, _ = dense_model()
+    bias, rest = keras.optimizers.SGD(0.1), keras.optimizers.SGD(0.2, momentum=0.9)
+    return model, keras.optimizers.MultiOptimizer(lambda variable: bias if "bias" in variable.path else rest)
+
+
+def test_the_parts_of_a_multi_optimizer_sum_no_gradient_twice(two_replicas):
+    data = dense_data(4 * BATCH)
+    reference, expected = plain(several_optimizers, data)
+    model, history = ours(decide(two_replicas), several_optimizers, data)
+    assert_same_figures(history, expected)
+    assert_same_weights(model, reference)
+
+
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_statistics_of_batch_norms_are_the_mean_over_the_replicas(two_replicas, jit_compile):
     x, y, _ = dense_data(4 * BATCH)

@@ -19,32 +19,38 @@ def inner_optimizer(optimizer: Any) -> Any:
     return optimizer
 
 
+def updating_optimizers(optimizer: Any) -> list[Any]:
+    """Returns the optimizers that update weights: what a LossScaleOptimizer wraps, the parts of a MultiOptimizer."""
+    inner = inner_optimizer(optimizer)
+    if isinstance(inner, keras.optimizers.MultiOptimizer):
+        return list(inner.optimizers)
+    return [] if inner is None else [inner]
+
+
 @contextlib.contextmanager
 def gradients_already_summed(optimizer: Any) -> Iterator[None]:
     """While a step is traced, keeps the optimizer from summing over the replicas what is summed already.
 
-    It replaces `_all_reduce_sum_gradients`: Keras ended the public switch for it. The averages of weights are then
+    It replaces `_all_reduce_sum_gradients`: Keras 3 has no public switch for it. The averages of weights are then
     written by each replica to its own copy, in place of `_overwrite_model_variables_with_average_value`, which fails
     inside a condition.
     """
-    inner = inner_optimizer(optimizer)
-    if inner is None:
-        yield
-        return
-    hooks = {"_all_reduce_sum_gradients": list, "_overwrite_model_variables_with_average_value": _overwrite(inner)}
     base = keras.optimizers.Optimizer
     private(base, "_all_reduce_sum_gradients", takes=("grads_and_vars",))
     private(base, "_overwrite_model_variables_with_average_value", takes=("trainable_variables",))
     check_reads(private(base, "_backend_update_step"), "_all_reduce_sum_gradients")
     update = private(base, "_backend_apply_gradients")
     check_reads(update, "_backend_update_step", "_overwrite_model_variables_with_average_value")
-    for name, hook in hooks.items():
-        setattr(inner, name, hook)
+    optimizers = updating_optimizers(optimizer)
+    for each in optimizers:
+        each._all_reduce_sum_gradients = list
+        each._overwrite_model_variables_with_average_value = _overwrite(each)
     try:
         yield
     finally:
-        for name in hooks:
-            delattr(inner, name)
+        for each in optimizers:
+            del each._all_reduce_sum_gradients
+            del each._overwrite_model_variables_with_average_value
 
 
 def _overwrite(optimizer: Any) -> Callable[[Sequence[Any]], None]:

@@ -220,7 +220,7 @@ def _check_options(plan: Plan, optimizer: Any, loss: Any, options: dict[str, Any
                 f"{type(item).__name__} with reduction={reduction!r}. Leave reduction at 'sum_over_batch_size'."
             )
     inner = inner_optimizer(optimizer)
-    if getattr(inner, "gradient_accumulation_steps", None) and plan.strategy is not None:
+    if isinstance(inner, keras.Optimizer) and inner.gradient_accumulation_steps and plan.strategy is not None:
         raise ConfigError(
             "gradient_accumulation_steps of an optimizer fails under a distribution strategy. Received: "
             f"gradient_accumulation_steps={inner.gradient_accumulation_steps}. "

@@ -40,7 +40,7 @@ def summed_embeddings(model: keras.Model) -> Iterator[Change]:
         []
     """
     optimizer: Any = inner_optimizer(model.optimizer)
-    clips = any(getattr(optimizer, name, None) for name in ("clipnorm", "clipvalue", "global_clipnorm"))
+    clips = optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm
     if isinstance(optimizer, SUM_OR_PARTS) and not clips:
         return
     verb = "clips" if isinstance(optimizer, SUM_OR_PARTS) else "clips and squares" if clips else "squares"

@@ -25,7 +25,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.compat.optimizers import averages, inner_optimizer, trained_variables
+from tfopt.compat.optimizers import averages, trained_variables, updating_optimizers
 from tfopt.compat.tensorflow import strategy_of
 from tfopt.compat.trainer import symbolic_build
 from tfopt.errors import ArtifactError, UnsupportedModelError
@@ -94,10 +94,9 @@ def averaged_variables(model: keras.Model) -> list[Any]:
         >>> len(averaged_variables(model))
         4
     """
-    optimizer = inner_optimizer(model.optimizer)
     found: list[Any] = []
-    for each in getattr(optimizer, "optimizers", [optimizer]):
-        if getattr(each, "use_ema", False):
+    for each in updating_optimizers(model.optimizer):
+        if each.use_ema:
             found += [*trained_variables(each), *averages(each)]
     return found
 
