@@ -1,7 +1,7 @@
-"""Variables and optimizer slots on the devices of their stages.
+"""Moves variables and optimizer slots to the devices of their stages.
 
-A keras.Variable holds a tf.Variable, which stays where it was made; moving one is to make another elsewhere. Keras
-makes slots on the default device, and computes updates there, also for variables that lie on another.
+A keras.Variable holds a tf.Variable, which cannot change its device. To move it, a new tf.Variable is made on the other
+device. Keras makes slots on the default device and computes updates there, even for variables on another device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tfopt.errors import UnsupportedModelError
 
 
 def move(variable: keras.Variable, device: str) -> None:
-    """Puts a variable's value into a new tf.Variable on a device; what holds the keras.Variable notices nothing.
+    """Moves a variable to a device. The keras.Variable stays the same object, with a new tf.Variable inside.
 
     Example:
         >>> weight = keras.Variable([1.0, 2.0])
@@ -50,13 +50,13 @@ def move(variable: keras.Variable, device: str) -> None:
 
 
 def place_slots(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> None:
-    """Builds an optimizer, if it is not yet, and moves its slots to the devices of their variables.
+    """Builds an optimizer if it is not built yet, and moves its slots to the devices of their variables.
 
     Raises:
-        UnsupportedModelError: The optimizer has a slot whose variable cannot be told.
+        UnsupportedModelError: The optimizer has a slot of which the variable is unknown.
     """
     if not optimizer.built:
-        with tf.device("CPU:0"):  # in the host's memory, until they are moved: the first GPU could not hold them all
+        with tf.device("CPU:0"):  # in host memory until they are moved: the first GPU could not hold all of them
             optimizer.build(variables)
     for each in _with_inner(optimizer):
         _place_own_slots(each)
@@ -64,7 +64,7 @@ def place_slots(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras
 
 @contextmanager
 def updates_in_place(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """While it lasts, the optimizer computes each variable's update and weight decay on that variable's device."""
+    """Within the scope, the optimizer computes the update and weight decay of a variable on that variable's device."""
     with ExitStack() as hooks:
         for each in _with_inner(optimizer):
             hooks.enter_context(update_hooks(each, _update_in_place, _decay_in_place))
@@ -94,21 +94,21 @@ def _with_inner(optimizer: keras.optimizers.Optimizer) -> list[Any]:
 
 
 def _place_own_slots(optimizer: Any) -> None:
-    """Keras' optimizers keep slots in lists as long as that of the variables, and in the same order."""
+    """Moves an optimizer's own slots. Keras keeps them in lists with the length and order of its variables."""
     variables = trained_variables(optimizer)
     placed = set()
     for slots in vars(optimizer).values():
         if slots is variables or not isinstance(slots, list) or len(slots) != len(variables):
             continue
         for slot, variable in zip(slots, variables, strict=True):
-            # Of one that Adafactor never uses it keeps a whole number.
+            # Adafactor has whole numbers in place of the slots that it does not use.
             if isinstance(slot, keras.Variable) and tf.as_dtype(slot.dtype).is_floating:
                 move(slot, variable.value.device)
                 placed.add(id(slot))
     astray = [slot.path for slot in own_variables(optimizer) if slot.ndim > 0 and id(slot) not in placed]
     if astray:
         raise UnsupportedModelError(
-            f"Every slot of the optimizer must belong to one variable, to lie on its device. Received: "
+            "Every slot of the optimizer must belong to one variable, to be moved to its device. Received: "
             f"optimizer={type(optimizer).__name__} with {astray}. Use one of Keras' own, such as Adam or SGD."
         )
     # The optimizer finds a variable's slots by the identity of its tf.Variable, which `move` replaced.
