@@ -173,7 +173,7 @@ def test_a_baseline_that_computes_something_else(artifact):
 def test_a_signature_that_the_graph_has_not(part, artifact):
     name, shape = {"inputs": ("x", [None, None]), "outputs": ("output_0", [None, 99])}[part]
     change(artifact, assign(shape, "signature", part, name, "shape"))
-    with pytest.raises(ArtifactError, match=rf"graph's {part} must be those that its manifest says: {name} float32"):
+    with pytest.raises(ArtifactError, match=rf"graph's {part} must be those that its manifest lists: {name} float32"):
         verify(artifact, seconds=0.01)
 
 

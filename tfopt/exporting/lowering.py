@@ -11,7 +11,7 @@ from typing import Any
 from tfopt.compat import is_tf_keras
 from tfopt.errors import ConfigError
 from tfopt.exporting.config import ExportConfig
-from tfopt.exporting.int8.float_fallback import float_fallback
+from tfopt.exporting.float_fallback import float_fallback
 from tfopt.exporting.int8.kernels import lower_to_int8
 from tfopt.exporting.int8.selection import CLOCK, select_int8
 from tfopt.exporting.int8.time_table import feeds_of
