@@ -11,7 +11,7 @@ from keras import layers
 
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting import export
-from tfopt.exporting.int8.time_table import feeds_of
+from tfopt.exporting.int8.node_times import feeds_of
 from tfopt.exporting.manifest import CheckRecord, OutputRecord, TensorRecord, read_manifest
 from tfopt.exporting.parity import CHECKED_VALUES, compare, draw_inputs, record_check, record_output, table_rows
 from tfopt.exporting.signatures import DEFAULT

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,8 @@ from tfopt.errors import ConfigError
 from tfopt.exporting.config import ExportConfig
 from tfopt.exporting.float_fallback import float_fallback
 from tfopt.exporting.int8.kernels import lower_to_int8
+from tfopt.exporting.int8.node_times import feeds_of
 from tfopt.exporting.int8.selection import CLOCK, select_int8
-from tfopt.exporting.int8.time_table import feeds_of
 from tfopt.exporting.signatures import DEFAULT, FLOAT, XLA
 from tfopt.exporting.weight_only.storage import encode_weights
 from tfopt.graph import FrozenGraph, fold_constants, freeze
@@ -70,17 +69,20 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
 
 
 def _int8(model: QuantizedModel, config: ExportConfig, sample: Any) -> Lowered:
-    in_float = functools.cache(model.in_float)  # which does not depend on what is quantized
+    lowered = None
     if config.int8_nodes == "faster" and model.report.changed:
         stored = None if config.node_times is None else Path(config.node_times)
-        model = select_int8(model, feeds_of(model.float_graph, sample, config.batch_sizes), stored, in_float)
+        selection = select_int8(model, feeds_of(model.float_graph, sample, config.batch_sizes), stored)
+        model, lowered = selection.model, selection.lowered
         model.report.warn_if_unchanged("; ".join(step.detail for step in model.report.steps if step.kind == CLOCK))
     in_int8 = bool(model.report.changed)
-    graphs = {DEFAULT: lower_to_int8(model.graph) if in_int8 else in_float()}
+    if lowered is None:
+        lowered = lower_to_int8(model.graph) if in_int8 else model.in_float()
+    graphs = {DEFAULT: lowered}
     if config.float_fallback:
-        graphs[FLOAT] = float_fallback(model.graph, graphs[DEFAULT])
+        graphs[FLOAT] = float_fallback(model.graph, lowered)
     if config.xla_signature:  # XLA has none of the int8 kernels
-        graphs[XLA] = float_fallback(model.graph, graphs[DEFAULT])
+        graphs[XLA] = float_fallback(model.graph, lowered)
     return Lowered(source=model.source, graphs=graphs, precision="int8" if in_int8 else "float32", report=model.report)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
-from test_int8_kernels import convolve, graph_of
+from test_kernels import convolve, graph_of
 
 import tfopt
 from tfopt.exporting.int8.kernels import lower_to_int8

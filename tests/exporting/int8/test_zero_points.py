@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
-from test_int8_kernels import graph_of
+from test_kernels import graph_of
 
 import tfopt
 from tfopt.errors import UnsupportedLayerError
