@@ -103,7 +103,7 @@ def assign(value, *path):
         (assign({"bytes": 1, "sha256": "0"}, "files", "../other"), "outside of the artifact"),
         (assign("many", "files", "saved_model.pb", "bytes"), "bytes: input should be a valid integer"),
         (assign([], "signatures"), "signatures do not hold 'serving_default'"),
-        (assign("float33", "signature", "inputs", "x", "dtype"), "'float33', which TensorFlow has not"),
+        (assign("float33", "signature", "inputs", "x", "dtype"), "'float33', which TensorFlow does not have"),
         (assign([None, 9], "signature", "inputs", "x", "shape"), r"check.shapes of 'x' is \(2, 8\)"),
         (assign([1.0, 0.0], "check", "ranges", "x"), r"\(1.0, 0.0\), which is no range"),
         (assign([float("nan"), 0.0], "check", "ranges", "x"), "which is no range"),

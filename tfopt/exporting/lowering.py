@@ -1,4 +1,4 @@
-"""From a model to the graphs that its artifact will serve."""
+"""Makes the graphs that an artifact serves from a model."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tfopt.report import PassReport
 
 @dataclass(frozen=True, kw_only=True)
 class Lowered:
-    """What an artifact is written from.
+    """The content of an artifact before it is written.
 
     Attributes:
         source: The model's own graph, which the artifact is compared with.
-        graphs: What each signature computes, by its name.
-        in_variables: Whether the weights are held in variables, to be decoded at every call.
-        precision: As ExportConfig has it.
-        report: What was quantized and what was not; None for float32.
+        graphs: The graph of each signature, by the signature's name.
+        in_variables: Whether the weights are in variables and are decoded at every call.
+        precision: The precision, as in ExportConfig.
+        report: The nodes that were quantized and those that were not. None for float32.
     """
 
     source: FrozenGraph
@@ -43,13 +43,13 @@ class Lowered:
 
 
 def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_data: Any, sample: Any) -> Lowered:
-    """Returns the graphs for a model in the precision asked for.
+    """Returns the graphs of a model in the precision that the config names.
 
     Args:
         model, config, calibration_data, evaluation_data: As in `tfopt.export`.
         sample: The first batch of the calibration data, or None.
     Raises:
-        ConfigError: The model is quantized already, and another precision is asked for; or int8 lacks its data.
+        ConfigError: The model is quantized and the config names another precision, or int8 has no calibration data.
     """
     if isinstance(model, KerasQuantized):
         model = model.model
@@ -90,7 +90,7 @@ def _float(model: str | Path | Any, config: ExportConfig) -> Lowered:
     source = freeze_tf_keras(model) if is_tf_keras(model) else freeze(model, fold=False)
     graph, report = fold_constants(source), None
     if graph.graph_def.ByteSize() > 1.1 * source.graph_def.ByteSize():
-        graph = source  # it holds weights in few bits already, as of Keras' own int4, and folding decoded them
+        graph = source  # its weights are stored in few bits, for example by Keras in int4, and folding decoded them
     if config.precision != "float32":
         graph, report = encode_weights(graph, config.precision, config.weight_only)
     return Lowered(

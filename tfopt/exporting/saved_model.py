@@ -1,4 +1,4 @@
-"""Writes SavedModels that need nothing but TensorFlow, each weight once, with a manifest beside them."""
+"""Writes SavedModels that need only TensorFlow. Each has its weights once, and a manifest beside it."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from tfopt.quantization import QuantizedModel
 from tfopt.report import PassReport, Record
 
 PROTOBUF_LIMIT = 2**31 - 2**20
-# What TensorFlow's file system makes of a full disk and of a limit on the size of files.
+# The errors of TensorFlow's file system for a full disk and for a limit on the size of files.
 FILE_ERRORS = {tf.errors.ResourceExhaustedError: errno.ENOSPC, tf.errors.OutOfRangeError: errno.EFBIG}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Artifact(Record):
-    """What an export wrote.
+    """The result of an export.
 
     Attributes:
         path: The artifact's directory.
-        precision: As in ExportConfig.
-        bytes_on_disk: Sum of the sizes of all its files.
-        report: What was quantized and what was left float; None for float32.
+        precision: The precision, as in ExportConfig.
+        bytes_on_disk: The sum of the sizes of all its files.
+        report: The nodes that were quantized and those that stayed float. None for float32.
     """
 
     path: str
@@ -61,23 +61,23 @@ def export(
     """Writes a model as a SavedModel with the signature "serving_default" and a manifest.json.
 
     The graph holds the weights as constants, each once, with batch normalisation folded into them. In int8, the
-    convolutions and matrix products run TensorFlow's own int8 kernels (oneDNN, x86-64); what cannot be lowered stays
-    float and is listed in the report. In the other precisions only the weights are stored in fewer bits: the file is
-    smaller, and runs anywhere, as fast as float32. The directory appears whole or not at all; an earlier artifact is
-    replaced.
+    convolutions and matrix products run TensorFlow's own int8 kernels (oneDNN, x86-64). Nodes that cannot be lowered
+    stay float, and the report lists them. In the other precisions only the weights are stored in fewer bits. The file
+    is then smaller, runs on every processor, and is as fast as float32. The directory appears complete or not at all.
+    An earlier artifact is replaced.
 
     Args:
-        model: A built Keras model, what `tfopt.quantize` returned, a .keras file or a SavedModel directory.
+        model: A built Keras model, the result of `tfopt.quantize`, a .keras file or a SavedModel directory.
         directory: Where the artifact goes.
-        config: The settings; None means ExportConfig(), float32.
-        calibration_data: For int8: batches of inputs, or of (inputs, labels). Else optional; the first batch is used,
-            for the check that the manifest holds.
-        evaluation_data: For int8 with max_accuracy_drop, as `tfopt.quantize` takes it.
-        baseline: A float artifact that `tfopt.verify` compares this one with by default.
+        config: The settings. None means ExportConfig(), which is float32.
+        calibration_data: For int8: batches of inputs, or of (inputs, labels). For other precisions it is optional, and
+            the manifest's check uses its first batch.
+        evaluation_data: For int8 with max_accuracy_drop, as in `tfopt.quantize`.
+        baseline: A float artifact. `tfopt.verify` compares this artifact with it by default.
     Raises:
-        UnsupportedModelError: The model is not built, keeps look-up tables, or exceeds the 2 GiB of a protobuf.
-        ConfigError: int8 without usable calibration data, or data that do not fit the model or hold NaN.
-        ExportError: The directory cannot be written, holds something else, or lies inside another artifact.
+        UnsupportedModelError: The model is not built, has look-up tables, or exceeds 2 GiB, the limit of a protobuf.
+        ConfigError: int8 has no usable calibration data, or the data do not fit the model, or they hold NaN.
+        ExportError: The directory cannot be written, holds other files, or is inside another artifact.
     Example:
         >>> import keras, tempfile
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
@@ -127,7 +127,7 @@ def export(
 
 
 def _save(lowered: Lowered, directory: Path) -> None:
-    # Custom gradients, as of swish, belong to training, and those of a frozen graph cannot be saved.
+    # Custom gradients, for example of swish, are for training. Those of a frozen graph cannot be saved.
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
     module, signatures = make_signatures(lowered.graphs, in_variables=lowered.in_variables)
     try:

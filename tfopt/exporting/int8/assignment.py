@@ -31,7 +31,7 @@ NEVER = 2**30  # the capacity of an edge that no minimum cut passes
 
 
 class FlowNetwork:
-    """A network between SOURCE and SINK that grows node by node and edge by edge.
+    """A network between SOURCE and SINK. Nodes and edges are added one by one.
 
     Example:
         >>> network = FlowNetwork()
@@ -53,7 +53,7 @@ class FlowNetwork:
         return self._nodes - 1
 
     def edge(self, source: int, target: int, capacity: float) -> None:
-        """Adds what it costs, rounded, when `source` lies on the source's side of the cut and `target` does not."""
+        """Adds an edge. Its capacity is the cost of a cut that has `source` on the source's side, but not `target`."""
         self._edges.append((source, target, min(round(capacity), NEVER)))
 
     def source_side(self) -> set[int]:
@@ -88,7 +88,7 @@ def fastest_assignment(
         fusion.op: [pass_through_origin(editor, source) for source in (fusion.input, fusion.summand) if source]
         for fusion in fusions
     }
-    # A joint is on the side that spares conversions: its own time counts for little beside these.
+    # A joint is on the side that saves conversions. Its own time is small beside these.
     joints = {joint.output: joint.inputs for joint in find_joints(editor, fusions, quantized.ranges)}
     number = {name: network.node() for name in (*entering, *joints)}
     for fusion in fusions:
@@ -120,7 +120,7 @@ def fastest_assignment(
 
 
 def _read_by_others(editor: GraphEditor, graph: FrozenGraph, tensor: str, inside: set[str]) -> bool:
-    """Whether a node that is part of no fusion reads a tensor, directly or through what only moves values."""
+    """Whether a node outside of all fusions reads a tensor, directly or behind ops that only move values."""
     stack = [tensor]
     while stack:
         name = stack.pop()
@@ -137,7 +137,7 @@ def _read_by_others(editor: GraphEditor, graph: FrozenGraph, tensor: str, inside
 def _conversions(
     graph: FrozenGraph, tensors: Sequence[str], table: TimeTable, feeds: Feeds, scales: np.ndarray
 ) -> Callable[[str, str], float]:
-    """Returns a function of (op, tensor): what converting the tensor costs, in the units of the network."""
+    """Returns a function of (op, tensor) that gives the cost of converting the tensor, in units of the network."""
     function = graph.as_function(fetch=tensors)
     values = [function(**inputs) for inputs in feeds.values()]
     elements = {tensor: [int(tf.size(batch[index])) for batch in values] for index, tensor in enumerate(tensors)}

@@ -20,7 +20,7 @@ from tfopt.report import Record
 
 @dataclass(frozen=True, kw_only=True)
 class FusionTimes(Record):
-    """The milliseconds of one fusion, for each batch size."""
+    """The milliseconds of one fusion for each batch size."""
 
     float_ms: list[float]
     int8_ms: list[float]

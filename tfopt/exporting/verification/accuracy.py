@@ -19,7 +19,7 @@ NO_DATA = "no labelled data given"
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledExamples:
-    """Examples as an artifact takes them: arrays by input name, and the labels as they were given, joined."""
+    """Examples in the form that artifacts take: arrays by input name, and the labels of all batches, joined."""
 
     inputs: Mapping[str, np.ndarray]
     labels: Any
@@ -56,13 +56,13 @@ class Scores:
 
 
 def labelled_examples(data: Any, specs: Mapping[str, TensorRecord]) -> LabelledExamples:
-    """Gathers labelled data of any form that `iterate_batches` reads.
+    """Collects labelled data in any form that `iterate_batches` reads.
 
     Args:
-        data: (inputs, labels), or batches of such.
+        data: (inputs, labels), or batches of (inputs, labels).
         specs: The artifact's inputs by name, in the model's order.
     Raises:
-        ConfigError: There are no examples or no labels, or they do not fit the inputs.
+        ConfigError: The data holds no examples or no labels, or they do not fit the inputs.
     """
     batches = list(iterate_batches(data, inputs=len(specs)))
     if not batches or any(labels is None for _, labels in batches):
@@ -85,11 +85,11 @@ def labelled_examples(data: Any, specs: Mapping[str, TensorRecord]) -> LabelledE
 
 
 def not_scored(scores: Scores | None, no_baseline: str) -> dict[str, str]:
-    """Returns why there is no accuracy and no agreement, where there is none.
+    """Returns the reasons why there is no accuracy or no agreement.
 
     Args:
         scores: None where no examples were given.
-        no_baseline: Why there is no baseline; empty where there is one.
+        no_baseline: Why there is no baseline. It is empty where there is one.
     """
     several = ""
     if scores is None:
