@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tfopt.directories.directories import check_target, staged_directory
 
 from tfopt.atomic import directories
+from tfopt.atomic.directories import check_target, staged_directory
 from tfopt.errors import ExportError
 
 

@@ -19,15 +19,17 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from tfopt.atomic.exchange import exchange
 from tfopt.atomic.files import flush_to_disk
@@ -37,6 +39,17 @@ MARK = "manifest.json"
 LOCK, NEW, OLD = "lock", "new", "old"
 ATTEMPTS = 100  # to replace a target that others replace at the same time
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """The part of a manifest that names the artifact's files."""
+
+    tfopt: Any
+    files: dict[str, Any]
+
+
+LISTING = TypeAdapter(Listing)
 
 
 @contextmanager
@@ -143,12 +156,10 @@ def _is_artifact(directory: Path) -> bool:
 def _files_of_artifact(directory: Path) -> set[str] | None:
     """Returns the names of the manifest and of the files that it lists. None if there is no manifest of tfopt."""
     try:
-        manifest = json.loads((directory / MARK).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        manifest = LISTING.validate_json((directory / MARK).read_bytes())
+    except (OSError, ValidationError):
         return None
-    if not isinstance(manifest, dict) or "tfopt" not in manifest or not isinstance(manifest.get("files"), dict):
-        return None
-    return {MARK, *manifest["files"]}
+    return {MARK, *manifest.files}
 
 
 @contextmanager

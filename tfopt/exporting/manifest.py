@@ -196,7 +196,7 @@ def _content(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("format") not in formats or "tfopt" not in content:
         raise ArtifactError(
             f"The manifest must be one that tfopt.export wrote, of format {' or '.join(map(str, formats))}. "
-            f"Received: {path / MARK}, which is another. Export {path} again."
+            f"Received: {path / MARK}, which has another format. Export {path} again."
         )
     return content
 
@@ -310,7 +310,7 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
     for name, spec in inputs.items():
         low, high = check.ranges[name]
         if not (math.isfinite(low) and math.isfinite(high) and low <= high):
-            yield f"check.ranges of {name!r} is ({low}, {high}), which is no range"
+            yield f"check.ranges of {name!r} is ({low}, {high}), which is not a range"
         if not spec.fits(replace(spec, shape=check.shapes[name])):
             yield f"check.shapes of {name!r} is {check.shapes[name]}, where the signature has {spec.shape}"
     kinds = {SOURCE, ARTIFACT, *manifest.signatures} - {DEFAULT}

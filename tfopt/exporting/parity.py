@@ -162,7 +162,7 @@ def _outputs(
                 raise UnsupportedModelError(
                     f"The outputs must be numbers on finite inputs. Received: {graph.name!r}, whose output {name!r} "
                     f"{'' if kind == SOURCE else f'of the {kind} '}holds NaN for {ranges}. Look for NaN among its "
-                    "weights. If it is right on real inputs, pass calibration_data in the range of these."
+                    "weights. If the outputs are numbers on real inputs, pass such inputs as calibration_data."
                 )
     return outputs
 

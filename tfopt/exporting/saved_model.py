@@ -19,7 +19,14 @@ from tfopt.errors import ConfigError, UnsupportedModelError, check_type
 from tfopt.exporting.config import ExportConfig
 from tfopt.exporting.int8.vnni import kernels_that_need_vnni
 from tfopt.exporting.lowering import Lowered, lower
-from tfopt.exporting.manifest import MANIFEST_FORMAT, describe_signature, digests, read_manifest, requirements
+from tfopt.exporting.manifest import (
+    MANIFEST_FORMAT,
+    MODEL_FILE,
+    describe_signature,
+    digests,
+    read_manifest,
+    requirements,
+)
 from tfopt.exporting.parity import record_check
 from tfopt.exporting.signatures import DEFAULT, make_signatures
 from tfopt.graph import FrozenGraph
@@ -89,8 +96,11 @@ def export(
     check_type("config", config, ExportConfig)
     final = Path(directory).resolve()
     _refuse_quantized(model)
-    if baseline is not None and not Path(baseline, "saved_model.pb").is_file():
-        raise ConfigError(f"baseline must be the directory of a SavedModel. Received: {baseline}, which is none.")
+    if baseline is not None and not Path(baseline, MODEL_FILE).is_file():
+        raise ConfigError(
+            f"baseline must be the directory of a SavedModel. Received: {baseline}, which has no "
+            f"{MODEL_FILE}. Pass the directory that tfopt.export wrote."
+        )
     if baseline is not None and Path(baseline, MARK).is_file() and not read_manifest(Path(baseline)).is_float:
         raise ConfigError(
             f"baseline must be a float artifact. Received: {baseline}, whose precision is "
@@ -149,7 +159,7 @@ def _refuse_quantized(model: Any) -> None:
         manifest = read_manifest(Path(model))
         if not manifest.is_float:
             raise ConfigError(
-                f"model must be a float model: what is quantized cannot be exported anew. "
+                f"model must be a float model, because a quantized artifact cannot be exported again. "
                 f"Received: {model}, whose precision is {manifest.precision}. Export the artifact or model it came "
                 "from."
             )

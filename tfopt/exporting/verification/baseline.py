@@ -34,7 +34,7 @@ def find_baseline(path: Path, manifest: Manifest, given: str | Path | None) -> t
         return None, "it has no float baseline"
     found_at = Path(os.path.normpath(path / manifest.baseline))
     if not (found_at / MARK).is_file():
-        return None, f"its baseline {found_at} is not there"
+        return None, f"its baseline {found_at} does not exist"
     other = read_manifest(found_at)
     return (found_at, "") if other.is_float else (None, f"its baseline {found_at} is not float but {other.precision}")
 

@@ -35,7 +35,7 @@ class MissingKernelError(ArtifactError):
     """
 
     def __init__(self, op: str) -> None:
-        super().__init__(f"TensorFlow must have a kernel for every op. Received: {op}, for which it has none here.")
+        super().__init__(f"TensorFlow must have a kernel for every op. Received: {op}, which has no kernel here.")
         self.op = op
 
 
