@@ -84,8 +84,8 @@ def _measure_and_choose(
     quantized: QuantizedModel, editor: GraphEditor, fusions: Sequence[Fusion], feeds: Feeds, stored: Path | None
 ) -> tuple[Selection, TimeTable]:
     everything = lower_to_int8(quantized.graph)
-    # The float graph takes as long as that of a float32 export. Its other weights do not matter, and TensorFlow fuses
-    # the biases that it has more.
+    # The float graph takes as long as the graph of a float32 export. It differs in the values of weights, and in added
+    # biases, which TensorFlow fuses into the ops before them.
     with ExitStack() as stack:
         single = stack.enter_context(TimedGraph(quantized.float_graph))
         int8 = stack.enter_context(TimedGraph(everything))
