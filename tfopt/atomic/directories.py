@@ -65,7 +65,7 @@ def staged_directory(final: Path, bytes_needed: int | None = None) -> Iterator[P
         final: The directory to write.
         bytes_needed: About how many bytes will be written. The error of a full disk names it.
     Raises:
-        ExportError: `final` cannot be written, or holds other files than those of an artifact.
+        ExportError: `final` cannot be written, or holds files that do not belong to an artifact.
     """
     check_target(final)
     try:

@@ -76,7 +76,7 @@ def fastest_assignment(
         quantized: The model with everything quantized.
         editor: An editor of its float graph.
         fusions: The fusions of that graph.
-        table: Their times, and those of conversions.
+        table: The times of the fusions and of conversions.
         feeds: Inputs by name for each batch size. Each size has the same weight.
     """
     times, graph = table.fusions, quantized.float_graph

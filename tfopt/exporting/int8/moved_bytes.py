@@ -33,7 +33,7 @@ class MovedBytes:
         self._signed: dict[str, Quantized] = {}
 
     def pass_through(self, node: Any, held: Quantized) -> Quantized:
-        """Returns what a float node that only moves or selects values makes of a quantized tensor."""
+        """Applies a float node that only moves or selects values to a quantized tensor."""
         name = f"{node.name}/int8"
         if node.op == "MaxPool":
             return self._pool("QuantizedMaxPool", name, node, held)

@@ -27,10 +27,10 @@ class LabelledExamples:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What one artifact scores on labelled examples.
+    """The scores of one artifact on labelled examples.
 
     Attributes:
-        scorer: What computes the scores.
+        scorer: The scorer that computed them.
         outputs: The artifact's outputs by name.
         by_name: Its scores by name.
     """
@@ -88,7 +88,7 @@ def not_scored(scores: Scores | None, no_baseline: str) -> dict[str, str]:
     """Returns the reasons why there is no accuracy or no agreement.
 
     Args:
-        scores: None where no examples were given.
+        scores: The artifact's scores. None without labelled examples.
         no_baseline: Why there is no baseline. It is empty where there is one.
     """
     several = ""

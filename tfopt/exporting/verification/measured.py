@@ -1,4 +1,4 @@
-"""One artifact in its process, and what is measured of it."""
+"""Runs one artifact in its own process and measures it."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class MeasuredArtifact:
         output_names: This artifact's name of each output, likewise.
         process: The process that serves it.
         outputs: Its outputs on the labelled examples, by the names in the first artifact.
-        scores: What these outputs score. None without labelled examples.
+        scores: The scores of these outputs. None without labelled examples.
         max_abs_error: The largest difference to the outputs of the source model. None if outputs are not numbers.
         relative_error: The same difference as a ratio of norms.
-        problems: What is wrong with it.
+        problems: The problems that were found.
         weight_count: The number of its weights.
         zero_count: How many of them are zero.
         milliseconds: The time of each call, for each round.
@@ -73,7 +73,7 @@ class MeasuredArtifact:
         """Starts a process whose TensorFlow has every kernel that the signature needs.
 
         Args:
-            stack: What ends the process.
+            stack: The stack of contexts. The process ends with it.
             signature: The signature to call. None means the default one, or the float one where kernels are missing.
         Raises:
             ArtifactError: TensorFlow lacks a kernel, or the graph is not as the manifest describes it.
@@ -121,7 +121,7 @@ class MeasuredArtifact:
         self.outputs = {name: given[own] for name, own in self.output_names.items()}
 
     def check(self) -> None:
-        """Compares the outputs with those in the manifest, and notes what is wrong."""
+        """Compares the outputs with those in the manifest, and lists the problems."""
         if self.process.loaded["imported"]:
             self.problems.append(f"The process had imported {', '.join(self.process.loaded['imported'])}.")
         missing = missing_instructions(self.manifest, self.process.signature)

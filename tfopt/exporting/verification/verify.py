@@ -39,10 +39,10 @@ def verify(
 
     Args:
         artifact: A directory that `tfopt.export` wrote.
-        baseline: The float artifact to compare with; None means the one that the manifest names, if it is there.
+        baseline: The float artifact to compare with. None means the baseline in the manifest, if it exists.
         data: Labelled examples for the accuracy: (inputs, labels) arrays, or batches of such. With several outputs the
             labels are a dict by output name.
-        metric: What the examples are scored by. "accuracy" takes classifiers of every kind: class numbers or one-hot
+        metric: The measure for the examples. "accuracy" accepts classifiers of every kind: class numbers or one-hot
             labels, one output for two classes, several labels for each example, a class for each pixel or step.
             "categorical_accuracy", "binary_accuracy" (of probabilities) and "binary_accuracy_from_logits" name one
             kind. For any other measure, pass a function (labels, outputs) -> float.
@@ -95,7 +95,9 @@ def verify_together(
     Returns: A receipt for each, in the same order.
     """
     if batch_size < 1:
-        raise ConfigError(f"batch_size must be at least 1. Received: batch_size={batch_size}.")
+        raise ConfigError(
+            f"batch_size must be at least 1. Received: batch_size={batch_size}. Pass the examples per call."
+        )
     if not (math.isfinite(seconds) and seconds >= 0):
         raise ConfigError(
             f"seconds must be a finite number, at least 0. Received: seconds={seconds}. Pass the time of one round, "
