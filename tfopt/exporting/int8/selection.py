@@ -173,7 +173,7 @@ def in_turns(single: TimedGraph, graphs: Sequence[TimedGraph], feeds: Feeds) -> 
     for inputs in feeds.values():
         rounds = max(FEWEST_TURNS, *(each.rounds(inputs, MOST_TURNS) for each in (single, *graphs)))
         turns: list[list[float]] = []
-        while len(turns) < rounds and not (turns and _is_clear(turns)):
+        while len(turns) < rounds and not (len(turns) >= FEWEST_TURNS and _is_clear(turns)):
             first, *others = [_call(each, inputs) for each in (single, *graphs)]
             turns.append([other / first for other in others])
         for index, ratio in enumerate(np.median(turns, axis=0)):
@@ -182,14 +182,9 @@ def in_turns(single: TimedGraph, graphs: Sequence[TimedGraph], feeds: Feeds) -> 
 
 
 def _is_clear(turns: Sequence[Sequence[float]]) -> bool:
-    """Whether the turns agree, for each graph, whether it makes the model slower.
-
-    After FEWEST_TURNS, all must agree. For every four turns more, one may differ, so that a turn that another program
-    disturbed does not prolong the timing.
-    """
-    slower = np.count_nonzero(np.array(turns) > WHOLE_TIE, axis=0)
-    differing = np.minimum(slower, len(turns) - slower)
-    return bool((differing <= (len(turns) - FEWEST_TURNS) // 4).all())
+    """Whether all turns agree, for each graph, whether it makes the model slower."""
+    slower = np.array(turns) > WHOLE_TIE
+    return bool((slower.all(axis=0) | ~slower.any(axis=0)).all())
 
 
 def _call(timed: TimedGraph, inputs: Mapping[str, Any]) -> float:
