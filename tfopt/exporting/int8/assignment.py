@@ -21,8 +21,8 @@ from tfopt.exporting.int8.node_times import Feeds
 from tfopt.exporting.int8.time_table import TimeTable
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.quantization import QuantizedModel
-from tfopt.quantization.annotation.fusion import PASS_THROUGH, Fusion, pass_through_origin
-from tfopt.quantization.annotation.ranged_tensors import find_joints, tensors_with_ranges
+from tfopt.quantization.annotation.fusion import DATA_MOVEMENT_OPS, Fusion, before_data_movement
+from tfopt.quantization.annotation.ranged_tensors import find_shared_range_ops, tensors_with_ranges
 
 TIE = 1.03  # int8 also makes the model smaller, so it is taken where times differ by less than this
 WHOLE = 10**6  # the float model's time in units of the network, whose capacities are integers
@@ -85,11 +85,11 @@ def fastest_assignment(
     conversion = _conversions(graph, tensors_with_ranges(editor, fusions), table, feeds, scales)
     network = FlowNetwork()
     entering = {
-        fusion.op: [pass_through_origin(editor, source) for source in (fusion.input, fusion.summand) if source]
+        fusion.op: [before_data_movement(editor, source) for source in (fusion.input, fusion.summand) if source]
         for fusion in fusions
     }
     # A joint is on the side that saves conversions. Its own time is small beside these.
-    joints = {joint.output: joint.inputs for joint in find_joints(editor, fusions, quantized.ranges)}
+    joints = {joint.output: joint.inputs for joint in find_shared_range_ops(editor, fusions, quantized.ranges)}
     number = {name: network.node() for name in (*entering, *joints)}
     for fusion in fusions:
         measured = times[fusion.op]
@@ -127,7 +127,7 @@ def _read_by_others(editor: GraphEditor, graph: FrozenGraph, tensor: str, inside
         if name in graph.output_nodes:
             return True
         for reader in editor.consumers.get(name, ()):
-            if editor.nodes[reader].op in PASS_THROUGH:
+            if editor.nodes[reader].op in DATA_MOVEMENT_OPS:
                 stack.append(reader)
             elif reader not in inside:
                 return True

@@ -46,13 +46,13 @@ from tfopt.graph.fold import CONVOLUTIONS
 from tfopt.graph.paddings import paddings_of
 from tfopt.quantization.annotation.activations import NON_NEGATIVE
 from tfopt.quantization.annotation.fusion import (
+    DATA_MOVEMENT_OPS,
     FAKE_QUANT,
-    PASS_THROUGH,
     Fusion,
+    before_data_movement,
     find_fusions,
-    pass_through_origin,
 )
-from tfopt.quantization.annotation.ranged_tensors import JOINTS, values_of
+from tfopt.quantization.annotation.ranged_tensors import SHARED_RANGE_OPS, values_of
 
 
 def lower_to_int8(graph: FrozenGraph) -> FrozenGraph:
@@ -221,7 +221,7 @@ class _Kernels:
         node = self._editor.nodes[producer(tensor)]
         if node.op == FAKE_QUANT:
             result = self._joined(node) or self._activations.quantize(node)
-        elif node.op in PASS_THROUGH and ":" not in tensor:
+        elif node.op in DATA_MOVEMENT_OPS and ":" not in tensor:
             result = self._bytes.pass_through(node, self._read(node.input[0]))
         else:
             raise UnsupportedLayerError(
@@ -234,7 +234,7 @@ class _Kernels:
     def _joined(self, node: Any) -> Quantized | None:
         """Computes the joint that a fake-quantization node reads, if all of its inputs have the node's range."""
         joint = self._editor.nodes[producer(node.input[0])]
-        if joint.op not in JOINTS or not all(self._has_range(source, node) for source in values_of(joint)):
+        if joint.op not in SHARED_RANGE_OPS or not all(self._has_range(source, node) for source in values_of(joint)):
             return None
         held = self._activations.of_range(range_of(node))
         parts = [self._bytes.without_offset(self._read(source)) for source in values_of(joint)]
@@ -244,13 +244,13 @@ class _Kernels:
 
     def _has_range(self, tensor: str, node: Any) -> bool:
         """Whether a tensor comes from a fake-quantization node of the same range as `node`."""
-        origin = self._editor.nodes[producer(pass_through_origin(self._editor, tensor))]
+        origin = self._editor.nodes[producer(before_data_movement(self._editor, tensor))]
         return origin.op == FAKE_QUANT and range_of(origin) == range_of(node)
 
 
 def _unsigned_tensors(editor: GraphEditor, fusions: list[Fusion]) -> set[str]:
     """Returns the annotated tensors that must be unsigned bytes: summands, and sums without a Relu."""
     added = [fusion for fusion in fusions if fusion.summand]
-    summands = {pass_through_origin(editor, fusion.summand) for fusion in added if fusion.summand}
+    summands = {before_data_movement(editor, fusion.summand) for fusion in added if fusion.summand}
     results = (range_behind(editor, fusion.output) for fusion in added)
     return summands | {node.name for node in results if node is not None}

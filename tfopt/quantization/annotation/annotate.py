@@ -22,7 +22,7 @@ from tfopt.graph.edit import AttrValue, GraphEditor, dtype_attr, producer
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.annotation.fusion import FAKE_QUANT, FAKE_QUANT_WEIGHTS, Fusion
 from tfopt.quantization.annotation.range import Range, steps_above_zero
-from tfopt.quantization.annotation.ranged_tensors import find_joints, quantized_consumers
+from tfopt.quantization.annotation.ranged_tensors import find_shared_range_ops, quantized_consumers
 from tfopt.quantization.annotation.weight_grid import WeightGrid
 
 INT8 = steps_above_zero(8)
@@ -50,7 +50,7 @@ def annotate(
     editor = GraphEditor(graph.graph_def)
     grid = weight_grid or WeightGrid()
     qmax = {fusion.op: grid.qmax_of(editor, fusion, ranges) for fusion in fusions}
-    shared_range_ops = find_joints(editor, fusions, ranges)
+    shared_range_ops = find_shared_range_ops(editor, fusions, ranges)
     for tensor, readers in quantized_consumers(editor, fusions, shared_range_ops).items():
         name = add_fake_quant(editor, tensor, ranges[tensor])
         editor.redirect(tensor, name, keep=set(editor.consumers[producer(tensor)]) - readers)

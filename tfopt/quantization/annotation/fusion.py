@@ -34,7 +34,7 @@ RELUS = ("Relu", "Relu6")
 FAKE_QUANT = "FakeQuantWithMinMaxArgs"
 FAKE_QUANT_WEIGHTS = "FakeQuantWithMinMaxVarsPerChannel"
 # Ops that only move or select values, so that the result has the range of the input.
-PASS_THROUGH = ("MaxPool", "Pad", "Tile", "Transpose", "Reshape", "Squeeze", "ExpandDims", "Identity")
+DATA_MOVEMENT_OPS = ("MaxPool", "Pad", "Tile", "Transpose", "Reshape", "Squeeze", "ExpandDims", "Identity")
 WITHOUT_LOWERING = ("BatchMatMulV2", "Einsum", "Conv2DBackpropInput", "Conv3D")
 Shapes = Mapping[str, tf.TensorShape]
 EMPTY: Mapping[str, str] = MappingProxyType({})
@@ -140,10 +140,10 @@ def find_fusions_where(
         refused |= found
 
 
-def pass_through_origin(editor: GraphEditor, tensor: str) -> str:
+def before_data_movement(editor: GraphEditor, tensor: str) -> str:
     """Returns the tensor that has the values and the range of `tensor`, before the ops that only move values."""
     node = editor.nodes[producer(tensor)]
-    while ":" not in tensor and node.op in PASS_THROUGH:
+    while ":" not in tensor and node.op in DATA_MOVEMENT_OPS:
         tensor = node.input[0]
         node = editor.nodes[producer(tensor)]
     return tensor
@@ -289,7 +289,7 @@ def _sum_fits(
         return False
     source = _before_fake_quant(editor, summand)
     if source.op == "MaxPool":  # the result has its own buffer
-        in_int8 = _is_in_int8(editor, _before_fake_quant(editor, pass_through_origin(editor, source.name)), heads)
+        in_int8 = _is_in_int8(editor, _before_fake_quant(editor, before_data_movement(editor, source.name)), heads)
     else:
         in_int8 = _is_in_int8(editor, source, heads)
     if not in_int8 or not outputs.isdisjoint((source.name, addition.name)):
@@ -322,7 +322,7 @@ def consumers_of(editor: GraphEditor, name: str) -> set[str]:
     stack = [name]
     while stack:
         for reader in editor.consumers.get(stack.pop(), ()):
-            if reader not in readers and editor.nodes[reader].op in (FAKE_QUANT, *PASS_THROUGH):
+            if reader not in readers and editor.nodes[reader].op in (FAKE_QUANT, *DATA_MOVEMENT_OPS):
                 stack.append(reader)
             readers.add(reader)
     return {reader for reader in readers if editor.nodes[reader].op != FAKE_QUANT}

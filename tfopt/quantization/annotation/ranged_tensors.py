@@ -22,10 +22,10 @@ from tfopt.graph.edit import GraphEditor, is_nhwc, producer
 from tfopt.graph.fold import CONVOLUTIONS
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.graph.paddings import paddings_of
-from tfopt.quantization.annotation.fusion import PASS_THROUGH, Fusion, consumers_of, pass_through_origin
+from tfopt.quantization.annotation.fusion import DATA_MOVEMENT_OPS, Fusion, before_data_movement, consumers_of
 from tfopt.quantization.annotation.range import Range, covering
 
-JOINTS = ("ConcatV2", "AvgPool")
+SHARED_RANGE_OPS = ("ConcatV2", "AvgPool")
 WIDEST = 2.0
 
 
@@ -67,7 +67,7 @@ def tensors_to_observe(editor: GraphEditor, fusions: Sequence[Fusion]) -> list[s
 
 def tensors_of_fusion(editor: GraphEditor, fusion: Fusion) -> list[str]:
     """Returns the tensors of one fusion that need a range."""
-    entering = [pass_through_origin(editor, tensor) for tensor in (fusion.input, fusion.summand) if tensor]
+    entering = [before_data_movement(editor, tensor) for tensor in (fusion.input, fusion.summand) if tensor]
     return entering + ([fusion.output] if editor.nodes[fusion.op].op in CONVOLUTIONS else [])
 
 
@@ -96,7 +96,9 @@ def quantized_consumers(
     return reads
 
 
-def find_joints(editor: GraphEditor, fusions: Sequence[Fusion], ranges: Mapping[str, Range]) -> list[SharedRangeOp]:
+def find_shared_range_ops(
+    editor: GraphEditor, fusions: Sequence[Fusion], ranges: Mapping[str, Range]
+) -> list[SharedRangeOp]:
     """Returns the concatenations and poolings in int8: they enter fusions, and all their tensors have one range."""
     return [
         op
@@ -129,7 +131,7 @@ def without_impossible_zero_points(
             if fusion.activation is not None:
                 impossible.add(fusion.output)
         elif paddings_of(node, shapes[fusion.input], editor.value(fusion.weights).shape[:2]) is None:
-            impossible.add(pass_through_origin(editor, fusion.input))
+            impossible.add(before_data_movement(editor, fusion.input))
     return {
         tensor: value_range.symmetric() if tensor in impossible else value_range
         for tensor, value_range in ranges.items()
@@ -180,8 +182,8 @@ def _shared_range_candidates(editor: GraphEditor, fusions: Sequence[Fusion]) -> 
     found = []
     for tensor in sorted(ranged):
         node = editor.nodes[producer(tensor)]
-        if node.name == tensor and node.op in JOINTS and is_nhwc(node):
-            inputs = tuple(pass_through_origin(editor, source) for source in values_of(node))
+        if node.name == tensor and node.op in SHARED_RANGE_OPS and is_nhwc(node):
+            inputs = tuple(before_data_movement(editor, source) for source in values_of(node))
             if ranged.issuperset(inputs):
                 found.append(SharedRangeOp(output=tensor, inputs=inputs))
     return found
@@ -201,4 +203,4 @@ def _shareable(
 
 def _readers(editor: GraphEditor, tensor: str) -> set[str]:
     """Returns the nodes that compute with a tensor, directly or behind ops that only move its values."""
-    return {name for name in consumers_of(editor, tensor) if editor.nodes[name].op not in PASS_THROUGH}
+    return {name for name in consumers_of(editor, tensor) if editor.nodes[name].op not in DATA_MOVEMENT_OPS}

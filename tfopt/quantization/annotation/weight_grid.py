@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tfopt.graph.edit import GraphEditor
-from tfopt.quantization.annotation.fusion import Fusion, pass_through_origin
+from tfopt.quantization.annotation.fusion import Fusion, before_data_movement
 from tfopt.quantization.annotation.range import Range, steps_above_zero
 
 REDUCED_BITS = 7
@@ -53,7 +53,7 @@ class WeightGrid:
         """
         if not self.reduce_range or self.bits < 8:
             return self.bits
-        unsigned = not ranges[pass_through_origin(editor, fusion.input)].signed
+        unsigned = not ranges[before_data_movement(editor, fusion.input)].signed
         by_channel = editor.nodes[fusion.op].op == "DepthwiseConv2dNative" and editor.value(fusion.weights).shape[2] > 1
         return self.bits if by_channel and unsigned else REDUCED_BITS
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tfopt.graph.edit import GraphEditor, producer
-from tfopt.quantization.annotation.fusion import PASS_THROUGH, pass_through_origin
+from tfopt.quantization.annotation.fusion import DATA_MOVEMENT_OPS, before_data_movement
 
 
 def folded_tensor(folded: GraphEditor, tensor: str, before: GraphEditor) -> str | None:
@@ -22,8 +22,8 @@ def folded_tensor(folded: GraphEditor, tensor: str, before: GraphEditor) -> str 
     while True:
         found = tensor if producer(tensor) in folded.nodes else folded.replacement(tensor)
         if found is not None:
-            return pass_through_origin(folded, found)
+            return before_data_movement(folded, found)
         node = before.nodes.get(producer(tensor))
-        if node is None or ":" in tensor or node.op not in (*PASS_THROUGH, "BatchToSpaceND"):
+        if node is None or ":" in tensor or node.op not in (*DATA_MOVEMENT_OPS, "BatchToSpaceND"):
             return None
         tensor = node.input[0]

@@ -19,7 +19,7 @@ from tfopt.quantization.annotation.adjustments import Adjustment, bias_of
 from tfopt.quantization.annotation.annotate import add_fake_quant
 from tfopt.quantization.annotation.fusion import Fusion, find_fusions
 from tfopt.quantization.annotation.range import Range
-from tfopt.quantization.annotation.ranged_tensors import find_joints, quantized_consumers, tensors_to_observe
+from tfopt.quantization.annotation.ranged_tensors import find_shared_range_ops, quantized_consumers, tensors_to_observe
 from tfopt.quantization.annotation.weight_grid import WeightGrid
 from tfopt.quantization.config import Metric
 from tfopt.quantization.metrics import Scorer, output_ops
@@ -87,7 +87,7 @@ class AccuracyEvaluator:
     def _outputs(self, kept_float: Collection[str]) -> dict[str, np.ndarray]:
         reasons = self._kept_float | dict.fromkeys(kept_float, "tried")
         fusions, _ = find_fusions(self._graph, self._editor, kept_float=reasons)
-        shared_range_ops = find_joints(self._editor, fusions, self._ranges)
+        shared_range_ops = find_shared_range_ops(self._editor, fusions, self._ranges)
         quantized, ops = quantized_consumers(self._editor, fusions, shared_range_ops), {fusion.op for fusion in fusions}
         reads = [reader in quantized.get(tensor, ()) for tensor, reader in self._consumers]
         switches = tf.constant([*reads, *(name in ops for name in self.names)])

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from tfopt.graph.edit import GraphEditor, NodeDef, attribute
 from tfopt.graph.frozen import FrozenGraph
-from tfopt.quantization.annotation.fusion import Fusion, pass_through_origin
+from tfopt.quantization.annotation.fusion import Fusion, before_data_movement
 from tfopt.quantization.annotation.range import Range
 from tfopt.quantization.annotation.weight_grid import WeightGrid
 from tfopt.quantization.calibration.calibrate import in_pieces
@@ -196,7 +196,7 @@ def _grams(
 ) -> list[np.ndarray]:
     """Returns the mean of x x' over the quantized inputs x of each fusion's weights."""
     function = graph.as_function(fetch=[fusion.input for fusion in fusions])
-    value_ranges = [ranges[pass_through_origin(editor, fusion.input)] for fusion in fusions]
+    value_ranges = [ranges[before_data_movement(editor, fusion.input)] for fusion in fusions]
     totals: list[Any] = [0.0] * len(fusions)
     rows = [0] * len(fusions)
     for piece in in_pieces(batches):

@@ -26,7 +26,7 @@ import tensorflow as tf
 from tfopt.graph.edit import GraphEditor, NodeDef, attribute, is_nhwc, producer
 from tfopt.graph.fold import WEIGHTED
 from tfopt.graph.frozen import FrozenGraph
-from tfopt.quantization.annotation.fusion import ADDITIONS, Fusion, pass_through_origin
+from tfopt.quantization.annotation.fusion import ADDITIONS, Fusion, before_data_movement
 
 SUMS = (*ADDITIONS, "BiasAdd", "Sub")
 RELU6 = "Relu6"
@@ -72,7 +72,7 @@ def find_groups(graph: FrozenGraph, editor: GraphEditor, fusions: Sequence[Fusio
     finder = _Finder(graph, editor)
     groups: list[ChannelGroup] = []
     for fusion in fusions:
-        seed = pass_through_origin(editor, fusion.input)
+        seed = before_data_movement(editor, fusion.input)
         if not any(seed in group.tensors for group in groups):
             group = finder.grow(seed)
             if group is not None:
