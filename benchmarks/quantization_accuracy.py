@@ -35,7 +35,7 @@ from tfopt.hardware import detect
 from tfopt.quantization import QuantizationConfig, QuantizedModel, quantize
 from tfopt.quantization.metrics import top1_accuracy
 from tfopt.quantization.post_training.accuracy_budget import Score
-from tfopt.quantization.post_training.accuracy_trials import Trials
+from tfopt.quantization.post_training.accuracy_evaluator import AccuracyEvaluator
 
 RESULTS = Path(__file__).parent / "results"
 EPOCHS = {"mlp": 25, "simple_cnn": 25, "resnet_cifar": 15, "transformer": 40}
@@ -173,12 +173,12 @@ def several(images: np.ndarray, labels: np.ndarray, times: int = 3) -> tuple[np.
     return np.concatenate(moved), np.tile(labels, times)
 
 
-def trials_of(quantized: QuantizedModel, evaluation: tuple[np.ndarray, np.ndarray]) -> Trials:
+def trials_of(quantized: QuantizedModel, evaluation: tuple[np.ndarray, np.ndarray]) -> AccuracyEvaluator:
     inputs, labels = evaluation
     batches = [quantized.float_graph.feed(inputs[start : start + 256]) for start in range(0, len(inputs), 256)]
     left_float = {skip.name: skip.reason for skip in quantized.report.skipped}
     graph, ranges, adjustments = quantized.float_graph, quantized.ranges, quantized.adjustments
-    return Trials(graph, left_float, ranges, adjustments, batches, labels, "accuracy", quantized.weight_grid)
+    return AccuracyEvaluator(graph, left_float, ranges, adjustments, batches, labels, "accuracy", quantized.weight_grid)
 
 
 def greedy(names: Collection[str], score: Callable[[Collection[str]], Score], floor: float) -> list[str]:

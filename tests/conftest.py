@@ -1,11 +1,15 @@
 """Two logical CPU devices, so that distributed code is tested anywhere, and a skip with a reason for GPU tests."""
 
 import os
+import sys
+import tempfile
+from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import pytest
 import tensorflow as tf
+from forking.stand_in import write_stand_in
 
 
 def pytest_configure(config):
@@ -39,3 +43,21 @@ def _keras_state():
     before = keras.config.dtype_policy().name
     yield
     assert keras.config.dtype_policy().name == before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _artifacts_run_in_forked_processes():
+    """Runs each artifact in a forked process, which finds TensorFlow imported; its import is most of the time.
+
+    Nothing else is forked, nor is an artifact's process if a test changes the environment. Then Python really starts.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    from tfopt.exporting.verification.process import SCRIPT, search_path
+    from tfopt.exporting.verification.tensorflow_only import BLOCKED
+
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        python = write_stand_in(Path(directory), ["-I", SCRIPT], ["tensorflow"], BLOCKED, search_path())
+        patch.setattr(sys, "executable", str(python))
+        yield

@@ -41,6 +41,10 @@ class TrainingError(TfoptError):
     """Training could not continue: the loss is not finite, the memory is full, or a worker was lost."""
 
 
+class UnsupportedVersionError(TfoptError):
+    """The installed Keras or TensorFlow lacks something private that tfopt uses, or has changed it."""
+
+
 class TfoptWarning(UserWarning):
     """The work was done, but the caller should know a fact about it, for example that a pass changed nothing."""
 

@@ -103,10 +103,10 @@ def assign(value, *path):
         (assign({"bytes": 1, "sha256": "0"}, "files", "../other"), "outside of the artifact"),
         (assign("many", "files", "saved_model.pb", "bytes"), "bytes: input should be a valid integer"),
         (assign([], "signatures"), "signatures do not hold 'serving_default'"),
-        (assign("float33", "signature", "inputs", "x", "dtype"), "'float33', which TensorFlow has not"),
+        (assign("float33", "signature", "inputs", "x", "dtype"), "'float33', which TensorFlow does not have"),
         (assign([None, 9], "signature", "inputs", "x", "shape"), r"check.shapes of 'x' is \(2, 8\)"),
-        (assign([1.0, 0.0], "check", "ranges", "x"), r"\(1.0, 0.0\), which is no range"),
-        (assign([float("nan"), 0.0], "check", "ranges", "x"), "which is no range"),
+        (assign([1.0, 0.0], "check", "ranges", "x"), r"\(1.0, 0.0\), which is not a range"),
+        (assign([float("nan"), 0.0], "check", "ranges", "x"), "which is not a range"),
         (assign({}, "check", "ranges"), "check has inputs other than the signature's"),
         (assign({}, "check", "outputs", "artifact"), "check.outputs are not the signature's"),
         (assign({}, "check", "outputs", "serving_nothing"), "check.outputs are those of"),
@@ -173,7 +173,7 @@ def test_a_baseline_that_computes_something_else(artifact):
 def test_a_signature_that_the_graph_has_not(part, artifact):
     name, shape = {"inputs": ("x", [None, None]), "outputs": ("output_0", [None, 99])}[part]
     change(artifact, assign(shape, "signature", part, name, "shape"))
-    with pytest.raises(ArtifactError, match=rf"graph's {part} must be those that its manifest says: {name} float32"):
+    with pytest.raises(ArtifactError, match=rf"graph's {part} must be those that its manifest lists: {name} float32"):
         verify(artifact, seconds=0.01)
 
 

@@ -11,7 +11,7 @@ from keras import layers
 
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting import export
-from tfopt.exporting.int8.time_table import feeds_of
+from tfopt.exporting.int8.node_times import feeds_of
 from tfopt.exporting.manifest import CheckRecord, OutputRecord, TensorRecord, read_manifest
 from tfopt.exporting.parity import CHECKED_VALUES, compare, draw_inputs, record_check, record_output, table_rows
 from tfopt.exporting.signatures import DEFAULT
@@ -164,7 +164,7 @@ def test_a_model_that_runs_on_no_length_that_is_tried_is_refused_with_the_reason
 def test_a_model_that_needs_real_inputs_is_exported_with_data(tmp_path):
     x = keras.Input((3,), name="x")
     model = keras.Model(x, layers.Lambda(lambda values: keras.ops.log(values - 5.0))(x))
-    with pytest.raises(UnsupportedModelError, match=r"holds NaN for x from 0 to 1.*pass calibration_data in the range"):
+    with pytest.raises(UnsupportedModelError, match=r"holds NaN for x from 0 to 1.*pass such inputs as calib"):
         export(model, tmp_path / "a")
     export(model, tmp_path / "a", calibration_data=np.linspace(6, 9, 30, dtype="float32").reshape(10, 3))
     assert read_manifest(tmp_path / "a").check.ranges["x"] == (6, 9)

@@ -224,3 +224,17 @@ def test_folding_twice_changes_nothing():
 def test_random_numbers_are_not_constants():
     graph = fold_constants(graph_of(lambda x: x + tf.random.uniform([5]), VECTOR))
     assert ops(graph)["RandomUniform"] == 1
+
+
+def test_a_rewritten_node_is_found_by_the_name_of_the_original_one():
+    model = model_of((6, 4), layers.Conv1D(4, 3), layers.ReLU(), layers.Conv1D(4, 3), layers.Dense(3))
+    unfolded = freeze(model, fold=False)
+    names = {node.op: node.name for node in unfolded.graph_def.node}
+    folded = fold_constants(unfolded)
+    editor = GraphEditor(folded.graph_def, fold_constants(folded).origins)  # the table survives a second folding
+    assert names["Relu"] not in editor.nodes
+    relu = editor.replacement(names["Relu"])
+    assert editor.nodes[relu].op == "Relu"
+    assert editor.origin(relu) == names["Relu"]
+    assert editor.replacement(names["Conv2D"]) == names["Conv2D"] == editor.origin(names["Conv2D"])
+    assert editor.replacement("no such node") is None

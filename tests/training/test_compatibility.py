@@ -1,4 +1,4 @@
-"""The compatibility matrix: its cells train to the weights of one device, and its page is what was recorded."""
+"""The compatibility matrix: its cells reach the weights of one device, and its page shows the recorded results."""
 
 import dataclasses
 import importlib
@@ -72,7 +72,7 @@ def scaled(values):
 def test_plain_keras_differs_by_the_uneven_batch_alone(
     strategy, accumulate, examples, status, two_replicas, monkeypatch
 ):
-    """The comparison is sharp enough to see one batch of 9 weighted wrongly, and sees nothing where there is none."""
+    """The comparison finds one batch of 9 with a wrong weight, and reports no difference between equal trainings."""
     monkeypatch.setattr(cells, "EXAMPLES", examples)
     monkeypatch.setattr(cells, "_keras_strategy", {"none": None, "mirrored": two_replicas}.get)
     settings = {"precision": "float32", "jit_compile": False, "steps_per_execution": 1}

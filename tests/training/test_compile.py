@@ -1,4 +1,4 @@
-"""Training under a plan is Keras' own: the same weights as without one, every example seen, on replicas too."""
+"""Training under a plan gives the weights of plain Keras and uses every example, on replicas too."""
 
 import keras
 import numpy as np
@@ -32,7 +32,7 @@ def build(decided, **options):
 
 
 class CountExamples(keras.metrics.Metric):
-    """How many examples the epoch saw, counted inside the compiled step."""
+    """Counts the examples of an epoch inside the compiled step."""
 
     def __init__(self, name="examples", **options):
         super().__init__(name=name, **options)

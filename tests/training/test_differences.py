@@ -1,4 +1,4 @@
-"""What trains otherwise than under Keras' own step is told by the report, and can be had as Keras has it."""
+"""The report names what trains in a different way than with Keras' step, and a setting trains it as Keras does."""
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ LABELS = (WORDS.sum(1, keepdims=True) % 3).astype("float32")
 
 
 class Counting(keras.layers.Layer):
-    """Counts its calls, in a float and in a whole number."""
+    """Counts its calls in a float variable and in an integer variable."""
 
     def build(self, input_shape):
         self.calls = self.add_weight(name="calls", shape=(), initializer="zeros", trainable=False)
@@ -65,7 +65,7 @@ def test_the_report_names_embeddings_that_an_optimizer_updates_otherwise(optimiz
     told = {change.name: change.detail for change in report.changed if change.kind == "Embedding"}
     assert list(told) == ([] if verb is None else ["words"])
     if verb is not None:
-        assert f"before {type(optimizer).__name__} takes it; Keras {verb} it" in told["words"]
+        assert f"before {type(optimizer).__name__} uses them; Keras {verb} them" in told["words"]
 
 
 def test_with_sparse_gradients_an_embedding_trains_as_by_keras_bit_for_bit():
@@ -137,7 +137,9 @@ def test_the_report_names_layers_whose_state_is_updated_for_each_part_of_a_batch
     assert "(calls, whole)" in reason
     assert "4 times in a step" in reason
     replicated, report = compiled(strategy=two_replicas, accumulate=2)
-    assert "2 times in a step, for each micro-batch; each of the 2 replicas by itself" in told(report)["counting"]
+    assert (
+        "2 times in a step, once for each micro-batch, separately on each of the 2 replicas" in told(report)["counting"]
+    )
     # It is as the report says.
     for model, calls in ((divided, 4 * STEPS), (replicated, 2 * STEPS)):
         model.fit(WORDS, LABELS, batch_size=BATCH, verbose=0)

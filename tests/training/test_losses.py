@@ -1,4 +1,4 @@
-"""Losses of single outputs count every example alike, and losses that layers add in half precision are added."""
+"""In the losses of the outputs every example has the same weight, and losses added in half precision are included."""
 
 import keras
 import numpy as np
@@ -42,7 +42,7 @@ def batches(data, *, drop_remainder=False):
 
 @pytest.fixture(scope="module")
 def expected():
-    """What plain Keras reports on one device: all, of batches of one size; then the whole loss, of an uneven batch."""
+    """Plain Keras on one device: all losses for batches of one size, then the whole loss for a smaller batch."""
     model = build()
     model.compile(keras.optimizers.SGD(0.1), **COMPILED)
     options = {"shuffle": False, "verbose": 0}

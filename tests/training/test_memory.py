@@ -1,4 +1,4 @@
-"""GPU memory and TensorFloat-32 settings, rematerialisation as Keras really does it, advice when memory runs out."""
+"""Settings for GPU memory and TensorFloat-32, rematerialisation in Keras, and the advice when memory runs out."""
 
 import contextlib
 
@@ -139,7 +139,7 @@ def test_a_mode_offered_trains_the_same_weights(mode, make, setting, two_replica
 
 
 def recomputations(scope):
-    """How many Erf operations a gradient step of one gelu layer holds."""
+    """Returns the number of Erf operations in a gradient step of one gelu layer."""
     with scope:
         layer = layers.Dense(4, activation="gelu")
     layer.build((None, 4))
@@ -178,7 +178,7 @@ def test_an_unknown_mode_is_refused():
 
 @pytest.fixture(scope="module")
 def exhausted():
-    """The error of asking TensorFlow for 64 TiB; it tries for ten seconds before it gives up."""
+    """Returns TensorFlow's error for an allocation of 64 TiB, which it tries for ten seconds."""
     with pytest.raises(tf.errors.ResourceExhaustedError) as caught, tf.device("CPU:0"):
         tf.zeros((2**22, 2**22))
     return caught.value

@@ -1,4 +1,4 @@
-"""What tfopt offers, on six kinds of models: every cell that was recorded holds, and some are run again."""
+"""The features of tfopt on six kinds of models: every recorded cell is a success, and some cells run again here."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""The same weights and figures whatever the strategy, XLA, micro-batches and steps per call: plain Keras on one device.
+"""Every strategy, XLA, micro-batches and steps per call give the weights and metrics of plain Keras on one device.
 
 The reference is Keras' own `fit` on the full batch. "To 1e-5" is of each array's largest value, in float32.
 """
@@ -24,7 +24,7 @@ def dense_data(examples):
 
 
 def dense_model():
-    """Clipped and regularized; the weights of the examples differ."""
+    """Has clipping, a regularizer, and sample weights."""
     l2 = keras.regularizers.L2(1e-2)
     model = keras.Sequential(
         [
@@ -43,7 +43,7 @@ def embedding_data(examples):
 
 
 def embedding_model(embedding=keras.layers.Embedding):
-    """Its gradients are IndexedSlices, which name the same row several times."""
+    """Its gradients are IndexedSlices that contain the same row several times."""
     model = keras.Sequential(
         [
             keras.Input((4,), dtype="int32"),
@@ -56,7 +56,7 @@ def embedding_model(embedding=keras.layers.Embedding):
 
 
 class DenseEmbedding(keras.layers.Embedding):
-    """The same with a dense gradient, in which each row is summed."""
+    """The same model with a dense gradient, which holds the sum of each row."""
 
     def call(self, inputs):
         return keras.ops.one_hot(inputs, self.input_dim) @ self.embeddings
@@ -205,7 +205,7 @@ def test_figures_and_weights_count_every_example_of_an_uneven_last_batch_alike(
 
 
 def noisy_model():
-    """Draws random numbers and keeps statistics, so that it shows any step too many, too few or in another order."""
+    """Draws random numbers and keeps statistics, so that a missing, additional or reordered step changes the result."""
     model = keras.Sequential(
         [
             keras.Input((6,)),
@@ -239,7 +239,7 @@ def test_under_xla_the_step_is_keras_own_to_a_rounding():
 
 
 def float16_model():
-    """Its first gradient is the inputs' product with the error, so an input of 500 overflows under the first scale."""
+    """Its first gradient is the input times the error, so an input of 500 overflows with the first loss scale."""
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dense(CLASSES, dtype="float32")])
     return model, keras.optimizers.SGD(0.01, momentum=0.9)
 
@@ -292,7 +292,7 @@ def test_an_overflow_on_one_replica_skips_the_step_on_both(two_replicas, overflo
 
 
 def scaled_gradient(model, x, y):
-    """The first gradient of some examples, as a replica has it under the first loss scale."""
+    """Returns the first gradient of some examples, as a replica computes it with the first loss scale."""
     with tf.GradientTape() as tape:
         loss = compiling()["loss"](y, model(x, training=True)) / 2 * 2.0**15
     return tape.gradient(loss, model.trainable_variables[0].value).numpy()
@@ -338,6 +338,21 @@ def test_weights_are_overwritten_by_their_average_on_both_replicas(two_replicas,
     for variable in model.variables:
         first, second = (replica.numpy() for replica in variable.value.values)
         np.testing.assert_array_equal(first, second)
+
+
+def several_optimizers():
+    """The layers' weights are updated by optimizers of their own, each of which sums gradients by itself."""
+    model, _ = dense_model()
+    bias, rest = keras.optimizers.SGD(0.1), keras.optimizers.SGD(0.2, momentum=0.9)
+    return model, keras.optimizers.MultiOptimizer(lambda variable: bias if "bias" in variable.path else rest)
+
+
+def test_the_parts_of_a_multi_optimizer_sum_no_gradient_twice(two_replicas):
+    data = dense_data(4 * BATCH)
+    reference, expected = plain(several_optimizers, data)
+    model, history = ours(decide(two_replicas), several_optimizers, data)
+    assert_same_figures(history, expected)
+    assert_same_weights(model, reference)
 
 
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])

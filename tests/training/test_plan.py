@@ -1,4 +1,4 @@
-"""What plan() decides on which hardware, what it refuses, and what its scope leaves behind."""
+"""What plan() decides for different hardware, what it refuses, and which settings its scope restores."""
 
 import keras
 import numpy as np

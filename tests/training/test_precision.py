@@ -1,4 +1,4 @@
-"""The policy by hardware; half precision outputs made float32; widths off the tensor cores' tile."""
+"""The dtype policy for different hardware, outputs in float32, and widths that do not fit tensor cores."""
 
 import keras
 import numpy as np

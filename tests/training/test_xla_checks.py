@@ -1,4 +1,4 @@
-"""What is known to stop XLA is what stops it: each layer named here is compiled, and so are those not named."""
+"""The list of layers that XLA cannot compile is right: layers on the list, and others, are compiled here."""
 
 import signal
 import subprocess
@@ -19,7 +19,7 @@ NUMBERS = RNG.integers(0, 4, (4, 2))
 
 
 def compile_a_step(layer, x):
-    """Returns a model with the layer in it and the error of its first step under XLA, or None."""
+    """Returns a model with the layer, and the error of its first step under XLA, or None."""
     middle = [layers.Embedding(8, 2)] if x.dtype.kind == "i" else []
     model = keras.Sequential(
         [keras.Input(x.shape[1:], dtype=x.dtype.name), layer, *middle, layers.Flatten(), layers.Dense(1)]

@@ -1,33 +1,35 @@
-"""Directories that appear whole or not at all.
+"""Writes directories that appear whole or not at all.
 
-A new artifact is written beside the final name, in a work directory of its own:
+A new artifact is written beside the final name, in its own work directory:
 
     .NAME.tmp-0123456789abcdef/
-        lock    held (flock) for as long as the export works here
-        new/    what is being written; after an exchange, the earlier artifact
+        lock    locked (flock) while the export works here
+        new/    the artifact that is being written; after an exchange, the earlier artifact
         old/    only without an exchange: the earlier artifact, between two renames
 
-It is flushed to the disk, and then `new` and the earlier artifact exchange their names in one step. Where the file
-system has no such step there are two renames; what stops the export between them is made good by the export itself,
-or, if it was killed, by the next one.
+The new artifact is flushed to the disk. Then `new` and the earlier artifact exchange their names in one step. Where the
+file system has no such step, there are two renames. If the export fails between them, it undoes the first one. If it is
+killed between them, the next export does that.
 
-A work directory whose lock nobody holds was left behind. The lock tells that where process ids cannot: between threads,
-and between containers, each of which has a process 1.
+A work directory without a held lock was left behind by a killed export. Process ids cannot show that, because threads
+share an id, and every container has a process 1.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from tfopt.atomic.exchange import exchange
 from tfopt.atomic.files import flush_to_disk
@@ -39,19 +41,31 @@ ATTEMPTS = 100  # to replace a target that others replace at the same time
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """The part of a manifest that names the artifact's files."""
+
+    tfopt: Any
+    files: dict[str, Any]
+
+
+LISTING = TypeAdapter(Listing)
+
+
 @contextmanager
 def staged_directory(final: Path, bytes_needed: int | None = None) -> Iterator[Path]:
-    """Gives a temporary directory beside `final` that takes its place when the block ends well.
+    """Gives a temporary directory beside `final`, which replaces `final` when the block ends without an error.
 
-    However the block ends, by Ctrl-C as well, `final` holds all of what it held before, or all of the new. After a kill
-    too, except on file systems without an exchange of names: there the old artifact may be left under the temporary
-    name, and the next export puts it back. What a killed process left behind is cleared away by the next one.
+    However the block ends, also by Ctrl-C, `final` holds either all of the earlier files or all of the new ones. That
+    is also true after a kill, except on file systems without an exchange of names. There the earlier artifact may be
+    left under the temporary name, and the next export moves it back. The next export also removes the files that a
+    killed process left behind.
 
     Args:
-        final: The directory that is to appear.
-        bytes_needed: About how much will be written; it is named if the disk is full.
+        final: The directory to write.
+        bytes_needed: About how many bytes will be written. The error of a full disk names it.
     Raises:
-        ExportError: `final` cannot be written, or holds something that is not an artifact of ours.
+        ExportError: `final` cannot be written, or holds files that do not belong to an artifact.
     """
     check_target(final)
     try:
@@ -71,10 +85,12 @@ def staged_directory(final: Path, bytes_needed: int | None = None) -> Iterator[P
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Keeps other processes from working in a directory; it is made, and goes again if it is still empty at the end.
+    """Keeps other processes from working in a directory.
+
+    The directory is made if needed. It is removed at the end if it is still empty.
 
     Raises:
-        ExportError: Another process works in it, or it cannot be made.
+        ExportError: Another process works in the directory, or the directory cannot be made.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -82,9 +98,8 @@ def exclusive(directory: Path) -> Iterator[None]:
     except OSError as error:
         raise _not_writable(directory, error) from error
     try:
-        with suppress(
-            OSError
-        ):  # NFS locks no directories; two runs would mix their artifacts there, each of them whole
+        # NFS cannot lock directories. There, two runs would mix their artifacts, but each artifact would be whole.
+        with suppress(OSError):
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -95,7 +110,7 @@ def exclusive(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-        with suppress(OSError):  # not empty: it holds what was made
+        with suppress(OSError):  # it is not empty
             directory.rmdir()
 
 
@@ -131,7 +146,7 @@ def _check_replaceable(final: Path) -> None:
 
 
 def _is_artifact(directory: Path) -> bool:
-    """Whether we wrote it, and all that is in it: what is another's must not go when the artifact is replaced."""
+    """Whether a directory holds an artifact and no other files, which would be lost when the artifact is replaced."""
     files = _files_of_artifact(directory)
     if files is None:
         return False
@@ -139,27 +154,25 @@ def _is_artifact(directory: Path) -> bool:
 
 
 def _files_of_artifact(directory: Path) -> set[str] | None:
-    """Returns the names of the files that its manifest lists, the manifest included; None without one of ours."""
+    """Returns the names of the manifest and of the files that it lists. None if there is no manifest of tfopt."""
     try:
-        manifest = json.loads((directory / MARK).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        manifest = LISTING.validate_json((directory / MARK).read_bytes())
+    except (OSError, ValidationError):
         return None
-    if not isinstance(manifest, dict) or "tfopt" not in manifest or not isinstance(manifest.get("files"), dict):
-        return None
-    return {MARK, *manifest["files"]}
+    return {MARK, *manifest.files}
 
 
 @contextmanager
 def _work_directory(final: Path) -> Iterator[Path]:
-    """Makes a directory beside `final` that nobody else writes to, and removes it in the end."""
+    """Makes a directory beside `final` that no other export writes to, and removes it at the end."""
     final.parent.mkdir(parents=True, exist_ok=True)
     lock = None
-    while lock is None:  # another export may remove it before its lock is held
+    while lock is None:  # another export may remove the directory before it is locked
         work = final.with_name(f".{final.name}.tmp-{secrets.token_hex(8)}")
         work.mkdir()
         try:
             lock = _take_lock(work, just_made=True)
-        except OSError:  # no room even for an empty file
+        except OSError:  # the disk has no room even for an empty file
             shutil.rmtree(work, ignore_errors=True)
             raise
     try:
@@ -170,9 +183,9 @@ def _work_directory(final: Path) -> Iterator[Path]:
 
 
 def _take_lock(work: Path, *, just_made: bool = False) -> IO[bytes] | None:
-    """Returns the open lock of a work directory; None if another holds it, or has removed it.
+    """Returns the open lock of a work directory, or None if another export holds it or has removed it.
 
-    Where the file system has no locks, a directory is taken to be in use, except by who has just made it.
+    Where the file system has no locks, every directory counts as in use, except for the export that has just made it.
     """
     try:
         lock = (work / LOCK).open("ab")
@@ -181,7 +194,7 @@ def _take_lock(work: Path, *, just_made: bool = False) -> IO[bytes] | None:
     held = False
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Who cleared the directory away may have held this very file, which has no name any more.
+        # Another export may have held this file and removed it. Then the name is gone, or belongs to another file.
         held = os.path.samestat(os.fstat(lock.fileno()), (work / LOCK).stat())
     except (BlockingIOError, FileNotFoundError):
         held = False
@@ -194,24 +207,24 @@ def _take_lock(work: Path, *, just_made: bool = False) -> IO[bytes] | None:
 
 
 def _publish(new: Path, final: Path, old: Path) -> None:
-    """Gives `new` the name `final`. What was there is called `new` afterwards."""
+    """Gives `new` the name `final`. An earlier artifact of that name is called `new` afterwards."""
     for attempt in range(ATTEMPTS):
         try:
             if not final.exists():
                 new.rename(final)
             elif not exchange(new, final):
-                shutil.rmtree(old, ignore_errors=True)  # of an attempt before: another export was faster
+                shutil.rmtree(old, ignore_errors=True)  # from an earlier attempt, in which another export was faster
                 final.rename(old)
                 new.rename(final)
                 old.rename(new)
             return
-        except OSError as error:  # another export has made, moved or replaced `final` between two lines
+        except OSError as error:  # another export made, moved or replaced `final` meanwhile
             if attempt == ATTEMPTS - 1 or error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
                 raise
 
 
 def _discard(work: Path, final: Path) -> None:
-    """Removes a work directory. An artifact that was moved aside for one that never came gets its name back."""
+    """Removes a work directory. If `final` is missing, the earlier artifact in it gets its name back."""
     if (work / OLD).exists() and not final.exists():
         (work / OLD).rename(final)
     shutil.rmtree(work, ignore_errors=True)
@@ -223,7 +236,7 @@ def _clear_leftovers(final: Path) -> None:
         return
     for work in final.parent.iterdir():
         if pattern.fullmatch(work.name):
-            with suppress(PermissionError):  # of another user
+            with suppress(PermissionError):  # it belongs to another user
                 lock = _take_lock(work)
                 if lock is not None:
                     _discard(work, final)
@@ -238,7 +251,7 @@ def _not_writable(directory: Path, error: OSError) -> ExportError:
 
 
 def _room(final: Path, error: OSError, bytes_needed: int | None) -> str:
-    """Returns what to do about a full disk; nothing if it was not that."""
+    """Returns the remedy for a full disk, or an empty text for another error."""
     if error.errno not in NO_ROOM:
         return ""
     needs = "" if bytes_needed is None else f" The artifact needs about {bytes_needed:,} bytes;"

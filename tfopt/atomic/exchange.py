@@ -1,4 +1,4 @@
-"""Two names of a file system exchanged in one step, where the system can do that."""
+"""Exchanges two names of a file system in one step, where the system can do that."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ NOT_OFFERED = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchanges what two names stand for, so that nobody finds one of them missing.
+    """Exchanges the files or directories of two names, so that both names exist at all times.
 
-    Linux can do that on its usual file systems (ext4, XFS, Btrfs, tmpfs); NFS and macOS' C library have no such call.
+    Linux can do that on its usual file systems (ext4, XFS, Btrfs, tmpfs). NFS and macOS have no such call.
 
     Args:
         one: A file or directory.
         other: Another one on the same file system.
-    Returns: Whether it was done; False if the system or the file system has no such call.
+    Returns: True if they were exchanged. False if the system or the file system has no such call.
     Raises:
-        OSError: One of the names does not exist, or may not be changed.
+        OSError: One of the names does not exist, or this process may not change it.
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())

@@ -1,4 +1,7 @@
-"""Files that appear whole or not at all: written under a temporary name, flushed to the disk, then renamed."""
+"""Writes files that appear whole or not at all.
+
+A file is written under a temporary name and flushed to the disk. Then it gets its final name.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,16 @@ from typing import BinaryIO
 
 from tfopt.errors import ExportError
 
-# What the temporary name ends in. Nobody else gives a file such a name, so what has it may be removed.
+# The end of a temporary name. No other program uses such names, so a file with one may be removed.
 TEMPORARY_SUFFIX = r"\.tfopt-[0-9a-f]{32}"
 CANNOT_FLUSH = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Gives a file to write, which gets its name when the block ends well. Until then the name holds what it held.
+    """Gives a file to write. It gets its final name when the block ends without an error.
+
+    Until then, the file of that name stays as it is.
 
     Args:
         path: The final name. Its directory must exist.
@@ -47,15 +52,15 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             temporary.replace(path)
         flush_to_disk(path.parent)
     finally:
-        with suppress(OSError):  # it has its final name, or never came to be
+        with suppress(OSError):  # it has its final name, or was never made
             temporary.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file so that its name only ever holds a whole file.
+    """Writes a text file so that its name always holds a whole file.
 
     Raises:
-        ExportError: The file cannot be written. What was there is still there.
+        ExportError: The file cannot be written. An earlier file stays as it is.
     Example:
         >>> import tempfile
         >>> write_text(Path(tempfile.mkdtemp()) / "receipts.json", "{}")
@@ -72,7 +77,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Waits until a file, or a directory's list of names, is on the disk."""
+    """Waits until a file, or the list of names of a directory, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         _flush(descriptor)

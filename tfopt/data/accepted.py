@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfopt.compat.tensorflow import inputs_of
 from tfopt.data.batches import OBJECT_REMEDY
 from tfopt.errors import ConfigError, TfoptWarning
 
@@ -106,7 +107,7 @@ def _last_batching(dataset: tf.data.Dataset) -> int | None:
         if "Batch" in kind or "GroupByWindow" in kind:
             return mapped
         mapped += "Map" in kind or "Scan" in kind
-        inputs = dataset._inputs()
+        inputs = inputs_of(dataset)
         if len(inputs) != 1:
             return None
         (dataset,) = inputs

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.ops import dataset_ops
 
+from tfopt.compat.datasets import SameElements
 from tfopt.errors import ConfigError
 
 # The number while no training loop sets the epoch.
@@ -96,7 +96,7 @@ class EpochCounter:
         return self._made
 
 
-class PerEpoch(dataset_ops.UnaryUnchangedStructureDataset):
+class PerEpoch(SameElements):
     """A data set that reads the epoch number, with a faster path to the same elements outside strategies.
 
     TensorFlow sets up a function of tf.data for every iterator. That takes ten milliseconds, as long as a short epoch.
@@ -116,7 +116,7 @@ class PerEpoch(dataset_ops.UnaryUnchangedStructureDataset):
         seed: int,
         of_seed: Callable[[tf.Tensor], tf.data.Dataset],
     ) -> None:
-        super().__init__(dataset, dataset._variant_tensor)
+        super().__init__(dataset, tf.data.experimental.to_variant(dataset))
         self._counter = counter
         self._seed = seed
         # A partial: TensorFlow counts the traces of a Python function over all data sets, and warns at too many.

@@ -1,20 +1,19 @@
-"""From a model to the graphs that its artifact will serve."""
+"""Makes the graphs that an artifact serves from a model."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfopt.compat import is_tf_keras
+from tfopt.compat.kinds import is_tf_keras
 from tfopt.errors import ConfigError
 from tfopt.exporting.config import ExportConfig
-from tfopt.exporting.int8.float_fallback import float_fallback
+from tfopt.exporting.float_fallback import float_fallback
 from tfopt.exporting.int8.kernels import lower_to_int8
+from tfopt.exporting.int8.node_times import feeds_of
 from tfopt.exporting.int8.selection import CLOCK, select_int8
-from tfopt.exporting.int8.time_table import feeds_of
 from tfopt.exporting.signatures import DEFAULT, FLOAT, XLA
 from tfopt.exporting.weight_only.storage import encode_weights
 from tfopt.graph import FrozenGraph, fold_constants, freeze
@@ -26,14 +25,14 @@ from tfopt.report import PassReport
 
 @dataclass(frozen=True, kw_only=True)
 class Lowered:
-    """What an artifact is written from.
+    """The content of an artifact before it is written.
 
     Attributes:
         source: The model's own graph, which the artifact is compared with.
-        graphs: What each signature computes, by its name.
-        in_variables: Whether the weights are held in variables, to be decoded at every call.
-        precision: As ExportConfig has it.
-        report: What was quantized and what was not; None for float32.
+        graphs: The graph of each signature, by the signature's name.
+        in_variables: Whether the weights are in variables and are decoded at every call.
+        precision: The precision, as in ExportConfig.
+        report: The nodes that were quantized and those that were not. None for float32.
     """
 
     source: FrozenGraph
@@ -44,13 +43,13 @@ class Lowered:
 
 
 def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_data: Any, sample: Any) -> Lowered:
-    """Returns the graphs for a model in the precision asked for.
+    """Returns the graphs of a model in the precision that the config names.
 
     Args:
         model, config, calibration_data, evaluation_data: As in `tfopt.export`.
         sample: The first batch of the calibration data, or None.
     Raises:
-        ConfigError: The model is quantized already, and another precision is asked for; or int8 lacks its data.
+        ConfigError: The model is quantized and the config names another precision, or int8 has no calibration data.
     """
     if isinstance(model, KerasQuantized):
         model = model.model
@@ -70,17 +69,20 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
 
 
 def _int8(model: QuantizedModel, config: ExportConfig, sample: Any) -> Lowered:
-    in_float = functools.cache(model.in_float)  # which does not depend on what is quantized
+    lowered = None
     if config.int8_nodes == "faster" and model.report.changed:
         stored = None if config.node_times is None else Path(config.node_times)
-        model = select_int8(model, feeds_of(model.float_graph, sample, config.batch_sizes), stored, in_float)
+        selection = select_int8(model, feeds_of(model.float_graph, sample, config.batch_sizes), stored)
+        model, lowered = selection.model, selection.lowered
         model.report.warn_if_unchanged("; ".join(step.detail for step in model.report.steps if step.kind == CLOCK))
     in_int8 = bool(model.report.changed)
-    graphs = {DEFAULT: lower_to_int8(model.graph) if in_int8 else in_float()}
+    if lowered is None:
+        lowered = lower_to_int8(model.graph) if in_int8 else model.in_float()
+    graphs = {DEFAULT: lowered}
     if config.float_fallback:
-        graphs[FLOAT] = float_fallback(model.graph, graphs[DEFAULT])
+        graphs[FLOAT] = float_fallback(model.graph, lowered)
     if config.xla_signature:  # XLA has none of the int8 kernels
-        graphs[XLA] = float_fallback(model.graph, graphs[DEFAULT])
+        graphs[XLA] = float_fallback(model.graph, lowered)
     return Lowered(source=model.source, graphs=graphs, precision="int8" if in_int8 else "float32", report=model.report)
 
 
@@ -88,7 +90,7 @@ def _float(model: str | Path | Any, config: ExportConfig) -> Lowered:
     source = freeze_tf_keras(model) if is_tf_keras(model) else freeze(model, fold=False)
     graph, report = fold_constants(source), None
     if graph.graph_def.ByteSize() > 1.1 * source.graph_def.ByteSize():
-        graph = source  # it holds weights in few bits already, as of Keras' own int4, and folding decoded them
+        graph = source  # its weights are stored in few bits, for example by Keras in int4, and folding decoded them
     if config.precision != "float32":
         graph, report = encode_weights(graph, config.precision, config.weight_only)
     return Lowered(

@@ -1,6 +1,6 @@
-"""The manifest beside an artifact: what it is, what it needs, its files' digests, and what it computed at export.
+"""The manifest beside an artifact: its precision, its needs, the digests of its files, and its outputs at export.
 
-It is read once, into a validated record. Nobody else looks into the JSON.
+The JSON is read once, into a validated record. No other module reads it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tfopt.quantization.metrics import output_ops
 from tfopt.report import Record
 
 MANIFEST_FORMAT = 2
-FIRST_FORMAT = 1  # that of tfopt 0.1.0; `_upgraded` reads it
-SOURCE, ARTIFACT = "source", "artifact"  # whose outputs the check holds, beside those of further signatures
+FIRST_FORMAT = 1  # the format of tfopt 0.1.0, which `_upgraded` reads
+SOURCE, ARTIFACT = "source", "artifact"  # the check has their outputs, and those of further signatures
 MODEL_FILE = "saved_model.pb"
 
 
@@ -37,9 +37,9 @@ class TensorRecord(Record):
     """An input or output of the signature.
 
     Attributes:
-        shape: Its sizes, None for an open one; None where the rank is open.
-        dtype: TensorFlow's name of it.
-        op: Of an output: the op that computes it in the float model, for example "Sigmoid".
+        shape: Its sizes. An open size is None. The whole shape is None where the rank is open.
+        dtype: The dtype, by TensorFlow's name.
+        op: For an output, the op that computes it in the float model, for example "Sigmoid".
     """
 
     shape: tuple[int | None, ...] | None
@@ -48,12 +48,12 @@ class TensorRecord(Record):
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> TensorRecord:
-        """Makes one from what `describe` returns."""
+        """Returns a record of the values that `describe` returns."""
         shape = described["shape"]
         return cls(shape=None if shape is None else tuple(shape), dtype=described["dtype"])
 
     def fits(self, other: TensorRecord) -> bool:
-        """Whether a tensor could be both: the dtype is the same, and no size is another."""
+        """Whether one tensor can have both types: the dtype is equal, and no size contradicts the other."""
         return self.dtype == other.dtype and bool(tf.TensorShape(self.shape).is_compatible_with(other.shape))
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class TensorRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SignatureRecord(Record):
-    """What goes in and out, by name, in the model's order."""
+    """The inputs and outputs by name, in the model's order."""
 
     inputs: dict[str, TensorRecord]
     outputs: dict[str, TensorRecord]
@@ -75,7 +75,7 @@ class SignatureRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class FileRecord(Record):
-    """A file as it was written."""
+    """The size and the digest of a file when it was written."""
 
     bytes: int
     sha256: str
@@ -83,13 +83,13 @@ class FileRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputRecord(Record):
-    """What an output was on the inputs of the check.
+    """An output on the inputs of the check.
 
     Attributes:
-        values: Values of it, spread evenly over the whole.
-        sums: Sums over consecutive parts of it, each value with a random sign: a change of any value changes one.
+        values: Some of its values, spread evenly over the whole output.
+        sums: Sums over consecutive parts of it, each value with a random sign. Any changed value changes one sum.
         norm: The Euclidean norm of all its values.
-        infinite: How many of its values are infinite; they count as 0 above.
+        infinite: The number of infinite values. They count as 0 in the fields above.
     """
 
     values: tuple[float, ...]
@@ -100,13 +100,13 @@ class OutputRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRecord(Record):
-    """Inputs that can be drawn again, and the outputs that they gave.
+    """How to draw the inputs of the check again, and the outputs that they gave at export.
 
     Attributes:
         ranges: The least and the greatest value of each input.
         shapes: The shape of each input.
-        outputs: Of the source model, of the artifact and of its further signatures: each output by its name.
-        format: How inputs and values are chosen; that of the manifest.
+        outputs: The outputs of the source model, of the artifact and of its further signatures, each by its name.
+        format: The manifest's format, which decides how inputs and values are chosen.
     """
 
     ranges: dict[str, tuple[float, float]]
@@ -117,7 +117,7 @@ class CheckRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(Record):
-    """All that a manifest says. A field added later has a default, so that older artifacts can be read."""
+    """The content of a manifest. A field that was added later has a default, so that older artifacts can be read."""
 
     format: int
     tfopt: str
@@ -143,9 +143,9 @@ _ADAPTER = pydantic.TypeAdapter(Manifest)
 
 
 def check_is_artifact(path: Path) -> None:
-    """Raises ArtifactError unless a directory holds a manifest of ours, or a SavedModel and one that is not readable.
+    """Raises ArtifactError unless a directory holds a manifest of tfopt, or a SavedModel with an unreadable manifest.
 
-    What else is wrong with the manifest is for `read_manifest` to say.
+    `read_manifest` finds all other errors in the manifest.
 
     Example:
         >>> check_is_artifact(Path("nowhere"))
@@ -156,8 +156,8 @@ def check_is_artifact(path: Path) -> None:
     try:
         _content(path)
     except ArtifactError as error:
-        # JSON cut short or overwritten is a manifest that was damaged; JSON of another program is no artifact.
-        if not (isinstance(error.__cause__, ValueError) and (path / "saved_model.pb").is_file()):
+        # A file that is not JSON is a damaged manifest. JSON of another program means that this is no artifact.
+        if not (isinstance(error.__cause__, ValueError) and (path / MODEL_FILE).is_file()):
             raise
 
 
@@ -165,11 +165,11 @@ def read_manifest(path: Path) -> Manifest:
     """Returns an artifact's manifest.
 
     Raises:
-        ArtifactError: There is none, or it is not as `tfopt.export` wrote it.
+        ArtifactError: There is no manifest, or it has changed since `tfopt.export` wrote it.
     """
     content = _content(path)
     try:
-        # As JSON, where strict means that no word or truth value passes for a number, but a list is still a tuple.
+        # As JSON: there, strict refuses strings and booleans as numbers, but accepts lists as tuples.
         manifest = _ADAPTER.validate_json(json.dumps(_upgraded(content)), strict=True)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
@@ -196,17 +196,17 @@ def _content(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("format") not in formats or "tfopt" not in content:
         raise ArtifactError(
             f"The manifest must be one that tfopt.export wrote, of format {' or '.join(map(str, formats))}. "
-            f"Received: {path / MARK}, which is another. Export {path} again."
+            f"Received: {path / MARK}, which has another format. Export {path} again."
         )
     return content
 
 
 def read_intact_manifest(path: Path, role: str = "artifact") -> Manifest:
-    """Returns an artifact's manifest; the directory holds the files that it lists, as they were written, and no others.
+    """Returns an artifact's manifest, and checks that the directory holds exactly the files that it lists.
 
     Args:
         path: The artifact's directory.
-        role: What the errors call it.
+        role: The artifact's name in errors, for example "baseline".
     Raises:
         ArtifactError: There is no manifest, or a file is missing, was added or has changed.
     """
@@ -218,22 +218,21 @@ def read_intact_manifest(path: Path, role: str = "artifact") -> Manifest:
             raise ArtifactError(
                 f"The {role} must be complete. Received: {file}, which is missing. Export {path} again."
             )
-        content = file.read_bytes()
-        if (len(content), hashlib.sha256(content).hexdigest()) != (recorded.bytes, recorded.sha256):
+        if _digest(file) != recorded:
             raise ArtifactError(
                 f"The {role} must be as it was written. Received: {file}, which has changed. Export {path} again."
             )
     added = sorted(found.difference(manifest.files))
     if added:
         raise ArtifactError(
-            f"The {role} must hold no file that its manifest does not list. Received: {path / added[0]}. Take it away, "
+            f"The {role} must hold no file that its manifest does not list. Received: {path / added[0]}. Remove it, "
             f"or export {path} again."
         )
     return manifest
 
 
 def requirements(graphs: Mapping[str, FrozenGraph]) -> str:
-    """Returns what an artifact needs to be served."""
+    """Returns the software and hardware that an artifact needs for serving."""
     needs = "TensorFlow"
     kernels = special_kernels(graphs[DEFAULT])
     if kernels:
@@ -251,12 +250,12 @@ def special_kernels(graph: FrozenGraph) -> list[str]:
 
 
 def describe(spec: tf.TensorSpec) -> dict[str, Any]:
-    """Returns a TensorSpec as plain values; an open size is None."""
+    """Returns a TensorSpec as plain values. An open size is None."""
     return {"shape": spec.shape.as_list() if spec.shape.rank is not None else None, "dtype": spec.dtype.name}
 
 
 def describe_signature(graph: FrozenGraph, source: FrozenGraph) -> dict[str, Any]:
-    """Returns what goes in and out of an artifact's graph, and what computes each output in the source model."""
+    """Returns the inputs and outputs of an artifact's graph, and the source model's op for each output."""
     ops = output_ops(source)
     return {
         "inputs": {name: describe(spec) for name, spec in graph.inputs.items()},
@@ -265,19 +264,19 @@ def describe_signature(graph: FrozenGraph, source: FrozenGraph) -> dict[str, Any
 
 
 def digests(directory: Path) -> dict[str, dict[str, Any]]:
-    """Returns size and SHA-256 of every file below a directory."""
-    return {
-        path.relative_to(directory).as_posix(): {
-            "bytes": path.stat().st_size,
-            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        }
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
+    """Returns the size and the SHA-256 digest of every file below a directory."""
+    files = (path for path in sorted(directory.rglob("*")) if path.is_file())
+    return {path.relative_to(directory).as_posix(): _digest(path).to_dict() for path in files}
+
+
+def _digest(path: Path) -> FileRecord:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return FileRecord(bytes=file.tell(), sha256=digest)
 
 
 def _upgraded(content: dict[str, Any]) -> dict[str, Any]:
-    """Returns a manifest of the first format as one of today's; what is wrong in it stays wrong."""
+    """Returns a manifest of the first format in the present format. Errors in it stay."""
     check = content.get("check")
     if content["format"] != FIRST_FORMAT or not isinstance(check, dict):
         return content
@@ -291,7 +290,7 @@ def _upgraded(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _contradictions(manifest: Manifest) -> Iterator[str]:
-    """Yields what is wrong with a manifest whose fields all have the right types."""
+    """Yields the errors of a manifest whose fields all have the right types."""
     check, inputs, outputs = manifest.check, manifest.signature.inputs, manifest.signature.outputs
     if manifest.precision not in PRECISIONS:
         yield f"precision is {manifest.precision!r}, which is none of {', '.join(PRECISIONS)}"
@@ -304,14 +303,14 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
             yield f"files list {path}, which is outside of the artifact"
     for name, spec in (inputs | outputs).items():
         if not _is_dtype(spec.dtype):
-            yield f"signature gives {name!r} the dtype {spec.dtype!r}, which TensorFlow has not"
+            yield f"signature gives {name!r} the dtype {spec.dtype!r}, which TensorFlow does not have"
     if not inputs.keys() == check.ranges.keys() == check.shapes.keys():
         yield f"check has inputs other than the signature's, {list(inputs)}"
         return
     for name, spec in inputs.items():
         low, high = check.ranges[name]
         if not (math.isfinite(low) and math.isfinite(high) and low <= high):
-            yield f"check.ranges of {name!r} is ({low}, {high}), which is no range"
+            yield f"check.ranges of {name!r} is ({low}, {high}), which is not a range"
         if not spec.fits(replace(spec, shape=check.shapes[name])):
             yield f"check.shapes of {name!r} is {check.shapes[name]}, where the signature has {spec.shape}"
     kinds = {SOURCE, ARTIFACT, *manifest.signatures} - {DEFAULT}

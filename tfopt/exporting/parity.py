@@ -1,10 +1,10 @@
-"""What a model gives on drawn inputs: recorded at export, and computed again by verify.
+"""The outputs of a model on drawn inputs: export records them, and verify computes them again.
 
-Inputs are drawn with a fixed seed, uniformly over the range that the model's inputs have, so that the manifest need not
-hold them. Of each output the manifest holds some values, spread evenly over the whole, and sums that cover all of it:
-an output is cut into consecutive parts, and in each part every value is added with a random sign. The squared
-difference between two such sums is, on average, the squared distance between the two parts. So the distance between two
-outputs of any size is estimated from a few numbers, and no value can change without a sum changing.
+Inputs are drawn with a fixed seed, uniformly over the range of the model's inputs. So the manifest need not hold them.
+Of each output, the manifest holds some values, spread evenly over the whole, and sums that cover all values. For the
+sums, an output is cut into consecutive parts, and the values of each part are added with random signs. The squared
+difference between two such sums is, on average, the squared distance between the two parts. So a few numbers give an
+estimate of the distance between two outputs of any size, and each changed value changes a sum.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ from tfopt.graph.open_sizes import open_size
 CHECKED_EXAMPLES = 2
 CHECKED_VALUES = 128
 CHECKED_SUMS = 64
-FIRST_VALUES = 64  # of each output the first so many, in the first format
-SMALL_IDS = 9  # the greatest integer drawn for an input that reads no table
+FIRST_VALUES = 64  # the number of first values of each output in the first format
+SMALL_IDS = 9  # the largest integer for an input that looks up no table
 EXACT = 2**53  # integers up to this are exact in a manifest
-# What an input of ids goes through on its way to a table: shapes change, and negative ids are made positive.
+# Ops between an input of ids and a table. They change shapes, or make negative ids positive.
 ID_OPS = frozenset({"Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "Less", "AddV2", "SelectV2"})
 
-# Lines of TensorFlow's errors that do not tell the reason.
+# Beginnings of the lines of TensorFlow's errors that do not give the reason.
 UNTOLD = ("Graph execution error", "Detected at node", "<stack traces", "  File ")
 
 Ranges = dict[str, tuple[float, float]]
 
 
 def record_check(source: FrozenGraph, graphs: Mapping[str, FrozenGraph], data: Any) -> dict[str, Any]:
-    """Records what the source and the artifact's graphs give on the same inputs, for verify to compare with.
+    """Returns the outputs of the source and of the artifact's graphs on the same inputs. verify compares with them.
 
     Args:
         source: The model's own graph.
         graphs: The graph of each signature.
-        data: Examples, for the range and the shape of real inputs; None where there are none.
+        data: Examples, which give the range and the shape of real inputs. None where there are none.
     Raises:
         ConfigError: The data holds NaN or infinity.
-        UnsupportedModelError: The model does not run on inputs of its own shapes, or gives NaN.
+        UnsupportedModelError: The model fails on inputs of its own shapes, or its outputs hold NaN.
     """
     specs = {name: TensorRecord.of(describe(spec)) for name, spec in graphs[DEFAULT].inputs.items()}
     batch = None if data is None else next(iterate_batches(data, inputs=len(specs)), None)
@@ -92,9 +92,9 @@ def record_check(source: FrozenGraph, graphs: Mapping[str, FrozenGraph], data: A
 
 
 def draw_inputs(specs: Mapping[str, TensorRecord], check: CheckRecord) -> dict[str, np.ndarray]:
-    """Returns the inputs of the check, the same in every process."""
+    """Returns the inputs of the check. They are the same in every process."""
     generator = np.random.default_rng(0)
-    first = check.format == FIRST_FORMAT  # which drew integers as floats and cut these off, ids from 0 to 1 as 0
+    first = check.format == FIRST_FORMAT  # it drew integers as floats and truncated them, so ids from 0 to 1 were 0
     inputs = {}
     for name, spec in specs.items():
         (low, high), shape = check.ranges[name], check.shapes[name]
@@ -107,7 +107,7 @@ def draw_inputs(specs: Mapping[str, TensorRecord], check: CheckRecord) -> dict[s
 
 
 def are_numbers(outputs: Mapping[str, np.ndarray], recorded: Mapping[str, OutputRecord]) -> bool:
-    """Whether outputs hold no NaN, and infinity only if they held it at export."""
+    """Whether outputs hold no NaN, and as many infinite values as at export."""
     floats = {name: value for name, value in outputs.items() if value.dtype.kind == "f"}
     return all(
         not np.isnan(value).any() and np.isinf(value).sum() == recorded[name].infinite for name, value in floats.items()
@@ -117,14 +117,14 @@ def are_numbers(outputs: Mapping[str, np.ndarray], recorded: Mapping[str, Output
 def compare(
     outputs: Mapping[str, np.ndarray], recorded: Mapping[str, OutputRecord], first: bool
 ) -> tuple[float, float]:
-    """Returns how far outputs are from the recorded ones: the largest difference, and the relative one.
+    """Returns the largest and the relative difference between outputs and the recorded ones.
 
     Args:
         outputs: The outputs by name.
-        recorded: What the manifest holds of each.
+        recorded: The manifest's record of each output.
         first: Whether the manifest is of the first format.
-    Returns: The largest absolute difference among the values held, and the greatest ratio of norms, of the values held
-        and of all values.
+    Returns: The largest absolute difference among the recorded values, and the largest ratio of norms, which is that of
+        the recorded values or that of all values.
     """
     values = np.concatenate([_values(outputs[name], first) for name in recorded])
     held = np.concatenate([np.asarray(record.values, np.float64) for record in recorded.values()])
@@ -153,7 +153,7 @@ def _outputs(
         reason = next((line.strip() for line in lines if not line.startswith(UNTOLD)), lines[0])
         raise UnsupportedModelError(
             f"The model must run on inputs of the shapes {shapes}. Received: {graph.name!r}, which fails "
-            f"({reason}). Pass calibration_data with examples of a size that it takes."
+            f"({reason}). Pass calibration_data with examples of a size that it accepts."
         ) from error
     for kind, values in outputs.items():
         for name, value in values.items():
@@ -162,13 +162,13 @@ def _outputs(
                 raise UnsupportedModelError(
                     f"The outputs must be numbers on finite inputs. Received: {graph.name!r}, whose output {name!r} "
                     f"{'' if kind == SOURCE else f'of the {kind} '}holds NaN for {ranges}. Look for NaN among its "
-                    "weights. If it is right on real inputs, pass calibration_data in the range of these."
+                    "weights. If the outputs are numbers on real inputs, pass such inputs as calibration_data."
                 )
     return outputs
 
 
 def _ranges_without_data(source: FrozenGraph, specs: Mapping[str, TensorRecord]) -> list[Ranges]:
-    """Returns what to draw inputs from, best first: a model may refuse what the graph seems to take."""
+    """Returns the ranges to draw inputs from, best first. A model may refuse inputs that its graph seems to accept."""
     rows = table_rows(source)
     whole: Ranges = {}
     small: Ranges = {}
@@ -190,7 +190,7 @@ def _ranges_without_data(source: FrozenGraph, specs: Mapping[str, TensorRecord])
 
 
 def table_rows(graph: FrozenGraph) -> dict[str, int]:
-    """Returns, for each input that looks up rows of tables, how many rows the smallest of these has."""
+    """Returns the number of rows of the smallest table that each input looks up. Other inputs are left out."""
     integers = {name: spec.name for name, spec in graph.inputs.items() if spec.dtype.is_integer}
     if not integers:
         return {}
@@ -210,7 +210,7 @@ def table_rows(graph: FrozenGraph) -> dict[str, int]:
 
 
 def _gathers(placeholder: str, consumers: Mapping[str, list[Any]]) -> Iterator[Any]:
-    """Yields the look-ups whose indices come from a placeholder."""
+    """Yields the Gather nodes whose indices come from a placeholder."""
     waiting, seen = [placeholder], {placeholder}
     while waiting:
         name = waiting.pop()
@@ -243,7 +243,7 @@ def _range_of(name: str, values: np.ndarray) -> tuple[float, float]:
 
 
 def record_output(output: np.ndarray) -> OutputRecord:
-    """Returns what the manifest holds of an output."""
+    """Returns the manifest's record of an output."""
     record = OutputRecord(
         values=tuple(_short(value) for value in _values(output)),
         infinite=int(np.isinf(output).sum()) if output.dtype.kind == "f" else 0,
@@ -268,7 +268,7 @@ def _signed_sums(output: np.ndarray) -> np.ndarray:
 
 
 def _finite(output: np.ndarray) -> np.ndarray:
-    """Returns all values in a row; where one is infinite, and would hide the others in a sum, 0 stands."""
+    """Returns all values as a vector, with 0 for each infinite value, which would hide the others in a sum."""
     return np.nan_to_num(output.reshape(-1).astype(np.float64), posinf=0.0, neginf=0.0)
 
 

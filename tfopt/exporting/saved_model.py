@@ -1,4 +1,4 @@
-"""Writes SavedModels that need nothing but TensorFlow, each weight once, with a manifest beside them."""
+"""Writes SavedModels that need only TensorFlow. Each has its weights once, and a manifest beside it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting.config import ExportConfig
 from tfopt.exporting.int8.vnni import kernels_that_need_vnni
 from tfopt.exporting.lowering import Lowered, lower
-from tfopt.exporting.manifest import MANIFEST_FORMAT, describe_signature, digests, read_manifest, requirements
+from tfopt.exporting.manifest import (
+    MANIFEST_FORMAT,
+    MODEL_FILE,
+    describe_signature,
+    digests,
+    read_manifest,
+    requirements,
+)
 from tfopt.exporting.parity import record_check
 from tfopt.exporting.signatures import DEFAULT, make_signatures
 from tfopt.graph import FrozenGraph
@@ -29,19 +36,19 @@ from tfopt.report import PassReport, Record
 from tfopt.settings.validation import check_type
 
 PROTOBUF_LIMIT = 2**31 - 2**20
-# What TensorFlow's file system makes of a full disk and of a limit on the size of files.
+# The errors of TensorFlow's file system for a full disk and for a limit on the size of files.
 FILE_ERRORS = {tf.errors.ResourceExhaustedError: errno.ENOSPC, tf.errors.OutOfRangeError: errno.EFBIG}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Artifact(Record):
-    """What an export wrote.
+    """The result of an export.
 
     Attributes:
         path: The artifact's directory.
-        precision: As in ExportConfig.
-        bytes_on_disk: Sum of the sizes of all its files.
-        report: What was quantized and what was left float; None for float32.
+        precision: The precision, as in ExportConfig.
+        bytes_on_disk: The sum of the sizes of all its files.
+        report: The nodes that were quantized and those that stayed float. None for float32.
     """
 
     path: str
@@ -62,23 +69,23 @@ def export(
     """Writes a model as a SavedModel with the signature "serving_default" and a manifest.json.
 
     The graph holds the weights as constants, each once, with batch normalisation folded into them. In int8, the
-    convolutions and matrix products run TensorFlow's own int8 kernels (oneDNN, x86-64); what cannot be lowered stays
-    float and is listed in the report. In the other precisions only the weights are stored in fewer bits: the file is
-    smaller, and runs anywhere, as fast as float32. The directory appears whole or not at all; an earlier artifact is
-    replaced.
+    convolutions and matrix products run TensorFlow's own int8 kernels (oneDNN, x86-64). Nodes that cannot be lowered
+    stay float, and the report lists them. In the other precisions only the weights are stored in fewer bits. The file
+    is then smaller, runs on every processor, and is as fast as float32. The directory appears complete or not at all.
+    An earlier artifact is replaced.
 
     Args:
-        model: A built Keras model, what `tfopt.quantize` returned, a .keras file or a SavedModel directory.
+        model: A built Keras model, the result of `tfopt.quantize`, a .keras file or a SavedModel directory.
         directory: Where the artifact goes.
-        config: The settings; None means ExportConfig(), float32.
-        calibration_data: For int8: batches of inputs, or of (inputs, labels). Else optional; the first batch is used,
-            for the check that the manifest holds.
-        evaluation_data: For int8 with max_accuracy_drop, as `tfopt.quantize` takes it.
-        baseline: A float artifact that `tfopt.verify` compares this one with by default.
+        config: The settings. None means ExportConfig(), which is float32.
+        calibration_data: For int8: batches of inputs, or of (inputs, labels). For other precisions it is optional, and
+            the manifest's check uses its first batch.
+        evaluation_data: For int8 with max_accuracy_drop, as in `tfopt.quantize`.
+        baseline: A float artifact. `tfopt.verify` compares this artifact with it by default.
     Raises:
-        UnsupportedModelError: The model is not built, keeps look-up tables, or exceeds the 2 GiB of a protobuf.
-        ConfigError: int8 without usable calibration data, or data that do not fit the model or hold NaN.
-        ExportError: The directory cannot be written, holds something else, or lies inside another artifact.
+        UnsupportedModelError: The model is not built, has look-up tables, or exceeds 2 GiB, the limit of a protobuf.
+        ConfigError: int8 has no usable calibration data, or the data do not fit the model, or they hold NaN.
+        ExportError: The directory cannot be written, holds other files, or is inside another artifact.
     Example:
         >>> import keras, tempfile
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
@@ -90,8 +97,11 @@ def export(
     check_type("config", config, ExportConfig)
     final = Path(directory).resolve()
     _refuse_quantized(model)
-    if baseline is not None and not Path(baseline, "saved_model.pb").is_file():
-        raise ConfigError(f"baseline must be the directory of a SavedModel. Received: {baseline}, which is none.")
+    if baseline is not None and not Path(baseline, MODEL_FILE).is_file():
+        raise ConfigError(
+            f"baseline must be the directory of a SavedModel. Received: {baseline}, which has no "
+            f"{MODEL_FILE}. Pass the directory that tfopt.export wrote."
+        )
     if baseline is not None and Path(baseline, MARK).is_file() and not read_manifest(Path(baseline)).is_float:
         raise ConfigError(
             f"baseline must be a float artifact. Received: {baseline}, whose precision is "
@@ -128,7 +138,7 @@ def export(
 
 
 def _save(lowered: Lowered, directory: Path) -> None:
-    # Custom gradients, as of swish, belong to training, and those of a frozen graph cannot be saved.
+    # Custom gradients, for example of swish, are for training. Those of a frozen graph cannot be saved.
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
     module, signatures = make_signatures(lowered.graphs, in_variables=lowered.in_variables)
     try:
@@ -150,7 +160,7 @@ def _refuse_quantized(model: Any) -> None:
         manifest = read_manifest(Path(model))
         if not manifest.is_float:
             raise ConfigError(
-                f"model must be a float model: what is quantized cannot be exported anew. "
+                f"model must be a float model, because a quantized artifact cannot be exported again. "
                 f"Received: {model}, whose precision is {manifest.precision}. Export the artifact or model it came "
                 "from."
             )

@@ -1,11 +1,11 @@
 """Turns the graphs of one model into the signatures of one SavedModel.
 
-Each signature is a function of its own, and a SavedModel stores the constants of every function. What several graphs
-hold alike is therefore put into one function without arguments, which all of them call: TensorFlow inlines the calls
-before it optimizes, so that each graph has its constants again, and the file holds them once.
+Each signature is a function, and a SavedModel stores the constants of every function. So the constants that several
+graphs share are in one function without arguments, which all signatures call. TensorFlow inlines the calls before it
+optimizes. So each graph has its constants again, and the file holds them once.
 
-Weights that are to be decoded at every call are held in variables instead: what depends on constants alone TensorFlow
-would compute beforehand, and keep.
+Weights that are decoded at every call are in variables instead. From constants, TensorFlow would decode them once and
+keep the result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tfopt.graph.edit import GraphDef, NodeDef
 DEFAULT = "serving_default"
 FLOAT = "serving_float"
 XLA = "serving_xla"
-SHARED_SIZE = 1024  # bytes; what is smaller may well be stored twice
+SHARED_SIZE = 1024  # bytes; smaller constants may be stored twice
 
 
 def make_signatures(
@@ -33,7 +33,7 @@ def make_signatures(
     """Returns the module to save, and a concrete function for each graph, by signature name.
 
     Args:
-        graphs: Graphs of the same inputs and outputs. XLA compiles the one named `XLA`.
+        graphs: Graphs with the same inputs and outputs. XLA compiles the graph named `XLA`.
         in_variables: Whether the module holds the large constants as variables.
     """
     module = tf.Module()
@@ -84,7 +84,7 @@ def _function_of(constants: list[Any]) -> Callable[[], list[tf.Tensor]]:
 def _call_with(
     stored: Callable[[], list[tf.Tensor]], graph: FrozenGraph, shared: list[str], jit_compile: bool
 ) -> Callable[..., Any]:
-    """Returns the graph's function, with those of its constants that are `shared` taken from `stored`."""
+    """Returns the graph's function. It gets the constants in `shared` from `stored`."""
     light = type(graph.graph_def)(versions=graph.graph_def.versions, library=graph.graph_def.library)
     inputs = dict(graph.inputs)
     places: dict[str, int] = {}
@@ -108,5 +108,5 @@ def _call_with(
     function = tf.function(serve, autograph=False, jit_compile=jit_compile).get_concrete_function(**specs)
     if not jit_compile:
         return function
-    # XLA compiles what is called with jit_compile; a signature itself is called as it is.
+    # XLA compiles a function that another function calls. It does not compile the function of a signature itself.
     return tf.function(lambda **fed: function(**fed), autograph=False).get_concrete_function(**specs)

@@ -1,4 +1,4 @@
-"""Example data in the dtype that a model takes: converted and said so, or refused."""
+"""Converts example data to the dtype of a model's input, with a warning or an error where that loses something."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import tensorflow as tf
 from tfopt.errors import ConfigError, TfoptWarning
 
 
-def convert(name: str, values: Any, dtype: Any, *, say: bool = True) -> Any:
+def convert(name: str, values: Any, dtype: Any, *, warn: bool = True) -> Any:
     """Returns the values of one input in the dtype that the model takes.
 
-    What loses nothing is converted silently: float16 to float32, or whole numbers to integers that can hold them.
-    What loses digits (float64 to float32), or may have another meaning (uint8 pixels to float32), is converted with a
-    warning. What loses more is refused: an imaginary part, a fraction, a number too large for an integer type.
+    A conversion that loses nothing is silent: float16 to float32, or whole numbers to integers that can hold them. A
+    conversion that loses digits (float64 to float32) or may change the meaning (uint8 pixels to float32) gives a
+    warning. A conversion that loses more is an error: an imaginary part, a fraction, a number too large for an integer.
 
     Args:
         name: The input's name.
         values: A tensor.
         dtype: The model's dtype.
-        say: Whether to warn.
+        warn: Whether to warn.
     Raises:
         ConfigError: The values do not fit the dtype.
     Example:
@@ -38,15 +38,15 @@ def convert(name: str, values: Any, dtype: Any, *, say: bool = True) -> Any:
         )
     converted = tf.cast(values, dtype)
     if not dtype.is_floating and not dtype.is_complex:
-        # Compared in both directions: a number too large for its type wraps round.
+        # The values are converted back to compare them: a number that is too large for its type wraps around.
         if not bool(tf.reduce_all(tf.cast(converted, given) == values)):
             raise ConfigError(
                 f"Input {name!r} must be given as {dtype.name}. Received: {given.name} values that {dtype.name} cannot "
                 "hold. Pass whole numbers within its range."
             )
-    elif say and not given.is_floating:
+    elif warn and not given.is_floating:
         _warn(name, given, dtype, "unscaled; if the model was trained on scaled values, scale these too")
-    elif say and given.size > dtype.size:
+    elif warn and given.size > dtype.size:
         _warn(name, given, dtype, f"rounded to the digits that {dtype.name} has")
     return converted
 
@@ -54,7 +54,7 @@ def convert(name: str, values: Any, dtype: Any, *, say: bool = True) -> Any:
 def _warn(name: str, given: Any, dtype: Any, how: str) -> None:
     warnings.warn(
         f"The examples for input {name!r} were converted from {given.name} to {dtype.name}, {how}. "
-        f"Pass {dtype.name} to have no warning.",
+        f"Pass {dtype.name} values to avoid this warning.",
         TfoptWarning,
         stacklevel=2,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,15 @@ class GraphEditor:
     """A GraphDef as a dict of nodes, with the consumers of each and its constants as arrays.
 
     Control edges are dropped: a frozen inference graph has no side effects that they could order.
+
+    Args:
+        graph_def: The graph. It is not changed.
+        origins: The table `FrozenGraph.origins` of the graph. The editor adds to a copy.
     """
 
-    def __init__(self, graph_def: Any) -> None:
+    def __init__(self, graph_def: Any, origins: Mapping[str, str] = MappingProxyType({})) -> None:
         self._original = graph_def
+        self.origins = dict(origins)
         self.nodes: dict[str, Any] = {}
         self.consumers: dict[str, list[str]] = {}
         for node in graph_def.node:
@@ -39,13 +45,38 @@ class GraphEditor:
         for tensor in node.input:
             self.consumers.setdefault(producer(tensor), []).append(node.name)
 
-    def add(self, op: str, name: str, inputs: Sequence[str], **attributes: AttrValue) -> str:
-        """Adds a node under `name`, or the next free name like it, and returns the name."""
+    def add(
+        self, op: str, name: str, inputs: Sequence[str], *, origin: str | None = None, **attributes: AttrValue
+    ) -> str:
+        """Adds a node and returns its name.
+
+        Args:
+            op: The op.
+            name: The node's name. If it is taken, the next free name like it is used.
+            inputs: Names of the tensors that the node reads.
+            origin: The node whose values the new one computes, if it takes the place of one.
+            attributes: The attributes of the op.
+        """
         node = NodeDef(op=op, name=self.free_name(name), input=inputs)
         for key, value in attributes.items():
             node.attr[key].CopyFrom(value)
         self._insert(node)
+        if origin is not None:
+            self.origins[node.name] = origin
         return str(node.name)
+
+    def origin(self, name: str) -> str:
+        """Returns the node that the node `name` stands for: itself, if no rewrite added it in place of another one."""
+        while name in self.origins:
+            name = self.origins[name]
+        return name
+
+    def replacement(self, name: str) -> str | None:
+        """Returns the node that stands for the node `name`, which may be gone; None if there is none."""
+        if name in self.nodes:
+            return name
+        found = (self.replacement(new) for new, old in self.origins.items() if old == name)
+        return next((new for new in found if new is not None), None)
 
     def add_constant(self, name: str, value: np.ndarray | np.number[Any], dtype: Any = None) -> str:
         """Adds a Const node. A quantized dtype takes the bytes of an array of the same width."""
@@ -85,6 +116,15 @@ class GraphEditor:
         for tensor in inputs:
             self.consumers.setdefault(producer(tensor), []).append(name)
 
+    def become(self, name: str, op: str, inputs: Sequence[str], **attributes: AttrValue) -> None:
+        """Turns a node into another op. The node keeps its name, which may be the name of an output."""
+        node = self.nodes[name]
+        held = NodeDef(attr=attributes)  # copies: the attributes may be those of the node itself
+        node.op = op
+        node.ClearField("attr")
+        node.MergeFrom(held)
+        self.set_inputs(name, inputs)
+
     def constant(self, tensor: str) -> np.ndarray | None:
         """Returns the value of a tensor that is a constant, else None."""
         node = self.nodes[producer(tensor)]
@@ -97,12 +137,12 @@ class GraphEditor:
         return value
 
     def is_number(self, tensor: str) -> bool:
-        """Whether a tensor is a constant of one value that leaves every shape as it is."""
+        """Whether a tensor is a constant of one value that no operand is broadcast against."""
         constant = self.constant(tensor)
         return constant is not None and constant.size == 1 and constant.ndim <= 1
 
     def share_constants(self) -> None:
-        """Makes equal constants one, so that a weight used in several places is stored once."""
+        """Merges equal constants, so that a weight that is used in several places is stored once."""
         first: dict[bytes, str] = {}
         for name in [name for name, node in self.nodes.items() if node.op == "Const"]:
             value = self.nodes[name].attr["value"].SerializeToString(deterministic=True)
@@ -122,11 +162,11 @@ class GraphEditor:
         return ready
 
     def ancestors(self, name: str) -> set[str]:
-        """Returns every node whose value the node `name` needs, itself excluded."""
+        """Returns every node whose value the node `name` needs, without the node itself."""
         return self._needed(map(producer, self.nodes[name].input))
 
     def _needed(self, names: Iterable[str]) -> set[str]:
-        """Returns the nodes `names` and all that they need."""
+        """Returns the nodes `names` and all nodes that they need."""
         stack = list(names)
         seen = set(stack)
         while stack:
@@ -138,7 +178,7 @@ class GraphEditor:
         return seen
 
     def graph_def(self, outputs: Iterable[str], keep: Iterable[str] = ()) -> Any:
-        """Returns a GraphDef of the nodes that `outputs` need, and of `keep` (placeholders nothing reads)."""
+        """Returns a GraphDef of the nodes that `outputs` need and of the nodes `keep`, such as unused placeholders."""
         needed = self._needed({*outputs, *keep})
         result = GraphDef(versions=self._original.versions, library=self._original.library)
         result.node.extend(self.nodes[name] for name in self.topological() if name in needed)
@@ -158,6 +198,11 @@ def producer(tensor: str) -> str:
 def attribute(node: Any, name: str) -> AttrValue:
     """Returns a node's attribute, or an empty one. Reading `node.attr[name]` would add the missing attribute."""
     return node.attr[name] if name in node.attr else AttrValue()
+
+
+def is_nhwc(node: Any) -> bool:
+    """Whether a node's data format is NHWC, which is the default."""
+    return attribute(node, "data_format").s in (b"", b"NHWC")
 
 
 def types(*dtypes: Any) -> AttrValue:
@@ -181,5 +226,5 @@ def text(value: str) -> AttrValue:
 
 
 def copy_attributes(node: Any, names: Iterable[str]) -> Mapping[str, AttrValue]:
-    """Returns those of a node's attributes that it has."""
+    """Returns the attributes `names` of a node, without those that it lacks."""
     return {name: node.attr[name] for name in names if name in node.attr}

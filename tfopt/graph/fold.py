@@ -1,13 +1,14 @@
 """Exact simplifications of a frozen graph: constant folding, and per-channel arithmetic moved into the weights.
 
 A frozen Keras 3 graph holds batch normalisation as `y = x * scale + offset` with constant vectors. Behind a
-convolution or a matrix product with constant weights W and bias b, both are linear in the output channels, so
+convolution or a matrix product with constant weights W and bias b, both are linear in the output channels:
 
     (conv(x, W) + b) * scale + offset  =  conv(x, W * scale) + (b * scale + offset)
 
-and the two extra passes over the activations disappear. Zeros in W stay zeros, so pruned weights stay pruned.
-Likewise `Pad` with zeros before a VALID convolution is that convolution's own padding, and transposes beside a
-batched product become its own. Sequences are computed as images of one row, so that all this holds for them too.
+This saves two passes over the activations. Zeros in W stay zeros, so pruned weights stay pruned. A `Pad` with zeros
+before a VALID convolution becomes the padding of the convolution. Transposes of the operands and of the result of a
+batched product become attributes of the product. Sequences are computed as images of one row. Then all of this applies
+to sequences too.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
-from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, integers, producer, text
+from tfopt.compat.tensorflow import op_definition
+from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, integers, is_nhwc, producer, text
 from tfopt.graph.frozen import FrozenGraph
-from tfopt.graph.rewrites.batched_products import unify_batched_products
-from tfopt.graph.rewrites.dilations import unify_dilations
-from tfopt.graph.rewrites.products import unify_products
-from tfopt.graph.rewrites.sequences import unify_sequences
+from tfopt.graph.paddings import same_padding
+from tfopt.graph.rewrites.batched_products import canonicalize_batched_products
+from tfopt.graph.rewrites.dilations import canonicalize_dilations
+from tfopt.graph.rewrites.products import canonicalize_products
+from tfopt.graph.rewrites.sequences import canonicalize_sequences
 
 CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
 WEIGHTED = (*CONVOLUTIONS, "MatMul")
@@ -33,21 +35,21 @@ AFFINE = ("BiasAdd", "Add", "AddV2", "Sub", "Mul")
 
 
 def fold_constants(graph: FrozenGraph) -> FrozenGraph:
-    """Returns the same function with fewer nodes: equal up to float32 rounding.
+    """Returns a graph of fewer nodes that computes the same function, up to float32 rounding.
 
-    Node names are kept, so that a report speaks of the layers that the model's author knows.
+    Nodes keep their names, so that a report names the layers that the author of the model knows.
     """
-    editor = GraphEditor(graph.graph_def)
+    editor = GraphEditor(graph.graph_def, graph.origins)
     _evaluate_constants(editor, graph)
     _skip_identities(editor, graph.output_nodes)
 
     def infer() -> dict[str, tf.TensorShape]:
         return graph.edited(editor).shapes()
 
-    unify_dilations(editor, graph.output_nodes)
-    unify_sequences(editor, infer, graph.output_nodes)
-    unify_products(editor, infer, graph.output_nodes)
-    unify_batched_products(editor, graph.output_nodes)
+    canonicalize_dilations(editor, graph.output_nodes)
+    canonicalize_sequences(editor, infer, graph.output_nodes)
+    canonicalize_products(editor, infer, graph.output_nodes)
+    canonicalize_batched_products(editor, graph.output_nodes)
     shapes = infer()
     for name in editor.topological():
         node = editor.nodes.get(name)
@@ -60,7 +62,7 @@ def fold_constants(graph: FrozenGraph) -> FrozenGraph:
 
 
 def _evaluate_constants(editor: GraphEditor, graph: FrozenGraph) -> None:
-    """Replaces every tensor that depends on constants alone, and is read by something that does not, by its value."""
+    """Replaces each tensor that depends on constants only by its value, where a node that is not constant reads it."""
     constant: set[str] = set()
     for name in editor.topological():
         node = editor.nodes[name]
@@ -83,8 +85,8 @@ def _evaluate_constants(editor: GraphEditor, graph: FrozenGraph) -> None:
 
 
 def _is_pure(node: Any) -> bool:
-    """Whether a node is a plain function of its inputs. Fake quantization is kept: it carries the ranges."""
-    definition = op_def_registry.get(node.op)
+    """Whether a node is a plain function of its inputs. Fake quantization does not count: it holds the ranges."""
+    definition = op_definition(node.op)
     calls_function = any(value.HasField("func") for value in node.attr.values())
     return (
         bool(node.input)
@@ -97,7 +99,7 @@ def _is_pure(node: Any) -> bool:
 
 
 def _any_value(spec: tf.TensorSpec) -> tf.Tensor:
-    """A value to feed where only constants are computed."""
+    """Returns a value to feed for an input when only constants are computed."""
     return tf.zeros([size or 1 for size in (spec.shape.as_list() if spec.shape.rank is not None else [])], spec.dtype)
 
 
@@ -111,10 +113,10 @@ def _skip_identities(editor: GraphEditor, outputs: frozenset[str]) -> None:
 
 
 def _fold_affine(editor: GraphEditor, name: str, outputs: frozenset[str]) -> None:
-    """Folds the run of per-channel constants behind a weighted node into its weights and one BiasAdd."""
+    """Folds the per-channel arithmetic that follows a weighted node into its weights and one BiasAdd."""
     node = editor.nodes[name]
     weights = editor.constant(node.input[1])
-    if weights is None or attribute(node, "data_format").s not in (b"", b"NHWC") or attribute(node, "transpose_b").b:
+    if weights is None or not is_nhwc(node) or attribute(node, "transpose_b").b:
         return
     depthwise = node.op == "DepthwiseConv2dNative"
     channels = weights.shape[2] * weights.shape[3] if depthwise else weights.shape[-1]
@@ -135,29 +137,24 @@ def _fold_affine(editor: GraphEditor, name: str, outputs: frozenset[str]) -> Non
         scaled = editor.add_constant(f"{name}/folded_weights", (weights * shaped).astype(weights.dtype))
         editor.set_inputs(name, [node.input[0], scaled, *node.input[2:]])
     bias = editor.add_constant(f"{name}/folded_bias", offset.astype(weights.dtype))
-    # The last node of the run keeps its name, which may be what the outside knows, and becomes the BiasAdd.
-    final = editor.nodes[last]
-    final.op = "BiasAdd"
-    final.ClearField("attr")
-    final.attr["T"].CopyFrom(dtype_attr(tf.as_dtype(weights.dtype)))
-    final.attr["data_format"].CopyFrom(text("NHWC"))
-    editor.set_inputs(last, [name, bias])
+    dtype = dtype_attr(tf.as_dtype(weights.dtype))
+    editor.become(last, "BiasAdd", [name, bias], T=dtype, data_format=text("NHWC"))
     editor.remove(reversed(run[:-1]))
 
 
 def _affine(
     editor: GraphEditor, node: Any, source: str, channels: int, rank: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns (scale, offset) if the node computes source * scale + offset with one constant per channel."""
+    """Returns (scale, offset) if the node computes source * scale + offset with one constant for each channel."""
     if node.op not in AFFINE or len(node.input) != 2:
         return None
-    if node.op == "BiasAdd" and attribute(node, "data_format").s not in (b"", b"NHWC"):
+    if node.op == "BiasAdd" and not is_nhwc(node):
         return None
     position = 0 if node.input[0] == source else 1
     if node.input[position] != source or (node.op == "Sub" and position == 1):
         return None
     constant = editor.constant(node.input[1 - position])
-    # Only a trailing channel axis: [C], [1, C], [1, 1, 1, C] or a scalar; one more axis would broadcast the result.
+    # Allowed are a scalar, [C], [1, C] and [1, 1, 1, C]. With one more axis the result would be broadcast.
     if constant is None or constant.size not in (1, channels) or constant.size != max((1, *constant.shape[-1:])):
         return None
     if constant.ndim > rank:
@@ -177,7 +174,7 @@ def _fold_padding(editor: GraphEditor, name: str, shapes: Mapping[str, tf.Tensor
     amounts = editor.constant(pad.input[1])
     if amounts is None or amounts.shape != (4, 2) or amounts[[0, 3]].any():
         return
-    if attribute(node, "data_format").s not in (b"", b"NHWC"):
+    if not is_nhwc(node):
         return
     if amounts[1:3].tolist() == _same_padding(editor, node, shapes[pad.input[0]]):
         node.attr["padding"].CopyFrom(text("SAME"))
@@ -191,14 +188,11 @@ def _fold_padding(editor: GraphEditor, name: str, shapes: Mapping[str, tf.Tensor
 
 
 def _same_padding(editor: GraphEditor, node: Any, shape: tf.TensorShape) -> list[list[int]] | None:
-    """Returns what SAME would pad an image with, before and after each axis; None where its size is open."""
+    """Returns how many zeros SAME pads before and after each image axis; None where the size of the image is open."""
     weights = editor.constant(node.input[1])
     if weights is None or shape.rank != 4 or None in shape[1:3].as_list():
         return None
     strides = attribute(node, "strides").list.i[1:3]
     dilations = attribute(node, "dilations").list.i[1:3] or (1, 1)
-    amounts = []
-    for size, extent, stride, dilation in zip(shape[1:3], weights.shape[:2], strides, dilations, strict=True):
-        total = max((-(-size // stride) - 1) * stride + (extent - 1) * dilation + 1 - size, 0)
-        amounts.append([total // 2, total - total // 2])
-    return amounts
+    axes = zip(shape[1:3], weights.shape[:2], strides, dilations, strict=True)
+    return [list(same_padding(*axis)) for axis in axes]

@@ -4,36 +4,40 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context
 
+from tfopt.compat.tensorflow import register_functions
 from tfopt.errors import ConfigError
 from tfopt.graph.dtypes import convert
 from tfopt.graph.edit import GraphEditor, producer
 
-LARGE = 4096  # bytes; what shapes are computed from is smaller
-HEAVY = 2**27  # bytes; of smaller graphs it is not worth a second to free them at once
+LARGE = 4096  # bytes; constants from which shapes are computed are smaller
+HEAVY = 2**27  # bytes; to free a smaller graph at once is not worth a second
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenGraph:
-    """A GraphDef without variables, and what goes in and out of it.
+    """A GraphDef without variables, with its inputs and outputs.
 
     Attributes:
         graph_def: The nodes. Inputs are Placeholder nodes.
         inputs: Signature name to the placeholder's TensorSpec; the spec's name is the node's.
         outputs: Signature name to (tensor name, TensorSpec).
         name: The source model's name.
+        origins: The name of each node that a rewrite added in place of another one, to the name of that other node. The
+            two have the same values, possibly in another shape or order of axes. A graph that is written to a file
+            loses this table.
     """
 
     graph_def: Any
     inputs: Mapping[str, tf.TensorSpec]
     outputs: Mapping[str, tuple[str, tf.TensorSpec]]
     name: str
+    origins: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def output_nodes(self) -> frozenset[str]:
@@ -41,12 +45,13 @@ class FrozenGraph:
         return frozenset(tensor.split(":")[0] for tensor, _ in self.outputs.values())
 
     def edited(self, editor: GraphEditor) -> FrozenGraph:
-        """Returns what an editor of this graph has made of it: what the outputs need, and all placeholders."""
+        """Returns the edited graph: the nodes that the outputs need, and all placeholders."""
         placeholders = [spec.name for spec in self.inputs.values()]
-        return replace(self, graph_def=editor.graph_def(self.output_nodes, keep=placeholders))
+        graph_def = editor.graph_def(self.output_nodes, keep=placeholders)
+        return replace(self, graph_def=graph_def, origins={**self.origins, **editor.origins})
 
     def shapes(self) -> dict[str, tf.TensorShape]:
-        """Returns what TensorFlow infers of each tensor's shape, by tensor name."""
+        """Returns the shape of each tensor by its name, as far as TensorFlow infers it."""
         with tf.Graph().as_default() as graph:
             tf.graph_util.import_graph_def(_without_weights(self.graph_def), name="")
         return {
@@ -59,16 +64,17 @@ class FrozenGraph:
         """Returns a tf.function of the inputs by name.
 
         Args:
-            fetch: Tensor names to return as a list, in place of the outputs by name.
+            fetch: Names of tensors. The function returns their values as a list, in place of the outputs by name.
         """
         placeholders = {spec.name for spec in self.inputs.values()}
         read = {full_name(tensor) for node in self.graph_def.node for tensor in node.input}
-        # Of what runs a few times, TensorFlow would optimize the graph longer than it runs it, weights and all.
+        # With `fetch` a graph runs only a few times. TensorFlow would need longer to optimize a graph that holds the
+        # weights than to run it, so the weights are passed in.
         held = {} if fetch is None else _large_constants(self.graph_def, read)
         body = type(self.graph_def)(versions=self.graph_def.versions, library=self.graph_def.library)
         left_out = placeholders.union(producer(tensor) for tensor in held)
         body.node.extend(node for node in self.graph_def.node if node.name not in left_out)
-        _register(self.graph_def.library.function)
+        register_functions(self.graph_def.library.function)
         wanted = [tensor for tensor, _ in self.outputs.values()] if fetch is None else list(fetch)
 
         def serve(**inputs: Any) -> Any:
@@ -94,15 +100,16 @@ class FrozenGraph:
 
     def predict(self, inputs: Any) -> dict[str, np.ndarray]:
         """Runs the graph on one batch: an array, a sequence of arrays, or a dict by input name."""
-        values = self.as_function(fetch=[tensor for tensor, _ in self.outputs.values()])(**self.feed(inputs, say=False))
+        function = self.as_function(fetch=[tensor for tensor, _ in self.outputs.values()])
+        values = function(**self.feed(inputs, warn=False))
         return {name: value.numpy() for name, value in zip(self.outputs, values, strict=True)}
 
-    def feed(self, inputs: Any, *, say: bool = True) -> dict[str, tf.Tensor]:
-        """Names a batch's arrays after the signature's inputs and converts them to their dtypes.
+    def feed(self, inputs: Any, *, warn: bool = True) -> dict[str, tf.Tensor]:
+        """Returns the arrays of a batch by input name, in the dtypes of the inputs.
 
         Args:
             inputs: An array, a sequence of arrays, or a dict by input name.
-            say: Whether to warn of a conversion that may change what the values mean.
+            warn: Whether to warn of a conversion that may change what the values mean.
         Raises:
             ConfigError: The batch does not hold the model's inputs, or not in their shapes or dtypes.
         """
@@ -116,7 +123,7 @@ class FrozenGraph:
             raise ConfigError(
                 f"Each batch must give the model's inputs {list(self.inputs)}. Received: {_describe(inputs)}."
             ) from error
-        fed = {name: convert(name, given[name], spec.dtype, say=say) for name, spec in self.inputs.items()}
+        fed = {name: convert(name, given[name], spec.dtype, warn=warn) for name, spec in self.inputs.items()}
         for name, value in fed.items():
             if not self.inputs[name].shape.is_compatible_with(value.shape):
                 raise ConfigError(
@@ -127,17 +134,17 @@ class FrozenGraph:
 
 
 def free_graphs(graph_def: Any) -> None:
-    """Frees the graphs in which TensorFlow held this one, once nothing uses them, if it is heavy.
+    """Frees TensorFlow's own copies of a large graph when nothing uses them any more.
 
-    They hold the weights several times over, and refer to each other in cycles, of which Python would free them when it
-    has made many more objects, however large they are.
+    The copies hold the weights several times, and refer to each other in cycles. Python collects cycles after it has
+    made many new objects, whatever the size of the old ones.
     """
     if graph_def.ByteSize() > HEAVY:
         gc.collect()
 
 
 def _without_weights(graph_def: Any) -> Any:
-    """Returns the graph with a placeholder of the same shape for each large constant, which is quicker to import."""
+    """Returns the graph with placeholders in place of large constants, which TensorFlow imports faster."""
     light = type(graph_def)(versions=graph_def.versions, library=graph_def.library)
     for node in graph_def.node:
         if _is_large(node):
@@ -166,14 +173,6 @@ def _describe(inputs: Any) -> str:
     if isinstance(inputs, Mapping):
         return f"a dict with {sorted(inputs)}"
     return f"{len(inputs)} arrays" if isinstance(inputs, (tuple, list)) else f"an array of shape {np.shape(inputs)}"
-
-
-def _register(functions: Any) -> None:
-    """Tells TensorFlow the bodies of loops and branches: importing a graph does not, yet running it needs them."""
-    known = context.context()
-    for function in functions:
-        if not known.has_function(function.signature.name):
-            known.add_function_def(function)
 
 
 def full_name(tensor: str) -> str:

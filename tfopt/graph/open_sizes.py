@@ -1,4 +1,4 @@
-"""How long to make the axes that a model leaves open, where no example shows it."""
+"""Sizes for the axes that a model leaves open, where there is no example of an input."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import tensorflow as tf
 
 from tfopt.graph.frozen import FrozenGraph
 
-OPEN_SIZES = (64, 16, 4, 1)  # best first; a table of positions, for example, sets a limit
+OPEN_SIZES = (64, 16, 4, 1)  # tried in this order; a position embedding, for example, limits the size
 
 
 def open_size(graph: FrozenGraph) -> int:
-    """Returns the first of OPEN_SIZES on which a graph runs; the first of all if it runs on none, or has no open axis.
+    """Returns the first of OPEN_SIZES with which a graph runs.
 
-    The batch axis does not count.
+    Without an open axis, or if no size works, it is OPEN_SIZES[0]. The batch axis does not count.
 
     Example:
         >>> import keras
@@ -31,7 +31,7 @@ def open_size(graph: FrozenGraph) -> int:
 
 
 def zeros(graph: FrozenGraph, size: int) -> dict[str, tf.Tensor]:
-    """Returns a batch of one example that holds zeros, its open axes being of this size."""
+    """Returns a batch with one example of zeros, whose open axes have this size."""
     return {
         name: tf.zeros([*(1 for _ in shape[:1]), *(each or size for each in shape[1:])], graph.inputs[name].dtype)
         for name, shape in _shapes(graph).items()

@@ -1,4 +1,4 @@
-"""How many zeros a convolution puts around its input."""
+"""The number of zeros that a convolution adds around its input."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tfopt.graph.edit import attribute
 
 
 def paddings_of(node: Any, input_shape: tf.TensorShape, kernel_size: Sequence[int]) -> np.ndarray | None:
-    """Returns the zeros before and after each axis of a convolution's input.
+    """Returns how many zeros a convolution adds before and after each axis of its input.
 
     Args:
         node: A Conv2D or DepthwiseConv2dNative node, NHWC.
-        input_shape: The shape of what it reads. Its rank may be unknown.
+        input_shape: The shape of its input. The rank may be unknown.
         kernel_size: Height and width of its kernel.
-    Returns: An array [4, 2]; None where TensorFlow computes them from a height or width that is not known yet.
+    Returns: An array [4, 2]; None if the numbers depend on a height or width that is open.
     """
     padding = attribute(node, "padding").s
     if padding == b"EXPLICIT":
@@ -29,12 +29,21 @@ def paddings_of(node: Any, input_shape: tf.TensorShape, kernel_size: Sequence[in
     strides = list(attribute(node, "strides").list.i)
     dilations = list(attribute(node, "dilations").list.i) or [1, 1, 1, 1]
     for axis, kernel in zip((1, 2), kernel_size, strict=True):
-        reach = (kernel - 1) * dilations[axis] + 1
-        if reach == 1:
+        if kernel == 1:
             continue
         size = None if input_shape.rank is None else input_shape[axis]
         if size is None:
             return None
-        total = max((-(-size // strides[axis]) - 1) * strides[axis] + reach - size, 0)
-        result[axis] = total // 2, total - total // 2
+        result[axis] = same_padding(size, kernel, strides[axis], dilations[axis])
     return result
+
+
+def same_padding(size: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
+    """Returns how many zeros SAME adds before and after one axis.
+
+    Example:
+        >>> same_padding(8, 3, 2, 1)
+        (0, 1)
+    """
+    total = max((-(-size // stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
+    return total // 2, total - total // 2

@@ -1,10 +1,9 @@
-"""Follows sizes through a graph, so that nothing is computed only because another node wants to know its shape.
+"""Symbolic shape inference: which tensors of a graph have the same open sizes.
 
-TensorFlow infers a size that is open as "unknown", and cannot tell whether two unknown sizes are one. Here such a size
-is named after the tensor and the axis where it first appears, mostly an input of the model, and it keeps this name
-through every op that keeps the size. So what wants to know the shape of a tensor that is computed late can ask a tensor
-that is there early. That matters in two places: a Dense on a sequence of open length reshapes its result to the shape
-of its input, and a recurrent layer of Keras with a mask computes a whole step of its cell for the shape of the result.
+TensorFlow's shape inference calls every open size "unknown". It does not know whether two unknown sizes are equal. Here
+an open size is named after the tensor and the axis where it first appears, mostly an input of the model. It keeps the
+name through every op that keeps the size. So the shape of a tensor that is computed late can be read from a tensor that
+is there early.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
-from tfopt.graph.edit import AttrValue, GraphEditor, attribute, dtype_attr, producer
+from tfopt.compat.tensorflow import op_definition
+from tfopt.graph.edit import AttrValue, GraphEditor, attribute, dtype_attr, is_nhwc, producer
 
 Shapes = dict[str, tf.TensorShape]
 
 
 @dataclass(frozen=True)
 class OpenSize:
-    """A size that the graph leaves open: that of one axis of one tensor."""
+    """An open size: the size of one axis of one tensor, which the graph does not fix."""
 
     tensor: str
     axis: int
@@ -39,9 +38,9 @@ INT32 = dtype_attr(tf.int32)
 
 
 class Sizes:
-    """The sizes of every tensor of a graph: numbers, or where they come from.
+    """The sizes of every tensor of a graph: numbers, or open sizes.
 
-    Nodes may be added to the graph and rewritten later, as long as each keeps its value.
+    Nodes may be added to the graph and rewritten later, if each keeps its value.
 
     Args:
         editor: The graph.
@@ -61,7 +60,7 @@ class Sizes:
                 self._follow(editor.nodes[name], tensor, shapes[tensor])
 
     def of(self, tensor: str) -> tuple[Size, ...] | None:
-        """Returns a tensor's sizes; None if even their number is open."""
+        """Returns a tensor's sizes; None if its rank is open."""
         return self._known.get(tensor)
 
     def _follow(self, node: Any, tensor: str, shape: tf.TensorShape) -> None:
@@ -77,7 +76,7 @@ class Sizes:
         )
 
     def operands(self, node: Any) -> list[tuple[Size, ...]] | None:
-        """Returns the sizes of all that a node reads; None if the rank of any is open."""
+        """Returns the sizes of each input of a node; None if the rank of one is open."""
         found = [self._known[source] for source in node.input if source in self._known]
         return found if len(found) == len(node.input) else None
 
@@ -89,9 +88,9 @@ class Sizes:
         return [int(item) for item in constant.reshape(-1)]
 
     def values(self, tensor: str) -> list[Size | None] | None:
-        """Returns what a tensor of sizes holds, None for an item that is computed otherwise; None if nothing is known.
+        """Returns the items of a tensor that holds sizes, with None for unknown items; None if all are unknown.
 
-        A -1, by which a Reshape is told to find a size out, is returned as it is.
+        A -1, which tells a Reshape to compute the size, is returned as it is.
         """
         node = self.editor.nodes[producer(tensor)]
         if ":" in tensor:
@@ -130,9 +129,9 @@ class Sizes:
         ]
 
     def for_reshape(self, sizes: Sequence[Size | None]) -> str | None:
-        """Returns a tensor for a Reshape to these sizes; None if two are unknown, or one is no size.
+        """Returns a tensor of sizes for a Reshape; None if two sizes are unknown, or one is not positive.
 
-        It is a constant, with -1 for the size that is open, unless several are.
+        With at most one open size it is a constant, which holds -1 for the open size.
         """
         items = [size if isinstance(size, int) else None for size in sizes]
         if items.count(None) <= 1 and all(item is None or item > 0 for item in items):
@@ -145,7 +144,8 @@ class Sizes:
     def written(self, sizes: Sequence[Size]) -> str | None:
         """Returns a tensor of int32 that holds these sizes; None if one of them comes from a tensor of unknown type.
 
-        What computes it is added to the graph once, and reads only the shapes of the tensors that the sizes name.
+        The nodes that compute it are added to the graph once. They read only the shapes of the tensors that define the
+        sizes.
         """
         key = tuple(sizes)
         if key not in self._written:
@@ -182,50 +182,9 @@ class Sizes:
         return self._shape_nodes[tensor]
 
 
-def read_shapes_early(sizes: Sizes, outputs: frozenset[str]) -> None:
-    """Lets what depends on a tensor's shape alone read the shape where its sizes first appear.
-
-    Args:
-        sizes: Of the graph.
-        outputs: Nodes whose values leave the graph.
-    """
-    editor = sizes.editor
-    for name in editor.topological():
-        node = editor.nodes[name]
-        if node.op == "Reshape" and editor.constant(node.input[1]) is None:
-            values = sizes.values(node.input[1])
-            found = None if values is None else sizes.for_reshape(values)
-            if found is not None:
-                editor.set_inputs(name, [node.input[0], found])
-                node.attr["Tshape"].CopyFrom(INT32)
-        elif node.op in ("Shape", "ZerosLike", "OnesLike") and name not in outputs:
-            known = sizes.of(node.input[0])
-            if known is not None and not _is_origin(node.input[0], known):
-                _from_sizes(sizes, node, known)
-
-
-def _from_sizes(sizes: Sizes, node: Any, known: tuple[Size, ...]) -> None:
-    """Lets the readers of a Shape, ZerosLike or OnesLike read what is made of its input's sizes alone."""
-    editor = sizes.editor
-    if node.op == "Shape" and attribute(node, "out_type").type not in (0, tf.int32.as_datatype_enum):
-        return
-    found = sizes.written(known)
-    if found is not None and node.op != "Shape":
-        kind = tf.as_dtype(node.attr["T"].type).as_numpy_dtype
-        value = editor.add_constant(f"{node.name}/value", np.asarray(node.op == "OnesLike", kind))
-        found = editor.add("Fill", f"{node.name}/fill", [found, value], T=node.attr["T"], index_type=INT32)
-    if found is not None:
-        editor.redirect(node.name, found)
-
-
-def _is_origin(tensor: str, sizes: tuple[Size, ...]) -> bool:
-    """Whether one of a tensor's sizes is known by no other tensor."""
-    return any(isinstance(size, OpenSize) and size.tensor == tensor for size in sizes)
-
-
 def _dtype(node: Any, output: int) -> AttrValue | None:
-    """Returns the type of one of a node's results, if each of them is a single tensor."""
-    definition = op_def_registry.get(node.op)
+    """Returns the dtype of one of a node's results; None if a result of the op can be a list of tensors."""
+    definition = op_definition(node.op)
     if definition is None or output >= len(definition.output_arg):
         return None
     if any(argument.number_attr or argument.type_list_attr for argument in definition.output_arg):
@@ -240,7 +199,7 @@ def _product(items: Sequence[Size | None]) -> Size | None:
 
 
 def _broadcast(operands: Sequence[Sequence[Size | None]]) -> Found:
-    """Returns what shapes are broadcast to. Of two different open sizes, either may be 1: the result is unknown."""
+    """Returns the shape after broadcasting. Of two different open sizes either may be 1, so the result is unknown."""
     rank = max(len(each) for each in operands)
     result: list[Size | None] = []
     for axis in range(-rank, 0):
@@ -370,9 +329,9 @@ def _pad(sizes: Sizes, node: Any) -> Found:
 
 
 def _windows(sizes: Sizes, node: Any) -> Found:
-    """Of a convolution or pooling: the image keeps its size where it is padded to, and no step is left out."""
+    """A convolution or pooling: an image axis keeps its size with SAME padding and stride 1."""
     before = sizes.of(node.input[0])
-    if before is None or len(before) != 4 or attribute(node, "data_format").s not in (b"", b"NHWC"):
+    if before is None or len(before) != 4 or not is_nhwc(node):
         return None
     same = attribute(node, "padding").s == b"SAME"
     strides = attribute(node, "strides").list.i

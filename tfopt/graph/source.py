@@ -11,10 +11,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.export.export_utils import get_input_signature
-from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
-from tensorflow.python.util import nest
 
+from tfopt.compat.layers import input_signature
+from tfopt.compat.tensorflow import leaves_with_paths, with_constants
 from tfopt.errors import ArtifactError, ConfigError, UnsupportedModelError
 from tfopt.graph.edit import AttrValue
 from tfopt.graph.fold import fold_constants
@@ -29,14 +28,14 @@ TABLE_OPS = frozenset({"HashTableV2", "MutableHashTableV2", "LookupTableFindV2",
 def freeze(source: keras.Model | str | Path, signature: str = "serving_default", *, fold: bool = True) -> FrozenGraph:
     """Freezes a model for inference: its weights become constants, and half precision is widened.
 
-    A model trained under mixed precision computes in float32 afterwards: its variables are float32 already, and the
-    half-precision casts only served training.
+    A model that was trained with mixed precision computes in float32 afterwards: its variables are float32 already, and
+    only the training needs the casts to half precision.
 
     Args:
         source: A built Keras model (functional, Sequential or subclassed), a .keras file, or a SavedModel
             directory.
         signature: The signature to take from a SavedModel directory.
-        fold: Whether to simplify the graph: constant parts are computed, and batch normalisation moves into the
+        fold: Whether to simplify the graph: constant parts are computed, and batch normalisation is folded into the
             weights before it.
     Returns: The graph.
     Raises:
@@ -64,7 +63,7 @@ def freeze(source: keras.Model | str | Path, signature: str = "serving_default",
             f"Received: {type(source).__name__}. Pass the model itself, or its directory as a str or Path."
         )
     try:
-        frozen = convert_variables_to_constants_v2(function, lower_control_flow=False)
+        frozen = with_constants(function)
     except ValueError as error:
         reason = str(error).splitlines()[0]
         raise UnsupportedModelError(
@@ -76,7 +75,8 @@ def freeze(source: keras.Model | str | Path, signature: str = "serving_default",
     stateful = sorted({node.op for node in graph_def.node} & TABLE_OPS)
     if stateful:
         raise UnsupportedModelError(
-            f"{name} holds look-up tables, which cannot become constants. Received: ops {', '.join(stateful)}. "
+            f"A frozen model must not use look-up tables, which cannot become constants. Received: {name!r} with the "
+            f"ops {', '.join(stateful)}. "
             "Keep text preprocessing outside the model and export the part that takes numbers."
         )
     names = [tensor.name.split(":")[0] for tensor in frozen.inputs]
@@ -90,7 +90,7 @@ def freeze(source: keras.Model | str | Path, signature: str = "serving_default",
             f"The inputs of a frozen model must be numbers. Received: {name!r} with the string inputs {strings}. "
             "Keep text preprocessing outside the model and export the part that takes numbers."
         )
-    if not isinstance(source, keras.Model):  # a loaded SavedModel sorts its inputs as text: x_10 before x_9
+    if not isinstance(source, keras.Model):  # a loaded SavedModel sorts its inputs alphabetically: x_10 before x_9
         specs = dict(sorted(specs.items(), key=lambda item: _numbers_by_value(item[0])))
     graph = FrozenGraph(
         graph_def=_widen(graph_def),
@@ -108,13 +108,12 @@ def freeze(source: keras.Model | str | Path, signature: str = "serving_default",
 
 def _keras_function(model: keras.Model) -> Any:
     try:
-        signature = get_input_signature(model)
+        specs = input_signature(model)
     except ValueError as error:
         raise UnsupportedModelError(
             f"model must be built before it can be exported. Received: {model.name!r} "
             f"({type(model).__name__}), which has no input shape yet. Call it once on a batch of real shape."
         ) from error
-    specs = list(signature)
     named = [tf.TensorSpec(spec.shape, spec.dtype, name=name) for name, spec in _name_inputs(specs)]
 
     def serve(*tensors: Any) -> Any:
@@ -131,9 +130,9 @@ def _keras_function(model: keras.Model) -> Any:
 
 
 def _name_inputs(specs: Any) -> list[tuple[str, Any]]:
-    """Names a Keras model's inputs: as its Input layers are, else by their key in a dict, else input_0, input_1, ..."""
+    """Returns the inputs of a Keras model with names: of the Input layer, else the key in a dict, else input_0, ..."""
     unnamed = (f"input_{number}" for number in itertools.count())
-    paths = nest.flatten_with_tuple_paths(specs)
+    paths = leaves_with_paths(specs)
     return [(spec.name or (path[-1] if isinstance(path[-1], str) else next(unnamed)), spec) for path, spec in paths]
 
 
@@ -141,13 +140,16 @@ def _load_keras(file: Path) -> keras.Model:
     try:
         return keras.saving.load_model(file, compile=False)
     except Exception as error:  # a damaged file fails in many ways, from BadZipFile to KeyError
-        raise ArtifactError(f"source must be a readable .keras file. Received: {file} ({_reason(error)}).") from error
+        raise ArtifactError(
+            f"source must be a readable .keras file. Received: {file} ({_reason(error)}). Save it again."
+        ) from error
 
 
 def _saved_model_function(directory: Path, signature: str) -> Any:
     if not (directory / "saved_model.pb").is_file():
         raise ArtifactError(
-            f"source must be the directory of a SavedModel. Received: {directory}, which holds no saved_model.pb."
+            f"source must be the directory of a SavedModel. Received: {directory}, which holds no saved_model.pb. "
+            "Check the path."
         )
     try:
         loaded = tf.saved_model.load(str(directory))
@@ -161,7 +163,7 @@ def _saved_model_function(directory: Path, signature: str) -> Any:
             f"{', '.join(map(repr, loaded.signatures)) or 'none'}. Save it with this one."
         )
     function = loaded.signatures[signature]
-    function._tfopt_keep_alive = loaded  # its variables go when the loaded object does
+    function.tfopt_keep_alive = loaded  # its variables are freed together with the loaded object
     return function
 
 
@@ -178,7 +180,7 @@ def _signature_name(name: str) -> str:
 
 
 def _numbers_by_value(name: str) -> list[Any]:
-    """Returns what names are sorted by so that the inputs that Keras numbers stay in the order they were made in."""
+    """Returns a sort key that keeps the inputs that Keras numbers in the order in which they were created."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
@@ -215,7 +217,7 @@ def _widen(graph_def: Any) -> Any:
         if halves and node.op == "Const":
             array = tf.make_ndarray(node.attr["value"].tensor).astype(np.float32)
             node.attr["value"].CopyFrom(AttrValue(tensor=tf.make_tensor_proto(array)))
-    # In a function body, where a tensor is named after its op's output too, such a cast stays; it is free.
+    # A function body keeps such casts, since its tensor names contain the name of the op's output. They cost nothing.
     for node in result.node:
         if node.op == "Cast" and node.attr["SrcT"].type == node.attr["DstT"].type:
             node.op = "Identity"
@@ -228,7 +230,7 @@ def _widen(graph_def: Any) -> Any:
 def _widen_functions(graph_def: Any, nodes: list[Any]) -> None:
     """Widens the signatures of the bodies of loops and branches.
 
-    They get new names: TensorFlow would take a function it knows already, by its name, for the changed one.
+    They get new names. Otherwise TensorFlow would use the function of this name that it knows already.
     """
     if not any(value.type in HALF for node in nodes for value in node.attr.values()):
         return

@@ -8,6 +8,8 @@ from typing import Any
 import keras
 from keras import layers
 
+from tfopt.compat import layers as compat
+
 # These layers pass their input on, cast to their compute dtype. As the last layer, such a layer hides the layer that
 # computes the output, and both must be float32.
 PASSES_ON = (
@@ -23,7 +25,7 @@ def layer_path(model: keras.Model, layer: keras.Layer) -> str:
 
 def layers_inside(layer: keras.Layer) -> list[keras.Layer]:
     """Returns a layer and all layers inside it, for example the layer that a TimeDistributed wraps."""
-    return list(layer._flatten_layers())
+    return compat.layers_inside(layer)
 
 
 def output_layers(model: keras.Model) -> list[keras.Layer]:
@@ -36,7 +38,7 @@ def output_layers(model: keras.Model) -> list[keras.Layer]:
 
 def _behind(tensor: Any) -> Iterator[keras.Layer]:
     """Walks from a symbolic output to the layers that compute it, through the layers that only pass values on."""
-    operation, node_index, tensor_index = tensor._keras_history
+    operation, node_index, tensor_index = compat.history(tensor)
     if isinstance(operation, layers.InputLayer):
         return
     if isinstance(operation, keras.Model):  # a model used as a layer
@@ -48,7 +50,7 @@ def _behind(tensor: Any) -> Iterator[keras.Layer]:
         yield operation
     # An operation such as keras.ops.softmax has no dtype policy: it computes in the dtype of its input.
     if not is_layer or isinstance(operation, PASSES_ON):
-        for source in operation._inbound_nodes[node_index].input_tensors:
+        for source in compat.calls_of(operation)[node_index].input_tensors:
             yield from _behind(source)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 from keras import layers
 
+from tfopt.compat.layers import direct_layers, output_projection
 from tfopt.errors import ConfigError
 from tfopt.models.structure import layer_path, layers_inside, output_layers
 from tfopt.report import Record
@@ -119,7 +120,7 @@ def _layers_with_widths(layer: keras.Layer) -> Iterator[keras.Layer]:
         if current is not layer and current.built:
             yield current
         if not isinstance(current, layers.MultiHeadAttention | layers.GroupQueryAttention | layers.RNN):
-            waiting = list(current._layers) + waiting
+            waiting = direct_layers(current) + waiting
 
 
 def _widths(layer: keras.Layer) -> Iterator[tuple[str, int, list[tuple[int, int]]]]:
@@ -127,12 +128,12 @@ def _widths(layer: keras.Layer) -> Iterator[tuple[str, int, list[tuple[int, int]
     everything = [(layer.count_params(), 1)]  # each parameter of these layers belongs to one output channel
     match layer:
         case layers.MultiHeadAttention():
-            queries_and_keys = layer._query_dense.count_params() + layer._key_dense.count_params()
-            values = layer._value_dense.count_params() + _size(layer._output_dense.kernel)
+            queries_and_keys = layer.query_dense.count_params() + layer.key_dense.count_params()
+            values = layer.value_dense.count_params() + _size(layer.output_dense.kernel)
             yield "key_dim", layer.key_dim, [(queries_and_keys, 1)]
             yield "value_dim", layer.value_dim, [(values, 1)]
         case layers.GroupQueryAttention():
-            bias = layer._output_dense.bias
+            bias = output_projection(layer).bias
             yield "head_dim", layer.head_dim, [(layer.count_params() - (0 if bias is None else _size(bias)), 1)]
         case layers.LSTM() | layers.GRU() | layers.SimpleRNN():
             recurrent = _size(layer.cell.recurrent_kernel)

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfopt.compat import is_tf_keras
+from tfopt.compat.kinds import is_tf_keras
 from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
 from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.masks import attach_counter, attach_mask

@@ -15,9 +15,9 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import ops
 
+from tfopt.compat.tensorflow import strategy_of
 from tfopt.errors import ConfigError
 from tfopt.pruning.criteria import Criterion
 from tfopt.pruning.weights import Weight
@@ -136,7 +136,7 @@ def keep_highest(scores: np.ndarray, sparsity: float) -> np.ndarray:
 @contextlib.contextmanager
 def _beside(variable: Any) -> Iterator[None]:
     """Places new variables beside a weight: on its device, or on every replica if the weight is mirrored."""
-    strategy = getattr(variable.value, "distribute_strategy", None) or tf.distribute.get_strategy()
+    strategy = strategy_of(variable.value)
     with strategy.scope(), strategy.extended.colocate_vars_with(variable.value):
         yield
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from keras import ops
 
-from tfopt.compat import is_tf_keras
+from tfopt.compat.kinds import is_tf_keras
 from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.criteria import CRITERIA
 from tfopt.pruning.masks import attach_mask, choose_masks

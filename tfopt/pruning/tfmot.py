@@ -9,6 +9,7 @@ import os
 from fnmatch import fnmatchcase
 from typing import Any
 
+from tfopt.compat.layers import is_tf_keras_graph
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.weights import Weight, make_report
@@ -91,7 +92,7 @@ def _check(model: Any, config: PruningConfig) -> None:
         raise UnsupportedModelError(
             f"model must be built. Received: {model.name!r} without weights. Call it once on a batch."
         )
-    if not model._is_graph_network:
+    if not is_tf_keras_graph(model):
         raise UnsupportedModelError(
             f"tfmot prunes functional and Sequential models only. Received: the subclassed {type(model).__name__}. "
             "Build it with the functional API, or use Keras 3."

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 from keras import layers
 
+from tfopt.compat.layers import direct_layers, layers_inside, own_trainable_variables
 from tfopt.errors import ConfigError, UnsupportedLayerError, UnsupportedModelError
 from tfopt.report import Change, PassReport, Skip
 
@@ -146,7 +147,7 @@ def _walk(layer: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
         return
     seen.add(id(layer))
     yield path or layer.name, layer
-    for inner in layer._layers:
+    for inner in direct_layers(layer):
         yield from _walk(inner, f"{path}/{inner.name}" if path else inner.name, seen)
 
 
@@ -170,7 +171,7 @@ def _excluded(found: list[tuple[str, Any]], patterns: tuple[str, ...]) -> set[in
             raise ConfigError(
                 f"exclude must name layers of the model. Received: {pattern!r}, which no layer has.{remedy}"
             )
-        excluded.update(id(inner) for layer in named for inner in layer._flatten_layers())
+        excluded.update(id(inner) for layer in named for inner in layers_inside(layer))
     return excluded
 
 
@@ -188,7 +189,7 @@ def _reason_to_keep(layer: Any, attributes: tuple[str, ...], excluded: bool) -> 
         if isinstance(layer, classes):
             return reason
     # The layer's own variables only: the layers inside it are checked separately.
-    if any(len(variable.shape) > 1 for variable in layer._trainable_variables):
+    if any(len(variable.shape) > 1 for variable in own_trainable_variables(layer)):
         return "tfopt does not know the weights of this class"
     return None
 

@@ -1,16 +1,16 @@
-"""How right a model's outputs are: the accuracy of each kind of classifier, or a function of the caller's.
+"""Metrics of a model's outputs: the accuracy of each kind of classifier, or the caller's own function.
 
-"accuracy" works out of which kind a classifier is. The shapes of outputs and labels tell nearly all; S below stands for
-[batch], [batch, steps], [batch, height, width] and so on:
+"accuracy" finds out the kind of classifier, mostly from the shapes of outputs and labels. Below, S stands for [batch],
+[batch, steps], [batch, height, width] and so on:
 
-    outputs [*S, classes], labels S or [*S, 1]                    one class each: the largest output counts
-    outputs [*S, classes], labels alike, with one 1 in each row   the same, labels being one-hot
-    outputs [*S, labels], labels alike, 0 or 1                    several labels each: every output is a decision
-    outputs S or [*S, 1], labels S or [*S, 1], 0 or 1             two classes: the output is a decision
+    outputs [*S, classes], labels S or [*S, 1]                     one class each: the largest output counts
+    outputs [*S, classes], labels of this shape, one 1 per row     the same, with one-hot labels
+    outputs [*S, labels], labels of this shape, 0 or 1             several labels each: every output is a decision
+    outputs S or [*S, 1], labels S or [*S, 1], 0 or 1              two classes: the output is a decision
 
-A decision is yes above 0.5 where the output is a probability, above 0 where it is a logit. Which of the two it is, the
-op that computes the output tells. Where it does not, values outside of [0, 1] are logits. What remains open is refused:
-the other names of METRICS say it.
+A decision is "yes" above 0.5 if the output is a probability, and above 0 if it is a logit. The op that computes the
+output tells which of the two it is. If the op does not tell, values outside of [0, 1] mean logits. If the values do not
+tell either, the metric is an error: the caller must choose another name of METRICS, which tells the kind.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ PRODUCTS = frozenset(
         "DepthwiseConv2dNative",
     }
 )
-# Ops that pass on values of their first input, all or some of them; a bias makes no probability of a logit.
-PASS_ON = frozenset(
+# Ops whose result holds values of the first input. BiasAdd counts too: a logit plus a bias is still a logit.
+VALUE_PRESERVING = frozenset(
     {
         "Identity",
         "IdentityN",
@@ -65,29 +65,30 @@ class Decision:
     """How an output becomes a decision.
 
     Attributes:
-        threshold: The output means yes above it; None where the largest of the last axis is the class.
+        threshold: An output above it means "yes". None: the index of the largest output on the last axis is the class.
     """
 
     threshold: float | None
 
     def of(self, output: np.ndarray) -> np.ndarray:
-        """Returns class numbers, or truth values."""
+        """Returns class numbers, or booleans."""
         return np.asarray(output.argmax(axis=-1) if self.threshold is None else output > self.threshold)
 
 
 class Scorer:
-    """Scores outputs on labels.
+    """Scores outputs against labels.
 
-    How outputs are read is decided once, from those of the float model: then a quantized one is read in the same way.
+    The kind of classifier is found out once, from the outputs of the float model. So the outputs of a quantized model
+    are scored in the same way.
 
     Args:
         metric: One of METRICS, or a function (labels, outputs) -> float.
-        labels: An array; with several outputs a dict by output name, or a tuple in their order. Outputs that a dict
-            leaves out are not scored. A function gets the labels as they are.
+        labels: An array. For several outputs, a dict by output name or a tuple in the order of the outputs. Outputs
+            that a dict leaves out are not scored. A function gets the labels unchanged.
         outputs: The float model's outputs by name.
         ops: The op that computes each output, as `output_ops` gives it.
     Raises:
-        ConfigError: The metric is unknown, or labels and outputs do not fit it.
+        ConfigError: The metric is unknown, or does not fit the labels and outputs.
     Example:
         >>> outputs = {"y": np.array([[0.1, 0.9], [0.2, 0.8]])}
         >>> Scorer("accuracy", np.array([1, 0]), outputs).scores(outputs)
@@ -113,10 +114,10 @@ class Scorer:
             self.decisions[name], self._targets[name] = found
 
     def scores(self, outputs: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Returns each score by its name: that of the metric, with several outputs behind the output's name.
+        """Returns the scores by name: the metric's name, with the output's name before it if there are several outputs.
 
         Raises:
-            ConfigError: The caller's function fails, or gives no finite number.
+            ConfigError: The caller's function fails, or returns no finite number.
         """
         if not isinstance(self.metric, str):
             return {_name_of(self.metric): _measure(self.metric, self._labels, outputs)}
@@ -128,11 +129,11 @@ class Scorer:
         }
 
     def value(self, outputs: Mapping[str, np.ndarray]) -> float:
-        """Returns one number: the mean of the scores."""
+        """Returns the mean of the scores."""
         return float(np.mean(list(self.scores(outputs).values())))
 
     def agreement(self, outputs: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]) -> float | None:
-        """Returns the share of decisions that are the same, None where the metric is the caller's function."""
+        """Returns the share of equal decisions; None if the metric is the caller's function."""
         if not isinstance(self.metric, str):
             return None
         same = [decision.of(outputs[name]) == decision.of(others[name]) for name, decision in self.decisions.items()]
@@ -140,13 +141,13 @@ class Scorer:
 
 
 def top1_accuracy(labels: np.ndarray, outputs: Any) -> float:
-    """Returns the share of examples whose largest output is that of their class.
+    """Returns the share of examples for which the output of the right class is the largest.
 
     Args:
         labels: Class numbers, or one-hot.
         outputs: [examples, classes].
     Raises:
-        ConfigError: The labels are no classes.
+        ConfigError: The labels are not classes.
     Example:
         >>> top1_accuracy(np.array([1, 0]), np.array([[0.1, 0.9], [0.2, 0.8]]))
         0.5
@@ -157,7 +158,7 @@ def top1_accuracy(labels: np.ndarray, outputs: Any) -> float:
 def read_labels(
     metric: str, name: str, labels: Any, output: np.ndarray, op: str | None = None
 ) -> tuple[Decision, np.ndarray]:
-    """Returns how an output is read, and what it should say of each example, flat.
+    """Returns how an output becomes a decision, and the right decisions as a flat array.
 
     Args:
         metric: One of METRICS.
@@ -166,14 +167,17 @@ def read_labels(
         output: Its values.
         op: The op that computes it, if known.
     Raises:
-        ConfigError: The labels do not fit the output, or leave open how to read it.
+        ConfigError: The labels do not fit the output, or do not tell the kind of classifier.
     """
     labels = np.asarray(labels)
     if labels.dtype.kind not in "biuf":
-        raise ConfigError(f"Labels must be class numbers, one-hot or 0 and 1. Received: {_such_as(labels)}.")
+        raise ConfigError(
+            f"Labels must be class numbers, one-hot or 0 and 1. Received: {_such_as(labels)}. Convert them to numbers."
+        )
     if len(labels) != len(output):
         raise ConfigError(
-            f"data must have one label per example. Received: {len(output)} examples and {len(labels)} labels."
+            f"data must have one label per example. Received: {len(output)} examples and {len(labels)} labels. "
+            "Give a label for each example."
         )
     single = output.ndim == 1 or output.shape[-1] == 1
     alike = _trimmed(labels.shape) == _trimmed(output.shape)
@@ -186,17 +190,17 @@ def read_labels(
         unknown = op != "Softmax" and op not in PRODUCTS
         if op == "Sigmoid" or (unknown and _in_unit(output) and not _sums_to_one(output)):
             raise ConfigError(
-                f"metric='accuracy' must tell classes from several labels each. Received: output {name!r} of "
-                "probabilities that do not sum to 1, and labels with one 1 in each row. Give "
-                "metric='categorical_accuracy' if each example has one class, 'binary_accuracy' if each output is a "
-                "decision of its own."
+                "metric='accuracy' must know whether an example has one class or several labels. Received: output "
+                f"{name!r} of probabilities that do not sum to 1, and labels with one 1 in each row. Give "
+                "metric='categorical_accuracy' if each example has one class, 'binary_accuracy' if an example can have "
+                "several labels."
             )
         return Decision(threshold=None), _classes(name, labels, output)
     targets = _truths(name, labels, output)
     if op == "Softmax" and not single:
         raise ConfigError(
             f"Labels of the softmax output {name!r} must be class numbers, or one-hot. "
-            f"Received: {_such_as(labels)}. Give metric='binary_accuracy' if each output is a decision of its own."
+            f"Received: {_such_as(labels)}. Give metric='binary_accuracy' if an example can have several labels."
         )
     return Decision(threshold=_threshold(name, output, op)), targets
 
@@ -204,7 +208,7 @@ def read_labels(
 def output_ops(graph: FrozenGraph) -> dict[str, str]:
     """Returns the op that computes each output, by output name.
 
-    Ops that pass values on are passed over, and so is a bias: "MatMul" stands for Dense without an activation.
+    Ops that pass on values are skipped, and so is a bias: a Dense without an activation gives "MatMul".
     """
     nodes = {node.name: node for node in graph.graph_def.node}
     return {name: _computing_op(producer(tensor), nodes) for name, (tensor, _) in graph.outputs.items()}
@@ -216,7 +220,7 @@ def _computing_op(name: str, nodes: Mapping[str, Any]) -> str:
         inputs = [producer(tensor) for tensor in node.input if not tensor.startswith("^")]
         if node.op in ("Add", "AddV2") and any(_is_constant(each, nodes) for each in inputs):
             inputs = [each for each in inputs if not _is_constant(each, nodes)]
-        elif node.op not in PASS_ON:
+        elif node.op not in VALUE_PRESERVING:
             return str(node.op)
         if not inputs:
             return str(node.op)
@@ -225,23 +229,27 @@ def _computing_op(name: str, nodes: Mapping[str, Any]) -> str:
 
 def _is_constant(name: str, nodes: Mapping[str, Any]) -> bool:
     node = nodes[name]
-    while node.op in PASS_ON and node.input:
+    while node.op in VALUE_PRESERVING and node.input:
         node = nodes[producer(node.input[0])]
     return bool(node.op == "Const")
 
 
 def _by_output(labels: Any, names: list[str]) -> dict[str, Any]:
-    """Returns the labels of each output that has some."""
+    """Returns the labels of each output that has labels."""
     if isinstance(labels, Mapping):
         unknown = sorted(map(str, labels.keys() - set(names)))
         if unknown or not labels:
             raise ConfigError(
-                f"Labels in a dict must be given by output name, {names}. Received: {sorted(map(str, labels))}."
+                f"Labels in a dict must be given by output name, {names}. Received: {sorted(map(str, labels))}. "
+                "Use the names of the outputs as keys."
             )
         return {name: labels[name] for name in names if name in labels}
     if isinstance(labels, (tuple, list)):
         if len(labels) != len(names):
-            raise ConfigError(f"Labels must be as many arrays as outputs, {names}. Received: {len(labels)}.")
+            raise ConfigError(
+                f"Labels must be as many arrays as outputs, {names}. Received: {len(labels)}. "
+                "Give one array per output."
+            )
         return dict(zip(names, labels, strict=True))
     if len(names) > 1:
         raise ConfigError(
@@ -272,7 +280,7 @@ def _classes(name: str, labels: np.ndarray, output: np.ndarray) -> np.ndarray:
 
 
 def _truths(name: str, labels: np.ndarray, output: np.ndarray) -> np.ndarray:
-    """Returns whether each value of the output should mean yes."""
+    """Returns the right decision for each value of the output, as a flat array of booleans."""
     if _trimmed(labels.shape) != _trimmed(output.shape) or not np.isin(labels, (0, 1)).all():
         raise ConfigError(
             f"Labels must be 0 or 1 for each value of the output {name!r}, of shape {output.shape}. "
@@ -288,15 +296,15 @@ def _threshold(name: str, output: np.ndarray, op: str | None) -> float:
     if op in PRODUCTS or not _in_unit(output):
         return 0.0
     raise ConfigError(
-        f"metric='accuracy' must tell logits from probabilities. Received: output {name!r} with values in [0, 1], "
-        f"computed by {op or 'an op that is not known'}. Give metric='binary_accuracy' for probabilities, "
+        f"metric='accuracy' must know whether outputs are logits or probabilities. Received: output {name!r} "
+        f"with values in [0, 1], computed by {op or 'an unknown op'}. Give metric='binary_accuracy' for probabilities, "
         "'binary_accuracy_from_logits' for logits."
     )
 
 
 def _measure(metric: Metric, labels: Any, outputs: Mapping[str, np.ndarray]) -> float:
-    """Returns what the caller's function makes of the labels and the outputs; a single output comes as it is."""
-    if hasattr(metric, "reset_state"):  # a Keras metric, which adds up
+    """Returns the value of the caller's function. A single output is passed as an array, several outputs as a dict."""
+    if hasattr(metric, "reset_state"):  # a Keras metric, which accumulates
         metric.reset_state()
     try:
         value = float(metric(labels, next(iter(outputs.values())) if len(outputs) == 1 else dict(outputs)))
@@ -321,14 +329,14 @@ def _name_of(metric: Metric) -> str:
 
 
 def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns a shape without axes of size 1 at its end; the batch axis stays."""
+    """Returns a shape without the axes of size 1 at its end. The batch axis stays."""
     while len(shape) > 1 and shape[-1] == 1:
         shape = shape[:-1]
     return shape
 
 
 def _sums_to_one(values: np.ndarray) -> bool:
-    """Whether each row does, as of one-hot labels, smoothed ones too, and of a softmax."""
+    """Whether each row sums to 1, as in one-hot labels, smoothed or not, and in a softmax."""
     return bool(np.isclose(values.sum(axis=-1, dtype=np.float64), 1, atol=1e-2).all())
 
 

@@ -1,4 +1,4 @@
-"""What `tfopt.quantize` does with each kind of model and configuration."""
+"""`tfopt.quantize`, which selects the method by the kind of model and configuration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tfopt.compat import is_tf_keras
+from tfopt.compat.kinds import is_tf_keras
 from tfopt.graph import FrozenGraph, freeze
 from tfopt.quantization.annotation.annotate import has_ranges
 from tfopt.quantization.aware_training.prepare import quantize_for_training
@@ -30,31 +30,31 @@ def quantize(
 ) -> QuantizedModel | KerasQuantized | keras.Model:
     """Measures activation ranges on calibration data and returns the model annotated for int8.
 
-    The model itself is not changed. Batch normalisation is folded into the weights first, channels are rescaled where
-    that makes rounding errors smaller, and the biases take off the mean error that is left. Helps convolutions and
-    matrix products on processors with int8 instructions (AVX512-VNNI, AVX-VNNI, AMX); nothing else gets faster.
+    The model itself is not changed. Batch normalisation is folded into the weights. Then channels are rescaled where
+    that makes rounding errors smaller, and the biases are corrected by the mean error that is left. Convolutions and
+    matrix products become faster on processors with int8 instructions (AVX512-VNNI, AVX-VNNI, AMX). Other ops do not.
 
-    With `training=True` in the config it returns a Keras model in place of an annotated one: a copy with the same
-    weights, whose layers compute with the values that int8 will have, to train on with `fit` like any other.
-    `tfopt.quantization_report` tells what was done. Given that model again, with `training=False`, it is annotated by
-    the ranges that training left in it; so `tfopt.export` needs no calibration data for it.
+    With `training=True` in the config, the result is a Keras model for quantization-aware training: a copy with the
+    same weights, whose layers compute with the values that int8 will have. Train it with `fit` like any other model.
+    `tfopt.quantization_report` lists the changes. Pass the trained model again, with `training=False`, to annotate it
+    with the ranges from training. `tfopt.export` needs no calibration data for it.
 
-    With a configuration of Keras' own, such as `keras.quantizers.Int4QuantizationConfig()` or `GPTQConfig(...)`, Keras
-    quantizes a copy of the model by it: the result holds the copy as `model`, and a report. A `tf_keras` (Keras 2)
-    model without calibration data goes to tensorflow-model-optimization, which returns it ready to train with fake
-    quantization; trained, it exports in int8 by its own ranges.
+    With a configuration of Keras, such as `keras.quantizers.Int4QuantizationConfig()` or `GPTQConfig(...)`, Keras
+    quantizes a copy of the model. The result holds the copy as `model`, and a report. A `tf_keras` (Keras 2) model
+    without calibration data is passed to tensorflow-model-optimization, which returns a model to train with fake
+    quantization. The trained model exports to int8 with its own ranges.
 
     Args:
         model: A built Keras model (functional, Sequential or subclassed), a .keras file or a SavedModel directory.
         config: The settings; None means QuantizationConfig().
-        calibration_data: Batches of inputs, or of (inputs, labels); an array of inputs will do. For a model of several
-            inputs a dict or a tuple of arrays, or batches of such. Not needed for a model that holds ranges.
-        evaluation_data: Batches of (inputs, labels) that max_accuracy_drop is measured on, all of them; best of
-            examples that the model was not trained on. None means the labelled examples of the calibration data.
+        calibration_data: An array of inputs, or batches of inputs or of (inputs, labels). For a model of several
+            inputs, a dict or a tuple of arrays, or batches of these. A model that holds ranges needs none.
+        evaluation_data: Batches of (inputs, labels), on which max_accuracy_drop is measured. Best are examples that the
+            model was not trained on. None means the labelled examples of the calibration data.
     Returns: The annotated model, with a report; with training=True a functional Keras model.
     Raises:
         UnsupportedModelError: The model is not built; with training=True, it is neither functional nor Sequential.
-        ConfigError: The calibration data is missing, empty, of the wrong shape, or not finite; there are no labels for
+        ConfigError: The calibration data is missing, empty, of the wrong shape, or not finite. There are no labels for
             max_accuracy_drop, or the metric cannot be computed from them.
     Example:
         >>> import keras, numpy as np
@@ -87,7 +87,7 @@ def quantize(
 
 
 def _quantize_trained(source: FrozenGraph, config: QuantizationConfig) -> QuantizedModel:
-    """Returns a model that was trained with fake quantization, annotated with the ranges it learned."""
+    """Returns a model that was trained with fake quantization, annotated with the ranges from training."""
     trained = read_ranges(source, config.exclude)
     model = QuantizedModel(
         graph=trained.graph,

@@ -1,4 +1,4 @@
-"""A quantized model: a float graph, and all that says how to quantize it."""
+"""A quantized model: a float graph, with the ranges and the settings that quantize it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfopt.graph import FrozenGraph, GraphEditor, fold_constants
-from tfopt.quantization.annotation.adjustments import Adjustment, adjust
+from tfopt.quantization.annotation.adjustments import Adjustment, apply_adjustments
 from tfopt.quantization.annotation.annotate import annotate, has_ranges
 from tfopt.quantization.annotation.fusion import Fusion, find_fusions_where, weights_quantizer
 from tfopt.quantization.annotation.range import Range, steps_above_zero
@@ -20,21 +20,22 @@ from tfopt.report import Change, PassReport
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class QuantizedModel:
-    """A model whose graph carries the ranges to quantize it with.
+    """A model whose graph holds the ranges to quantize it with.
 
-    It still computes in float32, with the values int8 would have, so its accuracy can be measured anywhere;
-    `tfopt.export` lowers it to int8 kernels.
+    The graph still computes in float32, with the values that int8 would have. So its accuracy can be measured on any
+    device. `tfopt.export` lowers it to int8 kernels.
 
     Attributes:
         graph: The annotated graph.
-        float_graph: The same graph before annotation; of a model trained with fake quantization, with rounded weights.
-        source: What the model itself computes, before any folding, with the fake quantization that it was trained with.
-        ranges: The range of each tensor that needs one, or may, by its name in float_graph.
-        weight_steps: For an op, the step between two of its quantized weights, one for each output channel. An op that
-            has none takes the smallest that covers its weights.
+        float_graph: The same graph before annotation. If the model was trained with fake quantization, the weights are
+            rounded.
+        source: The graph of the model before any folding, with the fake quantization that it was trained with.
+        ranges: The range of each tensor that needs one, or may need one, by its name in float_graph.
+        weight_steps: The step between two quantized weights for each output channel, by the name of the op. An op
+            without an entry takes the smallest step that covers its weights.
         weight_grid: How many bits the quantized weights use.
-        adjustments: The weights and biases that quantized nodes have in place of those in float_graph, by name.
-        report: Each convolution and product: quantized how, or left float and why.
+        adjustments: The weights and biases of quantized nodes that replace those in float_graph, by name of the op.
+        report: How each convolution and product is quantized, or why it stays float.
     """
 
     graph: FrozenGraph
@@ -50,28 +51,28 @@ class QuantizedModel:
         return f"QuantizedModel({self.graph.name!r}, {self.report})"
 
     def predict(self, inputs: Any) -> np.ndarray | dict[str, np.ndarray]:
-        """Returns the outputs for one batch of inputs: an array, or a dict by name where there are several."""
+        """Returns the outputs for one batch of inputs: an array, or a dict by name if there are several outputs."""
         outputs = self.graph.predict(inputs)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
     def in_float(self) -> FrozenGraph:
-        """Returns the graph of the float32 artifact, without anything that int8 would have needed.
+        """Returns the graph of the float32 artifact, without the changes that only int8 needs.
 
-        Of a model trained with fake quantization it has the rounded weights.
+        If the model was trained with fake quantization, the weights are rounded.
         """
         return self.float_graph if has_ranges(self.source) else fold_constants(self.source)
 
     def leaving_float(self, reasons: Mapping[str, str]) -> QuantizedModel:
-        """Returns the same model with fewer nodes quantized; the ranges that were measured stay.
+        """Returns the same model with further nodes in float. The measured ranges stay.
 
         Args:
-            reasons: Names of nodes as the report gives them, each with the reason that its report will give.
+            reasons: The names of the nodes as in the report, each with the reason for the new report.
         """
         return annotated(self, {skip.name: skip.reason for skip in self.report.skipped} | dict(reasons))
 
 
 def annotated(model: QuantizedModel, kept_float: Mapping[str, str]) -> QuantizedModel:
-    """Returns the model with its float graph annotated anew, all of it but the nodes that are left float, and why."""
+    """Returns the model with a new annotated graph, in which the nodes of `kept_float` stay float for its reasons."""
     editor = GraphEditor(model.float_graph.graph_def)
 
     def obstacle(fusion: Fusion) -> str | None:
@@ -79,7 +80,7 @@ def annotated(model: QuantizedModel, kept_float: Mapping[str, str]) -> Quantized
         return f"no range is known for {missing[0]!r}" if missing else None
 
     fusions, skipped = find_fusions_where(model.float_graph, editor, obstacle, kept_float=kept_float)
-    adjusted, fusions = adjust(model.float_graph, fusions, model.adjustments)
+    adjusted, fusions = apply_adjustments(model.float_graph, fusions, model.adjustments)
     graph = annotate(adjusted, fusions, model.ranges, model.weight_steps, weight_grid=model.weight_grid)
     before, after = GraphEditor(adjusted.graph_def), GraphEditor(graph.graph_def)
     changed = [
@@ -101,7 +102,7 @@ def _detail(before: GraphEditor, after: GraphEditor, fusion: Fusion) -> str:
 
 
 def _weight_bits(quantized: GraphEditor, fusion: Fusion) -> int:
-    """Returns how many bits a fusion's weights need: those of 4 bits are int8 weights that use 15 of its values."""
+    """Returns how many bits a fusion's weights need. Weights of 4 bits are int8 weights that use 15 values."""
     quantizer = weights_quantizer(quantized, quantized.nodes[fusion.op].input[1])
     assert quantizer is not None, fusion.op
     weights, limits = quantized.value(quantizer.input[0]), quantized.value(quantizer.input[2])

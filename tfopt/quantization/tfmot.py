@@ -1,7 +1,7 @@
 """Keras 2 (`tf_keras`) models, which tensorflow-model-optimization (tfmot) quantizes for training.
 
-tfmot puts fake-quantization nodes into the model. Their ranges need not be symmetric; the int8 kernels' are, so that a
-range [low, high] becomes [-limit, limit] with limit = max(-low, high), or [0, high]. Zero is a step of both.
+tfmot inserts fake-quantization nodes into the model. Their ranges may be asymmetric. Here they become symmetric: a
+range [low, high] becomes [-limit, limit] with limit = max(-low, high), or [0, high]. Zero is exact in both forms.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.graph import FrozenGraph, freeze
-from tfopt.graph.rewrites.batch_norm import unfuse_batch_norm
+from tfopt.graph.rewrites.batch_norm import decompose_batch_norm
 from tfopt.pruning.tfmot import import_tfmot
 from tfopt.quantization.config import QuantizationConfig
 
@@ -23,7 +23,7 @@ def quantize_tf_keras(model: Any, config: QuantizationConfig) -> Any:
     """Returns tfmot's quantization-aware copy of a functional or Sequential `tf_keras` model, to compile and train.
 
     Raises:
-        ConfigError: The config asks for what tfmot's default scheme does not do.
+        ConfigError: The config has a setting that tfmot's default scheme does not support.
         UnsupportedModelError: tfmot cannot quantize the model.
     """
     wanted = {"exclude": (), "weight_bits": 8, "learned_ranges": False}
@@ -31,10 +31,12 @@ def quantize_tf_keras(model: Any, config: QuantizationConfig) -> Any:
         if getattr(config, name) != value:
             raise ConfigError(
                 f"A tf_keras model is quantized by tfmot, which takes {name}={value!r} only. "
-                f"Received: {name}={getattr(config, name)!r}."
+                f"Received: {name}={getattr(config, name)!r}. Leave it out, or use a Keras 3 model."
             )
     if not model.built:
-        raise UnsupportedModelError(f"model must be built. Received: {model.name!r} without weights.")
+        raise UnsupportedModelError(
+            f"model must be built. Received: {model.name!r} without weights. Give it an Input layer."
+        )
     try:
         return import_tfmot().quantization.keras.quantize_model(model)
     except (ValueError, RuntimeError) as error:
@@ -42,7 +44,7 @@ def quantize_tf_keras(model: Any, config: QuantizationConfig) -> Any:
 
 
 def freeze_tf_keras(model: Any) -> FrozenGraph:
-    """Freezes a built `tf_keras` model as `tfopt.graph.freeze(model, fold=False)` does a Keras 3 one.
+    """Freezes a built `tf_keras` model, as `tfopt.graph.freeze(model, fold=False)` freezes a Keras 3 model.
 
     Raises:
         UnsupportedModelError: The model is not built, or cannot be frozen.
@@ -65,4 +67,4 @@ def freeze_tf_keras(model: Any) -> FrozenGraph:
     with tempfile.TemporaryDirectory() as directory:
         tf.saved_model.save(model, directory, signatures=function)
         graph = freeze(directory, fold=False)
-    return replace(unfuse_batch_norm(graph), name=model.name)
+    return replace(decompose_batch_norm(graph), name=model.name)

@@ -1,4 +1,4 @@
-"""Compiles a Keras model under a plan; training is Keras' own `fit` after that, with tfopt's step below it."""
+"""Compiles a Keras model under a plan. Keras' own `fit` then trains it, with tfopt's training step."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.compat.optimizers import inner_optimizer
+from tfopt.compat.trainer import built_under
 from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
 from tfopt.profiling.tensor_cores import tensor_core_alignment as tensor_core_alignment  # also tfopt.training's
 from tfopt.report import Change, PassReport, Skip
@@ -35,25 +37,25 @@ def compile(
     metrics: Sequence[Any] | None = None,
     **options: Any,
 ) -> PassReport:
-    """Compiles a model and puts tfopt's training step under its `fit`, `evaluate` and `train_on_batch`.
+    """Compiles a model, so that its `fit`, `evaluate` and `train_on_batch` run tfopt's training step.
 
-    The step trains under the plan's strategy, XLA, micro-batches and steps per execution in any combination; `fit`
-    saves and resumes where the plan says so, and stops with a reason where it cannot succeed. The model's class stays
-    what it is, and a later `model.compile` of Keras takes everything off again. A model with a `train_step` of its own
-    keeps it, and Keras' own way of running it; the report tells what that loses.
+    The step combines the plan's strategy, XLA, micro-batches and steps per execution. `fit` saves and resumes the
+    training if the plan has a checkpoint directory, and stops with a reason if the training cannot succeed. The model's
+    class does not change, and a later `model.compile` of Keras removes all of this. A model with its own `train_step`
+    keeps it, and Keras runs it as usual; the report says what such a model cannot have.
 
-    Under float16 Keras adds the dynamic loss scaling itself. An optimizer or metric that was made outside the
+    Under float16, Keras itself adds the dynamic loss scaling. An optimizer or metric that was made outside the
     strategy's scope is replaced by a new one with the same settings, since its variables are not on every replica.
 
     Args:
         model: Any Keras model, built under `plan.scope()`.
-        plan: What `tfopt.plan` decided.
+        plan: The plan that `tfopt.plan` returned.
         optimizer, loss, metrics, options: As in `keras.Model.compile`. Losses must average over the batch, which is
             Keras' default.
-    Returns: What the model got, what it cannot have, and which layers train otherwise than by Keras' own step on one
-        device: embeddings, and layers with a state of their own.
+    Returns: A report: how the model trains, what it cannot have, and the layers whose training differs from Keras' own
+        step on one device (embeddings, and layers with their own state).
     Raises:
-        ConfigError: The plan or an option does not go with this model.
+        ConfigError: The plan or an option does not fit this model.
         UnsupportedModelError: The model was built outside `plan.scope()`, or cannot be split over a pipeline.
     Example:
         >>> import keras, numpy as np
@@ -73,25 +75,17 @@ def compile(
     own_step = type(model).train_step is not keras.Model.train_step
     if own_step:
         _check_own_step(model, plan)
-    skipped = [] if not plan.jit_compile else list(xla_blockers(model))
-    jit_compile = plan.jit_compile and not skipped and not (own_step and plan.strategy is not None)
-    if skipped and plan.config.jit_compile is True:
-        warnings.warn(
-            f"XLA cannot compile this model's training step, which goes on without it: {skipped[0].name}: "
-            f"{skipped[0].reason}.",
-            TfoptWarning,
-            stacklevel=2,
-        )
+    blockers = list(xla_blockers(model)) if plan.jit_compile else []
+    if blockers and plan.config.jit_compile is True:
+        _warn_of_blocker(blockers[0])
     _warn_of_half_outputs(model)
-    stages = None
-    if plan.stage_devices:
-        stages = split(
-            model, plan.stage_devices, plan.config.pipeline_cuts or None, batch_size=plan.config.global_batch_size
-        )
-        stages.place()
 
+    stages = _place_stages(model, plan)
     runtime.uninstall(model)
-    steps = 1 if own_step and plan.strategy is not None else plan.steps_per_execution
+    # Under a strategy, Keras runs a model's own train_step without XLA, and one step at a time.
+    limited = own_step and plan.strategy is not None
+    jit_compile = plan.jit_compile and not blockers and not limited
+    steps = 1 if limited else plan.steps_per_execution
     with plan.strategy.scope() if plan.strategy else contextlib.nullcontext():
         measured = {
             name: keras.tree.map_structure(lambda metric: _on_replicas(metric, plan.strategy), given)
@@ -108,27 +102,19 @@ def compile(
     if stages is not None:
         stages.place_optimizer(model.optimizer)
     if own_step:
-        lost = "it has its own train_step: without accumulate, checkpoints, guards and ledger"
-        if plan.strategy is not None:
-            lost += ", and under a strategy without XLA and with one step per execution"
-        elif steps > 1:
-            lost += f"; Keras runs whole executions of {steps} steps, beyond steps_per_epoch if need be"
-        skipped.append(Skip(name=model.name, kind=type(model).__name__, reason=lost))
-        return PassReport(name="compile", skipped=skipped)
+        return PassReport(name="compile", skipped=[*blockers, _lost_by_own_step(model, plan, steps)])
     _install(model, plan, stages, jit_compile)
-    if plan.hardware.gpus and plan.precision != "float32":
-        skipped += [
-            Skip(name=row.name, kind=row.kind, reason=f"no multiple of 8, which slows tensor cores: {row}")
-            for row in tensor_core_alignment(model).rows
-            if not row.is_output
-        ]
-    detail = "trains by tfopt's step" + (f" in stages\n{stages}" if stages else "")
-    changed = [Change(name=model.name, kind=type(model).__name__, detail=detail)]
-    if not plan.config.sparse_embedding_gradients:
-        changed += summed_embeddings(model)
-    parts = max(plan.config.accumulate, plan.micro_batches)
-    skipped += state_of_parts(model, parts=parts, replicas=plan.replicas)
-    return PassReport(name="compile", changed=tuple(changed), skipped=skipped)
+    return _report(model, plan, stages, blockers)
+
+
+def _place_stages(model: keras.Model, plan: Plan) -> Stages | None:
+    """Moves the model's variables to the devices of a pipeline, if the plan has one."""
+    if not plan.stage_devices:
+        return None
+    cuts = plan.config.pipeline_cuts or None
+    stages = split(model, plan.stage_devices, cuts, batch_size=plan.config.global_batch_size)
+    stages.place()
+    return stages
 
 
 def _install(model: keras.Model, plan: Plan, stages: Stages | None, jit_compile: bool) -> None:
@@ -155,12 +141,7 @@ def _install(model: keras.Model, plan: Plan, stages: Stages | None, jit_compile:
             hardware=plan.hardware,
         )
 
-    resume: Resume | None = None
-    guard = Guard(
-        stop_on_nan=config.stop_on_nan,
-        explain_memory=explain_memory,
-        last_checkpoint=lambda: None if resume is None else resume.last_checkpoint(),
-    )
+    resume = None
     if config.checkpoint_dir is not None:
         resume = Resume(
             config.checkpoint_dir,
@@ -168,21 +149,51 @@ def _install(model: keras.Model, plan: Plan, stages: Stages | None, jit_compile:
             keep=config.keep_checkpoints,
             mode=config.resume,
             strategy=model.distribute_strategy,
-            check=guard.check_state,
         )
     runtime.Runtime(
         model,
         make_step=make_step,
         jit_compile=jit_compile,
-        guard=guard,
+        guard=Guard(
+            stop_on_nan=config.stop_on_nan,
+            explain_memory=explain_memory,
+            last_checkpoint=(lambda: None) if resume is None else resume.last_checkpoint,
+        ),
         resume=resume,
         counter=plan.epoch,
         tensor_float_32=plan.tensor_float_32,
     ).install()
 
 
+def _report(model: keras.Model, plan: Plan, stages: Stages | None, blockers: Sequence[Skip]) -> PassReport:
+    detail = "trains by tfopt's step" + (f" in stages\n{stages}" if stages else "")
+    changed = [Change(name=model.name, kind=type(model).__name__, detail=detail)]
+    if not plan.config.sparse_embedding_gradients:
+        changed += summed_embeddings(model)
+    skipped = list(blockers)
+    if plan.hardware.gpus and plan.precision != "float32":
+        skipped += [
+            Skip(name=row.name, kind=row.kind, reason=f"not a multiple of 8, which slows tensor cores: {row}")
+            for row in tensor_core_alignment(model).rows
+            if not row.is_output
+        ]
+    parts = max(plan.config.accumulate, plan.micro_batches)
+    skipped += state_of_parts(model, parts=parts, replicas=plan.replicas)
+    return PassReport(name="compile", changed=tuple(changed), skipped=skipped)
+
+
+def _lost_by_own_step(model: keras.Model, plan: Plan, steps: int) -> Skip:
+    """Returns what a model with its own `train_step` cannot have."""
+    lost = "it has its own train_step: without accumulate, checkpoints, guards and ledger"
+    if plan.strategy is not None:
+        lost += ", and under a strategy without XLA and with one step per execution"
+    elif steps > 1:
+        lost += f"; Keras only runs executions of {steps} steps, and may run more steps than steps_per_epoch"
+    return Skip(name=model.name, kind=type(model).__name__, reason=lost)
+
+
 def _on_replicas(given: Any, strategy: tf.distribute.Strategy | None) -> Any:
-    """Returns an optimizer or metric whose variables the strategy knows; names and functions as they are."""
+    """Returns an optimizer or metric whose variables are on every replica. Names and functions stay as they are."""
     if strategy is None or not isinstance(given, keras.optimizers.Optimizer | keras.metrics.Metric):
         return given
     if all(strategy.extended.variable_created_in_scope(variable.value) for variable in given.variables):
@@ -209,8 +220,8 @@ def _check_options(plan: Plan, optimizer: Any, loss: Any, options: dict[str, Any
                 "loss must average over the batch where a batch is divided over replicas or micro-batches. Received: "
                 f"{type(item).__name__} with reduction={reduction!r}. Leave reduction at 'sum_over_batch_size'."
             )
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if getattr(inner, "gradient_accumulation_steps", None) and plan.strategy is not None:
+    inner = inner_optimizer(optimizer)
+    if isinstance(inner, keras.Optimizer) and inner.gradient_accumulation_steps and plan.strategy is not None:
         raise ConfigError(
             "gradient_accumulation_steps of an optimizer fails under a distribution strategy. Received: "
             f"gradient_accumulation_steps={inner.gradient_accumulation_steps}. "
@@ -219,11 +230,11 @@ def _check_options(plan: Plan, optimizer: Any, loss: Any, options: dict[str, Any
 
 
 def _check_strategy(model: keras.Model, plan: Plan) -> None:
-    built_under = model._distribute_strategy
-    if built_under is not plan.strategy:
+    strategy = built_under(model)
+    if strategy is not plan.strategy:
         raise UnsupportedModelError(
             f"model must be built under plan.scope(). Received: {model.name!r}, built under "
-            f"{'no strategy' if built_under is None else type(built_under).__name__}, with a plan for "
+            f"{'no strategy' if strategy is None else type(strategy).__name__}, with a plan for "
             f"{'none' if plan.strategy is None else type(plan.strategy).__name__}. "
             "Build it within `with plan.scope():`."
         )
@@ -246,6 +257,14 @@ def _check_own_step(model: keras.Model, plan: Plan) -> None:
             f"{type(model).__name__} has its own train_step. Leave it out, or override compute_loss instead of "
             "train_step."
         )
+
+
+def _warn_of_blocker(blocker: Skip) -> None:
+    warnings.warn(
+        f"XLA cannot compile this model's training step, which goes on without it: {blocker.name}: {blocker.reason}.",
+        TfoptWarning,
+        stacklevel=3,
+    )
 
 
 def _warn_of_half_outputs(model: keras.Model) -> None:

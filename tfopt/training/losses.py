@@ -1,12 +1,12 @@
-"""The loss of a batch as Keras computes it, with two things put right.
+"""Computes the loss of a batch as Keras does, with two corrections.
 
-Keras keeps a mean for the loss of each output, and adds one value to it per batch. If it knows the batch size while it
-traces the step, it weights the value by it, otherwise by one. So the last, smaller batch of an epoch counts as much as
-a whole one, and so does the smaller of two micro-batches. Here each value is weighted by the examples that it is the
-mean of, as Keras itself weights the loss of the whole model.
+Keras keeps a mean for the loss of each output, and adds one value to it for each batch. If Keras knows the batch size
+while it traces the step, it weights the value by the batch size, otherwise by one. So the last, smaller batch of an
+epoch counts as much as a whole batch, and so does the smaller of two micro-batches. Here, each value is weighted by its
+number of examples, as Keras weights the loss of the whole model.
 
 A layer under a half precision policy adds its own losses (`add_loss`, an activity regularizer) in half precision. Keras
-cannot add these to the loss of the outputs, which is float32, and raises TypeError. Here they are cast first.
+cannot add these to the loss of the outputs, which is float32, and raises TypeError. Here, they are cast first.
 """
 
 from __future__ import annotations
@@ -18,34 +18,38 @@ from typing import Any
 
 import keras
 
+from tfopt.compat.layers import added_losses, layers_inside
+from tfopt.compat.trainer import loss_of, output_loss_means
+
 
 def compute_loss(
     model: keras.Model, *, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool, examples: Any
 ) -> Any:
-    """Returns a model's loss, and counts the losses of its single outputs.
+    """Returns a model's loss, and updates the metrics of the losses of its outputs.
 
     Args:
         model: A compiled model, which has just been called on `x`.
         x, y, y_pred, sample_weight, training: As in `keras.Model.compute_loss`.
-        examples: How many examples of the batch count.
+        examples: The number of examples.
     """
     _cast_added_losses(model)
     with _output_losses_count(model, examples):
-        return model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+        return loss_of(model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
 
 
 def _cast_added_losses(model: keras.Model) -> None:
-    for layer in model._flatten_layers():
-        for place, loss in enumerate(layer._losses):
+    for layer in layers_inside(model):
+        losses = added_losses(layer)
+        for place, loss in enumerate(losses):
             dtype = keras.backend.standardize_dtype(loss.dtype)
             if dtype in ("float16", "bfloat16") and dtype != keras.config.floatx():
-                layer._losses[place] = keras.ops.cast(loss, keras.config.floatx())
+                losses[place] = keras.ops.cast(loss, keras.config.floatx())
 
 
 @contextlib.contextmanager
 def _output_losses_count(model: keras.Model, examples: Any) -> Iterator[None]:
-    """While a loss is computed, weights what the mean of each output's loss is given by the number of examples."""
-    means = [] if model._compile_loss is None else [*model._compile_loss.metrics]  # the first call adds to the list
+    """While a loss is computed, weights the values of each output's loss metric by the number of examples."""
+    means = output_loss_means(model)  # the first call adds to it
     for mean in means:
         mean.update_state = functools.partial(_count, mean, examples)
     try:

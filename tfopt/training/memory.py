@@ -1,15 +1,17 @@
-"""Memory of the device: how TensorFlow takes it, what to lower when it runs out, and what may be computed twice.
+"""Memory of the device: how TensorFlow allocates it, how to lower its use, and rematerialisation.
 
-Rematerialisation drops values in the forward pass and computes them again for the gradient. Of the modes that
-`keras.RematScope` has, only "activations" survives `fit` on TensorFlow: it computes activation functions twice. It
-keeps what goes into the activation, and the next layer keeps what comes out; without it, relu keeps the latter alone.
-So it lowers the peak for activations made of several operations and raises it for relu. Measured on a CPU, 24 layers:
-Dense with gelu 0.54 times the memory, convolutions with swish 1.0 times, both with relu 1.8 to 1.9 times.
+Rematerialisation drops values of the forward pass and computes them again for the gradient. `keras.RematScope` has
+several modes. Only "activations" works in `fit` on TensorFlow: it computes activation functions twice. It keeps the
+input of the activation, and the next layer keeps the output. Without it, relu keeps only the output. So
+rematerialisation lowers the peak for activations made of several operations, and raises it for relu. Measured on a CPU
+with 24 layers: Dense with gelu 0.54 times the memory, convolutions with swish 1.0 times, both with relu 1.8 to 1.9
+times.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Iterator
 
@@ -23,10 +25,10 @@ _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB":
 
 
 def set_memory_growth() -> tuple[bool | None, str]:
-    """Makes TensorFlow take GPU memory as it needs it, where by default it takes nearly all of each GPU at once.
+    """Makes TensorFlow allocate GPU memory as it needs it. By default it allocates nearly all of each GPU at once.
 
-    Returns: whether it is on for every GPU, or None where there is none, and the reason. Once a GPU is in use nothing
-        can be changed; the reason then says so.
+    Returns: whether it is on for every GPU, or None if there is no GPU; and the reason. It cannot be changed after
+        TensorFlow has used a GPU; the reason then says so.
     Example:
         >>> value, reason = set_memory_growth()
         >>> value in (True, False, None) and bool(reason)
@@ -42,15 +44,15 @@ def set_memory_growth() -> tuple[bool | None, str]:
             tf.config.experimental.set_memory_growth(gpu, True)
     except RuntimeError:
         return False, "TensorFlow already started its devices; call set_memory_growth, or tfopt.plan, before using one"
-    except ValueError as error:  # virtual devices have a fixed share
+    except ValueError as error:  # virtual devices have a fixed amount of memory
         return False, f"TensorFlow refuses: {error}"
     return True, "memory is taken as needed, so that other processes keep theirs"
 
 
 def tensor_float_32(hardware: Hardware) -> tuple[bool, str]:
-    """Returns whether TensorFlow may use TensorFloat-32 for float32 products, and whether that has an effect here.
+    """Returns whether TensorFlow may use TensorFloat-32 for float32 products, and whether it has an effect here.
 
-    It rounds the factors to 10 bits of mantissa and is on by default; only GPUs since Ampere have it.
+    TensorFloat-32 rounds the factors to 10 bits of mantissa. It is on by default. Only GPUs since Ampere have it.
 
     Example:
         >>> tensor_float_32(Hardware(logical_cores=2, memory_bytes=2**33, tensorflow_version="2.21.0"))
@@ -70,7 +72,7 @@ def tensor_float_32(hardware: Hardware) -> tuple[bool, str]:
 
 @contextlib.contextmanager
 def tensor_float_32_scope(enabled: bool) -> Iterator[None]:
-    """Switches TensorFloat-32 on or off for what is run inside, and puts back what was set.
+    """Switches TensorFloat-32 on or off within the scope. Afterwards, the earlier setting is restored.
 
     Example:
         >>> with tensor_float_32_scope(False):
@@ -87,12 +89,12 @@ def tensor_float_32_scope(enabled: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def remat_scope(mode: str | None) -> Iterator[None]:
-    """Builds layers that are rematerialised in training: their choice is made when they are constructed.
+    """Builds layers that are rematerialised in training. A layer reads the mode when it is constructed.
 
     Args:
-        mode: One of REMAT_MODES, or None for none. "activations" saves memory with gelu and the like, not with relu.
+        mode: One of REMAT_MODES, or None. "activations" saves memory with gelu and similar functions, not with relu.
     Raises:
-        ConfigError: The mode is unknown, or Keras has it and it fails in `fit` on TensorFlow.
+        ConfigError: The mode is unknown, or it fails in `fit` on TensorFlow.
     Example:
         >>> with remat_scope("activations"):
         ...     layer = keras.layers.Dense(8, activation="gelu")
@@ -116,16 +118,16 @@ def out_of_memory_message(
     remat: str | None,
     hardware: Hardware,
 ) -> str:
-    """Returns what ran out of memory and what to lower, in the order in which it costs least.
+    """Returns an error message: which device is out of memory, and which settings to lower, the cheapest first.
 
     Args:
         error: TensorFlow's ResourceExhaustedError.
-        global_batch_size: Examples per step over all replicas.
-        replicas: How many share them.
-        accumulate: Micro-batches that a replica's share is split into.
-        precision: Name of the dtype policy.
+        global_batch_size: The examples of a step on all replicas together.
+        replicas: The number of replicas.
+        accumulate: The micro-batches of a step on each replica.
+        precision: The name of the dtype policy.
         remat: The rematerialisation mode, or None.
-        hardware: What it ran on.
+        hardware: The machine.
     Example:
         >>> error = tf.errors.ResourceExhaustedError(None, None, "Out of memory while trying to allocate 2.00GiB.")
         >>> machine = Hardware(logical_cores=2, memory_bytes=8 * 2**30, tensorflow_version="2.21.0")
@@ -139,7 +141,7 @@ def out_of_memory_message(
     """
     batch = max(1, global_batch_size // (replicas * accumulate))
     lines = [
-        f"Out of memory: {_what(str(error))} ({_memory(str(error), hardware)}) "
+        f"Out of memory: {_failed_allocation(str(error))} ({_memory(str(error), hardware)}) "
         f"with {batch} examples on each replica at a time.",
         "Lower it, the first that suits:",
     ]
@@ -164,21 +166,32 @@ def out_of_memory_message(
     return "\n".join(lines)
 
 
-def _what(message: str) -> str:
+def show_bytes(count: float) -> str:
+    """Returns a number of bytes for people to read.
+
+    Example:
+        >>> show_bytes(1536)
+        '1.5 KiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} PiB"
+
+
+def _failed_allocation(message: str) -> str:
     tensor = re.search(r"allocating tensor with shape\[([\d,]*)\] and type (\w+)", message)
     if tensor:
         dtype = tf.dtypes.as_dtype({"float": "float32", "double": "float64"}.get(tensor[2], tensor[2]))
-        count = 1
-        for size in filter(None, tensor[1].split(",")):
-            count *= int(size)
+        count = math.prod(int(size) for size in tensor[1].split(",") if size)
         node = re.search(r"\{\{node ([^}]+)\}\}", message)
         place = f" at {node[1]}" if node else ""
-        return (
-            f"a {dtype.name} tensor of shape [{tensor[1]}], {_size(count * dtype.size)},{place} could not be allocated"
-        )
+        size = show_bytes(count * dtype.size)
+        return f"a {dtype.name} tensor of shape [{tensor[1]}], {size},{place} could not be allocated"
     amount = re.search(r"allocate ([\d.]+) ?([KMGTP]?i?B|bytes)", message)
     if amount:
-        return f"{_size(float(amount[1]) * _UNITS.get(amount[2], 1))} could not be allocated"
+        return f"{show_bytes(float(amount[1]) * _UNITS.get(amount[2], 1))} could not be allocated"
     return "TensorFlow could not allocate a tensor"
 
 
@@ -186,25 +199,17 @@ def _memory(message: str, hardware: Hardware) -> str:
     device = re.search(r"/device:GPU:(\d+)", message)
     on_cpu = "/device:CPU:" in message or not hardware.gpus
     if on_cpu and not device:
-        return f"machine: {_size(hardware.memory_bytes)}"
+        return f"machine: {show_bytes(hardware.memory_bytes)}"
     index = int(device[1]) if device else 0
     gpu = hardware.gpus[index] if index < len(hardware.gpus) else None
     if gpu is None or gpu.memory_bytes is None:
         return f"GPU {index}: memory unavailable"
-    return f"GPU {index}, {gpu.name}: {_size(gpu.memory_bytes)}"
+    return f"GPU {index}, {gpu.name}: {show_bytes(gpu.memory_bytes)}"
 
 
 def _half_precision(precision: str, hardware: Hardware) -> str | None:
-    """The policy that halves activations where the device is not slowed down by it; a CPU is."""
+    """Returns a policy that halves the activations, or None if it would make the device slower, as it does a CPU."""
     if precision != "float32" or not hardware.gpus:
         return None
     least = min(gpu.compute_capability or (0, 0) for gpu in hardware.gpus)
     return "mixed_bfloat16" if least >= (8, 0) else "mixed_float16"
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} PiB"

@@ -1,4 +1,4 @@
-"""Turns every "auto" of a training configuration into a value, with the reason, before anything is built."""
+"""Decides every "auto" of a training configuration before the model is built, and gives the reasons."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from tfopt.training.distributed.strategy import choose_strategy, is_multi_worker
 from tfopt.training.memory import remat_scope, set_memory_growth, tensor_float_32
 from tfopt.training.precision import choose_precision
 
-# Small models gain most from it (benchmarks/plan_choices.py); more delays callbacks and gains little further.
+# Small models gain most from it (benchmarks/plan_choices.py). A larger number gains little and delays callbacks.
 STEPS_PER_CALL = 10
-# A pipeline of S stages idles (S - 1) / (M + S - 1) of the time with M micro-batches: a fifth with four for each stage.
+# With M micro-batches, the S stages of a pipeline are idle for (S - 1) / (M + S - 1) of the time: at most a fifth, if
+# there are four micro-batches for each stage.
 MICRO_BATCHES_PER_STAGE = 4
 
 
 class HasTraining(Protocol):
-    """Anything that carries a training configuration, such as a Recipe."""
+    """An object with a training configuration, such as a Recipe."""
 
     @property
     def training(self) -> TrainingConfig: ...
@@ -38,18 +39,18 @@ class Plan:
     """A training configuration with every "auto" decided.
 
     Attributes:
-        config: What was asked for.
-        hardware: What it was decided for.
+        config: The training configuration.
+        hardware: The machine that the plan is for.
         precision: Name of the Keras dtype policy.
         jit_compile: Whether XLA compiles the training step.
         strategy: The tf.distribute strategy, or None for one device or a pipeline.
-        stage_devices: The devices of a pipeline's stages; empty without one.
-        micro_batches: Those of a pipeline; 1 without one.
-        steps_per_execution: Steps run per call into TensorFlow.
-        prefetch: Batches made ready ahead.
+        stage_devices: The devices of a pipeline's stages; empty without a pipeline.
+        micro_batches: The micro-batches of a pipeline; 1 without a pipeline.
+        steps_per_execution: The steps of each call into TensorFlow.
+        prefetch: The batches that are loaded in advance.
         tensor_float_32: Whether float32 matrix products may use TensorFloat-32.
-        epoch: The number of the epoch, from which `pipeline` derives the order of the examples.
-        decisions: Each setting with its value and the reason; `print(plan)` shows them.
+        epoch: The number of the epoch. It decides the order of the examples in `pipeline`.
+        decisions: Each setting with its value and the reason. `print(plan)` shows them.
     """
 
     config: TrainingConfig
@@ -67,29 +68,29 @@ class Plan:
 
     @property
     def replicas(self) -> int:
-        """How many replicas train, each on a part of every batch."""
+        """The number of replicas. Each trains on a part of every batch."""
         return 1 if self.strategy is None else int(self.strategy.num_replicas_in_sync)
 
     @property
     def per_replica_batch_size(self) -> int:
-        """Examples per step on each replica."""
+        """The examples of a step on each replica."""
         return self.config.global_batch_size // self.replicas
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process, of several workers, is the one that writes files."""
+        """Whether this process writes the files, if there are several workers."""
         return self.strategy is None or bool(self.strategy.extended.should_checkpoint)
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Builds models with the plan's dtype policy and strategy; the policy that was set before is put back."""
+        """Builds models with the plan's dtype policy and strategy. Afterwards, the earlier policy is set again."""
         before = keras.config.dtype_policy()
         keras.config.set_dtype_policy(self.precision)
         try:
             with contextlib.ExitStack() as scopes:
                 if self.strategy is not None:
                     scopes.enter_context(self.strategy.scope())
-                if self.stage_devices:  # a model that no single device could hold is built beside them
+                if self.stage_devices:  # the model may be too large for one device, so it is built in host memory
                     scopes.enter_context(tf.device("CPU:0"))
                 scopes.enter_context(remat_scope(self.config.remat))
                 yield
@@ -97,21 +98,21 @@ class Plan:
             keras.config.set_dtype_policy(before)
 
     def pipeline(self, examples: Any, *, training: bool = True, **options: Any) -> tf.data.Dataset:
-        """Batches examples for `fit` (or, with training=False, for `evaluate`).
+        """Batches examples for `fit` or, with training=False, for `evaluate`.
 
-        In a `fit` of a model that `tfopt.compile` compiled with this plan, the order of an epoch depends on the seed
-        and the epoch alone, so a resumed training sees the examples that it would have seen.
+        If `tfopt.compile` compiled the model with this plan, the order of the examples depends only on the seed and on
+        the number of the epoch. So a resumed training sees the same examples as one without interruption.
 
         Args:
             examples: A tuple of arrays, or a tf.data.Dataset of single examples.
             training: Whether to shuffle and augment.
-            options: Further arguments of `tfopt.data.pipeline`.
+            options: More arguments of `tfopt.data.pipeline`.
         """
         settings = {
             "batch_size": self.config.global_batch_size,
             "seed": self.config.seed,
             "prefetch": self.prefetch,
-            # TensorFlow does not find the files behind an order that the epoch decides.
+            # If the epoch decides the order, TensorFlow cannot find the files of the dataset.
             "epoch": None if self.config.auto_shard == "file" else self.epoch,
             "auto_shard": self.config.auto_shard,
             "drop_remainder": training and self.config.drop_remainder,
@@ -125,16 +126,16 @@ class Plan:
 
 
 def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware | None = None) -> Plan:
-    """Decides every "auto" and refuses combinations that cannot train.
+    """Decides every "auto", and refuses settings that cannot train together.
 
-    Unless `memory_growth` is off, TensorFlow takes GPU memory as it needs it from here on. With strategy="multi_worker"
-    this waits for the other workers.
+    Unless `memory_growth` is off, TensorFlow allocates GPU memory as it needs it after this call. With
+    strategy="multi_worker", the call waits for the other workers.
 
     Args:
         config: A training configuration, or a recipe; None means TrainingConfig().
-        hardware: What to decide for; None means this machine.
+        hardware: The machine that the plan is for; None means this one.
     Raises:
-        ConfigError: The settings exclude each other; the message names the remedy.
+        ConfigError: The settings contradict each other. The message names the remedy.
     Example:
         >>> decided = plan(TrainingConfig(precision="float32", jit_compile=False, steps_per_execution=4))
         >>> decided.steps_per_execution, decided.decisions[0].reason
@@ -279,7 +280,7 @@ def _check_pipeline(config: TrainingConfig) -> None:
     if config.strategy == "pipeline":
         if config.accumulate > 1:
             raise ConfigError(
-                "accumulate must be 1 with strategy='pipeline', whose micro-batches serve the same end. "
+                "accumulate must be 1 with strategy='pipeline', whose micro-batches do the same. "
                 f"Received: accumulate={config.accumulate}. Set micro_batches."
             )
         return

@@ -1,14 +1,15 @@
-"""Which precision to train in, and whether a model is fit for it.
+"""Chooses the precision of training, and finds the outputs of a model that must stay float32.
 
-Half precision is for the matrix products. A softmax, a sigmoid or the logits that a loss reads need more: float16 has
-11 significant bits and ends at 65,504, bfloat16 has 8, so that probabilities such as 0.9961 and 1.0 become one. The
-outputs therefore stay float32, at the price of one small layer.
+Half precision is good for matrix products. A softmax, a sigmoid or the logits of a loss need more precision: float16
+has 11 significant bits and ends at 65,504; bfloat16 has 8 significant bits, so that 0.9961 and 1.0 become the same
+probability. So the outputs stay float32. That costs little, since it concerns one small layer.
 """
 
 from __future__ import annotations
 
 import keras
 
+from tfopt.compat.layers import set_dtype
 from tfopt.errors import UnsupportedModelError, unknown_name
 from tfopt.hardware import Hardware
 from tfopt.models.structure import layer_path, layers_inside, output_layers
@@ -21,12 +22,12 @@ HALF = ("float16", "bfloat16")
 def choose_precision(requested: str, hardware: Hardware) -> tuple[str, str]:
     """Decides the dtype policy and gives the reason.
 
-    A CPU gets bfloat16 only where it has AMX for it. Without, training was measured at 0.98x to 1.14x the speed of
-    float32 with avx512_bf16, and 2.5 times slower with neither.
+    A CPU gets bfloat16 only if it has AMX. Measured without AMX: with avx512_bf16, training runs at 0.98x to 1.14x the
+    speed of float32; without avx512_bf16, it is 2.5 times slower.
 
     Args:
-        requested: "auto", or the policy to keep; where the hardware does not carry it, the reason says so.
-        hardware: What to decide for.
+        requested: "auto", or the policy to use. If the hardware does not support that policy, the reason says so.
+        hardware: The machine to decide for.
     Returns: the name of the Keras dtype policy, and the reason.
     Raises:
         ConfigError: The name is unknown.
@@ -65,7 +66,7 @@ def _for_a_cpu(hardware: Hardware) -> tuple[str, str]:
 
 
 def _drawback(requested: str, hardware: Hardware) -> str | None:
-    """Returns why a precision that was asked for gains nothing on this hardware, or None."""
+    """Returns the reason why the requested precision gains nothing on this hardware, or None if it gains."""
     if requested == "float32":
         return None
     if not hardware.gpus:
@@ -85,9 +86,9 @@ def _drawback(requested: str, hardware: Hardware) -> str | None:
 def half_outputs(model: keras.Model) -> list[keras.Layer]:
     """Returns the layers that compute the model's outputs in float16 or bfloat16.
 
-    In a functional or Sequential model these are the layers behind each output, with those that only reshape or
-    activate in between. Of a subclassed model the outputs are not known; the layers it owns that end in a softmax are
-    returned, and none where there are none.
+    In a functional or Sequential model, these are the layers that compute each output, and the layers after them that
+    only reshape or activate. The outputs of a subclassed model are unknown; its own layers that end in a softmax are
+    returned.
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="logits", dtype="mixed_float16")])
@@ -100,12 +101,12 @@ def half_outputs(model: keras.Model) -> list[keras.Layer]:
 def float32_outputs(model: keras.Model) -> PassReport:
     """Makes the layers that `half_outputs` finds compute in float32, in place.
 
-    Only their dtype policy changes: weights stay (they were float32 under a mixed policy), nothing is rebuilt, and a
-    saved model keeps it. Call it before `compile`, or compile again, since a traced step keeps the old dtype.
+    Only their dtype policy changes. The weights stay, since a mixed policy keeps them in float32. No layer is rebuilt,
+    and a saved model keeps the change. Call this before `compile`, or compile again: a traced step keeps the old dtype.
 
     Args:
-        model: A built model. In a layer of your own that holds other layers, those change too; its `get_config` must
-            carry them if the change is to outlive saving.
+        model: A built model. If your own layer holds other layers, they change too. A saved model keeps that change
+            only if the layer's `get_config` includes them.
     Raises:
         UnsupportedModelError: The model is not built.
     Example:
@@ -147,7 +148,7 @@ def _why_not(layer: keras.Layer) -> str | None:
 
 
 def _declare_float32(model: keras.Model) -> None:
-    """Sets the dtype that `model.outputs` announces. Keras fixed it when the model was built and offers no setter."""
+    """Sets the dtype of `model.outputs`. Keras set it when the model was built, and has no public way to change it."""
     for output in keras.tree.flatten(getattr(model, "outputs", None) or []):
         if output.dtype in HALF:
-            output._dtype = "float32"
+            set_dtype(output, "float32")

@@ -1,10 +1,10 @@
-"""Whether XLA can compile a model's training step, and what to make of an error when it could not.
+"""Finds out whether XLA can compile a model's training step, and explains the error if it could not.
 
-XLA compiles a step only if it has a kernel for each of its operations. Keras knows some layers for which it has none
-and some it merely does not trust; others fail at the first step. What is listed here was found by compiling a training
-step of nearly every Keras layer (TensorFlow 2.21). A layer is named before training starts where that is possible:
-not every failure is an error to fall back from. A TextVectorization in a compiled step aborts the whole process once
-XLA has compiled something else.
+XLA compiles a step only if it has a kernel for each operation in it. Keras marks some layers that XLA cannot compile or
+that Keras did not test; other layers fail at the first step. The layers listed here were found by compiling a training
+step of nearly every Keras layer (TensorFlow 2.21). If possible, a layer is named before training starts, because
+training cannot continue after every failure: a TextVectorization in a compiled step aborts the whole process if XLA
+has compiled something else before.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 from keras import layers
-from tensorflow.python.framework.config import is_op_determinism_enabled
 
+from tfopt.compat.layers import direct_layers
+from tfopt.compat.tensorflow import is_op_determinism_enabled
 from tfopt.report import Skip
 
-# Keras lets these through and XLA refuses them. Each is checked against a real compilation in the tests.
+# Keras accepts these layers and XLA refuses them. The tests compile each of them.
 NO_KERNEL: dict[type, str] = {
     layers.MixUp: "XLA has no kernel for the gamma distribution it draws from; mix in the input pipeline",
     layers.CutMix: "XLA has no kernel for the gamma distribution it draws from; mix in the input pipeline",
@@ -30,19 +31,19 @@ NO_KERNEL_INTERPOLATIONS = ("bicubic", "lanczos3", "lanczos5")
 
 _TEXT = (layers.StringLookup, layers.IntegerLookup, layers.TextVectorization, layers.Hashing, layers.HashedCrossing)
 _CONVERSION_FAILED = "tf2xla conversion failed"
-# What TensorFlow says of a step that is wrong with or without XLA. "<=" marks a shape that only XLA bounds so.
+# TensorFlow's messages for a step that is wrong with or without XLA. A shape with "<=" exists only under XLA.
 _ORDINARY = re.compile(r"(Incompatible shapes|Matrix size-incompatible): (?!.*<=)")
 
 
 def xla_blockers(model: keras.Model) -> list[Skip]:
-    """Returns why XLA cannot, or should not, compile the model's training step; empty when nothing is known against it.
+    """Returns the reasons why XLA cannot, or should not, compile the model's training step; an empty list if none.
 
-    Operations inside a Lambda or a layer of your own are not looked at; where XLA refuses one, the first step raises
-    what `compilation_failed` recognises. XLA does compile operations whose output shape depends on values, such as
-    `tf.boolean_mask` and `tf.unique`.
+    The operations inside a Lambda or inside your own layer are not checked. If XLA refuses one, the first step raises
+    an error that `compilation_failed` recognises. XLA can compile operations whose output shape depends on values, such
+    as `tf.boolean_mask` and `tf.unique`.
 
     Args:
-        model: Any Keras model; a subclassed one shows its layers once they are made.
+        model: Any Keras model. The layers of a subclassed model are found after they are created.
     Example:
         >>> model = keras.Sequential([keras.Input((4,), dtype="int32"), layers.Hashing(8, name="hash")])
         >>> print(xla_blockers(model)[0].reason)
@@ -60,7 +61,7 @@ def xla_blockers(model: keras.Model) -> list[Skip]:
 
 
 def _walk(model: keras.Model) -> Iterator[tuple[str, keras.Layer]]:
-    """Every layer once with its path, a container before what it holds."""
+    """Yields every layer once with its path: first a layer, then the layers inside it."""
     waiting: list[tuple[str, keras.Layer]] = [("", model)]
     seen: set[int] = set()
     while waiting:
@@ -69,7 +70,7 @@ def _walk(model: keras.Model) -> Iterator[tuple[str, keras.Layer]]:
             continue
         seen.add(id(layer))
         yield path or layer.name, layer
-        waiting = [(f"{path}/{inner.name}".lstrip("/"), inner) for inner in layer._layers] + waiting
+        waiting = [(f"{path}/{inner.name}".lstrip("/"), inner) for inner in direct_layers(layer)] + waiting
 
 
 def _why_not(layer: keras.Layer) -> str | None:
@@ -93,7 +94,7 @@ def _why_not(layer: keras.Layer) -> str | None:
 def compilation_failed(error: BaseException) -> bool:
     """Returns whether an error comes from XLA's compilation, so that the same step may run without XLA.
 
-    An ordinary error that XLA merely met first, such as shapes of loss and labels that do not match, is none.
+    It returns False for an error that would also occur without XLA, such as shapes of loss and labels that differ.
 
     Example:
         >>> @tf.function(jit_compile=True)
@@ -112,10 +113,10 @@ def compilation_failed(error: BaseException) -> bool:
 
 
 def compilation_cause(error: BaseException, model: keras.Model) -> str:
-    """Returns in one line which operation XLA refused and, where TensorFlow tells, the layer it is in.
+    """Returns in one line which operation XLA refused and, if TensorFlow names it, in which layer.
 
     Args:
-        error: One for which `compilation_failed` is true.
+        error: An error for which `compilation_failed` is true.
         model: The model whose step was compiled.
     Example:
         >>> model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
@@ -133,13 +134,13 @@ def compilation_cause(error: BaseException, model: keras.Model) -> str:
     elif unsupported:
         what = f"no XLA kernel for {unsupported}"
     else:
-        what = next((line for line in message.splitlines() if _says_something(line)), type(error).__name__).strip()
+        what = next((line for line in message.splitlines() if _is_useful(line)), type(error).__name__).strip()
     layer = _layer_of(node, model) if node else None
     place = f", in layer {layer[0]!r} ({type(layer[1]).__name__})" if layer else f", at {node}" if node else ""
     return f"XLA could not compile the step: {what.rstrip('.')}{place}"
 
 
-def _says_something(line: str) -> bool:
+def _is_useful(line: str) -> bool:
     noise = ("Graph execution error", "Detected at node", "<stack traces", "Stack trace", "File ", "[[")
     return bool(line.strip()) and not line.strip().startswith(noise)
 
@@ -150,8 +151,8 @@ def _first(pattern: str, text: str) -> str | None:
 
 
 def _layer_of(node: str, model: keras.Model) -> tuple[str, keras.Layer] | None:
-    """The innermost layer whose names, in order, are scopes of a node: `net_1/rotate_1/Op` is in layer `rotate`."""
-    # TensorFlow adds _1 to a scope it has seen before.
+    """Returns the innermost layer whose path is in the scopes of a node: `net_1/rotate_1/Op` is in layer `rotate`."""
+    # TensorFlow adds _1 to a scope that it has used before.
     scopes = [{scope, re.sub(r"_\d+$", "", scope)} for scope in node.split("/")]
     best: tuple[str, keras.Layer] | None = None
     for path, layer in _walk(model):

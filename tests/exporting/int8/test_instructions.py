@@ -94,7 +94,7 @@ def kernel(name, signed, values, bits):
     editor = GraphEditor(graph.graph_def)
     (fusion,), _ = find_fusions(graph, editor)
     span = Range(limit=float(x.max()), signed=signed)
-    top = grid.top_of(editor, fusion, {fusion.input: span})
+    top = grid.qmax_of(editor, fusion, {fusion.input: span})
     if function is tf.matmul:
         sums = x @ (signs * top)
     elif function is convolution:

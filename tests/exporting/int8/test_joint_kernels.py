@@ -14,7 +14,7 @@ import tfopt
 from tfopt.exporting.int8.kernels import lower_to_int8
 from tfopt.graph import GraphEditor
 from tfopt.quantization.annotation.fusion import find_fusions
-from tfopt.quantization.annotation.ranged_tensors import find_joints
+from tfopt.quantization.annotation.ranged_tensors import find_shared_range_ops
 
 PLAIN = tfopt.QuantizationConfig(equalization=False, smooth_quant=0.0, bias_correction=False)
 SHAPE = (16, 16, 3)
@@ -205,7 +205,7 @@ def test_a_branch_kept_float_leaves_the_concatenation_float():
     quantized = tfopt.quantize(build(branches), PLAIN, calibration_data=images())
     editor = GraphEditor(quantized.float_graph.graph_def)
     fusions, _ = find_fusions(quantized.float_graph, editor)
-    (found,) = find_joints(editor, fusions, quantized.ranges)
+    (found,) = find_shared_range_ops(editor, fusions, quantized.ranges)
     branch = next(fusion for fusion in fusions if fusion.output == found.inputs[0])
     fewer = quantized.leaving_float({branch.op: "tried"})
     lowered = lower_to_int8(fewer.graph)

@@ -10,9 +10,9 @@ from keras import layers
 
 from tfopt.errors import ConfigError, TfoptWarning
 from tfopt.exporting import ExportConfig, export
-from tfopt.exporting.int8.minimum_cut import SINK, SOURCE, FlowNetwork
+from tfopt.exporting.int8.assignment import SINK, SOURCE, FlowNetwork
+from tfopt.exporting.int8.node_times import TimedGraph, feeds_of
 from tfopt.exporting.int8.selection import fastest_fit, in_turns, select_int8, stay_float
-from tfopt.exporting.int8.time_table import feeds_of
 from tfopt.graph import freeze
 from tfopt.hardware import detect
 from tfopt.quantization import quantize
@@ -51,7 +51,7 @@ def table(tmp_path, quantized, times, conversion=0.0, sizes=(1, 10**6), batch_si
 
 
 def select(quantized, path, batch_sizes=(1,)):
-    chosen = select_int8(quantized, feeds_of(quantized.float_graph, X, batch_sizes), path)
+    chosen = select_int8(quantized, feeds_of(quantized.float_graph, X, batch_sizes), path).model
     return chosen, {change.name.split("/")[1].removesuffix("_1") for change in chosen.report.changed}
 
 
@@ -197,10 +197,20 @@ def test_graphs_are_called_in_turns_until_it_is_clear_that_none_is_fit():
 
     small, large = graph_of(1), graph_of(12)
     feeds = {size: {"x": np.ones((size, 256), "float32")} for size in (1, 8)}
-    ratios = in_turns(small, [large, large], feeds)
-    assert all(ratio > 1.2 for each in ratios for ratio in each)
-    assert fastest_fit(ratios) is None
-    assert fastest_fit(in_turns(large, [small], feeds)) == 0
+    with TimedGraph(small) as fast, TimedGraph(large) as slow:
+        ratios = in_turns(fast, [slow, slow], feeds)
+        assert all(ratio > 1.2 for each in ratios for ratio in each)
+        assert fastest_fit(ratios) is None
+        assert fastest_fit(in_turns(slow, [fast], feeds)) == 0
+        assert fastest_fit(in_turns(slow, [slow, fast], feeds)) == 1
+
+
+def test_a_table_of_an_older_version_says_chains(tmp_path, quantized):
+    path = table(tmp_path, quantized, {name: (2.0, 1.0) if name == "last" else (1.0, 2.0) for name in NAMES})
+    content = json.loads(path.read_text())
+    content["chains"] = content.pop("fusions")
+    path.write_text(json.dumps(content))
+    assert select(quantized, path)[1] == {"last"}
 
 
 def test_a_table_that_could_not_be_written_is_refused_before_the_work(tmp_path, quantized):

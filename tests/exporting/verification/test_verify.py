@@ -236,6 +236,12 @@ def test_batch_size_below_one(artifacts):
         verify(artifacts / "float32", batch_size=0)
 
 
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])
+def test_seconds_out_of_range(seconds, artifacts):
+    with pytest.raises(ConfigError, match=rf"seconds must be .*at least 0. Received: seconds={seconds}. Pass the time"):
+        verify(artifacts / "float32", seconds=seconds)
+
+
 def test_a_damaged_file(model, tmp_path):
     export(model, tmp_path / "a")
     file = tmp_path / "a" / "saved_model.pb"

@@ -14,8 +14,8 @@ from tfopt.graph import GraphEditor
 from tfopt.quantization import QuantizationConfig, quantize
 from tfopt.quantization.annotation.fusion import find_fusions
 from tfopt.quantization.metrics import top1_accuracy
-from tfopt.quantization.post_training.accuracy_budget import Score, keep_budget
-from tfopt.quantization.post_training.accuracy_trials import Trials
+from tfopt.quantization.post_training.accuracy_budget import Score, search_float_nodes
+from tfopt.quantization.post_training.accuracy_evaluator import AccuracyEvaluator
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(48, 8, 8, 3)).astype("float32")
@@ -36,7 +36,7 @@ def additive(costs):
 @settings(max_examples=200, deadline=None)
 def test_where_costs_add_up_no_choice_needs_fewer(costs, drop):
     evaluate = additive({f"node{number}": cost / 1000 for number, cost in enumerate(costs)})
-    budget = keep_budget([f"node{number}" for number in range(len(costs))], evaluate, drop / 1000)
+    budget = search_float_nodes([f"node{number}" for number in range(len(costs))], evaluate, drop / 1000)
     assert evaluate.calls <= 2 * len(costs) + 10
     assert evaluate(budget.kept_float).value >= 1 - drop / 1000 - 1e-6
     falling = sorted(costs, reverse=True)
@@ -52,7 +52,7 @@ def test_costs_that_do_not_add_up_are_given_back():
         drop += 0.2 * (not {"a", "b"} & set(kept_float))
         return Score(value=1 - drop, error=drop)
 
-    budget = keep_budget(["a", "b", "c", "d"], evaluate, 0.06)
+    budget = search_float_nodes(["a", "b", "c", "d"], evaluate, 0.06)
     assert len(budget.kept_float) == 2
     assert "c" in budget.kept_float
     assert any("back to int8" in step.detail for step in budget.steps)
@@ -61,7 +61,7 @@ def test_costs_that_do_not_add_up_are_given_back():
 
 def test_what_holds_already_is_not_searched():
     evaluate = additive({"a": 0.01, "b": 0.02})
-    budget = keep_budget(["a", "b"], evaluate, 0.05)
+    budget = search_float_nodes(["a", "b"], evaluate, 0.05)
     assert not budget.kept_float
     assert evaluate.calls == 2
 
@@ -89,7 +89,7 @@ def test_a_trial_is_the_model_with_these_nodes_float():
     quantized = replace(quantized, adjustments=adjustments)
     exact = residual().predict(X, verbose=0)
     inputs = [quantized.float_graph.feed(X[:30]), quantized.float_graph.feed(X[30:])]
-    trials = Trials(
+    trials = AccuracyEvaluator(
         quantized.float_graph,
         {},
         quantized.ranges,

@@ -10,7 +10,11 @@ from tfopt.graph import GraphEditor, freeze
 from tfopt.quantization import QuantizationConfig, quantize
 from tfopt.quantization.annotation.fusion import find_fusions
 from tfopt.quantization.post_training.channel_groups import find_groups, rescale
-from tfopt.quantization.post_training.equalization_and_smooth_quant import Reading, balancing_scales, rounding_error
+from tfopt.quantization.post_training.equalization_and_smooth_quant import (
+    ChannelStatistics,
+    balancing_scales,
+    rounding_error,
+)
 
 GENERATOR = np.random.default_rng(0)
 IMAGES = GENERATOR.normal(size=(12, 8, 8, 6)).astype("float32")
@@ -243,7 +247,9 @@ def test_the_rounding_error_is_what_rounding_causes(depthwise, signed):
     x = x if signed else np.abs(x)
     weights = generator.normal(size=(1, 6) if depthwise else (1, 6, 40))
     weights /= np.abs(weights).max(axis=0 if depthwise else (0, 1))
-    reading = Reading(limits=np.abs(x).max(axis=0), squares=(x**2).mean(axis=0), signed=signed, weights=weights)
+    reading = ChannelStatistics(
+        limits=np.abs(x).max(axis=0), squares=(x**2).mean(axis=0), signed=signed, weights=weights
+    )
     scales = 10 ** generator.uniform(-0.5, 0.5, 6)
 
     def rounded(values, limit, steps):

@@ -77,7 +77,7 @@ def test_what_does_not_fit(model):
     with pytest.raises(ConfigError, match="int4 takes no calibration_data"):
         quantize(model, CONFIGS["int4"](), calibration_data=TOKENS)
     wrong = keras.quantizers.GPTQConfig(TOKENS, None, quantization_layer_structure={"sequential_blocks": ["b7"]})
-    with pytest.raises(ConfigError, match="'b7', which 0 have"):
+    with pytest.raises(ConfigError, match="'b7', which is the name of 0 layers"):
         quantize(model, wrong)
     with pytest.raises(UnsupportedModelError, match="must be a built"):
         quantize(keras.Sequential([layers.Dense(3)]), CONFIGS["int4"]())

@@ -1,4 +1,4 @@
-"""The lock of a checkpoint directory: real processes, killed and forked."""
+"""The lock of a checkpoint directory, with real processes that are killed and forked."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A training that is interrupted, however, and started again ends with the bits of one that was not."""
+"""A training that is interrupted in any way and resumed ends with the same bits as one without interruption."""
 
 import functools
 import json
@@ -30,7 +30,7 @@ class Interrupted(Exception):
 
 
 class Interrupt(keras.callbacks.Callback):
-    """Ends the training as a crash would, after so many steps in all."""
+    """Ends the training like a crash, after so many steps in all."""
 
     def __init__(self, step):
         super().__init__()
@@ -198,7 +198,7 @@ def test_a_training_that_was_stopped_early_stays_stopped(tmp_path):
 
 
 class KeepsTheBest(keras.callbacks.EarlyStopping):
-    """Restores other weights than the last when the training ends: for a while the loss only gets better."""
+    """Restores weights at the end that are not the last ones: it prefers the highest loss."""
 
     def __init__(self):
         super().__init__("loss", mode="max", patience=2, restore_best_weights=True)
@@ -279,7 +279,7 @@ def test_data_that_goes_on_from_epoch_to_epoch_is_brought_forward(tmp_path, end,
 
 
 class Lives:
-    """Trainings in forks of one process that has imported TensorFlow."""
+    """Runs trainings in forks of one process that has imported TensorFlow."""
 
     def __init__(self, log):
         self.log = log
@@ -307,7 +307,7 @@ class Lives:
         assert self.end() == 0
 
     def killed(self, calls, seconds, **request):
-        """Whether the training was killed before its end, so long after its fit began."""
+        """Kills a training after so many calls and seconds. Returns whether that was before its end."""
         pid = self.start(**request)
         for _ in range(1 + calls):
             if self.answer() == 0:

@@ -1,4 +1,4 @@
-"""A run that is stopped and goes on in a fresh process ends with the same bits as one that was not stopped."""
+"""A run that is stopped and resumed in a new process ends with the same bits as a run without interruption."""
 
 import json
 import os
@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from tfopt.errors import ArtifactError, UnsupportedModelError
 from tfopt.pruning.masks import attach_mask
-from tfopt.training.checkpointing.state import gather_state, read_random, read_state, write_random, write_state
+from tfopt.training.checkpointing.random_state import read_random, write_random
+from tfopt.training.checkpointing.state import gather_state, read_state, write_state
 from tfopt.training.checkpointing.store import CheckpointStore
 
 RNG = np.random.default_rng(0)
@@ -28,7 +29,8 @@ CONTINUES = """
     import numpy as np, tensorflow as tf, keras
     from pathlib import Path
     from tfopt.training.checkpointing.store import CheckpointStore
-    from tfopt.training.checkpointing.state import build_state, read_random, read_state, write_random, write_state
+    from tfopt.training.checkpointing.random_state import read_random, write_random
+    from tfopt.training.checkpointing.state import build_state, read_state, write_state
 
     mode, directory, *kinds = sys.argv[1:]
     cpu = tf.config.list_physical_devices("CPU")[0]
@@ -229,7 +231,7 @@ def test_what_differs_is_named_and_nothing_is_assigned():
     cases = {
         r"model/0000 \(sequential\w*/dense\w*/kernel\).*\(4, 3\).*\(4, 5\).*Build the model": small(width=5),
         r"optimizer/.*Compile with the optimizer": small("sgd"),
-        r"metrics/0000 of shape \(\) is nothing the model has": keras.Sequential([keras.Input((4,)), *small().layers]),
+        r"metrics/0000 of shape \(\) is not in the model": keras.Sequential([keras.Input((4,)), *small().layers]),
     }
     for words, other in cases.items():
         if other.compiled and other.optimizer.name == "adam":

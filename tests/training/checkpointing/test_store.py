@@ -1,4 +1,4 @@
-"""The store against damage, kills, full disks and several processes: real files and real processes."""
+"""The store survives damage, kills, full disks and several processes, with real files and real processes."""
 
 import fcntl
 import json
@@ -221,7 +221,7 @@ def test_a_directory_that_cannot_be_written_is_a_clear_error(tmp_path):
 
 
 def process(code, *arguments, **options):
-    """Starts a Python process that has the store at hand, without the seconds that importing TensorFlow takes."""
+    """Starts a Python process that imports the store, but not TensorFlow, which takes seconds."""
     prelude = f"""
         import importlib.util, resource, sys
         import numpy as np
@@ -300,7 +300,7 @@ def test_the_file_a_living_process_writes_is_not_a_leftover(tmp_path):
 
 
 def test_a_file_of_another_process_with_the_same_id_is_no_obstacle_and_stays(tmp_path):
-    """In containers every training is process 1; and a file system may not let a leftover be locked or removed."""
+    """In containers every training is process 1, and some file systems can neither lock nor remove a leftover file."""
     others = [tmp_path / f".step-00000001.npz.tmp-{os.getpid()}", tmp_path / ".nfs000000000000002a00000001"]
     for other in others:
         other.write_text("another's")

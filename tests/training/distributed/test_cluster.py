@@ -224,7 +224,7 @@ def test_the_kubernetes_manifest_composes_tf_config():
 
 @pytest.mark.parametrize(("ends_with", "requeued"), [(143, True), (1, False)])
 def test_the_sbatch_file_requeues_after_sigterm_only_when_a_checkpoint_was_saved(ends_with, requeued, tmp_path):
-    """srun and scontrol are programs here that do what Slurm's do: run the command, and note the job."""
+    """Programs named srun and scontrol do here what Slurm's do: run the command, and record the job."""
     programs = {
         "srun": '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n',
         "scontrol": f'#!/bin/bash\necho "$@" > {tmp_path}/requeued\n',

@@ -28,7 +28,7 @@ def script(tmp_path):
 
 
 def start(*words):
-    """A launcher in a process of its own."""
+    """Starts a launcher in a separate process."""
     code = "import sys; from tfopt.cli import main; sys.exit(main(sys.argv[1:]))"
     return subprocess.Popen(
         [sys.executable, "-c", code, "launch", *map(str, words)],
@@ -39,7 +39,7 @@ def start(*words):
 
 
 def gone(numbers, within_s=10.0):
-    """Whether all processes end in time; one that nobody has waited for yet has ended too."""
+    """Returns whether all processes end in time. A zombie has ended too."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if not [number for number in numbers if _runs(number)]:

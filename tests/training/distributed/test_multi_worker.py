@@ -1,4 +1,4 @@
-"""Workers in processes of their own train one model: that of one device, also when one of them is killed."""
+"""Workers in separate processes train the same model as one device, even if one of them is killed."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def assert_same_bits(found, expected):
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
-    """The results of all cases, and of the long training undisturbed, from one start of two workers."""
+    """Returns the results of all cases, and of the long training without interruption, from one launch."""
     directory = tmp_path_factory.mktemp("results")
     cases = {**EQUAL_TO_ONE_DEVICE, **OTHERS, "long": {**LONG, "checkpoint_dir": str(directory / "undisturbed")}}
     request = json.dumps({"results": str(directory), "cases": cases})
@@ -91,7 +91,7 @@ def test_statistics_moved(launched, name):
 
 
 def start(directory, checkpoints):
-    """Two workers without the launcher, which would stop one when the other fails."""
+    """Starts two workers without the launcher, which would stop one if the other fails."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in sockets]
     for server in sockets:

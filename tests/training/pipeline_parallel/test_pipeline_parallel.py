@@ -1,4 +1,4 @@
-"""Two stages on two devices train like one device, and each device holds what belongs to its stage, and no more."""
+"""Two stages on two devices train like one device, and each device holds only the variables of its stage."""
 
 from itertools import combinations, pairwise
 
@@ -16,7 +16,7 @@ RNG = np.random.default_rng(0)
 
 
 def train_step(stages, micro_batches):
-    """A training step as Keras' own, through the stages."""
+    """A model whose training step is like Keras' own, but runs the stages."""
     model = stages.model
 
     def step(data):
@@ -30,7 +30,7 @@ def train_step(stages, micro_batches):
 
 
 def fit(build, x, y, *, micro_batches=None, optimizer="adam", devices=DEVICES, cuts=None, batch_size=8, **options):
-    """Trains on one device, or in stages where micro_batches are given."""
+    """Trains on one device, or in stages if micro_batches are given."""
     keras.utils.set_random_seed(0)
     model = build()
     loss = options.pop("loss", "mse")
@@ -47,7 +47,7 @@ def fit(build, x, y, *, micro_batches=None, optimizer="adam", devices=DEVICES, c
 
 
 def assert_same(build, x, y, tolerance=1e-5, micro_batches=(2,), **options):
-    """Losses, metrics and weights after training are those of one device."""
+    """Checks that losses, metrics and weights after training are those of one device."""
     plain, _, expected = fit(build, x, y, **options)
     for count in micro_batches:
         model, stages, history = fit(build, x, y, micro_batches=count, **options)
@@ -65,7 +65,7 @@ def device_of(variable):
 
 
 def assert_in_place(stages, optimizer):
-    """Every variable, and every slot of it, lies on the device of its stage; returns the number of slots."""
+    """Checks that every variable and its slots are on the device of its stage. Returns the number of slots."""
     of_layer = {name: record.device for record in stages.records for name in record.layers}
     expected = {}
     for layer in stages.model.layers:
@@ -105,7 +105,7 @@ def residual_cnn():
 
 
 def many_to_many():
-    """Two inputs, two outputs, the first of them from the first stage, and skips over a stage."""
+    """Has two inputs, two outputs (one of them from the first stage), and connections that skip a stage."""
     left, right = keras.Input((4,), name="left"), keras.Input((5,), name="right")
     a = layers.Dense(8, "relu", name="a")(left)
     early = layers.Dense(2, name="early")(a)
@@ -117,7 +117,7 @@ def many_to_many():
 
 
 def shared():
-    """One embedding looked up twice, a mask, and the same dense layer called twice."""
+    """Has an embedding that is called twice, a mask, and a dense layer that is called twice."""
     words, more = keras.Input((5,), dtype="int32"), keras.Input((5,), dtype="int32")
     embedding, dense = layers.Embedding(20, 6, mask_zero=True), layers.Dense(6, "tanh", name="twice")
     pooled = [layers.GlobalAveragePooling1D()(dense(embedding(each))) for each in (words, more)]
@@ -373,7 +373,7 @@ class Subclassed(keras.Model):
         ({"devices": ["CPU:0"] * 3, "cuts": ["third", "second"]}, ConfigError, "in the order of the graph"),
         ({"model": lambda: Subclassed()}, UnsupportedModelError, "functional API"),
         ({"model": lambda: keras.Sequential([layers.Dense(1)])}, UnsupportedModelError, r"model\.build\(shape\)"),
-        ({"model": revisited, "cuts": ["between"]}, ConfigError, "may not part the calls of layer 'twice'"),
+        ({"model": revisited, "cuts": ["between"]}, ConfigError, "must not separate the calls of layer 'twice'"),
         ({"model": revisited}, ConfigError, "Give at most 1 device"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A training that cannot succeed ends with what happened, the likely cause and the remedy."""
+"""A training that cannot succeed ends with an error: what happened, the likely cause and the remedy."""
 
 import keras
 import numpy as np
@@ -78,7 +78,7 @@ def test_the_last_good_checkpoint_is_named_and_a_bad_state_is_not_saved(tmp_path
 
 
 def test_weights_that_are_not_finite_are_not_saved_though_the_loss_is(tmp_path):
-    """On a CPU a relu makes zero of NaN, so the loss does not show what the first layer's gradient became."""
+    """On a CPU, a relu turns NaN into zero. So the loss is finite while the first layer's gradient is not."""
     x = X.copy()
     x[0] = np.nan
     relu = [keras.layers.Dense(8), keras.layers.Lambda(lambda value: tf.where(value > 0, value, 0.0))]

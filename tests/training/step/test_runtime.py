@@ -1,4 +1,4 @@
-"""tfopt's step lies under Keras' own fit: where it is put on, taken off, refused, and what it does when XLA fails."""
+"""tfopt's step in Keras' fit: when it is installed, removed and refused, and what it does if XLA fails."""
 
 import warnings
 
@@ -69,7 +69,7 @@ def test_arrays_generators_and_single_batches_train():
 
 
 class Batches(keras.callbacks.Callback):
-    """The number of the last batch of each execution."""
+    """Records the number of the last batch of each execution."""
 
     def __init__(self):
         super().__init__()
@@ -229,7 +229,7 @@ def test_sample_weights_and_inputs_in_a_dict():
 
 
 class OwnLoss(keras.Model):
-    """Overrides what Keras documents as the place for one's own loss and metrics."""
+    """Overrides the methods that Keras documents for one's own loss and metrics."""
 
     def __init__(self):
         super().__init__()
@@ -277,7 +277,7 @@ def test_a_model_with_its_own_train_step_keeps_it_and_is_told_what_it_loses():
     report = compile(model, decided, loss="mse")
     assert not report.changed
     assert "own train_step" in report.skipped[0].reason
-    assert "whole executions of 2 steps" in report.skipped[0].reason
+    assert "executions of 2 steps" in report.skipped[0].reason
     model.fit(X, Y, batch_size=8, verbose=0)
     assert float(model.steps) == 5
     assert installed(model) == set()
@@ -320,7 +320,7 @@ def scalar_loss(y, y_pred):
 
 
 class WithTerm(keras.Sequential):
-    """Adds a term by hand that is the same for all examples."""
+    """Adds a term that is the same for all examples."""
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         term = keras.ops.sum(keras.ops.square(self.layers[0].kernel))
@@ -329,7 +329,7 @@ class WithTerm(keras.Sequential):
 
 @pytest.mark.slow
 def test_a_loss_function_that_averages_by_itself_counts_the_same_on_replicas(two_replicas):
-    """Keras divides losses by the number of replicas only where they have a value for each example."""
+    """Keras divides a loss by the number of replicas only if it has a value for each example."""
     results = []
     for strategy, accumulate in (("none", 1), (two_replicas, 1), (two_replicas, 2)):
         decided = plan(TrainingConfig(strategy=strategy, accumulate=accumulate, global_batch_size=8, jit_compile=False))
@@ -364,7 +364,7 @@ def test_gradient_accumulation_of_an_optimizer_is_refused_on_replicas(two_replic
 
 @keras.saving.register_keras_serializable("tfopt_tests")
 class Unsupported(keras.layers.Layer):
-    """An operation for which XLA has no kernel, in a layer that does not say so."""
+    """Runs an operation that XLA has no kernel for, and does not declare that."""
 
     def call(self, x):
         doubled = tf.strings.to_number(tf.strings.as_string(x))

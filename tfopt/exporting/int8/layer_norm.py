@@ -1,8 +1,8 @@
-"""Computes each layer normalisation by TensorFlow's one kernel for it (oneDNN, x86-64).
+"""Replaces each layer normalisation by TensorFlow's kernel for it (oneDNN, x86-64).
 
-Keras writes (x - mean(x)) / sqrt(variance(x) + epsilon) * scale + offset as ten nodes, each of which passes over the
-tensor. As the nodes differ between versions and libraries, they are not compared to a pattern: a group of nodes that
-begins with a mean is computed on random numbers, and what comes out is compared to the formula.
+Keras writes (x - mean(x)) / sqrt(variance(x) + epsilon) * scale + offset as ten nodes, and each of them passes over the
+tensor. The nodes differ between versions and libraries, so they are not matched with a pattern. Instead, a group of
+nodes that begins with a mean is computed on random numbers, and the result is compared with the formula.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tfopt.graph.edit import AttrValue, GraphDef, NodeDef, dtype_attr, producer
 OPS = ("Mean", "StopGradient", "SquaredDifference", "Square", "Add", "AddV2", "Sub", "Mul", "RealDiv", "Neg")
 ROOTS = ("Rsqrt", "Sqrt")
 LARGEST_GROUP = 16
-RANKS = (2, 3)  # of what the kernel takes
+RANKS = (2, 3)  # of the tensors that the kernel accepts
 TOLERANCE = 1e-4
 FLOAT = dtype_attr(tf.float32)
 
@@ -30,10 +30,10 @@ class LayerNorm:
 
     Attributes:
         input: The tensor.
-        nodes: Names of the nodes that compute it, the last of which has its result.
-        scale: One value for each channel.
-        offset: Likewise.
-        epsilon: What is added to the variance.
+        nodes: The names of the nodes that compute it. The last one has the result.
+        scale: The factor of each channel.
+        offset: The offset of each channel.
+        epsilon: The number that is added to the variance.
     """
 
     input: str
@@ -81,7 +81,7 @@ def _find(
 
 
 def _next(editor: GraphEditor, group: list[str], source: str) -> str | None:
-    """Returns a node that reads the group, and besides it at most its source and constants."""
+    """Returns a node that reads the group, and besides it only the group's source and constants."""
     for member in group:
         for name in editor.consumers.get(member, ()):
             node = editor.nodes[name]
@@ -94,12 +94,12 @@ def _next(editor: GraphEditor, group: list[str], source: str) -> str | None:
 
 
 def _measured(editor: GraphEditor, source: str, nodes: tuple[str, ...], shape: tf.TensorShape) -> LayerNorm | None:
-    """Returns the layer normalisation that nodes compute, if it is one."""
+    """Returns the layer normalisation that nodes compute, or None if they compute something else."""
     channels = shape[-1]
     values = np.random.default_rng(0).normal(size=[*(min(size or 2, 2) for size in shape[:-1]), channels])
     try:
         offset, large, small = _compute(editor, source, nodes, [0 * values, 1e3 * values, 1e-2 * values])
-    except (tf.errors.OpError, ValueError):  # constants that do not fit another number of examples
+    except (tf.errors.OpError, ValueError):  # the constants fit only another number of examples
         return None
     flat = values.reshape(-1, channels)
     centred, variance = flat - flat.mean(axis=1, keepdims=True), flat.var(axis=1, keepdims=True)
@@ -135,7 +135,7 @@ def _measured(editor: GraphEditor, source: str, nodes: tuple[str, ...], shape: t
 def _compute(
     editor: GraphEditor, source: str, nodes: tuple[str, ...], inputs: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """Returns the rows of what a group of nodes makes of each input in place of a tensor."""
+    """Returns the rows of the result of a group of nodes, for each input in place of the source."""
     graph_def = GraphDef()
     graph_def.node.append(NodeDef(name=source, op="Placeholder", attr={"dtype": dtype_attr(tf.float32)}))
     constants = {producer(tensor) for name in nodes for tensor in editor.nodes[name].input} - {source, *nodes}
@@ -168,7 +168,7 @@ def _fuse(editor: GraphEditor, norm: LayerNorm, shape: tf.TensorShape) -> None:
 
 
 def _sizes(editor: GraphEditor, norm: LayerNorm, shape: tf.TensorShape) -> str:
-    """Returns the sizes of the input: a constant, unless several of them are open."""
+    """Returns the sizes of the input. They are a constant unless several of them are open."""
     name, sizes = norm.nodes[-1], shape.as_list()
     if sizes.count(None) <= 1:
         return editor.add_constant(f"{name}/back/sizes", np.array([size or -1 for size in sizes], np.int32))

@@ -1,29 +1,53 @@
-"""Times each node of a frozen graph where it stands, on the CPU.
+"""Times each node of a frozen graph within the graph, on the CPU.
 
-TensorFlow's own trace tells when each kernel began and ended. A node is so measured with its inputs as cold or warm as
-its neighbours leave them, which a loop over a single op would not show. Nodes run one after the other (one inter-op
-thread), so that no node is charged for another's work; each uses all intra-op threads.
+TensorFlow's trace records when each kernel begins and ends. So a node is measured with inputs that are in the cache, or
+not, as its neighbours leave them. A loop over a single op would not show that. The nodes run one after the other in one
+inter-op thread, so that no node is charged for the work of another. Each uses all intra-op threads.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
 
+from tfopt.data.batches import iterate_batches
 from tfopt.graph import FrozenGraph
 from tfopt.graph.edit import AttrValue, GraphDef, dtype_attr, text
 from tfopt.graph.frozen import free_graphs, full_name
+from tfopt.graph.open_sizes import open_size, zeros
 
 v1 = tf.compat.v1
 NS_PER_MS = 1e6
-WARM_UPS = 2
 SECONDS = 0.6
 FEWEST, MOST = 3, 15
+SIZES = tuple(2**exponent for exponent in range(8, 23, 2))  # of the tensors that are converted
+AS_SERVED, IN_ORDER = 0, 1  # a session's inter-op thread pools
+Feeds = Mapping[int, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeTimes:
+    """The milliseconds of each node of a float graph and of its int8 graph, by name.
+
+    Attributes:
+        batch_sizes: The batch sizes.
+        float_ms: The nodes of the float graph, for each batch size.
+        int8_ms: The nodes of the int8 graph, for each batch size.
+        sizes: Numbers of elements.
+        conversions_ms: For each op that converts a tensor, the time for each of `sizes`.
+    """
+
+    batch_sizes: list[int]
+    float_ms: list[dict[str, float]]
+    int8_ms: list[dict[str, float]]
+    sizes: list[int]
+    conversions_ms: dict[str, list[float]]
 
 
 class TimedGraph:
@@ -31,29 +55,30 @@ class TimedGraph:
 
     Args:
         graph: The graph.
-        in_order: Whether nodes run one after the other, as node_times needs. Else they run as in a served model.
 
     Example:
         >>> import keras
         >>> from tfopt.graph import freeze
         >>> graph = freeze(keras.Sequential([keras.Input((4,), name="x"), keras.layers.Dense(2, name="head")]))
         >>> with TimedGraph(graph) as timed:
-        ...     times = timed.node_times({"x": np.zeros((1, 4), "float32")}, rounds=2)
+        ...     times = timed.node_times({"x": np.zeros((1, 4), "float32")})
         >>> any("head" in name and ms >= 0 for name, ms in times.items())
         True
     """
 
-    def __init__(self, graph: FrozenGraph, *, in_order: bool = True) -> None:
+    def __init__(self, graph: FrozenGraph) -> None:
         self._names = {name: full_name(spec.name) for name, spec in graph.inputs.items()}
         self._outputs = [full_name(tensor) for tensor, _ in graph.outputs.values()]
         self._graph_def = graph.graph_def
-        self._inter_op_threads = 1 if in_order else 0  # 0 is TensorFlow's own choice
 
     def __enter__(self) -> Self:
         with tf.Graph().as_default() as graph:
             tf.graph_util.import_graph_def(self._graph_def, name="")
-        # Without a GPU: what is weighed here are the CPU's kernels.
-        options = v1.ConfigProto(inter_op_parallelism_threads=self._inter_op_threads, device_count={"GPU": 0})
+        # Without a GPU, because the kernels of the CPU are compared. The session optimizes its graph only once for both
+        # thread pools. TensorFlow chooses the number of threads where it is 0.
+        options = v1.ConfigProto(device_count={"GPU": 0})
+        for threads in (0, 1):  # AS_SERVED, IN_ORDER
+            options.session_inter_op_thread_pool.add(num_threads=threads)
         self._session = v1.Session(graph=graph, config=options)
         return self
 
@@ -64,25 +89,27 @@ class TimedGraph:
         del self._session
         free_graphs(self._graph_def)
 
-    def rounds(self, inputs: Mapping[str, Any], most: int = MOST) -> int:
-        """Returns how often it is worth running: as often as fits into SECONDS, within bounds."""
-        self.milliseconds(inputs)
-        return int(np.clip(SECONDS * 1e3 / self.milliseconds(inputs), FEWEST, most))
+    def rounds(self, inputs: Mapping[str, Any], most: int, pool: int = AS_SERVED) -> int:
+        """Returns how often to run the graph: as often as fits into SECONDS, at least FEWEST and at most `most` times.
 
-    def milliseconds(self, inputs: Mapping[str, Any]) -> float:
+        The two runs that this takes also warm the graph up.
+        """
+        self.milliseconds(inputs, pool)
+        return int(np.clip(SECONDS * 1e3 / self.milliseconds(inputs, pool), FEWEST, most))
+
+    def milliseconds(self, inputs: Mapping[str, Any], pool: int = AS_SERVED) -> float:
         """Runs the graph once and returns how long it took."""
         start = time.perf_counter()
-        self._session.run(self._outputs, self._fed(inputs))
+        self._session.run(self._outputs, self._fed(inputs), v1.RunOptions(inter_op_thread_pool=pool))
         return (time.perf_counter() - start) * 1e3
 
-    def node_times(self, inputs: Mapping[str, Any], rounds: int) -> dict[str, float]:
+    def node_times(self, inputs: Mapping[str, Any]) -> dict[str, float]:
         """Returns the median milliseconds of each node's kernel.
 
-        What TensorFlow fuses runs under the name of the last node fused, and the others are missing.
+        The time of nodes that TensorFlow fuses is under the name of the last one. The others are missing.
         """
-        for _ in range(WARM_UPS):
-            self.milliseconds(inputs)
-        options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
+        rounds = self.rounds(inputs, MOST, IN_ORDER)
+        options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE, inter_op_thread_pool=IN_ORDER)
         calls: dict[str, list[float]] = {}
         for _ in range(rounds):
             metadata = v1.RunMetadata()
@@ -97,11 +124,43 @@ class TimedGraph:
         return {self._names[name]: value for name, value in inputs.items()}
 
 
-def conversion_times(sizes: Sequence[int], rounds: int = MOST) -> dict[str, list[float]]:
-    """Returns the milliseconds that quantizing and dequantizing take, for tensors of so many elements.
+def feeds_of(graph: FrozenGraph, data: Any, batch_sizes: Sequence[int]) -> Feeds:
+    """Returns inputs for each batch size: the first examples of the data, repeated where there are too few.
 
-    Returns: For "QuantizeV2" and "Dequantize" one figure for each size.
+    Without data the inputs are zeros. A model with a fixed batch size gets that size only.
     """
+    batch = None if data is None else next(iterate_batches(data, inputs=len(graph.inputs)), None)
+    fed = zeros(graph, open_size(graph)) if batch is None else graph.feed(batch[0])
+    examples = {name: value.numpy() for name, value in fed.items()}
+    fixed = {spec.shape[0] for spec in graph.inputs.values() if spec.shape.rank and spec.shape[0]}
+    return {
+        size: {
+            name: np.resize(value, (size, *value.shape[1:])) if value.ndim else value
+            for name, value in examples.items()
+        }
+        for size in (fixed or batch_sizes)
+    }
+
+
+def measure_nodes(single: TimedGraph, int8: TimedGraph, feeds: Feeds) -> NodeTimes:
+    """Times the nodes of both graphs, and the conversions between float and int8.
+
+    Args:
+        single: The graph in float32.
+        int8: The same graph with all fusions in int8.
+        feeds: Inputs by name for each batch size.
+    """
+    return NodeTimes(
+        batch_sizes=list(feeds),
+        float_ms=[single.node_times(inputs) for inputs in feeds.values()],
+        int8_ms=[int8.node_times(inputs) for inputs in feeds.values()],
+        sizes=list(SIZES),
+        conversions_ms=_conversion_times(SIZES),
+    )
+
+
+def _conversion_times(sizes: Sequence[int]) -> dict[str, list[float]]:
+    """Returns the milliseconds of "QuantizeV2" and of "Dequantize" for tensors of each size."""
     graph_def = GraphDef()
     for name, value in (("low", 0.0), ("high", 1.0)):
         node = graph_def.node.add(name=name, op="Const")
@@ -114,7 +173,7 @@ def conversion_times(sizes: Sequence[int], rounds: int = MOST) -> dict[str, list
         dequantize = graph_def.node.add(name=f"Dequantize{size}", op="Dequantize", input=[quantize.name, "low", "high"])
         for node in (quantize, dequantize):
             node.attr["T"].CopyFrom(dtype_attr(tf.quint8))
-            node.attr["mode"].CopyFrom(text("SCALED" if node is quantize else "MIN_COMBINED"))  # as in int8.py
+            node.attr["mode"].CopyFrom(text("SCALED" if node is quantize else "MIN_COMBINED"))  # as in activations.py
         quantize.attr["round_mode"].CopyFrom(text("HALF_TO_EVEN"))
         quantize.attr["ensure_minimum_range"].CopyFrom(AttrValue(f=0.0))
     graph = FrozenGraph(
@@ -124,5 +183,5 @@ def conversion_times(sizes: Sequence[int], rounds: int = MOST) -> dict[str, list
         name="conversions",
     )
     with TimedGraph(graph) as timed:
-        times = timed.node_times({f"x{size}": np.ones(size, np.float32) for size in sizes}, rounds)
+        times = timed.node_times({f"x{size}": np.ones(size, np.float32) for size in sizes})
     return {op: [times[f"{op}{size}"] for size in sizes] for op in ("QuantizeV2", "Dequantize")}

@@ -1,7 +1,7 @@
-"""Which int8 kernels need the instructions VNNI or AMX for right results.
+"""Finds the int8 kernels that need the instructions VNNI or AMX for correct results.
 
-Without them some kernels saturate within their sums: see tfopt.quantization.annotation.weight_grid. Whether a kernel
-does is read from its weights, whatever wrote them.
+Without these instructions, the sums of some kernels saturate: see tfopt.quantization.annotation.weight_grid. The values
+of a kernel's weights tell whether that can happen.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Labelled examples as artifacts take them, and what an artifact's process makes of them."""
+"""Labelled examples in the form that artifacts take, and the scores of an artifact on them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ NO_DATA = "no labelled data given"
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledExamples:
-    """Examples as an artifact takes them: arrays by input name, and the labels as they were given, joined."""
+    """Examples in the form that artifacts take: arrays by input name, and the labels of all batches, joined."""
 
     inputs: Mapping[str, np.ndarray]
     labels: Any
@@ -28,45 +27,42 @@ class LabelledExamples:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What artifacts score on labelled examples.
+    """The scores of one artifact on labelled examples.
 
     Attributes:
-        scorer: What scores.
-        outputs: Each artifact's outputs, by its directory.
-        values: Each artifact's scores by name, by its directory.
+        scorer: The scorer that computed them.
+        outputs: The artifact's outputs by name.
+        by_name: Its scores by name.
     """
 
     scorer: Scorer
-    outputs: Mapping[Path, Mapping[str, np.ndarray]]
-    values: Mapping[Path, Mapping[str, float]]
+    outputs: Mapping[str, np.ndarray]
+    by_name: Mapping[str, float]
 
     @classmethod
-    def measure(cls, scorer: Scorer, outputs: Mapping[Path, Mapping[str, np.ndarray]]) -> Scores:
-        """Scores each artifact's outputs."""
-        return cls(scorer=scorer, outputs=outputs, values={path: scorer.scores(own) for path, own in outputs.items()})
+    def measure(cls, scorer: Scorer, outputs: Mapping[str, np.ndarray]) -> Scores:
+        """Scores the outputs."""
+        return cls(scorer=scorer, outputs=outputs, by_name=scorer.scores(outputs))
 
-    def by_name(self, path: Path | None) -> dict[str, float]:
-        """Returns an artifact's scores by name; none where there is no artifact."""
-        return {} if path is None else dict(self.values[path])
-
-    def accuracy(self, path: Path | None) -> float | None:
-        """Returns the one accuracy, None where there are several or the metric is a function."""
-        scores = list(self.by_name(path).values())
+    @property
+    def accuracy(self) -> float | None:
+        """The one accuracy. None where there are several, or where the metric is a function."""
+        scores = list(self.by_name.values())
         return scores[0] if len(scores) == 1 and isinstance(self.scorer.metric, str) else None
 
-    def agreement(self, path: Path, other: Path | None) -> float | None:
-        """Returns the share of decisions that two artifacts have in common, None where there is only one."""
-        return None if other is None else self.scorer.agreement(self.outputs[path], self.outputs[other])
+    def agreement(self, other: Scores) -> float | None:
+        """Returns the share of decisions that both artifacts have in common."""
+        return self.scorer.agreement(self.outputs, other.outputs)
 
 
 def labelled_examples(data: Any, specs: Mapping[str, TensorRecord]) -> LabelledExamples:
-    """Gathers labelled data of any form that `iterate_batches` reads.
+    """Collects labelled data in any form that `iterate_batches` reads.
 
     Args:
-        data: (inputs, labels), or batches of such.
+        data: (inputs, labels), or batches of (inputs, labels).
         specs: The artifact's inputs by name, in the model's order.
     Raises:
-        ConfigError: There are no examples or no labels, or they do not fit the inputs.
+        ConfigError: The data holds no examples or no labels, or they do not fit the inputs.
     """
     batches = list(iterate_batches(data, inputs=len(specs)))
     if not batches or any(labels is None for _, labels in batches):
@@ -89,11 +85,11 @@ def labelled_examples(data: Any, specs: Mapping[str, TensorRecord]) -> LabelledE
 
 
 def not_scored(scores: Scores | None, no_baseline: str) -> dict[str, str]:
-    """Returns why there is no accuracy and no agreement, where there is none.
+    """Returns the reasons why there is no accuracy or no agreement.
 
     Args:
-        scores: None where no examples were given.
-        no_baseline: Why there is no baseline; empty where there is one.
+        scores: The artifact's scores. None without labelled examples.
+        no_baseline: Why there is no baseline. It is empty where there is one.
     """
     several = ""
     if scores is None:

@@ -1,4 +1,4 @@
-"""The float artifact that another is compared with: which it is, and what it calls the same inputs and outputs."""
+"""Finds the float artifact that another artifact is compared with, and matches the names of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def find_baseline(path: Path, manifest: Manifest, given: str | Path | None) -> t
     """Returns the baseline's directory, or None and the reason.
 
     Raises:
-        ConfigError: The one given is no artifact, or not a float one.
-        ArtifactError: Its manifest is not as it was written.
+        ConfigError: `given` is not a float artifact.
+        ArtifactError: The baseline's manifest has changed since it was written.
     """
     if given is not None:
         try:
@@ -26,24 +26,26 @@ def find_baseline(path: Path, manifest: Manifest, given: str | Path | None) -> t
         found = read_manifest(Path(given))
         if not found.is_float:
             raise ConfigError(
-                f"baseline must be a float artifact. Received: {given}, whose precision is {found.precision}. Give the "
-                "one that it was made from."
+                f"baseline must be a float artifact. Received: {given}, whose precision is {found.precision}. Pass the "
+                "float artifact of the same model."
             )
         return Path(given), ""
     if manifest.baseline is None:
         return None, "it has no float baseline"
     found_at = Path(os.path.normpath(path / manifest.baseline))
     if not (found_at / MARK).is_file():
-        return None, f"its baseline {found_at} is not there"
+        return None, f"its baseline {found_at} does not exist"
     other = read_manifest(found_at)
     return (found_at, "") if other.is_float else (None, f"its baseline {found_at} is not float but {other.precision}")
 
 
 def input_names(wanted: Mapping[str, TensorRecord], path: Path, manifest: Manifest) -> dict[str, str]:
-    """Returns what an artifact calls each of the wanted inputs: Keras numbers unnamed ones anew in every process.
+    """Returns an artifact's name for each of the wanted inputs.
+
+    Names can differ, because Keras numbers unnamed inputs anew in every process. Then shapes and types decide.
 
     Raises:
-        ConfigError: It takes other inputs, or they cannot be told apart by their shapes and types.
+        ConfigError: The artifact takes other inputs, or several inputs have the same shape and type.
     """
     own = manifest.signature.inputs
     if wanted.keys() == own.keys():
@@ -57,16 +59,16 @@ def input_names(wanted: Mapping[str, TensorRecord], path: Path, manifest: Manife
         takes, given = (", ".join(f"{name} {spec}" for name, spec in specs.items()) for specs in (wanted, own))
         raise ConfigError(
             f"baseline must take the artifact's inputs, {takes}. Received: {path}, which takes {given}. If they are "
-            "the same inputs, name them alike in both models, as keras.Input(..., name='image') does."
+            "the same inputs, give them the same names in both models, as keras.Input(..., name='image') does."
         )
     return names
 
 
 def output_names(wanted: Mapping[str, TensorRecord], path: Path, manifest: Manifest) -> dict[str, str]:
-    """Returns what an artifact calls each of the wanted outputs; where no name is the same, the order tells.
+    """Returns an artifact's name for each of the wanted outputs. Where names differ, the order decides.
 
     Raises:
-        ConfigError: It gives more outputs, or fewer.
+        ConfigError: The artifact has another number of outputs.
     """
     own = manifest.signature.outputs
     if own.keys() == wanted.keys():

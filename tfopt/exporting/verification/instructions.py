@@ -1,4 +1,4 @@
-"""Whether this machine has the instructions that an artifact needs for right results."""
+"""Checks that this machine has the instructions that an artifact needs for correct results."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tfopt.hardware import has_vnni
 
 
 def missing_instructions(manifest: Manifest, signature: str) -> str | None:
-    """Returns why this machine computes a signature of an artifact wrongly, or None.
+    """Returns why the results of a signature are wrong on this machine, or None.
 
-    An older manifest does not tell whether VNNI is needed. Its int8 weights have 8 bits, so it is.
+    An older manifest does not record whether the artifact needs VNNI. Its int8 weights have 8 bits, so it does.
     """
     needed = manifest.precision == "int8" if manifest.needs_vnni is None else manifest.needs_vnni
     if signature != DEFAULT or not needed or has_vnni() is not False:

@@ -1,4 +1,4 @@
-"""A SavedModel running in a process of its own, and several of them timed in turns."""
+"""Runs a SavedModel in its own process, and times several SavedModels in turns."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ MISSING_KERNEL = re.compile(r"(?:No OpKernel was registered to support Op|Op typ
 
 
 class MissingKernelError(ArtifactError):
-    """The TensorFlow that serves has no kernel for an op.
+    """TensorFlow in the serving process has no kernel for an op.
 
     Attributes:
-        op: Its name.
+        op: The name of the op.
     """
 
     def __init__(self, op: str) -> None:
-        super().__init__(f"TensorFlow must have a kernel for every op. Received: {op}, for which it has none here.")
+        super().__init__(f"TensorFlow must have a kernel for every op. Received: {op}, which has no kernel here.")
         self.op = op
 
 
@@ -45,10 +45,10 @@ class SavedModelProcess:
     Attributes:
         path: The SavedModel's directory.
         signature: The signature that is called.
-        loaded: What the process reported after loading: inputs, outputs, kernels, versions.
-        renamed: What it calls inputs that are given under other names.
-        step_limit_s: How many seconds one step may take: loading, one batch, one timed call. A process that takes
-            longer hangs; it is ended, and an ArtifactError says so.
+        loaded: The report of the process after loading: inputs, outputs, kernels, versions.
+        renamed: The SavedModel's names of inputs that callers give under other names.
+        step_limit_s: The seconds that one step may take: loading, one batch, or one timed call. A process that takes
+            longer is ended, and an ArtifactError says so.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class SavedModelProcess:
             stdout=subprocess.PIPE,
             stderr=self._log,  # a pipe that nobody reads would fill up and stop the process
             text=True,
-            process_group=0,  # what it may start is ended with it
+            process_group=0,  # a group, so that its own child processes end with it
             **settings,
         )
         try:
@@ -85,13 +85,13 @@ class SavedModelProcess:
         self.close()
 
     def _command(self) -> tuple[list[str], dict[str, Any]]:
-        """Returns what to start, and how. Another runtime has its own command, which answers to the same requests."""
-        # -I: PYTHONPATH and the like count as this process was started with them, not as they are by now.
+        """Returns the command and the settings of the process. Another runtime overrides this with its own command."""
+        # -I: the child ignores PYTHONPATH, because search_path passes it the paths of this process.
         words = [sys.executable, "-I", str(SCRIPT), json.dumps(search_path())]
         return words, {"env": {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}}
 
     def _options(self) -> dict[str, Any]:
-        """Returns what to load with, beside the path."""
+        """Returns the options of the command "load", besides the path."""
         return {"signature": self.signature}
 
     def close(self) -> None:
@@ -101,22 +101,22 @@ class SavedModelProcess:
         self._directory.cleanup()
 
     def _kill(self) -> None:
-        if self._process.returncode is None:  # else its id may be another's by now
+        if self._process.returncode is None:  # otherwise another process may have its id
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def count_weights(self) -> dict[str, int]:
-        """Returns how many weights feed its products and convolutions, and how many "zeros" are among them."""
+        """Returns the number of "weights" of its products and convolutions, and the number of "zeros" among them."""
         return dict(self._ask(do="count"))
 
     def predict(self, inputs: Mapping[str, np.ndarray], batch_size: int = 32) -> dict[str, np.ndarray]:
-        """Returns the outputs by name for all the examples."""
+        """Returns the outputs by name for all examples."""
         target = Path(self._directory.name, "outputs.npz")
         self._ask(do="predict", inputs=self._store(inputs), outputs=str(target), batch_size=batch_size)
         with np.load(target) as arrays:
             return {name: arrays[name] for name in arrays.files}
 
     def time_calls(self, inputs: Mapping[str, np.ndarray], seconds: float, at_least: int = 3) -> list[float]:
-        """Returns the milliseconds of each of the calls that fit into about so many seconds."""
+        """Times calls for about `seconds` seconds, and returns the milliseconds of each."""
         return list(self._ask(do="time", inputs=self._store(inputs), seconds=seconds, at_least=at_least)["ms"])
 
     def _store(self, inputs: Mapping[str, Any]) -> str:
@@ -145,10 +145,10 @@ class SavedModelProcess:
         return answer
 
     def _send(self, line: str) -> dict[str, Any] | None:
-        """Sends a line and returns the next one that comes back; None if the process has died.
+        """Sends a line and returns the next answer, or None if the process has died.
 
         Raises:
-            ArtifactError: Nothing came within the time limit.
+            ArtifactError: The process did not answer within the time limit.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -156,7 +156,7 @@ class SavedModelProcess:
 
         def end() -> None:
             late.set()
-            self._kill()  # which ends the waiting below
+            self._kill()  # this ends readline below
 
         timer = threading.Timer(self.step_limit_s, end)
         timer.start()
@@ -179,10 +179,10 @@ class SavedModelProcess:
 
 
 def search_path() -> list[str]:
-    """Returns where this process finds modules, but for the working directory and that of the script it runs.
+    """Returns this process's paths to modules, without the working directory and the directory of its script.
 
-    With it another process finds the same TensorFlow, be it installed for the user (`pip install --user`) or named by
-    PYTHONPATH, and none of the user's own modules that happen to be named like one of TensorFlow's.
+    With them another process finds the same TensorFlow, also after `pip install --user` or with PYTHONPATH. It does not
+    find modules of the user that have the name of one of TensorFlow's modules.
     """
     home = Path(tf.__file__).resolve().parents[1]
     own = {Path.cwd(), Path(sys.argv[0]).resolve().parent} - {home}
@@ -192,13 +192,13 @@ def search_path() -> list[str]:
 def time_in_turns(
     paths: Sequence[str | Path], inputs: Mapping[str, np.ndarray], seconds: float = 1.0, rounds: int = ROUNDS
 ) -> list[list[float]]:
-    """Times several SavedModels on the same inputs, each in its own process, in alternating rounds.
+    """Times several SavedModels on the same inputs in alternating rounds, each in its own process.
 
     Args:
         paths: Their directories.
         inputs: One batch by input name.
-        seconds: How long each is timed per round.
-        rounds: How often the turn passes, so that a change in the machine's load meets all of them alike.
+        seconds: How long each is timed in one round.
+        rounds: The number of rounds. They alternate, so that a change of the machine's load affects all of them.
     Returns: For each, the milliseconds of every call.
     """
     with ExitStack() as stack:
@@ -210,7 +210,7 @@ def time_in_turns(
 def alternate(
     processes: Sequence[SavedModelProcess], inputs: Mapping[str, np.ndarray], seconds: float, rounds: int = ROUNDS
 ) -> list[list[list[float]]]:
-    """Times processes that run already, as time_in_turns does.
+    """Times processes that are already running, as time_in_turns does.
 
     Returns: For each process and each round, the milliseconds of every call.
     """

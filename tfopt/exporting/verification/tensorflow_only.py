@@ -1,9 +1,10 @@
-"""Runs one SavedModel in a process of its own, which imports TensorFlow and NumPy and nothing of tfopt or Keras.
+"""Runs one SavedModel in its own process, which imports TensorFlow and NumPy, but not tfopt or Keras.
 
-It reads one JSON command per line from standard input, "load", "predict" or "time", and answers with one JSON line.
-What takes long sends lines before, as signs of life.
-A process of its own keeps another model's spinning thread pool from slowing this one, and proves that the artifact
-needs nothing but TensorFlow. `tfopt.exporting.verification.process` starts it.
+The process reads one JSON command per line from standard input: "load", "count", "predict" or "time". It answers with
+one JSON line. A command that takes long first sends lines that show that the process is alive.
+
+In its own process, a model is not slowed by the thread pool of another model. The process also proves that the artifact
+needs only TensorFlow. `tfopt.exporting.verification.process` starts it.
 """
 
 import json
@@ -18,15 +19,21 @@ from typing import Any
 BLOCKED = ("keras", "tf_keras", "tfopt")
 if __name__ == "__main__":
     sys.path[:] = json.loads(sys.argv[1])  # where the caller found TensorFlow
-    # TensorFlow imports Keras where it finds it. None in its place makes it, and anything else, do without.
+    # TensorFlow imports Keras if it is installed. With None in sys.modules, no module can import it.
     sys.modules.update(dict.fromkeys(BLOCKED))  # type: ignore[arg-type]
 
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel  # noqa: E402
-from tensorflow.python.framework.convert_to_constants import (  # noqa: E402
-    convert_variables_to_constants_v2,
-)
+
+try:  # Private, as tfopt.compat.tensorflow.with_constants is, which cannot be imported here.
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+except ImportError as error:
+    raise ImportError(
+        "tensorflow.python.framework.convert_to_constants.convert_variables_to_constants_v2 must exist, as in "
+        f"tensorflow 2.21, with which tfopt was tested. Received: none, in tensorflow {tf.__version__}. "
+        "Install the tested version: pip install 'tensorflow==2.21.*'."
+    ) from error
 
 # Ops that compute with weights, and the position of these among the inputs.
 WEIGHTED = {
@@ -45,14 +52,14 @@ UNKNOWN_OP = "Op type not registered"
 CONVERSIONS = ("QuantizeV2", "Dequantize", "QuantizedMaxPool")
 
 
-ALIVE_S = 1.0  # between two signs of life
+ALIVE_S = 1.0  # the time between two lines that show that the process is alive
 
 
 class Runner:
     """Answers the commands.
 
     Args:
-        show_life: Is called after each step of what may take long.
+        show_life: A function to call after each step that may take long.
     """
 
     def __init__(self, show_life: Callable[[], None]) -> None:
@@ -62,7 +69,7 @@ class Runner:
         for gpu in tf.config.list_physical_devices("GPU"):
             tf.config.experimental.set_memory_growth(gpu, True)  # it is shared with other artifacts' processes
         try:
-            self.model = tf.saved_model.load(path)  # kept: its variables go when it does
+            self.model = tf.saved_model.load(path)  # keeps its variables alive
             signatures = self.model.signatures
         except RuntimeError as error:
             if UNKNOWN_OP not in str(error):
@@ -70,7 +77,7 @@ class Runner:
             signatures = {signature: load_signature(path, signature)}
         check_signature(signature, signatures)
         self.serve = signatures[signature]
-        # Every signature has the same weights, and XLA's would hide them.
+        # Every signature has the same weights, but they cannot be read in the signature that XLA compiles.
         self.default = signatures.get("serving_default", self.serve)
         outputs = self.serve.structured_outputs
         return {
@@ -100,7 +107,7 @@ class Runner:
         return {}
 
     def time(self, inputs: str, seconds: float, at_least: int) -> dict[str, Any]:
-        """Times calls for about so many seconds; the first ones, which trace and allocate, are not counted."""
+        """Times calls for about `seconds` seconds. The first two, which trace and allocate, are not counted."""
         with np.load(inputs) as arrays:
             batch = {name: tf.constant(arrays[name]) for name in arrays.files}
         for _ in range(2):
@@ -124,12 +131,12 @@ def describe(spec: tf.TensorSpec) -> dict[str, Any]:
 def load_signature(path: str | Path, signature: str) -> Any:
     """Loads one signature of an artifact that TensorFlow cannot load as a whole.
 
-    `tf.saved_model.load` reads the functions of all signatures, and fails if it does not know an op in one of them, as
-    builds without oneDNN do not know the int8 kernels. Here the other signatures are left out of what it reads.
+    `tf.saved_model.load` reads the functions of all signatures, and fails on an unknown op in any of them. Builds
+    without oneDNN do not know the int8 kernels. So this function gives it a copy without the other signatures.
 
     Args:
-        path: The artifact's directory. Its weights are constants, as `tfopt.export` writes them.
-        signature: Its name, for example "serving_float".
+        path: The artifact's directory. Its weights must be constants.
+        signature: The signature's name, for example "serving_float".
     Returns: A function of the inputs by name, which returns a dict of the outputs.
     """
     whole = SavedModel.FromString(Path(path, "saved_model.pb").read_bytes()).meta_graphs[0]
@@ -168,7 +175,7 @@ def sources(nodes: Iterable[Any], tensors: Iterable[str]) -> set[str]:
 
 
 def called_functions(graph_def: Any, nodes: Iterable[Any]) -> dict[str, Any]:
-    """Returns the functions of a graph that nodes call, and those that they call in turn, by name."""
+    """Returns by name the functions of a graph that nodes call, and all functions that these call."""
     bodies = {body.signature.name: body for body in graph_def.library.function}
     found: dict[str, Any] = {}
     waiting = [nodes]
@@ -182,7 +189,7 @@ def called_functions(graph_def: Any, nodes: Iterable[Any]) -> dict[str, Any]:
 
 
 def count_kernels(function: Any) -> dict[str, int]:
-    """Counts the computing ops of a function and of all that it calls."""
+    """Counts the computing ops of a function and of all functions that it calls."""
     graph = function.graph.as_graph_def()
     bodies = [body.node_def for body in called_functions(graph, graph.node).values()]
     kernels: dict[str, int] = {}
@@ -203,7 +210,7 @@ def count_weights(function: Any) -> dict[str, int]:
                 tensor = tensor.op.inputs[0]
             if is_constant(tensor):
                 sources[tensor.name] = tensor
-    # What is decoded from fewer bits counts as what it is decoded to.
+    # A weight in fewer bits is counted after it has been decoded.
     weights = [value.numpy() for value in inlined.prune([], list(sources.values()))()] if sources else []
     counts = [(array.size, array.size - np.count_nonzero(array.view(plain(array.dtype)))) for array in weights]
     return {"weights": int(sum(size for size, _ in counts)), "zeros": int(sum(zeros for _, zeros in counts))}
@@ -224,19 +231,19 @@ def is_constant(tensor: Any) -> bool:
 
 
 def plain(dtype: Any) -> Any:
-    """A quantized dtype is a record of one integer; this is that integer's dtype."""
+    """Returns the integer dtype of a quantized dtype, which NumPy has as a record of one integer."""
     return dtype if dtype.names is None else dtype[0]
 
 
 def main() -> None:
-    # Whatever prints must not mix with the answers, be it Python or a C++ library.
+    # Other output, of Python or of a C++ library, must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     shown = time.monotonic()
 
     def show_life() -> None:
         nonlocal shown
-        if time.monotonic() - shown > ALIVE_S:  # rarely, not to disturb what is timed
+        if time.monotonic() - shown > ALIVE_S:  # rarely, so that the timed calls are not disturbed
             shown = time.monotonic()
             print(json.dumps({"alive": True}), file=answers, flush=True)
 

@@ -1,15 +1,15 @@
-"""Writes the nodes that decode a weight from what is stored of it.
+"""Writes the nodes that decode a stored weight.
 
-To decode once, at the first call, rests on TensorFlow's own optimizer (grappler). It computes beforehand what depends
-on constants alone, but no node that makes more than 100 KiB out of less (kMaxConstantSize in its constant_folding.cc).
-So pieces of at most 96 KiB are decoded each, then joined and scaled, which makes nothing larger: all of it is folded
-into the float32 constant, and the kernels see what they see in a float32 artifact. Where that optimizer is switched
-off, the result is the same, only slower.
+To decode once, at the first call, TensorFlow's own optimizer (grappler) is used. It evaluates nodes that depend on
+constants alone, except nodes that make more than 100 KiB out of less (kMaxConstantSize in its constant_folding.cc). So
+a weight is decoded in pieces of at most 96 KiB. They are then joined and scaled, which makes no node larger. The
+optimizer folds all of this into one float32 constant, and the kernels read the same as in a float32 artifact. Without
+the optimizer the result is the same, but slower.
 
-To decode at every call, one op decodes a whole weight, which must then not be a constant (see signatures).
+To decode at every call, one op decodes a whole weight. The weight must then not be a constant (see signatures).
 
-int4 values lie in pairs in the halves of a byte: the first half of a piece in the low ones, the second in the high
-ones. Arithmetic shifts give them back their sign.
+int4 values are stored in pairs, two in a byte. The first half of a piece is in the low four bits, and the second half
+in the high four bits. Arithmetic shifts restore their sign.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Decoder:
 
     Args:
         editor: The graph.
-        name: The weight's; all nodes are named after it.
+        name: The name of the weight. The names of all nodes begin with it.
         whole: Whether to decode the weight as a whole and not in pieces.
     """
 
@@ -45,22 +45,22 @@ class Decoder:
         self._whole = whole
 
     def halves(self, stored: np.ndarray) -> str:
-        """Stores values in float16 or bfloat16, and returns the tensor of them in float32."""
+        """Stores values in float16 or bfloat16, and returns the float32 tensor of them."""
         return self._reshape(self._in_pieces(stored, self._cast_constant), stored.shape)
 
     def integers(self, grouped: Grouped, bits: int, shape: tuple[int, ...]) -> str:
-        """Stores a matrix in integers of so many bits, and returns the tensor of it, in `shape`, in float32."""
+        """Stores a matrix in integers of `bits` bits, and returns the float32 tensor of it in `shape`."""
         unpack = self._unpack_constant if bits == 4 else self._cast_constant
         steps = self._reshape(self._in_pieces(grouped.steps, unpack), grouped.steps.shape)
         filled = self._multiply(steps, self._scales(grouped, bits))
         return self._reshape(self._cut(filled, grouped, grouped.shape[0]), shape)
 
     def gathered_halves(self, gather: Any, stored: np.ndarray) -> str:
-        """Stores a table in float16 or bfloat16, and returns the rows that a Gather node asks for in float32."""
+        """Stores a table in float16 or bfloat16, and returns in float32 the rows that a Gather node reads."""
         return self._cast(self._gather(gather, self._constant(stored), stored.dtype), stored.dtype)
 
     def gathered_integers(self, gather: Any, grouped: Grouped, bits: int) -> str:
-        """Stores a table in integers, each row a channel, and returns the rows that a Gather node asks for."""
+        """Stores a table in integers, each row as a channel, and returns the rows that a Gather node reads."""
         rows, groups, size = grouped.steps.shape
         table = grouped.steps.reshape(rows, -1)
         indices = self._reshape(gather.input[1], (-1,), gather.attr["Tindices"])
@@ -81,7 +81,7 @@ class Decoder:
         size = flat.size if self._whole else PIECE
         pieces = [flat[start : start + size] for start in range(0, flat.size, size)]
         joined = self._concatenate([part for piece in pieces for part in decode(piece)], axis=0)
-        # Only the last piece can be of odd length, which leaves half a byte over.
+        # Only the last piece can have an odd length. Half a byte of it is then unused.
         odd = decode == self._unpack_constant and flat.size % 2
         return self._slice(joined, (0,), (flat.size,)) if odd else joined
 
@@ -92,7 +92,7 @@ class Decoder:
         return self._unpack(self._constant(_pack(values[None])[0]))
 
     def _unpack(self, packed: str) -> Sequence[str]:
-        """Returns the low and the high halves of bytes in float32."""
+        """Returns the low and the high four bits of bytes in float32."""
         four, kind = self._constant(np.int8(4)), dtype_attr(tf.int8)
         low = self._add("RightShift", [self._add("LeftShift", [packed, four], T=kind), four], T=kind)
         high = self._add("RightShift", [packed, four], T=kind)
@@ -103,7 +103,7 @@ class Decoder:
         return self._constant(scales) if bits == 8 else self.halves(scales.astype(ml_dtypes.bfloat16))
 
     def _cut(self, filled: str, grouped: Grouped, rows: int) -> str:
-        """Takes away again what the last groups were filled up with."""
+        """Removes the values that fill up the last groups."""
         if grouped.filled_shape == grouped.shape:
             return filled
         matrix = self._reshape(filled, (-1, grouped.filled_shape[1]))
@@ -141,7 +141,7 @@ class Decoder:
 
 
 def _pack(table: np.ndarray) -> np.ndarray:
-    """Packs each row of int4 values: its first half in the low halves of bytes, its second in the high ones."""
+    """Packs each row of int4 values. Its first half is in the low four bits of bytes, its second in the high ones."""
     even = np.pad(table, [(0, 0), (0, table.shape[1] % 2)])
     low, high = np.split(even.astype(np.uint8), 2, axis=1)
     return ((low & 0xF) | (high << 4)).view(np.int8)

@@ -1,4 +1,4 @@
-"""Stores a graph's weights in fewer bits. What it computes with them stays float32."""
+"""Stores a graph's weights in fewer bits. The graph still computes in float32."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from tfopt.exporting.weight_only.decoding import Decoder
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import attribute
-from tfopt.quantization.annotation.fusion import check_exclude, matches
+from tfopt.quantization.annotation.exclude import check_exclude, matches
 from tfopt.quantization.weight_only.config import WeightOnlyConfig, quantize_matrix
 from tfopt.report import Change, PassReport, Skip
 
 INTEGERS = {"int8_weight_only": 8, "int4_weight_only": 4}
 HALVES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
-# Ops that take weights, and where among their inputs; loops and branches hand theirs on.
+# Ops that read weights, and the positions of these inputs. Loops and branches pass theirs on.
 READERS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(
         ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput", "Conv3DBackpropInputV2"), (1,)
@@ -37,8 +37,8 @@ def encode_weights(graph: FrozenGraph, precision: str, config: WeightOnlyConfig)
         graph: A float32 graph.
         precision: A key of INTEGERS or HALVES.
         config: The settings.
-    Returns: A graph that takes and gives what `graph` does, in the same types, and the report. Its metrics are the
-        "bits_per_weight" of what was changed, and the "relative_error" of these weights as a ratio of norms.
+    Returns: A graph with the same inputs and outputs as `graph`, and the report. The report's metrics are the
+        "bits_per_weight" of the changed weights, and their "relative_error" as a ratio of norms.
     Raises:
         ConfigError: `config.exclude` names no node.
     """
@@ -91,7 +91,7 @@ def _squares(values: np.ndarray) -> float:
 
 
 def _kind_of_reader(editor: GraphEditor, name: str) -> str | None:
-    """Returns the kind of op that takes a constant as its weights; None if none does."""
+    """Returns the kind of the op that reads a constant as its weights, or None if there is none."""
     for reader in editor.consumers.get(name, ()):
         node = editor.nodes[reader]
         places = [place for place, tensor in enumerate(node.input) if tensor == name]
@@ -137,7 +137,7 @@ def _store_integers(
     readers = _readers(editor, name)
     columns = weights.shape[-1]
     if any(reader.op == "DepthwiseConv2dNative" for reader in readers):
-        columns *= weights.shape[-2]  # its channels are those of its input, times its own
+        columns *= weights.shape[-2]  # the input channels times the depth multiplier
     matrix = weights.reshape(-1, columns)
     channel_axis = 0 if any(_channels_in_rows(reader, name) for reader in readers) else 1
     grouped = quantize_matrix(matrix, bits=bits, group_size=group_size, channel_axis=channel_axis)
@@ -159,7 +159,7 @@ def _readers(editor: GraphEditor, name: str) -> list[Any]:
 
 
 def _gathers(editor: GraphEditor, name: str, outputs: frozenset[str]) -> list[Any]:
-    """Returns the nodes that pick rows of a matrix, if they are all that read it, so that it need not be decoded."""
+    """Returns the nodes that read rows of a matrix, if nothing else reads it. Then the whole need not be decoded."""
     readers = _readers(editor, name)
     picks = editor.value(name).ndim == 2 and all(_picks_rows(editor, node, name) for node in readers)
     return readers if picks and not outputs.intersection(node.name for node in readers) else []

@@ -1,4 +1,4 @@
-"""Batch normalisation as one node, as Keras 2 and TensorFlow's own layers write it, brought to the form of Keras 3."""
+"""Decomposes batch normalisation in one node, as in Keras 2, into the multiplication and sum of Keras 3."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import replace
 import numpy as np
 import tensorflow as tf
 
-from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, producer
+from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, is_nhwc, producer
 from tfopt.graph.frozen import FrozenGraph
 
 OPS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 
 
-def unfuse_batch_norm(graph: FrozenGraph) -> FrozenGraph:
-    """Returns the graph with x * scale + offset, which folding moves into the weights, in place of each such node.
+def decompose_batch_norm(graph: FrozenGraph) -> FrozenGraph:
+    """Returns the graph with x * scale + offset in place of each batch normalisation, which folding then removes.
 
-    Those that are in training, or not in NHWC, or whose statistics are computed, stay.
+    A node stays if it is in training mode, or not in NHWC, or if its statistics are not constants.
     """
-    editor = GraphEditor(graph.graph_def)
+    editor = GraphEditor(graph.graph_def, graph.origins)
     outputs = dict(graph.outputs)
     for name in editor.topological():
         node = editor.nodes[name]
-        if node.op not in OPS or attribute(node, "data_format").s not in (b"", b"NHWC"):
+        if node.op not in OPS or not is_nhwc(node):
             continue
         statistics = [_constant(editor, tensor) for tensor in node.input[1:5]]
         if attribute(node, "is_training").b or any(value is None or not value.size for value in statistics):
@@ -33,7 +33,7 @@ def unfuse_batch_norm(graph: FrozenGraph) -> FrozenGraph:
         factor = editor.add_constant(f"{name}/scale", scale.astype(np.float32))
         offset = editor.add_constant(f"{name}/offset", (beta - mean * scale).astype(np.float32))
         product = editor.add("Mul", f"{name}/mul", [node.input[0], factor], T=kind)
-        result = editor.add("AddV2", f"{name}/add", [product, offset], T=kind)
+        result = editor.add("AddV2", f"{name}/add", [product, offset], origin=name, T=kind)
         editor.redirect(name, result)
         outputs = {key: (result if tensor == name else tensor, spec) for key, (tensor, spec) in outputs.items()}
     changed = replace(graph, outputs=outputs)

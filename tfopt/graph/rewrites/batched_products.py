@@ -1,9 +1,9 @@
-"""Brings products of two tensors, as in attention, to a form with few transposes.
+"""Rewrites products of two tensors, as in attention, so that they need few transposes.
 
-An Einsum becomes the BatchMatMulV2 that it is, with the transposes that bring its operands and its result in order. A
-product can read either operand transposed, and A^T B^T = (B A)^T, so that most of these disappear into it. Keras'
-attention, in either of the ways that it is written, is left with one for each of queries, keys, values and result, and
-its scores are scaled by the weights of the queries.
+An Einsum becomes a BatchMatMulV2, with transposes of its operands and of its result where the order of axes differs. A
+BatchMatMulV2 can read either operand transposed, and A^T B^T = (B A)^T. So most of the transposes become attributes of
+the product. The attention of Keras has two forms. Both keep one transpose each for queries, keys, values and result.
+The scale of the scores goes into the weights of the queries.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tfopt.graph.edit import AttrValue, GraphEditor, attribute, dtype_attr, prod
 PRODUCT = "BatchMatMulV2"
 
 
-def unify_batched_products(editor: GraphEditor, outputs: frozenset[str]) -> None:
-    """Rewrites Einsums and batched products so that fewer tensors are transposed: the same values, up to rounding.
+def canonicalize_batched_products(editor: GraphEditor, outputs: frozenset[str]) -> None:
+    """Rewrites Einsums and batched products so that fewer tensors are transposed. Values change by rounding only.
 
     Args:
         editor: The graph.
@@ -36,7 +36,7 @@ def unify_batched_products(editor: GraphEditor, outputs: frozenset[str]) -> None
 
 
 def _expand(editor: GraphEditor, node: Any) -> None:
-    """Makes a BatchMatMulV2 of an Einsum over one axis, with one axis of each operand and any number in common."""
+    """Turns an Einsum into a BatchMatMulV2, if it sums over one axis and each operand has one axis of its own."""
     operands, result = einsum_labels(node)
     if len(operands) != 2 or any(len(set(labels)) != len(labels) for labels in (*operands, result)):
         return
@@ -65,54 +65,45 @@ def _expand(editor: GraphEditor, node: Any) -> None:
     if moves_nothing(order):
         _become_product(editor, node, before, (False, False), dtype)
         return
-    product = editor.add(
-        PRODUCT, f"{node.name}/product", before, T=dtype, adj_x=AttrValue(b=False), adj_y=AttrValue(b=False)
-    )
+    no = AttrValue(b=False)
+    product = editor.add(PRODUCT, f"{node.name}/product", before, origin=node.name, T=dtype, adj_x=no, adj_y=no)
     become_transpose(editor, node, product, order)
 
 
 def become_transpose(editor: GraphEditor, node: Any, source: str, order: np.ndarray) -> None:
-    """Makes of a node, which keeps its name, the transpose of another tensor."""
-    dtype = node.attr["T"]
-    node.op = "Transpose"
-    node.ClearField("attr")
-    node.attr["T"].CopyFrom(dtype)
-    node.attr["Tperm"].CopyFrom(dtype_attr(tf.int32))
-    editor.set_inputs(node.name, [source, editor.add_constant(f"{node.name}/order", order)])
+    """Turns a node, which keeps its name, into the transpose of another tensor."""
+    inputs = [source, editor.add_constant(f"{node.name}/order", order)]
+    editor.become(node.name, "Transpose", inputs, T=node.attr["T"], Tperm=dtype_attr(tf.int32))
 
 
 def _become_product(
     editor: GraphEditor, node: Any, operands: Sequence[str], transposed: tuple[bool, bool], dtype: AttrValue
 ) -> None:
-    node.op = PRODUCT
-    node.ClearField("attr")
-    node.attr["T"].CopyFrom(dtype)
-    node.attr["adj_x"].CopyFrom(AttrValue(b=transposed[0]))
-    node.attr["adj_y"].CopyFrom(AttrValue(b=transposed[1]))
-    editor.set_inputs(node.name, operands)
+    left, right = (AttrValue(b=each) for each in transposed)
+    editor.become(node.name, PRODUCT, operands, T=dtype, adj_x=left, adj_y=right)
 
 
 def einsum_labels(node: Any) -> tuple[list[str], str]:
-    """Returns the axes of the operands and of the result; no operands where the equation leaves some of them open."""
+    """Returns the axes of the operands and of the result. Without a result or with "..." there are no operands."""
     equation = attribute(node, "equation").s.decode()
     left, arrow, result = equation.replace(" ", "").partition("->")
     return ([], "") if not arrow or "." in equation else (left.split(","), result)
 
 
 def axes_order(before: Sequence[str], after: Sequence[str]) -> np.ndarray:
-    """Returns the order to which axes named `before` must be transposed to be in the order of `after`."""
+    """Returns the permutation that brings axes named `before` into the order of `after`."""
     return np.array([before.index(label) for label in after], np.int32)
 
 
 def moves_nothing(order: np.ndarray) -> bool:
-    """Whether a transpose to this order leaves the axes where they are."""
+    """Whether a permutation of axes is the identity."""
     return order.tolist() == list(range(order.size))
 
 
 def transposed(
     editor: GraphEditor, name: str, tensor: str, before: Sequence[str], after: Sequence[str], dtype: AttrValue
 ) -> str:
-    """Returns a tensor with its axes in another order, as a node `name` where that moves anything."""
+    """Returns a tensor with its axes in another order; adds a node `name` if the order differs."""
     order = axes_order(before, after)
     if moves_nothing(order):
         return tensor
@@ -133,12 +124,12 @@ def _absorb_transposes(editor: GraphEditor, outputs: frozenset[str]) -> None:
 
 
 def _is_real_product(node: Any) -> bool:
-    # Of complex numbers, what the product transposes it also conjugates.
+    # BatchMatMulV2 also conjugates a complex operand that it transposes.
     return node.op == PRODUCT and not tf.as_dtype(node.attr["T"].type).is_complex
 
 
 def _absorb_result(editor: GraphEditor, node: Any) -> None:
-    """Makes a product of the transposed result of one, which nothing else reads."""
+    """Turns the transpose of a product's result into a product, if nothing else reads the result."""
     product, order = editor.nodes[producer(node.input[0])], editor.constant(node.input[1])
     if not _is_real_product(product) or editor.consumers[product.name] != [node.name] or order is None:
         return
@@ -152,7 +143,7 @@ def _absorb_result(editor: GraphEditor, node: Any) -> None:
 
 
 def _absorb_operand(editor: GraphEditor, node: Any, position: int, flag: str, outputs: frozenset[str]) -> None:
-    """Lets the last axis of an operand stay the last, where a transpose made it the last but one."""
+    """Replaces a transpose of an operand's last two axes by an attribute of the product."""
     transpose = editor.nodes[producer(node.input[position])]
     if transpose.op != "Transpose" or transpose.name in outputs or editor.consumers[transpose.name] != [node.name]:
         return
@@ -169,7 +160,7 @@ def _absorb_operand(editor: GraphEditor, node: Any, position: int, flag: str, ou
 
 
 def _move_scale(editor: GraphEditor, node: Any, outputs: frozenset[str]) -> None:
-    """Multiplies an operand rather than the product by a number: a layer's result, into whose weights it can go."""
+    """Multiplies an operand in place of the product by a number, if folding can move it into a layer's weights."""
     numbers = [tensor for tensor in node.input if editor.is_number(tensor)]
     products = [tensor for tensor in node.input if _is_real_product(editor.nodes[producer(tensor)])]
     if len(numbers) != 1 or len(products) != 1:

@@ -1,11 +1,11 @@
-"""Gives dilated convolutions their dilation back.
+"""Rewrites dilated convolutions as one Conv2D with the attribute `dilations`.
 
-Keras' Conv1D and Conv2D with a dilation rate d become, in TensorFlow's graph, a plain convolution of every d-th value,
+TensorFlow writes Conv1D and Conv2D of Keras with a dilation rate d as a plain convolution of every d-th value:
 
     SpaceToBatchND -> Conv2D -> BatchToSpaceND
 
-so that neither batch norm nor bias can be folded, and every value is moved twice. Conv2D has an attribute for
-dilations, with which the CPU's kernels, also those in int8, compute it in one pass.
+In this form neither batch norm nor bias can be folded, and every value is copied twice. With the attribute, the CPU's
+kernels compute the convolution in one pass, also in int8.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, integers, producer
+from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, integers, is_nhwc, producer
 
 
-def unify_dilations(editor: GraphEditor, outputs: frozenset[str]) -> None:
-    """Rewrites dilated convolutions whose paddings are constants, which they are where the size of the image is known.
+def canonicalize_dilations(editor: GraphEditor, outputs: frozenset[str]) -> None:
+    """Rewrites dilated convolutions with constant paddings. They are constants if the image size is known.
 
     Args:
-        editor: The graph. Nodes keep their names; constants that nothing reads any more are left in it.
+        editor: The graph. Nodes keep their names. Unused constants stay in the graph.
         outputs: Nodes whose values leave the graph.
     """
     for name in editor.topological():
@@ -41,7 +41,7 @@ def _dilate(editor: GraphEditor, last: Any, outputs: frozenset[str]) -> None:
             return
         path.append(node)
     first, convolution = path[-1], next(node for node in path if node.op == "Conv2D")
-    if attribute(convolution, "data_format").s not in (b"", b"NHWC") or attribute(convolution, "padding").s != b"VALID":
+    if not is_nhwc(convolution) or attribute(convolution, "padding").s != b"VALID":
         return
     if {*attribute(convolution, "strides").list.i, *attribute(convolution, "dilations").list.i} != {1}:
         return
@@ -49,7 +49,7 @@ def _dilate(editor: GraphEditor, last: Any, outputs: frozenset[str]) -> None:
     if any(constant is None for constant in constants):
         return
     blocks, paddings, same_blocks, crops = (np.asarray(constant) for constant in constants)
-    # What is cropped at the end was padded there only to fill the last block.
+    # The zeros that are cropped at the end were added only to fill the last block.
     amounts = np.stack([paddings[:, 0], paddings[:, 1] - crops[:, 1]], axis=1)
     if not np.array_equal(blocks, same_blocks) or crops[:, 0].any() or (amounts < 0).any():
         return
@@ -80,7 +80,4 @@ def _dilate(editor: GraphEditor, last: Any, outputs: frozenset[str]) -> None:
         editor.redirect(last.name, last.input[0])
         editor.remove([last.name])
         return
-    last.op = "Identity"
-    last.ClearField("attr")
-    last.attr["T"].CopyFrom(convolution.attr["T"])
-    editor.set_inputs(last.name, [last.input[0]])
+    editor.become(last.name, "Identity", [last.input[0]], T=convolution.attr["T"])

@@ -1,7 +1,6 @@
-"""Makes one MatMul of every product of a tensor with a constant matrix that is written as a batch of products.
+"""Rewrites a BatchMatMulV2 or Einsum of a tensor and a constant matrix as one MatMul.
 
-These are BatchMatMulV2 and Einsum nodes. Their rows are brought to one matrix by a Reshape, and the result is brought
-to its axes by another.
+One Reshape makes a matrix of the tensor's rows. Another Reshape gives the result its axes.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def flatten_product(editor: GraphEditor, node: Any, sizes: Sizes) -> None:
 
 
 def flatten_einsum(editor: GraphEditor, node: Any, sizes: Sizes) -> None:
-    """Rewrites an Einsum of a tensor and constant weights: each axis of the weights is summed over or is new."""
+    """Rewrites an Einsum of a tensor and constant weights, if each axis of the weights is summed over or is new."""
     operands, result = einsum_labels(node)
     weights = [editor.constant(tensor) for tensor in node.input]
     if len(operands) != 2 or sum(each is None for each in weights) != 1:
@@ -45,7 +44,7 @@ def flatten_einsum(editor: GraphEditor, node: Any, sizes: Sizes) -> None:
     made = [label for label in result if label in columns]
     if not (inner and outer and made) or sorted([*outer, *made]) != sorted(result) or {*inner} & {*made}:
         return
-    if len(columns) != len(inner) + len(made):  # an axis of the weights is summed alone
+    if len(columns) != len(inner) + len(made):  # an axis of the weights is summed that the tensor lacks
         return
     extents = [held.shape[columns.index(label)] for label in made]
     matrix = held.transpose(axes_order(columns, [*inner, *made])).reshape(-1, int(np.prod(extents)))
@@ -64,12 +63,12 @@ def flatten_einsum(editor: GraphEditor, node: Any, sizes: Sizes) -> None:
 def _multiply(
     editor: GraphEditor, node: Any, source: str, matrix: np.ndarray, after: Sequence[Size], sizes: Sizes
 ) -> list[str] | None:
-    """Adds the product of a tensor's rows with a matrix. Returns it and the sizes to reshape it to; None if it cannot.
+    """Adds the product of a tensor's rows and a matrix. Returns it and the sizes to reshape it to, or None if unknown.
 
     Args:
         editor, sizes: The graph and its sizes.
-        node: The node in whose place it is computed.
-        source: The tensor, its rows along the last axes.
+        node: The node that the product replaces.
+        source: The tensor. Its last axes are the rows.
         matrix: The weights.
         after: The sizes of the result.
     """
@@ -81,15 +80,17 @@ def _multiply(
     weights = editor.add_constant(f"{node.name}/matrix", matrix)
     flat = editor.add("Reshape", f"{node.name}/rows", [source, rows], T=dtype, Tshape=INT32)
     no = AttrValue(b=False)
-    product = editor.add("MatMul", f"{node.name}/product", [flat, weights], T=dtype, transpose_a=no, transpose_b=no)
+    product = editor.add(
+        "MatMul",
+        f"{node.name}/product",
+        [flat, weights],
+        origin=node.name,
+        T=dtype,
+        transpose_a=no,
+        transpose_b=no,
+    )
     return [product, shape]
 
 
 def _become_reshape(editor: GraphEditor, node: Any, inputs: Sequence[str]) -> None:
-    """Gives a node's name, which may be what the outside knows, to the Reshape whose value is its own."""
-    dtype = node.attr["T"]
-    node.op = "Reshape"
-    node.ClearField("attr")
-    node.attr["T"].CopyFrom(dtype)
-    node.attr["Tshape"].CopyFrom(INT32)
-    editor.set_inputs(node.name, inputs)
+    editor.become(node.name, "Reshape", inputs, T=node.attr["T"], Tshape=INT32)

@@ -1,12 +1,13 @@
-"""Brings every product with a constant matrix to one form, which is what folding and the int8 kernels look for.
+"""Rewrites every product with a constant matrix in one form, which folding and the int8 kernels know.
 
-Keras writes the same thing in several ways. Dense on a tensor of rank three is a Tensordot, around which shapes are
-computed at every call; an EinsumDense or a projection of MultiHeadAttention is a BatchMatMulV2, or an Einsum where the
-length of the sequence is open; bias and activation follow behind a Reshape. Here all of them become
+Keras writes such products in several forms. Dense on a tensor of rank three is a Tensordot, which computes shapes at
+every call. An EinsumDense or a projection of MultiHeadAttention is a BatchMatMulV2, or an Einsum if the length of the
+sequence is open. Bias and activation follow after a Reshape. All of these forms become
 
     Reshape [-1, K] -> MatMul -> bias, activation -> Reshape
 
-which is exact. One open size is the -1 of the last Reshape; of several, the sizes are computed from the model's inputs.
+The values are exactly the same. One open size is the -1 of the last Reshape. Several open sizes are computed from the
+model's inputs.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import tensorflow as tf
 
 from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, producer
 from tfopt.graph.rewrites.batched_products import moves_nothing
+from tfopt.graph.rewrites.early_shapes import read_shapes_early
 from tfopt.graph.rewrites.flatten import flatten_einsum, flatten_product
-from tfopt.graph.sizes import Shapes, Sizes, read_shapes_early
+from tfopt.graph.sizes import Shapes, Sizes
 
 ELEMENTWISE = (
     *("BiasAdd", "Add", "AddV2", "Sub", "Mul", "RealDiv", "Neg", "Square", "Pow", "Exp", "Maximum", "Minimum"),
@@ -28,16 +30,16 @@ ELEMENTWISE = (
 )
 
 
-def unify_products(editor: GraphEditor, infer: Callable[[], Shapes], outputs: frozenset[str]) -> None:
-    """Rewrites a graph's products with constant matrices. Nodes whose values leave the graph keep their names.
+def canonicalize_products(editor: GraphEditor, infer: Callable[[], Shapes], outputs: frozenset[str]) -> None:
+    """Rewrites the products of a graph with constant matrices. Outputs of the graph keep their names.
 
     Args:
         editor: The graph.
-        infer: Returns each tensor's shape, as far as TensorFlow infers it from the graph as it is then.
+        infer: Returns the shape of each tensor of the graph at the time of the call, as far as TensorFlow infers it.
         outputs: Nodes whose values leave the graph.
     """
     sizes = Sizes(editor, infer())
-    while _fix_sizes(editor, sizes):  # what is fixed lets TensorFlow infer more
+    while _fix_sizes(editor, sizes):  # with fixed sizes TensorFlow infers more
         sizes = Sizes(editor, infer())
     for name in editor.topological():
         node = editor.nodes[name]
@@ -51,18 +53,18 @@ def unify_products(editor: GraphEditor, infer: Callable[[], Shapes], outputs: fr
     _merge_reshapes(editor, infer(), outputs)
     shapes = infer()
     sizes = Sizes(editor, shapes)
-    origins: dict[str, str] = {}
+    roots: dict[str, str] = {}
     for name in editor.topological():
         node = editor.nodes[name]
         if node.op in ELEMENTWISE:
-            _sink_reshape(editor, node, shapes, sizes, origins)
+            _sink_reshape(editor, node, shapes, sizes, roots)
     _merge_reshapes(editor, infer(), outputs)
     read_shapes_early(sizes, outputs)
     editor.remove_unread({*outputs, *(name for name, node in editor.nodes.items() if node.op == "Placeholder")})
 
 
 def _fix_sizes(editor: GraphEditor, sizes: Sizes) -> bool:
-    """Makes constants of the sizes of Reshapes that follow from the graph's own shapes. Returns whether it did."""
+    """Replaces the sizes of Reshapes by constants where the graph's shapes fix them. Returns whether it changed any."""
     fixed = False
     for name in editor.topological():
         node = editor.nodes[name]
@@ -80,7 +82,7 @@ def _fix_sizes(editor: GraphEditor, sizes: Sizes) -> bool:
 
 
 def _depth_of_products(editor: GraphEditor, name: str) -> int | None:
-    """Returns the number of columns that a matrix must have, since products with constant matrices read it."""
+    """Returns the number of columns of a matrix, from the constant matrix that it is multiplied by; None if unknown."""
     readers = [editor.nodes[reader] for reader in editor.consumers.get(name, ())]
     for reader in readers:
         if reader.op == "MatMul" and reader.input[0] == name and not attribute(reader, "transpose_a").b:
@@ -90,17 +92,17 @@ def _depth_of_products(editor: GraphEditor, name: str) -> int | None:
     return None
 
 
-def _sink_reshape(editor: GraphEditor, node: Any, shapes: Shapes, sizes: Sizes, origins: dict[str, str]) -> None:
-    """Computes an elementwise node on the matrix that its operands are reshaped from, and reshapes the result.
+def _sink_reshape(editor: GraphEditor, node: Any, shapes: Shapes, sizes: Sizes, roots: dict[str, str]) -> None:
+    """Moves a Reshape from the operands of an elementwise node to its result, so that the node computes on a matrix.
 
-    Where an operand is a constant for each of the last axes, it becomes one for each column of the matrix. Two operands
-    must originate from one matrix: what is reshaped from two may be broadcast.
+    An operand that is a constant over the last axes becomes a constant with one value for each column of the matrix.
+    If several operands are reshaped, all must come from one matrix. Otherwise they could be broadcast.
     """
     if attribute(node, "data_format").s == b"NCHW":  # a bias along another axis than the last
         return
     sources = {tensor: rows for tensor in node.input if (rows := _rows(editor, shapes, sizes, tensor)) is not None}
     matrices = [editor.nodes[tensor].input[0] for tensor in sources]
-    if len({origins.get(matrix, matrix) for matrix in matrices}) != 1 or len(set(sources.values())) != 1:
+    if len({roots.get(matrix, matrix) for matrix in matrices}) != 1 or len(set(sources.values())) != 1:
         return
     rank, row = next(iter(sources.values()))
     operands = []
@@ -118,20 +120,15 @@ def _sink_reshape(editor: GraphEditor, node: Any, shapes: Shapes, sizes: Sizes, 
     op, dtype = node.op, attributes["T"]
     if op == "BiasAdd" and len(row) > 1:
         op, attributes = "AddV2", {"T": dtype}
-    result = editor.add(op, f"{node.name}/flat", operands, **attributes)
+    result = editor.add(op, f"{node.name}/flat", operands, origin=node.name, **attributes)
     shapes[result] = tf.TensorShape([None, int(np.prod(row))])
-    origins[result] = origins.get(matrices[0], matrices[0])
-    # The node keeps its name, which may be what the outside knows, and becomes the Reshape.
+    roots[result] = roots.get(matrices[0], matrices[0])
     reshape = editor.nodes[next(iter(sources))]
-    node.op = "Reshape"
-    node.ClearField("attr")
-    node.attr["T"].CopyFrom(dtype)
-    node.attr["Tshape"].CopyFrom(reshape.attr["Tshape"])
-    editor.set_inputs(node.name, [result, reshape.input[1]])
+    editor.become(node.name, "Reshape", [result, reshape.input[1]], T=dtype, Tshape=reshape.attr["Tshape"])
 
 
 def _rows(editor: GraphEditor, shapes: Shapes, sizes: Sizes, tensor: str) -> tuple[int, tuple[int, ...]] | None:
-    """Returns to how many axes a matrix is reshaped, and to which last ones each row; None if it is no such tensor."""
+    """Returns the rank of a tensor that is reshaped from a matrix, and the axes of each row; None for other tensors."""
     node = editor.nodes[producer(tensor)]
     if node.op != "Reshape":
         return None
@@ -146,9 +143,9 @@ def _rows(editor: GraphEditor, shapes: Shapes, sizes: Sizes, tensor: str) -> tup
 
 
 def _per_column(constant: np.ndarray, row: Sequence[int], rank: int) -> np.ndarray | None:
-    """Returns a constant that is broadcast against reshaped rows as one value for each column.
+    """Returns a constant operand of reshaped rows as one value for each column of the matrix.
 
-    None if rows differ, or if the constant has more axes than the reshaped matrix and so adds to them.
+    None if the constant differs from row to row, or if it has more axes than the reshaped matrix.
     """
     shape = constant.shape
     if len(shape) > rank:
@@ -161,7 +158,7 @@ def _per_column(constant: np.ndarray, row: Sequence[int], rank: int) -> np.ndarr
 
 
 def _merge_reshapes(editor: GraphEditor, shapes: Shapes, outputs: frozenset[str]) -> None:
-    """Lets each Reshape of a Reshape read what that reads, and drops it where that has the shape already."""
+    """Merges each Reshape of a Reshape into one, and removes it where the tensor has the shape already."""
     for name in editor.topological():
         node = editor.nodes[name]
         sizes = editor.constant(node.input[1]) if node.op == "Reshape" else None

@@ -1,11 +1,11 @@
-"""Computes on sequences as on images of one row, which is how TensorFlow computes their convolutions and poolings.
+"""Rewrites sequences as images of one row, in which form TensorFlow computes their convolutions and poolings.
 
-A Conv1D is ExpandDims -> Conv2D -> Squeeze. Bias, batch norm, activation and residual sum come behind the Squeeze,
-where neither folding nor the int8 kernels look for them. So each Squeeze moves behind what follows it,
+A Conv1D is ExpandDims -> Conv2D -> Squeeze. Bias, batch norm, activation and residual sum follow after the Squeeze,
+where neither folding nor the int8 kernels find them. So each Squeeze is moved behind them:
 
     ExpandDims -> Conv2D -> bias, batch norm, activation -> Squeeze
 
-until the ExpandDims of the next layer takes it away. No value changes.
+The ExpandDims of the next layer then cancels the Squeeze. No value changes.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from tfopt.graph.sizes import Shapes
 
 @dataclass(frozen=True, kw_only=True)
 class _Image:
-    """What a sequence is squeezed from: the tensor of the image, and which of its axes, 1 or 2, has the size one."""
+    """The image that a sequence is squeezed from: its tensor, and its axis of size one, which is 1 or 2."""
 
     tensor: str
     axis: int
 
 
-def unify_sequences(editor: GraphEditor, infer: Callable[[], Shapes], outputs: frozenset[str]) -> None:
-    """Moves each Squeeze of an image to a sequence behind what is computed of the sequence element by element.
+def canonicalize_sequences(editor: GraphEditor, infer: Callable[[], Shapes], outputs: frozenset[str]) -> None:
+    """Moves each Squeeze of an image to a sequence behind the elementwise nodes that follow it.
 
     Args:
-        editor: The graph. Nodes keep their names; what nothing reads any more is left in it.
-        infer: Returns each tensor's shape, as far as TensorFlow infers it from the graph as it is then.
+        editor: The graph. Nodes keep their names. Unused nodes stay in the graph.
+        infer: Returns the shape of each tensor of the graph at the time of the call, as far as TensorFlow infers it.
         outputs: Nodes whose values leave the graph.
     """
     shapes = infer() if any(node.op == "Squeeze" for node in editor.nodes.values()) else {}
@@ -54,7 +54,7 @@ def unify_sequences(editor: GraphEditor, infer: Callable[[], Shapes], outputs: f
 
 
 def _expand(editor: GraphEditor, node: Any, images: dict[str, _Image], outputs: frozenset[str]) -> None:
-    """Takes away an ExpandDims that undoes a Squeeze; moves one before the Pad that it reads, so this pads images."""
+    """Removes an ExpandDims that cancels a Squeeze; moves an ExpandDims before the Pad that it reads."""
     image, axis = images.get(node.input[0]), editor.constant(node.input[1])
     before = editor.nodes[producer(node.input[0])]
     if axis is None:
@@ -66,19 +66,19 @@ def _expand(editor: GraphEditor, node: Any, images: dict[str, _Image], outputs: 
         if paddings is not None and len(paddings) == 3:
             operands = [node.name, _padded_image(editor, before, paddings, axis.item() % 4)]
             editor.set_inputs(node.name, [before.input[0], node.input[1]])
-            padded = editor.add("Pad", f"{before.name}/image", operands, **before.attr)
+            padded = editor.add("Pad", f"{before.name}/image", operands, origin=before.name, **before.attr)
             editor.redirect(node.name, padded, keep=[padded])
 
 
 def _padded_image(editor: GraphEditor, node: Any, paddings: np.ndarray, axis: int) -> str:
-    """Returns the paddings of a sequence as those of the image that has one more axis."""
+    """Returns the paddings of a sequence as paddings of the image, which has one more axis."""
     return editor.add_constant(f"{node.name}/paddings", np.insert(paddings, axis, 0, axis=0))
 
 
 def _on_image(editor: GraphEditor, node: Any, images: dict[str, _Image]) -> _Image | None:
-    """Computes a node on the images that its operands are squeezed from, and squeezes the result; None if it cannot.
+    """Computes a node on the images of its operands and squeezes the result; None if that is impossible.
 
-    Operands must be squeezed along one axis, or be constants.
+    Each operand must be a constant, or be squeezed along the same axis as the others.
     """
     axes = {images[tensor].axis for tensor in node.input if tensor in images}
     if len(axes) != 1 or attribute(node, "data_format").s == b"NCHW":  # a bias along another axis than the last
@@ -99,11 +99,6 @@ def _on_image(editor: GraphEditor, node: Any, images: dict[str, _Image]) -> _Ima
             aligned = constant.reshape((1,) * (3 - constant.ndim) + constant.shape)
             operands.append(editor.add_constant(f"{node.name}/operand", np.expand_dims(aligned, axis)))
     attributes = {key: value for key, value in node.attr.items() if not key.startswith("_")}
-    result = editor.add(node.op, f"{node.name}/image", operands, **attributes)
-    # The node keeps its name, which may be what the outside knows, and becomes the Squeeze.
-    node.op = "Squeeze"
-    node.ClearField("attr")
-    node.attr["T"].CopyFrom(attributes["T"])
-    node.attr["squeeze_dims"].CopyFrom(integers([axis]))
-    editor.set_inputs(node.name, [result])
+    result = editor.add(node.op, f"{node.name}/image", operands, origin=node.name, **attributes)
+    editor.become(node.name, "Squeeze", [result], T=attributes["T"], squeeze_dims=integers([axis]))
     return _Image(tensor=result, axis=axis)

@@ -1,7 +1,7 @@
-"""Recognises the activation function that a graph computes behind a tensor, whatever nodes it is written in.
+"""Finds the activation function that a graph computes from a tensor, in any form.
 
-GELU alone has four spellings in Keras and TensorFlow. So a group of elementwise nodes is not compared to patterns: it
-is computed on a range of numbers, and what comes out is compared to the functions themselves.
+GELU alone has four forms in Keras and TensorFlow. So the nodes are not compared with patterns. A group of elementwise
+nodes is computed on a range of numbers, and the results are compared with the values of the known functions.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Activation:
     """An activation function in a graph.
 
     Attributes:
-        name: As the int8 kernels call it.
-        nodes: Names of the nodes that compute it, the last of which has its result.
+        name: The name that the int8 kernels use.
+        nodes: Names of the nodes that compute it. The last one has the result.
         alpha: The slope of a LeakyRelu below zero.
     """
 
@@ -39,12 +39,12 @@ class Activation:
 
 
 def find_activation(editor: GraphEditor, tensor: str, outputs: Collection[str]) -> Activation | None:
-    """Returns the activation that is computed from a node's result, if that is all it is read for.
+    """Returns the activation that is computed from a node's result, if nothing else reads the result.
 
     Args:
         editor: The graph.
         tensor: Name of the node.
-        outputs: Nodes whose values leave the graph; only the result of the activation may be among them.
+        outputs: Nodes whose values leave the graph. Of the nodes here, only the last one may be an output.
     """
     readers = set(editor.consumers.get(tensor, ()))
     if tensor in outputs or not readers:
@@ -64,7 +64,7 @@ def find_activation(editor: GraphEditor, tensor: str, outputs: Collection[str]) 
 
 
 def _closed_group(editor: GraphEditor, tensor: str, outputs: Collection[str]) -> tuple[str, ...] | None:
-    """Returns the fewest elementwise nodes that together read a tensor and let out one result."""
+    """Returns the smallest group of elementwise nodes that contains all readers of a tensor and has one result."""
     group: list[str] = []
     inside = {tensor}
 
@@ -88,7 +88,7 @@ def _closed_group(editor: GraphEditor, tensor: str, outputs: Collection[str]) ->
 
 
 def _compute(editor: GraphEditor, tensor: str, nodes: tuple[str, ...]) -> np.ndarray:
-    """Returns what a group of nodes makes of GRID in place of a tensor."""
+    """Returns the result of a group of nodes with GRID as the value of the tensor."""
     graph_def = GraphDef()
     graph_def.node.append(NodeDef(name=tensor, op="Placeholder", attr={"dtype": dtype_attr(tf.float32)}))
     numbers = {producer(source) for name in nodes for source in editor.nodes[name].input} - {tensor, *nodes}
@@ -106,7 +106,7 @@ def _gelu_approximate(x: np.ndarray) -> np.ndarray:
     return x * 0.5 * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
 
 
-# Hendrycks and Gimpel, "Gaussian Error Linear Units", arXiv:1606.08415: as defined, and as approximated there.
+# The definition and the approximation in Hendrycks and Gimpel, "Gaussian Error Linear Units", arXiv:1606.08415.
 _FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "GeluExact": _gelu_exact,
     "GeluApproximate": _gelu_approximate,

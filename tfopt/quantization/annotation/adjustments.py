@@ -1,6 +1,6 @@
-"""Weights and biases that suit int8 better than the float ones, kept apart from the float graph.
+"""Weights and biases that replace the float ones in int8, stored apart from the float graph.
 
-A node that is left float in the end keeps what it was trained with.
+A node that stays float keeps the weights and the bias that it was trained with.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from tfopt.quantization.annotation.fusion import Fusion
 
 @dataclass(frozen=True, kw_only=True)
 class Adjustment:
-    """What a quantized convolution or product computes with in place of its own.
+    """The changed weights and bias of a quantized convolution or product.
 
     Attributes:
-        weights: The weights, or None for its own.
-        bias: What is added to its bias, one value per output channel, or None.
+        weights: The new weights, or None for no change.
+        bias: The change of the bias, one value per output channel, or None for no change.
     """
 
     weights: np.ndarray | None = None
     bias: np.ndarray | None = None
 
 
-def adjust(
+def apply_adjustments(
     graph: FrozenGraph, fusions: Sequence[Fusion], adjustments: Mapping[str, Adjustment]
 ) -> tuple[FrozenGraph, list[Fusion]]:
-    """Returns the graph with the weights and biases of its fusions adjusted, and the fusions with their new constants.
+    """Returns the graph with adjusted weights and biases, and the fusions with their new constants.
 
     Args:
         graph: The float graph.
-        fusions: Its fusions; one whose bias is adjusted has one.
-        adjustments: By the name of a fusion's op.
+        fusions: Its fusions. A fusion whose bias is adjusted must have a bias.
+        adjustments: The adjustment of each fusion, by the name of its op.
     """
     editor = GraphEditor(graph.graph_def)
     adjusted = []
@@ -60,7 +60,7 @@ def bias_of(editor: GraphEditor, fusion: Fusion) -> np.ndarray:
 
 
 def with_biases(graph: FrozenGraph, fusions: Sequence[Fusion]) -> FrozenGraph:
-    """Returns the graph with a bias of zeros for each fusion that has none. int8 kernels have one anyway."""
+    """Returns the graph with a bias of zeros for each fusion without a bias. int8 kernels have one anyway."""
     editor = GraphEditor(graph.graph_def)
     moved = {}
     for fusion in fusions:

@@ -1,13 +1,13 @@
 """Writes ranges into a float graph as fake-quantization nodes.
 
-The annotated graph is still a float graph that TensorFlow runs anywhere, but it computes with the values that int8
-would have. It is the one form that exporters lower from, however the ranges were found:
+The annotated graph is still a float graph, which TensorFlow runs on any device. It computes with the values that int8
+would have. Exporters read only this form, whatever the source of the ranges:
 
-- an activation passes through FakeQuantWithMinMaxArgs(min, max): quint8 for [0, max], and with `narrow_range`
-  qint8 for [-max, max]; of what is computed in float, only the fusions and what moves values to them read the quantized
-  form;
-- weights pass through FakeQuantWithMinMaxVarsPerChannel(-max, max, narrow_range), channels last; those of a depthwise
-  convolution get their fourth axis behind it.
+- An activation is rounded by FakeQuantWithMinMaxArgs(min, max): to quint8 for [0, max], and with `narrow_range` to
+  qint8 for [-max, max]. Only fusions and the ops that move values to them read the rounded tensor. Other ops read the
+  float tensor, if a float op computes it.
+- Weights are rounded by FakeQuantWithMinMaxVarsPerChannel(-max, max, narrow_range), with the channels as the last axis.
+  A Reshape then adds the fourth axis to the weights of a depthwise convolution.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tfopt.graph.edit import AttrValue, GraphEditor, dtype_attr, producer
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.annotation.fusion import FAKE_QUANT, FAKE_QUANT_WEIGHTS, Fusion
 from tfopt.quantization.annotation.range import Range, steps_above_zero
-from tfopt.quantization.annotation.ranged_tensors import find_joints, quantized_reads
+from tfopt.quantization.annotation.ranged_tensors import find_shared_range_ops, quantized_consumers
 from tfopt.quantization.annotation.weight_grid import WeightGrid
 
 INT8 = steps_above_zero(8)
@@ -36,44 +36,44 @@ def annotate(
     *,
     weight_grid: WeightGrid | None = None,
 ) -> FrozenGraph:
-    """Returns the graph with fake-quantization nodes behind the weights of fusions and tensors that need a range.
+    """Returns the graph with fake quantization of the fusions' weights and of the tensors that need a range.
 
     Args:
         graph: The float graph.
         fusions: Its fusions.
-        ranges: The range of each tensor that `tensors_with_ranges` names; it may hold more.
-        steps: For each fusion's op the step between two quantized weights, one for each output channel. Where it has
-            none, the smallest step that covers the weights is taken.
-        weight_grid: How many bits the quantized weights use; None means 8. Of fewer than 8 bits, they are rounded
-            here, and become int8 weights that use few of its values.
+        ranges: The range of each tensor that `tensors_with_ranges` names. It may hold more ranges.
+        steps: The step between two quantized weights for each output channel, by the name of a fusion's op. An op
+            without an entry gets the smallest step that covers its weights.
+        weight_grid: How many bits the quantized weights use; None means 8. Weights of fewer bits are rounded here. They
+            are int8 weights that use only some of the values.
     """
     editor = GraphEditor(graph.graph_def)
     grid = weight_grid or WeightGrid()
-    tops = {fusion.op: grid.top_of(editor, fusion, ranges) for fusion in fusions}
-    joints = find_joints(editor, fusions, ranges)
-    for tensor, readers in quantized_reads(editor, fusions, joints).items():
+    qmax = {fusion.op: grid.qmax_of(editor, fusion, ranges) for fusion in fusions}
+    shared_range_ops = find_shared_range_ops(editor, fusions, ranges)
+    for tensor, readers in quantized_consumers(editor, fusions, shared_range_ops).items():
         name = add_fake_quant(editor, tensor, ranges[tensor])
         editor.redirect(tensor, name, keep=set(editor.consumers[producer(tensor)]) - readers)
     for fusion in fusions:
-        _annotate_weights(editor, fusion, tops[fusion.op], (steps or {}).get(fusion.op))
+        _annotate_weights(editor, fusion, qmax[fusion.op], (steps or {}).get(fusion.op))
     return graph.edited(editor)
 
 
-def add_fake_quant(editor: GraphEditor, tensor: str, span: Range) -> str:
-    """Adds the fake-quantization node of a tensor, which nothing reads yet, and returns its name."""
+def add_fake_quant(editor: GraphEditor, tensor: str, value_range: Range) -> str:
+    """Adds a fake-quantization node for a tensor and returns its name. Nothing reads the node yet."""
     return editor.add(
         FAKE_QUANT,
         f"{tensor.replace(':', '_')}/fake_quant",
         [tensor],
-        min=AttrValue(f=span.low),
-        max=AttrValue(f=span.limit),
+        min=AttrValue(f=value_range.low),
+        max=AttrValue(f=value_range.limit),
         num_bits=AttrValue(i=8),
-        narrow_range=AttrValue(b=span.signed),
+        narrow_range=AttrValue(b=value_range.signed),
     )
 
 
 def is_fake_quant(node: Any) -> bool:
-    """Whether a node rounds values to a quantized grid, as one of TensorFlow's fake-quantization ops."""
+    """Whether a node is one of TensorFlow's fake-quantization ops."""
     return node.op.startswith("FakeQuantWithMinMax") and not node.op.endswith("Gradient")
 
 
@@ -87,19 +87,19 @@ def channels_last(weights: np.ndarray, op: str) -> np.ndarray:
     return weights[..., 0] if op == "DepthwiseConv2dNative" else weights
 
 
-def _annotate_weights(editor: GraphEditor, fusion: Fusion, top: int, steps: np.ndarray | None) -> None:
+def _annotate_weights(editor: GraphEditor, fusion: Fusion, qmax: int, steps: np.ndarray | None) -> None:
     held, source = editor.value(fusion.weights), fusion.weights
     weights = channels_last(held, editor.nodes[fusion.op].op)
     if steps is None:
-        limits = np.abs(weights).reshape(-1, weights.shape[-1]).max(axis=0) * np.float32(INT8 / top)
+        limits = np.abs(weights).reshape(-1, weights.shape[-1]).max(axis=0) * np.float32(INT8 / qmax)
     else:
         limits = (steps * INT8).astype(np.float32)
     limits[limits == 0] = 1.0  # a channel of zeros has no scale of its own
-    if top < INT8:
+    if qmax < INT8:
         grid = limits / INT8
-        weights = np.clip(np.rint(weights / grid), -top, top) * grid
-    depthwise = weights.ndim < held.ndim  # the ranges are those of the last axis
-    if depthwise or top < INT8:
+        weights = np.clip(np.rint(weights / grid), -qmax, qmax) * grid
+    depthwise = weights.ndim < held.ndim  # fake quantization takes the channels from the last axis
+    if depthwise or qmax < INT8:
         source = editor.add_constant(f"{fusion.op}/weights_on_grid", weights)
     name = editor.add(
         FAKE_QUANT_WEIGHTS,

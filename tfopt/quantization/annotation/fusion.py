@@ -1,20 +1,19 @@
-"""Finds what an int8 kernel can compute as one: a convolution or product, and what follows it.
+"""Finds fusions: nodes that one int8 kernel computes together.
 
-A fusion is `op -> [BiasAdd] -> [+ summand] -> [activation]`, each link read by the next one only, so that no value
-inside it is needed elsewhere. Behind a convolution the activation is a Relu or Relu6, behind a product any that
-tfopt.quantization.annotation.activations finds. Its input and its output are the tensors that get a range.
+A fusion is `op -> [BiasAdd] -> [+ summand] -> [activation]`, where op is a convolution or a matrix product. Only the
+next node reads the result of a node, so that no value inside the fusion is needed elsewhere. After a convolution, the
+activation is a Relu or Relu6. After a product, it is any activation that tfopt.quantization.annotation.activations
+finds. The input and the output of a fusion are the tensors that get a range.
 
-The fused sum has conditions of its own. The kernel adds into the summand's buffer, and crashes when that buffer is
-still in use: so every other reader of the summand must be an ancestor of the fusion's first op, which makes it certain
-to have finished. What only moves values counts with its own readers: its result may share the buffer, and where a
-float op reads that result, the summand is dequantized for it at any time. And the summand must be there in int8
-without more ado: the result of a Relu, a convolution, or such a sum.
+A fused sum needs two more conditions. First, the kernel adds into the buffer of the summand, and it crashes while
+another node uses that buffer. So every other reader of the summand must be an ancestor of the fusion's first op, which
+has then certainly finished. Readers behind an op that only moves values count too, because the result of such an op may
+share the buffer. Second, the summand must be available in int8: as the result of a Relu, of a convolution, or of such a
+sum.
 """
 
 from __future__ import annotations
 
-import fnmatch
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -23,19 +22,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.errors import ConfigError
-from tfopt.graph.edit import GraphEditor, attribute, producer
+from tfopt.graph.edit import GraphEditor, attribute, is_nhwc, producer
 from tfopt.graph.fold import CONVOLUTIONS, WEIGHTED
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.annotation.activations import Activation, find_activation
+from tfopt.quantization.annotation.exclude import matches
 from tfopt.report import Skip
 
 ADDITIONS = ("Add", "AddV2")
 RELUS = ("Relu", "Relu6")
 FAKE_QUANT = "FakeQuantWithMinMaxArgs"
 FAKE_QUANT_WEIGHTS = "FakeQuantWithMinMaxVarsPerChannel"
-# Ops that only move or select values, so that a quantized tensor keeps its range through them.
-PASS_THROUGH = ("MaxPool", "Pad", "Tile", "Transpose", "Reshape", "Squeeze", "ExpandDims", "Identity")
+# Ops that only move or select values, so that the result has the range of the input.
+DATA_MOVEMENT_OPS = ("MaxPool", "Pad", "Tile", "Transpose", "Reshape", "Squeeze", "ExpandDims", "Identity")
 WITHOUT_LOWERING = ("BatchMatMulV2", "Einsum", "Conv2DBackpropInput", "Conv3D")
 Shapes = Mapping[str, tf.TensorShape]
 EMPTY: Mapping[str, str] = MappingProxyType({})
@@ -43,16 +42,17 @@ EMPTY: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, kw_only=True)
 class Fusion:
-    """One fused group of float nodes.
+    """Nodes of the float graph that one kernel computes.
 
     Attributes:
         op: Name of the Conv2D, DepthwiseConv2dNative or MatMul node.
         nodes: Names of all its nodes in order, `op` first.
         input: Tensor that enters `op`.
-        weights: Tensor of the float weights; output channels are the last axis, of a depthwise convolution the third.
+        weights: Tensor of the float weights. The output channels are the last axis; in a depthwise convolution they are
+            the third.
         bias: Tensor of the bias, or None.
         summand: Tensor that is added before the activation, or None.
-        activation: What is computed last, or None.
+        activation: The activation at the end, or None.
     """
 
     op: str
@@ -76,16 +76,16 @@ def find_fusions(
     kept_float: Mapping[str, str] = EMPTY,
     annotated: bool = False,
 ) -> tuple[list[Fusion], list[Skip]]:
-    """Returns the fusions of a graph, and the weighted ops that form none, each with its reason.
+    """Returns the fusions of a graph, and the convolutions and products that start no fusion, each with the reason.
 
     Args:
         graph: The graph.
         editor: An editor of the same graph.
-        exclude: Names or shell-style patterns of ops that form no fusion.
-        kept_float: Names of further ops that form none, each with the reason.
-        annotated: Whether the graph carries ranges already. Only ops with annotated weights form fusions then, and
-            these are the fusions that the graph had when it was annotated, since ranges lie between fusions.
-    Returns: The fusions, so ordered that each comes after those that compute its input and its summand.
+        exclude: Names or shell-style patterns of ops that start no fusion.
+        kept_float: Names of further ops that start none, each with the reason.
+        annotated: Whether the graph holds ranges already. Then only ops with annotated weights start fusions. The
+            ranges lie between fusions, so these are the fusions that the graph had when it was annotated.
+    Returns: The fusions in the order of computation, and the skipped ops.
     """
     patterns = tuple(exclude)
     shapes = graph.shapes()
@@ -96,7 +96,7 @@ def find_fusions(
     }
     heads = {name for name, reason in obstacles.items() if reason is None}
     fusions: list[Fusion] = []
-    # Later ops claim a sum first: of two convolutions that meet in one, the later has the other's result at hand.
+    # Two convolutions may meet in one sum. The later one fuses the sum, because the other result is computed by then.
     claimed: set[str] = set()
     for name in reversed(order):
         if name in heads:
@@ -123,13 +123,13 @@ def find_fusions_where(
     *,
     kept_float: Mapping[str, str] = EMPTY,
 ) -> tuple[list[Fusion], list[Skip]]:
-    """Returns the fusions of a graph that meet a condition, and the weighted ops that form none.
+    """Returns the fusions of a graph that meet a condition, and the convolutions and products that start no fusion.
 
-    To leave a fusion out can change others, which may have fused its result, so they are found anew without it.
+    Without one fusion, others may change, because they may have fused its result. So the search is repeated.
 
     Args:
         graph, editor, exclude, kept_float: As in `find_fusions`.
-        obstacle: Returns why a fusion cannot be, or None.
+        obstacle: Returns the reason against a fusion, or None.
     """
     refused = dict(kept_float)
     while True:
@@ -140,38 +140,20 @@ def find_fusions_where(
         refused |= found
 
 
-def folded_tensor(folded: GraphEditor, tensor: str, before: GraphEditor) -> str | None:
-    """Returns a tensor of a graph before folding as it is called in the folded graph; None where that lacks it.
-
-    Products and what follows them are folded to matrices, sequences to images, under names of their own. What only
-    moved values may be gone: then it is the tensor that it moved. BatchToSpaceND ends a dilated convolution, which
-    folding makes one node.
-    """
-    while True:
-        candidates = (tensor, f"{tensor}/flat", f"{tensor}/product", f"{tensor}/image")
-        found = next((name for name in candidates if producer(name) in folded.nodes), None)
-        if found is not None:
-            return pass_through_origin(folded, found)
-        node = before.nodes.get(producer(tensor))
-        if node is None or ":" in tensor or node.op not in (*PASS_THROUGH, "BatchToSpaceND"):
-            return None
-        tensor = node.input[0]
-
-
-def pass_through_origin(editor: GraphEditor, tensor: str) -> str:
-    """Returns the tensor whose range also holds for `tensor`: up through ops that only move values."""
+def before_data_movement(editor: GraphEditor, tensor: str) -> str:
+    """Returns the tensor that has the values and the range of `tensor`, before the ops that only move values."""
     node = editor.nodes[producer(tensor)]
-    while ":" not in tensor and node.op in PASS_THROUGH:
+    while ":" not in tensor and node.op in DATA_MOVEMENT_OPS:
         tensor = node.input[0]
         node = editor.nodes[producer(tensor)]
     return tensor
 
 
 def _structural_order(editor: GraphEditor, graph: FrozenGraph) -> list[str]:
-    """Returns the node names so that every node follows its inputs, whatever the order in which the graph holds them.
+    """Returns the node names in an order that depends on the edges only, not on the order in the GraphDef.
 
-    Nodes come by their distance from the inputs, and as far apart as each other in the order in which the outputs need
-    them. So a model that was trained with ranges has the fusions that the float model had, whose ranges these are.
+    Nodes are sorted by their distance from the inputs, and at the same distance by the order in which the outputs need
+    them. So a model that was trained with ranges has the same fusions as the float model.
     """
     distance: dict[str, int] = {}
     for name in editor.topological():
@@ -187,7 +169,7 @@ def _structural_order(editor: GraphEditor, graph: FrozenGraph) -> list[str]:
 
 
 def _obstacle(editor: GraphEditor, shapes: Shapes, node: Any, patterns: tuple[str, ...], annotated: bool) -> str | None:
-    """Returns None if the node can start a fusion, "" if it is no weighted op, else why it cannot."""
+    """Returns None if the node can start a fusion, "" if it is no convolution or product, else the reason."""
     if node.op in WITHOUT_LOWERING:
         return _why_without_lowering(editor, shapes, node)
     if node.op not in WEIGHTED:
@@ -205,7 +187,7 @@ def _obstacle(editor: GraphEditor, shapes: Shapes, node: Any, patterns: tuple[st
     if not np.isfinite(weights).all():
         return "its weights hold NaN or infinity"
     if node.op in CONVOLUTIONS:
-        if attribute(node, "data_format").s not in (b"", b"NHWC"):
+        if not is_nhwc(node):
             return "not in NHWC layout"
         if node.op == "DepthwiseConv2dNative":
             return None if weights.ndim == 3 or weights.shape[3] == 1 else "more than one filter for each input channel"
@@ -229,7 +211,7 @@ def _why_without_lowering(editor: GraphEditor, shapes: Shapes, node: Any) -> str
 
 
 def weights_quantizer(editor: GraphEditor, weights: str) -> Any | None:
-    """Returns the fake-quantization node behind an op's weights, also where they get their fourth axis behind it."""
+    """Returns the fake-quantization node of an op's weights. A Reshape to the fourth axis may follow it."""
     node = editor.nodes[producer(weights)]
     if node.op == "Reshape":
         node = editor.nodes[producer(node.input[0])]
@@ -237,30 +219,9 @@ def weights_quantizer(editor: GraphEditor, weights: str) -> Any | None:
 
 
 def int8_weights(editor: GraphEditor, quantizer: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the weights behind a fake-quantization node as int8 steps, and the largest value of each channel."""
+    """Returns the weights that a fake-quantization node reads, in int8, and the limit of each channel."""
     weights, high = editor.value(quantizer.input[0]), editor.value(quantizer.input[2])
     return np.clip(np.rint(weights / (high / 127)), -127, 127).astype(np.int8), high
-
-
-def matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a node's name is one of `patterns`, with or without the numbers that Keras puts behind layers' names.
-
-    It opens the scope of a layer "head" twice, so that its nodes are in "head_1".
-    """
-    names = (name, re.sub(r"_\d+(?=/)", "", name))
-    return any(fnmatch.fnmatchcase(candidate, pattern) for candidate in names for pattern in patterns)
-
-
-def check_exclude(patterns: Iterable[str], names: Iterable[str]) -> None:
-    """Raises ConfigError unless each pattern matches one of the names of what could be excluded."""
-    known = list(names)
-    for pattern in patterns:
-        if not any(matches(name, (pattern,)) for name in known):
-            raise ConfigError(
-                f"exclude must name nodes of the graph (or, for training, layers of the model). Received: "
-                f"exclude={tuple(patterns)}, where {pattern!r} matches none. The report of a run without it lists the "
-                "names."
-            )
 
 
 def _follow(
@@ -323,21 +284,21 @@ def _sum_fits(
     heads: set[str],
     outputs: frozenset[str],
 ) -> bool:
-    """Whether the kernel of the Conv2D `name` can fuse this addition; see the module's docstring."""
+    """Whether the kernel of the node `name` can fuse this addition; see the docstring of the module."""
     if editor.nodes[name].op != "Conv2D" or ":" in summand or not _same_shape(shapes[name], shapes[summand]):
         return False
     source = _before_fake_quant(editor, summand)
-    if source.op == "MaxPool":  # its result has a buffer of its own
-        in_int8 = _is_in_int8(editor, _before_fake_quant(editor, pass_through_origin(editor, source.name)), heads)
+    if source.op == "MaxPool":  # the result has its own buffer
+        in_int8 = _is_in_int8(editor, _before_fake_quant(editor, before_data_movement(editor, source.name)), heads)
     else:
         in_int8 = _is_in_int8(editor, source, heads)
     if not in_int8 or not outputs.isdisjoint((source.name, addition.name)):
         return False
-    return readers_of(editor, source.name) - {addition.name} <= editor.ancestors(name)
+    return consumers_of(editor, source.name) - {addition.name} <= editor.ancestors(name)
 
 
 def _is_in_int8(editor: GraphEditor, node: Any, heads: set[str]) -> bool:
-    """Whether a node is the result of a Relu, of a convolution in int8, or of a sum with the latter."""
+    """Whether a node's result is available in int8: of a Relu, of a convolution in int8, or of a sum with one."""
     if node.op in ADDITIONS:
         return any(_ends_convolution(editor, _before_fake_quant(editor, source), heads) for source in node.input)
     return node.op in RELUS or _ends_convolution(editor, node, heads)
@@ -350,23 +311,23 @@ def _ends_convolution(editor: GraphEditor, node: Any, heads: set[str]) -> bool:
 
 
 def _before_fake_quant(editor: GraphEditor, tensor: str) -> Any:
-    """Returns the node that computes a tensor, its range left out."""
+    """Returns the node that computes a tensor, before the fake quantization."""
     node = editor.nodes[producer(tensor)]
     return editor.nodes[producer(node.input[0])] if node.op == FAKE_QUANT else node
 
 
-def readers_of(editor: GraphEditor, name: str) -> set[str]:
-    """Returns the nodes that read a node's values, also through its fake quantization and ops that only move values."""
+def consumers_of(editor: GraphEditor, name: str) -> set[str]:
+    """Returns the nodes that read a node's values, directly or behind fake quantization and ops that move values."""
     readers: set[str] = set()
     stack = [name]
     while stack:
         for reader in editor.consumers.get(stack.pop(), ()):
-            if reader not in readers and editor.nodes[reader].op in (FAKE_QUANT, *PASS_THROUGH):
+            if reader not in readers and editor.nodes[reader].op in (FAKE_QUANT, *DATA_MOVEMENT_OPS):
                 stack.append(reader)
             readers.add(reader)
     return {reader for reader in readers if editor.nodes[reader].op != FAKE_QUANT}
 
 
 def _same_shape(one: tf.TensorShape, other: tf.TensorShape) -> bool:
-    """Whether nothing is broadcast: the shapes are known to be equal, an open batch size apart."""
+    """Whether two shapes are known to be equal, so that nothing is broadcast. The batch size may be open."""
     return bool(one.rank == other.rank == 4 and one[1:].is_fully_defined() and one.as_list() == other.as_list())

@@ -1,16 +1,19 @@
-"""The range of a quantized tensor: the values that its steps cover.
+"""The range of a quantized tensor: the values that its quantized steps cover.
 
-A range has one of three forms. A tensor that is never negative uses the 256 steps of [0, limit] (unsigned bytes). A
-tensor whose values reach about as far below zero as above uses the 255 steps of [-limit, limit] (signed bytes). A
-tensor that reaches much further on one side, as behind swish, uses 256 steps from its lowest to its highest value:
-unsigned bytes with a zero point. Its step is up to half as large as that of the symmetric form.
+A range has one of three forms:
+
+- A tensor that is never negative uses the 256 values of [0, limit], stored as unsigned bytes.
+- A tensor whose values reach about equally far below and above zero uses the 255 values of [-limit, limit], stored as
+  signed bytes.
+- A tensor that reaches much further on one side, as after swish, uses 256 values from its lowest to its highest value,
+  stored as unsigned bytes with a zero point. The step is up to half as large as that of the symmetric form.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# A zero point costs a little time where a convolution pads, so it must make the step this much smaller.
+# A zero point costs some time where a convolution pads. So its step must be at most this share of the symmetric step.
 WORTHWHILE_STEP = 0.9
 
 
@@ -32,7 +35,7 @@ class Range:
         limit: The largest value.
         signed: Whether it is stored as signed bytes: [-limit, limit] in 254 steps. Otherwise it is stored as unsigned
             bytes in 255 steps.
-        zero_point: The unsigned byte that stands for zero. It is the number of steps below zero.
+        zero_point: The unsigned byte that represents zero. It is the number of steps below zero.
 
     Example:
         >>> Range(limit=510.0, signed=False).scale
@@ -80,7 +83,7 @@ def covering(low: float, high: float) -> Range:
     if low == 0.0:
         return Range(limit=_or_one(high), signed=False)
     symmetric = Range(limit=max(high, -low), signed=True)
-    # Both ends must be covered once the zero point is a whole number of steps.
+    # The zero point is rounded to a whole number of steps. Both ends must still be covered.
     zero_point = min(max(round(-low * 255 / (high - low)), 1), 254)
     scale = max(-low / zero_point, high / (255 - zero_point))
     if scale > WORTHWHILE_STEP * symmetric.scale:
@@ -89,5 +92,5 @@ def covering(low: float, high: float) -> Range:
 
 
 def _or_one(limit: float) -> float:
-    """A tensor that was zero throughout has no scale of its own; any one does."""
+    """Returns the limit, or 1 for a tensor of zeros, for which any limit will do."""
     return limit or 1.0

@@ -1,14 +1,14 @@
-"""Which tensors need a range, which of them share one, and who reads them quantized.
+"""The tensors that need a range, the tensors that share a range, and the nodes that read the quantized tensors.
 
-A concatenation of quantized tensors moves bytes, and average pooling has an int8 kernel, provided that a step means the
-same in all that goes in and out. Of a concatenation, a tensor that nothing else reads loses nothing by taking the range
-of the whole, since it would be rounded to that anyway; else a tensor takes a wider range where that makes its step at
-most twice as large.
+Concatenation of quantized tensors only copies bytes, and average pooling has an int8 kernel. Both need the same range
+for all inputs and the output. If only a concatenation reads a tensor, the tensor may take the range of the result: the
+concatenation would round it to that range anyway. Any other tensor takes a wider range only if its step becomes at most
+twice as large.
 
-Two kinds of tensors cannot have a zero point, so their ranges become symmetric. The result of a product's fused
-activation is one: the kernel adds its bias before the activation, where a zero point would have to be added behind it.
-What a convolution pads by a number of zeros that is not known yet is the other: a kernel pads with the byte 0, and the
-node that pads with the zero point needs the numbers.
+Two kinds of tensors cannot have a zero point, so their ranges become symmetric. The first kind is the result of an
+activation that is fused into a product: the kernel adds its bias before the activation, but a zero point must be added
+after it. The second kind is the input of a convolution whose padding depends on an open size: the kernel pads with the
+byte 0, and the node that pads with the zero point needs to know the padding.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfopt.graph.edit import GraphEditor, attribute, producer
+from tfopt.graph.edit import GraphEditor, is_nhwc, producer
 from tfopt.graph.fold import CONVOLUTIONS
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.graph.paddings import paddings_of
-from tfopt.quantization.annotation.fusion import PASS_THROUGH, Fusion, pass_through_origin, readers_of
+from tfopt.quantization.annotation.fusion import DATA_MOVEMENT_OPS, Fusion, before_data_movement, consumers_of
 from tfopt.quantization.annotation.range import Range, covering
 
-JOINTS = ("ConcatV2", "AvgPool")
+SHARED_RANGE_OPS = ("ConcatV2", "AvgPool")
 WIDEST = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Joint:
-    """A concatenation or average pooling of tensors with ranges.
+class SharedRangeOp:
+    """A concatenation or average pooling, which needs one range for its inputs and its output.
 
     Attributes:
-        output: Name of its node, which is that of its result.
-        inputs: What it reads, each tensor as it was before ops that only move values.
+        output: Name of its node, which is also the name of its result.
+        inputs: The tensors that it reads, before the ops that only move values.
     """
 
     output: str
@@ -45,16 +45,16 @@ class Joint:
 def tensors_with_ranges(editor: GraphEditor, fusions: Sequence[Fusion]) -> list[str]:
     """Returns the tensors that need a range, in a stable order.
 
-    These are what enters a fusion, what a fused sum adds, and what leaves a convolution (its kernel has no float
-    output) or a product whose result another fusion reads.
+    They are the inputs and summands of fusions, and the results of convolutions, whose kernels have no float output.
+    The result of a product needs a range only if another fusion reads it.
     """
     return sorted({tensor for fusion in fusions for tensor in tensors_of_fusion(editor, fusion)})
 
 
 def tensors_to_observe(editor: GraphEditor, fusions: Sequence[Fusion]) -> list[str]:
-    """Returns the tensors that need a range, or would if some of the fusions were left float.
+    """Returns the tensors that need a range, or would need one if some fusions stayed float.
 
-    A convolution cannot fuse the sum with the result of one that is float, and then ends before it.
+    A convolution cannot fuse a sum with the result of a float convolution. Its fusion then ends before the sum.
     """
     before_sums = {
         before
@@ -66,24 +66,24 @@ def tensors_to_observe(editor: GraphEditor, fusions: Sequence[Fusion]) -> list[s
 
 
 def tensors_of_fusion(editor: GraphEditor, fusion: Fusion) -> list[str]:
-    """Returns the tensors that one fusion needs a range for."""
-    entering = [pass_through_origin(editor, tensor) for tensor in (fusion.input, fusion.summand) if tensor]
+    """Returns the tensors of one fusion that need a range."""
+    entering = [before_data_movement(editor, tensor) for tensor in (fusion.input, fusion.summand) if tensor]
     return entering + ([fusion.output] if editor.nodes[fusion.op].op in CONVOLUTIONS else [])
 
 
-def quantized_reads(
-    editor: GraphEditor, fusions: Sequence[Fusion], joints: Sequence[Joint] = ()
+def quantized_consumers(
+    editor: GraphEditor, fusions: Sequence[Fusion], shared_range_ops: Sequence[SharedRangeOp] = ()
 ) -> dict[str, set[str]]:
-    """Returns for each tensor that needs a range the nodes that read it quantized.
+    """Returns the nodes that read the quantized form of a tensor, for each tensor that needs a range.
 
-    What a fusion or a joint computes is there in no other form. Of other tensors, these are the fusions and joints that
-    they enter, and what moves their values on the way there.
+    The result of a fusion or of an op with a shared range exists only in quantized form: all its consumers read that.
+    Any other tensor is read quantized by the fusions and ops that it enters, and by the ops that move its values there.
     """
-    computed = {fusion.output for fusion in fusions} | {joint.output for joint in joints}
+    computed = {fusion.output for fusion in fusions} | {op.output for op in shared_range_ops}
     reads: dict[str, set[str]] = {tensor: set() for tensor in tensors_with_ranges(editor, fusions)}
     for tensor in reads.keys() & computed:
         reads[tensor].update(editor.consumers.get(tensor, ()))
-    entering = [(source, joint.output) for joint in joints for source in values_of(editor.nodes[joint.output])]
+    entering = [(source, op.output) for op in shared_range_ops for source in values_of(editor.nodes[op.output])]
     for fusion in fusions:
         entering.append((fusion.input, fusion.op))
         if fusion.summand is not None:
@@ -96,30 +96,32 @@ def quantized_reads(
     return reads
 
 
-def find_joints(editor: GraphEditor, fusions: Sequence[Fusion], ranges: Mapping[str, Range]) -> list[Joint]:
-    """Returns the joints that stay in int8: they enter fusions, and all their tensors have the same range."""
+def find_shared_range_ops(
+    editor: GraphEditor, fusions: Sequence[Fusion], ranges: Mapping[str, Range]
+) -> list[SharedRangeOp]:
+    """Returns the concatenations and poolings in int8: they enter fusions, and all their tensors have one range."""
     return [
-        joint
-        for joint in _candidates(editor, fusions)
-        if len({ranges[tensor] for tensor in (joint.output, *joint.inputs)}) == 1
+        op
+        for op in _shared_range_candidates(editor, fusions)
+        if len({ranges[tensor] for tensor in (op.output, *op.inputs)}) == 1
     ]
 
 
 def values_of(node: Any) -> list[str]:
-    """Returns the tensors whose values a ConcatV2 or AvgPool reads."""
+    """Returns the inputs of a ConcatV2 or AvgPool, without the axis."""
     return list(node.input[:-1] if node.op == "ConcatV2" else node.input)
 
 
 def without_impossible_zero_points(
     graph: FrozenGraph, editor: GraphEditor, fusions: Sequence[Fusion], ranges: Mapping[str, Range]
 ) -> dict[str, Range]:
-    """Returns the ranges, symmetric where no kernel could compute or read a tensor with a zero point.
+    """Returns the ranges, made symmetric for tensors that no kernel can compute or read with a zero point.
 
     Args:
         graph: The float graph.
         editor: An editor of it.
         fusions: Its fusions.
-        ranges: The range of each tensor by its own values.
+        ranges: The range of each tensor, measured on its own values.
     """
     shapes = graph.shapes()
     impossible = set()
@@ -129,26 +131,29 @@ def without_impossible_zero_points(
             if fusion.activation is not None:
                 impossible.add(fusion.output)
         elif paddings_of(node, shapes[fusion.input], editor.value(fusion.weights).shape[:2]) is None:
-            impossible.add(pass_through_origin(editor, fusion.input))
-    return {tensor: span.symmetric() if tensor in impossible else span for tensor, span in ranges.items()}
+            impossible.add(before_data_movement(editor, fusion.input))
+    return {
+        tensor: value_range.symmetric() if tensor in impossible else value_range
+        for tensor, value_range in ranges.items()
+    }
 
 
 def share_ranges(
     editor: GraphEditor, fusions: Sequence[Fusion], outputs: frozenset[str], ranges: Mapping[str, Range]
 ) -> dict[str, Range]:
-    """Returns the ranges, those of each joint widened to one where that costs little.
+    """Returns the ranges, with one range for all tensors of a concatenation or pooling where that costs little.
 
     Args:
         editor: An editor of the float graph.
         fusions: Its fusions.
         outputs: Names of the nodes that the model returns.
-        ranges: The range of each tensor by its own values.
+        ranges: The range of each tensor, measured on its own values.
     """
     groups: list[set[str]] = []
-    joints = _candidates(editor, fusions)
-    concats = {joint.output for joint in joints if editor.nodes[joint.output].op == "ConcatV2"}
-    for joint in joints:
-        group = {joint.output, *joint.inputs}
+    shared_range_ops = _shared_range_candidates(editor, fusions)
+    concats = {op.output for op in shared_range_ops if editor.nodes[op.output].op == "ConcatV2"}
+    for op in shared_range_ops:
+        group = {op.output, *op.inputs}
         touching = [other for other in groups if not other.isdisjoint(group)]
         group = group.union(*touching)
         if _shareable(editor, group, concats, outputs, ranges):
@@ -160,24 +165,27 @@ def share_ranges(
 
 
 def _union(ranges: Iterable[Range]) -> Range:
-    """Returns the range that covers several: with a zero point only if all of them can have one."""
-    spans = list(ranges)
-    low, high = min(span.low for span in spans), max(span.limit for span in spans)
-    if any(span.signed for span in spans):
+    """Returns the range that covers several ranges. It has a zero point only if none of them is signed."""
+    value_ranges = list(ranges)
+    low, high = (
+        min(value_range.low for value_range in value_ranges),
+        max(value_range.limit for value_range in value_ranges),
+    )
+    if any(value_range.signed for value_range in value_ranges):
         return Range(limit=max(high, -low), signed=True)
     return covering(low, high)
 
 
-def _candidates(editor: GraphEditor, fusions: Sequence[Fusion]) -> list[Joint]:
-    """Returns the joints that enter fusions, and read nothing but tensors that have ranges anyway."""
+def _shared_range_candidates(editor: GraphEditor, fusions: Sequence[Fusion]) -> list[SharedRangeOp]:
+    """Returns the concatenations and poolings that enter fusions, and whose inputs all have ranges."""
     ranged = set(tensors_with_ranges(editor, fusions))
     found = []
     for tensor in sorted(ranged):
         node = editor.nodes[producer(tensor)]
-        if node.name == tensor and node.op in JOINTS and attribute(node, "data_format").s in (b"", b"NHWC"):
-            inputs = tuple(pass_through_origin(editor, source) for source in values_of(node))
+        if node.name == tensor and node.op in SHARED_RANGE_OPS and is_nhwc(node):
+            inputs = tuple(before_data_movement(editor, source) for source in values_of(node))
             if ranged.issuperset(inputs):
-                found.append(Joint(output=tensor, inputs=inputs))
+                found.append(SharedRangeOp(output=tensor, inputs=inputs))
     return found
 
 
@@ -194,5 +202,5 @@ def _shareable(
 
 
 def _readers(editor: GraphEditor, tensor: str) -> set[str]:
-    """Returns the nodes that compute with a tensor, directly or behind what only moves its values."""
-    return {name for name in readers_of(editor, tensor) if editor.nodes[name].op not in PASS_THROUGH}
+    """Returns the nodes that compute with a tensor, directly or behind ops that only move its values."""
+    return {name for name in consumers_of(editor, tensor) if editor.nodes[name].op not in DATA_MOVEMENT_OPS}

@@ -1,18 +1,18 @@
-"""How many bits quantized weights use, so that every x86 processor computes the same with them.
+"""The number of bits of quantized weights, chosen so that every x86 processor computes the same results.
 
-With VNNI (or AMX) a kernel multiplies bytes and adds the products in 32 bits. Without, it adds two products in 16 bits
-first, which saturate at 32767 (the instruction is vpmaddubsw). What that means differs from kernel to kernel; it was
-found out by comparing each with exact integers (tests/exporting/int8/test_instructions.py):
+With VNNI (or AMX), a kernel multiplies bytes and adds the products in 32 bits. Without VNNI, it first adds two products
+in 16 bits, with the instruction vpmaddubsw, which saturates at 32767. The effect differs from kernel to kernel. The
+test tests/exporting/int8/test_instructions.py compares each kernel with exact integer arithmetic:
 
-- A convolution or product of unsigned activations adds up to 2 * 255 * |w|, which fits for |w| <= 64.
-- A product of signed activations shifts them by 128 into unsigned ones: the same bound.
-- A convolution of signed activations, depthwise or not, does so too, but halves its weights first. Nothing saturates,
-  but odd weights lose half a step. Even ones are exact. So the lowering doubles the weights where it can, and their
-  scale is half as large: the values are the same.
-- A depthwise convolution of unsigned activations adds no pairs. It is exact with weights of 8 bits. With one channel
-  only, it is computed as an ordinary convolution.
+- Unsigned activations in a convolution or product: the sum is at most 2 * 255 * |w|. It fits for |w| <= 64.
+- Signed activations in a product: the kernel shifts them by 128, so they are unsigned. The bound is the same.
+- Signed activations in a convolution, depthwise or not: the kernel shifts them too, but halves the weights first.
+  Nothing saturates. Odd weights lose half a step, even weights are exact. So the lowering doubles the weights where it
+  can and halves their scale, which keeps the values.
+- Unsigned activations in a depthwise convolution: the kernel adds no pairs. It is exact with weights of 8 bits. A
+  depthwise convolution with one channel is computed as an ordinary convolution.
 
-So weights of 7 bits, from -63 to 63, are exact everywhere: as they are, or doubled. Those of 4 bits are too.
+So weights of 7 bits, from -63 to 63, are exact everywhere, unchanged or doubled. Weights of 4 bits are exact too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tfopt.graph.edit import GraphEditor
-from tfopt.quantization.annotation.fusion import Fusion, pass_through_origin
+from tfopt.quantization.annotation.fusion import Fusion, before_data_movement
 from tfopt.quantization.annotation.range import Range, steps_above_zero
 
 REDUCED_BITS = 7
@@ -33,7 +33,7 @@ class WeightGrid:
 
     Attributes:
         bits: The width of the weights.
-        reduce_range: Whether weights of 8 bits use 7 of them where 8 could saturate without VNNI.
+        reduce_range: Whether weights of 8 bits use only 7 of the bits where 8 could saturate without VNNI.
 
     Example:
         >>> WeightGrid(reduce_range=True).bits
@@ -44,7 +44,7 @@ class WeightGrid:
     reduce_range: bool = False
 
     def bits_of(self, editor: GraphEditor, fusion: Fusion, ranges: Mapping[str, Range]) -> int:
-        """Returns how many bits the weights of a fusion use.
+        """Returns the number of bits that the weights of a fusion use.
 
         Args:
             editor: An editor of the float graph.
@@ -53,10 +53,10 @@ class WeightGrid:
         """
         if not self.reduce_range or self.bits < 8:
             return self.bits
-        unsigned = not ranges[pass_through_origin(editor, fusion.input)].signed
+        unsigned = not ranges[before_data_movement(editor, fusion.input)].signed
         by_channel = editor.nodes[fusion.op].op == "DepthwiseConv2dNative" and editor.value(fusion.weights).shape[2] > 1
         return self.bits if by_channel and unsigned else REDUCED_BITS
 
-    def top_of(self, editor: GraphEditor, fusion: Fusion, ranges: Mapping[str, Range]) -> int:
-        """Returns how many quantized values of a fusion's weights lie above zero; arguments as for bits_of."""
+    def qmax_of(self, editor: GraphEditor, fusion: Fusion, ranges: Mapping[str, Range]) -> int:
+        """Returns the largest quantized value of a fusion's weights. The arguments are those of `bits_of`."""
         return steps_above_zero(self.bits_of(editor, fusion, ranges))

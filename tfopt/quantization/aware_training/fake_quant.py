@@ -1,14 +1,14 @@
-"""Fake quantization while training: values are rounded to the grid that int8 will have, and gradients pass.
+"""Fake quantization in training: values are rounded to the grid that int8 will have, and gradients pass through.
 
-A value x on a grid of step s, clipped to p steps above zero (and below, where it is signed), becomes
+A grid has the step s, and p steps above zero; a signed grid has p steps below zero too. A value x becomes
 
     y = round(clip(x / s, -p or 0, p)) * s
 
-and the gradient of round is taken to be 1 (straight-through, Bengio et al., arXiv:1308.3432): dy/dx is 1 inside the
+The gradient of round counts as 1 (straight-through estimator, Bengio et al., arXiv:1308.3432). So dy/dx is 1 inside the
 range and 0 outside. tfopt.quantization.aware_training.lsq gives the step a gradient too.
 
-At inference the same values come from TensorFlow's own fake-quantization ops, which the frozen graph then holds for
-the exporters to read.
+At inference, TensorFlow's own fake-quantization ops compute the same values. The exporters read these ops in the frozen
+graph.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ def fake_quantize(x: Any, limit: Any, *, bits: int = 8, signed: bool = True) -> 
 
     Args:
         x: The values.
-        limit: The largest value of the grid, positive; a scalar, or one for each entry of the last axis.
+        limit: The largest value of the grid, positive: a scalar, or one number for each entry of the last axis.
         bits: Width of the quantized values.
-        signed: Whether the grid reaches from -limit to limit, else from 0 to limit.
+        signed: Whether the grid is [-limit, limit]. Otherwise it is [0, limit].
     Example:
         >>> fake_quantize(tf.constant([-2.0, 0.33, 0.9]), 0.7, bits=4).numpy()
         array([-0.7,  0.3,  0.7], dtype=float32)
     """
-    top = steps_above_zero(bits, signed=signed)
-    step = limit / top
-    scaled = tf.clip_by_value(x / step, -top if signed else 0, top)
+    qmax = steps_above_zero(bits, signed=signed)
+    step = limit / qmax
+    scaled = tf.clip_by_value(x / step, -qmax if signed else 0, qmax)
     return (scaled + tf.stop_gradient(tf.round(scaled) - scaled)) * step
 
 
 @keras.saving.register_keras_serializable("tfopt")
 class CallCount(layers.Layer):
-    """Counts calls in training, up to the one after which something stays as it is."""
+    """Counts the calls in training, up to a limit."""
 
     def __init__(self, *, limit: int | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -59,7 +59,7 @@ class CallCount(layers.Layer):
         self.built = True
 
     def another(self) -> Any:
-        """Counts a call. Returns whether it is one of the first."""
+        """Counts a call, and returns whether it is within the limit."""
         if self.limit is None:
             return tf.constant(True)
         count = tf.convert_to_tensor(self.count.value)
@@ -68,7 +68,7 @@ class CallCount(layers.Layer):
 
 
 class _Range(layers.Layer):
-    """What the ranges of activations and of weights share."""
+    """The common part of the ranges of activations and of weights."""
 
     def __init__(self, *, learned: bool = False, freeze_after: int | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -77,7 +77,7 @@ class _Range(layers.Layer):
         self.calls = CallCount(limit=freeze_after, dtype="float32", name="calls")
 
     def _add_limit(self, shape: tuple[int, ...]) -> None:
-        # Not cast to half precision, in which a moving average would stand still.
+        # float32, because a moving average in half precision would not change.
         self.limit = self.add_weight(
             shape=shape, initializer="ones", trainable=self.learned, dtype="float32", autocast=False, name="limit"
         )
@@ -93,15 +93,15 @@ class _Range(layers.Layer):
 
 @keras.saving.register_keras_serializable("tfopt")
 class FakeQuantize(_Range):
-    """Passes a tensor on with the values that it will have in int8.
+    """Rounds a tensor to the values that it will have in int8.
 
-    `tfopt.quantize` puts it where the int8 kernels need a range. The range is a moving average of the largest value of
-    each batch, or is learned; it is float32 whatever the tensor is.
+    `tfopt.quantize` inserts it where the int8 kernels need a range. The limit of the range is a moving average of the
+    largest value of each batch, or is learned. It is float32 for tensors of any dtype.
 
     Args:
         signed: Whether the tensor has negative values.
-        learned: Whether the optimizer trains the limit, else it is a moving average.
-        freeze_after: After so many calls in training the limit stays; None for never.
+        learned: Whether the optimizer trains the limit. Otherwise the limit is a moving average.
+        freeze_after: The limit stays fixed after this number of calls in training. None means it is never fixed.
 
     Example:
         >>> import numpy as np
@@ -134,7 +134,7 @@ class FakeQuantize(_Range):
             return self._learned_limit(tf.size(x) // tf.maximum(tf.shape(x)[0], 1), signed=self.signed)
         highest = tf.reduce_max(tf.abs(x) if self.signed else x)
         limit = tf.convert_to_tensor(self.limit.value)
-        # Not finite: a replica without examples, or a step that loss scaling will throw away.
+        # It is not finite in a replica without examples, and in a step that loss scaling will skip.
         moves = self.calls.another() & tf.math.is_finite(highest)
         limit = tf.where(moves, limit * MOMENTUM + highest * (1 - MOMENTUM), limit)
         self.limit.assign(limit)
@@ -149,9 +149,9 @@ class FakeQuantize(_Range):
 
 @keras.saving.register_keras_serializable("tfopt")
 class WeightRange(_Range):
-    """The ranges of one layer's weights, a matrix with a column for each output channel.
+    """The ranges of one layer's weights, given as a matrix with a column for each output channel.
 
-    A column's limit is its largest value, unless limits are learned.
+    The limit of a column is its largest absolute value, or is learned.
     """
 
     def __init__(self, *, bits: int = 8, **options: Any) -> None:
@@ -179,7 +179,7 @@ class WeightRange(_Range):
         return tf.where(limit > 0, limit, 1.0)  # a channel of zeros has no scale of its own
 
     def start(self, weights: np.ndarray) -> None:
-        """Sets learned limits to what suits the weights: where the paper starts, but not beyond the largest."""
+        """Sets learned limits to the initial value of the LSQ paper, or to the largest weight if that is smaller."""
         if self.learned:
             magnitudes = np.abs(weights)
             usual = 2 * magnitudes.mean(0) * math.sqrt(steps_above_zero(self.bits))

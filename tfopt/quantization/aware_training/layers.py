@@ -1,11 +1,11 @@
-"""Keras' weighted layers, computing with weights that are rounded to the grid they will have in int8 or int4.
+"""Keras layers with fake quantization: they compute with weights rounded to the grid of int8 or int4.
 
-Each is the layer it is named after and shares its config; `call` runs the original's with the rounded weights in the
-variable's place. The variable itself stays float, so optimizers, regularizers, constraints and pruning masks see what
-they always saw, and zeros stay zeros.
+Each class is a subclass of the layer that it is named after, with the same config. `call` runs the `call` of that layer
+with the rounded weights in place of the variable. The variable itself stays float. So optimizers, regularizers,
+constraints and pruning masks work as usual, and zeros stay zeros.
 
-The grid has a scale for each output channel, so it commutes with a batch norm behind the layer: rounding W * scale is
-rounding W, times scale. That is why batch norm is not folded while training; export folds it.
+The grid has one scale for each output channel. So rounding commutes with the scale of a batch norm after the layer:
+round(W * scale) = round(W) * scale. Therefore batch norm is not folded in training. The export folds it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-from keras.src.backend.common.variables import AutocastScope
 
+from tfopt.compat.layers import no_autocast
 from tfopt.quantization.aware_training.fake_quant import CallCount, WeightRange
 
 
 class _RoundedWeights:
-    """Puts rounded weights in the place of one variable while the layer is called.
+    """Replaces one variable by its rounded weights during a call of the layer.
 
     Args:
-        weight_bits: 8, 4, or 7: of 8 bits as many as cannot overflow on any processor (reduce_range).
-        learned_ranges: Whether the grid's limits are trained, else they follow the largest weights.
-        freeze_after: After so many calls in training learned limits stay; None for never.
+        weight_bits: 8, 4, or 7. With 7 of the 8 bits no processor overflows (reduce_range).
+        learned_ranges: Whether the limits of the grid are trained. Otherwise they are the largest weights.
+        freeze_after: Learned limits stay fixed after this number of calls in training. None means they are never fixed.
     """
 
     rounded = "kernel"
@@ -43,7 +43,7 @@ class _RoundedWeights:
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
-        # A layer of its own, so that it saves its state beside whatever way the original has to save its own.
+        # It is a separate layer, so that its state is saved in whatever way the original layer saves its own state.
         self.weight_range: Any = WeightRange(
             bits=weight_bits, learned=learned_ranges, freeze_after=freeze_after, dtype="float32", name="weight_range"
         )
@@ -59,18 +59,18 @@ class _RoundedWeights:
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         variable = getattr(self, self.rounded)
-        with AutocastScope(None):  # a grid of weights that were cast to half precision would be another
+        with no_autocast():  # the grid of weights in half precision would be different
             weights = tf.cast(tf.convert_to_tensor(variable.value), tf.float32)
         rounded = self._from_matrix(self.weight_range(self._as_matrix(weights), training=training), weights.shape)
         with keras.StatelessScope([(variable, rounded)]):
             return super().call(inputs)  # type: ignore[misc]
 
     def start_range(self) -> None:
-        """Lets learned limits start from the weights as they are now."""
+        """Sets the initial values of learned limits from the current weights."""
         self.weight_range.start(self._as_matrix(tf.convert_to_tensor(getattr(self, self.rounded).value)).numpy())
 
     def _as_matrix(self, weights: Any) -> Any:
-        """Brings weights to a column for each output channel."""
+        """Returns weights as a matrix with a column for each output channel."""
         order = self._matrix_order(len(weights.shape))
         columns = math.prod(weights.shape[axis] for axis in self.channel_axes(len(weights.shape)))
         return tf.reshape(tf.transpose(weights, order), [-1, columns])
@@ -155,9 +155,9 @@ class QuantizedEmbedding(_RoundedWeights, layers.Embedding):
 
 @keras.saving.register_keras_serializable("tfopt")
 class FrozenLateBatchNormalization(layers.BatchNormalization):
-    """`keras.layers.BatchNormalization` that uses its moving statistics after so many calls in training.
+    """`keras.layers.BatchNormalization` that uses its moving statistics after a number of calls in training.
 
-    From then on the training normalises as inference will, so that the ranges behind it settle (Krishnamoorthi,
+    From then on it normalises as in inference, so that the ranges after it become stable (Krishnamoorthi,
     arXiv:1806.08342, section 3.2.2).
     """
 
@@ -191,7 +191,8 @@ QUANTIZED: dict[type, Any] = {
     layers.Conv2DTranspose: QuantizedConv2DTranspose,
     layers.Embedding: QuantizedEmbedding,
 }
-# Rounded also where no int8 kernel computes them: never, or, of one axis, only without bias and activation.
+# Layers that are rounded even if no int8 kernel computes them. Transposed convolutions and embeddings have no kernel.
+# Convolutions of one axis have one only in some cases.
 WITHOUT_KERNEL = (
     *(layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Embedding),
     *(layers.Conv1D, layers.DepthwiseConv1D),

@@ -1,12 +1,13 @@
 """Learned step size quantization (LSQ): the optimizer trains the range of fake quantization.
 
 The straight-through estimator (see tfopt.quantization.aware_training.fake_quant) also gives the step s of a grid a
-gradient. It is the one of LSQ (Esser et al., ICLR 2020, arXiv:1902.08153, equation 3): round(x / s) - x / s inside the
-range, and -p or p outside, times 1 / sqrt(N p) for N values and p steps above zero.
+gradient. It is the gradient of LSQ (Esser et al., ICLR 2020, arXiv:1902.08153, equation 3): round(x / s) - x / s inside
+the range, and -p or p outside, times 1 / sqrt(N p) for N values and p steps above zero.
 
-What is trained is the limit p * s in place of s, with the gradient p times as large. Under SGD the step then moves as
-in the paper. Adam makes updates as large as the learning rate, whatever the gradient is. Under Adam the limit moves so
-far, which is a number like the values themselves. The step, a hundredth of it, would move much too far.
+The trained variable is the limit p * s in place of s. Its gradient is p times as large, so that SGD changes the step as
+in the paper. The reason for the limit is Adam, whose updates are about as large as the learning rate, whatever the
+gradient is. The limit has the magnitude of the values, so this update suits it. The step is about a hundredth of the
+limit, so the same update would be much too large for it.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ import tensorflow as tf
 
 from tfopt.quantization.annotation.range import steps_above_zero
 
-SMALLEST = 1e-6  # a limit that training drives to zero would divide by it
+SMALLEST = 1e-6  # values are divided by the limit, which training could make zero
 
 
 def scale_gradient(x: Any, factor: Any) -> Any:
-    """Returns x unchanged, whose gradient is `factor` times as large."""
+    """Returns x with a gradient that is `factor` times as large."""
     return tf.stop_gradient(x) + (x - tf.stop_gradient(x)) * factor
 
 
 def learning_limit(limit: Any, count: Any, *, bits: int = 8, signed: bool = True) -> Any:
-    """Returns a limit that learns as the step of LSQ does; see the module's docstring.
+    """Returns a limit with the gradient of LSQ; see the docstring of the module.
 
     Args:
         limit: The trained limit or limits.
-        count: How many values share one limit; of an activation, those of one example.
-        bits: As for `fake_quantize`.
-        signed: As for `fake_quantize`.
+        count: How many values share one limit. For an activation, it is the number of values in one example.
+        bits: As in `fake_quantize`.
+        signed: As in `fake_quantize`.
     """
-    top = steps_above_zero(bits, signed=signed)
-    gradient_scale = tf.math.rsqrt(tf.cast(count, tf.float32) * top)
-    return scale_gradient(tf.maximum(limit, SMALLEST), gradient_scale * top**2)
+    qmax = steps_above_zero(bits, signed=signed)
+    gradient_scale = tf.math.rsqrt(tf.cast(count, tf.float32) * qmax)
+    return scale_gradient(tf.maximum(limit, SMALLEST), gradient_scale * qmax**2)

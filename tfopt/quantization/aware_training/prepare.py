@@ -1,8 +1,8 @@
-"""Quantization-aware training: a model made anew, so that it trains with the values it will have in int8.
+"""Prepares a model for quantization-aware training: a copy that computes with the values of int8.
 
-Where the ranges go is not decided here. The float model is frozen and folded as for export, the fusions that its int8
-kernels will compute are found as for export, and each tensor that these need a range for is traced back to the layer
-it comes from. So what is trained is what is lowered.
+The export decides which tensors need a range. So the float model is frozen and folded as for the export, and its
+fusions are found as for the export. Each tensor that needs a range is then traced back to the layer that computes it.
+So the trained ranges are the ranges that the int8 kernels need.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from typing import Any
 import keras
 from keras import layers
 
+from tfopt.compat.layers import layers_inside
 from tfopt.errors import UnsupportedLayerError, UnsupportedModelError
 from tfopt.graph import FrozenGraph, GraphEditor, freeze
 from tfopt.graph.edit import producer
 from tfopt.graph.fold import fold_constants
-from tfopt.quantization.annotation.fusion import Fusion, check_exclude, find_fusions_where, folded_tensor, matches
+from tfopt.quantization.annotation.exclude import check_exclude, matches
+from tfopt.quantization.annotation.fusion import Fusion, find_fusions_where
 from tfopt.quantization.annotation.range import Range
 from tfopt.quantization.annotation.ranged_tensors import tensors_of_fusion, tensors_with_ranges
 from tfopt.quantization.annotation.weight_grid import WeightGrid
 from tfopt.quantization.aware_training.fake_quant import FakeQuantize
+from tfopt.quantization.aware_training.folded_tensor import folded_tensor
 from tfopt.quantization.aware_training.layers import QUANTIZED, WITHOUT_KERNEL, FrozenLateBatchNormalization
 from tfopt.quantization.aware_training.rebuild import Place, check_rebuildable, plain_copy, rebuild
-from tfopt.quantization.aware_training.split_layers import unfused
+from tfopt.quantization.aware_training.split_layers import split_layer
 from tfopt.quantization.calibration.calibrate import calibrate
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.report import Change, PassReport, Skip
@@ -39,14 +42,14 @@ def quantize_for_training(model: Any, config: QuantizationConfig, calibration_da
     if isinstance(model, (str, Path)) and Path(model).suffix == ".keras":
         model = keras.saving.load_model(model, compile=False)
     check_rebuildable(model)
-    if any(isinstance(layer, FakeQuantize) for layer in model._flatten_layers()):
+    if any(isinstance(layer, FakeQuantize) for layer in layers_inside(model)):
         raise UnsupportedModelError(
             f"model must not be quantized already. Received: {model.name!r}, which holds fake quantization. "
-            "Train it on, or export it."
+            "Continue its training, or export it."
         )
-    flat = rebuild(model, unfused)
-    # Places count the calls of a layer in the order in which a model is walked, which for the flat model is not that of
-    # the nested one. So the ranges are found, and put in, on walks over one and the same model.
+    flat = rebuild(model, split_layer)
+    # A place holds the number of a layer's call. The calls of the flat model can have another order than those of the
+    # nested model. So the flat model is used both to find the places and to insert the ranges.
     tensors: dict[Place, Any] = {}
     plain = rebuild(flat, lambda layer: (plain_copy(layer),), lambda place, tensor: tensors.update({place: tensor}))
     traced = _trace(plain, tensors)
@@ -67,7 +70,8 @@ def quantize_for_training(model: Any, config: QuantizationConfig, calibration_da
     fusions, skipped = find_fusions_where(traced.graph, traced.editor, obstacle, config.exclude)
     observed = tensors_with_ranges(traced.editor, fusions)
     measured = calibrate(traced.graph, observed, calibration_data, config)
-    ranges = {tensor: span.symmetric() for tensor, span in measured.items()}  # those that FakeQuantize trains
+    # FakeQuantize has no zero point.
+    ranges = {tensor: value_range.symmetric() for tensor, value_range in measured.items()}
     lowered = {traced.owner(fusion.op) for fusion in fusions}
     rounded = lowered | {
         layer.name
@@ -83,12 +87,12 @@ def quantize_for_training(model: Any, config: QuantizationConfig, calibration_da
 
 
 def quantization_report(model: keras.Model) -> PassReport:
-    """Returns what `tfopt.quantize` did to make a model for training: each layer, rounded how, or left float and why.
+    """Returns the report of `tfopt.quantize` with training=True: how each layer is rounded, or why it stays float.
 
     Args:
-        model: What `tfopt.quantize` returned with training=True, in this process: a saved model does not hold it.
+        model: The model that `tfopt.quantize` returned in this process. A saved model does not hold the report.
     Raises:
-        UnsupportedModelError: It did not return this model.
+        UnsupportedModelError: The model does not come from `tfopt.quantize` with training=True.
     Example:
         >>> import numpy as np
         >>> from tfopt.quantization import quantize
@@ -102,21 +106,22 @@ def quantization_report(model: keras.Model) -> PassReport:
     if found is None:
         raise UnsupportedModelError(
             f"model must come from tfopt.quantize with training=True, in this process. "
-            f"Received: {getattr(model, 'name', model)!r}, which does not. Its layers tell: quantized ones are of "
-            "classes named Quantized..., and each range is a FakeQuantize layer."
+            f"Received: {getattr(model, 'name', model)!r}, which does not. Look at its layers instead: quantized "
+            "layers have classes named Quantized..., and each range is a FakeQuantize layer."
         )
     return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Trace:
-    """A model's folded graph, and where in the model its tensors and nodes come from.
+    """A model's folded graph, with the operations of the model that its tensors and nodes come from.
 
     Attributes:
         graph: The graph.
         editor: An editor of the same graph.
-        places: Each tensor that a layer returns, or that enters the model, to the first place that it has there.
-        owners: Each node of the graph before folding, and each function, to the operation that computes it.
+        places: The place of each tensor that is an input of the model or an output of a layer. If there are several
+            places, it is the first one.
+        owners: The operation that computes each node of the graph before folding, and each function.
     """
 
     graph: FrozenGraph
@@ -125,14 +130,13 @@ class _Trace:
     owners: dict[str, str]
 
     def owner(self, name: str) -> str:
-        """Returns the operation that a node belongs to; a node that folding added is named after one that was there."""
-        while name and name not in self.owners:
-            name = name.rpartition("/")[0]
-        return self.owners.get(name, "")
+        """Returns the operation that a node belongs to. A node inside a function is given as "function/node"."""
+        function = name.partition("/")[0]
+        return self.owners.get(self.editor.origin(name)) or self.owners.get(function, "")
 
 
 def _trace(model: keras.Model, tensors: dict[Place, Any]) -> _Trace:
-    """Freezes a model with all its tensors as outputs, notes where they are in the graph, and folds it without them."""
+    """Freezes a model with all its tensors as outputs, records their places, and folds it with its own outputs only."""
     outputs = keras.tree.flatten(model.outputs)
     probe = freeze(keras.Model(model.inputs, [*tensors.values(), *outputs], name=model.name), fold=False)
     held = GraphEditor(probe.graph_def)
@@ -149,7 +153,7 @@ def _trace(model: keras.Model, tensors: dict[Place, Any]) -> _Trace:
     owners |= {function: owners[name] for function, name in called.items() if function and name in owners}
     kept = dict(list(probe.outputs.items())[len(tensors) :])
     graph = fold_constants(replace(probe, outputs=kept).edited(held))
-    editor = GraphEditor(graph.graph_def)
+    editor = GraphEditor(graph.graph_def, graph.origins)
     places: dict[str, Place] = {}
     for place, name in zip(tensors, names, strict=False):
         origin = folded_tensor(editor, name, held)
@@ -159,7 +163,7 @@ def _trace(model: keras.Model, tensors: dict[Place, Any]) -> _Trace:
 
 
 def _computed(editor: GraphEditor, tensor: str) -> str:
-    """Returns the tensor that identities pass on; an IdentityN carries a custom gradient, as that of swish."""
+    """Returns the tensor before Identity and IdentityN nodes. IdentityN holds a custom gradient, as in swish."""
     while (node := editor.nodes[producer(tensor)]).op in ("Identity", "IdentityN"):
         tensor = node.input[int(tensor.partition(":")[2] or 0)]
     return tensor
@@ -172,7 +176,7 @@ def _weight_bits(
     rounded: set[str],
     config: QuantizationConfig,
 ) -> dict[str, int]:
-    """Returns how many bits the weights of each layer use: as many as all the kernels that will read them can take."""
+    """Returns the number of bits of each layer's weights: the smallest number of all kernels that read them."""
     grid = WeightGrid(bits=config.weight_bits, reduce_range=config.reduce_range)
     bits = dict.fromkeys(rounded, config.weight_bits)
     for fusion in fusions:
@@ -194,8 +198,9 @@ def _assemble(
         if type(layer) is layers.BatchNormalization and config.freeze_batch_norm_after is not None:
             if layer.synchronized:
                 raise UnsupportedLayerError(
-                    "freeze_batch_norm_after cannot freeze batch norms that are synchronized: replicas cannot talk to "
-                    f"each other inside a condition. Received: {layer.name!r}. Build it without synchronized=True."
+                    "freeze_batch_norm_after cannot freeze batch norms that are synchronized: replicas cannot "
+                    f"synchronize inside a conditional op. Received: {layer.name!r}. "
+                    "Build it without synchronized=True."
                 )
             return (
                 FrozenLateBatchNormalization.from_config(
@@ -205,18 +210,18 @@ def _assemble(
         return (plain_copy(layer),)
 
     def ranged(place: Place, tensor: Any) -> Any:
-        span = ranges.get(place)
-        if span is None:
+        value_range = ranges.get(place)
+        if value_range is None:
             return None
         layer = FakeQuantize(
-            signed=span.signed,
+            signed=value_range.signed,
             learned=config.learned_ranges,
             freeze_after=freeze_after,
             dtype=tensor.dtype,
             name=f"{place}_range",
         )
         layer.build(tensor.shape)
-        layer.limit.assign(span.limit)
+        layer.limit.assign(value_range.limit)
         return layer
 
     model = rebuild(flat, quantized, ranged)

@@ -1,4 +1,4 @@
-"""Builds a functional model anew, layer by layer, with other layers in place of some and layers between them."""
+"""Rebuilds a functional model layer by layer. Layers can be replaced, and layers can be inserted after them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import keras
 from keras import layers
-from keras.src.models.functional import Functional
 
+from tfopt.compat.layers import functional_class, layers_inside, run_through_graph
 from tfopt.errors import UnsupportedLayerError, UnsupportedModelError
 from tfopt.pruning.masks import Mask, attach_mask
 from tfopt.quantization.aware_training.fake_quant import CallCount, WeightRange
@@ -19,7 +19,7 @@ from tfopt.quantization.aware_training.fake_quant import CallCount, WeightRange
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor comes from: an operation of the model by its name, which call of it, and which of its outputs."""
+    """The source of a tensor: the name of an operation of the model, the number of the call, and of the output."""
 
     name: str
     call: int = 0
@@ -30,16 +30,16 @@ class Place:
 
 
 def check_rebuildable(model: Any) -> None:
-    """Raises UnsupportedModelError unless the model consists of layers that are wired by Keras."""
+    """Raises UnsupportedModelError unless the model is a built functional or Sequential model."""
     if not isinstance(model, keras.Model):
         raise UnsupportedModelError(
             f"model must be a Keras model to be trained with fake quantization. Received: {type(model).__name__}. "
-            "Pass the functional or Sequential model itself; a SavedModel cannot be trained on."
+            "Pass the functional or Sequential model itself; a SavedModel cannot be trained."
         )
     if not _is_plain(model):
         raise UnsupportedModelError(
             "model must be functional or Sequential to be trained with fake quantization: the layers of a subclassed "
-            f"model are wired by its own code. Received: {model.name!r} ({type(model).__name__}). "
+            f"model are connected in its own code. Received: {model.name!r} ({type(model).__name__}). "
             "Call its layers on a keras.Input one by one, and pass keras.Model(inputs, outputs); or quantize it after "
             "training, with training=False."
         )
@@ -55,15 +55,15 @@ def rebuild(
     replace: Callable[[Any], Sequence[Any]],
     attach: Callable[[Place, Any], Any] = lambda place, tensor: None,
 ) -> keras.Model:
-    """Returns a functional model of new layers that computes what `model` does; nested models are taken apart.
+    """Returns a functional model of new layers that computes the same as `model`. Nested models are flattened.
 
     Args:
         model: A functional or Sequential model.
-        replace: Given a layer, returns new ones that take its place, one behind the other. They get its weights by
-            `copy_weights` once they are built.
-        attach: Given a place and the tensor there, returns the layer to put on the tensor, or None.
+        replace: Returns the new layers that replace a layer, in the order of computation. `copy_weights` gives them the
+            weights of the old layer when they are built.
+        attach: Returns the layer to insert after a tensor at a place, or None.
     """
-    new: dict[Any, Sequence[Any]] = {}  # by the objects themselves: an id can be given anew
+    new: dict[Any, Sequence[Any]] = {}  # the keys are the objects, because an id can be reused
     calls: Counter[str] = Counter()
     names: set[str] = set()
 
@@ -79,7 +79,7 @@ def rebuild(
     def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(operation, keras.Model) and _is_plain(operation):
             inner = _functional(operation)
-            return inner._run_through_graph(_in_order(inner, args[0]), call_fn=call)
+            return run_through_graph(inner, _in_order(inner, args[0]), call)
         if not isinstance(operation, layers.Layer):
             if operation not in new:
                 new[operation] = [_with_own_name(operation, names)]
@@ -98,7 +98,7 @@ def rebuild(
         lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name), functional.input
     )
     entering = keras.tree.map_structure(lambda x: attached(x.name, x), inputs)
-    outputs = functional._run_through_graph(entering, call_fn=call)
+    outputs = run_through_graph(functional, entering, call)
     return keras.Model(inputs, outputs, name=model.name)
 
 
@@ -106,30 +106,30 @@ def plain_copy(layer: Any, **changes: Any) -> Any:
     """Returns a new layer of the same class and config, apart from `changes`.
 
     Raises:
-        UnsupportedLayerError: The layer's config does not make a layer like it.
+        UnsupportedLayerError: The layer's config does not give an equal layer.
     """
-    if isinstance(layer, layers.Lambda):  # its config holds the function's bytes, without what it refers to
+    if isinstance(layer, layers.Lambda):  # its config holds the function's bytecode, but no closure or globals
         return layers.Lambda(layer.function, name=layer.name, dtype=layer.dtype_policy, arguments=layer.arguments)
     try:
         return type(layer).from_config({**layer.get_config(), **changes})
     except (NotImplementedError, TypeError, ValueError) as error:
         raise UnsupportedLayerError(
-            f"Layers must be made anew from their config. Received: {layer.name!r} ({type(layer).__name__}): "
+            f"Layers must be rebuildable from their config. Received: {layer.name!r} ({type(layer).__name__}): "
             f"{str(error).splitlines()[0]} Give the class a get_config that returns its constructor's arguments."
         ) from error
 
 
 def copy_weights(source: Any, targets: Sequence[Any]) -> None:
-    """Gives the layers that took a layer's place its weights and pruning masks.
+    """Copies the weights and the pruning masks of a layer to the layers that replace it.
 
-    They have the same weights in the same order, one layer after the other, besides those of their ranges.
+    Without the variables of the ranges, the new layers must have the same weights in the same order.
     """
     old = source.variables
     new = [variable for target in targets for variable in _without_ranges(target)]
     if [tuple(v.shape) for v in old] != [tuple(v.shape) for v in new]:
         raise UnsupportedLayerError(
-            f"A layer made anew from its config must have the same weights. Received: {source.name!r} "
-            f"({type(source).__name__}) with {[tuple(v.shape) for v in old]}, made anew with "
+            f"A layer that is rebuilt from its config must have the same weights. Received: {source.name!r} "
+            f"({type(source).__name__}) with {[tuple(v.shape) for v in old]}, rebuilt with "
             f"{[tuple(v.shape) for v in new]}. Give the class a get_config that returns its constructor's arguments."
         )
     for one, other in zip(old, new, strict=True):
@@ -139,29 +139,29 @@ def copy_weights(source: Any, targets: Sequence[Any]) -> None:
 
 
 def _without_ranges(layer: Any) -> list[Any]:
-    parts = (part for part in layer._flatten_layers() if isinstance(part, WeightRange | CallCount))
+    parts = (part for part in layers_inside(layer) if isinstance(part, WeightRange | CallCount))
     ranges = {id(variable) for part in parts for variable in part.variables}
     return [variable for variable in layer.variables if id(variable) not in ranges]
 
 
 def _is_plain(model: Any) -> bool:
-    return type(model) in (Functional, keras.Sequential)
+    return type(model) in (functional_class(), keras.Sequential)
 
 
 def _functional(model: Any) -> Any:
-    """Returns a functional model of a Sequential's own layers."""
+    """Returns a functional model of the same layers, if the model is Sequential."""
     return keras.Model(model.inputs, model.outputs) if isinstance(model, keras.Sequential) else model
 
 
 def _in_order(model: Any, given: Any) -> Any:
-    """Returns the inputs that a model is called with in its own order, which is not that of a dict's names."""
+    """Returns the inputs in the order of the model, if they are given as a dict and the model takes no dict."""
     if isinstance(given, dict) and not isinstance(model.input, dict):
         return [given[tensor.name] for tensor in model.inputs]
     return given
 
 
 def _with_own_name(operation: Any, names: set[str]) -> Any:
-    """Returns an operation that is no layer, or a copy under another name where its name is taken."""
+    """Returns an operation that is no layer, or a copy with a free name if its name is taken."""
     free = operation.name
     for number in itertools.count(1):
         if free not in names:
@@ -176,7 +176,7 @@ def _with_own_name(operation: Any, names: set[str]) -> Any:
 
 
 def _unique(made: Sequence[Any], names: set[str]) -> Sequence[Any]:
-    """Renames layers whose names are taken: two nested models may each have a layer of one name."""
+    """Renames layers whose names are taken. Two nested models may have layers of the same name."""
     for layer in made:
         name, number = layer.name, 1
         while layer.name in names:

@@ -1,4 +1,4 @@
-"""Takes layers apart that compute several things, where a range must lie between these."""
+"""Splits layers that compute several ops, if a tensor between the ops needs a range."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ CONVOLUTIONS = (layers.Conv1D, layers.Conv2D, layers.DepthwiseConv1D, layers.Dep
 FUSED = (keras.activations.linear, keras.activations.relu, keras.activations.relu6)
 
 
-def unfused(layer: Any) -> Sequence[Any]:
-    """Returns layers that compute what one does, so that each tensor that needs a range is between two of them."""
-    if type(layer) in SEPARABLE and layer.padding != "causal":  # which no depthwise convolution pads by itself
-        return _halves(layer)
+def split_layer(layer: Any) -> Sequence[Any]:
+    """Returns layers that together compute the same. Each tensor that needs a range is the output of one of them."""
+    if type(layer) in SEPARABLE and layer.padding != "causal":  # DepthwiseConv1D has no causal padding
+        return _split_separable(layer)
     if type(layer) in CONVOLUTIONS and layer.activation not in FUSED:
         activation = layers.Activation(
             layer.activation,
@@ -33,8 +33,8 @@ def unfused(layer: Any) -> Sequence[Any]:
     return (plain_copy(layer),)
 
 
-def _halves(layer: Any) -> Sequence[Any]:
-    """Returns the two convolutions, and the activation where no kernel fuses it, of a separable convolution."""
+def _split_separable(layer: Any) -> Sequence[Any]:
+    """Returns the two convolutions of a separable convolution, and its activation if no kernel fuses it."""
     depthwise, pointwise = SEPARABLE[type(layer)]
     common = {"dtype": layer.dtype_policy, "data_format": layer.data_format, "trainable": layer.trainable}
     first = depthwise(
@@ -62,4 +62,4 @@ def _halves(layer: Any) -> Sequence[Any]:
         name=layer.name,
         **common,
     )
-    return first, *unfused(second)
+    return first, *split_layer(second)

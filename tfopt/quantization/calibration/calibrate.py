@@ -1,4 +1,4 @@
-"""Runs a frozen graph on calibration data and measures the range of the tensors asked for."""
+"""Calibration: runs a frozen graph on example data and measures the ranges of tensors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tfopt.quantization.annotation.range import Range
 from tfopt.quantization.calibration.observers import make_observer
 from tfopt.quantization.config import QuantizationConfig
 
-# Every observed tensor of one piece is in memory at once; for a ResNet-50 at 224x224 that is 0.4 GB.
+# Examples per run. All observed tensors are in memory at once: 0.4 GB for a ResNet-50 at 224x224.
 PIECE = 8
 
 
 def collect(graph: FrozenGraph, data: Any, limit: int | None = None) -> tuple[list[dict[str, Any]], list[Any]]:
-    """Returns the batches of inputs, as the graph takes them, and their labels, of at most so many examples.
+    """Returns the batches of inputs in the dtypes of the graph, and their labels, up to `limit` examples.
 
     Raises:
         ConfigError: The data is missing or does not fit the model's inputs.
@@ -31,7 +31,7 @@ def collect(graph: FrozenGraph, data: Any, limit: int | None = None) -> tuple[li
 
 
 def join_labels(labels: Sequence[Any]) -> Any:
-    """Returns the labels of all batches as one.
+    """Returns the labels of all batches in one array, or in one structure of arrays.
 
     Raises:
         ConfigError: There are no examples, or no labels.
@@ -39,8 +39,8 @@ def join_labels(labels: Sequence[Any]) -> Any:
     if not labels or any(each is None for each in labels):
         raise ConfigError(
             f"max_accuracy_drop needs labelled examples. Received: {'no labels' if labels else 'no examples'}. Pass "
-            "evaluation_data=(inputs, labels), best of examples the model was not trained on, or calibration data "
-            "with labels."
+            "evaluation_data=(inputs, labels), preferably of examples that the model was not trained on, or "
+            "calibration data with labels."
         )
     return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *labels)
 
@@ -74,7 +74,7 @@ def calibrate(graph: FrozenGraph, tensors: Sequence[str], data: Any, config: Qua
 
 
 def in_pieces(batches: Iterable[Mapping[str, Any]], size: int = PIECE) -> Iterator[dict[str, Any]]:
-    """Yields batches of inputs by name again, none of more than so many examples."""
+    """Yields the batches in pieces of at most `size` examples."""
     for batch in batches:
         for start in range(0, length(batch), size):
             yield {name: value[start : start + size] for name, value in batch.items()}

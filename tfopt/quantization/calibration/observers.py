@@ -1,6 +1,7 @@
-"""Observers: they see the values of one tensor, piece by piece, and end with the range to quantize it with.
+"""Observers: an observer gets the values of one tensor, piece by piece, and chooses the range to quantize it with.
 
-"minmax" loses nothing and lets one outlier coarsen the grid of all other values; the others cut outliers off.
+"minmax" covers all values, so one outlier makes the step larger for all other values. The other observers clip
+outliers.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from tfopt.quantization.config import QuantizationConfig
 
 class Observer(Protocol):
     def update(self, values: np.ndarray) -> None:
-        """Takes in the tensor's values on one piece of the calibration data."""
+        """Observes the tensor's values on one piece of the calibration data."""
 
     def range(self) -> Range:
-        """Returns the range for all that was seen."""
+        """Returns the range for all observed values."""
 
 
 def make_observer(config: QuantizationConfig) -> Observer:
-    """Returns a new observer as the configuration names it."""
+    """Returns a new observer of the kind that the configuration names."""
     return OBSERVERS[config.observer](config)
 
 
 class MinMaxObserver:
-    """The range that covers every value seen. Exact for clean data; one outlier costs all others resolution.
+    """The range that covers every observed value. One outlier makes the step larger for all other values.
 
     Example:
         >>> observer = MinMaxObserver()
@@ -50,9 +51,9 @@ class MinMaxObserver:
 
 
 class MovingAverageObserver:
-    """The range whose ends are moving averages of the pieces' smallest and largest values.
+    """The range whose ends are moving averages of the smallest and largest value of each piece.
 
-    What training with fake quantization keeps (Jacob et al., CVPR 2018, section 3.1); a rare outlier hardly counts.
+    Training with fake quantization uses it (Jacob et al., CVPR 2018, section 3.1). A rare outlier has little effect.
 
     Example:
         >>> observer = MovingAverageObserver(momentum=0.9)
@@ -73,17 +74,18 @@ class MovingAverageObserver:
         self._ends = (before[0] + weight * (low - before[0]), before[1] + weight * (high - before[1]))
 
     def range(self) -> Range:
-        assert self._ends is not None  # calibration without examples is refused before
+        assert self._ends is not None  # calibration without examples raises an error earlier
         return covering(*self._ends)
 
 
 class HistogramObserver:
-    """Counts absolute values in a fine histogram, from which a rule chooses the limit.
+    """Counts absolute values in a fine histogram. A function chooses the limit from the histogram.
 
-    Values beyond the limit are cut off on both sides. The range does not reach further than the values on either side.
+    Values beyond the limit are clipped on both sides. On each side the range ends at the last value, or at the limit.
 
     Args:
-        choose: Given the bins' counts, their centres and the number of steps up to the limit, returns the limit.
+        choose: A function of the counts and the centres of the bins, and of the number of steps up to the limit. It
+            returns the limit.
 
     Example:
         >>> observer = HistogramObserver(percentile(99.0))
@@ -92,7 +94,7 @@ class HistogramObserver:
         1.0
     """
 
-    BINS = 2**16  # an outlier a thousand times as large as the rest leaves 65 of them for the rest
+    BINS = 2**16  # if one outlier is a thousand times as large as all other values, 65 bins are left for these
 
     def __init__(self, choose: Callable[[np.ndarray, np.ndarray, int], float]) -> None:
         self._choose = choose
@@ -114,7 +116,7 @@ class HistogramObserver:
 
     def _widen(self, limit: float) -> None:
         """Doubles the bins until they reach `limit`."""
-        self._limit = self._limit or limit  # all values were zero so far, and counted as such
+        self._limit = self._limit or limit  # so far all values were zero, in the first bin
         while self._limit < limit:
             self._counts = np.concatenate([self._counts.reshape(-1, 2).sum(1), np.zeros(self.BINS // 2, np.int64)])
             self._limit *= 2
@@ -131,7 +133,7 @@ class HistogramObserver:
 
 
 def percentile(percent: float) -> Callable[[np.ndarray, np.ndarray, int], float]:
-    """Covers so many percent of all values."""
+    """Returns a function that chooses the limit which covers this percentage of all values."""
 
     def choose(counts: np.ndarray, centres: np.ndarray, steps: int) -> float:
         cumulative = np.cumsum(counts)
@@ -142,7 +144,7 @@ def percentile(percent: float) -> Callable[[np.ndarray, np.ndarray, int], float]
 
 
 def least_squares(counts: np.ndarray, centres: np.ndarray, steps: int) -> float:
-    """Chooses the limit with the smallest mean squared error of rounding and cutting off together."""
+    """Chooses the limit with the smallest mean squared error of rounding and clipping together."""
     held = np.flatnonzero(counts)
     weights, values = counts[held], centres[held]
 
@@ -155,14 +157,14 @@ def least_squares(counts: np.ndarray, centres: np.ndarray, steps: int) -> float:
 
 
 def least_divergence(counts: np.ndarray, centres: np.ndarray, steps: int) -> float:
-    """Chooses the limit that loses the least information, by Kullback-Leibler divergence.
+    """Chooses the limit with the smallest Kullback-Leibler divergence of the quantized values from the float values.
 
     Migacz, "8-bit Inference with TensorRT", GPU Technology Conference 2017.
     """
     if counts[1:].any():
-        counts = np.append(0, counts[1:])  # zeros are exact on any grid
+        counts = np.append(0, counts[1:])  # zero is exact on any grid
     window = len(counts)
-    while True:  # where outliers are cut off, look again at what is left
+    while True:  # after outliers are clipped, the rest is searched again
         best = _least_divergent(counts, window, steps)
         if best >= window / 4:
             return float(_upper_edges(centres)[best - 1])
@@ -170,7 +172,7 @@ def least_divergence(counts: np.ndarray, centres: np.ndarray, steps: int) -> flo
 
 
 def _least_divergent(counts: np.ndarray, window: int, steps: int, bins: int = 2048) -> int:
-    """Returns how many of the first bins to keep, judged on so few bins that most hold something."""
+    """Returns how many of the first bins to keep. The histogram is made coarser, so that most bins hold values."""
     width = -(-window // bins)
     coarse = np.add.reduceat(counts[:window], np.arange(0, window, width)).astype(np.float64)
     outside = float(counts[window:].sum())
@@ -179,7 +181,7 @@ def _least_divergent(counts: np.ndarray, window: int, steps: int, bins: int = 20
         kept = coarse[:inside]
         reference = kept.copy()
         reference[-1] += coarse[inside:].sum() + outside
-        # Each step holds the mass of its bins, spread over those of them that hold anything.
+        # A step has the mass of its bins, which is spread evenly over its bins that are not empty.
         starts = np.unique(np.arange(steps + 1) * inside // (steps + 1))
         sizes = np.diff(np.append(starts, inside))
         mass = np.repeat(np.add.reduceat(kept, starts), sizes)
@@ -188,7 +190,7 @@ def _least_divergent(counts: np.ndarray, window: int, steps: int, bins: int = 20
         total = max(spread.sum(), 1.0)
         both = (reference > 0) & (spread > 0)
         p, q = reference / reference.sum(), spread / total
-        # What is cut off into an empty last bin has no counterpart; a small mass stands in for it.
+        # If the last bin was empty, the clipped values have no counterpart in the quantized ones. p / q counts as 1e6.
         lost = float(p[~both].sum())
         return float(np.sum(p[both] * np.log(p[both] / q[both]))) + lost * np.log(1e6)
 
@@ -198,7 +200,7 @@ def _least_divergent(counts: np.ndarray, window: int, steps: int, bins: int = 20
 
 
 def _candidates(centres: np.ndarray, count: int = 160) -> list[float]:
-    """Limits to try: the whole range first, which wins where nothing is better, then ever smaller ones."""
+    """Returns the limits to try, from the whole range down. Of equally good limits, the first one is chosen."""
     highest = float(_upper_edges(centres)[-1])
     return [highest * 2 ** (-number / 16) for number in range(count)]
 

@@ -1,9 +1,12 @@
-"""Keeps the accuracy that int8 costs within a bound, by leaving as few nodes float as that takes.
+"""Finds a small set of nodes that must stay float, so that int8 loses no more accuracy than allowed.
 
-Every choice of nodes is tried in one graph, whose quantization is switched on and off tensor by tensor: so a trial
-costs a run of the evaluation data and no new graph. The search measures how much each node costs alone, all others
-being float; finds by bisection how many of the costliest must be float; and then gives back to int8, the least costly
-first, what is not needed after all, since costs do not add up.
+All sets of nodes are evaluated in one graph, whose quantization can be switched on and off for each tensor. So an
+evaluation costs one run over the evaluation data. It needs no new graph. The search has three steps:
+
+1. It measures the loss of each node alone in int8, with all other nodes in float.
+2. It finds by bisection how many of the nodes with the largest losses must be float.
+3. Losses do not add up, so some of these nodes may not need to be float. It tries each of them in int8 again, the node
+   with the smallest loss first.
 """
 
 from __future__ import annotations
@@ -16,11 +19,11 @@ from tfopt.report import Change
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What a choice of nodes was measured to give.
+    """The result of the model with some of its nodes in float.
 
     Attributes:
-        value: The metric; more is better.
-        error: Distance of the outputs from those of the float graph, relative to these.
+        value: The metric. More is better.
+        error: Distance of the outputs from the float outputs, relative to the float outputs.
     """
 
     value: float
@@ -28,13 +31,13 @@ class Score:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
-    """What the search found.
+class FloatNodes:
+    """The result of the search.
 
     Attributes:
         kept_float: The nodes that must be float, each with the reason.
-        steps: The way there.
-        metrics: The metric in float, in int8 throughout, and as it is now.
+        steps: The steps of the search, for the report.
+        metrics: The metric with all nodes in float, with all nodes in int8, and with the nodes found.
     """
 
     kept_float: Mapping[str, str]
@@ -42,19 +45,21 @@ class Budget:
     metrics: Mapping[str, float]
 
 
-def keep_budget(names: Sequence[str], evaluate: Callable[[Collection[str]], Score], largest_drop: float) -> Budget:
-    """Finds few nodes that must be float for the metric to drop by no more than `largest_drop`.
+def search_float_nodes(
+    names: Sequence[str], evaluate: Callable[[Collection[str]], Score], largest_drop: float
+) -> FloatNodes:
+    """Returns a small set of nodes that must be float, so that the metric drops by at most `largest_drop`.
 
     Args:
         names: The nodes that could be int8.
-        evaluate: Measures the model with some of them float.
-        largest_drop: What may be lost of the metric.
+        evaluate: Measures the model with the given nodes in float.
+        largest_drop: The largest allowed drop of the metric.
     Example:
         >>> costs = {"a": 0.01, "b": 0.2, "c": 0.001}
         >>> def evaluate(kept_float):
         ...     drop = sum(cost for name, cost in costs.items() if name not in kept_float)
         ...     return Score(value=1 - drop, error=drop)
-        >>> list(keep_budget(list(costs), evaluate, 0.02).kept_float)
+        >>> list(search_float_nodes(list(costs), evaluate, 0.02).kept_float)
         ['b']
     """
     exact, plain = evaluate(names), evaluate(())
@@ -81,11 +86,11 @@ def keep_budget(names: Sequence[str], evaluate: Callable[[Collection[str]], Scor
         for name, score in found.items()
     }
     metrics = {"float": exact.value, "int8": plain.value, "kept": last.value}
-    return Budget(kept_float=reasons, steps=steps, metrics=metrics)
+    return FloatNodes(kept_float=reasons, steps=steps, metrics=metrics)
 
 
 def _fewest(ranked: Sequence[str], evaluate: Callable[[Collection[str]], Score], floor: float) -> tuple[int, Score]:
-    """Returns how many of the first names must be float, and what that gives, by bisection."""
+    """Returns how many of the first names must be float, and the score with these in float, by bisection."""
     too_few, enough = 0, len(ranked)
     score = evaluate(ranked)
     while enough - too_few > 1:

@@ -1,15 +1,15 @@
-"""Rounds weights up or down so that a layer's results stay closest, not each weight by itself.
+"""AdaRound: rounds each weight up or down so that the results of the layer change as little as possible.
 
-Rounding every weight to the nearest step is not what changes the results least: errors of weights that are read
-together can cancel. With X what the layer reads on calibration data and D the rounding errors of its weights, the
-results change by X D, whose mean square is D' H D with H = X' X / n. H is all that is kept of the data, so that every
-example and every position counts and memory does not grow with them.
+Rounding every weight to the nearest step does not give the smallest change of the results, because the errors of
+several weights can cancel. Let X be the layer's inputs on calibration data, and D the rounding errors of its weights.
+The results change by X D. The mean square of this is D' H D with H = X' X / n. Only H is stored, so all examples and
+all positions count, and the memory does not grow with their number.
 
-Up or down is a choice for each weight, which AdaRound (Nagel et al., ICML 2020, arXiv:2004.10568) relaxes: a weight
-becomes its lower step plus h(v) in [0, 1], v is found by gradient descent, and a growing penalty drives h to 0 or 1;
-single weights that are better the other way are then moved.
-The paper's loss also looks at what an activation behind the layer cuts off; this one does not. An output channel whose
-error is not smaller in the end than that of nearest rounding is rounded to nearest.
+AdaRound (Nagel et al., ICML 2020, arXiv:2004.10568) relaxes the choice between up and down. A weight becomes its lower
+step plus h(v) in [0, 1]. Gradient descent finds v, and a growing penalty drives h to 0 or 1. Afterwards single weights
+are moved to their other step where that lowers the error. The loss of the paper also contains the activation after the
+layer, which can clip errors; the loss here does not. An output channel is rounded to nearest if its error is not
+smaller with AdaRound.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from tfopt.graph.edit import GraphEditor, NodeDef, attribute
 from tfopt.graph.frozen import FrozenGraph
-from tfopt.quantization.annotation.fusion import Fusion, pass_through_origin
+from tfopt.quantization.annotation.fusion import Fusion, before_data_movement
 from tfopt.quantization.annotation.range import Range
 from tfopt.quantization.annotation.weight_grid import WeightGrid
 from tfopt.quantization.calibration.calibrate import in_pieces
@@ -32,36 +32,36 @@ from tfopt.report import Change
 
 ITERATIONS = 400
 LEARNING_RATE = 0.02
-PENALTY = 0.3  # against an error that is 1 for rounding to nearest
+PENALTY = 0.3  # the error is scaled so that rounding to nearest has the error 1
 WARM_UP = 0.2  # share of the iterations without penalty
 BETA = (20.0, 2.0)  # exponent of the penalty at its beginning and end
-ZETA, GAMMA = 1.1, -0.1  # the sigmoid is stretched to this and cut off, so that it reaches 0 and 1
-DESCENTS = 64  # single weights that are moved at the end, in each output
-ON_GRID = 0.01  # a weight so near to a step, in steps, is there already
-LARGEST = 8192  # weights per output; H has their square
-LARGEST_READ = 2**26  # values that windows hold at once
+ZETA, GAMMA = 1.1, -0.1  # the sigmoid is stretched to these ends and clipped, so that it reaches 0 and 1
+DESCENTS = 64  # how many single weights of each output are moved at the end, at most
+ON_GRID = 0.01  # a weight closer than this to a step, in steps, is already rounded
+LARGEST = 8192  # weights per output; H has the square of this number
+LARGEST_WINDOWS = 2**26  # values in all windows at a time
 DEPTHWISE = "DepthwiseConv2dNative"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rounded:
-    """Weights on their grid, and the error that they cause over that of rounding to nearest."""
+    """Rounded weights, and the ratio of their error to the error of rounding to nearest."""
 
     weights: np.ndarray
     ratio: float
 
 
 def round_adaptively(weights: np.ndarray, scales: np.ndarray, gram: np.ndarray) -> Rounded:
-    """Returns weights rounded to multiples of `scales` so that the results change least.
+    """Returns weights rounded to multiples of `scales` so that the results change as little as possible.
 
     Args:
-        weights: [groups, inputs, outputs]; one group but for depthwise convolutions, which have one per channel.
+        weights: [groups, inputs, outputs]. A depthwise convolution has one group per channel, any other op one group.
         scales: The step of each output, [groups, 1, outputs].
-        gram: The mean of x x' over what each group reads, [groups, inputs, inputs].
+        gram: The mean of x x' over the inputs x of each group, [groups, inputs, inputs].
     Example:
         >>> both = np.array([[[1.0, 0.9], [0.9, 1.0]]])  # two inputs that are nearly the same
         >>> rounded = round_adaptively(np.array([[[0.4], [0.4]]]), np.ones((1, 1, 1)), both)
-        >>> sorted(rounded.weights.reshape(-1).tolist())  # 0.8 in all: better one up than both down
+        >>> sorted(rounded.weights.reshape(-1).tolist())  # the sum is 0.8: one up is better than both down
         [0.0, 1.0]
     """
     positions = weights / scales
@@ -88,7 +88,7 @@ def _errors(steps: np.ndarray, scales: np.ndarray, gram: np.ndarray) -> np.ndarr
 def _descended(
     chosen: np.ndarray, positions: np.ndarray, fixed: np.ndarray, scales: np.ndarray, gram: np.ndarray
 ) -> np.ndarray:
-    """Moves in each output, as often as that lowers its error, the one weight to its other step that lowers it most."""
+    """Moves one weight of each output to its other step, the one that lowers the error most, until none lowers it."""
     chosen, lower = chosen.copy(), np.floor(positions)
     moved = gram @ ((chosen - positions) * scales)
     own = np.diagonal(gram, axis1=1, axis2=2)[..., None]
@@ -107,7 +107,7 @@ def _descended(
 
 
 def _relaxed(fraction: np.ndarray, fixed: np.ndarray, scales: np.ndarray, gram: np.ndarray, unit: float) -> np.ndarray:
-    """Returns 1 where to round up and 0 where down."""
+    """Returns 1 for weights to round up, and 0 for weights to round down."""
     if unit <= 0:
         return np.rint(fraction)
     start = np.clip((fraction - GAMMA) / (ZETA - GAMMA), 1e-3, 1 - 1e-3)
@@ -145,12 +145,12 @@ def round_weights(
     batches: Sequence[Mapping[str, Any]],
     weight_grid: WeightGrid,
 ) -> tuple[dict[str, np.ndarray], list[Change]]:
-    """Returns the weights of each fusion rounded adaptively, by the name of its op, and what it made of the errors.
+    """Returns the weights of each fusion rounded by AdaRound, by the name of its op, and the changes of the errors.
 
     Args:
         graph: The float graph.
         fusions: Its fusions.
-        ranges: The range of each tensor that enters one.
+        ranges: The range of each tensor that enters a fusion.
         batches: Calibration data as `graph.feed` returns it.
         weight_grid: How many bits the quantized weights use.
     """
@@ -161,7 +161,7 @@ def round_weights(
         held = editor.value(fusion.weights)
         weights = _grouped(held, editor.nodes[fusion.op].op)
         limits = np.abs(weights).max(axis=1, keepdims=True)
-        scales = np.where(limits == 0, 1.0, limits) / weight_grid.top_of(editor, fusion, ranges)
+        scales = np.where(limits == 0, 1.0, limits) / weight_grid.qmax_of(editor, fusion, ranges)
         result = round_adaptively(weights, scales, gram)
         rounded[fusion.op] = _ungrouped(result.weights, held)
         detail = f"{held.size:,} weights rounded: mean squared error {result.ratio:.2g}x that of the nearest"
@@ -194,32 +194,34 @@ def _grams(
     ranges: Mapping[str, Range],
     batches: Sequence[Mapping[str, Any]],
 ) -> list[np.ndarray]:
-    """Returns for each fusion the mean of x x' over all that its weights are multiplied with, quantized."""
+    """Returns the mean of x x' over the quantized inputs x of each fusion's weights."""
     function = graph.as_function(fetch=[fusion.input for fusion in fusions])
-    spans = [ranges[pass_through_origin(editor, fusion.input)] for fusion in fusions]
+    value_ranges = [ranges[before_data_movement(editor, fusion.input)] for fusion in fusions]
     totals: list[Any] = [0.0] * len(fusions)
     rows = [0] * len(fusions)
     for piece in in_pieces(batches):
-        for index, (fusion, span, value) in enumerate(zip(fusions, spans, function(**piece), strict=True)):
+        for index, (fusion, value_range, value) in enumerate(
+            zip(fusions, value_ranges, function(**piece), strict=True)
+        ):
             quantized = tf.quantization.fake_quant_with_min_max_args(
-                value, span.low, span.limit, num_bits=8, narrow_range=span.signed
+                value, value_range.low, value_range.limit, num_bits=8, narrow_range=value_range.signed
             )
             for part in _parts(quantized, _inputs(editor, fusion)):
-                read = _read(editor.nodes[fusion.op], part, editor.value(fusion.weights).shape)
-                rows[index] += len(read)
-                totals[index] += tf.einsum("nkg,nlg->gkl", read, read).numpy().astype(np.float64)
+                windows = _windows(editor.nodes[fusion.op], part, editor.value(fusion.weights).shape)
+                rows[index] += len(windows)
+                totals[index] += tf.einsum("nkg,nlg->gkl", windows, windows).numpy().astype(np.float64)
     return [total / count for total, count in zip(totals, rows, strict=True)]
 
 
 def _parts(values: tf.Tensor, inputs: int) -> list[tf.Tensor]:
-    """Splits a tensor into so many examples at a time that what their windows hold stays small."""
+    """Splits a tensor into parts of a few examples, so that the windows of a part stay small."""
     positions = int(np.prod(values.shape[1:-1])) if values.shape.rank == 4 else 1
-    count = max(1, LARGEST_READ // (positions * inputs))
+    count = max(1, LARGEST_WINDOWS // (positions * inputs))
     return [values[start : start + count] for start in range(0, len(values), count)]
 
 
-def _read(node: NodeDef, values: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-    """Returns what a node multiplies with its weights at each position, [positions, inputs, groups]."""
+def _windows(node: NodeDef, values: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+    """Returns the values that a node multiplies by its weights at each position, [positions, inputs, groups]."""
     if node.op == "MatMul":
         return values[..., None]
     padding = attribute(node, "padding").s.decode()

@@ -1,10 +1,10 @@
-"""Takes the mean error that quantization causes off the biases.
+"""Bias correction: subtracts the mean error that quantization causes from the biases.
 
-Rounded weights and cut-off activations shift the mean of a channel's results, on calibration data by
-E[y_int8] - E[y_float], and a bias can take that off exactly (Nagel et al., ICCV 2019, arXiv:1906.04721, section 4.2).
-A layer's shift depends on the corrections before it. So float and quantized graph run as one, in which every quantized
-layer's results are shifted by the mean difference of the same examples before the next layer reads them: one run gives
-the corrections of all layers in order.
+Rounded weights and clipped activations shift the mean of a channel's results. On calibration data, the shift is
+E[y_int8] - E[y_float]. The bias can correct it exactly (Nagel et al., ICCV 2019, arXiv:1906.04721, section 4.2). The
+shift of a layer depends on the corrections of the layers before it. So the float graph and the quantized graph run as
+one graph. In this graph, the results of each quantized layer are corrected by the mean difference on the same examples
+before the next layer reads them. So one run gives the corrections of all layers in order.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ PIECE = 32
 def correct_biases(
     graph: FrozenGraph, annotated: FrozenGraph, fusions: Sequence[Fusion], batches: Sequence[Mapping[str, Any]]
 ) -> dict[str, np.ndarray]:
-    """Returns what to add to the bias of each fusion, by the name of its op.
+    """Returns the correction of each fusion's bias, by the name of its op.
 
     Args:
         graph: The float graph.
-        annotated: The same graph with ranges, and maybe other weights.
+        annotated: The same graph with ranges, possibly with other weights.
         fusions: The fusions of the float graph, each with a bias.
         batches: Calibration data as `graph.feed` returns it.
     """
@@ -50,7 +50,7 @@ def correct_biases(
 def _side_by_side(
     graph: FrozenGraph, annotated: FrozenGraph, fusions: Sequence[Fusion]
 ) -> tuple[FrozenGraph, dict[str, str]]:
-    """Returns a graph that computes both, and the tensor with each fusion's correction for the examples of a call."""
+    """Returns one graph of both, and the tensor of each fusion's correction on the examples of one call."""
     editor = GraphEditor(annotated.graph_def)
     shared = {spec.name for spec in graph.inputs.values()}
 
@@ -70,7 +70,7 @@ def _side_by_side(
 
 
 def _shift(editor: GraphEditor, result: str, exact: str, axes: int) -> str:
-    """Adds to a result its mean difference from the exact one, over all axes but the channels; returns the latter."""
+    """Corrects a result by its mean difference from the exact one in each channel, and returns this difference."""
     kind = dtype_attr(tf.float32)
     error = editor.add("Sub", f"{result}/error", [exact, result], T=kind)
     over = editor.add_constant(f"{result}/error_axes", np.arange(axes, dtype=np.int32))

@@ -1,20 +1,21 @@
-"""Moves the spread of ranges between channels from activations into the weights that read them, or back.
+"""Equalization and SmoothQuant: channels are rescaled so that activations and weights both fit their int8 ranges.
 
-An activation has one scale for all its channels. If one channel is a hundred times as large as the others, these have
-two or three steps left. Weights have one scale per output channel, across all input channels: if those of one input
-are a hundred times as large, the others have few steps. Dividing each channel c of the activation by s[c] and
-multiplying the weights that read it (see channel_groups.py) changes neither in float, and trades one spread for the
-other. With a[c] the largest value of an activation's channel and w[c] that of the weights reading it,
+An activation has one scale for all its channels. If one channel is a hundred times as large as the others, only two or
+three steps are left for the others. Weights have one scale per output channel, for all input channels. If the weights
+of one input channel are a hundred times as large, few steps are left for the others. A channel c of the activation can
+be divided by s[c] if the weights that read it are multiplied by s[c] (see channel_groups.py). The results in float stay
+the same. Let a[c] be the largest value of the activation's channel, and w[c] that of the weights that read it:
 
     s[c] = a[c]^alpha / w[c]^(1 - alpha)
 
-At alpha = 0.5 both then reach as far, sqrt(a[c] w[c]) in every channel. That is cross-layer equalization, where the
-activation's ranges are stood in for by those of the weights before it (Nagel et al., ICCV 2019, arXiv:1906.04721);
-calibration data give the ranges themselves. It is also SmoothQuant (Xiao et al., ICML 2023, arXiv:2211.10438), where
-the division goes into the scale and offset of a normalisation, and projections that read the same activation share s.
+With alpha = 0.5, the activation and the weights have the same largest value sqrt(a[c] w[c]) in every channel. This is
+cross-layer equalization (Nagel et al., ICCV 2019, arXiv:1906.04721). The paper estimates the ranges of the activation
+from the weights before it; here calibration data give the ranges. It is also SmoothQuant (Xiao et al., ICML 2023,
+arXiv:2211.10438): there the division goes into the scale and offset of a normalisation, and all projections that read
+the activation share s.
 
-Rescaling is left alone where the rounding errors that result would not be clearly smaller: these follow from the
-ranges, so that they are known without running anything.
+Channels are rescaled only where the rounding errors become clearly smaller. The errors are computed from the ranges,
+without running the model.
 """
 
 from __future__ import annotations
@@ -41,14 +42,15 @@ ONE = np.ones(1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
-    """A convolution or product as the reader of a rescaled activation.
+class ChannelStatistics:
+    """What a convolution or product reads: statistics of the activation's channels, and the weights.
 
     Attributes:
         limits: Largest absolute value of each channel of the activation.
         squares: Mean square of each channel.
-        signed: Whether the activation is ever negative.
-        weights: [taps, channels, outputs], each output's largest being 1; of a depthwise convolution [taps, channels].
+        signed: Whether the activation has negative values.
+        weights: [taps, channels, outputs], normalised so that the largest of each output is 1. For a depthwise
+            convolution [taps, channels].
     """
 
     limits: np.ndarray
@@ -58,14 +60,15 @@ class Reading:
 
 
 def balancing_scales(activation: np.ndarray, weights: np.ndarray, alpha: float = 0.5) -> np.ndarray:
-    """Returns the vector s to divide an activation's channels by: activation^alpha / weights^(1 - alpha).
+    """Returns the vector s that divides an activation's channels: activation^alpha / weights^(1 - alpha).
 
     Args:
         activation: Largest absolute value of each channel.
-        weights: Likewise of the weights that read each channel.
-        alpha: How much of the activation's spread moves into the weights: 1 all of it.
-    Returns: Scales whose geometric mean is 1 over the channels that are used. What is not used stays within the rest: a
-        channel that is zero throughout gets weights as large as the median, one that is not read a median activation.
+        weights: Largest absolute value of the weights that read each channel.
+        alpha: How much of the difference between the activation's channels moves into the weights. 1 means all of it.
+    Returns: Scales whose geometric mean is 1 over the channels that are used. A channel of zeros gets the scale that
+        brings its weights to the median. A channel with zero weights gets the scale that brings its activation to the
+        median.
     Example:
         >>> balancing_scales(np.array([100.0, 1.0]), np.array([1.0, 1.0])).round(2).tolist()
         [3.16, 0.32]
@@ -86,18 +89,18 @@ def balancing_scales(activation: np.ndarray, weights: np.ndarray, alpha: float =
     return np.clip(np.exp(logs), 1 / LARGEST_SCALE, LARGEST_SCALE)
 
 
-def rounding_error(reading: Reading, scales: np.ndarray) -> float:
-    """Returns the mean squared error that rounding activation and weights causes in the reader's results.
+def rounding_error(statistics: ChannelStatistics, scales: np.ndarray) -> float:
+    """Returns the mean squared error in the results of an op that rounding its activation and weights causes.
 
-    Each rounding is an independent error, uniform over a step, or the value itself where that is smaller; the results
-    count alike, however large they are.
+    Each rounding is taken as an independent error, uniform over a step, or as the value itself if that is smaller. All
+    results have the same weight, whatever their size.
     """
-    values, squares = reading.limits / scales, reading.squares / scales**2
-    step = values.max() / (127 if reading.signed else 255)
+    values, squares = statistics.limits / scales, statistics.squares / scales**2
+    step = values.max() / (127 if statistics.signed else 255)
     error = np.minimum(step**2 / 12, squares)
-    if reading.weights.ndim == 2:  # each channel of a depthwise convolution has a scale of its own for its weights
-        return float((error * (reading.weights * scales) ** 2).sum())
-    weights = reading.weights * scales[:, None]
+    if statistics.weights.ndim == 2:  # a depthwise convolution has one scale for the weights of each channel
+        return float((error * (statistics.weights * scales) ** 2).sum())
+    weights = statistics.weights * scales[:, None]
     steps = np.abs(weights).max(axis=(0, 1)) / 127
     from_weights = np.minimum(steps**2 / 12, weights**2).sum(axis=(0, 2)) * squares
     return float((error * (weights**2).sum(axis=(0, 2)) + from_weights).sum())
@@ -106,12 +109,12 @@ def rounding_error(reading: Reading, scales: np.ndarray) -> float:
 def equalize(
     graph: FrozenGraph, batches: Sequence[Mapping[str, Any]], config: QuantizationConfig
 ) -> tuple[FrozenGraph, list[Change]]:
-    """Returns a graph that computes the same, with channels whose ranges are more alike, and what was rescaled.
+    """Returns a graph that computes the same with more similar ranges of channels, and the changes.
 
     Args:
         graph: A folded float graph.
         batches: Calibration data as `graph.feed` returns it.
-        config: Says whether to rescale behind convolutions and products (`equalization`) and behind normalisations
+        config: Tells whether to rescale the results of convolutions and products (`equalization`) and of normalisations
             (`smooth_quant`).
     """
     editor = GraphEditor(graph.graph_def)
@@ -121,17 +124,17 @@ def equalize(
     if not groups:
         return graph, []
     heads = {fusion.op for fusion in fusions}
-    readings, reached = _measure(graph, editor, groups, batches)
+    statistics, reached = _measure(graph, editor, groups, batches)
     done = []
     for group in groups:
         if any(reached[name] >= 6.0 for name in group.relu6(editor)):
             continue
-        quantized = [readings[name] for name in sorted(group.multiplied & heads)]
+        quantized = [statistics[name] for name in sorted(group.multiplied & heads)]
         if not all(np.isfinite(each.limits).all() and np.isfinite(each.squares).all() for each in quantized):
-            continue  # the calibration tells of it
+            continue  # the calibration raises the error
         before = np.array([rounding_error(each, ONE) for each in quantized])
         if not before.all():
-            continue  # nothing there to round
+            continue  # the activation or the weights are zero
         by_weights = group.is_absorbed_by_weights(editor)
         scales = _scales(quantized, 0.5 if by_weights else config.smooth_quant)
         ratio = np.mean([rounding_error(each, scales) for each in quantized] / before)
@@ -148,21 +151,21 @@ def equalize(
     return graph.edited(editor), done
 
 
-def _scales(readings: Sequence[Reading], alpha: float) -> np.ndarray:
-    """Returns the scales for all that read one group: the largest of their activations and of their weights count."""
-    activation = np.max([reading.limits / (reading.limits.max() or 1.0) for reading in readings], axis=0)
-    products = [reading.weights for reading in readings if reading.weights.ndim == 3]
+def _scales(statistics: Sequence[ChannelStatistics], alpha: float) -> np.ndarray:
+    """Returns the scales of a group, from the largest activations and weights of all ops that read it."""
+    activation = np.max([each.limits / (each.limits.max() or 1.0) for each in statistics], axis=0)
+    products = [each.weights for each in statistics if each.weights.ndim == 3]
     if not products:
         return balancing_scales(activation, np.ones_like(activation), alpha=1.0)
-    # Over an output's own range, the mean over many outputs: their largest would be 1 in nearly every channel.
+    # The mean over the outputs, not the largest: that would be 1 in nearly every channel, since weights are normalised.
     weights = np.max([np.sqrt((np.abs(each).max(axis=0) ** 2).mean(axis=1)) for each in products], axis=0)
     return balancing_scales(activation, weights, alpha)
 
 
 def _measure(
     graph: FrozenGraph, editor: GraphEditor, groups: Sequence[ChannelGroup], batches: Sequence[Mapping[str, Any]]
-) -> tuple[dict[str, Reading], dict[str, float]]:
-    """Returns what each reader of a group reads, and the largest value of each Relu6 in one."""
+) -> tuple[dict[str, ChannelStatistics], dict[str, float]]:
+    """Returns the statistics of each op that reads a group, and the largest value of each Relu6 in a group."""
     channels = {name: group.channels for group in groups for name in group.multiplied}
     clipped = sorted(name for group in groups for name in group.relu6(editor))
     tensors = sorted({editor.nodes[name].input[0] for name in channels})
@@ -183,16 +186,16 @@ def _measure(
             lowest[tensor] = min(lowest[tensor], float(tf.reduce_min(rows)))
         for name, value in zip(clipped, values[len(tensors) :], strict=True):
             reached[name] = max(reached[name], float(tf.reduce_max(value)))
-    readings = {}
+    statistics = {}
     for name, count in channels.items():
         tensor = editor.nodes[name].input[0]
-        readings[name] = Reading(
+        statistics[name] = ChannelStatistics(
             limits=limits[tensor],
             squares=squares[tensor] / max(pieces, 1),
             signed=lowest[tensor] < 0,
             weights=_normalised_weights(editor, name, count),
         )
-    return readings, reached
+    return statistics, reached
 
 
 def _normalised_weights(editor: GraphEditor, name: str, channels: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Post-training quantization of a float model, from calibration data: step by step, each in a module of its own."""
+"""Post-training quantization of a float model from calibration data. Each step has its own module."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 from tfopt.errors import UnsupportedModelError
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.fold import fold_constants
-from tfopt.quantization.annotation.adjustments import Adjustment, adjust, with_biases
+from tfopt.quantization.annotation.adjustments import Adjustment, apply_adjustments, with_biases
 from tfopt.quantization.annotation.annotate import annotate
-from tfopt.quantization.annotation.fusion import Fusion, check_exclude, find_fusions
+from tfopt.quantization.annotation.exclude import check_exclude
+from tfopt.quantization.annotation.fusion import Fusion, find_fusions
 from tfopt.quantization.annotation.range import Range
 from tfopt.quantization.annotation.ranged_tensors import (
     share_ranges,
@@ -21,8 +22,8 @@ from tfopt.quantization.annotation.ranged_tensors import (
 from tfopt.quantization.annotation.weight_grid import WeightGrid
 from tfopt.quantization.calibration.calibrate import calibrate, collect, join_labels
 from tfopt.quantization.config import QuantizationConfig
-from tfopt.quantization.post_training.accuracy_budget import keep_budget
-from tfopt.quantization.post_training.accuracy_trials import Trials
+from tfopt.quantization.post_training.accuracy_budget import search_float_nodes
+from tfopt.quantization.post_training.accuracy_evaluator import AccuracyEvaluator
 from tfopt.quantization.post_training.adaround import round_weights
 from tfopt.quantization.post_training.bias_correction import correct_biases
 from tfopt.quantization.post_training.equalization_and_smooth_quant import equalize
@@ -33,7 +34,7 @@ from tfopt.report import Change, PassReport
 def quantize_after_training(
     source: FrozenGraph, config: QuantizationConfig, calibration_data: Any, evaluation_data: Any
 ) -> QuantizedModel:
-    """Returns a float model annotated with the ranges that are measured on calibration data; see `tfopt.quantize`."""
+    """Returns a model annotated with the ranges that are measured on calibration data; see `tfopt.quantize`."""
     if not source.inputs:
         raise UnsupportedModelError(
             f"A model must have an input to be quantized. Received: {source.name!r} without one. Export it in float32."
@@ -60,10 +61,10 @@ def quantize_after_training(
     adjustments, rounding = _adjustments(graph, fusions, ranges, batches, config, grid)
     report = PassReport(name="quantize", steps=[*steps, *rounding])
     if config.max_accuracy_drop is not None:
-        trials = Trials(graph, kept_float, ranges, adjustments, *evaluation, config.metric, grid)
-        budget = keep_budget(trials.names, trials.score, config.max_accuracy_drop)
-        kept_float |= budget.kept_float
-        report = replace(report, steps=[*report.steps, *budget.steps], metrics=budget.metrics)
+        evaluator = AccuracyEvaluator(graph, kept_float, ranges, adjustments, *evaluation, config.metric, grid)
+        found = search_float_nodes(evaluator.names, evaluator.score, config.max_accuracy_drop)
+        kept_float |= found.kept_float
+        report = replace(report, steps=[*report.steps, *found.steps], metrics=found.metrics)
     model = QuantizedModel(
         graph=graph,
         float_graph=graph,
@@ -84,14 +85,14 @@ def _adjustments(
     config: QuantizationConfig,
     grid: WeightGrid,
 ) -> tuple[dict[str, Adjustment], list[Change]]:
-    """Returns the weights and biases that suit int8 better, and what was done to the weights."""
+    """Returns the weights and biases that int8 uses in place of the float ones, and the changes of the weights."""
     adjustments: dict[str, Adjustment] = {}
     steps: list[Change] = []
     if config.rounding == "adaptive":
         rounded, steps = round_weights(graph, fusions, ranges, batches, grid)
         adjustments = {name: Adjustment(weights=weights) for name, weights in rounded.items()}
     if config.bias_correction and fusions:
-        quantized = annotate(*adjust(graph, fusions, adjustments), ranges, weight_grid=grid)
+        quantized = annotate(*apply_adjustments(graph, fusions, adjustments), ranges, weight_grid=grid)
         shifts = correct_biases(graph, quantized, fusions, batches)
         adjustments |= {
             name: replace(adjustments.get(name, Adjustment()), bias=shift) for name, shift in shifts.items()

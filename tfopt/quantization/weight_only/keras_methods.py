@@ -1,6 +1,6 @@
-"""Keras' own weight quantization of Dense, EinsumDense and Embedding: int8, int4, GPTQ and AWQ, made for transformers.
+"""Keras' weight quantization of Dense, EinsumDense and Embedding for transformers: int8, int4, GPTQ and AWQ.
 
-Keras changes the model it is called on. Here a copy is changed, and the layers that were are reported.
+Keras changes the model itself. Here it changes a copy, and a report lists the changed layers.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras.src.layers.layer import Layer
 
+from tfopt.compat.layers import direct_layers, layers_inside
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.report import Change, PassReport, Skip
 
@@ -23,10 +23,10 @@ class KerasQuantized:
     """A Keras model that Keras quantized.
 
     Attributes:
-        model: The quantized copy, which exports like any other. (Keras 3.15 saves what its GPTQ and AWQ made to
-            `.keras`, and cannot load it again.)
-        report: Each layer with weights: quantized how, or left as it was and why. Its metric "weight_bytes_ratio" is
-            what the variables take, as a ratio of those of the model given.
+        model: The quantized copy, which exports like any other model. (Keras 3.15 can save a model of GPTQ or AWQ as
+            `.keras`, but cannot load it again.)
+        report: How each layer with weights was quantized, or why not. The metric "weight_bytes_ratio" is the size of
+            the variables, divided by their size in the original model.
     """
 
     model: keras.Model
@@ -34,7 +34,7 @@ class KerasQuantized:
 
 
 def is_keras_config(config: Any) -> bool:
-    """Whether an object is a configuration of Keras' own quantization."""
+    """Whether an object is a quantization configuration of Keras."""
     return isinstance(config, keras.quantizers.QuantizationConfig)
 
 
@@ -42,18 +42,19 @@ def quantize_with_keras(model: Any, config: Any, calibration_data: Any = None) -
     """Quantizes a copy of a Keras 3 model by `model.quantize`.
 
     Args:
-        model: A built model that can be made anew from its config: functional, Sequential, or of a class with
-            `get_config`. For GPTQ and AWQ its blocks are named by `config.quantization_layer_structure`, a dict of
-            layers or their names, or by its own `get_quantization_layer_structure`.
+        model: A built model that Keras can rebuild from its config: functional, Sequential, or of a class with
+            `get_config`. GPTQ and AWQ need the blocks of the model: from `config.quantization_layer_structure`, a dict
+            of layers or their names, or from the model's method `get_quantization_layer_structure`.
         config: `keras.quantizers.Int8QuantizationConfig`, `Int4QuantizationConfig`, `GPTQConfig` or `AWQConfig`.
-        calibration_data: For GPTQ and AWQ, in place of `config.dataset` if that is None: texts, or arrays of tokens.
+        calibration_data: For GPTQ and AWQ, if `config.dataset` is None: texts, or arrays of tokens.
     Raises:
         UnsupportedModelError: The model is not built or cannot be copied, or Keras cannot quantize it.
-        ConfigError: GPTQ or AWQ lacks its data.
+        ConfigError: GPTQ or AWQ has no calibration data.
     """
     if not isinstance(model, keras.Model) or not model.built:
         raise UnsupportedModelError(
-            f"model must be a built keras.Model for Keras' own quantization. Received: {type(model).__name__}."
+            f"model must be a built keras.Model for Keras' own quantization. Received: {type(model).__name__}. "
+            "Pass a Keras 3 model, and call it once on a batch if it is not built."
         )
     if hasattr(config, "dataset"):
         config = copy.copy(config)
@@ -62,11 +63,11 @@ def quantize_with_keras(model: Any, config: Any, calibration_data: Any = None) -
             raise ConfigError(
                 f"calibration_data must be given for {config.mode}. Received: None. Pass texts, or arrays of tokens."
             )
-        config.tokenizer = config.tokenizer or np.asarray  # arrays of tokens need none, but Keras insists on one
+        config.tokenizer = config.tokenizer or np.asarray  # arrays of tokens need no tokenizer, but Keras demands one
     elif calibration_data is not None:
         raise ConfigError(f"Keras' {config.mode} takes no calibration_data. Received: some. Leave it out.")
     clone = _clone(model)
-    structure = getattr(config, "quantization_layer_structure", None)
+    structure = config.quantization_layer_structure if hasattr(config, "dataset") else None
     if structure is not None:
         config.quantization_layer_structure = {
             part: [_counterpart(clone, layer) for layer in listed] for part, listed in structure.items()
@@ -74,14 +75,15 @@ def quantize_with_keras(model: Any, config: Any, calibration_data: Any = None) -
     before = _weight_bytes(clone)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a warning for each layer without weights; the report has the others
+            # Keras warns for each layer without weights. The report lists all other layers.
+            warnings.simplefilter("ignore")
             clone.quantize(config.mode, config=config)
     except (ValueError, TypeError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise UnsupportedModelError(f"Keras cannot quantize {model.name!r} by {config.mode}: {reason}") from error
     if structure is not None:
-        config.quantization_layer_structure = None  # the layers keep the config, which is saved with them
-    layers = [layer for layer in clone._flatten_layers() if layer.variables and not list(layer._layers)]
+        config.quantization_layer_structure = None  # the layers hold the config, and it is saved with them
+    layers = [layer for layer in layers_inside(clone) if layer.variables and not direct_layers(layer)]
     report = PassReport(
         name=f"keras_{config.mode}",
         changed=[
@@ -108,26 +110,26 @@ def _clone(model: keras.Model) -> keras.Model:
         clone.set_weights(model.get_weights())
     except (ValueError, TypeError, NotImplementedError) as error:
         raise UnsupportedModelError(
-            f"model must be one that Keras can make anew from its config. Received: {model.name!r} "
-            f"({type(model).__name__}; {str(error).splitlines()[0]}). Let its class have get_config()."
+            f"model must be one that Keras can rebuild from its config. Received: {model.name!r} "
+            f"({type(model).__name__}; {str(error).splitlines()[0]}). Give its class a get_config()."
         ) from error
     return clone
 
 
-def _counterpart(clone: keras.Model, layer: Layer | str) -> Layer:
-    """Returns the layer of the copy that has the name of one of the model."""
+def _counterpart(clone: keras.Model, layer: keras.Layer | str) -> keras.Layer:
+    """Returns the layer of the copy with the same name."""
     name = layer if isinstance(layer, str) else layer.name
-    found = [own for own in clone._flatten_layers() if own.name == name]
+    found = [own for own in layers_inside(clone) if own.name == name]
     if len(found) != 1:
         raise ConfigError(
             f"quantization_layer_structure must name layers of the model, each once. Received: {name!r}, "
-            f"which {len(found)} have."
+            f"which is the name of {len(found)} layers. Use a name that exactly one layer has."
         )
     return found[0]
 
 
-def _mode(layer: Layer) -> str | None:
-    return getattr(layer, "quantization_mode", None)
+def _mode(layer: keras.Layer) -> str | None:
+    return layer.quantization_mode
 
 
 def _weight_bytes(model: keras.Model) -> int:

@@ -1,9 +1,9 @@
-"""One training at a time in a checkpoint directory.
+"""Allows one training at a time in a checkpoint directory.
 
-The lock is the kernel's (flock) on a file in the directory. It ends with the process that holds it, however that
-process ends, so a restart never waits for a dead one. A process id could not serve: containers repeat it, and other
-machines share the directory. The file's content, which process holds the lock, is for the error message only. The
-holder removes the file when it ends; one that is left by a killed process does no harm.
+The lock is the kernel's lock (flock) on a file in the directory. It ends with the process that holds it, even if that
+process is killed, so a restart never waits for a dead process. A process id in a file would not work: containers
+repeat ids, and other machines share the directory. The file names the process that holds the lock, for the error
+message only. That process removes the file when its training ends. A file left by a killed process does no harm.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _held: set[int] = set()  # descriptors of this process
 
 @contextlib.contextmanager
 def only_training(directory: Path) -> Iterator[None]:
-    """Keeps other trainings out of a checkpoint directory, which is made if it does not exist.
+    """Keeps other trainings out of a checkpoint directory. Creates the directory if it does not exist.
 
-    Where the directory cannot be written, nothing is locked: no training can save there.
+    A directory that cannot be written is not locked, since no training can save there.
 
     Raises:
-        ConfigError: Another training holds the directory.
+        ConfigError: Another training uses the directory.
     Warns:
-        TfoptWarning: The directory cannot be locked, for example since the file system has no locks.
+        TfoptWarning: The directory cannot be locked, for example because the file system has no locks.
     Example:
         >>> import tempfile
         >>> directory = Path(tempfile.mkdtemp())
@@ -54,8 +54,8 @@ def only_training(directory: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if descriptor in _held:  # not in a fork
-            # Removed before the lock ends, so that nobody can hold the file that goes.
+        if descriptor in _held:  # a fork has closed it
+            # The file is removed before the lock ends, so that no other process can lock a file that is then removed.
             with contextlib.suppress(OSError):
                 (directory / NAME).unlink()
             _held.discard(descriptor)
@@ -63,7 +63,7 @@ def only_training(directory: Path) -> Iterator[None]:
 
 
 def _locked(directory: Path) -> int | None:
-    """Returns the lock's descriptor, or None where there is no lock."""
+    """Returns the descriptor of the locked file, or None if the directory cannot be locked."""
     while True:
         descriptor = _open(directory)
         if descriptor is None:
@@ -77,7 +77,7 @@ def _locked(directory: Path) -> int | None:
             raise
         if _is_named(descriptor, directory / NAME):
             return descriptor
-        os.close(descriptor)  # a training has just ended, and took this file with it
+        os.close(descriptor)  # a training has just ended and removed this file
 
 
 def _open(directory: Path) -> int | None:
@@ -85,7 +85,7 @@ def _open(directory: Path) -> int | None:
         directory.mkdir(parents=True, exist_ok=True)
         return os.open(directory / NAME, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        if os.access(directory, os.W_OK):  # the file is another user's, for example
+        if os.access(directory, os.W_OK):  # for example, the file belongs to another user
             _warn_unlocked(directory, error)
         return None
 
@@ -110,7 +110,7 @@ def _lock(descriptor: int, directory: Path) -> bool:
         return False
     since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     record = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
-    with contextlib.suppress(OSError):  # a full disk takes only the words of another's error message
+    with contextlib.suppress(OSError):  # on a full disk, only the error message of another training lacks these words
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(record).encode(), 0)
     return True
@@ -128,13 +128,13 @@ def _holder(descriptor: int) -> str:
     try:
         record = json.loads(os.pread(descriptor, 1000, 0))
         return f"process {record['process']} on {record['host']} has been training since {record['since']}"
-    except (OSError, ValueError, KeyError, TypeError):  # it has the lock and has not written this yet
+    except (OSError, ValueError, KeyError, TypeError):  # the process has the lock and has not written this yet
         return "another process is training"
 
 
 @functools.cache
 def _close_in_forks() -> None:
-    """A fork inherits the lock. Data loaders that outlive a killed training must not keep its directory locked."""
+    """Makes forks release the lock: data loaders that outlive a killed training must not keep its directory locked."""
 
     def close() -> None:
         for descriptor in _held:

@@ -1,21 +1,22 @@
-"""All that a training run carries in variables, read to arrays and written back bit by bit.
+"""Reads all variables of a training run into arrays, and writes them back bit by bit.
 
-Keras names layers with counters that differ from process to process, so an array's key is its role and position:
-`model/0007` (weights, statistics, seeds), `metrics/0001` (the loss tracker too), `optimizer/0003` (iterations, slots,
-loss scale, averages), `constraint/0007/kept` (what the constraint of model variable 7 holds: a pruning mask).
+The names of Keras' layers contain counters that differ between processes. So the key of an array is its role and its
+position: `model/0007` (weights, statistics, seeds), `metrics/0001` (also the loss tracker), `optimizer/0003`
+(iterations, slots, loss scale, averages), `constraint/0007/kept` (a variable that the constraint of model variable 7
+holds, such as a pruning mask).
 
-Under tf.distribute most variables are the same on every replica and are read once. Two kinds are not. Metric variables
-are summed over the replicas when read. And what a layer assigns by itself, such as BatchNormalization's moving
-statistics, is a copy per replica that Keras never brings together (its aggregation is NONE). A run continues bit by
-bit only if each replica gets back its own value, so these are kept one by one: `metrics/0001/0-of-2`. On another
-number of replicas they are brought together: a sum stays the same sum (the first replica gets all of it, the others
-zero), floating-point statistics become their mean, and of the rest (seeds, counters) the first replica's counts.
+Under tf.distribute, most variables have the same value on every replica and are read once. Two kinds do not. The
+variables of metrics are summed over the replicas when they are read. Variables that a layer assigns by itself, such as
+BatchNormalization's moving statistics, have a copy on each replica that Keras never combines (their aggregation is
+NONE). A run continues bit by bit only if each replica gets its own value back. So these values are saved one by one:
+`metrics/0001/0-of-2`. For another number of replicas they are combined: a sum keeps its value (the first replica gets
+all of it, the others zero), floating-point statistics become their mean, and of other values (seeds, counters) every
+replica gets the first.
 """
 
 from __future__ import annotations
 
 import functools
-import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,9 +24,10 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context as eager_context
-from tensorflow.python.ops import stateful_random_ops
 
+from tfopt.compat.optimizers import averages, trained_variables, updating_optimizers
+from tfopt.compat.tensorflow import strategy_of
+from tfopt.compat.trainer import symbolic_build
 from tfopt.errors import ArtifactError, UnsupportedModelError
 
 _PER_REPLICA = re.compile(r"(.+)/(\d+)-of-(\d+)")
@@ -34,13 +36,13 @@ _PER_REPLICA = re.compile(r"(.+)/(\d+)-of-(\d+)")
 def build_state(model: keras.Model, batch: Any) -> None:
     """Creates the variables that Keras would create in the first step: those of metrics, losses and the optimizer.
 
-    To be called before `write_state` in a fresh process: without a tf.distribute strategy, `fit` has not made the
-    metrics' variables when it calls `on_train_begin` or `on_epoch_begin`. Nothing is computed, no seed advances.
+    Call it before `write_state` in a new process: without a tf.distribute strategy, `fit` has not made the variables of
+    metrics when it calls `on_train_begin` or `on_epoch_begin`. Nothing is computed, and no seed advances.
 
     Args:
-        model: Built and compiled.
-        batch: `(x, y)` or `(x, y, sample_weight)` of anything with a shape and a dtype; a `tf.data.Dataset`'s
-            `element_spec` will do.
+        model: A built and compiled model.
+        batch: `(x, y)` or `(x, y, sample_weight)` of objects with a shape and a dtype, for example the `element_spec`
+            of a `tf.data.Dataset`.
     Example:
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         >>> model.compile("sgd", "mse", metrics=["mae"])
@@ -49,17 +51,17 @@ def build_state(model: keras.Model, batch: Any) -> None:
         ['metrics/0000', 'metrics/0001', 'metrics/0002', 'metrics/0003']
     """
     with model.distribute_strategy.scope():
-        model._symbolic_build(data_batch=batch)
+        symbolic_build(model, batch)
 
 
 def read_state(model: keras.Model, only: Sequence[Any] | None = None) -> dict[str, np.ndarray]:
-    """Returns every variable that training carries, with this process's replicas' own values.
+    """Returns the values of all variables of the training, with those of each replica of this process.
 
-    With several workers the other workers' values are missing; `gather_state` adds them.
+    With several workers, the values of the other workers are missing; `gather_state` adds them.
 
     Args:
-        model: Built. The optimizer is built if it is not.
-        only: The variables to read; all if None.
+        model: A built model. Its optimizer is built if it is not built yet.
+        only: The variables to read; None reads all.
     Raises:
         UnsupportedModelError: The model is not built.
     Example:
@@ -73,7 +75,7 @@ def read_state(model: keras.Model, only: Sequence[Any] | None = None) -> dict[st
     for key, variable in _variables(model):
         if wanted is not None and id(variable) not in wanted:
             continue
-        replicas = _replicas(variable.value)
+        replicas = local_replicas(variable.value)
         if not _differs_between_replicas(key, variable):
             state[key] = _read(replicas[min(replicas)])
             continue
@@ -83,7 +85,7 @@ def read_state(model: keras.Model, only: Sequence[Any] | None = None) -> dict[st
 
 
 def averaged_variables(model: keras.Model) -> list[Any]:
-    """Returns the weights of which the optimizer keeps moving averages, and these averages; none without `use_ema`.
+    """Returns the weights with moving averages in the optimizer, and these averages; nothing without `use_ema`.
 
     Example:
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -92,19 +94,18 @@ def averaged_variables(model: keras.Model) -> list[Any]:
         >>> len(averaged_variables(model))
         4
     """
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     found: list[Any] = []
-    for each in getattr(optimizer, "optimizers", [optimizer]):
-        if getattr(each, "use_ema", False):
-            found += [*each._trainable_variables, *each._model_variables_moving_average]
+    for each in updating_optimizers(model.optimizer):
+        if each.use_ema:
+            found += [*trained_variables(each), *averages(each)]
     return found
 
 
 def gather_state(state: Mapping[str, np.ndarray], strategy: tf.distribute.Strategy) -> dict[str, np.ndarray]:
-    """Adds the values of the other workers' replicas to what `read_state` returned.
+    """Adds the values of the other workers' replicas to a state from `read_state`.
 
-    A collective: every worker calls it at the same step, and every worker gets all values. One of them, the chief,
-    then saves a checkpoint that is complete. Where all replicas are in this process, it returns the state as it is.
+    It is a collective operation: every worker calls it at the same step, and gets all values. Then the chief can save
+    a complete checkpoint. If all replicas are in this process, it returns the state unchanged.
 
     Example:
         >>> gather_state({"model/0000": np.zeros(2)}, tf.distribute.get_strategy())
@@ -117,8 +118,8 @@ def gather_state(state: Mapping[str, np.ndarray], strategy: tf.distribute.Strate
     total = strategy.num_replicas_in_sync
     if not local or len(local) == total:
         return dict(state)
-    # All of a replica's values as one vector, so that it is one collective. Every replica has the same variables. As
-    # int64, which every communication library moves without touching the bits.
+    # All values of a replica are one vector, so that one collective operation is enough. Every replica has the same
+    # variables. The dtype is int64, because every communication library copies it without changing bits.
     vectors = {number: _packed(values.values()) for number, values in local.items()}
     per_replica = strategy.experimental_distribute_values_from_function(
         lambda context: tf.constant(vectors[int(context.replica_id_in_sync_group)])
@@ -133,18 +134,19 @@ def gather_state(state: Mapping[str, np.ndarray], strategy: tf.distribute.Strate
 
 
 def write_state(model: keras.Model, state: Mapping[str, np.ndarray], *, only: str = "") -> None:
-    """Gives every variable the value it had when `read_state` was called, in this process or another.
+    """Gives every variable the value that `read_state` read, in this process or another.
 
-    Everything is checked first: when it raises, the model is as it was. `fit` resets the metrics at the start of an
-    epoch, so to go on within an epoch, restore in `on_epoch_begin` (which comes after that) or later.
+    Everything is checked before the first change. If it raises an error, the model is unchanged. `fit` resets the
+    metrics at the start of an epoch. So to resume within an epoch, call this in `on_epoch_begin`, which Keras calls
+    after that, or later.
 
     Args:
-        model: Built as the saved one was, compiled with the same optimizer and metrics, its masks attached; see
+        model: A model built and compiled as the saved one, with the same optimizer, metrics and masks; see
             `build_state`.
-        state: From `read_state`; with several workers, completed by `gather_state`.
-        only: What the keys of those that are written begin with; all are checked.
+        state: A state from `read_state`; with several workers, from `gather_state`.
+        only: Only keys with this prefix are written. All keys are checked.
     Raises:
-        ArtifactError: The state is not of such a model; the message names what differs.
+        ArtifactError: The state is of another model. The message names the differences.
         UnsupportedModelError: The model is not built.
     Example:
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -161,65 +163,14 @@ def write_state(model: keras.Model, state: Mapping[str, np.ndarray], *, only: st
     for key, variable in variables.items():
         if not key.startswith(only):
             continue
-        replicas = _replicas(variable.value)
-        strategy = getattr(variable.value, "distribute_strategy", tf.distribute.get_strategy())
+        replicas = local_replicas(variable.value)
+        strategy = strategy_of(variable.value)
         own = _differs_between_replicas(key, variable)
         values = _for_replicas(saved[key], strategy.num_replicas_in_sync if own else 1, variable.aggregation)
         for number, replica in replicas.items():
-            # Replica by replica: assigning to a variable that is summed when read would divide by their number.
+            # One by one: an assignment to a variable that is summed when read would divide the value by the number of
+            # replicas.
             replica.assign(values[number] if own else values[0])
-
-
-def read_random() -> dict[str, Any]:
-    """Returns the state of the global random generators, as JSON can hold it.
-
-    They are Python's, NumPy's, Keras' (for layers and functions without a seed of their own), the one from which
-    TensorFlow seeds eager operations and, if there is one, `tf.random.get_global_generator()`. Layers' own seeds are
-    variables of the model. Not among them: operations of TensorFlow's own with a state inside their kernel, such as
-    `tf.random.uniform` in a compiled step. `keras.random` and `tf.random.stateless_*` have none.
-
-    Example:
-        >>> state = read_random()
-        >>> first = random.random()
-        >>> write_random(state)
-        >>> random.random() == first
-        True
-    """
-    kind, keys, *rest = np.random.get_state()
-    keras_generator, generator = _keras_generator(), stateful_random_ops.global_generator
-    eager = eager_context.context()
-    seed = eager._seed  # None where there was no tf.random.set_seed: nothing then repeats
-    return {
-        "python": _listed(random.getstate()),
-        "numpy": [kind, np.asarray(keys).tolist(), *rest],
-        "keras": _read(next(iter(_replicas(keras_generator.state.value).values()))).tolist()
-        if keras_generator
-        else None,
-        "tensorflow": [int(generator.algorithm), generator.state.numpy().tolist()] if generator else None,
-        "tensorflow_eager": None if seed is None else [int(seed), _listed(eager._rng.getstate())],
-    }
-
-
-def write_random(state: Mapping[str, Any]) -> None:
-    """Sets the global random generators as they were at `read_random`.
-
-    One that did not exist then is left alone; one that does not exist yet is made, under the current strategy.
-    """
-    if state["keras"] is not None:
-        generator = keras.src.random.seed_generator.global_seed_generator()
-        for replica in _replicas(generator.state.value).values():
-            replica.assign(state["keras"])
-    if state["tensorflow"] is not None:
-        algorithm, values = state["tensorflow"]
-        tf.random.set_global_generator(tf.random.Generator.from_state(values, algorithm))
-    if state["tensorflow_eager"] is not None:
-        seed, drawn = state["tensorflow_eager"]
-        tf.random.set_seed(seed)
-        eager_context.context()._rng.setstate(_tupled(drawn))
-    # Last, since making Keras' generator draws from Python's.
-    random.setstate(_tupled(state["python"]))
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), *rest))
 
 
 def _variables(model: keras.Model) -> Iterator[tuple[str, Any]]:
@@ -253,7 +204,7 @@ def _once(variables: Sequence[Any], seen: set[int] | None = None) -> Iterator[An
 
 
 def _held(constraint: Any, key: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yields what a constraint holds. Told by type, since pruning's Mask is nothing this package may import."""
+    """Yields the variables of a constraint. It finds them by type, since this package must not import pruning."""
     for name, value in sorted(vars(constraint).items()) if constraint is not None else ():
         if isinstance(value, keras.Variable) and id(value) not in seen:
             seen.add(id(value))
@@ -262,7 +213,7 @@ def _held(constraint: Any, key: str, seen: set[int]) -> Iterator[tuple[str, Any]
             yield from _held(value, f"{key}/{name}", seen)
 
 
-def _replicas(value: Any) -> dict[int, tf.Variable]:
+def local_replicas(value: Any) -> dict[int, tf.Variable]:
     """Returns the plain variables of this process's replicas, by the replica's number in the whole training."""
     if not isinstance(value, tf.distribute.DistributedValues):
         return {0: value}
@@ -278,7 +229,7 @@ def _differs_between_replicas(key: str, variable: Any) -> bool:
         return False
     if value.synchronization == tf.VariableSynchronization.ON_READ:
         return True
-    # As made, not `variable.trainable`: freezing a layer does not make its weights differ.
+    # `value.trainable` is set when the variable is made. A frozen layer's weights have the same value on all replicas.
     return key.startswith(("model/", "metrics/")) and not value.trainable
 
 
@@ -306,9 +257,7 @@ def _by_variable(state: Mapping[str, np.ndarray]) -> dict[str, list[np.ndarray]]
 
 def _check_same(variables: Mapping[str, Any], saved: Mapping[str, list[np.ndarray]]) -> None:
     problems = [f"{key} ({variables[key].path}) is missing" for key in variables if key not in saved]
-    problems += [
-        f"{key} of shape {saved[key][0].shape} is nothing the model has" for key in saved if key not in variables
-    ]
+    problems += [f"{key} of shape {saved[key][0].shape} is not in the model" for key in saved if key not in variables]
     for key in variables.keys() & saved.keys():
         variable, values = variables[key], saved[key]
         expected = (tuple(variable.shape), variable.value.dtype.as_numpy_dtype)
@@ -339,7 +288,7 @@ def _check_same(variables: Mapping[str, Any], saved: Mapping[str, list[np.ndarra
 
 
 def _for_replicas(saved: list[np.ndarray], count: int, aggregation: str) -> list[np.ndarray]:
-    """Returns one value per replica from as many as were saved."""
+    """Returns one value for each of `count` replicas."""
     if len(saved) == count:
         return saved
     first = saved[0]
@@ -352,7 +301,7 @@ def _for_replicas(saved: list[np.ndarray], count: int, aggregation: str) -> list
 
 @functools.cache
 def _gather(strategy: tf.distribute.Strategy) -> Callable[[Any], tf.Tensor]:
-    """Made once, or TensorFlow traces a function for every save and warns of it."""
+    """Returns a function made once for each strategy. Otherwise TensorFlow traces one for every save, and warns."""
     return tf.function(lambda values: strategy.gather(values, axis=0))
 
 
@@ -367,18 +316,3 @@ def _unpacked(vector: np.ndarray, template: Mapping[str, np.ndarray]) -> dict[st
         values[key] = np.frombuffer(data, like.dtype, like.size, position).reshape(like.shape)
         position += like.nbytes
     return values
-
-
-def _keras_generator() -> Any:
-    name = keras.src.random.seed_generator.GLOBAL_SEED_GENERATOR
-    return keras.src.backend.common.global_state.get_global_attribute(name)
-
-
-def _listed(state: tuple[Any, ...]) -> list[Any]:
-    version, internal, gauss = state
-    return [version, list(internal), gauss]
-
-
-def _tupled(state: Sequence[Any]) -> tuple[Any, ...]:
-    version, internal, gauss = state
-    return version, tuple(internal), gauss

@@ -1,12 +1,12 @@
-"""Checkpoints on disk: one file each, whole or not there, verified when read.
+"""Checkpoints on disk: one file for each, complete or absent, and verified when it is read.
 
-A checkpoint is an uncompressed zip of `.npy` members, as `numpy.savez` writes it, so `numpy.load` reads it anywhere,
-and a member `checkpoint.json` with the step, the caller's record and the list of the arrays. The zip keeps a CRC-32 of
-every member; a checkpoint is returned only if all of them are right and nothing is missing. There is no pickle in it.
+A checkpoint is an uncompressed zip of `.npy` members, as `numpy.savez` writes it, so `numpy.load` reads it anywhere.
+The member `checkpoint.json` holds the step, the caller's record and the list of the arrays. The zip keeps a CRC-32 of
+every member. A checkpoint is returned only if all members are right and none is missing. It contains no pickle.
 
-A file gets its name when all of it is on the disk, so a process may be killed at any moment. Only the writer, one
-process, changes the directory. Any number of processes may read at once, which is why reading leaves damaged files
-where they are: the next `save` moves them aside.
+A file gets its final name when all of it is on the disk, so a process may be killed at any moment. Only one process,
+the writer, changes the directory. Any number of processes may read at the same time. So reading leaves damaged files
+where they are, and the next `save` renames them.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _LONGEST_NAME = 65_000  # bytes; a zip holds a name's length in 16 bits
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What one file held.
+    """The content of one file.
 
     Attributes:
         path: The file.
         step: The number of training steps done.
-        arrays: By name, as they were saved.
-        meta: The caller's record, as JSON gives it back (tuples are lists, keys are strings).
+        arrays: The saved arrays by name.
+        meta: The caller's record as JSON returns it: tuples are lists, keys are strings.
     """
 
     path: Path
@@ -60,8 +60,8 @@ class CheckpointStore:
     """A directory with the newest checkpoints of one training.
 
     Args:
-        directory: Made at the first `save`.
-        keep: How many checkpoints stay; older ones are removed once a newer one is complete.
+        directory: The first `save` creates it.
+        keep: How many checkpoints stay. Older ones are removed when a newer one is complete.
     Raises:
         ConfigError: `keep` is not a positive integer.
     Example:
@@ -84,7 +84,7 @@ class CheckpointStore:
         self._damaged: set[Path] = set()
 
     def steps(self) -> list[int]:
-        """Returns the steps of which there is a file, oldest first, without reading the files.
+        """Returns the steps that have a file, oldest first. The files are not read.
 
         Raises:
             ArtifactError: The directory cannot be read.
@@ -99,23 +99,28 @@ class CheckpointStore:
             ) from error
         return sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
 
+    def newest_in_words(self) -> str | None:
+        """Returns the newest checkpoint in words, or None where there is none."""
+        steps = self.steps()
+        return f"step {steps[-1]} in {self.directory}" if steps else None
+
     def path(self, step: int) -> Path:
         """Returns the file of a step, whether or not it exists."""
         return self.directory / f"step-{step:08d}.npz"
 
     def save(self, step: int, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> Path:
-        """Writes a checkpoint, then removes those that are too old. It replaces one of the same step.
+        """Writes a checkpoint, then removes those that are too old. It replaces a checkpoint of the same step.
 
-        Files of later steps are not touched: they are of a run that was further than this one.
+        Files of later steps stay: they come from a run that reached more steps than this one.
 
         Args:
             step: The number of training steps done.
-            arrays: Of any dtype but object; scalars count as arrays without axes.
-            meta: Anything JSON can hold.
+            arrays: Arrays of any dtype but object. A scalar is an array without axes.
+            meta: A record that JSON can hold.
         Returns: The file.
         Raises:
-            ConfigError: An argument cannot be stored; nothing was written.
-            ExportError: The file cannot be written (disk full, no permission). Earlier checkpoints are as they were.
+            ConfigError: An argument cannot be stored. Nothing was written.
+            ExportError: The file cannot be written (disk full, no permission). Earlier checkpoints are unchanged.
         """
         step, members, record = _checked(step, arrays, meta)
         final = self.path(step)
@@ -134,9 +139,9 @@ class CheckpointStore:
         return final
 
     def load_newest(self) -> Checkpoint | None:
-        """Returns the newest checkpoint that is whole, or None where there are no files.
+        """Returns the newest complete checkpoint, or None if there are no files.
 
-        A damaged one is passed over with a TfoptWarning that names the file and the reason.
+        For a damaged one, a TfoptWarning names the file and the reason, and the one before it is read.
 
         Raises:
             ArtifactError: There are checkpoints, but none can be read.
@@ -162,7 +167,7 @@ class CheckpointStore:
         return None
 
     def _clear_leftovers(self) -> None:
-        """Removes what killed processes left behind, and not what a living one is writing."""
+        """Removes the temporary files of killed processes, but no file that a process is writing."""
         for path in self.directory.iterdir():
             if _TEMPORARY.fullmatch(path.name):
                 with suppress(OSError), path.open("r+b") as file:  # NFS locks only what is open for writing
@@ -174,14 +179,14 @@ class CheckpointStore:
             if path.exists():
                 path.replace(path.with_name(f"{path.name}.corrupt"))
         self._damaged.clear()
-        # Counting from the one just saved: should a later file exist, it must not cost the new one its place.
+        # Only files up to the saved step count, so that later files do not cause the removal of the new one.
         up_to = [step for step in self.steps() if step <= saved]
         for step in up_to[: -self.keep]:
             self.path(step).unlink(missing_ok=True)
 
 
 def check_mode(directory: str | Path, mode: bool | Literal["auto"]) -> None:
-    """Raises ConfigError unless a checkpoint directory goes with a `resume` setting.
+    """Raises ConfigError if a checkpoint directory contradicts the `resume` setting.
 
     Example:
         >>> check_mode("runs/none", "auto")
@@ -207,7 +212,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Reads one file and verifies all of it.
 
     Raises:
-        ArtifactError: It is missing, damaged, incomplete, or of another format; the message says which.
+        ArtifactError: The file is missing, damaged, incomplete, or of another format. The message says which.
     Example:
         >>> import tempfile
         >>> store = CheckpointStore(Path(tempfile.mkdtemp()))
@@ -235,10 +240,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 class _Damage(Exception):
-    """Why a file is not a whole checkpoint."""
+    """The reason why a file is not a complete checkpoint."""
 
 
-# Every way in which zipfile, json and NumPy say that bytes are not what they should be.
+# The errors that zipfile, json and NumPy raise for damaged bytes.
 _DAMAGE = (
     _Damage,
     zipfile.BadZipFile,
@@ -249,8 +254,8 @@ _DAMAGE = (
     TypeError,
     AttributeError,
     struct.error,
-    NotImplementedError,  # zipfile: a version or flag it does not know
-    RuntimeError,  # zipfile: encrypted
+    NotImplementedError,  # zipfile: an unknown version or flag
+    RuntimeError,  # zipfile: an encrypted member
 )
 
 
@@ -284,7 +289,7 @@ def _checked(
 def _write(file: BinaryIO, members: Mapping[str, np.ndarray], record: str) -> None:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, array in members.items():
-            # ZipInfo with its fixed date, so that equal states are equal files.
+            # ZipInfo has a fixed date, so that equal states give equal files.
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)
         archive.writestr(zipfile.ZipInfo(RECORD), record)
@@ -293,7 +298,7 @@ def _write(file: BinaryIO, members: Mapping[str, np.ndarray], record: str) -> No
 def _read_members(archive: zipfile.ZipFile, file_bytes: int) -> dict[str, bytes]:
     contents = {}
     for info in archive.infolist():
-        # A damaged directory may claim any size, which must not become an allocation.
+        # A damaged zip directory may contain any size. Memory of that size must not be allocated.
         if info.compress_type != zipfile.ZIP_STORED or max(info.file_size, info.compress_size) > file_bytes:
             raise _Damage(f"the entry of {info.filename!r:.100} is wrong")
         contents[info.filename] = archive.read(info)  # compares the CRC-32

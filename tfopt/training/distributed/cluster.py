@@ -1,9 +1,9 @@
-"""Which processes train together, read from the environment, and TensorFlow's strategy over them.
+"""Reads from the environment which processes train together, and makes TensorFlow's strategy over them.
 
-Kubeflow, docs/cluster/kubernetes.yaml and `tfopt launch` give each process a TF_CONFIG; Slurm has variables of its own.
-TensorFlow's coordination service, on by default, watches the cluster: a worker that dies or falls silent ends the
-collective operations of all others, at once when its connection breaks and after ten seconds without a heartbeat
-otherwise. What it does not bound is the wait for workers that never come, so that is done here.
+Kubeflow, docs/cluster/kubernetes.yaml and `tfopt launch` set TF_CONFIG for each process; Slurm sets its own variables.
+TensorFlow's coordination service, on by default, watches the cluster. If a worker dies or hangs, the collective
+operations of all others end: at once if its connection breaks, else after ten seconds without a heartbeat. TensorFlow
+sets no limit for the wait for workers that never start. This module does.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ from dataclasses import dataclass
 from typing import Literal
 
 import tensorflow as tf
-from tensorflow.python.distribute.cluster_resolver import slurm_cluster_resolver
 
+from tfopt.compat.tensorflow import expand_hostlist, expand_tasks_per_node
 from tfopt.errors import ConfigError, TfoptError, unknown_name
 
 COMMUNICATIONS = ("auto", "ring", "nccl")
-# Nodes of a cloud may need minutes to come up after the first; a job whose worker is missing still ends.
+# Long enough for nodes of a cloud, which may start minutes after the first; short enough to end a job that lacks one.
 START_TIMEOUT_S = 600.0
-# Slurm gives tasks no ports. Below the range that Linux hands out itself (from 32768), apart for jobs on one node.
+# Slurm gives tasks no ports. These are below the range that Linux assigns itself (from 32768). Each job has its own.
 _SLURM_PORTS = range(12_000, 32_000)
 _SLURM_PORTS_PER_JOB = 16
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The processes that train together, and which of them this one is.
+    """The processes that train together, and the place of this process among them.
 
     Attributes:
-        workers: The address of each, as "host:port", in the order that all of them agree on; the first is the chief.
-        index: Which of them this process is.
+        workers: The address of each worker, as "host:port", in the same order in all processes. The first is the chief.
+        index: The place of this process among the workers.
         source: Where this was read, such as "TF_CONFIG" or "Slurm".
 
     Raises:
-        ConfigError: There are no workers, two have one address, an address has no port, or the index is out of range.
+        ConfigError: There are no workers, two workers have the same address, an address has no port, or the index is
+            out of range.
     Example:
         >>> Cluster(("localhost:2222", "localhost:2223"), 1, "TF_CONFIG").is_chief
         False
@@ -78,15 +79,15 @@ class Cluster:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the one that writes checkpoints and logs for all."""
+        """Whether this process writes the checkpoints and logs."""
         return self.index == 0
 
 
 def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
-    """Reads the cluster that this process was started in, or returns None where there is none.
+    """Returns the cluster that this process belongs to, or None if there is none.
 
-    TF_CONFIG counts first; then a Slurm step of more than one task, that is, what `srun` started. A batch script runs
-    once however many tasks its job has, so Slurm's variables of the job alone make no cluster.
+    It reads TF_CONFIG first, then the variables of a Slurm step with more than one task, which `srun` starts. A batch
+    script runs once, however many tasks its job has. So the variables of a Slurm job alone make no cluster.
 
     Raises:
         ConfigError: TF_CONFIG or Slurm's variables do not describe a cluster that can train together.
@@ -122,15 +123,15 @@ def multi_worker_strategy(
     """Joins the cluster, waits for its other workers and returns the strategy over all of them.
 
     A process can join once. A second call with the same arguments returns the same strategy. Every GPU that TensorFlow
-    sees is a replica; without a GPU each worker is one, however many logical CPU devices it has.
+    sees is a replica. Without GPUs, each worker is one replica, however many logical CPU devices it has.
 
     Args:
-        cluster: What `find_cluster` returned.
-        communication: "ring" goes over the network, "nccl" needs GPUs, "auto" takes the one that fits.
-        start_timeout_s: How many seconds to wait for the other workers.
+        cluster: The cluster that `find_cluster` returned.
+        communication: "ring" uses the network, "nccl" needs GPUs, "auto" chooses between them.
+        start_timeout_s: The seconds to wait for the other workers.
     Raises:
-        ConfigError: TensorFlow has started in this process, or the communication is unknown.
-        TfoptError: The other workers did not answer in time, or this worker's address cannot be used.
+        ConfigError: TensorFlow has already started in this process, or the communication is unknown.
+        TfoptError: The other workers did not answer in time, or this worker cannot use its address.
     Example:
         >>> multi_worker_strategy(Cluster(("a:1", "b:1"), 0, "TF_CONFIG"), "mpi")
         Traceback (most recent call last):
@@ -161,19 +162,19 @@ def multi_worker_strategy(
 
 
 def meet(cluster: Cluster, timeout_s: float) -> None:
-    """Returns once every other worker's port answers, and lets this worker's own answer meanwhile.
+    """Returns as soon as the ports of all other workers answer. Until then, this worker's port answers too.
 
-    TensorFlow waits for missing workers without bound, and holds Python's lock while it does, so that nothing else in
-    the process can speak up; so it is called when all are there. A worker that has gone on answers through TensorFlow.
+    TensorFlow waits for missing workers without limit. It holds Python's global lock meanwhile, so that no other thread
+    can raise an error. So TensorFlow starts only when all workers are there. Then it answers on this worker's port.
 
     Raises:
-        TfoptError: Some worker did not answer in time, or this worker's port is taken.
+        TfoptError: Some worker did not answer in time, or another process uses this worker's port.
     """
     port = int(cluster.workers[cluster.index].rpartition(":")[2])
     missing = [address for index, address in enumerate(cluster.workers) if index != cluster.index]
     deadline = time.monotonic() + timeout_s
     try:
-        # All addresses, as TensorFlow listens too: a host's name may not resolve to the interface others come in by.
+        # On all interfaces, as TensorFlow listens: the host's name may resolve to one that the others cannot reach.
         server = socket.create_server(("", port), backlog=len(cluster.workers))
     except OSError as error:
         raise TfoptError(
@@ -192,10 +193,10 @@ def meet(cluster: Cluster, timeout_s: float) -> None:
 
 
 def lost_worker(error: BaseException) -> bool:
-    """Tells whether an error of training means that another worker died, was stopped or became unreachable.
+    """Returns whether an error of training means that another worker died, was stopped or became unreachable.
 
-    Its cause and what it was raised in the handling of are looked at too. Such an error is final for this process: it
-    has to be started again, with the others, and to resume from a checkpoint.
+    The causes of the error count too. After such an error, this process cannot continue: all workers must be started
+    again, and resume from a checkpoint.
 
     Example:
         >>> lost_worker(tf.errors.UnavailableError(None, None, "Collective ops is aborted by: Socket closed"))
@@ -204,7 +205,7 @@ def lost_worker(error: BaseException) -> bool:
         False
     """
     return any(
-        # Any failure in a step aborts its collectives; only these two say that it came over the wire.
+        # Every failure in a step aborts its collective operations. These texts mean that a connection failed.
         isinstance(each, tf.errors.UnavailableError | tf.errors.DeadlineExceededError | tf.errors.AbortedError)
         and ("Collective" in each.message or "/job:worker" in each.message)
         for each in _chain(error)
@@ -246,9 +247,10 @@ def _answers(address: str) -> bool:
 
 @contextlib.contextmanager
 def _no_longer_than(seconds: float) -> Iterator[None]:
-    """Ends the process, printing where it hung, if a worker dies after it was met and before it has registered.
+    """Ends the process and prints a traceback if joining the cluster takes longer.
 
-    Python cannot raise an error then (see `meet`); this timer is a thread that does without Python.
+    That happens if a worker dies after its port answered and before it joined. Python cannot raise an error then (see
+    `meet`). The timer of faulthandler is a thread that does not need Python.
     """
     if sys.__stderr__ is None or sys.__stderr__.closed:
         yield
@@ -262,7 +264,7 @@ def _no_longer_than(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signal_handlers_kept() -> Iterator[None]:
-    """Puts SIGTERM's handler back: TensorFlow's coordination service installs one that swallows the signal."""
+    """Restores the handler of SIGTERM: TensorFlow's coordination service installs one that ignores the signal."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -305,14 +307,14 @@ def _from_tf_config(text: str) -> Cluster:
 
 
 def _from_slurm(environment: Mapping[str, str]) -> Cluster | None:
-    """Follows Slurm's block distribution: the first node's tasks, then the second's, in the order of the node list.
+    """Numbers the tasks as Slurm's block distribution does: node by node, in the order of the node list.
 
-    TensorFlow's own resolver sorts the nodes by name, which puts node10 before node9 and so gives tasks the addresses
-    of others. Of it only the expansion of Slurm's abbreviated lists is used.
+    TensorFlow's own resolver sorts the nodes by name, which puts node10 before node9. Tasks would get the addresses of
+    others. So only its functions that expand Slurm's abbreviated lists are used.
     """
     try:
-        nodes = slurm_cluster_resolver.expand_hostlist(environment["SLURM_STEP_NODELIST"])
-        tasks = slurm_cluster_resolver.expand_tasks_per_node(environment["SLURM_STEP_TASKS_PER_NODE"])
+        nodes = expand_hostlist(environment["SLURM_STEP_NODELIST"])
+        tasks = expand_tasks_per_node(environment["SLURM_STEP_TASKS_PER_NODE"])
         index, node, local = (int(environment[f"SLURM_{name}"]) for name in ("PROCID", "NODEID", "LOCALID"))
         job = int(environment["SLURM_JOB_ID"])
         places = [(n, task) for n, count in zip(range(len(nodes)), tasks, strict=True) for task in range(count)]

@@ -1,7 +1,7 @@
-"""Several workers on this machine: their ports, devices and output, and the end of all when one fails.
+"""Starts several workers on this machine: sets their ports and devices, prints their output, stops all if one fails.
 
-Each worker leads a process group of its own, so that what it started ends with it. A shell outside of all groups holds
-a pipe from the launcher; when that breaks, however the launcher ended, it kills the groups.
+Each worker leads its own process group, so that the processes it started end with it. A shell outside these groups
+reads a pipe from the launcher. The pipe closes when the launcher ends, for any reason; then the shell kills the groups.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ import tensorflow as tf
 from tfopt.errors import ConfigError
 from tfopt.training.distributed.cluster import Cluster, tf_config
 
-# A failure breaks the others' connections, so they fail too, sometimes before the first has quite ended. Those that do
-# so in this time are compared, and the one whose traceback came first is to blame.
+# When one worker fails, the others lose their connection and fail too, sometimes before the first has ended. The
+# launcher waits this long, then reports the worker whose traceback came first.
 SETTLE_S = 5.0
-STOP_S = 15.0  # from SIGTERM to SIGKILL, once one has failed
-SAVE_S = 120.0  # the same when all were healthy and have a checkpoint to save
+STOP_S = 15.0  # from SIGTERM to SIGKILL, if a worker has failed
+SAVE_S = 120.0  # from SIGTERM to SIGKILL, if no worker has failed and all save a checkpoint
 TAIL_LINES = 100
 TRACEBACK = "Traceback (most recent call last):"
-# What TensorFlow writes when it is imported, before it looks at TF_CPP_MIN_LOG_LEVEL: the same lines from every worker.
+# TensorFlow writes these lines when it is imported, before it reads TF_CPP_MIN_LOG_LEVEL. Every worker writes them.
 NOTICES = (
     r"WARNING: All log messages before absl::InitializeLog\(\)|I0000 00:00:|To enable the following instructions: "
 )
-NO_CUDA = r"E0000 00:00:.* failed call to cuInit: "  # said by each worker of a machine that has no GPU
+NO_CUDA = r"E0000 00:00:.* failed call to cuInit: "  # on a machine without a GPU, every worker writes it
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 
 
 def launch(script: Sequence[str], workers: int, devices_per_worker: int | None = None) -> int:
     """Runs a script in several processes that train together, and returns when all have ended.
 
-    Every line of their output gets the worker in front, such as "[worker 0] ". What TensorFlow writes when it starts is
-    left out; TF_CPP_MIN_LOG_LEVEL=0 shows it. When one fails the others are stopped,
-    and what it last wrote to standard error is repeated at the end. SIGTERM and Ctrl-C are passed on to the workers,
-    who have two minutes to save a checkpoint; a second one kills them.
+    Each line of their output starts with the worker, such as "[worker 0] ". The messages that TensorFlow writes when it
+    starts are hidden; TF_CPP_MIN_LOG_LEVEL=0 shows them. If a worker fails, the launcher stops the others, and repeats
+    the last lines of its standard error at the end. The launcher sends SIGTERM and Ctrl-C to the workers, which then
+    have two minutes to save a checkpoint. A second signal kills them.
 
     Args:
         script: A Python file, or "-m" and a module, and its arguments.
-        workers: How many processes.
-        devices_per_worker: GPUs of each worker, by default an equal share of those there are. Without GPUs it is the
-            number of logical CPU devices, by default one.
-    Returns: The exit code: 0, that of the worker that failed first (128 + N after signal N), 143 after SIGTERM, 130
+        workers: The number of processes.
+        devices_per_worker: The number of GPUs of each worker; by default, all GPUs are divided equally. Without GPUs:
+            the number of logical CPU devices of each worker; by default one.
+    Returns: The exit code: 0; the code of the worker that failed first (128 + N after signal N); 143 after SIGTERM; 130
         after Ctrl-C.
     Raises:
-        ConfigError: There is no such script, too few GPUs, or a number is below 1.
+        ConfigError: The script does not exist, there are too few GPUs, or a number is below 1.
     Example:
         >>> launch(["-m", "this"], workers=0)
         Traceback (most recent call last):
@@ -86,7 +86,7 @@ def launch(script: Sequence[str], workers: int, devices_per_worker: int | None =
 
 @dataclass
 class _Worker:
-    """One process, the beginnings of lines it has written, and the last lines of its standard error."""
+    """One process, its unfinished lines of output, and the last lines of its standard error."""
 
     index: int
     process: subprocess.Popen[bytes]
@@ -102,7 +102,7 @@ class _Worker:
             self.process.send_signal(number)
 
     def kill(self) -> None:
-        """Ends what is left of the worker's group, and the worker."""
+        """Kills the worker and all processes of its group."""
         self.stopped = self.stopped or self.process.poll() is None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -119,9 +119,9 @@ class _Worker:
         return code if code is None or code >= 0 else 128 - code
 
     def relay(self, pipe: IO[bytes], *, to_the_end: bool = False) -> bool:
-        """Prints the whole lines that have come through a pipe, and returns whether more may come."""
+        """Prints the complete lines from a pipe. Returns whether more may come."""
         name, output = ("stdout", sys.stdout) if pipe is self.process.stdout else ("stderr", sys.stderr)
-        chunk = pipe.read(65_536)  # None: nothing there
+        chunk = pipe.read(65_536)  # None: there is nothing to read now
         *lines, rest = (self.unfinished.get(name, b"") + (chunk or b"")).split(b"\n")
         ended = chunk == b"" or (to_the_end and chunk is None)
         if ended and rest:
@@ -139,15 +139,15 @@ class _Worker:
         output.flush()
         return not ended
 
-    def last_words(self) -> list[str]:
-        """The last traceback, or what stands where one would."""
+    def last_errors(self) -> list[str]:
+        """Returns the last traceback, or the last lines of standard error if there is none."""
         lines = list(self.errors)
         starts = [place for place, line in enumerate(lines) if TRACEBACK in line]
         return lines[starts[-1] :] if starts else lines[-20:]
 
 
 def _commands(script: Sequence[str], workers: int, devices: int | None) -> tuple[list[str], list[dict[str, str]]]:
-    """Validates everything, and returns the command of all workers and the environment of each."""
+    """Checks the arguments. Returns the command of all workers, and the environment of each worker."""
     for name, value in (("workers", workers), ("devices_per_worker", 1 if devices is None else devices)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"{name} must be a whole number of at least 1. Received: {name}={value!r}.")
@@ -176,21 +176,21 @@ def _commands(script: Sequence[str], workers: int, devices: int | None) -> tuple
 
 
 def _gpu_names() -> list[str]:
-    """The GPUs that TensorFlow sees, as CUDA_VISIBLE_DEVICES names them."""
+    """Returns the GPUs that TensorFlow sees, as CUDA_VISIBLE_DEVICES names them."""
     count = len(tf.config.list_physical_devices("GPU"))
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return (named or [str(number) for number in range(count)])[:count]
 
 
 def _hidden_lines() -> re.Pattern[str] | None:
-    """The lines of standard error that say nothing of the training, or None where all were asked for."""
+    """Returns the pattern of the lines of standard error to hide, or None if TF_CPP_MIN_LOG_LEVEL shows all."""
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0":
         return None
     return re.compile(NOTICES if _gpu_names() else f"{NOTICES}|{NO_CUDA}")
 
 
 def _free_addresses(count: int) -> tuple[str, ...]:
-    with contextlib.ExitStack() as stack:  # all at once, or one would be given twice
+    with contextlib.ExitStack() as stack:  # all ports are open at the same time, so that no port is used twice
         servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return tuple(f"127.0.0.1:{server.getsockname()[1]}" for server in servers)
 
@@ -209,7 +209,7 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess
 
 @contextlib.contextmanager
 def _guard() -> Iterator[IO[bytes]]:
-    """The shell that kills the groups written to it once it reads no more."""
+    """Starts a shell that reads process groups, and kills them when its input ends."""
     kill_all = 'while read -r group; do groups="$groups $group"; done; for group in $groups; do %s; done'
     guard = subprocess.Popen(
         ["/bin/sh", "-c", kill_all % 'kill -s KILL -- "-$group" 2>/dev/null'],
@@ -221,14 +221,14 @@ def _guard() -> Iterator[IO[bytes]]:
     try:
         yield guard.stdin
     finally:
-        guard.kill()  # the workers have ended; their numbers may come to belong to others
+        guard.kill()  # the workers have ended; other processes may get their numbers
         guard.wait()
         guard.stdin.close()
 
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collects what would end the launcher."""
+    """Collects the signals that would end the launcher."""
     received: list[int] = []
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = [signal.signal(number, lambda number, frame: received.append(number)) for number in numbers]
@@ -240,8 +240,8 @@ def _signals() -> Iterator[list[int]]:
 
 
 def _watch(workers: Sequence[_Worker], pipes: selectors.BaseSelector, received: Sequence[int]) -> int:
-    """Relays output and signals until all workers have ended, and returns the exit code."""
-    passed_on = 0
+    """Prints output and passes on signals until all workers have ended. Returns the exit code."""
+    sent = 0  # how many of the received signals the workers got
     failed_at: float | None = None
     kill_at: float | None = None
     while any(worker.exit_code is None for worker in workers):
@@ -251,11 +251,11 @@ def _watch(workers: Sequence[_Worker], pipes: selectors.BaseSelector, received: 
         now = time.monotonic()
         if failed_at is None and any(worker.exit_code for worker in workers):
             failed_at = now
-        if len(received) > passed_on:
-            kill_at = now if passed_on else now + SAVE_S
+        if len(received) > sent:
+            kill_at = now if sent else now + SAVE_S
             for worker in workers:
                 worker.send(signal.SIGINT if received[0] == signal.SIGINT else signal.SIGTERM)
-            passed_on = len(received)
+            sent = len(received)
         elif failed_at is not None and kill_at is None and now > failed_at + SETTLE_S:
             kill_at = now + STOP_S
             for worker in workers:
@@ -264,7 +264,7 @@ def _watch(workers: Sequence[_Worker], pipes: selectors.BaseSelector, received: 
             for worker in workers:
                 worker.kill()
     for worker in workers:
-        worker.kill()  # what it may have left behind, which may hold its pipes open
+        worker.kill()  # also the processes that it started, which may keep its pipes open
     for key in list(pipes.get_map().values()):
         while key.data.relay(key.fileobj, to_the_end=True):
             pass
@@ -272,16 +272,19 @@ def _watch(workers: Sequence[_Worker], pipes: selectors.BaseSelector, received: 
 
 
 def _result(workers: Sequence[_Worker], received: Sequence[int]) -> int:
-    wanted = 0
+    expected = 0
     if received:
-        wanted = INTERRUPTED if received[0] == signal.SIGINT else TERMINATED
-    # After a signal to all, any other end than by it is a failure; after a failure, the ends that were forced are not.
-    failed = [worker for worker in workers if worker.exit_code not in (0, wanted) and (received or not worker.stopped)]
+        expected = INTERRUPTED if received[0] == signal.SIGINT else TERMINATED
+    # If the launcher received a signal, a worker failed unless it ended by that signal. If not, the workers that the
+    # launcher stopped did not fail.
+    failed = [
+        worker for worker in workers if worker.exit_code not in (0, expected) and (received or not worker.stopped)
+    ]
     if not failed:
-        return wanted
-    # One that was killed wrote no traceback, and broke the others' connections.
+        return expected
+    # A killed worker writes no traceback, and the others fail because they lost it. So it comes first.
     blamed = min(failed, key=lambda worker: worker.traceback_at or 0.0)
     sys.stderr.write(f"tfopt: worker {blamed.index} failed with exit code {blamed.exit_code}. It ended with:\n")
-    sys.stderr.writelines(f"[worker {blamed.index}] {line}\n" for line in blamed.last_words())
+    sys.stderr.writelines(f"[worker {blamed.index}] {line}\n" for line in blamed.last_errors())
     sys.stderr.flush()
     return blamed.exit_code or 0

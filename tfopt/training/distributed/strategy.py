@@ -1,4 +1,4 @@
-"""Chooses how a training is spread over devices and processes, and refuses what Keras 3 cannot be trained under."""
+"""Chooses the strategy that divides a training over devices and processes. Refuses those that Keras 3 cannot use."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ REDUCTIONS = {"nccl": tf.distribute.NcclAllReduce, "hierarchical_copy": tf.distr
 def choose_strategy(config: TrainingConfig, hardware: Hardware) -> tuple[Any, str, str]:
     """Returns the strategy (None for one device, and for a pipeline), its name, and the reason.
 
-    Multi-worker joins the cluster, which waits for the other workers.
+    A multi-worker strategy joins the cluster, and so waits for the other workers.
 
     Raises:
-        ConfigError: Keras 3 cannot be trained under it, or it was asked for where it cannot be had.
+        ConfigError: Keras 3 cannot train under the strategy, or this machine or cluster lacks what it needs.
     """
     if tf.distribute.has_strategy():
         raise ConfigError(
@@ -88,12 +88,13 @@ def pipeline_devices(config: TrainingConfig, hardware: Hardware) -> tuple[str, .
 def mirrored_strategy(
     communication: Literal["auto", "nccl", "hierarchical_copy"] = "auto",
 ) -> tf.distribute.MirroredStrategy:
-    """Returns the strategy over all GPUs (without one, over all logical CPUs).
+    """Returns the strategy over all GPUs, or over all logical CPUs if there is no GPU.
 
-    There is one for the whole process: two number their collective operations alike, and TensorFlow mixes these up.
+    A process has only one. Two strategies would give their collective operations the same numbers, and TensorFlow
+    would confuse them.
     """
     reduction = REDUCTIONS.get(communication)
-    # Named, because with TF_CONFIG set the default would be the devices of the whole cluster.
+    # With TF_CONFIG set, TensorFlow's default would be the devices of the whole cluster. So they are named here.
     devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
     return tf.distribute.MirroredStrategy(
         [device.name for device in devices], cross_device_ops=None if reduction is None else reduction()
@@ -101,7 +102,7 @@ def mirrored_strategy(
 
 
 def is_multi_worker(strategy: tf.distribute.Strategy | None) -> bool:
-    """Tells whether a strategy spans processes."""
+    """Returns whether a strategy spans several processes."""
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
@@ -109,10 +110,9 @@ def _given(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
     if isinstance(strategy, TRAINABLE):
         return strategy
     name = type(strategy).__name__
-    reason = {
-        "ParameterServerStrategyV2": "it needs a coordinator that hands out steps, which Keras 3 does not have",
-        "ParameterServerStrategyV1": "it needs a coordinator that hands out steps, which Keras 3 does not have",
-    }.get(name, "Keras 3 was not seen to train under it")
+    reason = "tfopt was not tested with it"
+    if name.startswith("ParameterServerStrategy"):
+        reason = "it needs a coordinator that distributes steps, which Keras 3 does not have"
     raise ConfigError(
         f"strategy must be one that Keras 3 trains under: {reason}. Received: strategy={name}. "
         "Use strategy='multi_worker' for several processes, 'mirrored' for the GPUs of one."

@@ -1,4 +1,4 @@
-"""What `tfopt launch --devices-per-worker M` runs on a machine without GPUs: a script that finds M logical CPU devices.
+"""Runs a script with M logical CPU devices: `tfopt launch --devices-per-worker M` on a machine without GPUs.
 
 python -m tfopt.training.distributed.worker M (-m MODULE | SCRIPT) [ARGS...]
 """
@@ -18,7 +18,7 @@ def main(words: Sequence[str]) -> None:
     devices, *script = words
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * int(devices))
-    # A module is looked for in the working directory, which `python -m` has put first; a script expects its own there.
+    # `python -m` puts the working directory first in sys.path, as a module expects. A script expects its own directory.
     if script[0] == "-m":
         sys.argv = script[1:]
         runpy.run_module(script[1], run_name="__main__", alter_sys=True)

@@ -1,6 +1,6 @@
-"""One stage forward and backward, and the micro-batches that go through it.
+"""Runs one stage forward and backward, and divides a batch into micro-batches.
 
-Tensors between stages are named by the id of the symbolic tensor of the model's graph that they stand for.
+The key of a tensor between stages is the id of the symbolic tensor in the model's graph that it is a value of.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.compat.layers import added_losses, is_given_training, layers_inside, mask_of, set_mask
 from tfopt.errors import UnsupportedModelError
 from tfopt.training.pipeline_parallel.stages import variables_of
 
@@ -20,11 +21,11 @@ Values = dict[int, Any]
 
 
 class StageCall(keras.layers.Layer):
-    """Calls the layers of one stage. As Keras' outermost call it drops the losses they added the time before.
+    """Calls the layers of one stage. It is a layer so that Keras clears the losses that they added in the call before.
 
     Attributes:
-        takes: The tensors that it needs, of the model's inputs and earlier stages.
-        gives: Those of its tensors that later stages or the model's outputs need.
+        takes: The tensors that it needs from the model's inputs and from earlier stages.
+        gives: Its tensors that later stages or the model's outputs need.
     """
 
     def __init__(
@@ -53,8 +54,8 @@ class StageCall(keras.layers.Layer):
         values = dict(zip(self.takes, tensors, strict=True))
         for node in self.nodes:
             args, options = node.arguments.fill_in(values)
-            # As Keras does, whose model passes on its own `training` even to a layer that was called with another.
-            if training is not None and "training" in getattr(node.operation, "_call_context_args", ()):
+            # As in Keras: the model's `training` replaces the value that a layer was called with in the graph.
+            if training is not None and is_given_training(node.operation):
                 options["training"] = training
             outputs = keras.tree.flatten(node.operation(*args, **options))
             values.update(zip(map(id, node.outputs), outputs, strict=True))
@@ -62,30 +63,30 @@ class StageCall(keras.layers.Layer):
 
     def _through_xla(self, tensors: list[Any], training: bool | None) -> list[Any]:
         outputs = self._layer_by_layer(tensors, training)
-        beside = [tensor for tensor in outputs if getattr(tensor, "_keras_mask", None) is not None]
+        beside = [tensor for tensor in outputs if mask_of(tensor) is not None]
         if beside or self.added_losses():
             raise UnsupportedModelError(
-                f"jit_compile needs stages that hand on their tensors only, as XLA compiles each by itself. Received: "
+                "jit_compile needs stages that pass on nothing but tensors, as XLA compiles each by itself. Received: "
                 f"{self.name} with {'a mask' if beside else 'an activity regularizer or add_loss'}. "
                 "Set jit_compile=False, or cut where no mask is passed on."
             )
         return outputs
 
     def added_losses(self) -> list[Any]:
-        """Returns what the layers added to the loss when last called: activity regularizers and `add_loss`."""
-        return [loss for layer in self._flatten_layers() for loss in layer._losses]
+        """Returns the losses that the layers added in the last call: activity regularizers and `add_loss`."""
+        return [loss for layer in layers_inside(self) for loss in added_losses(layer)]
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
         return None
 
     def run(self, values: Values, training: bool) -> Values:
-        """Returns what later stages need, on the current device."""
+        """Returns the tensors that later stages need, computed on the current device."""
         return dict(
             zip(self.gives, self([entering(values[key]) for key in self.takes], training=training), strict=True)
         )
 
     def run_recorded(self, values: Values) -> Pass:
-        """Runs in training, and records what the way back needs."""
+        """Runs in training, and records what the backward pass needs."""
         inputs = {key: entering(values[key]) for key in self.takes}
         sources = {key: tensor for key, tensor in inputs.items() if key not in self.constant and differentiable(tensor)}
         with tf.GradientTape() as tape:
@@ -101,12 +102,12 @@ class StageCall(keras.layers.Layer):
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """A micro-batch that went forward through one stage.
+    """The forward pass of a micro-batch through one stage.
 
     Attributes:
-        sources: What gradients are wanted of: inputs from earlier stages, and the stage's trainable variables.
+        sources: The tensors that need gradients: inputs from earlier stages, and the stage's trainable variables.
         gives: The stage's outputs.
-        added_losses: What its layers added to the loss.
+        added_losses: The losses that its layers added.
     """
 
     tape: tf.GradientTape
@@ -115,7 +116,7 @@ class Pass:
     added_losses: Sequence[Any]
 
     def backward(self, gradients: Sums) -> None:
-        """Turns the gradients of outputs and added losses into those of inputs and variables, on this device."""
+        """Computes the gradients of inputs and variables from those of outputs and added losses, on this device."""
         results = {**self.gives, **{id(loss): loss for loss in self.added_losses}}
         known = {key: gradients[key] for key in results if key in gradients}
         if known and self.sources:
@@ -126,7 +127,7 @@ class Pass:
 
 
 class Sums(dict[int, Any]):
-    """Gradients by name, None being zero."""
+    """Sums of gradients by key. A gradient of None adds nothing."""
 
     def add(self, keys: Iterable[int], gradients: Iterable[Any]) -> None:
         for key, gradient in zip(keys, gradients, strict=True):
@@ -136,7 +137,7 @@ class Sums(dict[int, Any]):
 
 def _sum(one: Any, other: Any) -> Any:
     if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
-        # As in the gradient of a whole batch, a row that occurs twice stands there twice.
+        # As in the gradient of a whole batch, a row may occur twice.
         return tf.IndexedSlices(
             tf.concat([one.values, other.values], 0), tf.concat([one.indices, other.indices], 0), one.dense_shape
         )
@@ -144,14 +145,17 @@ def _sum(one: Any, other: Any) -> Any:
 
 
 def entering(tensor: Any) -> Any:
-    """Returns a copy on the current device: one transfer for all that read it there, and a tensor of its own to
-    differentiate by, where a layer such as Dropout(0) returned its very input."""
+    """Returns a copy on the current device.
+
+    All readers on the device share one transfer. The copy is also a separate tensor for gradients, even if a layer such
+    as Dropout(0) returned its input.
+    """
     if tensor is None:
         return None
     copy = tf.identity(tensor)
-    mask = getattr(tensor, "_keras_mask", None)
+    mask = mask_of(tensor)
     if mask is not None:
-        copy._keras_mask = mask
+        set_mask(copy, mask)
     return copy
 
 
@@ -165,10 +169,10 @@ def watch(tape: tf.GradientTape, tensors: Iterable[Any]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """A part of a batch: its examples from `begin` to `end`, of which the first `size` count.
+    """A part of a batch: the examples from `begin` to `end`. Only the first `size` of them count in the loss.
 
     Attributes:
-        share: size over the size of the batch.
+        share: `size` divided by the size of the batch.
     """
 
     begin: Any
@@ -177,12 +181,12 @@ class MicroBatch:
     share: Any
 
     def of(self, batch: Any) -> Any:
-        """Returns the part of every tensor in a structure; None stays None."""
+        """Returns this part of every tensor in a structure. None stays None."""
         return keras.tree.map_structure(lambda t: t if t is None else t[self.begin : self.end], batch)
 
 
 def micro_batches_of(x: Any, count: int) -> list[MicroBatch]:
-    """Cuts a batch, whose size may be known only when the step runs, into parts of sizes that differ by at most one.
+    """Divides a batch into parts whose sizes differ by at most one. The size may be known only when the step runs.
 
     Example:
         >>> [(part.begin, part.end) for part in micro_batches_of(tf.zeros((7, 2)), 3)]
@@ -201,7 +205,7 @@ def micro_batches_of(x: Any, count: int) -> list[MicroBatch]:
     parts = []
     for part in range(count):
         begin, end = part * total // count, (part + 1) * total // count
-        # A mean over no examples is not a number, so an empty part takes an example; with a share of zero it adds none.
+        # The mean over no examples is not a number. So an empty part gets one example, with a share of zero.
         first = tf.minimum(begin, total - 1)
         parts.append(
             MicroBatch(

@@ -1,14 +1,14 @@
-"""Cuts the graph of a functional model into stages of about equal bytes, one per device.
+"""Cuts the graph of a functional model into stages of about equal bytes, one for each device.
 
-The nodes (calls of layers) are laid out in the order in which Keras runs them, and a stage is a run of neighbours in
-that order. A cut may not come between two nodes that share a variable, since a variable lies on one device. Among the
-cuts left, the best has the smallest largest stage, found exactly: with b(k, j) the largest stage when the first j
-nodes make k stages, b(k, j) = min over i < j of max(b(k - 1, i), bytes of nodes i to j).
+The nodes (calls of layers) are in the order in which Keras runs them. A stage is a sequence of neighbours in that
+order. A cut must not separate two nodes that share a variable, since a variable is on one device. The best of the
+remaining cuts makes the largest stage as small as possible. It is found exactly: let b(k, j) be the bytes of the
+largest stage if the first j nodes make k stages; then b(k, j) = min over i < j of max(b(k - 1, i), bytes of nodes i to
+j).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,23 +18,25 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfopt.compat.layers import nodes_by_depth
 from tfopt.errors import ConfigError, UnsupportedModelError, unknown_name
 from tfopt.report import Record
+from tfopt.training.memory import show_bytes
 
-# A trainable parameter brings its gradient and the two slots of Adam.
+# A trainable parameter, its gradient and the two slots of Adam.
 COPIES_OF_A_TRAINABLE = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage(Record):
-    """One stage of a pipeline, and what its device will hold.
+    """One stage of a pipeline, and the bytes that its device will hold.
 
     Attributes:
         device: The device, for example "GPU:1".
-        layers: Names of its layers and operations, in the order in which they run.
-        parameter_bytes: Bytes of its variables, without gradients and optimizer slots.
-        activation_bytes: Bytes of its layers' outputs for one batch, micro-batches all counted; a dimension other
-            than the batch that the graph leaves open counts as 1.
+        layers: The names of its layers and operations, in the order in which they run.
+        parameter_bytes: The bytes of its variables, without gradients and optimizer slots.
+        activation_bytes: The bytes of its layers' outputs for one batch, all micro-batches together. An unknown
+            dimension, other than the batch, counts as 1.
     """
 
     device: str
@@ -50,10 +52,10 @@ class Stage(Record):
 
 
 def functional_form(model: keras.Model) -> keras.Model:
-    """Returns the model as a graph of layers; of a Sequential model one over the same layers.
+    """Returns the model as a graph of layers. For a Sequential model, it returns a graph of the same layers.
 
     Raises:
-        UnsupportedModelError: The model is no graph, or is not built.
+        UnsupportedModelError: The model is not a graph of layers, or is not built.
     """
     if isinstance(model, keras.Sequential):
         if not model.built:
@@ -65,7 +67,7 @@ def functional_form(model: keras.Model) -> keras.Model:
     graph_class = _graph_class()
     if not isinstance(model, graph_class) or type(model).call is not graph_class.call:
         raise UnsupportedModelError(
-            f"A pipeline needs a functional or Sequential model, whose graph can be cut. Received: "
+            "A pipeline needs a functional or Sequential model, because it cuts the graph of layers. Received: "
             f"model={model.name!r} of class {type(model).__name__} with its own call(). Express it with the "
             "functional API, keras.Model(inputs, outputs), or use strategy='mirrored'."
         )
@@ -74,7 +76,7 @@ def functional_form(model: keras.Model) -> keras.Model:
 
 def nodes_of(graph: keras.Model) -> list[Any]:
     """Returns the calls of layers and operations that make up the graph, in the order in which Keras runs them."""
-    by_depth = graph._nodes_by_depth
+    by_depth = nodes_by_depth(graph)
     return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth] if not node.is_input]
 
 
@@ -82,12 +84,12 @@ def cut(nodes: Sequence[Any], count: int, cuts: Sequence[str] | None, batch_size
     """Returns the nodes of each stage.
 
     Args:
-        nodes: What `nodes_of` returned.
-        count: Number of stages.
-        cuts: Names of the layers that begin a stage, the first stage's excepted; None balances by bytes.
-        batch_size: Examples per step, for the activations.
+        nodes: The nodes that `nodes_of` returned.
+        count: The number of stages.
+        cuts: The first layer of each stage after the first. None balances the bytes of the stages.
+        batch_size: The examples of a step.
     Raises:
-        ConfigError: The cuts are wrong, or no cut gives so many stages.
+        ConfigError: The cuts are wrong, or the graph cannot be cut into so many stages.
     """
     tied = _tied(nodes)
     starts = _balanced(nodes, count, tied, batch_size) if cuts is None else _named(nodes, count, tied, cuts)
@@ -95,18 +97,18 @@ def cut(nodes: Sequence[Any], count: int, cuts: Sequence[str] | None, batch_size
 
 
 def variables_of(nodes: Sequence[Any]) -> list[keras.Variable]:
-    """Returns each variable that the nodes' layers own, random seeds included, once."""
+    """Returns each variable of the nodes' layers once, random seeds included."""
     every = [variable for node in nodes for variable in getattr(node.operation, "variables", ())]
     return list({id(variable): variable for variable in every}.values())
 
 
 def parameter_bytes(variables: Sequence[keras.Variable]) -> int:
-    """Returns the bytes that the variables themselves take."""
+    """Returns the bytes of the variables, without gradients and optimizer slots."""
     return sum(int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size for variable in variables)
 
 
 def activation_bytes(nodes: Sequence[Any], batch_size: int) -> int:
-    """Returns the bytes of the nodes' outputs for a batch; those inside a nested model count as well."""
+    """Returns the bytes of the nodes' outputs for a batch, including those inside nested models."""
     total = 0
     for node in nodes:
         if isinstance(node.operation, _graph_class()):
@@ -118,27 +120,14 @@ def activation_bytes(nodes: Sequence[Any], batch_size: int) -> int:
     return total
 
 
-def show_bytes(count: int) -> str:
-    """Returns a number of bytes for people to read.
-
-    Example:
-        >>> show_bytes(1536)
-        '1.5 KiB'
-    """
-    if count < 1024:
-        return f"{count} B"
-    power = min(int(math.log(count, 1024)), 4)
-    return f"{count / 1024**power:.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
-
-
 def _graph_class() -> Any:
-    """Keras makes keras.Model(inputs, outputs) an instance of a class that it does not export."""
+    """Returns the class of keras.Model(inputs, outputs), which Keras does not export."""
     tensor = keras.Input((1,))
     return type(keras.Model(tensor, tensor))
 
 
 def _tied(nodes: Sequence[Any]) -> dict[int, str]:
-    """Returns the places where no stage may begin, each with the layer that forbids it."""
+    """Returns the places where no stage may begin, each with the layer whose calls it would separate."""
     first: dict[int, int] = {}
     tied: dict[int, str] = {}
     for place, node in enumerate(nodes):
@@ -162,8 +151,8 @@ def _named(nodes: Sequence[Any], count: int, tied: dict[int, str], cuts: Sequenc
             raise unknown_name("layer in pipeline_cuts", str(name), place_of)
         if place_of[name] in tied:
             raise ConfigError(
-                f"pipeline_cuts may not part the calls of layer {tied[place_of[name]]!r}, whose variables lie on one "
-                f"device. Received: pipeline_cuts={list(cuts)!r}. Cut before its first call or after its last."
+                f"pipeline_cuts must not separate the calls of layer {tied[place_of[name]]!r}, whose variables are on "
+                f"one device. Received: pipeline_cuts={list(cuts)!r}. Cut before its first call or after its last."
             )
     starts = [0, *(place_of[name] for name in cuts)]
     if any(one >= other for one, other in pairwise(starts)):
@@ -179,7 +168,7 @@ def _balanced(nodes: Sequence[Any], count: int, tied: dict[int, str], batch_size
     starts = [place for place in range(len(nodes)) if place not in tied]
     if len(starts) < count:
         raise ConfigError(
-            f"pipeline_devices must not outnumber the stages that the model can be cut into. "
+            "pipeline_devices must not name more devices than the model has possible stages. "
             f"Received: {count} devices for {len(starts)} (layers that share variables stay together). "
             f"Give at most {len(starts)} device{'s' * (len(starts) > 1)}."
         )
@@ -188,7 +177,7 @@ def _balanced(nodes: Sequence[Any], count: int, tied: dict[int, str], batch_size
     best = np.where(np.arange(len(until)) == 0, 0.0, np.inf)
     choices = []
     for _ in range(count):
-        # Row j, column i: the largest stage when the last one holds the blocks i to j. Empty stages are not allowed.
+        # Row j, column i: the largest stage if the last stage holds the blocks i to j. A stage must not be empty.
         worst = np.maximum(best[None, :], until[:, None] - until[None, :])
         worst[np.triu_indices(len(until))] = np.inf
         choices.append(worst.argmin(axis=1))

@@ -1,15 +1,18 @@
-"""Pipeline parallelism: the stages of a model on different devices, working on different micro-batches at a time.
+"""Pipeline parallelism: the stages of a model are on different devices and work on different micro-batches.
 
-Forward, stage s maps its inputs h[s-1] and its weights to h[s]; backward, it maps dL/dh[s] to dL/dh[s-1] and the
-gradient of its weights. Each stage has its own GradientTape, because the operations of a backward pass carry the
-device under which `tape.gradient` is called, not that of the forward pass: one tape over the whole model would run
-every stage's backward pass on the first device. The schedule is GPipe's (all micro-batches are independent until
-their gradients are summed) and is left to TensorFlow's executor: inside a `tf.function` it starts whatever has its
-inputs ready, so that device 1 works on one micro-batch while device 0 works on the next.
+In the forward pass, stage s maps its inputs h[s-1] and its weights to h[s]. In the backward pass, it maps dL/dh[s] to
+dL/dh[s-1] and to the gradient of its weights. Each stage has its own GradientTape. The reason is that the operations of
+a backward pass run on the device under which `tape.gradient` is called, not on the device of the forward pass. One tape
+for the whole model would run all backward passes on the first device.
 
-A loss L that averages over the batch is the sum over micro-batches m of n[m] / n * L[m], with n[m] their sizes; so
-are its gradients. That does not hold for losses that sum or that average over weights or masks, and BatchNorm takes
-its statistics, dropout its noise, from each micro-batch; with one micro-batch all is as on one device.
+The schedule is that of GPipe: all micro-batches are independent until their gradients are summed. TensorFlow's executor
+carries it out: inside a `tf.function`, it starts each operation as soon as its inputs are ready. So device 1 works on
+one micro-batch while device 0 works on the next.
+
+A loss L that averages over the batch is the sum over micro-batches m of n[m] / n * L[m], where n[m] are their sizes.
+The same holds for its gradients. It does not hold for losses that sum, or that average over weights or masks. BatchNorm
+computes its statistics, and dropout its noise, for each micro-batch. With one micro-batch, the result is the same as on
+one device.
 
 Reference:
     Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", NeurIPS 2019,
@@ -24,6 +27,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.compat.layers import standardize_inputs
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.training.losses import compute_loss
 from tfopt.training.pipeline_parallel import variables
@@ -55,19 +59,19 @@ def split(
     batch_size: int,
     jit_compile: bool = False,
 ) -> Stages:
-    """Splits a model into one stage per device; the model itself is left as it is.
+    """Splits a model into one stage per device. The model is not changed.
 
     Args:
-        model: A built functional or Sequential model; a model nested in it stays in one stage.
-        devices: Where the stages go, in order, for example ["GPU:0", "GPU:1"]. A device may occur twice.
-        cuts: Names of the layers that begin the second, third and later stages. None balances the bytes: outputs of
-            layers, and parameters, a trainable one four times over for its gradient and the two slots of Adam.
-        batch_size: Examples per step, all micro-batches together.
-        jit_compile: Whether XLA compiles each stage. It cannot compile the whole step, whose variables lie on several
-            devices, so the model itself is compiled with jit_compile=False either way.
+        model: A built functional or Sequential model. A nested model stays in one stage.
+        devices: The devices of the stages, in order, for example ["GPU:0", "GPU:1"]. A device may occur twice.
+        cuts: The first layers of the second and later stages. None balances the bytes of layer outputs and parameters.
+            A trainable parameter counts four times, for its gradient and the two slots of Adam.
+        batch_size: The examples of a step, all micro-batches together.
+        jit_compile: Whether XLA compiles each stage. XLA cannot compile the whole step, whose variables are on several
+            devices. So the model itself is always compiled with jit_compile=False.
     Raises:
         UnsupportedModelError: The model is subclassed or not built.
-        ConfigError: A device does not exist, or the cuts do not fit the graph.
+        ConfigError: A device does not exist, or the cuts do not match the graph.
     Example:
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(64), keras.layers.Dense(2)])
         >>> stages = split(model, ["CPU:0", "CPU:0"], batch_size=4)
@@ -94,7 +98,7 @@ class Stages:
 
     Attributes:
         model: The model that was split.
-        records: For each stage its device, layers and bytes.
+        records: The device, layers and bytes of each stage.
     """
 
     def __init__(
@@ -115,24 +119,25 @@ class Stages:
         return "\n".join(f"stage {place}  {record}" for place, record in enumerate(self.records))
 
     def place(self) -> None:
-        """Moves each stage's variables (weights, BatchNorm statistics, random seeds) to its device, values kept.
+        """Moves each stage's variables (weights, BatchNorm statistics, random seeds) to its device. Values stay.
 
-        Functions that were traced before hold the old variables: compile the model after it. An optimizer that was
-        built before is put right by `place_optimizer`.
+        Functions traced before still use the old variables, so compile the model after this call. `place_optimizer`
+        updates an optimizer that was built before.
         """
         for record, call in zip(self.records, self._calls, strict=True):
             for variable in call.variables:
                 variables.move(variable, record.device)
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Builds an optimizer, if it is not yet, and moves its slots to the devices of their variables.
+        """Builds an optimizer if it is not built yet, and moves its slots to the devices of their variables.
 
-        Step counter, learning rate and loss scale stay where they are.
+        Step counter, learning rate and loss scale stay on their device.
 
         Args:
-            optimizer: For the model's trainable variables; a LossScaleOptimizer's inner one is placed as well.
+            optimizer: The optimizer of the model's trainable variables. The inner optimizer of a LossScaleOptimizer is
+                placed too.
         Raises:
-            UnsupportedModelError: The optimizer has a slot whose variable cannot be told.
+            UnsupportedModelError: The optimizer has a slot of which the variable is unknown.
         """
         variables.place_slots(optimizer, self.model.trainable_variables)
 
@@ -152,17 +157,17 @@ class Stages:
     def forward_backward(
         self, x: Any, y: Any, sample_weight: Any = None, *, micro_batches: int = 1
     ) -> tuple[tf.Tensor, Any, list[Any]]:
-        """Runs a batch in micro-batches and returns what a training step needs.
+        """Runs a batch in micro-batches, forward and backward.
 
         Args:
-            x, y, sample_weight: A batch as Keras' train step has it. Where micro_batches does not divide its size, the
-                micro-batches differ by one example; where that would leave some empty, these repeat an example that
-                counts for nothing (but is seen by BatchNorm).
-            micro_batches: How many parts the batch is worked on in; devices idle less with more.
-        Returns: the loss; the outputs for the whole batch; and for each of model.trainable_variables the gradient of
-            the loss as the model's optimizer scales it, None where there is none, on that variable's device.
+            x, y, sample_weight: A batch as in Keras' train step. If micro_batches does not divide its size, the
+                micro-batches differ by one example. A micro-batch without examples repeats one, with weight zero; but
+                BatchNorm counts it.
+            micro_batches: The number of parts of the batch. With more parts, devices are idle for less time.
+        Returns: the loss; the outputs for the whole batch; and for each of model.trainable_variables, on its device,
+            the gradient of the loss as the model's optimizer scales it, or None.
         Raises:
-            ConfigError: micro_batches is no positive whole number.
+            ConfigError: micro_batches is not a positive whole number.
         """
         if not isinstance(micro_batches, int) or micro_batches < 1:
             raise ConfigError(
@@ -218,7 +223,7 @@ class Stages:
         return loss, self._packed(copies)
 
     def _inputs(self, x: Any) -> Values:
-        return dict(zip(map(id, self._graph.inputs), self._graph._standardize_inputs(x), strict=True))
+        return dict(zip(map(id, self._graph.inputs), standardize_inputs(self._graph, x), strict=True))
 
     def _packed(self, outputs: list[Any]) -> Any:
         packed = keras.tree.pack_sequence_as(self._graph.output, outputs)
@@ -226,7 +231,7 @@ class Stages:
 
 
 def _devices(devices: Sequence[str]) -> list[str]:
-    """Returns the devices as TensorFlow prints them, once it is known that they exist: elsewhere it would take any."""
+    """Returns the devices as TensorFlow writes them. It checks that they exist, which TensorFlow itself does not."""
     known = [device.name.removeprefix("/device:") for device in tf.config.list_logical_devices()]
     if isinstance(devices, str) or not devices:
         raise ConfigError(f"pipeline_devices must be a list of devices. Received: pipeline_devices={devices!r}.")

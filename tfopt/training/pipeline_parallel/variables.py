@@ -1,23 +1,32 @@
-"""Variables and optimizer slots on the devices of their stages.
+"""Moves variables and optimizer slots to the devices of their stages.
 
-A keras.Variable holds a tf.Variable, which stays where it was made; moving one is to make another elsewhere. Keras
-makes slots on the default device, and computes updates there, also for variables that lie on another.
+A keras.Variable holds a tf.Variable, which cannot change its device. To move it, a new tf.Variable is made on the other
+device. Keras makes slots on the default device and computes updates there, even for variables on another device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfopt.compat.optimizers import (
+    find_slots_anew,
+    inner_optimizer,
+    own_variables,
+    set_value,
+    trained_variables,
+    update_hooks,
+    value_of,
+)
 from tfopt.errors import UnsupportedModelError
 
 
 def move(variable: keras.Variable, device: str) -> None:
-    """Puts a variable's value into a new tf.Variable on a device; what holds the keras.Variable notices nothing.
+    """Moves a variable to a device. The keras.Variable stays the same object, with a new tf.Variable inside.
 
     Example:
         >>> weight = keras.Variable([1.0, 2.0])
@@ -25,11 +34,11 @@ def move(variable: keras.Variable, device: str) -> None:
         >>> weight.numpy().tolist(), weight.value.device[-5:]
         ([1.0, 2.0], 'CPU:0')
     """
-    old = variable._value
+    old = value_of(variable)
     if _same_device(old.device, device):
         return
     with tf.device(device):
-        variable._value = tf.Variable(
+        new = tf.Variable(
             old.read_value(),
             dtype=old.dtype,
             trainable=old.trainable,
@@ -37,16 +46,17 @@ def move(variable: keras.Variable, device: str) -> None:
             aggregation=old.aggregation,
             synchronization=old.synchronization,
         )
+    set_value(variable, new)
 
 
 def place_slots(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> None:
-    """Builds an optimizer, if it is not yet, and moves its slots to the devices of their variables.
+    """Builds an optimizer if it is not built yet, and moves its slots to the devices of their variables.
 
     Raises:
-        UnsupportedModelError: The optimizer has a slot whose variable cannot be told.
+        UnsupportedModelError: The optimizer has a slot of which the variable is unknown.
     """
     if not optimizer.built:
-        with tf.device("CPU:0"):  # in the host's memory, until they are moved: the first GPU could not hold them all
+        with tf.device("CPU:0"):  # in host memory until they are moved: the first GPU could not hold all of them
             optimizer.build(variables)
     for each in _with_inner(optimizer):
         _place_own_slots(each)
@@ -54,17 +64,11 @@ def place_slots(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras
 
 @contextmanager
 def updates_in_place(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """While it lasts, the optimizer computes each variable's update and weight decay on that variable's device."""
-    optimizers = _with_inner(optimizer)
-    try:
-        for each in optimizers:
-            each.update_step = _update_in_place(each.update_step)
-            each._apply_weight_decay = _decay_in_place(each._apply_weight_decay)
+    """Within the scope, the optimizer computes the update and weight decay of a variable on that variable's device."""
+    with ExitStack() as hooks:
+        for each in _with_inner(optimizer):
+            hooks.enter_context(update_hooks(each, _update_in_place, _decay_in_place))
         yield
-    finally:
-        for each in optimizers:
-            vars(each).pop("update_step", None)
-            vars(each).pop("_apply_weight_decay", None)
 
 
 def _update_in_place(update_step: Any) -> Any:
@@ -85,30 +89,30 @@ def _decay_in_place(apply_weight_decay: Any) -> Any:
 
 
 def _with_inner(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    inner = getattr(optimizer, "inner_optimizer", None)
-    return [optimizer] if inner is None else [optimizer, inner]
+    inner = inner_optimizer(optimizer)
+    return [optimizer] if inner is optimizer else [optimizer, inner]
 
 
 def _place_own_slots(optimizer: Any) -> None:
-    """Keras' optimizers keep slots in lists as long as that of the variables, and in the same order."""
-    variables = optimizer._trainable_variables
+    """Moves an optimizer's own slots. Keras keeps them in lists with the length and order of its variables."""
+    variables = trained_variables(optimizer)
     placed = set()
     for slots in vars(optimizer).values():
         if slots is variables or not isinstance(slots, list) or len(slots) != len(variables):
             continue
         for slot, variable in zip(slots, variables, strict=True):
-            # Of one that Adafactor never uses it keeps a whole number.
+            # Adafactor has whole numbers in place of the slots that it does not use.
             if isinstance(slot, keras.Variable) and tf.as_dtype(slot.dtype).is_floating:
                 move(slot, variable.value.device)
                 placed.add(id(slot))
-    astray = [slot.path for slot in optimizer._variables if slot.ndim > 0 and id(slot) not in placed]
+    astray = [slot.path for slot in own_variables(optimizer) if slot.ndim > 0 and id(slot) not in placed]
     if astray:
         raise UnsupportedModelError(
-            f"Every slot of the optimizer must belong to one variable, to lie on its device. Received: "
+            "Every slot of the optimizer must belong to one variable, to be moved to its device. Received: "
             f"optimizer={type(optimizer).__name__} with {astray}. Use one of Keras' own, such as Adam or SGD."
         )
     # The optimizer finds a variable's slots by the identity of its tf.Variable, which `move` replaced.
-    optimizer._trainable_variables_indices = {optimizer._var_key(v): place for place, v in enumerate(variables)}
+    find_slots_anew(optimizer)
 
 
 def _same_device(one: str, other: str) -> bool:

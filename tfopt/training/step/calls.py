@@ -1,8 +1,7 @@
-"""Reads and changes the arguments of a call to `fit`, `evaluate` or `predict`, also where a model overrides these.
+"""Reads and changes the arguments of a call to `fit`, `evaluate` or `predict`, even if the model overrides the method.
 
-An override may name any of Keras' arguments, take the rest as `*args` and `**kwargs`, and have arguments of its own. So
-the call is bound to the override's signature and keeps its form; only the names that arguments have in Keras are found
-in it.
+An override may name some of Keras' arguments, take the others as `*args` and `**kwargs`, and have its own arguments.
+So the call is bound to the signature of the override and keeps its form. Arguments are found by their names in Keras.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ import keras
 
 
 class MethodCall:
-    """A call to a method of a model's class that overrides, or is, a method of keras.Model.
+    """A call to a method of keras.Model, or to its override in the model's class.
 
     Args:
-        model: What it is called on.
-        name: The method's name.
-        args, kwargs: As given by the caller.
+        model: The model.
+        name: The name of the method.
+        args, kwargs: The caller's arguments.
     Raises:
-        TypeError: The method does not take these arguments.
+        TypeError: The method does not accept these arguments.
     Example:
         >>> class Loud(keras.Sequential):
         ...     def fit(self, *args, **kwargs):
@@ -40,12 +39,12 @@ class MethodCall:
         kinds = {parameter.kind: parameter.name for parameter in self._parameters.values()}
         self._more_args = kinds.get(inspect.Parameter.VAR_POSITIONAL, "")
         self._more_kwargs = kinds.get(inspect.Parameter.VAR_KEYWORD, "")
-        # What *args holds: Keras' arguments in Keras' order, without those that the override names.
+        # The content of *args: Keras' arguments in Keras' order, without those that the override names.
         of_keras = inspect.signature(getattr(keras.Model, name)).parameters
         self._unnamed = [each for each in of_keras if each not in self._parameters]
 
     def names(self, name: str) -> bool:
-        """Returns whether the method itself names the argument."""
+        """Returns whether the argument is a parameter of the method itself."""
         return name in self._parameters
 
     def get(self, name: str) -> Any:
@@ -55,7 +54,7 @@ class MethodCall:
         return {**dict(unnamed), **given.get(self._more_kwargs, {}), **given}.get(name)
 
     def set(self, name: str, value: Any) -> bool:
-        """Sets an argument, where the caller gave it or by its name. Returns False if the method does not take it."""
+        """Sets an argument. Returns False if the method does not accept it."""
         given = self._bound.arguments
         place = self._unnamed.index(name) if name in self._unnamed else -1
         if name in self._parameters:

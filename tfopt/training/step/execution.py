@@ -1,4 +1,4 @@
-"""Runs training or test steps as one call into TensorFlow."""
+"""Runs several training or test steps in one call into TensorFlow."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.compat.tensorflow import spec_of_first_replica
+from tfopt.compat.trainer import built_under
 from tfopt.training.step.ledger import Ledger
 
 
 class Execution:
-    """Runs steps as one call into TensorFlow: those of one execution, and what the metrics say after them.
+    """Runs the steps of an execution in one call into TensorFlow, and returns the metrics after them.
 
     Args:
-        model: Whose `steps_per_execution` and metrics count.
+        model: The model with the metrics and `steps_per_execution`.
         run: Runs one step on a batch.
-        ledger: Told of traces and, where shapes are watched, of new input shapes.
-        watch_shapes: Whether new shapes are compiled anew.
+        ledger: Records traces and, with `watch_shapes`, new input shapes.
+        watch_shapes: Whether XLA compiles the step again for each new shape.
     """
 
     def __init__(
@@ -31,16 +33,16 @@ class Execution:
         self._run = run
         self._ledger = ledger
         self._watch_shapes = watch_shapes
-        self._last_shapes: Any = None
+        self._last_shapes: Any = None  # a variable, made with the first batch
         self.on_batch = self._function(self._on_batch)
         self._next = self._function(self._on_next)
         self._several = self._function(self._on_several)
 
     def from_iterator(self, iterator: Any, count: int) -> tuple[Any, dict[str, Any]]:
-        """Runs up to so many steps. Returns how many there were, and the figures.
+        """Runs up to `count` steps. Returns the number of steps that ran, and the metrics.
 
         Raises:
-            tf.errors.OutOfRangeError: The data has ended and an execution is of one step.
+            tf.errors.OutOfRangeError: The data has ended, and `steps_per_execution` is 1.
         """
         if self._model.steps_per_execution == 1:
             return 1, self._next(iterator)
@@ -48,9 +50,10 @@ class Execution:
         return done, logs
 
     def from_batch(self, batch: Any, iterator: Any, count: int) -> tuple[Any, dict[str, Any]]:
-        """Runs up to so many steps, of which the first batch was already taken from the iterator."""
-        self._last_shapes = tf.Variable(tf.fill(tf.shape(_shapes(batch)), -1))  # here, since a trace must make none
-        # The signature is the iterator's, so that what XLA compiles here it compiles for all batches.
+        """Runs up to `count` steps. The first of their batches is already taken from the iterator."""
+        # Made here, because a trace must not make variables.
+        self._last_shapes = tf.Variable(tf.fill(tf.shape(_shapes(batch)), -1))
+        # With the iterator's signature, XLA compiles the first batch as it compiles all others.
         logs = self._function(self._on_batch, input_signature=[iterator.element_spec])(batch)
         if count == 1:
             return 1, logs
@@ -60,8 +63,8 @@ class Execution:
     def _function(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         if self._model.run_eagerly:
             return function
-        # A partial, because TensorFlow counts the traces of a Python function over all models that were trained by it,
-        # and warns. The ledger counts those of this model.
+        # A partial, because TensorFlow counts the traces of one Python function over all models that it trains, and
+        # warns if there are many. The ledger counts the traces of this model.
         function = functools.partial(tf.autograph.experimental.do_not_convert(function))
         return tf.function(function, reduce_retracing="input_signature" not in options, **options)
 
@@ -87,19 +90,19 @@ class Execution:
             return tf.cond(more, step, lambda: done), more
 
         def side_by_side(done: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
-            # Asked for before the step, so that it is made ready meanwhile; never one more than this call trains on.
+            # Requested before the step, so that it is loaded during the step. The last step requests no batch.
             following = tf.cond(done + 1 < count, iterator.get_next_as_optional, lambda: batch)
             self._step(batch.get_value())
             return done + 1, following
 
         with self._traced(iterator.element_spec):
-            if self._model._distribute_strategy is None:
+            if built_under(self._model) is None:
                 done, _ = tf.while_loop(
                     lambda done, batch: tf.logical_and(done < count, batch.has_value()),
                     side_by_side,
                     (tf.constant(0), iterator.get_next_as_optional()),
                 )
-            else:  # workers agree on whether there is a batch, and must not do so in the middle of another agreement
+            else:  # workers agree on whether there is a batch; that must not overlap with another collective operation
                 done, _ = tf.while_loop(
                     lambda done, more: tf.logical_and(done < count, more),
                     in_turn,
@@ -114,10 +117,10 @@ class Execution:
         self._run(batch)
 
     def _watch(self, batch: Any) -> None:
-        """Tells the ledger of a batch that is of another shape than the one before."""
+        """Reports a batch to the ledger if its shape is not that of the batch before."""
         ranks = [len(tensor.shape) for tensor in _tensors(batch)]
         shapes, last, ledger = _shapes(batch), self._last_shapes, self._ledger
-        assert ledger is not None  # or there would be nothing to watch for
+        assert ledger is not None  # shapes are watched for the ledger
 
         def tell(shapes: tf.Tensor) -> None:
             sizes = iter(shapes.numpy().tolist())
@@ -140,31 +143,32 @@ class Execution:
 
 
 class Executions:
-    """Divides the steps of an epoch into executions: whole ones, and a last one of those that are left.
+    """Divides the steps of an epoch into executions of one size, and a smaller last one for the remaining steps.
 
-    Keras' `fit` runs whole ones alone, beyond the end of the epoch if need be. It asks its iterator for their size
-    whenever it counts, so the iterator is told the size of the next one; then the numbers of batches that callbacks
-    get are right as well.
+    Keras' `fit` only runs executions of one size, and may run past the end of the epoch. Keras reads the size from its
+    iterator whenever it counts steps. So this class sets the size of the next execution there. Then the batch numbers
+    that callbacks receive are right as well.
 
     Args:
-        iterator: Keras' own over the epochs of a `fit`, or of an `evaluate`.
-        size: Steps of a whole execution.
-        total: Steps of an epoch; None leaves its end to the data.
+        iterator: Keras' iterator over the epochs of a `fit`, or over an `evaluate`.
+        size: The steps of an execution.
+        total: The steps of an epoch; None if the data decides where it ends.
     """
 
     def __init__(self, iterator: Any, size: int, total: int | None) -> None:
         self.iterator = iterator
         self._size = size
         self._total = total
-        self.begin_epoch()
+        self._done = 0  # steps of this epoch
+        self._fit_next()
 
     def begin_epoch(self) -> None:
-        """Begins to count anew."""
+        """Starts to count from zero."""
         self._done = 0
         self._fit_next()
 
     def next(self) -> int:
-        """Returns how many steps the execution has that Keras asks for, and turns to the one after it."""
+        """Returns the number of steps of the next execution, and sets the size of the one after it."""
         size: int = self.iterator.steps_per_execution
         self._done += size
         self._fit_next()
@@ -173,8 +177,8 @@ class Executions:
     def data_ended(self) -> None:
         """Tells Keras that the data ended within an execution.
 
-        Keras counts executions as whole ones. Of an epoch with `steps_per_epoch` it would neither warn that it was cut
-        short, nor take the data from the beginning in the next, which would then have no steps and a loss of 0.
+        Keras would count the execution as complete. With `steps_per_epoch`, it would not warn that the epoch is too
+        short. It would not start the data again for the next epoch either, which would have no steps and a loss of 0.
         """
         if self.iterator.steps_per_epoch:
             with self.iterator.catch_stop_iteration():
@@ -186,12 +190,12 @@ class Executions:
 
 
 def of_one_replica(item: Any) -> Any:
-    """Returns the first replica's part of a distributed value or spec, None for what is missing."""
+    """Returns the first replica's part of a distributed value or spec, or None if the value is missing."""
     if isinstance(item, tf.experimental.Optional | tf.OptionalSpec):
         return None
     if isinstance(item, tf.distribute.DistributedValues):
         return item.values[0]
-    return getattr(item, "_value_specs", (item,))[0]
+    return spec_of_first_replica(item)
 
 
 def _tensors(batch: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What became of a training step: its traces and compilations with what caused them, and its loss scale."""
+"""The record of a model's training step: traces, compilations with the shapes that caused them, loss scales."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tfopt.errors import TfoptWarning, UnsupportedModelError
 from tfopt.report import Record
 
 ATTRIBUTE = "_tfopt_runtime"
-"""Where a model keeps what trains it, the ledger among it."""
+"""The attribute of a model that holds its `Runtime`, and so its ledger."""
 
-# Distinct shapes after which compiling anew is no longer a matter of an uneven last batch.
+# One or two additional compilations are normal: the last batch of an epoch may be smaller. From this number on, warn.
 STORM = 5
 
 
@@ -26,7 +26,7 @@ class Build(Record):
     Attributes:
         kind: "trace" or "compilation".
         shapes: The input shapes that caused it.
-        seconds: How long it took; of a compilation the time of the call beyond that of a usual one. None if not known.
+        seconds: How long it took, or None if unknown. For a compilation: the time of the call without its traces.
     """
 
     kind: str
@@ -39,8 +39,8 @@ class LossScale(Record):
     """A change of the dynamic loss scale of float16.
 
     Attributes:
-        step: The step after which it was seen.
-        before, after: The scale; it falls when gradients overflowed, and that step was not applied.
+        step: The step after which the change was read.
+        before, after: The scale. It falls after gradients overflowed; such a step changes no weights.
     """
 
     step: int
@@ -49,13 +49,13 @@ class LossScale(Record):
 
 
 class Ledger:
-    """A record of the training step, kept while `fit` runs: `tfopt.ledger(model)`.
+    """The record of a model's training step. `tfopt.ledger(model)` returns it.
 
     Attributes:
         builds: Traces and compilations, in order.
         loss_scales: Changes of the loss scale, in order.
-        fallback: Why XLA was given up, or None.
-        resumed_from: The step that the last `fit` went on from; 0 if it began anew.
+        fallback: Why the training continued without XLA, or None.
+        resumed_from: The step that the last `fit` was resumed from; 0 if it started from the beginning.
 
     Example:
         >>> ledger = Ledger()
@@ -73,25 +73,25 @@ class Ledger:
         self.loss_scales: list[LossScale] = []
         self.fallback: str | None = None
         self.resumed_from = 0
-        self._compilations: list[tuple[str, float]] = []  # shapes, and the seconds of the call that met them
-        self._calls: list[float] = []  # seconds per step of calls that built nothing
-        self._new_shapes: list[str] = []
-        self._trace_seconds = 0.0
+        self._compilations: list[tuple[str, float]] = []  # shapes, and the seconds of the call that compiled for them
+        self._calls: list[float] = []  # seconds per step of the calls without a trace or a compilation
+        self._new_shapes: list[str] = []  # of the call that is running
+        self._trace_seconds = 0.0  # of the call that is running
         self._warned = False
 
     def traced(self, shapes: str, seconds: float) -> None:
-        """Notes a trace."""
+        """Records a trace."""
         self._trace_seconds += seconds
         self.builds.append(Build(kind="trace", shapes=shapes, seconds=seconds))
         self._warn_of_storm("trace", "traced", "give the inputs one dtype and rank")
 
     def met_shapes(self, shapes: str) -> None:
-        """Notes input shapes that XLA has not compiled yet, in the call that is going on."""
+        """Records the input shapes of the running call, if XLA has not compiled the step for them yet."""
         if shapes not in self._new_shapes and all(shapes != known for known, _ in self._compilations):
             self._new_shapes.append(shapes)
 
     def called(self, seconds: float, steps: int) -> None:
-        """Notes a finished call, which ran so many steps."""
+        """Records the end of a call that ran so many steps."""
         building = bool(self._trace_seconds or self._new_shapes)
         for shapes in self._new_shapes:
             taken = (seconds - self._trace_seconds) / len(self._new_shapes)
@@ -107,12 +107,12 @@ class Ledger:
         self._new_shapes, self._trace_seconds = [], 0.0
 
     def gave_up_xla(self, cause: str) -> None:
-        """Notes that the step goes on without XLA."""
+        """Records that the training continues without XLA."""
         self.fallback = cause
         self._new_shapes = []
 
     def scaled(self, step: int, before: float, after: float) -> None:
-        """Notes a change of the loss scale."""
+        """Records a change of the loss scale."""
         self.loss_scales.append(LossScale(step=step, before=before, after=after))
 
     def of_kind(self, kind: str) -> Sequence[Build]:
@@ -121,19 +121,18 @@ class Ledger:
 
     @property
     def compile_seconds(self) -> float:
-        """Seconds that XLA took, all compilations together: their calls' time beyond that of usual ones."""
-        usual = self.step_time_ms
-        spared = 0.0 if usual is None else usual / 1000
-        return sum(max(seconds - spared, 0.0) for _, seconds in self._compilations)
+        """Seconds of all compilations: the time of the calls that compiled, less the usual time of a step."""
+        step_s = (self.step_time_ms or 0.0) / 1000
+        return sum(max(seconds - step_s, 0.0) for _, seconds in self._compilations)
 
     @property
     def trace_seconds(self) -> float:
-        """Seconds that tracing took, all traces together."""
+        """Seconds of all traces."""
         return sum(build.seconds or 0.0 for build in self.of_kind("trace"))
 
     @property
     def step_time_ms(self) -> float | None:
-        """Median milliseconds of a step in calls that neither traced nor compiled; None before there was one."""
+        """Median milliseconds of a step, in calls without a trace or a compilation; None before the first such call."""
         return statistics.median(self._calls) * 1000 if self._calls else None
 
     def __str__(self) -> str:
@@ -176,9 +175,9 @@ def ledger(model: keras.Model) -> Ledger:
     """Returns the record of a model's training step: traces, compilations, loss scale.
 
     Args:
-        model: Compiled by `tfopt.compile`.
+        model: A model compiled by `tfopt.compile`.
     Raises:
-        UnsupportedModelError: It was not, or has a training step of its own.
+        UnsupportedModelError: `tfopt.compile` did not compile the model, or the model has its own `train_step`.
     Example:
         >>> import numpy as np
         >>> from tfopt.training import compile, plan

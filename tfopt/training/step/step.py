@@ -1,34 +1,35 @@
-"""The training step that `tfopt.compile` puts under Keras' own `fit`.
+"""The training step that Keras' `fit` runs on a model compiled by `tfopt.compile`.
 
-A batch of B examples is divided over replicas, and there into micro-batches of m examples. The loss of each is the mean
-over its examples, weighted by its share m / B before the gradient is taken, so
+A batch of B examples is divided over replicas, and on each replica into micro-batches of m examples. The loss of a
+micro-batch is the mean over its examples. It is weighted by its share m / B before the gradient is computed, so that
 
     sum over replicas and micro-batches of (m / B) * gradient(mean)  =  gradient of the mean over the batch
 
-whatever the sizes: the last, uneven batch of an epoch counts every example alike, and a replica that got none of it
-adds zeros instead of 0/0. Keras divides a loss by the number of replicas instead, if it has a value for each example
-and not otherwise; that is switched off. Gradients are summed over replicas before the optimizer sees them. It then
-clips what one device would clip, and decides about a loss scale from what all replicas found, where Keras' own step
-looks at the first replica alone.
+for all sizes. Every example of the last, smaller batch of an epoch has the same weight, and a replica without examples
+adds zeros instead of 0/0. Keras instead divides some losses by the number of replicas: those that have a value for each
+example. That is switched off. Gradients are summed over the replicas before the optimizer receives them. So it clips
+the same gradients as on one device, and sets the loss scale by the gradients of all replicas. Keras' own step only
+checks those of the first replica.
 
-XLA cannot compile the communication between replicas, so under a strategy, and with several micro-batches, it compiles
-forward and backward pass, and communication and update stay outside; on one device it compiles the whole step.
+XLA cannot compile the communication between replicas. So under a strategy, and with several micro-batches, it compiles
+the forward and backward pass, but not the communication and the update. On one device it compiles the whole step.
 
-Nothing here may create a variable: inside loops, conditions and compiled functions that fails. The runtime builds the
-model, metrics and optimizer first.
+This module must not create variables: inside loops, conditions and compiled functions that fails. The runtime builds
+the model, the metrics and the optimizer before.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.losses import loss as keras_loss
 
+from tfopt.compat.layers import takes_training
+from tfopt.compat.optimizers import gradients_already_summed
+from tfopt.compat.trainer import built_under, loss_tracker, losses_not_scaled
 from tfopt.training.losses import compute_loss
 from tfopt.training.pipeline_parallel.step import Stages
 
@@ -40,11 +41,11 @@ class Step:
 
     Args:
         model: A built and compiled Keras model.
-        jit_compile: Whether XLA compiles it.
-        accumulate: Micro-batches per step, one after the other.
-        sparse_gradients: Whether the optimizer gets sparse gradients as they are, in place of each row's sum.
-        stages: The pipeline's stages, if the model is split over devices.
-        micro_batches: Those of the pipeline, which run side by side on different stages.
+        jit_compile: Whether XLA compiles the step.
+        accumulate: The number of micro-batches of a step, which run one after the other.
+        sparse_gradients: Whether the optimizer receives sparse gradients unchanged, instead of the sum of each row.
+        stages: The stages of a pipeline, if the model is split over devices.
+        micro_batches: The number of micro-batches of a pipeline, which run at the same time on different stages.
     """
 
     def __init__(
@@ -65,12 +66,12 @@ class Step:
         self._stage_batches = micro_batches
         self._strategy = model.distribute_strategy
         self._replicas = self._strategy.num_replicas_in_sync
-        # Places of variables without a gradient. Here for the sake of run_eagerly, in which a replica without examples
-        # does not see what it would be; the first replica always has some, and goes first.
+        # The places of the variables without a gradient. With run_eagerly, a replica without examples does not compute
+        # gradients, so it reads this list. The first replica always has examples, and runs first.
         self._unused: list[int] = []
-        # Also with one replica: under its strategy variables are not those of one device.
-        self.is_distributed = distributed = model._distribute_strategy is not None
-        # What XLA compiles as one: the whole step, or what lies between the communication.
+        # A strategy with one replica is distributed too: its variables differ from those of one device.
+        self.is_distributed = distributed = built_under(model) is not None
+        # XLA compiles the whole step, or only the parts without communication.
         whole = jit_compile and not distributed and accumulate == 1 and stages is None
         inner = jit_compile and not whole and stages is None
         self._forward_backward = _compiled(self._forward_backward_once, inner)
@@ -80,25 +81,25 @@ class Step:
         self._test_one_device = _traced(self._test_on_replica, whole)
 
     def train(self, data: Any) -> None:
-        """Trains on one batch, distributed or not. The figures are in the model's metrics afterwards."""
+        """Trains on one batch, distributed or not, and updates the model's metrics."""
         if not self.is_distributed:
             self._train_one_device(data)
             return
-        with _gradients_are_reduced(self._model.optimizer), _losses_are_means():
+        with gradients_already_summed(self._model.optimizer), losses_not_scaled():
             self._strategy.run(self._train_on_replica, args=(data,))
 
     def test(self, data: Any) -> None:
-        """Evaluates one batch, as `train` does without training."""
+        """Evaluates the model on one batch, distributed or not, and updates its metrics."""
         if self.is_distributed:
-            with _losses_are_means():
+            with losses_not_scaled():
                 self._strategy.run(self._test_on_replica, args=(data,))
         else:
             self._test_one_device(data)
 
     def synchronize(self) -> None:
-        """Averages over the replicas what each has updated alone, such as the moving statistics of batch norms.
+        """Averages the variables that each replica updates by itself, such as the moving statistics of batch norms.
 
-        They are linear in the updates, so to average now and then is to average after every step.
+        These are linear in the updates. So the result is the same as if they were averaged after every step.
         """
         local = [v for v in self._model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
         if not local:
@@ -129,9 +130,9 @@ class Step:
         self._update(gradients)
 
     def _micro_batches(self, x: Any, y: Any, weight: Any, total: Any) -> list[Any]:
-        """Returns the gradients summed over micro-batches, one after the other, so that one's memory serves the next.
+        """Returns the gradients summed over micro-batches. They run one after the other, in the same memory.
 
-        A replica with fewer examples than micro-batches runs fewer, one without examples none.
+        A replica with fewer examples than micro-batches runs one micro-batch for each example.
         """
         variables = self._model.trainable_weights
         size = _batch_size(x)
@@ -169,12 +170,12 @@ class Step:
 
     def _apply_gradients(self, gradients: Sequence[Any]) -> None:
         if not self._sparse_gradients:
-            # An embedding's gradient names a row each time that the batch does. Keras' optimizers clip and square these
-            # one by one, not their sum, so the update would depend on how the batch is divided.
+            # The gradient of an embedding holds a row as often as the batch names it. Keras' optimizers clip and square
+            # these rows one by one, not their sum. So the update would depend on how the batch is divided.
             gradients = [_dense(gradient) for gradient in gradients]
         if self._stages is not None:
             self._stages.apply_gradients(self._model.optimizer, gradients)
-        elif gradients:  # a model without weights to train is evaluated only
+        elif gradients:  # there are none if all weights are frozen
             self._model.optimizer.apply_gradients(zip(gradients, self._model.trainable_weights, strict=True))
 
     def _test_on_replica(self, data: Any) -> None:
@@ -192,7 +193,7 @@ class Step:
             evaluate()
 
     def _parts_are_equal(self, x: Any) -> bool:
-        """Returns whether all replicas are known to have as many examples; eagerly each knows its own number only."""
+        """Returns whether all replicas surely have the same number of examples. Eagerly, a replica cannot know that."""
         return not self._model.run_eagerly and _static_batch_size(x) is not None
 
     def _forward_once(self, x: Any, y: Any, weight: Any) -> tuple[Any, Any]:
@@ -208,17 +209,17 @@ class Step:
     def _call(self, x: Any, *, training: bool) -> Any:
         if self._stages is not None:
             return self._stages.forward(x, training=training)
-        if self._model._call_has_training_arg:
+        if takes_training(self._model):
             return self._model(x, training=training)
         return self._model(x)
 
     def _record(self, loss: Any, size: Any, x: Any, y: Any, y_pred: Any, weight: Any) -> None:
-        self._model._loss_tracker.update_state(loss, sample_weight=size)
+        loss_tracker(self._model).update_state(loss, sample_weight=size)
         self._model.compute_metrics(x, y, y_pred, sample_weight=weight)
 
 
 def _dense(gradient: Any) -> Any:
-    """Returns a gradient in which each row is summed, on its own device."""
+    """Returns a dense gradient, which holds the sum of each row, on the same device."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     with tf.device(gradient.values.device):
@@ -226,7 +227,7 @@ def _dense(gradient: Any) -> Any:
 
 
 def _unpack(data: Any) -> tuple[Any, Any, Any]:
-    # Keras marks what is missing by an Optional, since tf.data knows no None.
+    # Keras replaces a missing value by an Optional, since tf.data has no None.
     data = keras.tree.map_structure(lambda item: None if isinstance(item, tf.experimental.Optional) else item, data)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     return x, y, weight
@@ -254,44 +255,6 @@ def _compiled(function: Callable[..., Any], jit_compile: bool) -> Callable[..., 
 
 
 def _traced(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-    # A partial: see Execution in runtime.py.
+    # A partial: see Execution in execution.py.
     function = functools.partial(tf.autograph.experimental.do_not_convert(function))
     return tf.function(function, jit_compile=jit_compile or None, reduce_retracing=True)
-
-
-@contextlib.contextmanager
-def _gradients_are_reduced(optimizer: Any) -> Iterator[None]:
-    """While a step is traced, keeps the optimizer from summing over the replicas what is summed already.
-
-    Its weight averages are then written by each replica to its own copy; Keras' way fails inside a condition.
-    """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if inner is None:
-        yield
-        return
-
-    def overwrite(variables: Sequence[Any]) -> None:
-        for variable, average in zip(variables, inner._model_variables_moving_average, strict=True):
-            variable.assign(average)
-
-    inner._all_reduce_sum_gradients = list
-    inner._overwrite_model_variables_with_average_value = overwrite
-    try:
-        yield
-    finally:
-        del inner._all_reduce_sum_gradients
-        del inner._overwrite_model_variables_with_average_value
-
-
-@contextlib.contextmanager
-def _losses_are_means() -> Iterator[None]:
-    """While a step is traced, keeps Keras from dividing losses by the number of replicas.
-
-    Then it must not multiply by that number either, as it does for the losses of single outputs.
-    """
-    before = keras_loss.scale_loss_for_distribution, keras_loss.unscale_loss_for_distribution
-    keras_loss.scale_loss_for_distribution = keras_loss.unscale_loss_for_distribution = lambda value: value
-    try:
-        yield
-    finally:
-        keras_loss.scale_loss_for_distribution, keras_loss.unscale_loss_for_distribution = before

@@ -32,7 +32,7 @@ def examples():
 
 
 def build(decided, *, decay_steps, width=16, optimizer="adam"):
-    """Everything that a restart might lose: random numbers, statistics, slots, a learning rate that changes."""
+    """Has all that a restart could lose: random numbers, statistics, slots, and a learning rate that changes."""
     keras.utils.set_random_seed(0)
     with decided.scope():
         model = keras.Sequential(
@@ -69,7 +69,7 @@ def train(
     callbacks=(),
     **settings,
 ):
-    """Trains, resuming from the directory if it is not None; returns the model and its history, or writes them."""
+    """Trains, and resumes from the directory if it is not None. Returns the model and its history, or writes them."""
     steps = -(-EXAMPLES // BATCH)
     config = {
         "strategy": "none",

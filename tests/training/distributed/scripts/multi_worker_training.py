@@ -1,4 +1,4 @@
-"""One worker of a training in several processes: trains each case of a request (JSON) and writes what it ended with.
+"""One worker of a training in several processes: trains each case of a request (JSON) and writes the results.
 
 The request names the directory of the results, and the settings of each case by its name.
 """

@@ -1,7 +1,7 @@
-"""Measures a quantized model with any of its nodes float, without a new graph for each choice.
+"""Measures the accuracy of a quantized model with any set of its nodes in float, without a new graph for each set.
 
-Before everything that reads a tensor with a range stands a switch between the tensor and its fake quantization, and
-likewise before every weight and bias. The switches are an input of the graph.
+Each node that reads a tensor with a range reads it through a switch, which selects the float tensor or its fake
+quantization. Weights and biases have such switches too. The switches are an input of the graph.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tfopt.quantization.annotation.adjustments import Adjustment, bias_of
 from tfopt.quantization.annotation.annotate import add_fake_quant
 from tfopt.quantization.annotation.fusion import Fusion, find_fusions
 from tfopt.quantization.annotation.range import Range
-from tfopt.quantization.annotation.ranged_tensors import find_joints, quantized_reads, tensors_to_observe
+from tfopt.quantization.annotation.ranged_tensors import find_shared_range_ops, quantized_consumers, tensors_to_observe
 from tfopt.quantization.annotation.weight_grid import WeightGrid
 from tfopt.quantization.config import Metric
 from tfopt.quantization.metrics import Scorer, output_ops
@@ -28,20 +28,20 @@ from tfopt.quantization.post_training.accuracy_budget import Score
 SWITCHES = "tfopt_quantized"
 
 
-class Trials:
-    """Scores a model with some of its nodes float on labelled examples.
+class AccuracyEvaluator:
+    """Scores a model with some of its nodes in float on labelled examples.
 
     Args:
         graph: The float graph.
-        kept_float: Nodes that are float whatever is tried, each with the reason.
+        kept_float: Nodes that are float in every evaluation, each with the reason.
         ranges: The range of each tensor that could be quantized.
-        adjustments: What the quantized nodes compute with.
+        adjustments: The changed weights and biases of the quantized nodes.
         inputs: Batches of inputs, as `graph.feed` returns them.
-        labels: The labels of all of them.
-        metric: As QuantizationConfig has it.
+        labels: The labels of all examples.
+        metric: The metric, as in QuantizationConfig.
         weight_grid: How many bits the quantized weights use; None means 8.
     Raises:
-        ConfigError: The labels do not fit the outputs, or the metric is no finite number.
+        ConfigError: The labels do not fit the outputs, or the metric is not a finite number.
     """
 
     def __init__(
@@ -60,22 +60,22 @@ class Trials:
         self._kept_float, self._ranges = dict(kept_float), ranges
         fusions, _ = find_fusions(graph, self._editor, kept_float=self._kept_float)
         self.names = [fusion.op for fusion in fusions]
-        self._reads = [
+        self._consumers = [
             (tensor, reader)
             for tensor in tensors_to_observe(self._editor, fusions)
             for reader in sorted({*self._editor.consumers.get(producer(tensor), ())})
         ]
         grid = weight_grid or WeightGrid()
-        self._function = _switchable(graph, fusions, self._reads, ranges, adjustments, grid).as_function()
+        self._function = _switchable(graph, fusions, self._consumers, ranges, adjustments, grid).as_function()
         self._inputs = inputs
         self._exact = self._outputs(self.names)
         self._scorer = Scorer(metric, labels, self._exact, output_ops(graph))
 
     def score(self, kept_float: Collection[str]) -> Score:
-        """Returns the metric, and the distance from the float outputs, with these nodes float.
+        """Returns the metric, and the distance from the float outputs, with these nodes in float.
 
         Raises:
-            ConfigError: The metric is no finite number.
+            ConfigError: The metric is not a finite number.
         """
         outputs = self._outputs(kept_float)
         distances = [
@@ -87,9 +87,9 @@ class Trials:
     def _outputs(self, kept_float: Collection[str]) -> dict[str, np.ndarray]:
         reasons = self._kept_float | dict.fromkeys(kept_float, "tried")
         fusions, _ = find_fusions(self._graph, self._editor, kept_float=reasons)
-        joints = find_joints(self._editor, fusions, self._ranges)
-        quantized, ops = quantized_reads(self._editor, fusions, joints), {fusion.op for fusion in fusions}
-        reads = [reader in quantized.get(tensor, ()) for tensor, reader in self._reads]
+        shared_range_ops = find_shared_range_ops(self._editor, fusions, self._ranges)
+        quantized, ops = quantized_consumers(self._editor, fusions, shared_range_ops), {fusion.op for fusion in fusions}
+        reads = [reader in quantized.get(tensor, ()) for tensor, reader in self._consumers]
         switches = tf.constant([*reads, *(name in ops for name in self.names)])
         parts = [self._function(**inputs, **{SWITCHES: switches}) for inputs in self._inputs]
         return {name: np.concatenate([part[name].numpy() for part in parts]) for name in parts[0]}
@@ -103,10 +103,10 @@ def _switchable(
     adjustments: Mapping[str, Adjustment],
     weight_grid: WeightGrid,
 ) -> FrozenGraph:
-    """Returns the graph with a further input: whether each (tensor, reader), and each fusion, is quantized."""
+    """Returns the graph with one more input: whether each (tensor, consumer) and each fusion is quantized."""
     editor = GraphEditor(graph.graph_def)
     count = len(reads) + len(fusions)
-    tops = {fusion.op: weight_grid.top_of(editor, fusion, ranges) for fusion in fusions}
+    qmax = {fusion.op: weight_grid.qmax_of(editor, fusion, ranges) for fusion in fusions}
     spec = tf.TensorSpec([count], tf.bool, name=editor.free_name(SWITCHES))
     editor.add("Placeholder", spec.name, (), dtype=dtype_attr(tf.bool))
     unpacked = editor.add(
@@ -126,7 +126,7 @@ def _switchable(
         adjustment = adjustments.get(fusion.op, Adjustment())
         exact = editor.value(fusion.weights)
         own = exact if adjustment.weights is None else adjustment.weights
-        weights = _rounded(own, exact, editor.nodes[fusion.op].op, tops[fusion.op])
+        weights = _rounded(own, exact, editor.nodes[fusion.op].op, qmax[fusion.op])
         name = choose(position, editor.add_constant(f"{fusion.op}/int8_weights", weights), fusion.weights)
         editor.set_inputs(fusion.op, [editor.nodes[fusion.op].input[0], name])
         if adjustment.bias is not None and fusion.bias is not None:
@@ -135,9 +135,9 @@ def _switchable(
     return replace(graph, inputs={**graph.inputs, SWITCHES: spec}).edited(editor)
 
 
-def _rounded(weights: np.ndarray, exact: np.ndarray, op: str, top: int) -> np.ndarray:
-    """Returns weights on the grid that annotation gives to the exact ones."""
+def _rounded(weights: np.ndarray, exact: np.ndarray, op: str, qmax: int) -> np.ndarray:
+    """Returns weights on the grid that annotation chooses for the exact weights."""
     axes = (0, 1, 3) if op == "DepthwiseConv2dNative" else tuple(range(weights.ndim - 1))
     limits = np.abs(exact).max(axis=axes, keepdims=True).astype(np.float32)
-    scale = np.where(limits == 0, np.float32(1), limits) / np.float32(top)
+    scale = np.where(limits == 0, np.float32(1), limits) / np.float32(qmax)
     return np.asarray(np.rint(weights / scale) * scale, np.float32)

@@ -1,7 +1,7 @@
 """The float32 graph that computes with an int8 artifact's own weights.
 
-Its activations are not quantized, and its weights are decoded from the very constants that the int8 kernels read. So it
-runs on any TensorFlow, costs the file next to nothing, and is at least as exact as int8.
+Its activations are not quantized. Its weights are decoded from the constants that the int8 kernels read. So it runs on
+any TensorFlow, adds little to the size of the file, and is at least as exact as int8.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def float_fallback(annotated: FrozenGraph, lowered: FrozenGraph) -> FrozenGraph:
     """Returns an annotated graph with unquantized activations and with int8 constants for weights.
 
     Args:
-        annotated: A graph as tfopt.quantization.annotation.annotate leaves it.
-        lowered: The same graph lowered to int8, whose weights are taken.
+        annotated: A graph that tfopt.quantization.annotation.annotate returned.
+        lowered: The same graph lowered to int8. Its weights are used.
     """
     editor, kernels = GraphEditor(annotated.graph_def), GraphEditor(lowered.graph_def)
     outputs = dict(annotated.outputs)
@@ -40,9 +40,9 @@ def float_fallback(annotated: FrozenGraph, lowered: FrozenGraph) -> FrozenGraph:
 
 
 def _decode(editor: GraphEditor, node: Any, kernels: GraphEditor) -> str:
-    """Adds the int8 weights of the kernel that reads a node's weights, and what makes float32 of them."""
+    """Adds the int8 weights of the kernel that reads a node's weights, and the nodes that convert them to float32."""
     reader = editor.nodes[editor.consumers[node.name][0]]
-    if reader.op == "Reshape":  # of a depthwise convolution
+    if reader.op == "Reshape":  # before a depthwise convolution
         reader = editor.nodes[editor.consumers[reader.name][0]]
     kernel = kernels.nodes[kernel_name(reader.name)]
     high = kernels.value(kernel.input[len(kernel.attr["Tdevice_inputs"].list.type) + 3])

@@ -1,4 +1,4 @@
-"""What differs between versions of Keras and TensorFlow. Only this module may touch their private names."""
+"""Kinds of Keras objects, told without importing their package."""
 
 from __future__ import annotations
 

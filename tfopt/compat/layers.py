@@ -1,0 +1,119 @@
+"""Private names of Keras layers, models as graphs of layers, and the symbolic tensors between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import keras
+
+from tfopt.compat.checks import imported, private, set_private
+
+
+def layers_inside(layer: keras.Layer) -> list[keras.Layer]:
+    """Returns a layer with all those inside it: `_flatten_layers`, since `model.layers` has the outermost only."""
+    return list(private(layer, "_flatten_layers", takes=("include_self", "recursive"))())
+
+
+def direct_layers(layer: keras.Layer) -> list[keras.Layer]:
+    """Returns the layers that a layer itself holds: `_layers`, since only models have a public `layers`."""
+    return list(private(layer, "_layers"))
+
+
+def added_losses(layer: keras.Layer) -> list[Any]:
+    """Returns the list of losses that a layer itself added: `_losses`, since `losses` is a copy with those inside."""
+    losses: list[Any] = private(layer, "_losses")
+    return losses
+
+
+def own_trainable_variables(layer: keras.Layer) -> list[keras.Variable]:
+    """Returns the layer's own: `_trainable_variables`, since the public list has those of the layers inside."""
+    return list(private(layer, "_trainable_variables"))
+
+
+def own_non_trainable_variables(layer: keras.Layer) -> list[keras.Variable]:
+    """Returns the layer's own: `_non_trainable_variables`, since the public list has those of the layers inside."""
+    return list(private(layer, "_non_trainable_variables"))
+
+
+def takes_training(layer: keras.Layer) -> bool:
+    """Returns whether `call` has an argument `training`: `_call_has_training_arg`, which Keras' own steps ask."""
+    return bool(private(layer, "_call_has_training_arg"))
+
+
+def is_given_training(operation: Any) -> bool:
+    """Returns whether a graph hands `training` on to it: `_call_context_args` of layers; other operations have none."""
+    return isinstance(operation, keras.Layer) and "training" in private(operation, "_call_context_args")
+
+
+def mask_of(tensor: Any) -> Any:
+    """Returns the mask that Keras keeps with a tensor, or None: `get_keras_mask`; there is no public way."""
+    return imported("keras.src.backend", "get_keras_mask", takes=("x",))(tensor)
+
+
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Gives a tensor the mask that the next layer is to find: `set_keras_mask`; there is no public way."""
+    imported("keras.src.backend", "set_keras_mask", takes=("x", "mask"))(tensor, mask)
+
+
+def nodes_by_depth(graph: keras.Model) -> dict[int, list[Any]]:
+    """Returns a functional model's calls, the last ones at depth 0: `_nodes_by_depth`; there is no public list."""
+    nodes: dict[int, list[Any]] = private(graph, "_nodes_by_depth")
+    return nodes
+
+
+def standardize_inputs(graph: keras.Model, x: Any) -> list[Any]:
+    """Returns inputs flat, in the model's order: `_standardize_inputs`, as a functional model does before a call."""
+    return list(private(graph, "_standardize_inputs", takes=("inputs",))(x))
+
+
+def set_dtype(tensor: keras.KerasTensor, dtype: str) -> None:
+    """Sets the dtype that a symbolic tensor announces: `_dtype`, since `dtype` has no setter."""
+    set_private(tensor, "_dtype", dtype)
+
+
+def history(tensor: keras.KerasTensor) -> Any:
+    """Returns (operation, node index, tensor index) of what made a symbolic tensor: `_keras_history`."""
+    return private(tensor, "_keras_history")
+
+
+def calls_of(operation: Any) -> list[Any]:
+    """Returns the nodes of the calls of an operation: `_inbound_nodes`; there is no public list."""
+    return list(private(operation, "_inbound_nodes"))
+
+
+def functional_class() -> type[keras.Model]:
+    """Returns the class of `keras.Model(inputs, outputs)`: keras.src.models.functional.Functional, not exported."""
+    graph: type[keras.Model] = imported("keras.src.models.functional", "Functional")
+    return graph
+
+
+def run_through_graph(graph: keras.Model, inputs: Any, call: Callable[..., Any]) -> Any:
+    """Calls `call(operation, ...)` for each node of a graph: `_run_through_graph`, which runs a functional model."""
+    run = private(graph, "_run_through_graph", takes=("inputs", "operation_fn", "call_fn"))
+    return run(inputs, call_fn=call)
+
+
+def no_autocast() -> AbstractContextManager[Any]:
+    """Returns a scope in which weights are read as they are: AutocastScope(None) of keras.src; none is public."""
+    return imported("keras.src.backend.common.variables", "AutocastScope", takes=("dtype",))(None)
+
+
+def input_signature(model: keras.Model) -> list[Any]:
+    """Returns the specs of what a model was built on: `get_input_signature` of keras.src.export, as its exporter asks.
+
+    Raises:
+        ValueError: The model is not built.
+    """
+    return list(imported("keras.src.export.export_utils", "get_input_signature", takes=("model",))(model))
+
+
+def output_projection(layer: keras.layers.GroupQueryAttention) -> keras.layers.EinsumDense:
+    """Returns the last product of a GroupQueryAttention: `_output_dense`; only MultiHeadAttention has it in public."""
+    return private(layer, "_output_dense")
+
+
+def is_tf_keras_graph(model: Any) -> bool:
+    """Returns whether a tf_keras model is functional or Sequential: `_is_graph_network`, which tfmot asks as well."""
+    return bool(private(model, "_is_graph_network"))

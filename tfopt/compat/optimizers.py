@@ -1,0 +1,128 @@
+"""Private names of Keras optimizers and variables."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt.compat.checks import check_reads, private, set_private
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """Returns the optimizer that a LossScaleOptimizer wraps, any other as it is, also None."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return private(optimizer, "inner_optimizer")
+    return optimizer
+
+
+def updating_optimizers(optimizer: Any) -> list[Any]:
+    """Returns the optimizers that update weights: what a LossScaleOptimizer wraps, the parts of a MultiOptimizer."""
+    inner = inner_optimizer(optimizer)
+    if isinstance(inner, keras.optimizers.MultiOptimizer):
+        return list(inner.optimizers)
+    return [] if inner is None else [inner]
+
+
+@contextlib.contextmanager
+def gradients_already_summed(optimizer: Any) -> Iterator[None]:
+    """While a step is traced, keeps the optimizer from summing over the replicas what is summed already.
+
+    It replaces `_all_reduce_sum_gradients`: Keras 3 has no public switch for it. The averages of weights are then
+    written by each replica to its own copy, in place of `_overwrite_model_variables_with_average_value`, which fails
+    inside a condition.
+    """
+    base = keras.optimizers.Optimizer
+    private(base, "_all_reduce_sum_gradients", takes=("grads_and_vars",))
+    private(base, "_overwrite_model_variables_with_average_value", takes=("trainable_variables",))
+    check_reads(private(base, "_backend_update_step"), "_all_reduce_sum_gradients")
+    update = private(base, "_backend_apply_gradients")
+    check_reads(update, "_backend_update_step", "_overwrite_model_variables_with_average_value")
+    optimizers = updating_optimizers(optimizer)
+    for each in optimizers:
+        each._all_reduce_sum_gradients = list
+        each._overwrite_model_variables_with_average_value = _overwrite(each)
+    try:
+        yield
+    finally:
+        for each in optimizers:
+            del each._all_reduce_sum_gradients
+            del each._overwrite_model_variables_with_average_value
+
+
+def _overwrite(optimizer: Any) -> Callable[[Sequence[Any]], None]:
+    def overwrite(variables: Sequence[Any]) -> None:
+        for variable, average in zip(variables, averages(optimizer), strict=True):
+            variable.assign(average)
+
+    return overwrite
+
+
+@contextlib.contextmanager
+def update_hooks(
+    optimizer: Any, update_step: Callable[[Any], Any], apply_weight_decay: Callable[[Any], Any]
+) -> Iterator[None]:
+    """While it lasts, each variable's update and decay go through hooks, which are given Keras' own to call.
+
+    It replaces `update_step` and `_apply_weight_decay`; `update_step` alone is public.
+    """
+    names = {"update_step": update_step, "_apply_weight_decay": apply_weight_decay}
+    base = keras.optimizers.Optimizer
+    private(base, "update_step", takes=("gradient", "variable", "learning_rate"))
+    private(base, "_apply_weight_decay", takes=("variables",))
+    check_reads(private(base, "_distributed_tf_update_step"), "update_step")
+    check_reads(private(base, "_backend_apply_gradients"), "_apply_weight_decay")
+    try:
+        for name, hook in names.items():
+            setattr(optimizer, name, hook(getattr(optimizer, name)))
+        yield
+    finally:
+        for name in names:
+            vars(optimizer).pop(name, None)
+
+
+def averages(optimizer: Any) -> list[Any]:
+    """Returns the moving averages of the weights: `_model_variables_moving_average`; `variables` mixes them."""
+    return list(private(optimizer, "_model_variables_moving_average"))
+
+
+def trained_variables(optimizer: Any) -> list[keras.Variable]:
+    """Returns what the optimizer was built for: `_trainable_variables`; there is no public list.
+
+    It is the optimizer's own list, told from its lists of slots by identity.
+    """
+    variables: list[keras.Variable] = private(optimizer, "_trainable_variables")
+    return variables
+
+
+def own_variables(optimizer: Any) -> list[keras.Variable]:
+    """Returns the optimizer's own: `_variables`, since `variables` has those of an inner optimizer as well."""
+    return list(private(optimizer, "_variables"))
+
+
+def find_slots_anew(optimizer: Any) -> None:
+    """Lets the optimizer find the slots of variables whose tf.Variable was replaced: `_trainable_variables_indices`.
+
+    It is made of `_var_key`, the identity of the tf.Variable, when the optimizer is built, which is done once.
+    """
+    key = private(optimizer, "_var_key", takes=("variable",))
+    places = {key(variable): place for place, variable in enumerate(trained_variables(optimizer))}
+    set_private(optimizer, "_trainable_variables_indices", places)
+
+
+def learning_rate_as_given(optimizer: Any) -> Any:
+    """Returns the variable or the schedule: `_learning_rate`, since `learning_rate` computes the schedule's value."""
+    return private(optimizer, "_learning_rate")
+
+
+def value_of(variable: keras.Variable) -> tf.Variable:
+    """Returns the tf.Variable of a Keras variable: `_value`, since `value` may be a copy of another dtype."""
+    return private(variable, "_value")
+
+
+def set_value(variable: keras.Variable, value: tf.Variable) -> None:
+    """Puts another tf.Variable into a Keras variable: `_value`, since `value` has no setter and `assign` copies."""
+    set_private(variable, "_value", value)

@@ -1,0 +1,119 @@
+"""Private names of TensorFlow, and the global random generators of both."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tfopt.compat.checks import imported, private
+
+
+def eager_seed() -> int | None:
+    """Returns the seed of `tf.random.set_seed`: `_seed` of the eager context; None if it was not called."""
+    return private(eager_context(), "_seed")
+
+
+def eager_generator() -> Any:
+    """Returns the random.Random that seeds eager operations: `_rng` of the eager context; it has no public state."""
+    return private(eager_context(), "_rng")
+
+
+def eager_context() -> Any:
+    """Returns the state of eager execution: `context()` of tensorflow.python.eager; there is no public access."""
+    return imported("tensorflow.python.eager.context", "context", takes=())()
+
+
+def global_generator() -> tf.random.Generator | None:
+    """Returns TensorFlow's generator if there is one: `tf.random.get_global_generator()` would make it."""
+    return imported("tensorflow.python.ops.stateful_random_ops", "global_generator")
+
+
+def keras_generator(*, make: bool) -> Any:
+    """Returns Keras' global seed generator: keras.src.random.seed_generator. None if there is none and `make` is False.
+
+    A layer without a seed of its own draws from it; there is no public access.
+    """
+    if make:
+        return imported("keras.src.random.seed_generator", "global_seed_generator", takes=())()
+    name = imported("keras.src.random.seed_generator", "GLOBAL_SEED_GENERATOR")
+    get = imported("keras.src.backend.common.global_state", "get_global_attribute")
+    return get(name)
+
+
+def is_op_determinism_enabled() -> bool:
+    """Returns whether `tf.config.experimental.enable_op_determinism` was called; there is no getter."""
+    name = "is_op_determinism_enabled"
+    return bool(imported("tensorflow.python.framework.config", name, takes=())())
+
+
+def expand_hostlist(hostlist: str) -> list[str]:
+    """Returns the names in Slurm's abbreviated list of nodes; the public resolver sorts them."""
+    return list(_slurm("expand_hostlist", "hostlist")(hostlist))
+
+
+def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
+    """Returns the numbers in Slurm's abbreviated list of tasks, one for each node."""
+    return list(_slurm("expand_tasks_per_node", "tasks_per_node")(tasks_per_node))
+
+
+def _slurm(name: str, *takes: str) -> Any:
+    return imported("tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver", name, takes=takes)
+
+
+def spec_of_first_replica(spec: Any) -> Any:
+    """Returns the spec of the first replica's part: `_value_specs`, which is hidden in a spec of all replicas."""
+    per_replica = imported("tensorflow.python.distribute.values", "PerReplicaSpec")
+    return private(spec, "_value_specs")[0] if isinstance(spec, per_replica) else spec
+
+
+@functools.cache  # asked for each node of a graph
+def find_op() -> Any:
+    """Returns what finds an operation's OpDef by its name, checked once."""
+    return imported("tensorflow.python.framework.op_def_registry", "get", takes=("name",))
+
+
+def op_definition(op: str) -> Any:
+    """Returns TensorFlow's OpDef of an operation, or None: `op_def_registry.get`; `tf.raw_ops` has functions only."""
+    return find_op()(op)
+
+
+def register_functions(functions: Iterable[Any]) -> None:
+    """Tells TensorFlow the bodies of a graph's loops and branches: methods of the eager context; none is public."""
+    context = eager_context()
+    has = private(context, "has_function", takes=("name",))
+    add = private(context, "add_function_def", takes=("fdef",))
+    for function in functions:
+        if not has(function.signature.name):
+            add(function)
+
+
+def with_constants(function: Any) -> Any:
+    """Returns a function whose variables are constants: `convert_variables_to_constants_v2`; the public one needs v1.
+
+    Raises:
+        ValueError: The function changes its variables.
+    """
+    module, name = "tensorflow.python.framework.convert_to_constants", "convert_variables_to_constants_v2"
+    convert = imported(module, name, takes=("func", "lower_control_flow", "aggressive_inlining"))
+    return convert(function, lower_control_flow=False)
+
+
+def leaves_with_paths(structure: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """Returns (path, leaf) in the order of `tf.nest.flatten`: `flatten_with_tuple_paths`, which tf.nest leaves out."""
+    flatten = imported("tensorflow.python.util.nest", "flatten_with_tuple_paths")
+    return list(flatten(structure))
+
+
+def inputs_of(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """Returns the data sets that a data set was made of: `_inputs`; there is no public list."""
+    return list(private(dataset, "_inputs", takes=())())
+
+
+def strategy_of(value: Any) -> tf.distribute.Strategy:
+    """Returns the strategy that a variable was made under, or the current one where it is on one device only."""
+    if isinstance(value, tf.distribute.DistributedValues):
+        return private(value, "distribute_strategy")
+    return tf.distribute.get_strategy()

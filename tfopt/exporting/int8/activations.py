@@ -1,0 +1,136 @@
+"""Quantized activations: how a tensor is stored in bytes, and how it becomes quantized and float again.
+
+A kernel knows no zero point. It takes a symmetric ("SCALED") range, whose scale is max(|min|, |max|) over 255 or 127.
+QuantizeV2 and Dequantize take a zero point as the lower end of their range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.graph import GraphEditor
+from tfopt.graph.edit import AttrValue, attribute, dtype_attr, producer, text
+from tfopt.quantization.annotation.fusion import FAKE_QUANT
+from tfopt.quantization.annotation.range import Range
+
+MIDDLE = 128  # the zero point of a symmetric range in unsigned bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantized:
+    """A quantized tensor in the graph.
+
+    Attributes:
+        values: The tensor of bytes. It is empty until a kernel computes them.
+        span: The range that the bytes cover.
+        low: The scalar constant with the lower end of the range that kernels are given, without the zero point.
+        high: The scalar constant with the upper end.
+    """
+
+    values: str
+    span: Range
+    low: str
+    high: str
+
+    @property
+    def dtype(self) -> Any:
+        return tf.qint8 if self.span.signed else tf.quint8
+
+    @property
+    def offset(self) -> float:
+        """The difference between the values that kernels read and the true values."""
+        return self.span.zero_point * self.span.scale
+
+
+class Activations:
+    """Adds the nodes and constants that quantized activations need.
+
+    Args:
+        editor: The graph.
+        unsigned: The fake-quantization nodes whose tensors must be unsigned bytes.
+    """
+
+    def __init__(self, editor: GraphEditor, unsigned: Collection[str]) -> None:
+        self._editor = editor
+        self._unsigned = unsigned
+
+    def leaving(self, node: Any, *, never_negative: bool = False) -> Quantized:
+        """Returns how the tensor of a fake-quantization node is stored. A kernel computes its values later.
+
+        Args:
+            node: The node.
+            never_negative: Whether the tensor is never negative. A signed range of 127 steps above zero then becomes an
+                unsigned range of 255 steps of the same size.
+        """
+        span = range_of(node)
+        if span.signed and never_negative:
+            span = Range(limit=span.scale * 255, signed=False)
+        elif span.signed and node.name in self._unsigned:
+            span = Range(limit=span.limit, signed=False, zero_point=MIDDLE)
+        return self.of_range(span)
+
+    def of_range(self, span: Range) -> Quantized:
+        """Returns a tensor of a range, without values yet."""
+        low, high = (-span.limit, span.limit) if span.signed else (0.0, span.scale * 255)
+        return Quantized(values="", span=span, low=self._scalar(low), high=self._scalar(high))
+
+    def quantize(self, node: Any) -> Quantized:
+        """Quantizes the float tensor that a fake-quantization node reads."""
+        held = self.leaving(node)
+        span, low, high, mode, rounding = held.span, held.low, held.high, "SCALED", "HALF_TO_EVEN"
+        if span.zero_point:
+            low, high, mode, rounding = *self._ends(span), "MIN_COMBINED", "HALF_AWAY_FROM_ZERO"
+        values = self._editor.add(
+            "QuantizeV2",
+            f"{node.name}/quantize",
+            [node.input[0], low, high],
+            T=dtype_attr(held.dtype),
+            mode=text(mode),
+            round_mode=text(rounding),
+            # Otherwise a signed range has 128 steps above zero, but the kernels assume 127.
+            narrow_range=AttrValue(b=span.signed),
+            axis=AttrValue(i=-1),
+            # Otherwise QuantizeV2 widens a range below 0.01, and the kernels are not told.
+            ensure_minimum_range=AttrValue(f=0.0),
+        )
+        return replace(held, values=values)
+
+    def dequantize(self, name: str, tensor: Quantized) -> str:
+        """Returns the float values of a quantized tensor. The new node is named after `name`."""
+        return self._editor.add(
+            "Dequantize",
+            f"{name}/dequantize",
+            [tensor.values, *self._ends(tensor.span)],
+            T=dtype_attr(tensor.dtype),
+            dtype=dtype_attr(tf.float32),
+            mode=text("MIN_COMBINED"),  # it takes half the time of SCALED
+            narrow_range=AttrValue(b=False),
+            axis=AttrValue(i=-1),
+        )
+
+    def _ends(self, span: Range) -> tuple[str, str]:
+        """Returns the constants with the values of the smallest and the largest byte."""
+        lowest, highest = (-128, 127) if span.signed else (-span.zero_point, span.steps)
+        return self._scalar(lowest * span.scale), self._scalar(highest * span.scale)
+
+    def _scalar(self, value: float) -> str:
+        return self._editor.add_constant("range", np.float32(value))
+
+
+def range_of(node: Any) -> Range:
+    """Returns the range of a fake-quantization node."""
+    low, high = attribute(node, "min").f, attribute(node, "max").f
+    if attribute(node, "narrow_range").b:
+        return Range(limit=high, signed=True)
+    return Range(limit=high, signed=False, zero_point=round(-low * 255 / (high - low)))
+
+
+def range_behind(editor: GraphEditor, tensor: str) -> Any | None:
+    """Returns the fake-quantization node that reads a tensor, if there is one."""
+    readers = (editor.nodes[name] for name in editor.consumers.get(producer(tensor), ()))
+    return next((node for node in readers if node.op == FAKE_QUANT), None)

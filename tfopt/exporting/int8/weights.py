@@ -1,0 +1,73 @@
+"""The constants of an int8 kernel: its weights with one range per output channel, and its bias."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.exporting.int8.activations import Quantized
+from tfopt.graph import GraphEditor
+from tfopt.graph.fold import CONVOLUTIONS
+from tfopt.quantization.annotation.fusion import Fusion, int8_weights, weights_quantizer
+from tfopt.quantization.annotation.range import steps_above_zero
+from tfopt.quantization.annotation.weight_grid import REDUCED_BITS
+
+LARGEST_REDUCED = steps_above_zero(REDUCED_BITS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelWeights:
+    """The int8 weights of a fusion.
+
+    Attributes:
+        fusion: The fusion.
+        steps: The weights as integers.
+        high: The largest weight of each output channel that 127 steps can represent.
+    """
+
+    fusion: Fusion
+    steps: np.ndarray
+    high: np.ndarray
+
+    @classmethod
+    def of(cls, editor: GraphEditor, fusion: Fusion) -> KernelWeights:
+        """Reads the weights from the annotated graph."""
+        node = weights_quantizer(editor, fusion.weights)
+        assert node is not None, fusion.op  # find_fusions returns no fusion without it
+        steps, high = int8_weights(editor, node)
+        return cls(fusion=fusion, steps=steps, high=high)
+
+    def add(self, editor: GraphEditor, entering: Quantized) -> tuple[str, str, str]:
+        """Adds the weights, their lowest values and their highest values.
+
+        Args:
+            editor: The graph.
+            entering: The activations that the kernel reads.
+        """
+        name, op, steps, high = self.fusion.op, editor.nodes[self.fusion.op].op, self.steps, self.high
+        if op in CONVOLUTIONS and entering.dtype == tf.qint8 and np.abs(steps).max() <= LARGEST_REDUCED:
+            # Without VNNI such a kernel halves its weights, and an odd weight would lose half a step.
+            steps, high = 2 * steps, high / 2
+        if op == "DepthwiseConv2dNative":
+            steps = steps[..., None]
+        return (
+            editor.add_constant(f"{name}/int8_weights", steps, tf.qint8),
+            editor.add_constant(f"{name}/int8_weights_min", -high),
+            editor.add_constant(f"{name}/int8_weights_max", high),
+        )
+
+    def add_bias(self, editor: GraphEditor, entering: Quantized, offset: float = 0.0) -> str:
+        """Adds the bias, one value for each output channel.
+
+        Args:
+            editor: The graph.
+            entering: The activations that the kernel reads. The bias removes their offset from the result.
+            offset: The offset that the result must have.
+        """
+        bias = np.zeros_like(self.high) if self.fusion.bias is None else editor.value(self.fusion.bias)
+        if entering.span.zero_point:
+            sums = self.steps.reshape(-1, len(self.high)).sum(axis=0, dtype=np.int64)
+            bias = bias - entering.offset * sums * (self.high / 127)
+        return editor.add_constant(f"{self.fusion.op}/bias", (bias + offset).astype(np.float32))

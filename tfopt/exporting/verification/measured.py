@@ -1,0 +1,154 @@
+"""Runs one artifact in its own process and measures it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from tfopt.errors import ArtifactError
+from tfopt.exporting.manifest import ARTIFACT, FIRST_FORMAT, SOURCE, Manifest, TensorRecord
+from tfopt.exporting.parity import are_numbers, compare, draw_inputs
+from tfopt.exporting.signatures import DEFAULT, FLOAT
+from tfopt.exporting.verification.accuracy import Scores
+from tfopt.exporting.verification.instructions import missing_instructions
+from tfopt.exporting.verification.process import MissingKernelError, SavedModelProcess
+
+# The largest difference between the outputs and those recorded at export, as a ratio of norms. Another processor adds
+# numbers in another order. In int8, a sum on the edge between two steps may then round to the other step.
+FLOAT_TOLERANCE, INT8_TOLERANCE = 1e-3, 5e-2
+
+
+@dataclass(eq=False)
+class MeasuredArtifact:
+    """An artifact or a baseline. Its fields are filled in their order below.
+
+    Attributes:
+        path: The artifact's directory.
+        manifest: Its manifest.
+        baseline: The artifact that it is compared with, if there is one.
+        no_baseline: Why there is no baseline. It is empty where there is one.
+        input_names: This artifact's name of each input, by the name in the first artifact. None means equal names.
+        output_names: This artifact's name of each output, likewise.
+        process: The process that serves it.
+        outputs: Its outputs on the labelled examples, by the names in the first artifact.
+        scores: The scores of these outputs. None without labelled examples.
+        max_abs_error: The largest difference to the outputs of the source model. None if outputs are not numbers.
+        relative_error: The same difference as a ratio of norms.
+        problems: The problems that were found.
+        weight_count: The number of its weights.
+        zero_count: How many of them are zero.
+        milliseconds: The time of each call, for each round.
+    """
+
+    path: Path
+    manifest: Manifest
+    baseline: MeasuredArtifact | None = None
+    no_baseline: str = ""
+    input_names: Mapping[str, str] = field(default_factory=dict)
+    output_names: Mapping[str, str] = field(default_factory=dict)
+    process: SavedModelProcess = field(init=False)
+    outputs: Mapping[str, np.ndarray] = field(init=False)
+    scores: Scores | None = None
+    max_abs_error: float | None = None
+    relative_error: float | None = None
+    problems: list[str] = field(default_factory=list)
+    weight_count: int = field(init=False)
+    zero_count: int = field(init=False)
+    milliseconds: list[list[float]] = field(init=False)
+
+    @property
+    def calls_ms(self) -> np.ndarray:
+        """The time of each call of all rounds."""
+        return np.concatenate(self.milliseconds)
+
+    @property
+    def median_ms(self) -> float:
+        return float(np.median(self.calls_ms))
+
+    def start(self, stack: ExitStack, signature: str | None) -> None:
+        """Starts a process whose TensorFlow has every kernel that the signature needs.
+
+        Args:
+            stack: The stack of contexts. The process ends with it.
+            signature: The signature to call. None means the default one, or the float one where kernels are missing.
+        Raises:
+            ArtifactError: TensorFlow lacks a kernel, or the graph is not as the manifest describes it.
+        """
+        inputs = draw_inputs(self.manifest.signature.inputs, self.manifest.check)
+        try:
+            with ExitStack() as tried:
+                self._serve(tried, signature or DEFAULT)
+                self.process.predict(inputs)
+                stack.push(tried.pop_all())
+        except MissingKernelError as error:
+            if signature is not None or FLOAT not in self.manifest.signatures:
+                raise ArtifactError(
+                    f"TensorFlow must have the kernels that the artifact needs: {self.manifest.requires}. Received: "
+                    f"{self.path} on a TensorFlow without {error.op}. Serve it on such a machine, or export it with "
+                    f"float_fallback=True and call the signature {FLOAT!r}."
+                ) from error
+            self._serve(stack, FLOAT)
+        self.process.renamed = self.input_names
+
+    def _serve(self, stack: ExitStack, signature: str) -> None:
+        self.process = stack.enter_context(SavedModelProcess(self.path, signature))
+        for kind in ("inputs", "outputs"):
+            self._check_graph(kind)
+
+    def _check_graph(self, kind: str) -> None:
+        """Raises ArtifactError unless the graph has the inputs or outputs that the manifest lists."""
+        listed: dict[str, TensorRecord] = getattr(self.manifest.signature, kind)
+        loaded = {name: TensorRecord.of(spec) for name, spec in self.process.loaded[kind].items()}
+        alike = listed.keys() == loaded.keys() and all(spec.fits(loaded[name]) for name, spec in listed.items())
+        if kind == "inputs":  # of outputs, TensorFlow may know more sizes after it has loaded the graph
+            alike = alike and all(spec.shape == loaded[name].shape for name, spec in listed.items())
+        if not alike:
+            wanted, received = (
+                ", ".join(f"{name} {spec}" for name, spec in sorted(specs.items())) for specs in (listed, loaded)
+            )
+            raise ArtifactError(
+                f"The graph's {kind} must be those that its manifest lists: {wanted}. Received: {self.path}, whose "
+                f"{kind} are {received}. Export it again."
+            )
+
+    def predict(self, inputs: Mapping[str, np.ndarray]) -> None:
+        """Computes the outputs on labelled examples."""
+        given = self.process.predict(inputs)
+        self.outputs = {name: given[own] for name, own in self.output_names.items()}
+
+    def check(self) -> None:
+        """Compares the outputs with those in the manifest, and lists the problems."""
+        if self.process.loaded["imported"]:
+            self.problems.append(f"The process had imported {', '.join(self.process.loaded['imported'])}.")
+        missing = missing_instructions(self.manifest, self.process.signature)
+        if missing is not None:
+            self.problems.append(missing)
+        recorded, first = self.manifest.check.outputs, self.manifest.check.format == FIRST_FORMAT
+        called = ARTIFACT if self.process.signature == DEFAULT else self.process.signature
+        outputs = self.process.predict(self._inputs_of_check())
+        if not are_numbers(outputs, recorded[called]):
+            self.problems.append("The outputs hold NaN or infinity.")
+            return
+        _, reproduced = compare(outputs, recorded[called], first)
+        in_int8 = self.manifest.precision == "int8" and called == ARTIFACT
+        tolerance = INT8_TOLERANCE if in_int8 else FLOAT_TOLERANCE
+        if not reproduced <= tolerance:
+            self.problems.append(
+                f"The outputs differ from those recorded at export by {reproduced:.1e} of their norm; at most "
+                f"{tolerance:.0e} is due to rounding. This machine's kernels compute something else."
+            )
+        self.max_abs_error, self.relative_error = compare(outputs, recorded[SOURCE], first)
+
+    def _inputs_of_check(self) -> dict[str, np.ndarray]:
+        """Returns the inputs of the manifest's check, under the names by which the process is given its inputs."""
+        given = {own: name for name, own in self.input_names.items()}
+        inputs = draw_inputs(self.manifest.signature.inputs, self.manifest.check)
+        return {given.get(name, name): value for name, value in inputs.items()}
+
+    def count_weights(self) -> None:
+        counted = self.process.count_weights()
+        self.weight_count, self.zero_count = counted["weights"], counted["zeros"]
