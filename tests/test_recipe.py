@@ -323,3 +323,8 @@ def test_quick_never_adds():
     )
     assert small.quick() == dataclasses.replace(small, name="x (quick run)")  # its name says so in the report
     assert Recipe(name="x", export_dir="out/x/").quick().export_dir == "out/x_quick"
+
+
+def test_quick_neither_resumes_the_real_training_nor_saves_into_it():
+    real = Recipe(name="x", training=TrainingConfig(checkpoint_dir="runs/x/"))
+    assert real.quick().training.checkpoint_dir == "runs/x_quick"

@@ -92,6 +92,13 @@ def test_all_signatures_share_their_weights(model, artifacts):
     assert size["all"] < size["int8"] + 60_000  # the nodes of three functions, for 318,000 weights
 
 
+def test_two_signatures_share_their_weights(model, tmp_path):
+    export(model, tmp_path / "float32")
+    export(model, tmp_path / "with_xla", ExportConfig(xla_signature=True))
+    size = {name: (tmp_path / name / "saved_model.pb").stat().st_size for name in ("float32", "with_xla")}
+    assert size["with_xla"] < size["float32"] + 60_000  # for 1,270,000 bytes of weights
+
+
 def test_xla_compiles_its_signature(artifacts):
     """What is compiled is marked so, and the mark survives saving."""
     saved = saved_model_pb2.SavedModel.FromString((artifacts / "all" / "saved_model.pb").read_bytes())

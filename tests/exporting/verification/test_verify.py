@@ -20,6 +20,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tfopt.cli import main
 from tfopt.errors import ArtifactError, ConfigError
 from tfopt.exporting import ExportConfig, SavedModelProcess, export, time_in_turns, verify
 from tfopt.exporting.manifest import TensorRecord
@@ -276,6 +277,22 @@ def test_outputs_other_than_those_recorded_are_a_problem(model, tmp_path):
     receipt = verify(tmp_path / "a", seconds=0.01)
     assert not receipt.ok
     assert "differ from those recorded" in receipt.problems[0]
+    assert main(["verify", str(tmp_path / "a")]) == 1
+
+
+def test_the_speedup_is_above_1_where_the_baseline_is_slower(tmp_path):
+    """Both take the same inputs. The baseline computes a hundred times as much."""
+    inputs = keras.Input((64, 64, 8), name="x")
+    slow = inputs
+    for _ in range(6):
+        slow = layers.Conv2D(32, 5, padding="same")(slow)
+    for name, outputs in {"fast": inputs, "slow": slow}.items():
+        model = keras.Model(inputs, layers.GlobalAveragePooling2D(name="y")(layers.Conv2D(4, 1)(outputs)))
+        export(model, tmp_path / name)
+    receipt = verify(tmp_path / "fast", baseline=tmp_path / "slow", seconds=0.05)
+    assert receipt.speedup > 1
+    assert receipt.speedup_range[0] > 1
+    assert receipt.verdict == "faster"
 
 
 def test_outputs_that_are_not_numbers_here_are_a_problem(tmp_path):

@@ -50,6 +50,15 @@ def test_int4_has_one_scale_per_group_and_is_no_worse_than_plain_rounding(matrix
     assert np.sum((decoded - matrix) ** 2) <= 1.05 * plain + 1e-4 * np.sum(matrix**2)
 
 
+def test_the_outermost_weight_of_an_int4_group_is_8_steps_from_zero():
+    """int4 reaches from -8 to 7, so the scale takes the sign that puts the outermost weight at -8."""
+    for outermost in (-4.0, 4.0):
+        matrix = np.array([[outermost], [-outermost / 8], [outermost / 4], [outermost / 2]], np.float32)
+        grouped = quantize_matrix(matrix, bits=4, group_size=4, channel_axis=1)
+        assert grouped.steps.ravel().tolist() == [-8, 1, -2, -4]
+        np.testing.assert_array_equal(grouped.decoded(), matrix)
+
+
 def test_smaller_groups_are_more_exact():
     matrix = np.random.default_rng(0).standard_t(4, size=(512, 64)).astype(np.float32)
     errors = [
