@@ -1,6 +1,6 @@
 from .batches import iterate_batches
+from .epoch_order import EpochCounter
 from .pipeline import PREFETCH, pipeline
-from .position import EpochCounter
 from .sources import SOURCES, Examples, arrays, digits, synthetic
 
 __all__ = [

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from tfopt.data import augment
-from tfopt.data.accepted import check_examples
+from tfopt.data.accepted_examples import check_examples
+from tfopt.data.epoch_order import EpochCounter, PerEpoch
 from tfopt.data.memory import cached
-from tfopt.data.position import EpochCounter, PerEpoch
 from tfopt.errors import ConfigError, unknown_name
 
 # A larger data set is shuffled within a window of this number of examples.

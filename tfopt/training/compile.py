@@ -17,7 +17,7 @@ from tfopt.profiling.tensor_cores import tensor_core_alignment as tensor_core_al
 from tfopt.report import Change, PassReport, Skip
 from tfopt.settings.validation import check_type
 from tfopt.training.checkpointing.resume import Resume
-from tfopt.training.differences import state_of_parts, summed_embeddings
+from tfopt.training.keras_differences import state_of_parts, summed_embeddings
 from tfopt.training.memory import out_of_memory_message
 from tfopt.training.pipeline_parallel.step import Stages, split
 from tfopt.training.plan import Plan

@@ -460,7 +460,10 @@ def test_what_cannot_be_trained_is_refused_with_the_remedy(tmp_path):
         ({"weight_bits": 2}, "weight_bits must be 8 or 4"),
         ({"learned_ranges": True}, "learned_ranges is a setting of quantization-aware training"),
         ({"freeze_ranges_after": 3}, "Set training=True"),
-        ({"training": True, "freeze_batch_norm_after": -1}, "freeze_batch_norm_after must not be negative"),
+        (
+            {"training": True, "freeze_batch_norm_after": -1},
+            "freeze_batch_norm_after must be a whole number of at least 0 or None",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):

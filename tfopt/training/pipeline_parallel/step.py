@@ -29,6 +29,7 @@ import tensorflow as tf
 
 from tfopt.compat.layers import standardize_inputs
 from tfopt.errors import ConfigError, unknown_name
+from tfopt.training.loss_scaling import scaled_loss
 from tfopt.training.losses import compute_loss
 from tfopt.training.pipeline_parallel import variables
 from tfopt.training.pipeline_parallel.passes import (
@@ -211,7 +212,7 @@ class Stages:
                     examples=part.size,
                 )
                 loss *= tf.cast(part.share, loss.dtype)
-                scaled = self.model.optimizer.scale_loss(loss)
+                scaled = scaled_loss(self.model.optimizer, loss)
             keys = [*map(id, self._graph.outputs), *map(id, added), *map(id, regularized)]
             gradients.add(keys, tape.gradient(scaled, sources))
 

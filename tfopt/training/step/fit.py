@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from tfopt.data.position import UNCONTROLLED, EpochCounter
+from tfopt.data.epoch_order import UNCONTROLLED, EpochCounter
 from tfopt.training.checkpointing.fit_checkpoints import FitCheckpoints
 from tfopt.training.checkpointing.resume import OpenCheckpoints
 from tfopt.training.step.execution import Executions

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfopt.errors import ConfigError, TrainingError
 from tfopt.training.distributed.cluster import lost_worker
+from tfopt.training.loss_scaling import loss_scale
 from tfopt.training.step.ledger import Ledger
 
 # To read a loss, Python waits for the device. So it reads the losses of this many calls together.
@@ -88,7 +89,7 @@ class Watch:
         self._unchecked: list[tuple[int, int, Any]] = []  # of each call: its last step, its number of steps, its loss
         self._first_loss: float | None = None
         self._last_loss: float | None = None
-        self._scale = _loss_scale(model.optimizer)
+        self._scale = loss_scale(model.optimizer)
 
     def after(self, step: int, steps: int, logs: dict[str, Any]) -> None:
         """Notes the loss of a call that ran `steps` steps and ended with step number `step`."""
@@ -103,7 +104,7 @@ class Watch:
             TrainingError: A loss is not finite.
         """
         unchecked, self._unchecked = self._unchecked, []
-        scale = _loss_scale(self._model.optimizer)
+        scale = loss_scale(self._model.optimizer)
         if unchecked and scale is not None and self._scale is not None and scale != self._scale:
             self._ledger.scaled(unchecked[-1][0], self._scale, scale)
         self._scale = scale
@@ -157,13 +158,6 @@ class Watch:
             f"Likely cause: the learning rate ({rate:.3g}) is too high, or the loss or a layer takes a logarithm or a "
             "root of zero, or divides by zero. Lower the learning rate, or add a small constant there."
         )
-
-
-def _loss_scale(optimizer: Any) -> float | None:
-    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return None
-    scale = optimizer.dynamic_scale if optimizer.built else optimizer.initial_scale
-    return float(keras.ops.convert_to_numpy(scale))
 
 
 def _not_finite_in(data: tuple[Any, ...]) -> str | None:

@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.compat.trainer import BUILD, check_fit, compile_config, element_spec, symbolic_build
-from tfopt.data.position import EpochCounter
+from tfopt.data.epoch_order import EpochCounter
 from tfopt.errors import TfoptWarning, UnsupportedModelError
 from tfopt.training.checkpointing.resume import Resume
 from tfopt.training.distributed.strategy import is_multi_worker

@@ -30,6 +30,7 @@ import tensorflow as tf
 from tfopt.compat.layers import takes_training
 from tfopt.compat.optimizers import gradients_already_summed
 from tfopt.compat.trainer import built_under, loss_tracker, losses_not_scaled
+from tfopt.training.loss_scaling import scaled_loss
 from tfopt.training.losses import compute_loss
 from tfopt.training.pipeline_parallel.step import Stages
 
@@ -165,7 +166,7 @@ class Step:
             y_pred = self._call(x, training=True)
             loss = self._loss(x, y, y_pred, weight, training=True)
             weighted = loss if share is None else loss * tf.cast(share, loss.dtype)
-            scaled = model.optimizer.scale_loss(weighted)
+            scaled = scaled_loss(model.optimizer, weighted)
         return loss, y_pred, tape.gradient(scaled, variables)
 
     def _apply_gradients(self, gradients: Sequence[Any]) -> None:

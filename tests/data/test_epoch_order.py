@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.data.experimental.ops.distribute import compute_batch_size
 
 from tfopt.data import pipeline
-from tfopt.data.position import EpochCounter
+from tfopt.data.epoch_order import EpochCounter
 from tfopt.errors import ConfigError
 
 COUNT = 53
@@ -71,7 +71,7 @@ def test_another_process_has_the_same_order():
     code = """
 import numpy as np
 from tfopt.data import pipeline
-from tfopt.data.position import EpochCounter
+from tfopt.data.epoch_order import EpochCounter
 counter = EpochCounter()
 dataset = pipeline((np.arange(53.0), np.arange(53)), batch_size=8, epoch=counter)
 counter.assign(7)
@@ -250,7 +250,7 @@ import numpy as np
 import tensorflow as tf
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 from tfopt.data.pipeline import pipeline
-from tfopt.data.position import EpochCounter
+from tfopt.data.epoch_order import EpochCounter
 with strategy.scope():
     counter = EpochCounter()
     if int(sys.argv[1]) == 0:
