@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import pydantic
 import pydantic_core
 import tomli_w
-from annotated_types import Ge
+from annotated_types import Ge, MinLen
 
 from tfopt.data import SOURCES, Examples
 from tfopt.errors import ConfigError, unknown_name
@@ -114,7 +114,7 @@ class Recipe:
     """Settings of the pruning, with fine-tuning. None turns it off."""
     quantization: QuantizationConfig | None = None
     """Settings of the int8 quantization, with or without training. None turns it off."""
-    export_dir: str | None = None
+    export_dir: Annotated[str, MinLen(1)] | None = None
     """Directory for float32/, pruned/, int8/, receipts.json and report.html. With None nothing is written."""
 
     def __post_init__(self) -> None:
@@ -211,7 +211,7 @@ def _check_call(
     if isinstance(named, str) and named not in registry:
         raise unknown_name(kind, named, registry)
     function = registry[named] if isinstance(named, str) else named
-    if not callable(function):
+    if not callable(function) or hasattr(function, "get_weights"):  # a model can be called, but builds nothing
         raise ConfigError(
             f"{kind} must be a name or a function. Received: {kind}={named!r}. "
             f"The names are {', '.join(map(repr, sorted(registry)))}."

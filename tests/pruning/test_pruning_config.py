@@ -42,7 +42,10 @@ from tfopt.pruning import PruningConfig
             {"schedule": "polynom"},
             "Unknown schedule 'polynom'. Expected one of: 'constant', 'polynomial'. Did you mean 'polynomial'?",
         ),
-        ({"schedule": 3}, "schedule must be a name or a function. Received: schedule=3."),
+        (
+            {"schedule": 3},
+            "schedule must be a name or a function. Received: schedule=3. The names are 'constant', 'polynomial'.",
+        ),
         ({"scope": "model"}, "Unknown scope 'model'. Expected one of: 'global', 'layer'."),
         ({"begin_step": -1}, "begin_step must be a whole number of at least 0. Received: begin_step=-1."),
         ({"frequency": 0}, "frequency must be a whole number of at least 1. Received: frequency=0."),

@@ -29,7 +29,7 @@ from tfopt.training.config import OPTIMIZERS
         *(("learning_rate", value, "positive") for value in (0, -0.1, float("nan"), float("inf"), "fast", True, None)),
         *(("seed", value, "[0, 2**32)") for value in (-1, 2**32, 1.5, "a", None, True)),
         ("precision", "fp16", "Expected one of: 'auto', 'float32', 'mixed_bfloat16', 'mixed_float16'"),
-        ("precision", None, "Expected one of"),
+        ("precision", None, "'mixed_bfloat16' or 'mixed_float16'"),
         ("precision", "mixed_floa16", "Did you mean 'mixed_float16'?"),
         ("strategy", "miror", "'multi_worker', 'none', 'pipeline'. Did you mean 'mirrored'?"),
         ("strategy", "Mirrored", "Did you mean 'mirrored'?"),

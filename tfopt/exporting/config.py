@@ -39,7 +39,7 @@ class ExportConfig:
     chooses every node with an int8 kernel."""
     batch_sizes: Annotated[tuple[Annotated[int, Ge(1)], ...], MinLen(1)] = (1, 8)
     """Batch sizes at which int8_nodes="faster" measures the model. All have the same weight in the choice."""
-    node_times: str | None = None
+    node_times: Annotated[str, MinLen(1)] | None = None
     """JSON file with the measured times of the nodes. If the file exists, its times are used, and nothing is measured.
     If not, the times are measured and the file is written."""
     weight_only: WeightOnlyConfig = field(default_factory=WeightOnlyConfig)

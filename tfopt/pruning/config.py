@@ -1,5 +1,6 @@
 """Settings of unstructured pruning."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -16,6 +17,10 @@ from tfopt.settings.validation import Remedy, check_fields, check_name
 def _fraction(value: object) -> str:
     meant = f"; did you mean {value / 100:g}?" if isinstance(value, (int, float)) and 1 < value < 100 else "."
     return f"Sparsity is a fraction{meant}"
+
+
+def _is_function(value: object) -> bool:
+    return callable(value) and not isinstance(value, type)  # a class of schedules is not yet a schedule
 
 
 Sparsity = Annotated[float, Ge(0), Lt(1), Remedy(_fraction)]
@@ -54,7 +59,7 @@ class PruningConfig:
     """Number of training steps between two updates of the masks."""
     epochs: Annotated[int, Ge(1)] = 10
     """Number of epochs of a recipe's fine-tuning, during which it prunes."""
-    learning_rate: Annotated[float, Gt(0)] | None = None
+    learning_rate: Annotated[float, Gt(0), Lt(math.inf)] | None = None
     """Learning rate of a recipe's fine-tuning. By default the learning rate of its training."""
     exclude: tuple[str, ...] = ()
     """Names or paths of layers that are not pruned, with * and ? as wildcards. The name of a nested model excludes all
@@ -62,8 +67,8 @@ class PruningConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_name("criterion", self.criterion, CRITERIA, or_a="a callable", accepts=callable)
-        check_name("schedule", self.schedule, SCHEDULES, or_a="a callable", accepts=callable)
+        check_name("criterion", self.criterion, CRITERIA, or_a="a function", accepts=_is_function)
+        check_name("schedule", self.schedule, SCHEDULES, or_a="a function", accepts=_is_function)
         if self.initial_sparsity > self.target_sparsity:
             raise ConfigError(
                 "initial_sparsity must not exceed target_sparsity. Received: "

@@ -77,7 +77,7 @@ class QuantizationConfig:
     inference. None means never, 0 from the start."""
     epochs: Annotated[int, Ge(1)] = 5
     """With training: number of epochs for which a recipe trains the quantized model."""
-    learning_rate: Annotated[float, Gt(0)] | None = None
+    learning_rate: Annotated[float, Gt(0), Lt(math.inf)] | None = None
     """With training: learning rate for the quantized model in a recipe. By default the one of the training."""
 
     def __post_init__(self) -> None:
@@ -97,7 +97,8 @@ class QuantizationConfig:
 
     def _check_training(self) -> None:
         training_only = ("learned_ranges", "freeze_ranges_after", "freeze_batch_norm_after")
-        ignored = [name for name in training_only if getattr(self, name) not in (None, False)]
+        given = {name: getattr(self, name) for name in training_only}
+        ignored = [name for name, value in given.items() if value is not None and value is not False]
         if ignored and not self.training:
             raise ConfigError(
                 f"{ignored[0]} is a setting of quantization-aware training. "

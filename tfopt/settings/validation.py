@@ -38,7 +38,8 @@ class Remedy:
 def check_fields(config: Any) -> None:
     """Raises ConfigError unless the value of each field of a dataclass follows the type of the field.
 
-    A NumPy number is accepted as a number, a list as a tuple and a path as a string. A bool is not a number.
+    A NumPy number becomes a number, a list a tuple and a path a string. A bool is not a number. A field that takes a
+    name or a function is left to `check_name`, whose error lists the names.
 
     Example:
         >>> @dataclass
@@ -50,20 +51,25 @@ def check_fields(config: Any) -> None:
         tfopt.errors.ConfigError: share must be in [0, 1). Received: share=90.
     """
     for name, hint in field_types(type(config)).items():
-        check_value(name, getattr(config, name), hint)
+        if "a name or a function" not in rule(hint):
+            checked = check_value(name, getattr(config, name), hint)
+            if isinstance(checked, int | float | str | tuple):
+                object.__setattr__(config, name, checked)  # a configuration is frozen once it is made
 
 
-def check_value(name: str, value: Any, hint: Any) -> None:
-    """Raises ConfigError unless a value follows a type.
+def check_value(name: str, value: Any, hint: Any) -> Any:
+    """Returns a value as a plain Python value. Raises ConfigError unless it follows a type.
 
     Example:
+        >>> check_value("steps", 3.0, int | float), check_value("steps", [1, 2], tuple[int, ...])
+        (3.0, (1, 2))
         >>> check_value("steps", "many", Literal["auto"] | Annotated[int, Ge(1)])
         Traceback (most recent call last):
         ...
         tfopt.errors.ConfigError: steps must be 'auto' or a whole number of at least 1. Received: steps='many'.
     """
     try:
-        _adapter(hint).validate_python(_plain(value), strict=True)
+        return _adapter(hint).validate_python(_plain(value), strict=True)
     except ValidationError as error:
         raise error_for(name, value, hint) from error
 
@@ -81,7 +87,9 @@ def check_type(name: str, value: object, expected: type, remedy: str = "") -> No
         shown = repr(value)
         if len(shown) > LONGEST_VALUE:  # the values inside say nothing about a wrong type, and hide the remedy
             shown = f"{type(value).__name__}(...)"
-        raise ConfigError(f"{name} must be a {expected.__name__}. Received: {name}={shown}. {remedy}".rstrip())
+        article = "an" if expected.__name__[0] in "AEIOU" else "a"
+        rule = f"{name} must be {article} {expected.__name__}"
+        raise ConfigError(f"{rule}. Received: {name}={shown}. {remedy}".rstrip())
 
 
 def check_name(kind: str, value: Any, known: Iterable[str], *, or_a: str = "", accepts: Callable[[Any], bool]) -> None:
@@ -106,7 +114,7 @@ def check_name(kind: str, value: Any, known: Iterable[str], *, or_a: str = "", a
             raise unknown_name(kind, value, names)
     elif not accepts(value):
         raise ConfigError(
-            f"{kind} must be a name or {or_a}. Received: {kind}={value!r}. "
+            f"{kind} must be a name or {or_a}. Received: {kind}={_shown(value)}. "
             f"The names are {', '.join(map(repr, sorted(names)))}."
         )
 
@@ -114,15 +122,15 @@ def check_name(kind: str, value: Any, known: Iterable[str], *, or_a: str = "", a
 def error_for(name: str, value: Any, hint: Any) -> ConfigError:
     """Returns the error for a value that does not follow a type."""
     bare, metadata = _divided(hint)
-    if get_origin(bare) is Literal and all(isinstance(option, str) for option in get_args(bare)):
-        return unknown_name(name.rpartition(".")[2], str(value), get_args(bare))
+    value = _plain(value)
+    if isinstance(value, str) and get_origin(bare) is Literal:
+        return unknown_name(name.rpartition(".")[2], value, map(str, get_args(bare)))
     remedies = [each.sentence for each in metadata if isinstance(each, Remedy)]
     sentences = [sentence if isinstance(sentence, str) else sentence(value) for sentence in remedies]
-    if get_origin(bare) is tuple and isinstance(value, str):
+    if isinstance(value, str) and get_origin(bare) is tuple and get_args(bare)[0] is str:
         sentences.append(f"Did you mean ({value!r},)?")
-    return ConfigError(
-        " ".join([f"{name} must be {rule(hint)}. Received: {name}={value!r}.", *filter(None, sentences)])
-    )
+    received = f"{name} must be {rule(hint)}. Received: {name}={_shown(value)}."
+    return ConfigError(" ".join([received, *filter(None, sentences)]))
 
 
 def rule(hint: Any) -> str:
@@ -148,6 +156,8 @@ def rule(hint: Any) -> str:
         return "a table"
     if bare in (int, float):
         return _rule_of_number(bare, metadata)
+    if bare is str and any(isinstance(each, MinLen) for each in metadata):
+        return "a string that is not empty"
     plain = {bool: "True or False", str: "a string", NoneType: "None"}
     return plain.get(bare) or f"a {getattr(bare, '__name__', bare)}"
 
@@ -200,9 +210,18 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
     return TypeAdapter(hint)
 
 
+def _shown(value: Any) -> str:
+    """Returns a value as text, cut where a long one would hide the rest of the message."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
+
+
 def _plain(value: Any) -> Any:
+    """Returns a NumPy number as Python's, a list as a tuple and a path as a string; any other value as it is."""
     if isinstance(value, bool):
         return value
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+        return value.item()
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):

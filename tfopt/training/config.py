@@ -139,7 +139,7 @@ def check_remat(mode: str | None) -> None:
     Example:
         >>> check_remat("activations")
     """
-    if mode in _REMAT_FAILS:
+    if isinstance(mode, str) and mode in _REMAT_FAILS:
         raise ConfigError(
             f"remat must be one of {', '.join(map(repr, REMAT_MODES))} or None. Received: remat={mode!r}. "
             f"This mode fails in fit on TensorFlow: {_REMAT_FAILS[mode]}. Use 'activations', or accumulate gradients."

@@ -286,7 +286,7 @@ def test_weights_with_nan_are_named():
         ({"max_accuracy_drop": "x"}, "a number of at least 0 or None"),
         ({"exclude": "*"}, r"exclude must be a tuple of strings. Received: exclude='\*'"),
         ({"exclude": (5,)}, "exclude must be a tuple of strings"),
-        ({"rounding": None}, "Unknown rounding 'None'"),
+        ({"rounding": None}, "rounding must be 'nearest' or 'adaptive'"),
     ],
 )
 def test_settings_out_of_range(settings, message):

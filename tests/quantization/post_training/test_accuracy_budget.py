@@ -256,7 +256,7 @@ def test_which_of_several_outputs_is_meant_must_be_said():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_accuracy_drop": 5}, "must be in .0, 1.. Received: max_accuracy_drop=5. .* did you mean 0.05"),
+        ({"max_accuracy_drop": 5}, "must be in .0, 1.. Received: max_accuracy_drop=5.0. .* did you mean 0.05"),
         ({"max_accuracy_drop": -0.1}, "at least 0"),
         ({"max_accuracy_drop": float("nan")}, "at least 0"),
         ({"metric": "top5"}, "Unknown metric 'top5'. Expected one of: 'accuracy', 'binary_accuracy'"),

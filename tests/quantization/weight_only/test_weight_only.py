@@ -81,5 +81,5 @@ def test_zeros_stay_zeros_and_a_group_of_zeros_is_allowed():
 
 @pytest.mark.parametrize("wrong", [{"group_size": 4}, {"decode": "never"}, {"minimum_size": 0}])
 def test_settings_out_of_range(wrong):
-    with pytest.raises(ConfigError, match="Received|Unknown decode"):
+    with pytest.raises(ConfigError, match=r"Received|Unknown decode"):
         WeightOnlyConfig(**wrong)
