@@ -38,7 +38,7 @@ class ExportConfig:
     """Nodes that run in int8: "faster" chooses the nodes that are measured to be faster in int8 on this machine; "all"
     chooses every node with an int8 kernel."""
     batch_sizes: Annotated[tuple[Annotated[int, Ge(1)], ...], MinLen(1)] = (1, 8)
-    """Batch sizes at which int8_nodes="faster" measures the model. All have the same weight in the choice."""
+    """Batch sizes at which int8_nodes="faster" measures the model. Each batch size counts the same."""
     node_times: Annotated[str, MinLen(1)] | None = None
     """JSON file with the measured times of the nodes. If the file exists, its times are used, and nothing is measured.
     If not, the times are measured and the file is written."""
@@ -46,9 +46,9 @@ class ExportConfig:
     """Settings of stored weights, not used for float32 and int8."""
     float_fallback: bool = False
     """With int8: whether to write a second signature "serving_float", which computes in float32 with the same int8
-    weights. It is for a TensorFlow without the int8 kernels."""
+    weights. A TensorFlow without the int8 kernels can call it."""
     xla_signature: bool = False
-    """Whether to write another signature "serving_xla", which XLA compiles at its first call. With int8 it computes in
+    """Whether to write the signature "serving_xla" too, which XLA compiles at its first call. With int8 it computes in
     float32."""
 
     def __post_init__(self) -> None:

@@ -102,7 +102,7 @@ class TrainingConfig:
     keep_checkpoints: AtLeastOne = 3
     """Number of checkpoints to keep. Older ones are removed."""
     resume: Literal["auto"] | bool = "auto"
-    """Whether to resume: auto uses the newest checkpoint if there is one, true requires a checkpoint, false requires a
+    """Whether to resume: auto uses the newest checkpoint if there is one, True requires a checkpoint, False requires a
     directory without checkpoints."""
     stop_on_nan: bool = True
     """Whether to end the training with an error that names the likely cause when the loss is not finite."""
