@@ -48,7 +48,7 @@ def trained(name: str, examples: Examples, epochs: int, shift: int = 2, seed: in
     """Builds a model and trains it. Each epoch shifts the examples by new random numbers of pixels."""
     keras.utils.set_random_seed(seed)
     builder, arguments = BUILDERS[name]
-    model = builder(examples.input_shape, examples.num_classes, **arguments)
+    model = builder(examples.input_shape, examples.outputs, **arguments)
     steps = epochs * -(-len(examples.x_train) // 32)
     model.compile(
         keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(3e-3, steps)),

@@ -329,7 +329,8 @@ def test_a_function_may_give_model_and_data():
     x, y = rng.normal(size=(40, 3)).astype("float32"), np.arange(40) % 2
 
     def source(*, scale):
-        return Examples(name="own", x_train=x * scale, y_train=y, x_test=x[:4], y_test=y[:4], num_classes=2)
+        part = tf.data.Dataset.from_tensor_slices((x * scale, y))
+        return Examples(name="own", train=part, test=part.take(4), outputs=2)
 
     builder = Recorder()
     data = DataConfig(source=source, arguments={"scale": 2})

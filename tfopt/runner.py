@@ -197,7 +197,7 @@ def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Cons
 
 def _build(settings: Recipe, decided: Plan, examples: Examples) -> keras.Model:
     with decided.scope():
-        model = settings.model.build(examples.input_shape, examples.num_classes)
+        model = settings.model.build(examples.input_shape, examples.outputs)
     if not isinstance(model, keras.Model) or not model.built:
         raise UnsupportedModelError(
             f"The builder must return a built Keras 3 model. Received: {model!r} from {settings.model.builder!r}. "

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt.data import pipeline
-from tfopt.data.augment import random_shift
+from tfopt.data.augment.random_shift import random_shift
 from tfopt.data.epoch_order import EpochCounter
 from tfopt.data.memory import available_memory_bytes
 from tfopt.errors import ConfigError, TfoptWarning

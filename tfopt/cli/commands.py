@@ -98,7 +98,7 @@ def export_command(words: list[str]) -> int:
     options = _parse(ExportOptions, words, "tfopt export")
     _start_tensorflow()
     from tfopt.atomic.directories import MARK
-    from tfopt.data.files import load_examples
+    from tfopt.data.by_name import load_examples
     from tfopt.exporting import export
 
     data = None if options.calibration_data is None else load_examples(options.calibration_data, training=True)
@@ -122,7 +122,7 @@ def export_command(words: list[str]) -> int:
 def verify_command(words: list[str]) -> int:
     options = _parse(VerifyOptions, words, "tfopt verify")
     _start_tensorflow()
-    from tfopt.data.files import load_examples
+    from tfopt.data.by_name import load_examples
     from tfopt.exporting import verify
     from tfopt.exporting.manifest import check_is_artifact
 

@@ -1,6 +1,6 @@
 """Data sources, and the tf.data pipeline that feeds a model.
 
-Start in pipeline.py; sources.py has the data sets.
+Start in pipeline.py; examples.py says what a source returns.
 """
 
 import lazy_loader

@@ -1,7 +1,11 @@
 from .batches import iterate_batches
 from .epoch_order import EpochCounter
+from .examples import Examples
 from .pipeline import PREFETCH, pipeline
-from .sources import SOURCES, Examples, arrays, digits, synthetic
+from .sources import SOURCES
+from .sources.digits import digits
+from .sources.in_memory import arrays
+from .sources.synthetic import synthetic
 
 __all__ = [
     "PREFETCH",

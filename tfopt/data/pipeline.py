@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from tfopt.data import augment
 from tfopt.data.accepted_examples import check_examples
+from tfopt.data.augment.random_shift import check_images
+from tfopt.data.augment.random_shift import random_shift as shift_randomly
 from tfopt.data.epoch_order import EpochCounter, PerEpoch
 from tfopt.data.memory import cached
 from tfopt.errors import ConfigError, unknown_name
@@ -96,13 +97,13 @@ def pipeline(
 
     def randomize(seed: Any) -> tf.data.Dataset:
         shuffled = dataset.shuffle(window, seed=seed)
-        return augment.random_shift(shuffled, random_shift, seed=seed) if random_shift else shuffled
+        return shift_randomly(shuffled, random_shift, seed=seed) if random_shift else shuffled
 
     if epoch is None:
         return batch(randomize(seed))
 
     if random_shift:  # here: tf.data would replace an error from inside its function
-        augment.check_images(dataset, random_shift)
+        check_images(dataset, random_shift)
 
     def of_epoch(seed: tf.Tensor) -> tf.data.Dataset:
         # TensorFlow mixes its global seed into the seed of an operation. Here it sets the seed of this function only.

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfopt.data.files import load_examples
+from tfopt.data.by_name import load_examples
 from tfopt.errors import ConfigError
 
 

@@ -28,7 +28,7 @@ def test_enlarged_digits_are_images_of_the_same_digits():
     small, large = digits(image_size=8), digits()
     assert large.x_train.shape == (1437, 32, 32, 1)
     assert large.x_test.shape == (360, 32, 32, 1)
-    assert (large.input_shape, large.num_classes) == ((32, 32, 1), 10)
+    assert (large.input_shape, large.outputs) == ((32, 32, 1), 10)
     assert large.x_train.dtype == np.float32
     assert 0 <= large.x_train.min() < large.x_train.max() <= 1
     np.testing.assert_array_equal(small.y_train, large.y_train)
@@ -64,14 +64,14 @@ def test_limit_takes_the_first_of_both_parts():
     few = examples.limit(7)
     np.testing.assert_array_equal(few.x_train, examples.x_train[:7])
     np.testing.assert_array_equal(few.y_test, examples.y_test[:7])
-    assert few.num_classes == examples.num_classes
+    assert few.outputs == examples.outputs
 
 
 @pytest.mark.parametrize("input_shape", [(8,), (8, 8, 3), [4, 2]])
 def test_synthetic_has_the_shape_that_was_asked_for(input_shape):
     examples = synthetic(examples=60, input_shape=input_shape, num_classes=3)
     assert examples.input_shape == tuple(input_shape)
-    assert (len(examples.x_train), len(examples.x_test), examples.num_classes) == (48, 12, 3)
+    assert (len(examples.x_train), len(examples.x_test), examples.outputs) == (48, 12, 3)
     assert np.bincount(examples.y_train).tolist() == [16, 16, 16]
     assert examples.x_train.dtype == np.float32
 
@@ -95,8 +95,6 @@ def test_lists_will_do():
     ("x", "y", "options", "words"),
     [
         (np.zeros((4, 2)), np.zeros(3, int), {}, "4 inputs and 3 labels"),
-        (np.zeros((4, 2)), np.zeros(4), {}, "dtype float64"),
-        (np.zeros((4, 2)), np.zeros((4, 1), int), {}, "shape (4, 1)"),
         (np.zeros((4, 2)), np.array([0, 1, -1, 0]), {}, "class numbers from 0"),
         (np.zeros((4, 2)), np.array(["a", "b", "a", "b"]), {}, "class numbers from 0"),
         (np.zeros((4, 2)), np.array([0, 0, 1, 1]), {"test_fraction": 0}, "test_fraction=0"),
@@ -105,6 +103,7 @@ def test_lists_will_do():
         (np.zeros((4, 2)), np.array([0, 0, 0, 1]), {}, "at least two examples"),
         (np.zeros((8, 2)), np.arange(8) % 4, {"test_fraction": 0.2}, "each part at least one of every class"),
         (np.zeros((0, 2)), np.zeros(0, int), {}, "0 examples"),
+        (np.zeros((4, 2)), np.array([0, 0, 1, 1]), {"validation_fraction": 0.9}, "validation_fraction=0.9"),
     ],
 )
 def test_arrays_that_cannot_be_split_are_refused(x, y, options, words):
@@ -120,3 +119,24 @@ def test_arrays_that_cannot_be_split_are_refused(x, y, options, words):
 def test_sizes_must_be_positive(source, setting, value):
     with pytest.raises(ConfigError, match=f"{setting} must be at least 1. Received: {setting}={value}."):
         SOURCES[source](**{setting: value})
+
+
+def test_a_validation_part_is_taken_from_the_training_part():
+    examples = arrays(np.arange(100.0).reshape(100, 1), np.arange(100) % 4, validation_fraction=0.2)
+    (x_validation, y_validation) = examples.arrays("validation")
+    assert [len(examples.x_train), len(x_validation), len(examples.x_test)] == [60, 20, 20]
+    assert len({*examples.x_train[:, 0], *x_validation[:, 0], *examples.x_test[:, 0]}) == 100
+    assert np.bincount(y_validation).tolist() == [5, 5, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("y", "outputs"), [(np.zeros(10), 1), (np.zeros((10, 3)), 3), (np.full((10, 4, 4), 2), 3), (np.arange(10) % 2, 2)]
+)
+def test_the_number_of_outputs_comes_from_the_targets(y, outputs):
+    assert arrays(np.zeros((10, 2)), y).outputs == outputs
+
+
+def test_inputs_by_name_are_split_together():
+    examples = arrays({"a": np.arange(10), "b": np.arange(10) * 2}, np.arange(10) % 2)
+    assert examples.input_shape == {"a": (), "b": ()}
+    np.testing.assert_array_equal(examples.x_train["a"] * 2, examples.x_train["b"])

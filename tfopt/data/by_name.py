@@ -12,9 +12,11 @@ import numpy as np
 from tfopt.data.sources import SOURCES
 from tfopt.errors import ConfigError
 
+BATCH = 32
+
 
 def load_examples(name: str, *, training: bool) -> Any:
-    """Returns inputs, or (inputs, labels) if there are labels.
+    """Returns inputs, or (inputs, labels) if there are labels: arrays of a file, batches of a source.
 
     Args:
         name: A .npy file of inputs; a .npz file with an array x and, for labels, y; or the name of a source.
@@ -22,13 +24,13 @@ def load_examples(name: str, *, training: bool) -> Any:
     Raises:
         ConfigError: The file or source does not exist, or the file has other content.
     Example:
-        >>> x, y = load_examples("digits", training=False)
-        >>> x.shape
-        (360, 32, 32, 1)
+        >>> for x, y in load_examples("digits", training=False).take(1):
+        ...     print(x.shape)
+        (32, 32, 32, 1)
     """
     if name in SOURCES:
         examples = SOURCES[name]()
-        return (examples.x_train, examples.y_train) if training else (examples.x_test, examples.y_test)
+        return examples.decoded("train" if training else "test").batch(BATCH)
     if Path(name).suffix not in (".npy", ".npz"):
         raise ConfigError(
             f"Example data must be a .npy file, a .npz file or a source ({', '.join(sorted(SOURCES))}). "

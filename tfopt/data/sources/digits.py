@@ -1,0 +1,33 @@
+"""Handwritten digits: real images that scikit-learn holds, so that they need no network."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tfopt.data.examples import Examples
+from tfopt.data.sources.in_memory import arrays, check_at_least_one
+
+
+def digits(*, image_size: int = 32, test_fraction: float = 0.2, seed: int = 0) -> Examples:
+    """Loads the 1,797 real handwritten digits of scikit-learn, 8x8 pixels each, and enlarges them bilinearly.
+
+    Args:
+        image_size: Side of the images, in pixels.
+        test_fraction: Share of the test part, the same for every class.
+        seed: Seed of the split.
+    Returns: Images [n, image_size, image_size, 1], float32 in [0, 1].
+    Example:
+        >>> digits().x_train.shape
+        (1437, 32, 32, 1)
+
+    Reference:
+        Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998.
+    """
+    import tensorflow as tf  # this import and sklearn's take seconds, and a list of the sources needs neither
+    from sklearn.datasets import load_digits
+
+    check_at_least_one(image_size=image_size)
+    images, labels = load_digits(return_X_y=True)
+    pixels = (images.reshape(-1, 8, 8, 1) / 16).astype(np.float32)
+    enlarged = tf.image.resize(pixels, (image_size, image_size)).numpy()
+    return arrays(enlarged, labels.astype(np.int32), test_fraction=test_fraction, seed=seed, name="digits")
