@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfopt.data import synthetic
+from tfopt.data.config import DataConfig
 from tfopt.errors import ConfigError
 from tfopt.models import mlp
 from tfopt.pruning import PruningConfig
 from tfopt.quantization import QuantizationConfig
-from tfopt.recipe import QUICK_EPOCHS, QUICK_EXAMPLES, DataConfig, ModelConfig, Recipe
+from tfopt.recipe import QUICK_EPOCHS, QUICK_EXAMPLES, ModelConfig, Recipe
 from tfopt.recipes import RECIPES
 from tfopt.training import TrainingConfig
 

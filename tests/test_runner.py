@@ -14,11 +14,12 @@ from rich.console import Console
 
 import tfopt
 from tfopt.data import Examples
+from tfopt.data.config import DataConfig
 from tfopt.errors import ConfigError, ExportError, TfoptWarning, UnsupportedModelError
 from tfopt.models import mlp
 from tfopt.pruning import PruningConfig
 from tfopt.quantization import QuantizationConfig
-from tfopt.recipe import QUICK_EPOCHS, DataConfig, ModelConfig, Recipe
+from tfopt.recipe import QUICK_EPOCHS, ModelConfig, Recipe
 from tfopt.recipes import RECIPES
 from tfopt.runner import find_recipe, run
 from tfopt.training import TrainingConfig

@@ -1,4 +1,5 @@
 from . import data, models, recipes
+from .data.config import DataConfig
 from .errors import (
     ArtifactError,
     ConfigError,
@@ -17,7 +18,7 @@ from .profiling.monitor import GpuMonitor
 from .profiling.tensor_cores import tensor_core_alignment
 from .pruning import PruningConfig, PruningSchedule, prune
 from .quantization import QuantizationConfig, QuantizedModel, WeightOnlyConfig, quantization_report, quantize
-from .recipe import DataConfig, ModelConfig, Recipe
+from .recipe import ModelConfig, Recipe
 from .report import PassReport, Receipt
 from .runner import RunResult, run
 from .training import (

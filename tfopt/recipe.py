@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import tomllib
 import typing
 from collections.abc import Callable, Mapping
@@ -14,13 +13,14 @@ from typing import Annotated, Any
 import pydantic
 import pydantic_core
 import tomli_w
-from annotated_types import Ge, MinLen
+from annotated_types import MinLen
 
-from tfopt.data import SOURCES, Examples
+from tfopt.data.config import DataConfig
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.models import BUILDERS
 from tfopt.pruning import PruningConfig
 from tfopt.quantization import QuantizationConfig
+from tfopt.settings.calls import call_named, check_call
 from tfopt.settings.flags import BY_NAME, Arguments, nested_config
 from tfopt.settings.validation import check_fields, error_for, field_types
 from tfopt.training import TrainingConfig
@@ -45,7 +45,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _check_call("builder", self.builder, BUILDERS, self.arguments, (None, None))
+        check_call("builder", self.builder, BUILDERS, self.arguments, (None, None))
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> Any:
         """Builds the model for an input shape and a number of classes.
@@ -53,39 +53,7 @@ class ModelConfig:
         Raises:
             ConfigError: The builder cannot make a model from the arguments.
         """
-        return _call("builder", self.builder, BUILDERS, self.arguments, input_shape, num_classes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """The examples for training and testing.
-
-    Example:
-        >>> DataConfig(source="synthetic", arguments={"examples": 100, "input_shape": [8]}).load().x_train.shape
-        (80, 8)
-    """
-
-    source: Annotated[str | Callable[..., Any], BY_NAME] = "digits"
-    """Name of a data source. In Python also a function that returns tfopt.data.Examples."""
-    arguments: Arguments = field(default_factory=dict)
-    """Arguments of the source, for example image_size=32."""
-    random_shift: Annotated[int, Ge(0)] = 0
-    """Largest random shift of training images, in pixels. Every epoch has new shifts. 0 is off."""
-    max_examples: Annotated[int, Ge(1)] | None = None
-    """Largest number of examples from the training part, and from the test part. None uses all."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        _check_call("source", self.source, SOURCES, self.arguments, ())
-
-    def load(self) -> Examples:
-        """Loads or makes the examples.
-
-        Raises:
-            ConfigError: The source cannot make examples from the arguments.
-        """
-        examples: Examples = _call("source", self.source, SOURCES, self.arguments)
-        return examples if self.max_examples is None else examples.limit(self.max_examples)
+        return call_named("builder", self.builder, BUILDERS, self.arguments, input_shape, num_classes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,45 +170,6 @@ class Recipe:
             ) from error
         values.setdefault("name", Path(file).stem)
         return cls.from_dict(values)
-
-
-def _check_call(
-    kind: str, named: Any, registry: Mapping[str, Any], arguments: Mapping[str, Any], positional: tuple[None, ...]
-) -> None:
-    """Checks that a name is registered and that the function takes the arguments."""
-    if isinstance(named, str) and named not in registry:
-        raise unknown_name(kind, named, registry)
-    function = registry[named] if isinstance(named, str) else named
-    if not callable(function) or hasattr(function, "get_weights"):  # a model can be called, but builds nothing
-        raise ConfigError(
-            f"{kind} must be a name or a function. Received: {kind}={named!r}. "
-            f"The names are {', '.join(map(repr, sorted(registry)))}."
-        )
-    signature = inspect.signature(function)
-    try:
-        signature.bind(*positional, **arguments)
-    except TypeError as error:
-        accepted = ", ".join(list(signature.parameters)[len(positional) :]) or "no arguments"
-        raise ConfigError(
-            f"arguments must fit the {kind} {named!r}, which takes: {accepted}. "
-            f"Received: arguments={dict(arguments)} ({error}). Correct their names."
-        ) from error
-
-
-def _call(kind: str, named: Any, registry: Mapping[str, Any], arguments: Mapping[str, Any], *positional: Any) -> Any:
-    """Calls a function, or the registered function of a name, whose errors become errors in the arguments."""
-    if not isinstance(named, str):
-        return named(*positional, **arguments)
-    try:
-        return registry[named](*positional, **arguments)
-    except ConfigError:
-        raise
-    except (TypeError, ValueError, ArithmeticError) as error:
-        given = f" for {positional}" if positional else ""
-        raise ConfigError(
-            f"arguments must have values that {kind} {named!r} accepts{given}. "
-            f"Received: arguments={dict(arguments)} ({' '.join(str(error).split())}). Correct the values."
-        ) from error
 
 
 def _plain(value: Any, path: str) -> Any:

@@ -77,7 +77,8 @@ def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | 
         ConfigError: The recipe or its plan is wrong.
         ExportError: The export directory cannot be written. This is checked before training.
     Example:
-        >>> from tfopt.recipe import DataConfig, ModelConfig
+        >>> from tfopt.data.config import DataConfig
+        >>> from tfopt.recipe import ModelConfig
         >>> from tfopt.training import TrainingConfig
         >>> small = Recipe(
         ...     name="small",

@@ -1,8 +1,9 @@
 """A small residual network on real handwritten digits: trained, pruned to 75% zeros, quantized to int8."""
 
+from tfopt.data.config import DataConfig
 from tfopt.pruning import PruningConfig
 from tfopt.quantization import QuantizationConfig
-from tfopt.recipe import DataConfig, ModelConfig, Recipe
+from tfopt.recipe import ModelConfig, Recipe
 from tfopt.training import TrainingConfig
 
 RECIPE = Recipe(
