@@ -91,5 +91,6 @@ class DataConfig:
             "deterministic",
             "random_shift",
             "bucket_boundaries",
+            "service",
         )
         return {name: getattr(self, name) for name in names}

@@ -82,7 +82,7 @@ class EpochCounter:
 
         def choose(drawn: tf.Tensor) -> tf.Tensor:
             epoch = variable.read_value()
-            return tf.where(epoch < 0, drawn, _mixed(seed, epoch))
+            return tf.where(epoch < 0, drawn, seed_of(seed, epoch))
 
         return tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).take(1).map(choose)
 
@@ -103,7 +103,7 @@ def seeds_of_passes(seed: int) -> tf.data.Dataset:
         >>> len(list(seeds_of_passes(0).take(3)))
         3
     """
-    return tf.data.Dataset.counter(dtype=tf.int64).map(lambda number: _mixed(seed, number))
+    return tf.data.Dataset.counter(dtype=tf.int64).map(lambda number: seed_of(seed, number))
 
 
 class PerEpoch(SameElements):
@@ -135,7 +135,7 @@ class PerEpoch(SameElements):
     def of_epoch(self, epoch: int) -> tf.data.Dataset:
         """Returns the data set of one epoch, which does not read the counter."""
         with tf.device("CPU:0"):
-            variant = self._of_seed(_mixed(self._seed, tf.constant(epoch, tf.int64)))
+            variant = self._of_seed(seed_of(self._seed, tf.constant(epoch, tf.int64)))
             return tf.data.experimental.from_variant(variant, self.element_spec)
 
     def __iter__(self) -> Iterator[Any]:
@@ -146,7 +146,8 @@ class PerEpoch(SameElements):
             return iter(self.of_epoch(epoch))
 
 
-def _mixed(seed: int, epoch: tf.Tensor) -> tf.Tensor:
+def seed_of(seed: int, epoch: tf.Tensor) -> tf.Tensor:
+    """Returns the seed of one epoch."""
     return tf.random.stateless_uniform((), seed=[seed, epoch], minval=None, maxval=None, dtype=tf.int64)
 
 

@@ -23,6 +23,7 @@ from tfopt.data.caching.kept import Kept, keep_dataset, keep_examples
 from tfopt.data.caching.sizes import size_of
 from tfopt.data.epoch_order import EpochCounter, PerEpoch, seeds_of_passes
 from tfopt.data.examples import Examples, Split
+from tfopt.data.service.client import ThroughService, check_records_can_be_sent
 from tfopt.errors import ConfigError, unknown_name
 
 # Larger data sets are shuffled within a window of this number of examples. Records before decoding are smaller.
@@ -57,6 +58,7 @@ def pipeline(
     device: str | None = None,
     epoch: EpochCounter | None = None,
     repeat: bool = False,
+    service: str | None = None,
     drop_remainder: bool = False,
     auto_shard: Literal["auto", "data", "file", "off"] = "auto",
 ) -> tf.data.Dataset:
@@ -91,6 +93,8 @@ def pipeline(
             ones. They are then the same in two runs that make the same number of iterators.
         repeat: Whether to repeat training examples without end, each pass in a new order, for `fit` with
             steps_per_epoch. The order then depends on the seed alone. Data without an end is always so.
+        service: Address of a tf.data service that prepares the training batches, for example "grpc://localhost:5050".
+            It has an order of its own in every run, and no cache.
         drop_remainder: Whether to leave out a smaller last batch, so that all batches have one shape.
         auto_shard: How the workers of a multi-worker strategy share the data. "data": each reads all examples and keeps
             its part of every batch. "file": each reads its own files. "auto": by files if there are any, otherwise as
@@ -109,6 +113,8 @@ def pipeline(
     """
     _check(auto_shard, epoch, training)
     mode = cache_mode(cache)
+    if service is not None and training:
+        mode = _check_service(mode, random_shift=random_shift, repeat=repeat, device=device)
     part = split or ("train" if training else "validation")
     count = auto_shard != "file"
     if isinstance(data, Examples):
@@ -157,8 +163,7 @@ def pipeline(
         if random_shift:
             examples = shift_randomly(examples, random_shift, seed=seed)
         if augment is not None:
-            seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).batch(2, drop_remainder=True)
-            examples = tf.data.Dataset.zip(examples, seeds)
+            examples = _with_seeds(examples, seed, in_service=service is not None)
         return examples if per_example is None else mapped(examples, per_example)
 
     if random_shift:  # here: tf.data would replace an error from inside its function
@@ -169,6 +174,17 @@ def pipeline(
         tf.random.set_seed(1)
         return randomize(seed)
 
+    if service is not None:
+        check_records_can_be_sent(dataset)
+        return ThroughService(
+            lambda drawn: batch(of_epoch(drawn)),
+            service,
+            seed=seed,
+            counter=epoch,
+            batch_size=None if bucket_boundaries or padding is not None else batch_size,
+            count=size if size >= 0 and not drop_remainder else None,
+            prefetch=prefetch,
+        )
     if repeat or size == tf.data.INFINITE_CARDINALITY:
         endless = seeds_of_passes(seed).flat_map(of_epoch)
         return batch(endless.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)))
@@ -219,6 +235,37 @@ def _keep_data(data: Any, mode: CacheMode, cache_dir: str | None, count: bool) -
         decode=None,
         choice=CacheChoice(place="off", reason="the examples are in memory already"),
     )
+
+
+def _with_seeds(examples: tf.data.Dataset, seed: Any, *, in_service: bool) -> tf.data.Dataset:
+    """Returns pairs of an example and a seed [2] of its own."""
+    if not in_service:
+        seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).batch(2, drop_remainder=True)
+        return tf.data.Dataset.zip(examples, seeds)
+    # A service divides every source among its workers, and random numbers cannot be divided. Each worker counts.
+    start = tf.cast(seed, tf.int64)
+
+    def count(number: tf.Tensor, *example: Any) -> Any:
+        return number + 1, (example[0] if len(example) == 1 else example, tf.stack([start, number]))
+
+    return examples.scan(tf.constant(0, tf.int64), count)
+
+
+def _check_service(mode: CacheMode, *, random_shift: int, repeat: bool, device: str | None) -> CacheMode:
+    """Returns the cache mode for a tf.data service, or raises ConfigError for settings that it cannot follow."""
+    refused = {
+        f"cache={mode!r}": (
+            mode in ("memory", "disk"),
+            "each worker reads other records in every epoch. Set cache='off'",
+        ),
+        f"random_shift={random_shift}": (random_shift > 0, "its workers share no random numbers. Use augment"),
+        "repeat=True": (repeat, "its workers share the records of one epoch. Leave steps_per_epoch out"),
+        f"device={device!r}": (device is not None, "its batches come from other processes. Leave device out"),
+    }
+    for received, (is_refused, reason) in refused.items():
+        if is_refused:
+            raise ConfigError(f"A tf.data service cannot follow every setting. Received: {received}, but {reason}.")
+    return "off"
 
 
 def _check(auto_shard: str, epoch: EpochCounter | None, training: bool) -> None:

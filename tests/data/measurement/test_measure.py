@@ -85,7 +85,7 @@ PIPELINES = {
     slow_generator: "generator",
     slow_files: "interleave read",
     slow_decode: "map slow_python",
-    slow_filter: "filter <lambda>",
+    slow_filter: "filter lambda",
     large_shuffle: "shuffle 1,000",
     slow_batch: "padded batch 16",
     slow_augmentation: "map augment",

@@ -92,7 +92,10 @@ def _sample(stage: Stage, feeds: list[tf.data.Dataset], rate: float, size: int, 
     if stage.kind in ("shuffle", "cache"):
         return feeds[0]
     count = int(max(1, min(SAMPLE, rate * seconds, SAMPLE_BYTES / max(size, 1))))
-    return stage.alone([feed.repeat() for feed in feeds]).take(count).cache()
+    sample = stage.alone([feed.repeat() for feed in feeds]).take(count).cache()
+    for _ in sample:  # a cache is only there after a whole pass
+        pass
+    return sample
 
 
 def _inputs_per_output(stage: Stage, samples: list[tf.data.Dataset], seconds: float) -> float:

@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from tfopt.data.epoch_order import PerEpoch
 from tfopt.data.measurement.advice import advise
-from tfopt.data.measurement.report import InputReport, StageSpeed
 from tfopt.data.measurement.alone import stage_speeds
+from tfopt.data.measurement.report import InputReport, StageSpeed
 from tfopt.data.measurement.stages import Stage, stages_of
 from tfopt.errors import ConfigError
 
@@ -72,7 +72,7 @@ def measure(
         >>> batches = tf.data.Dataset.range(10_000).map(lambda n: n * n).batch(100).prefetch(2)
         >>> report = measure(batches, step_time_ms=2.0, seconds=0.5)
         >>> [stage.name for stage in report.stages], report.batches_per_epoch
-        (['Range', 'map <lambda>', 'batch 100'], 100)
+        (['Range', 'map lambda', 'batch 100'], 100)
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise ConfigError(
