@@ -12,10 +12,10 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 
 from tfopt.data import Examples, Scaled, Stored, convert, digits, tfrecord
-from tfopt.data.records.encoding import RAW, READ_AS
+from tfopt.data.records.encoding import RAW, READ_AS, flatten
 from tfopt.errors import ConfigError, ExportError
 
 DTYPES = sorted({*RAW, *READ_AS} - {tf.bool}, key=lambda dtype: dtype.name)
@@ -29,7 +29,7 @@ def numbers(count=20, **others):
 
 
 def flat(dataset):
-    return [[np.asarray(each) for each in tf.nest.flatten(one, expand_composites=True)] for one in dataset]
+    return [[np.asarray(each) for each in tensors] for tensors in dataset.map(flatten).as_numpy_iterator()]
 
 
 def assert_same(dataset, expected):
@@ -70,7 +70,7 @@ def structures(draw, depth=2):
     return tf.bitcast(np.resize(raw, (*shape, dtype.size)) if dtype.size > 1 else np.resize(raw, shape), dtype)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 @given(inputs=structures(), targets=structures())
 def test_any_structure_comes_back_bit_for_bit(tmp_path_factory, inputs, targets):
     dataset = tf.data.Dataset.from_tensor_slices((inputs, targets))
@@ -227,7 +227,7 @@ def test_what_cannot_be_written_is_refused(tmp_path):
     strange = tf.data.Dataset.from_tensors((tf.constant(1, tf.dtypes.experimental.int4), 1))
     with pytest.raises(ConfigError, match="inputs of dtype int4"):
         convert(Examples(name="strange", train=strange, test=strange, outputs=1), tmp_path / "a")
-    nested = tf.data.Dataset.from_tensors(1).map(lambda x: (tf.data.Dataset.range(x), x))
+    nested = tf.data.Dataset.range(1).map(lambda x: (tf.data.Dataset.range(x), x))
     with pytest.raises(ConfigError, match="inputs of type DatasetSpec"):
         convert(Examples(name="nested", train=nested, test=nested, outputs=1), tmp_path / "a")
 
@@ -245,7 +245,7 @@ def test_a_full_disk_leaves_the_finished_files(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-    assert files_of(tmp_path / "a") == {}
+    assert not (tmp_path / "a").exists()  # it was empty
     convert(digits(image_size=8), tmp_path / "a", shards=1)
     assert tfrecord(directory=tmp_path / "a", check="checksum").size("train") == 1437
 

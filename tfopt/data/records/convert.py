@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -174,7 +175,8 @@ class _Conversion:
     def _planned(self, part: Split, shards: Literal["auto"] | int) -> list[PlannedShard]:
         records = number_of_records(self.examples, part)
         if shards == "auto":
-            sample = list(self._stored(part).map(flatten).take(SAMPLE).as_numpy_iterator())
+            first = self._stored(part).map(flatten).take(SAMPLE)
+            sample = list(self._named(part, 0, first.as_numpy_iterator()))
             mean = sum(len(serialize(self.features, values)) for values in sample) / max(len(sample), 1)
             shards = number_of_shards(records * mean)
         return planned_shards(part, records, shards)
@@ -216,7 +218,9 @@ class _Conversion:
                 yield each
                 number += 1
         except tf.errors.OpError as error:
-            record = next(iter(self.examples.records(part).skip(number).map(flatten).as_numpy_iterator()), ())
+            record: Any = ()
+            with suppress(tf.errors.OpError):  # the record itself may be what cannot be read
+                record = next(self.examples.records(part).skip(number).map(flatten).as_numpy_iterator(), ())
             names = ", ".join(value.decode(errors="replace") for value in record if isinstance(value, bytes))
             raise ConfigError(
                 "Every record must be readable. "
