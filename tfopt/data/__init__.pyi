@@ -5,7 +5,10 @@ from .epoch_order import EpochCounter
 from .examples import Examples
 from .measurement.measure import measure
 from .measurement.report import InputReport
+from .files.tfrecord import tfrecord, tfrecord_files
 from .pipeline import PREFETCH, pipeline
+from .records.convert import ConversionReport, convert
+from .records.stored import EncodedImage, EncodedMask, Scaled, Stored
 from .sources import SOURCES
 from .sources.digits import digits
 from .sources.in_memory import arrays
@@ -16,15 +19,23 @@ __all__ = [
     "DataConfig",
     "PREFETCH",
     "SOURCES",
+    "ConversionReport",
+    "EncodedImage",
+    "EncodedMask",
     "EpochCounter",
     "Examples",
     "InputReport",
     "arrays",
     "decide",
+    "Scaled",
+    "Stored",
+    "convert",
     "digits",
     "epoch_steps",
     "iterate_batches",
     "measure",
     "pipeline",
     "synthetic",
+    "tfrecord",
+    "tfrecord_files",
 ]
