@@ -1,3 +1,4 @@
+from .augment.config import AugmentConfig
 from .batches import iterate_batches
 from .epoch_order import EpochCounter
 from .examples import Examples
@@ -10,6 +11,7 @@ from .sources.synthetic import synthetic
 __all__ = [
     "PREFETCH",
     "SOURCES",
+    "AugmentConfig",
     "EpochCounter",
     "Examples",
     "arrays",
