@@ -1,3 +1,4 @@
+from .augment.augmentation import Augmentation
 from .augment.config import AugmentConfig
 from .batches import iterate_batches
 from .epoch_order import EpochCounter
@@ -12,6 +13,7 @@ __all__ = [
     "PREFETCH",
     "SOURCES",
     "AugmentConfig",
+    "Augmentation",
     "EpochCounter",
     "Examples",
     "arrays",
