@@ -1,4 +1,4 @@
-"""The operations of augmentation in NumPy, written for clarity: one image, one pixel at a time where that is simplest."""
+"""The operations of augmentation in NumPy, written for clarity: one image, and where simpler one pixel, at a time."""
 
 import numpy as np
 
