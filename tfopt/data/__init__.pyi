@@ -1,3 +1,5 @@
+from .augment.augmentation import Augmentation
+from .augment.config import AugmentConfig
 from .batches import iterate_batches
 from .config import DataConfig
 from .decisions import decide
@@ -22,6 +24,8 @@ __all__ = [
     "ConversionReport",
     "EncodedImage",
     "EncodedMask",
+    "AugmentConfig",
+    "Augmentation",
     "EpochCounter",
     "Examples",
     "InputReport",
