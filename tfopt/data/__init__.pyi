@@ -5,9 +5,9 @@ from .config import DataConfig
 from .decisions import decide
 from .epoch_order import EpochCounter
 from .examples import Examples
+from .files.tfrecord import tfrecord, tfrecord_files
 from .measurement.measure import measure
 from .measurement.report import InputReport
-from .files.tfrecord import tfrecord, tfrecord_files
 from .pipeline import PREFETCH, pipeline
 from .records.convert import ConversionReport, convert
 from .records.stored import EncodedImage, EncodedMask, Scaled, Stored

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge
 
+from tfopt.data.augment.config import AugmentConfig
 from tfopt.data.examples import Examples
 from tfopt.data.sources import SOURCES
 from tfopt.errors import ConfigError
 from tfopt.settings.calls import call_named, check_call
 from tfopt.settings.flags import BY_NAME, Arguments
 from tfopt.settings.validation import check_fields
+
+if TYPE_CHECKING:
+    from tfopt.data.augment.augmentation import Augmentation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +38,8 @@ class DataConfig:
     max_examples: Annotated[int, Ge(1)] | None = None
     """Largest number of examples from the training part, and from the test part. None uses all."""
 
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    """Random changes of training images."""
     cache: Literal["auto", "memory", "disk", "off"] | bool = "auto"
     """Place where examples are kept between epochs: decoded in memory, decoded on disk in cache_dir, or off. auto
     chooses by their size against the free memory. True is auto, False is off."""
@@ -94,3 +100,20 @@ class DataConfig:
             "service",
         )
         return {name: getattr(self, name) for name in names}
+
+    def augmentation(self, examples: Examples, *, masks: bool = False) -> Augmentation | None:
+        """Returns the augmentation of these settings for some examples; None if it is off.
+
+        Args:
+            examples: The examples, whose number of classes mixup and cutmix need.
+            masks: Whether targets are masks, which follow every geometric change.
+        Example:
+            >>> config = DataConfig(augment=AugmentConfig(crop=4))
+            >>> config.augmentation(config.load()).config.crop
+            4
+        """
+        from tfopt.data.augment.augmentation import Augmentation  # here: it imports TensorFlow
+
+        if self.augment.is_off:
+            return None
+        return Augmentation(self.augment, outputs=examples.outputs, masks=masks, ignored_target=examples.ignored_target)

@@ -132,6 +132,8 @@ def pipeline(
     options.deterministic = deterministic
     per_example = getattr(augment, "per_example", None) if training else None
     on_batches = augment if training and per_example is None else None
+    # Mixup and cutmix: all parts have targets of one form.
+    one_hot = getattr(augment, "one_hot", None) if getattr(augment, "needs_one_hot", False) else None
 
     def mapped(examples: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
         return examples.map(function, num_parallel_calls=_cores(), deterministic=deterministic)
@@ -148,6 +150,8 @@ def pipeline(
         if on_batches is not None:
             # Each example has brought a seed along. The first one is the seed of the batch.
             batches = mapped(batches, lambda example, seeds: on_batches(example, seeds[0]))
+        elif one_hot is not None:
+            batches = mapped(batches, lambda *example: one_hot(example))
         batches = batches.prefetch(prefetch).with_options(options)
         return batches if device is None else batches.apply(tf.data.experimental.prefetch_to_device(device, 1))
 

@@ -93,7 +93,7 @@ def measure(
     if step is not None or step_time_ms is not None:
         idle = (step_time_ms or 0.0) / 1e3
         waiting = _run(dataset, with_steps, step if step is not None else lambda batch: time.sleep(idle))
-    speeds = stage_speeds(measured, free.examples, for_stages) if measured else []
+    speeds = stage_speeds(stages, free.examples, for_stages) if measured else []
     slowest = _slowest(measured, speeds, free if waiting is None else waiting, batches)
     unavailable = {} if speeds else {"stages": why_none}
     if waiting is None:

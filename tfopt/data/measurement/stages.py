@@ -35,9 +35,10 @@ KINDS = {
     "Load": "cache on disk",
     "DataService": "tf.data service",
 }
-# Stages that only hand elements on. They are not measured.
+# Stages that only hand elements on. They are not measured; a cache would take all memory for an input without end.
 PASSIVE = (
     "Options",
+    "Cache",
     "Prefetch",
     "Take",
     "Skip",

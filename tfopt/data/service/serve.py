@@ -111,8 +111,8 @@ def _supervise(
             starts[port] = [start for start in starts[port] if now - start < SOON_S * MOST_STARTS] + [now]
             if len(starts[port]) > MOST_STARTS:
                 raise ConfigError(
-                    f"A worker must not end again and again. Received: {MOST_STARTS} ends of the worker at port {port}, the "
-                    f"last with code {code}. Look at its errors above, and at the memory of this host."
+                    f"A worker must not end again and again. Received: {MOST_STARTS} ends of the worker at "
+                    f"port {port}, the last with code {code}. Look at its errors above, and at the memory of this host."
                 )
             say(f"tf.data service: the worker at port {port} ended with code {code} and is started again")
             running[port] = _start(dispatcher, f"{host}:{port}")
