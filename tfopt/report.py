@@ -120,6 +120,7 @@ class Receipt(Record):
         scores: Scores on the labelled examples, by the name of the metric. With several outputs the name of the output
             comes first, as in "mask_accuracy".
         baseline_scores: The scores of the baseline.
+        higher_is_better: Whether higher scores are better.
         bytes_on_disk: Sum of the sizes of all files.
         gzip_bytes: Size of the same files as a .tar.gz. Pruning makes this size smaller.
         weight_count: Number of weights in matrix products and convolutions.
@@ -148,6 +149,7 @@ class Receipt(Record):
     baseline_accuracy: float | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
     baseline_scores: Mapping[str, float] = field(default_factory=dict)
+    higher_is_better: bool = True
     bytes_on_disk: int
     gzip_bytes: int
     weight_count: int

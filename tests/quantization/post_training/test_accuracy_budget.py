@@ -13,9 +13,9 @@ from tfopt.errors import ConfigError
 from tfopt.graph import GraphEditor
 from tfopt.quantization import QuantizationConfig, quantize
 from tfopt.quantization.annotation.fusion import find_fusions
-from tfopt.quantization.metrics import top1_accuracy
 from tfopt.quantization.post_training.accuracy_budget import Score, search_float_nodes
 from tfopt.quantization.post_training.accuracy_evaluator import AccuracyEvaluator
+from tfopt.tasks.scorer import top1_accuracy
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(48, 8, 8, 3)).astype("float32")
