@@ -16,6 +16,7 @@ Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 LARGEST_IN_MEMORY = 2**32
 BATCH = 256
+SHUFFLED = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,6 +85,24 @@ class Examples:
         if self.decode is None:
             return records
         return records.map(self.decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+    def batches(self, split: Split, batch_size: int = 32, *, shuffle_seed: int | None = None) -> tf.data.Dataset:
+        """Returns the examples of a part in batches. Examples that differ in length are filled up with `padding`.
+
+        Args:
+            split: The part.
+            batch_size: Examples of a batch; the last batch may be smaller.
+            shuffle_seed: Seed of a shuffle of the records, the same each time. None keeps their order.
+        """
+        shuffled = self
+        if shuffle_seed is not None:
+            records = self.records(split).shuffle(SHUFFLED, seed=shuffle_seed, reshuffle_each_iteration=False)
+            shuffled = replace(self, **{split: records})
+        examples = shuffled.decoded(split)
+        if self.padding is None:
+            return examples.batch(batch_size)
+        inputs, targets, *weight = examples.element_spec
+        return examples.padded_batch(batch_size, padding_values=_fill(self.padding, inputs, targets, weight))
 
     def size(self, split: Split) -> int | None:
         """Returns the number of examples of a part; None if the source does not know it, or if there is no end."""
@@ -171,3 +190,13 @@ class Examples:
     def y_test(self) -> Any:
         """Targets of the test part as arrays, [n, ...]."""
         return self._test_arrays[1]
+
+
+def _fill(padding: tuple[Any, Any], inputs: Any, targets: Any, weight: list[Any]) -> tuple[Any, ...]:
+    """Returns the value that fills each component of a batch. The weight of what is filled in is 0."""
+    import tensorflow as tf
+
+    def each(value: Any, specs: Any) -> Any:
+        return tf.nest.map_structure(lambda spec: tf.constant(value, spec.dtype), specs)
+
+    return each(padding[0], inputs), each(padding[1], targets), *(each(0, spec) for spec in weight)
