@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tfopt.data import pipeline
 from tfopt.data.augment.random_shift import random_shift
+from tfopt.data.caching.memory import available_memory_bytes
 from tfopt.data.epoch_order import EpochCounter
-from tfopt.data.memory import available_memory_bytes
 from tfopt.errors import ConfigError, TfoptWarning
 
 NUMBERS = (np.arange(53, dtype="float32"), np.arange(53))

@@ -1,4 +1,6 @@
 from .batches import iterate_batches
+from .config import DataConfig
+from .decisions import decide
 from .epoch_order import EpochCounter
 from .examples import Examples
 from .pipeline import PREFETCH, pipeline
@@ -6,14 +8,18 @@ from .sources import SOURCES
 from .sources.digits import digits
 from .sources.in_memory import arrays
 from .sources.synthetic import synthetic
+from .steps import epoch_steps
 
 __all__ = [
+    "DataConfig",
     "PREFETCH",
     "SOURCES",
     "EpochCounter",
     "Examples",
     "arrays",
+    "decide",
     "digits",
+    "epoch_steps",
     "iterate_batches",
     "pipeline",
     "synthetic",

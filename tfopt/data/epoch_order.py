@@ -96,6 +96,16 @@ class EpochCounter:
         return self._made
 
 
+def seeds_of_passes(seed: int) -> tf.data.Dataset:
+    """Returns a data set of the seeds of all passes over the data, without end. They depend on `seed` alone.
+
+    Example:
+        >>> len(list(seeds_of_passes(0).take(3)))
+        3
+    """
+    return tf.data.Dataset.counter(dtype=tf.int64).map(lambda number: _mixed(seed, number))
+
+
 class PerEpoch(SameElements):
     """A data set that reads the epoch number, with a faster path to the same elements outside strategies.
 
