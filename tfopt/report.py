@@ -329,6 +329,7 @@ class RunReport(Record):
 
     recipe: str
     description: str
+    task: str = "classification"
     created: str
     environment: Mapping[str, str]
     plan: Sequence[Decision]

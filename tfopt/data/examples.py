@@ -94,15 +94,14 @@ class Examples:
             batch_size: Examples of a batch; the last batch may be smaller.
             shuffle_seed: Seed of a shuffle of the records, the same each time. None keeps their order.
         """
+        from tfopt.data.buckets import batched  # here, because it imports TensorFlow
+
         shuffled = self
         if shuffle_seed is not None:
             records = self.records(split).shuffle(SHUFFLED, seed=shuffle_seed, reshuffle_each_iteration=False)
             shuffled = replace(self, **{split: records})
         examples = shuffled.decoded(split)
-        if self.padding is None:
-            return examples.batch(batch_size)
-        inputs, targets, *weight = examples.element_spec
-        return examples.padded_batch(batch_size, padding_values=_fill(self.padding, inputs, targets, weight))
+        return batched(examples, batch_size, padding=self.padding)
 
     def size(self, split: Split) -> int | None:
         """Returns the number of examples of a part; None if the source does not know it, or if there is no end."""
@@ -190,13 +189,3 @@ class Examples:
     def y_test(self) -> Any:
         """Targets of the test part as arrays, [n, ...]."""
         return self._test_arrays[1]
-
-
-def _fill(padding: tuple[Any, Any], inputs: Any, targets: Any, weight: list[Any]) -> tuple[Any, ...]:
-    """Returns the value that fills each component of a batch. The weight of what is filled in is 0."""
-    import tensorflow as tf
-
-    def each(value: Any, specs: Any) -> Any:
-        return tf.nest.map_structure(lambda spec: tf.constant(value, spec.dtype), specs)
-
-    return each(padding[0], inputs), each(padding[1], targets), *(each(0, spec) for spec in weight)

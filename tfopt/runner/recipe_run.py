@@ -138,8 +138,8 @@ class _Work:
             metrics=self.task.metrics(self.examples),
         )
         history = self.model.fit(
-            decided.pipeline(self.examples, **data.pipeline_options()),
-            validation_data=decided.pipeline(self.examples, training=False, **data.pipeline_options()),
+            decided.pipeline(self.examples, **data.pipeline_arguments()),
+            validation_data=decided.pipeline(self.examples, training=False, **data.pipeline_arguments()),
             epochs=fit.epochs,
             steps_per_epoch=training.steps_per_epoch,
             shuffle=False,  # the pipeline shuffles
@@ -182,7 +182,6 @@ class _Work:
 
 
 def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Console) -> RunResult:
-    console.print(PlanTable(decided.decisions))
     examples = settings.data.load()
     decisions = (*decided.decisions, *decide(examples, settings.data))
     console.print(PlanTable(decisions))
@@ -203,6 +202,7 @@ def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Cons
     report = RunReport(
         recipe=settings.name,
         description=settings.description,
+        task=work.task.name,
         created=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         environment=environment(),
         plan=decisions,
