@@ -20,8 +20,7 @@ from tfopt.models import mlp
 from tfopt.pruning import PruningConfig
 from tfopt.quantization import QuantizationConfig
 from tfopt.recipe import QUICK_EPOCHS, ModelConfig, Recipe
-from tfopt.recipes import RECIPES
-from tfopt.recipes import find_recipe
+from tfopt.recipes import RECIPES, find_recipe
 from tfopt.runner import run
 from tfopt.training import TrainingConfig
 
