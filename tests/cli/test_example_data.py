@@ -50,7 +50,7 @@ def test_a_recipe_gives_its_examples_and_the_score_of_its_task(tmp_path):
     assert found.metric(None, "regression").name == "mean_absolute_error"
     with pytest.raises(ConfigError, match="metric and task must not be given together"):
         found.metric("accuracy", "regression")
-    with pytest.raises(ConfigError, match="Unknown task 'segmentasion'.*Did you mean 'segmentation'"):
+    with pytest.raises(ConfigError, match=r"Unknown task 'segmentasion'.*Did you mean 'segmentation'"):
         found.metric(None, "segmentasion")
 
 

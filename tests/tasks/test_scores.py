@@ -41,11 +41,12 @@ def test_mean_iou_leaves_out_ignored_pixels_and_absent_classes():
     assert float(reference.result()) == pytest.approx(expected, abs=1e-6)
 
 
-def test_mean_iou_of_one_output_decides_at_zero():
+def test_mean_iou_of_one_output_is_a_logit_or_a_probability():
     outputs = GENERATOR.normal(size=(9, 4, 4, 1))
     targets = GENERATOR.integers(0, 2, (9, 4, 4))
     expected = jaccard_score(targets.ravel(), (outputs > 0).ravel().astype(int), average="macro")
     assert streamed(MeanIoU(), targets, outputs) == pytest.approx(expected)
+    assert streamed(MeanIoU(), targets, 1 / (1 + np.exp(-outputs))) == pytest.approx(expected)  # of a sigmoid
 
 
 def probabilities(logits):

@@ -82,7 +82,8 @@ def find_example_data(name: str) -> ExampleData:
     if Path(name).suffix not in (".npy", ".npz"):
         raise ConfigError(
             "Example data must be a .npy file, a .npz file, a recipe (a .toml file, "
-            f"{', '.join(sorted(RECIPES))}) or a source ({', '.join(sorted(SOURCES))}). Received: {name!r}. Save arrays with numpy.save or numpy.savez."
+            f"{', '.join(sorted(RECIPES))}) or a source ({', '.join(sorted(SOURCES))}). Received: {name!r}. "
+            "Save arrays with numpy.save or numpy.savez."
         )
     return ExampleData(arrays=_read(name))
 

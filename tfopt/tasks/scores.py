@@ -56,6 +56,7 @@ class MeanIoU:
 
     def __init__(self, ignored_target: int | None = None) -> None:
         self._ignored = ignored_target
+        self._threshold: float | None = None  # of a single output; the first batch decides
         self._counts = np.zeros((0, 0), np.int64)  # pixels by class of the target and class of the output
 
     def update(self, targets: Any, outputs: Any) -> None:
@@ -63,9 +64,12 @@ class MeanIoU:
 
         Args:
             targets: Class numbers, [batch, ...] or [batch, ..., 1].
-            outputs: Values of the classes, [batch, ..., classes]. With one class, a value above 0 means class 1.
+            outputs: Values of the classes, [batch, ..., classes]. A single value means class 1 if it is a logit above
+                0, or a probability above 0.5. It is a probability if all values of the first batch lie in [0, 1].
         """
         outputs = np.asarray(outputs)
+        if self._threshold is None:
+            self._threshold = 0.5 if outputs.size and outputs.min() >= 0 and outputs.max() <= 1 else 0.0
         predicted = self.decisions(outputs).reshape(-1)
         classes = max(outputs.shape[-1], 2)
         if not len(self._counts):
@@ -81,10 +85,11 @@ class MeanIoU:
         present = union > 0
         return float(np.mean(hits[present] / union[present])) if present.any() else math.nan
 
-    @staticmethod
-    def decisions(outputs: np.ndarray) -> np.ndarray:
+    def decisions(self, outputs: np.ndarray) -> np.ndarray:
         """Returns the class of each pixel, [batch, ...]."""
-        return (outputs[..., 0] > 0).astype(np.int64) if outputs.shape[-1] == 1 else outputs.argmax(-1)
+        if outputs.shape[-1] > 1:
+            return np.asarray(outputs.argmax(-1))
+        return (outputs[..., 0] > (self._threshold or 0.0)).astype(np.int64)
 
 
 class BitsPerByte:
