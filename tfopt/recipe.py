@@ -28,6 +28,7 @@ from tfopt.training import TrainingConfig
 
 QUICK_EPOCHS = 2
 QUICK_EXAMPLES = 320
+QUICK_STEPS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +124,7 @@ class Recipe:
             training=replace(
                 self.training,
                 epochs=min(self.training.epochs, QUICK_EPOCHS),
+                steps_per_epoch=self.training.steps_per_epoch and min(self.training.steps_per_epoch, QUICK_STEPS),
                 checkpoint_dir=self.training.checkpoint_dir and f"{Path(self.training.checkpoint_dir)}_quick",
             ),
             pruning=pruning,

@@ -133,7 +133,7 @@ class Examples:
         """Returns a whole part as arrays: (inputs, targets[, weight]), each as NumPy arrays.
 
         Raises:
-            ConfigError: The part has no end, holds no example, or is larger than 4 GiB.
+            ConfigError: The part has no end, holds no example, is larger than 4 GiB, or its examples differ in shape.
         """
         import numpy as np
         import tensorflow as tf
@@ -146,20 +146,26 @@ class Examples:
             )
         batches: list[Any] = []
         total = 0
-        for batch in dataset.batch(BATCH).as_numpy_iterator():
+        for batch in self.batches(split, BATCH).as_numpy_iterator():
             batches.append(batch)
             total += sum(np.asarray(part).nbytes for part in tf.nest.flatten(batch))
             if total > LARGEST_IN_MEMORY:
                 raise ConfigError(
                     f"A part must be smaller than 4 GiB to become arrays. Received: the {split} part of {self.name!r}. "
-                    f"Read it in batches: examples.decoded({split!r}).batch({BATCH})."
+                    f"Read it in batches: examples.batches({split!r})."
                 )
         if not batches:
             raise ConfigError(
                 f"A part must hold examples to become arrays. Received: the {split} part of {self.name!r}, which is "
                 "empty. Give it examples."
             )
-        joined: tuple[Any, ...] = tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches)
+        try:
+            joined: tuple[Any, ...] = tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches)
+        except ValueError as error:
+            raise ConfigError(
+                f"Examples must have one shape to become arrays. Received: the {split} part of {self.name!r}, with "
+                f"batches of several shapes. Read it in batches: examples.batches({split!r})."
+            ) from error
         return joined
 
     @cached_property
