@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import keras
@@ -18,6 +19,7 @@ from tfopt.pruning import PruningConfig
 from tfopt.quantization import QuantizationConfig
 from tfopt.recipe import ModelConfig, Recipe
 from tfopt.runner import run
+from tfopt.tasks import Task
 from tfopt.training import TrainingConfig
 
 layers = keras.layers
@@ -31,13 +33,7 @@ def digit_masks():
     ink = images[..., 0]
     masks = np.where(ink > 0.6, 1, np.where(ink > 0.4, UNCERTAIN, 0))
     found = arrays(images, masks, outputs=2, name="digit_masks", test_fraction=0.3)
-    return replace_ignored(found)
-
-
-def replace_ignored(examples):
-    import dataclasses
-
-    return dataclasses.replace(examples, ignored_target=UNCERTAIN)
+    return replace(found, ignored_target=UNCERTAIN)
 
 
 def digit_properties():
@@ -154,3 +150,54 @@ def test_a_task_runs_from_training_to_the_report(task, tmp_path):
     label = {"mean_iou": "Mean IoU", "bits_per_byte": "Bits per byte", "mean_absolute_error": "Mean absolute error"}
     assert label.get(name, "ccuracy") in page
     assert label.get(name, "ccuracy").lower() in console.file.getvalue()
+
+
+def two_views():
+    """The digits as two inputs, the upper and the lower half, and two targets: the digit, and whether it is odd."""
+    examples = digits(image_size=8)
+    images = np.concatenate([examples.x_train, examples.x_test])
+    classes = np.concatenate([examples.y_train, examples.y_test])
+    found = arrays({"upper": images[:, :4], "lower": images[:, 4:]}, classes, test_fraction=0.3)
+    return replace(found, decode=lambda x, y: (x, {"digit": y, "odd": tf.cast(y % 2, tf.float32)[None]}))
+
+
+def two_towers(input_shape, outputs):
+    inputs = {name: keras.Input(shape, name=name) for name, shape in input_shape.items()}
+    towers = [layers.Dense(24, activation="relu")(layers.Flatten()(each)) for each in inputs.values()]
+    x = layers.Concatenate()(towers)
+    return keras.Model(inputs, {"digit": layers.Dense(outputs)(x), "odd": layers.Dense(1)(x)})
+
+
+def test_two_inputs_and_two_outputs_go_through_every_stage(tmp_path):
+    losses = keras.losses
+    task = Task(
+        name="digit_and_odd",
+        loss=lambda examples: {
+            "digit": losses.SparseCategoricalCrossentropy(from_logits=True),
+            "odd": losses.BinaryCrossentropy(from_logits=True),
+        },
+        metrics=lambda examples: {"digit": ["accuracy"]},
+        score=lambda examples: "accuracy",
+    )
+    recipe = Recipe(
+        name="two",
+        task=task,
+        model=ModelConfig(builder=two_towers),
+        data=DataConfig(source=two_views),
+        training=TrainingConfig(epochs=4, global_batch_size=32, learning_rate=0.01, checkpoint_dir=str(tmp_path / "c")),
+        pruning=PruningConfig(target_sparsity=0.5, epochs=1, learning_rate=1e-3),
+        quantization=QuantizationConfig(max_accuracy_drop=0.02),
+        export_dir=str(tmp_path / "out"),
+    )
+    result = run(recipe, console=Console(file=io.StringIO(), width=200))
+    assert result.ok
+    for receipt in result.receipts.values():
+        assert receipt.scores.keys() == {"digit_accuracy", "odd_accuracy"}
+        assert min(receipt.scores.values()) > 0.8
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Digit accuracy" in page
+    assert "Odd accuracy" in page
+    console = Console(file=io.StringIO(), width=200)
+    training = replace(recipe.training, checkpoint_dir=None, epochs=1)
+    run(replace(recipe, training=training, export_dir=None, pruning=None, quantization=None), console=console)
+    assert "on the validation examples: digit accuracy " in console.file.getvalue()

@@ -214,7 +214,7 @@ def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Cons
     if export_dir is not None:
         write_reports(report, export_dir, console)
     else:
-        print_score(work.phases[-1], work.task.metrics(examples), console)
+        print_score(work.phases[-1], console)
     return RunResult(model=work.model, plan=decided, report=report, receipts=receipts, export_dir=export_dir)
 
 

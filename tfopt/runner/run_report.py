@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -52,10 +50,9 @@ def environment() -> dict[str, str]:
     }
 
 
-def print_score(phase: Phase, metrics: Sequence[Any], console: Console) -> None:
-    """Prints the last validation figure of the task's first metric."""
-    name = getattr(metrics[0], "name", metrics[0])
-    value = phase.history[f"val_{name}"][-1]
-    console.print(
-        f"\n{score_label(name).lower()} on the validation examples: {show_score(name, value)}; nothing exported"
-    )
+def print_score(phase: Phase, console: Console) -> None:
+    """Prints the last figures of the validation: the metrics, or the loss if there are none."""
+    names = [name.removeprefix("val_") for name in phase.history if name.startswith("val_")]
+    metrics = [name for name in names if name != "loss" and not name.endswith("_loss")] or ["loss"]
+    shown = [f"{score_label(name).lower()} {show_score(name, phase.history[f'val_{name}'][-1])}" for name in metrics]
+    console.print(f"\non the validation examples: {', '.join(shown)}; nothing exported")

@@ -19,7 +19,7 @@ class Task:
     Attributes:
         name: Name of the task.
         loss: Makes the loss, anything that Keras' `compile` accepts.
-        metrics: Makes the metrics of Keras' `compile`. The first one is the figure that a run shows.
+        metrics: Makes the metrics of Keras' `compile`: a list, or a dict by output name.
         score: Makes the score of an artifact: a Score, or a metric name of `tfopt.verify`, such as "accuracy".
         soft_loss: Makes the loss for targets that mix several classes (mixup, cutmix): one float for each class. None
             if the task has no such targets.
@@ -32,7 +32,7 @@ class Task:
 
     name: str
     loss: Callable[[Examples], Any]
-    metrics: Callable[[Examples], list[Any]]
+    metrics: Callable[[Examples], Any]
     score: Callable[[Examples], Score | str]
     soft_loss: Callable[[Examples], Any] | None = None
 
