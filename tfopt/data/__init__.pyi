@@ -1,3 +1,5 @@
+from .augment.augmentation import Augmentation
+from .augment.config import AugmentConfig
 from .batches import iterate_batches
 from .config import DataConfig
 from .decisions import decide
@@ -14,6 +16,8 @@ __all__ = [
     "DataConfig",
     "PREFETCH",
     "SOURCES",
+    "AugmentConfig",
+    "Augmentation",
     "EpochCounter",
     "Examples",
     "arrays",
