@@ -26,6 +26,7 @@ from tfopt.recipes import find_recipe
 from tfopt.report import PassReport, Phase, Receipt, RunReport
 from tfopt.reporting.progress import FitProgress
 from tfopt.reporting.terminal import PlanTable, pass_summary
+from tfopt.runner.augmentation import PlacedAugmentation, place_augmentation
 from tfopt.runner.run_report import environment, print_line, print_score, write_reports
 from tfopt.runner.stages import Fit, Stage, stages
 from tfopt.tasks import Task
@@ -111,8 +112,11 @@ def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | 
 class _Work:
     """A run in progress; see tfopt.runner.stages.Work."""
 
-    def __init__(self, recipe: Recipe, decided: Plan, examples: Examples, console: Console) -> None:
+    def __init__(
+        self, recipe: Recipe, decided: Plan, examples: Examples, augmentation: PlacedAugmentation, console: Console
+    ) -> None:
         self.recipe, self.plan, self.examples, self.console = recipe, decided, examples, console
+        self._augmentation = augmentation
         self.task: Task = recipe.find_task()
         self.monitor = GpuMonitor()
         self.model = _build(recipe, decided, examples)
@@ -134,12 +138,14 @@ class _Work:
             self.model,
             decided,
             optimizer=_optimizer(training, fit.learning_rate, steps * fit.epochs),
-            loss=self.task.loss(self.examples),
+            loss=self._loss(),
             metrics=self.task.metrics(self.examples),
+            augment=self._augmentation.device,
         )
+        options = {**data.pipeline_arguments(), "augment": self._augmentation.host}
         history = self.model.fit(
-            decided.pipeline(self.examples, **data.pipeline_arguments()),
-            validation_data=decided.pipeline(self.examples, training=False, **data.pipeline_arguments()),
+            decided.pipeline(self.examples, **options),
+            validation_data=decided.pipeline(self.examples, training=False, **options),
             epochs=fit.epochs,
             steps_per_epoch=training.steps_per_epoch,
             shuffle=False,  # the pipeline shuffles
@@ -157,6 +163,11 @@ class _Work:
                 compile_seconds=steps_taken.compile_seconds,
             )
         )
+
+    def _loss(self) -> Any:
+        soft_loss = self.task.soft_loss
+        make = soft_loss if soft_loss is not None and self._augmentation.needs_one_hot else self.task.loss
+        return make(self.examples)
 
     def note(self, report: PassReport) -> None:
         """Records and prints the report of a pass."""
@@ -183,12 +194,13 @@ class _Work:
 
 def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Console) -> RunResult:
     examples = settings.data.load()
-    decisions = (*decided.decisions, *decide(examples, settings.data))
+    augmentation = place_augmentation(settings, examples, decided)
+    decisions = (*decided.decisions, *decide(examples, settings.data), *augmentation.decisions)
     console.print(PlanTable(decisions))
     for note in examples.notes:
         print_line(note, console)
     with _seeded(settings.training.seed):
-        work = _Work(settings, decided, examples, console)
+        work = _Work(settings, decided, examples, augmentation, console)
         console.print(f"\n{work.model.name}: {work.model.count_params():,} parameters, {_sizes(examples)}\n")
         try:
             ran = stages(settings)

@@ -1,4 +1,4 @@
-"""The operations of augmentation in NumPy, written for clarity: one image, one pixel at a time where that is simplest."""
+"""The operations of augmentation in NumPy, written for clarity: one image, one pixel at a time where it is simple."""
 
 import numpy as np
 
