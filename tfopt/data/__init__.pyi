@@ -5,6 +5,8 @@ from .config import DataConfig
 from .decisions import decide
 from .epoch_order import EpochCounter
 from .examples import Examples
+from .measurement.measure import measure
+from .measurement.report import InputReport
 from .pipeline import PREFETCH, pipeline
 from .sources import SOURCES
 from .sources.digits import digits
@@ -20,11 +22,13 @@ __all__ = [
     "Augmentation",
     "EpochCounter",
     "Examples",
+    "InputReport",
     "arrays",
     "decide",
     "digits",
     "epoch_steps",
     "iterate_batches",
+    "measure",
     "pipeline",
     "synthetic",
 ]
