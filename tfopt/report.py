@@ -335,5 +335,7 @@ class RunReport(Record):
     plan: Sequence[Decision]
     phases: Sequence[Phase]
     utilization: Utilization | None
+    # A tfopt.data.InputReport of the training pipeline; None if it was not measured.
+    input: Record | None = None
     passes: Sequence[PassReport]
     receipts: Mapping[str, Receipt]

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from tfopt.atomic.directories import check_target, exclusive
-from tfopt.data import Examples, decide, epoch_steps
+from tfopt.data import EpochCounter, Examples, InputReport, decide, epoch_steps, measure
 from tfopt.errors import UnsupportedModelError
 from tfopt.exporting import ExportConfig, export, verify_together
 from tfopt.profiling import GpuMonitor
@@ -35,6 +35,7 @@ from tfopt.training import compile as compile_model
 from tfopt.training.checkpointing.store import check_mode
 
 VERIFIED_AT_ONCE = 64
+MEASURED_SECONDS = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +179,19 @@ class _Work:
         """Returns batches of training examples in a random order, which is the same each time."""
         return self.examples.batches("train", shuffle_seed=self.recipe.training.seed)
 
+    def measure_input(self) -> InputReport:
+        """Measures the pipeline of the training, and how long a step would wait for it."""
+        options = {**self.recipe.data.pipeline_arguments(), "augment": self._augmentation.host}
+        with self.console.status("measuring the input pipeline"):
+            report = measure(
+                replace(self.plan, epoch=EpochCounter()).pipeline(self.examples, **options),
+                step_time_ms=self.phases[0].step_time_ms,
+                seconds=MEASURED_SECONDS,
+            )
+        wait = "" if report.wait_ms is None else f"; a training step waits {report.wait_ms:.3g} ms for its batch"
+        print_line(f"input: {report.examples_per_second:,.0f} examples per second{wait}", self.console)
+        return report
+
     def export(self, exported: Any, export_dir: Path, stage: Stage, baseline: str | None) -> None:
         """Exports what a stage returned."""
         target = export_dir / stage.artifact
@@ -220,6 +234,7 @@ def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Cons
         plan=decisions,
         phases=work.phases,
         utilization=work.monitor.utilization,
+        input=None if export_dir is None else work.measure_input(),
         passes=work.passes,
         receipts=receipts,
     )

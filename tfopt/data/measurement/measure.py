@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from tfopt.data.epoch_order import PerEpoch
 from tfopt.data.measurement.advice import advise
-from tfopt.data.measurement.report import InputReport, StageSpeed
 from tfopt.data.measurement.alone import stage_speeds
+from tfopt.data.measurement.report import InputReport, StageSpeed
 from tfopt.data.measurement.stages import Stage, stages_of
 from tfopt.errors import ConfigError
 

@@ -71,7 +71,10 @@ class InputReport(Record):
         lines = [f"{'stage alone':{width}}  {'examples/s':>12}  {'ms per batch':>12}"]
         lines += [f"{stage.name:{width}}  {_row(stage)}{self._mark(stage)}" for stage in self.stages]
         together = StageSpeed(name="together", examples_per_second=self.examples_per_second, batch_ms=self.batch_ms)
-        lines += [f"{together.name:{width}}  {_row(together)}", f"first batch of an epoch after {_ms(self.first_batch_ms)}"]
+        lines += [
+            f"{together.name:{width}}  {_row(together)}",
+            f"first batch of an epoch after {_ms(self.first_batch_ms)}",
+        ]
         if self.wait_ms is None or self.wait_share is None:
             lines.append(f"wait of a step: unavailable ({self.unavailable.get('wait_ms', 'not measured')})")
         else:
