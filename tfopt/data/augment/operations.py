@@ -138,7 +138,8 @@ def _change_bits(images: tf.Tensor, operation: tf.Tensor, magnitude: tf.Tensor) 
     """Solarizes (inverts the values from a threshold on) or posterizes (clears the low bits)."""
     strength = tf.abs(magnitude)
     white = tf.constant(LEVELS - 1, tf.uint8)
-    threshold = as_dtype((LEVELS - 1) * (1 - strength), tf.uint8)
+    # The quarter keeps 25.5 and 51.0 (magnitudes of 0.9 and 0.8) away from where the last bit decides the rounding.
+    threshold = tf.cast((LEVELS - 1) * (1 - strength) + 0.25, tf.uint8)
     cleared = tf.cast(tf.round(BITS * strength), tf.uint8)
     solarizes = operation == OPERATIONS.index("solarize")
     kept = tf.where(solarizes, white, tf.bitwise.left_shift(white, cleared))[:, None, None, None]

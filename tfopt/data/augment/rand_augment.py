@@ -43,7 +43,7 @@ def rand_augment(
     shape = (config.rand_augment, tf.shape(images)[0])
     operations = tf.random.stateless_uniform(shape, _part(seed, 0), 0, len(OPERATIONS), tf.int32)
     directions = tf.random.stateless_uniform(shape, _part(seed, 1), 0, 2, tf.int32)
-    magnitudes = tf.cast(2 * directions - 1, tf.float32) * config.rand_augment_magnitude / STRONGEST
+    magnitudes = tf.cast(2 * directions - 1, tf.float32) * (config.rand_augment_magnitude / STRONGEST)
     for step in range(config.rand_augment):
         levels, masks = apply_operations(
             levels,
@@ -76,7 +76,7 @@ def aug_mix(images: tf.Tensor, seed: tf.Tensor, config: AugmentConfig) -> tf.Ten
     copies = CHAINS * batch
     shape = (LONGEST_CHAIN, copies)
     operations = tf.random.stateless_uniform(shape, _part(seed, 0), 1, AUG_MIX_OPERATIONS, tf.int32)
-    magnitudes = tf.random.stateless_uniform(shape, _part(seed, 1), -1.0, 1.0) * config.aug_mix / STRONGEST
+    magnitudes = tf.random.stateless_uniform(shape, _part(seed, 1), -1.0, 1.0) * (config.aug_mix / STRONGEST)
     lengths = tf.random.stateless_uniform((copies,), _part(seed, 2), 1, LONGEST_CHAIN + 1, tf.int32)
     changed = tf.tile(levels, (CHAINS, 1, 1, 1))
     for step in range(LONGEST_CHAIN):
