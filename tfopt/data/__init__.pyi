@@ -1,6 +1,8 @@
 from .batches import iterate_batches
 from .epoch_order import EpochCounter
 from .examples import Examples
+from .files.image_folder import image_folder
+from .files.numpy_files import numpy_files
 from .pipeline import PREFETCH, pipeline
 from .sources import SOURCES
 from .sources.digits import digits
@@ -14,7 +16,9 @@ __all__ = [
     "Examples",
     "arrays",
     "digits",
+    "image_folder",
     "iterate_batches",
+    "numpy_files",
     "pipeline",
     "synthetic",
 ]
