@@ -11,6 +11,7 @@ import numpy as np
 
 from tfopt.data.sources import SOURCES
 from tfopt.errors import ConfigError
+from tfopt.settings.calls import call_named
 
 BATCH = 32
 
@@ -29,7 +30,7 @@ def load_examples(name: str, *, training: bool) -> Any:
         (32, 32, 32, 1)
     """
     if name in SOURCES:
-        examples = SOURCES[name]()
+        examples = call_named("source", name, SOURCES, {})
         return examples.decoded("train" if training else "test").batch(BATCH)
     if Path(name).suffix not in (".npy", ".npz"):
         raise ConfigError(

@@ -60,7 +60,7 @@ def test_files_of_a_test_part_and_several_inputs(files, tmp_path):
     ("array", "words"),
     [
         (np.array(["a", "b"] * 150), "dtype <U1"),
-        (np.array([object()] * 300), "Object arrays cannot be loaded"),
+        (np.array([object()] * 300), "Python objects in dtype"),
         (np.zeros((300, 3), ">f4"), "native byte order"),
         (np.asfortranarray(np.zeros((300, 3))), "Fortran order"),
         (np.float32(3), "shape ()"),
@@ -80,15 +80,15 @@ def test_arrays_that_hold_no_rows_of_numbers_are_refused(array, words, files):
 def test_files_cut_short_are_refused(share, files):
     content = files["x"].read_bytes()
     files["x"].write_bytes(content[: int(share * len(content))])
-    with pytest.raises(ConfigError, match="must be whole .npy files of numbers. Received: .*x.npy"):
+    with pytest.raises(ConfigError, match=r"must be whole .npy files of numbers. Received: .*x.npy"):
         numpy_files(**files)
 
 
 def test_a_missing_file_and_another_kind_are_refused(files, tmp_path):
-    with pytest.raises(ConfigError, match="must exist. Received: .*gone.npy"):
+    with pytest.raises(ConfigError, match=r"must exist. Received: .*gone.npy"):
         numpy_files(x=tmp_path / "gone.npy", y=files["y"])
     np.savez(tmp_path / "x.npz", x=np.zeros((300, 2)))
-    with pytest.raises(ConfigError, match="a .npz file"):
+    with pytest.raises(ConfigError, match=r"a .npz file"):
         numpy_files(x=tmp_path / "x.npz", y=files["y"])
     np.save(tmp_path / "negative.npy", np.full(300, -1))
     with pytest.raises(ConfigError, match="Class numbers must be at least 0"):

@@ -118,8 +118,8 @@ class ArrayFile:
             raise ConfigError(f"A .npy file must exist. Received: {self.path!r}. Correct the path.") from error
         except (OSError, ValueError, EOFError) as error:
             raise ConfigError(
-                f"Examples must be whole .npy files of numbers. Received: {self.path!r} ({error}). Write the file again "
-                "with numpy.save(file, array)."
+                f"Examples must be whole .npy files of numbers. Received: {self.path!r} ({error}). Write the file "
+                "again with numpy.save(file, array)."
             ) from error
         if not isinstance(array, np.memmap):
             raise ConfigError(
