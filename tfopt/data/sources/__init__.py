@@ -10,10 +10,17 @@ from tfopt.data.files.image_folder import image_folder
 from tfopt.data.files.numpy_files import numpy_files
 from tfopt.data.sources.digits import digits
 from tfopt.data.sources.synthetic import synthetic
+from tfopt.data.tables.tables import csv, parquet
+from tfopt.data.text_files.text import text
+from tfopt.data.text_files.text_classes import text_classes
 
 SOURCES: dict[str, Callable[..., Examples]] = {
+    "csv": csv,
     "digits": digits,
     "image_folder": image_folder,
     "numpy": numpy_files,
+    "parquet": parquet,
     "synthetic": synthetic,
+    "text": text,
+    "text_classes": text_classes,
 }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tfopt.data.examples import Examples
+from tfopt.data.files.in_memory import arrays
 from tfopt.data.files.splits import check_at_least_one
-from tfopt.data.sources.in_memory import arrays
 
 
 def digits(*, image_size: int = 32, test_fraction: float = 0.2, seed: int = 0) -> Examples:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfopt.data.examples import Examples
+from tfopt.data.files.in_memory import arrays
 from tfopt.data.files.splits import check_at_least_one
-from tfopt.data.sources.in_memory import arrays
 
 
 def synthetic(
