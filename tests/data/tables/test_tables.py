@@ -96,7 +96,7 @@ def test_a_forecast_keeps_the_order_of_time(read, frame):
         assert start.tolist() != sorted(start)
         rows[part] = {row for each in start for row in range(each, each + 7)}
     assert rows == {"train": {*range(30)}, "validation": {*range(30, 45)}, "test": {*range(45, 60)}}
-    assert read(target="price", inputs=["b"], window=5, horizon=2, stride=6).size("train") == 8
+    assert read(target="price", inputs=["b"], window=5, horizon=2, stride=6).size("train") == 7
     with pytest.raises(ConfigError, match=r"at least window . horizon rows. Received: window=12"):
         read(target="price", inputs=["b"], window=12, horizon=2)
 
@@ -168,7 +168,7 @@ def test_damaged_parquet_files_are_refused(damage, tmp_path, frame):
         ({"inputs": {"one": ["a"]}, "window": 3, "target": "price"}, "a list of columns for a forecast"),
         ({"test_fraction": 1.0}, "test_fraction must be"),
         ({"inputs": []}, "columns for inputs"),
-        ({"window": 0}, "window must be at least 1"),
+        ({"window": 0, "target": "b"}, "window must be at least 1"),
         ({"delimiter": "::"}, "one character"),
     ],
 )

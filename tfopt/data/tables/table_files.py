@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,14 +59,19 @@ class CsvReader:
 
     def names(self, path: Path) -> list[str]:
         """Returns the names of the columns."""
-        return list(self._read(path, None).column_names)
+        with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+            found = next(csv.reader(file, delimiter=self._delimiter), [])
+        if not found:
+            raise ConfigError(
+                f"A CSV file must hold names of columns in line 1. Received: {str(path)!r}, where it is empty. Add them."
+            )
+        return found
 
     def table(self, path: Path, columns: Sequence[str]) -> Any:
         """Returns columns as a table of pyarrow."""
-        import pyarrow
-
+        pyarrow = _pyarrow()
         _check_columns(path, columns, self.names(path))
-        table = self._read(path, list(columns))
+        table = self._read(path, columns)
         wrong = [name for name in columns if pyarrow.types.is_binary(table[name].type)]
         if wrong:  # bytes that are no UTF-8 make a column of bytes
             values = table[wrong[0]].to_pylist()
@@ -76,22 +82,22 @@ class CsvReader:
             )
         return table
 
-    def _read(self, path: Path, columns: list[str] | None) -> Any:
+    def _read(self, path: Path, columns: Sequence[str]) -> Any:
         pyarrow = _pyarrow()
-        from pyarrow import csv
+        from pyarrow import csv as arrow
 
         # One block and one thread: the type of a column then comes from all of its cells, and errors have a row number.
         block = min(path.stat().st_size + 1, LARGEST_BLOCK)
         try:
-            return csv.read_csv(
+            return arrow.read_csv(
                 path,
-                read_options=csv.ReadOptions(use_threads=False, block_size=block),
-                parse_options=csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
-                convert_options=csv.ConvertOptions(include_columns=columns, strings_can_be_null=True),
+                read_options=arrow.ReadOptions(use_threads=False, block_size=block),
+                parse_options=arrow.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
+                convert_options=arrow.ConvertOptions(include_columns=list(columns), strings_can_be_null=True),
             )
         except (OSError, ValueError, pyarrow.ArrowException) as error:
             raise ConfigError(
-                "A CSV file must hold names of columns, and rows with as many cells. "
+                "A CSV file must have as many cells in each row as names of columns. "
                 f"Received: {str(path)!r} ({' '.join(str(error).split())}). Correct the file."
             ) from error
 
