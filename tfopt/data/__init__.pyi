@@ -6,7 +6,10 @@ from .files.in_memory import arrays
 from .files.numpy_files import numpy_files
 from .pipeline import PREFETCH, pipeline
 from .sources import SOURCES
+from .sources.cifar import cifar10, cifar100
 from .sources.digits import digits
+from .sources.imdb import imdb
+from .sources.mnist import fashion_mnist, mnist
 from .sources.synthetic import synthetic
 from .tables.tables import csv, parquet
 from .text_files.text import text
@@ -18,10 +21,15 @@ __all__ = [
     "EpochCounter",
     "Examples",
     "arrays",
+    "cifar10",
+    "cifar100",
     "csv",
     "digits",
+    "fashion_mnist",
     "image_folder",
+    "imdb",
     "iterate_batches",
+    "mnist",
     "numpy_files",
     "parquet",
     "pipeline",

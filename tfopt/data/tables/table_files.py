@@ -63,7 +63,7 @@ class CsvReader:
             found = next(csv.reader(file, delimiter=self._delimiter), [])
         if not found:
             raise ConfigError(
-                f"A CSV file must hold names of columns in line 1. Received: {str(path)!r}, where it is empty. Add them."
+                f"A CSV file must hold names of columns in line 1. Received: {str(path)!r}, where it is empty."
             )
         return found
 
