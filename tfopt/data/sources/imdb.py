@@ -104,7 +104,7 @@ def _read(path: Path) -> Parts:
         words = {name: [_words(text) for text in found] for name, found in reviews.items()}
     train = [*words["train/neg"], *words["train/pos"]]
     counts = Counter(word for review in train for word in review)
-    # Words that are equally frequent have the order of the alphabet, so that numbers do not depend on the order of files.
+    # Equally frequent words have the order of the alphabet, so that the order of the files does not matter.
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     ranks = {word: rank for rank, word in enumerate(ranked, 1)}
 

@@ -49,8 +49,8 @@ def download(name: str, load: Callable[[], Parts], archive: str) -> Parts:
         return load()
     except Exception as error:
         raise ConfigError(
-            f"{name} needs its data: it could not be downloaded ({' '.join(str(error).split())[:200]}). Fetch {archive} "
-            f"on a machine with a network, and pass its place: path=..."
+            f"{name} needs its data: it could not be downloaded ({' '.join(str(error).split())[:200]}). Fetch "
+            f"{archive} on a machine with a network, and pass its place: path=..."
         ) from error
     finally:
         socket.setdefaulttimeout(before)
@@ -183,8 +183,8 @@ def checked(name: str, x: Any, y: Any, classes: int) -> tuple[Any, np.ndarray]:
         )
     if labels.min() < 0 or labels.max() >= classes:
         raise ConfigError(
-            f"{name} must have class numbers from 0 to {classes - 1}. Received: {labels.min()} to {labels.max()}. Fetch "
-            "its data again."
+            f"{name} must have class numbers from 0 to {classes - 1}. Received: {labels.min()} to {labels.max()}. "
+            "Fetch its data again."
         )
     return x, labels
 
