@@ -8,9 +8,11 @@ from .pipeline import PREFETCH, pipeline
 from .sources import SOURCES
 from .sources.cifar import cifar10, cifar100
 from .sources.digits import digits
+from .sources.huggingface import huggingface
 from .sources.imdb import imdb
 from .sources.mnist import fashion_mnist, mnist
 from .sources.synthetic import synthetic
+from .sources.tfds import tfds
 from .tables.tables import csv, parquet
 from .text_files.text import text
 from .text_files.text_classes import text_classes
@@ -26,6 +28,7 @@ __all__ = [
     "csv",
     "digits",
     "fashion_mnist",
+    "huggingface",
     "image_folder",
     "imdb",
     "iterate_batches",
@@ -36,4 +39,5 @@ __all__ = [
     "synthetic",
     "text",
     "text_classes",
+    "tfds",
 ]

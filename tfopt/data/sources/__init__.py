@@ -10,9 +10,11 @@ from tfopt.data.files.image_folder import image_folder
 from tfopt.data.files.numpy_files import numpy_files
 from tfopt.data.sources.cifar import cifar10, cifar100
 from tfopt.data.sources.digits import digits
+from tfopt.data.sources.huggingface import huggingface
 from tfopt.data.sources.imdb import imdb
 from tfopt.data.sources.mnist import fashion_mnist, mnist
 from tfopt.data.sources.synthetic import synthetic
+from tfopt.data.sources.tfds import tfds
 from tfopt.data.tables.tables import csv, parquet
 from tfopt.data.text_files.text import text
 from tfopt.data.text_files.text_classes import text_classes
@@ -24,6 +26,7 @@ SOURCES: dict[str, Callable[..., Examples]] = {
     "digits": digits,
     "fashion_mnist": fashion_mnist,
     "image_folder": image_folder,
+    "huggingface": huggingface,
     "imdb": imdb,
     "mnist": mnist,
     "numpy": numpy_files,
@@ -31,4 +34,5 @@ SOURCES: dict[str, Callable[..., Examples]] = {
     "synthetic": synthetic,
     "text": text,
     "text_classes": text_classes,
+    "tfds": tfds,
 }
