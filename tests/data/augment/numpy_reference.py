@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""The operations of augmentation in NumPy, written for clarity: one image, one pixel at a time where it is simple."""
-=======
 """The operations of augmentation in NumPy, written for clarity: one image, and where simpler one pixel, at a time."""
->>>>>>> w-augment
 
 import numpy as np
 
