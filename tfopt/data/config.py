@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge
@@ -34,12 +34,12 @@ class DataConfig:
     arguments: Arguments = field(default_factory=dict)
     """Arguments of the source, for example image_size=32."""
     random_shift: Annotated[int, Ge(0)] = 0
-    """Largest random shift of training images, in pixels. Every epoch has new shifts. 0 is off."""
+    """Largest random shift of training images, in pixels: a short form of augment.crop. 0 is off."""
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    """Random changes of training images. Every epoch has new ones."""
     max_examples: Annotated[int, Ge(1)] | None = None
     """Largest number of examples from the training part, and from the test part. None uses all."""
 
-    augment: AugmentConfig = field(default_factory=AugmentConfig)
-    """Random changes of training images."""
     cache: Literal["auto", "memory", "disk", "off"] | bool = "auto"
     """Place where examples are kept between epochs: decoded in memory, decoded on disk in cache_dir, or off. auto
     chooses by their size against the free memory. True is auto, False is off."""
@@ -68,6 +68,11 @@ class DataConfig:
                 "bucket_boundaries must be lengths, each larger than the one before. "
                 f"Received: bucket_boundaries={self.bucket_boundaries}. Sort them."
             )
+        if self.random_shift and self.augment.crop:
+            raise ConfigError(
+                "random_shift must be 0 with augment.crop, which does the same. Received: "
+                f"random_shift={self.random_shift}, augment.crop={self.augment.crop}. Leave random_shift out."
+            )
         if self.service is not None and not self.service.startswith("grpc://"):
             raise ConfigError(
                 f"service must be an address that begins with grpc://. Received: service={self.service!r}. "
@@ -80,8 +85,39 @@ class DataConfig:
         Raises:
             ConfigError: The source cannot make examples from the arguments.
         """
-        examples: Examples = call_named("source", self.source, SOURCES, self.arguments)
+        examples = call_named("source", self.source, SOURCES, self.arguments)
+        if not isinstance(examples, Examples):
+            raise ConfigError(
+                f"source must return tfopt.data.Examples. Received: {type(examples).__name__} from {self.source!r}. "
+                "Return tfopt.data.arrays(x, y), or Examples(train=..., test=..., outputs=...)."
+            )
         return examples if self.max_examples is None else examples.limit(self.max_examples)
+
+    def augmentation(self, examples: Examples, *, on_gpu: bool = False) -> Augmentation | None:
+        """Returns the augmentation of the training examples, or None if it is off.
+
+        Targets are masks if they have the height and width of the images.
+
+        Args:
+            examples: The examples of the source.
+            on_gpu: Whether the augmentation runs on a GPU, in the training step.
+        Example:
+            >>> config = DataConfig(augment=AugmentConfig(mixup=0.2))
+            >>> config.augmentation(config.load()).needs_one_hot
+            True
+        """
+        from tfopt.data.augment.augmentation import Augmentation  # here, because it imports TensorFlow
+
+        config = replace(self.augment, crop=self.augment.crop or self.random_shift)
+        if config.is_off:
+            return None
+        return Augmentation(
+            config,
+            outputs=examples.outputs,
+            masks=_are_masks(examples.element_spec),
+            ignored_target=examples.ignored_target,
+            on_gpu=on_gpu,
+        )
 
     def pipeline_arguments(self) -> dict[str, Any]:
         """Returns the settings as arguments of `tfopt.data.pipeline`.
@@ -95,25 +131,17 @@ class DataConfig:
             "cache_dir",
             "shuffle_buffer",
             "deterministic",
-            "random_shift",
             "bucket_boundaries",
             "service",
         )
         return {name: getattr(self, name) for name in names}
 
-    def augmentation(self, examples: Examples, *, masks: bool = False) -> Augmentation | None:
-        """Returns the augmentation of these settings for some examples; None if it is off.
 
-        Args:
-            examples: The examples, whose number of classes mixup and cutmix need.
-            masks: Whether targets are masks, which follow every geometric change.
-        Example:
-            >>> config = DataConfig(augment=AugmentConfig(crop=4))
-            >>> config.augmentation(config.load()).config.crop
-            4
-        """
-        from tfopt.data.augment.augmentation import Augmentation  # here: it imports TensorFlow
+def _are_masks(spec: Any) -> bool:
+    """Returns whether the targets of single examples are masks of their images."""
+    import tensorflow as tf
 
-        if self.augment.is_off:
-            return None
-        return Augmentation(self.augment, outputs=examples.outputs, masks=masks, ignored_target=examples.ignored_target)
+    inputs, targets, *_ = spec
+    sizes = [tuple(each.shape[:2]) for each in tf.nest.flatten(inputs) if each.shape.rank == 3]
+    shapes = [each.shape for each in tf.nest.flatten(targets)]
+    return len(shapes) == 1 and shapes[0].rank in (2, 3) and tuple(shapes[0][:2]) in sizes

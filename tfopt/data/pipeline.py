@@ -15,8 +15,8 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from tfopt.data.accepted_examples import check_examples
-from tfopt.data.augment.random_shift import check_images
-from tfopt.data.augment.random_shift import random_shift as shift_randomly
+from tfopt.data.augment.augmentation import Augmentation
+from tfopt.data.augment.config import AugmentConfig
 from tfopt.data.buckets import batched, check_buckets
 from tfopt.data.caching.choice import CacheChoice, CacheMode
 from tfopt.data.caching.kept import Kept, keep_dataset, keep_examples
@@ -80,7 +80,7 @@ def pipeline(
             most 10,000 examples or 100,000 records, and 512 MiB.
         deterministic: Whether decoded examples keep the order of the shuffle. If not, an example that takes long to
             decode does not hold up the others, and no two runs have the same order.
-        random_shift: Largest shift of training images, in pixels; see tfopt.data.augment.
+        random_shift: Largest shift of training images, in pixels: a short form of AugmentConfig(crop=...).
         augment: Function (example, seed) -> example that changes batches of training examples at random. The seed is a
             tensor [2]. If the function has an attribute `per_example` that is not None, that function gets single
             examples before batching.
@@ -112,6 +112,8 @@ def pipeline(
         [4, 4, 2]
     """
     _check(auto_shard, epoch, training)
+    if random_shift:
+        augment = _random_shift(random_shift, augment)
     mode = cache_mode(cache)
     if service is not None and training:
         mode = _check_service(mode, random_shift=random_shift, repeat=repeat, device=device)
@@ -124,6 +126,8 @@ def pipeline(
     dataset, decode = kept.dataset, kept.decode
     decoded = dataset if decode is None else dataset.map(decode)
     check_buckets(decoded.element_spec, bucket_boundaries, padding)
+    if training and isinstance(augment, Augmentation):
+        augment.check(decoded.batch(1).element_spec)  # here: tf.data would replace an error from inside its function
     options = tf.data.Options()
     # The autotuner sleeps longer and longer between its checks, and the end of an epoch waits until it wakes. For a
     # short epoch that is up to half of the time (benchmarks/plan_choices.py).
@@ -147,6 +151,8 @@ def pipeline(
             boundaries=bucket_boundaries,
             seeded=on_batches is not None,
         )
+        if not training and isinstance(augment, Augmentation) and augment.needs_one_hot:
+            batches = mapped(batches, lambda *example: augment.one_hot(example))
         if on_batches is not None:
             # Each example has brought a seed along. The first one is the seed of the batch.
             batches = mapped(batches, lambda example, seeds: on_batches(example, seeds[0]))
@@ -164,14 +170,9 @@ def pipeline(
         examples = dataset.shuffle(window, seed=seed)
         if decode is not None:
             examples = mapped(examples, decode)
-        if random_shift:
-            examples = shift_randomly(examples, random_shift, seed=seed)
         if augment is not None:
             examples = _with_seeds(examples, seed, in_service=service is not None)
         return examples if per_example is None else mapped(examples, per_example)
-
-    if random_shift:  # here: tf.data would replace an error from inside its function
-        check_images(decoded, random_shift)
 
     def of_epoch(seed: tf.Tensor) -> tf.data.Dataset:
         # TensorFlow mixes its global seed into the seed of an operation. Here it sets the seed of this function only.
@@ -229,6 +230,15 @@ def cache_mode(cache: CacheMode | bool) -> CacheMode:
     if isinstance(cache, bool):
         return "auto" if cache else "off"
     return cache
+
+
+def _random_shift(pixels: int, augment: Callable[..., Any] | None) -> Augmentation:
+    if augment is not None:
+        raise ConfigError(
+            "random_shift must be 0 with an augmentation, which has the setting crop for it. Received: "
+            f"random_shift={pixels}. Set AugmentConfig(crop={pixels})."
+        )
+    return Augmentation(AugmentConfig(crop=pixels))
 
 
 def _keep_data(data: Any, mode: CacheMode, cache_dir: str | None, count: bool) -> Kept:

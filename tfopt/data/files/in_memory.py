@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.data.examples import Examples
+from tfopt.data.examples import Examples, Split
+from tfopt.data.files.splits import check_fractions, split
 from tfopt.errors import ConfigError
 
 
@@ -45,41 +46,27 @@ def arrays(
     x = {key: np.asarray(value) for key, value in x.items()} if isinstance(x, dict) else np.asarray(x)
     y = np.asarray(y)
     _check(x, y, test_fraction, validation_fraction)
-    try:
-        train, test = _split(np.arange(len(y)), y, test_fraction, seed)
-        validation = None
-        if validation_fraction:
-            train, validation = _split(train, y, validation_fraction / (1 - test_fraction), seed)
-    except ValueError as error:
-        raise ConfigError(
-            "Every class must have at least two examples, and each part at least one of every class. "
-            f"Received: {len(y)} examples and test_fraction={test_fraction} ({error}). "
-            "Add examples of the rare classes, or change test_fraction."
-        ) from error
+    parts = split(
+        len(y),
+        y if _holds_classes(y) else None,
+        test_fraction=test_fraction,
+        validation_fraction=validation_fraction,
+        seed=seed,
+    )
 
-    def part(chosen: np.ndarray) -> Any:
+    def part(name: Split) -> Any:
+        chosen = parts[name]
         inputs = {key: value[chosen] for key, value in x.items()} if isinstance(x, dict) else x[chosen]
         return tf.data.Dataset.from_tensor_slices((inputs, y[chosen]))
 
     return Examples(
         name=name,
-        train=part(train),
-        test=part(test),
-        validation=None if validation is None else part(validation),
+        train=part("train"),
+        test=part("test"),
+        validation=part("validation") if validation_fraction else None,
         outputs=_outputs(y) if outputs is None else outputs,
         class_names=class_names,
     )
-
-
-def check_at_least_one(**sizes: int) -> None:
-    """Raises ConfigError unless every argument is at least 1.
-
-    Example:
-        >>> check_at_least_one(image_size=32)
-    """
-    for name, value in sizes.items():
-        if value < 1:
-            raise ConfigError(f"{name} must be at least 1. Received: {name}={value}.")
 
 
 def _check(x: Any, y: np.ndarray, test_fraction: float, validation_fraction: float) -> None:
@@ -96,25 +83,13 @@ def _check(x: Any, y: np.ndarray, test_fraction: float, validation_fraction: flo
             f"Received: shape {y.shape}, dtype {y.dtype}{', with negative numbers' if y.dtype.kind in 'iu' else ''}. "
             "Number the classes from 0."
         )
-    if not 0 < test_fraction < 1:
-        raise ConfigError(f"test_fraction must be in (0, 1). Received: test_fraction={test_fraction}. 0.2 is usual.")
-    if not 0 <= validation_fraction < 1 - test_fraction:
-        raise ConfigError(
-            "validation_fraction must be in [0, 1 - test_fraction). Received: "
-            f"validation_fraction={validation_fraction}, test_fraction={test_fraction}. 0.1 is usual."
-        )
+    if test_fraction == 0:
+        raise ConfigError("test_fraction must be in (0, 1). Received: test_fraction=0. 0.2 is usual.")
+    check_fractions(test_fraction, validation_fraction)
 
 
 def _holds_classes(y: np.ndarray) -> bool:
     return y.ndim == 1 and y.dtype.kind in "iu"
-
-
-def _split(chosen: np.ndarray, y: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    from sklearn.model_selection import train_test_split
-
-    classes = y[chosen] if _holds_classes(y) else None
-    first, second = train_test_split(chosen, test_size=fraction, random_state=seed, stratify=classes)
-    return first, second
 
 
 def _outputs(y: np.ndarray) -> int:
