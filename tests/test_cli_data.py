@@ -13,7 +13,7 @@ def test_the_sources_are_listed_with_what_they_load(capsys):
     assert main(["data", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(SOURCES)
-    assert "handwritten digits" in lines[0]
+    assert "handwritten digits" in next(line for line in lines if line.startswith("digits "))
     assert main(["data", "list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["digits"]["image_size"] == 32
 
@@ -24,7 +24,7 @@ def test_examples_are_converted_and_the_files_measured(tmp_path, capsys):
     assert main(["data", "convert", "synthetic", directory, "--shards", "2", *arguments]) == 0
     assert "train 160 in 2, test 40 in 2 files" in capsys.readouterr().out
     read, made = SOURCES["tfrecord"](directory=directory), SOURCES["synthetic"](examples=200, input_shape=(4,))
-    np.testing.assert_array_equal(read.x_train, made.x_train)
+    np.testing.assert_array_equal(np.sort(read.x_train, axis=0), np.sort(made.x_train, axis=0))
     words = ["--arguments", f"directory={directory}", "--seconds", "0.5", "--step-time-ms", "5", "--batch-size", "20"]
     assert main(["data", "measure", "tfrecord", *words, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -190,6 +190,8 @@ def pipeline(
             count=size if size >= 0 and not drop_remainder else None,
             prefetch=prefetch,
         )
+    if repeat and size == 0:
+        raise ConfigError("repeat needs at least one example. Received: repeat=True and no examples. Check the data.")
     if repeat or size == tf.data.INFINITE_CARDINALITY:
         endless = seeds_of_passes(seed).flat_map(of_epoch)
         return batch(endless.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)))
