@@ -117,6 +117,7 @@ class PerEpoch(SameElements):
         counter: Counter of the epoch.
         seed: Seed of `dataset`.
         of_seed: Function from the seed of an epoch to the data set of that epoch.
+        device: Device to copy the elements to in advance; None leaves them on the processor.
     """
 
     def __init__(
@@ -125,8 +126,11 @@ class PerEpoch(SameElements):
         counter: EpochCounter,
         seed: int,
         of_seed: Callable[[tf.Tensor], tf.data.Dataset],
+        device: str | None = None,
     ) -> None:
+        dataset = on_device(dataset, device)
         super().__init__(dataset, tf.data.experimental.to_variant(dataset))
+        self._device = device
         self._counter = counter
         self._seed = seed
         # A partial: TensorFlow counts the traces of a Python function over all data sets, and warns at too many.
@@ -142,8 +146,16 @@ class PerEpoch(SameElements):
         epoch = self._counter.value
         if epoch == UNCONTROLLED or not self._counter.known_at_once or not tf.executing_eagerly():
             return super().__iter__()
+        elements = self.of_epoch(epoch)
+        if self._device is not None:
+            return iter(on_device(elements, self._device))
         with tf.device("CPU:0"):
-            return iter(self.of_epoch(epoch))
+            return iter(elements)
+
+
+def on_device(dataset: tf.data.Dataset, device: str | None) -> tf.data.Dataset:
+    """Returns a data set whose elements are copied to a device in advance; with None the same data set."""
+    return dataset if device is None else dataset.apply(tf.data.experimental.prefetch_to_device(device, 1))
 
 
 def seed_of(seed: int, epoch: tf.Tensor) -> tf.Tensor:

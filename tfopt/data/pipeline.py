@@ -21,7 +21,7 @@ from tfopt.data.buckets import batched, check_buckets
 from tfopt.data.caching.choice import CacheChoice, CacheMode
 from tfopt.data.caching.kept import Kept, keep_dataset, keep_examples
 from tfopt.data.caching.sizes import size_of
-from tfopt.data.epoch_order import EpochCounter, PerEpoch, seeds_of_passes
+from tfopt.data.epoch_order import EpochCounter, PerEpoch, on_device, seeds_of_passes
 from tfopt.data.examples import Examples, Split
 from tfopt.data.service.client import ThroughService, check_records_can_be_sent
 from tfopt.errors import ConfigError, unknown_name
@@ -112,11 +112,12 @@ def pipeline(
         [4, 4, 2]
     """
     _check(auto_shard, epoch, training)
+    _check_device(device)
     if random_shift:
         augment = _random_shift(random_shift, augment)
     mode = cache_mode(cache)
     if service is not None and training:
-        mode = _check_service(mode, random_shift=random_shift, repeat=repeat, device=device)
+        mode = _check_service(mode, repeat=repeat, device=device)
     part = split or ("train" if training else "validation")
     count = auto_shard != "file"
     if isinstance(data, Examples):
@@ -136,8 +137,6 @@ def pipeline(
     options.deterministic = deterministic
     per_example = getattr(augment, "per_example", None) if training else None
     on_batches = augment if training and per_example is None else None
-    # Mixup and cutmix: all parts have targets of one form.
-    one_hot = getattr(augment, "one_hot", None) if getattr(augment, "needs_one_hot", False) else None
 
     def mapped(examples: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
         return examples.map(function, num_parallel_calls=_cores(), deterministic=deterministic)
@@ -156,13 +155,10 @@ def pipeline(
         if on_batches is not None:
             # Each example has brought a seed along. The first one is the seed of the batch.
             batches = mapped(batches, lambda example, seeds: on_batches(example, seeds[0]))
-        elif one_hot is not None:
-            batches = mapped(batches, lambda *example: one_hot(example))
-        batches = batches.prefetch(prefetch).with_options(options)
-        return batches if device is None else batches.apply(tf.data.experimental.prefetch_to_device(device, 1))
+        return batches.prefetch(prefetch).with_options(options)
 
     if not training:
-        return batch(dataset if decode is None else mapped(dataset, decode))
+        return on_device(batch(dataset if decode is None else mapped(dataset, decode)), device)
     size = int(dataset.cardinality())
     window = shuffle_window(data, part, kept) if shuffle_buffer == "auto" else shuffle_buffer
 
@@ -182,7 +178,7 @@ def pipeline(
     if service is not None:
         check_records_can_be_sent(dataset)
         return ThroughService(
-            lambda drawn: batch(of_epoch(drawn)),
+            lambda drawn: batch(randomize(drawn)),
             service,
             seed=seed,
             counter=epoch,
@@ -194,15 +190,16 @@ def pipeline(
         raise ConfigError("repeat needs at least one example. Received: repeat=True and no examples. Check the data.")
     if repeat or size == tf.data.INFINITE_CARDINALITY:
         endless = seeds_of_passes(seed).flat_map(of_epoch)
-        return batch(endless.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)))
+        endless = endless.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+        return on_device(batch(endless), device)
     if epoch is None:
-        return batch(randomize(seed))
+        return on_device(batch(randomize(seed)), device)
     # The cache is outside the function, so that it stays from epoch to epoch. Batching is outside too, because
     # tf.distribute looks there for the batch size that it divides.
     shuffled = epoch.seeds(seed).flat_map(of_epoch)
     if size != tf.data.UNKNOWN_CARDINALITY:
         shuffled = shuffled.apply(tf.data.experimental.assert_cardinality(size))
-    return PerEpoch(batch(shuffled), epoch, seed, lambda drawn: batch(of_epoch(drawn)))
+    return PerEpoch(batch(shuffled), epoch, seed, lambda drawn: batch(of_epoch(drawn)), device)
 
 
 def shuffle_window(data: Any, split: Split, kept: Kept) -> int:
@@ -267,14 +264,13 @@ def _with_seeds(examples: tf.data.Dataset, seed: Any, *, in_service: bool) -> tf
     return examples.scan(tf.constant(0, tf.int64), count)
 
 
-def _check_service(mode: CacheMode, *, random_shift: int, repeat: bool, device: str | None) -> CacheMode:
+def _check_service(mode: CacheMode, *, repeat: bool, device: str | None) -> CacheMode:
     """Returns the cache mode for a tf.data service, or raises ConfigError for settings that it cannot follow."""
     refused = {
         f"cache={mode!r}": (
             mode in ("memory", "disk"),
             "each worker reads other records in every epoch. Set cache='off'",
         ),
-        f"random_shift={random_shift}": (random_shift > 0, "its workers share no random numbers. Use augment"),
         "repeat=True": (repeat, "its workers share the records of one epoch. Leave steps_per_epoch out"),
         f"device={device!r}": (device is not None, "its batches come from other processes. Leave device out"),
     }
@@ -292,6 +288,14 @@ def _check(auto_shard: str, epoch: EpochCounter | None, training: bool) -> None:
             "auto_shard must not be 'file' when an epoch counter decides the order: TensorFlow does not find the files "
             "behind it. Received: auto_shard='file'. Use 'data', or give each worker a data set of its own files and "
             "use 'off'."
+        )
+
+
+def _check_device(device: str | None) -> None:
+    known = [] if device is None else [each.name.removeprefix("/device:") for each in tf.config.list_logical_devices()]
+    if device is not None and device.rpartition("/")[2].removeprefix("device:") not in known:
+        raise ConfigError(
+            f"device must be a device of this machine. Received: device={device!r}. TensorFlow sees {', '.join(known)}."
         )
 
 
