@@ -4,7 +4,10 @@ from .examples import Examples
 from .files.image_folder import image_folder
 from .files.in_memory import arrays
 from .files.numpy_files import numpy_files
+from .files.tfrecord import tfrecord, tfrecord_files
 from .pipeline import PREFETCH, pipeline
+from .records.convert import ConversionReport, convert
+from .records.stored import EncodedImage, EncodedMask, Scaled, Stored
 from .sources import SOURCES
 from .sources.cifar import cifar10, cifar100
 from .sources.digits import digits
@@ -20,12 +23,18 @@ from .text_files.text_classes import text_classes
 __all__ = [
     "PREFETCH",
     "SOURCES",
+    "ConversionReport",
+    "EncodedImage",
+    "EncodedMask",
     "EpochCounter",
     "Examples",
+    "Scaled",
+    "Stored",
     "arrays",
     "cifar10",
     "cifar100",
     "csv",
+    "convert",
     "digits",
     "fashion_mnist",
     "huggingface",
@@ -40,4 +49,6 @@ __all__ = [
     "text",
     "text_classes",
     "tfds",
+    "tfrecord",
+    "tfrecord_files",
 ]

@@ -12,6 +12,8 @@ from tfopt.errors import ConfigError
 if TYPE_CHECKING:  # a list of the sources needs no TensorFlow, whose import takes seconds
     import tensorflow as tf
 
+    from tfopt.data.records.stored import Stored
+
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 LARGEST_IN_MEMORY = 2**32
@@ -41,6 +43,7 @@ class Examples:
         ignored_target: Class number of targets that count neither in the loss nor in the score, such as 255 in a mask.
         bytes_per_target: Mean number of bytes of text that a token stands for.
         notes: Remarks of the source for the user, for example which files it skipped.
+        stored: What `tfopt.data.convert` stores of a record that names a file. None means the examples.
 
     Example:
         >>> import tensorflow as tf
@@ -68,6 +71,7 @@ class Examples:
     ignored_target: int | None = None
     bytes_per_target: float = 1.0
     notes: tuple[str, ...] = ()
+    stored: Stored | None = None
 
     def records(self, split: Split) -> tf.data.Dataset:
         """Returns the records of a part. The validation part is the test part if there is no other."""

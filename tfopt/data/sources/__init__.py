@@ -8,6 +8,7 @@ from collections.abc import Callable
 from tfopt.data.examples import Examples
 from tfopt.data.files.image_folder import image_folder
 from tfopt.data.files.numpy_files import numpy_files
+from tfopt.data.files.tfrecord import tfrecord
 from tfopt.data.sources.cifar import cifar10, cifar100
 from tfopt.data.sources.digits import digits
 from tfopt.data.sources.huggingface import huggingface
@@ -35,4 +36,5 @@ SOURCES: dict[str, Callable[..., Examples]] = {
     "text": text,
     "text_classes": text_classes,
     "tfds": tfds,
+    "tfrecord": tfrecord,
 }
