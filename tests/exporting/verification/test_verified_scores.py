@@ -7,6 +7,7 @@ from keras import layers, metrics
 
 from tfopt.errors import ConfigError
 from tfopt.exporting import ExportConfig, export, verify
+from tfopt.exporting.verification import scoring
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(40, 8, 8, 3)).astype("float32")
@@ -62,7 +63,7 @@ def test_classifiers_of_every_kind_in_one_model(model, artifacts):
     assert receipt.accuracy is receipt.baseline_accuracy is None
     assert receipt.show("accuracy") == "unavailable (each output has its own)"
     assert 0.9 < receipt.agreement <= 1
-    assert f"{receipt.scores['tags_accuracy']:.4g} (baseline" in str(receipt)
+    assert f"{receipt.scores['tags_accuracy']:.2%} (baseline" in str(receipt)
 
 
 def test_a_single_output_and_a_function(artifacts):
@@ -94,3 +95,44 @@ def test_what_cannot_be_scored(labels, message, artifacts):
 def test_an_unknown_metric(artifacts):
     with pytest.raises(ConfigError, match="Unknown metric 'top5'"):
         verify(artifacts / "float32", data=(X, LABELS), metric="top5")
+
+
+class Closest:
+    """A score of one's own: the smallest difference to a target."""
+
+    name = "closest"
+    higher_is_better = False
+
+    def __init__(self):
+        self.smallest = np.inf
+
+    def update(self, targets, outputs):
+        self.smallest = min(self.smallest, float(np.abs(targets - outputs).min()))
+
+    def result(self):
+        return self.smallest
+
+
+@pytest.mark.parametrize("metric", ["mean_iou", "mean_absolute_error", Closest()])
+def test_a_score_is_updated_chunk_by_chunk(metric, model, artifacts, monkeypatch):
+    """The examples of a large test part are not in memory together. Chunks of one batch give what all together do."""
+    labels = {"parts": LABELS["parts"]} if metric == "mean_iou" else {"kind": LABELS["kind"]}
+    whole = verify(artifacts / "int8", data=(X, labels), metric=metric, seconds=0)
+    monkeypatch.setattr(scoring, "CHUNK_BYTES", 1)
+    batches = [(X[i : i + 7], {name: value[i : i + 7] for name, value in labels.items()}) for i in range(0, 40, 7)]
+    receipt = verify(artifacts / "int8", data=iter(batches), metric=metric, seconds=0)
+    assert receipt.scores == pytest.approx(whole.scores)
+    assert receipt.baseline_scores == pytest.approx(whole.baseline_scores)
+    outputs = model.predict(X, verbose=0)
+    if metric == "mean_iou":
+        reference = metrics.MeanIoU(3, sparse_y_pred=False)
+        reference.update_state(LABELS["parts"], outputs["parts"])
+        assert receipt.baseline_scores == {"parts_mean_iou": pytest.approx(float(reference.result()), abs=1e-6)}
+        assert 0.8 < receipt.agreement == pytest.approx(whole.agreement)
+        assert receipt.show("accuracy") == "unavailable (the score is mean_iou)"
+        assert "parts mean iou" in str(receipt)
+    else:
+        difference = np.abs(outputs["kind"] - LABELS["kind"])
+        expected = difference.mean() if isinstance(metric, str) else difference.min()
+        assert list(receipt.baseline_scores.values()) == [pytest.approx(expected, abs=1e-5)]
+        assert (receipt.higher_is_better, receipt.agreement) == (False, None)

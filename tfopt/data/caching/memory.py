@@ -10,12 +10,11 @@ from typing import Any
 import psutil
 import tensorflow as tf
 
+from tfopt.data.caching.sizes import BYTES_PER_TENSOR, bytes_by_spec, has_size
 from tfopt.errors import TfoptWarning
 
 # The share of the free memory that examples may take. The model, its training and the batches need the rest.
 SHARE = 0.8
-# The bytes that tf.data holds for each tensor in addition to its content: 200, measured with scalars.
-BYTES_PER_TENSOR = 200
 
 
 def cached(dataset: tf.data.Dataset, *, count: bool = True) -> tf.data.Dataset:
@@ -35,7 +34,7 @@ def cached(dataset: tf.data.Dataset, *, count: bool = True) -> tf.data.Dataset:
         >>> len(dataset)
         1000
     """
-    examples, each = int(dataset.cardinality()), _bytes_by_spec(dataset.element_spec)
+    examples, each = int(dataset.cardinality()), bytes_by_spec(dataset.element_spec)
     limit = int(SHARE * available_memory_bytes())
     if examples == tf.data.INFINITE_CARDINALITY:
         _warn("the data set is infinite")
@@ -89,23 +88,8 @@ def _left_in_groups(root: Path) -> Iterator[int]:
                 continue
 
 
-def _bytes_by_spec(spec: Any) -> int | None:
-    """Returns the bytes of one example, or None if its shape or type does not determine them."""
-    total = 0
-    for each in tf.nest.flatten(spec):
-        elements = each.shape.num_elements() if isinstance(each, tf.TensorSpec) else None
-        if elements is None or not _has_size(each.dtype):
-            return None
-        total += elements * each.dtype.size + BYTES_PER_TENSOR
-    return total
-
-
 def _specs(dataset: tf.data.Dataset) -> list[Any]:
     return tf.nest.flatten(dataset.element_spec)
-
-
-def _has_size(dtype: tf.DType) -> bool:
-    return dtype not in (tf.string, tf.variant, tf.resource)
 
 
 def _limited(dataset: tf.data.Dataset, limit: int) -> tf.data.Dataset:
@@ -133,7 +117,7 @@ def _limited(dataset: tf.data.Dataset, limit: int) -> tf.data.Dataset:
 def _bytes(tensor: tf.Tensor) -> tf.Tensor:
     if tensor.dtype == tf.string:
         content = tf.reduce_sum(tf.cast(tf.strings.length(tensor), tf.int64))
-    elif _has_size(tensor.dtype):
+    elif has_size(tensor.dtype):
         content = tf.size(tensor, tf.int64) * tensor.dtype.size
     else:
         content = tf.constant(0, tf.int64)

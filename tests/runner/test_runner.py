@@ -14,14 +14,15 @@ from rich.console import Console
 
 import tfopt
 from tfopt.data import Examples
+from tfopt.data.augment.config import AugmentConfig
 from tfopt.data.config import DataConfig
 from tfopt.errors import ConfigError, ExportError, TfoptWarning, UnsupportedModelError
 from tfopt.models import mlp
 from tfopt.pruning import PruningConfig
 from tfopt.quantization import QuantizationConfig
 from tfopt.recipe import QUICK_EPOCHS, ModelConfig, Recipe
-from tfopt.recipes import RECIPES
-from tfopt.runner import find_recipe, run
+from tfopt.recipes import RECIPES, find_recipe
+from tfopt.runner import run
 from tfopt.training import TrainingConfig
 
 TINY = Recipe(
@@ -81,7 +82,8 @@ def test_the_result_holds_what_was_done(tiny):
     report = result.report
     assert (report.recipe, report.description) == (TINY.name, TINY.description)
     assert report.environment["TensorFlow"] == tf.__version__
-    assert report.plan == result.plan.decisions
+    assert report.plan[: len(result.plan.decisions)] == result.plan.decisions
+    assert [decision.setting for decision in report.plan[-2:]] == ["cache", "shuffle_buffer"]
     assert report.receipts == result.receipts
     assert [(phase.name, len(phase.history["loss"])) for phase in report.phases] == [("train", 3), ("prune", 2)]
     for phase in report.phases:
@@ -228,7 +230,7 @@ def test_shifting_what_is_no_image_is_refused_and_nothing_written(tmp_path):
     recipe = dataclasses.replace(
         TINY, data=dataclasses.replace(TINY.data, random_shift=2), export_dir=str(tmp_path / "out")
     )
-    with pytest.raises(ConfigError, match="random_shift=2"):
+    with pytest.raises(ConfigError, match="must be images"):
         run(recipe, console=silent())
     assert list(tmp_path.iterdir()) == []
 
@@ -433,3 +435,36 @@ def test_resume_goes_through_the_phases_that_were_done_and_begins_the_others(tmp
     assert not (tmp_path / "checkpoints" / "train").exists()  # known before the first phase trains
     with pytest.raises(ConfigError, match=r"resume=True\. Received: checkpoint_dir=.*train\."):
         run(insisting, console=silent())
+
+
+@pytest.mark.parametrize("where", ["auto", "device"])
+def test_mixed_examples_train_with_shares_of_classes(where, tmp_path):
+    """The targets become shares of the classes, in the pipeline or in the step; the artifact knows nothing of it."""
+    data = DataConfig(
+        source="digits",
+        arguments={"image_size": 8},
+        augment=AugmentConfig(crop=1, mixup=0.2, where=where),
+        max_examples=400,
+    )
+    recipe = dataclasses.replace(TRAIN_ONLY, data=data, export_dir=str(tmp_path / "out"))
+    console = silent()
+    result = run(dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, epochs=8)), console=console)
+    assert result.receipts["float32"].accuracy > 0.6  # guessing gives 0.1
+    (decision,) = [each for each in result.report.plan if each.setting == "augment.where"]
+    assert decision.value == ("host" if where == "auto" else "device")
+    history = result.report.phases[0].history
+    assert history["val_accuracy"][-1] == pytest.approx(result.receipts["float32"].accuracy)
+    assert history["loss"][-1] > history["val_loss"][-1]  # mixed images are harder
+
+
+def test_mixing_values_is_refused_before_the_training():
+    data = dataclasses.replace(
+        TINY.data, augment=AugmentConfig(mixup=0.2), arguments={"examples": 100, "input_shape": [4, 4, 1]}
+    )
+    with pytest.raises(ConfigError, match="mixup and cutmix need a task whose targets can be mixed"):
+        run(dataclasses.replace(TRAIN_ONLY, data=data, task="regression"), console=silent())
+
+
+def test_a_source_must_return_examples():
+    with pytest.raises(ConfigError, match=r"source must return tfopt.data.Examples. Received: tuple"):
+        run(dataclasses.replace(TRAIN_ONLY, data=DataConfig(source=lambda: (1, 2))), console=silent())
