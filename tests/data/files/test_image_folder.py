@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from tfopt.data import image_folder
+from tfopt.data import convert, image_folder, tfrecord
 from tfopt.errors import ConfigError
 
 ENDINGS = ("jpg", "png", "gif", "bmp", "webp")
@@ -163,6 +163,7 @@ def mask_pixels(number):
 
 @pytest.fixture(params=["grey", "palette", "16 bits"])
 def masked(request, tmp_path, save):
+    tmp_path = tmp_path / "segmentation"
     for number in range(10):
         save(tmp_path / "images" / "a" / f"{number}.png", number)
         path = tmp_path / "masks" / "a" / f"{number}.png"
@@ -206,3 +207,30 @@ def test_masks_that_do_not_fit_are_counted_or_refused(masked):
     few = image_folder(directory=directory, masks=masks, max_unreadable=4, class_names=("sky", "house"))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"class numbers below 2. .*masks/a/\d.png"):
         few.arrays("train")
+
+
+def test_a_folder_of_jpegs_has_a_path_of_its_own_and_the_same_pixels(tmp_path, save):
+    for number in range(8):
+        save(tmp_path / "ab"[number % 2] / f"{number}.jpg", number, height=60 + 20 * number, width=90 + 30 * number)
+    quick = image_folder(directory=tmp_path, image_size=(40, 60), test_fraction=0.5)
+    with (tmp_path / "a" / "0.jpg").open("ab") as file:
+        file.write(b"other data behind the image")
+    slow = image_folder(directory=tmp_path, image_size=(40, 60), test_fraction=0.5)
+    np.testing.assert_array_equal(quick.x_train, slow.x_train)
+    damage(tmp_path / paths(quick.test)[0], "cut")
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"cut off, or no JPEG.*[ab]/\d.jpg"):
+        quick.arrays("test")
+
+
+def test_converted_folders_hold_the_files_and_give_the_same_examples(folder, masked, tmp_path):
+    for number, examples in enumerate(
+        [
+            image_folder(directory=folder, image_size=8),
+            image_folder(directory=masked / "images", masks=masked / "masks", image_size=8, ignored_target=255),
+        ]
+    ):
+        convert(examples, tmp_path / f"records{number}")
+        again = tfrecord(directory=tmp_path / f"records{number}")
+        for one, other in zip(examples.arrays("train"), again.arrays("train"), strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert again.ignored_target == 255
