@@ -7,6 +7,7 @@ process is killed, the next call goes on after the last finished shard.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -225,7 +226,7 @@ class _Conversion:
             raise ConfigError(
                 "Every record must be readable. "
                 f"Received: record {number} of the {part} part{f' ({names[:300]})' if names else ''}: "
-                f"{' '.join(str(error.message).split())[:400]}. Repair it, or leave it out of the source."
+                f"{_reason(error)}. Repair it, or leave it out of the source."
             ) from error
 
     def _write_shard(self, shard: PlannedShard, iterator: Iterator[Any]) -> Shard:
@@ -266,6 +267,12 @@ class _Conversion:
             for part, planned in self.plan.items()
         }
         write_schema(self.directory / name, replace(self.schema, parts=parts))
+
+
+def _reason(error: tf.errors.OpError) -> str:
+    """Returns the message of an error without the names of data sets and graph nodes around it."""
+    words = re.sub(r"^.*Iterator::\S*|\[\[.*|\[Op:.*", "", " ".join(str(error.message).split()))
+    return words.strip()[:400]
 
 
 def _add(checksum: Any, content: bytes) -> None:
