@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tfopt.data.examples import Examples, Split
-from tfopt.data.files.image_files import DECODED, image_files, is_plain_jpeg, unreadable
+from tfopt.data.files.image_files import DECODED, image_files, unreadable
 from tfopt.data.files.masks import Masks, mask_problems
 from tfopt.data.files.splits import (
     check_at_least_one,

@@ -58,9 +58,10 @@ def decode_image(
     """
     # An operation costs microseconds, as much as a part of a small image. So a whole JPEG, the usual case, is found by
     # few of them, and every other file is looked at in a branch of its own.
-    is_jpeg = _at(content, 0, JPEG) & (tf.strings.length(content) >= SMALLEST_FILE)
+    starts = _at(content, 0, JPEG) & (tf.strings.length(content) >= SMALLEST_FILE)
+    is_jpeg = starts & (tf.strings.substr(tf.where(starts, content, TINY_JPEG), -2, 2) == END_OF_JPEG)
     jpeg = tf.where(is_jpeg, content, TINY_JPEG)
-    branch = tf.where(is_jpeg & (tf.strings.substr(jpeg, -2, 2) == END_OF_JPEG), _ratio(jpeg, size, exact), OTHER)
+    branch = tf.where(is_jpeg, _ratio(jpeg, size, exact), OTHER)
     if channels == 1:  # TensorFlow turns CMYK into colour, but not into grey
         branch = tf.where(tf.image.extract_jpeg_shape(jpeg)[2] == 4, OTHER, branch)
     branches = [partial(_jpeg, content, size, channels, ratio, exact) for ratio in RATIOS]
