@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from tfopt.data import image_folder
+from tfopt.data import convert, image_folder, tfrecord
 from tfopt.errors import ConfigError
 
 ENDINGS = ("jpg", "png", "gif", "bmp", "webp")
@@ -163,6 +163,7 @@ def mask_pixels(number):
 
 @pytest.fixture(params=["grey", "palette", "16 bits"])
 def masked(request, tmp_path, save):
+    tmp_path = tmp_path / "segmentation"
     for number in range(10):
         save(tmp_path / "images" / "a" / f"{number}.png", number)
         path = tmp_path / "masks" / "a" / f"{number}.png"
@@ -206,3 +207,17 @@ def test_masks_that_do_not_fit_are_counted_or_refused(masked):
     few = image_folder(directory=directory, masks=masks, max_unreadable=4, class_names=("sky", "house"))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"class numbers below 2. .*masks/a/\d.png"):
         few.arrays("train")
+
+
+def test_converted_folders_hold_the_files_and_give_the_same_examples(folder, masked, tmp_path):
+    for number, examples in enumerate(
+        [
+            image_folder(directory=folder, image_size=8),
+            image_folder(directory=masked / "images", masks=masked / "masks", image_size=8, ignored_target=255),
+        ]
+    ):
+        convert(examples, tmp_path / f"records{number}")
+        again = tfrecord(directory=tmp_path / f"records{number}")
+        for one, other in zip(examples.arrays("train"), again.arrays("train"), strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert again.ignored_target == 255

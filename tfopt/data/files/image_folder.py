@@ -21,6 +21,7 @@ from tfopt.data.files.splits import (
     split_files,
     tolerate,
 )
+from tfopt.data.records.stored import EncodedImage, Stored
 from tfopt.errors import ConfigError
 
 CHECKS = ("header", "decode")
@@ -108,18 +109,19 @@ def image_folder(
         seed=seed,
     )
     paths = [str(file.path) for file in files]
-    pixels = _Pixels((height, width), channels, exact)
+    decoder = EncodedImage(size=(height, width), channels=channels, exact=exact)
+    images = _Images(root, decoder)
     if mask_root is None:
-        return _examples(root, chosen, (paths, classes), pixels.with_label, len(names), names, notes)
-    targets = Masks([file.path for file in files], root, mask_root, (height, width), names, ignored_target)
+        return _examples(root, chosen, (paths, classes), images.with_label, len(names), names, notes, images.stored())
+    masks_of = Masks([file.path for file in files], root, mask_root, (height, width), names, ignored_target)
 
     def with_mask(path: Any, mask: Any) -> Any:
-        return pixels(path), targets.decode(mask)
+        return images.read(path), masks_of.decode(mask)
 
-    return replace(
-        _examples(root, chosen, (paths, targets.paths), with_mask, targets.outputs, names, notes),
-        ignored_target=ignored_target,
+    examples = _examples(
+        root, chosen, (paths, masks_of.paths), with_mask, masks_of.outputs, names, notes, images.stored(masks_of)
     )
+    return replace(examples, ignored_target=ignored_target)
 
 
 class _File(NamedTuple):
@@ -128,23 +130,29 @@ class _File(NamedTuple):
     part: Split | None
 
 
-class _Pixels(NamedTuple):
-    """Reads an image file: a record becomes an example."""
+class _Images(NamedTuple):
+    """Reads image files: a record becomes an example, or what `convert` stores."""
 
-    size: tuple[int, int]
-    channels: int
-    exact: bool
+    root: Path
+    decoder: EncodedImage
 
-    def __call__(self, path: Any) -> Any:
+    def read(self, path: Any) -> Any:
         import tensorflow as tf
 
-        from tfopt.data.files.images import decode_image
-
-        image = decode_image(tf.io.read_file(path), path, self.size, self.channels, exact=self.exact)
-        return tf.cast(image, tf.float32) / 255
+        return self.decoder(tf.io.read_file(path), path)
 
     def with_label(self, path: Any, label: Any) -> Any:
-        return self(path), label
+        return self.read(path), label
+
+    def stored(self, masks: Masks | None = None) -> Stored:
+        import tensorflow as tf
+
+        def content(path: Any, target: Any) -> Any:
+            # Without the folder, so that the stored bytes do not depend on its place.
+            name = tf.strings.substr(path, len(f"{self.root}/".encode()), tf.int32.max)
+            return name, tf.io.read_file(path), target if masks is None else masks.stored(target)
+
+        return Stored(read=content, inputs=self.decoder, targets=None if masks is None else masks.decoder)
 
 
 def _class_folders(root: Path) -> tuple[str, ...]:
@@ -202,6 +210,7 @@ def _examples(
     outputs: int,
     names: tuple[str, ...],
     notes: tuple[str, ...],
+    stored: Stored,
 ) -> Examples:
     import tensorflow as tf
 
@@ -217,4 +226,5 @@ def _examples(
         class_names=names,
         decode=decode,
         notes=notes,
+        stored=stored,
     )

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tfopt.data.files.image_files import first_problems, header_problem
+from tfopt.data.records.stored import EncodedMask
 from tfopt.errors import ConfigError
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -79,6 +80,17 @@ class Masks:
         words = f"A mask must hold class numbers below {self.outputs}. Received, with a higher one:"
         with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(known), [words, path])]):
             return tf.identity(mask)
+
+    @property
+    def decoder(self) -> EncodedMask | None:
+        """Decoder of what `stored` returns; None if that is the mask itself."""
+        return EncodedMask(size=self._size) if self._plain else None
+
+    def stored(self, path: Any) -> Any:
+        """Returns what TFRecord files hold of a mask, in TensorFlow: the file, or the mask if only Pillow reads it."""
+        import tensorflow as tf
+
+        return tf.io.read_file(path) if self._plain else self.decode(path)
 
     def _highest(self, path: str) -> int:
         mask = _read(path)

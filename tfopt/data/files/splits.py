@@ -165,8 +165,9 @@ def tolerate(problems: Sequence[tuple[str, str]], total: int, limit: float, what
     listed += f" and {len(problems) - 5} more" if len(problems) > 5 else ""
     if len(problems) > (limit * total if limit < 1 else limit):
         raise ConfigError(
-            f"At most {limit:g}{' of the' if limit < 1 else ''} {what} may be unreadable. Received: {len(problems)} of "
-            f"{total} that cannot be read: {listed}. Repair or remove them, or set max_unreadable={len(problems)}."
+            f"At most {limit:g}{' of the' if 0 < limit < 1 else ''} {what} may be unreadable. Received: "
+            f"{len(problems)} of {total} that cannot be read: {listed}. Repair or remove them, or set "
+            f"max_unreadable={len(problems)}."
         )
     return (f"{len(problems)} of {total} {what} {'was' if len(problems) == 1 else 'were'} left out: {listed}.",)
 

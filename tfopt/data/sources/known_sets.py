@@ -155,6 +155,8 @@ def image_examples(
     """
     import tensorflow as tf
 
+    from tfopt.data.records.stored import Scaled, Stored
+
     (x_train, y_train), (x_test, y_test) = (checked(name, x, y, len(class_names)) for x, y in parts)
     chosen = split(len(y_train), y_train, test_fraction=0, validation_fraction=validation_fraction, seed=seed)
 
@@ -170,6 +172,7 @@ def image_examples(
         outputs=len(class_names),
         class_names=class_names,
         decode=_pixels,
+        stored=Stored(read=_stored, inputs=Scaled()),
     )
 
 
@@ -193,6 +196,10 @@ def _pixels(image: Any, label: Any) -> Any:
     import tensorflow as tf
 
     return tf.cast(image, tf.float32) / 255, label
+
+
+def _stored(image: Any, label: Any) -> Any:
+    return "", image, label
 
 
 class _ArrayUnpickler(pickle.Unpickler):
