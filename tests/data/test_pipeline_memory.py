@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 import json, resource
 import psutil
@@ -34,6 +36,7 @@ print(json.dumps({"seen": seen, "count": count, "taken": peak - before, "buffers
 """
 
 
+@pytest.mark.slow
 def test_a_stream_of_four_times_the_buffers_takes_their_memory_and_little_more():
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

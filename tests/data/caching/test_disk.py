@@ -47,6 +47,7 @@ def test_a_damaged_cache_is_written_again(tmp_path):
     assert numbers(kept_on_disk(source, tf.square, str(tmp_path), "squares")) == [n * n for n in range(100)]
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_no_half_cache(tmp_path):
     code = f"""
 import os, signal, sys
