@@ -12,6 +12,8 @@ from tfopt.data.measurement.stages import Stage
 
 # A sample of a stage's inputs: at most this number of elements, and of bytes, but one at least.
 SAMPLE, SAMPLE_BYTES = 512, 2**26
+# A stage is measured for this time at most, apart from its first output.
+LONGEST_S = 2.0
 # Inputs that are counted to learn how many a stage reads for one output.
 COUNTED = 64
 # Stages with one output for each input.
@@ -70,18 +72,21 @@ def _rate(stage: Stage, feeds: list[tf.data.Dataset], seconds: float) -> tuple[f
     if stage.kind in BATCHES and (size > SMALL_BATCH or stage.kind == "map and batch"):
         # `skip` right behind a batch skips its inputs, and makes no batch. The filter prevents that. It takes 20 us.
         outputs = outputs.filter(lambda *element: True)
-    count, start = 1, 0.0
+    count, start, first = 1, 0.0, 0.0
     while True:
         begin = time.perf_counter()
         element = next(iter(outputs.skip(count - 1)), None)  # in TensorFlow: a loop in Python would be slower than most
         elapsed = time.perf_counter() - begin
         if element is None:
             return float("inf"), 0
-        if count == 1 and stage.kind == "shuffle":
-            start = elapsed  # its buffer has been filled
-        if elapsed - start >= seconds or count > 10_000_000:
+        if count == 1:
+            first = elapsed
+            start = elapsed if stage.kind == "shuffle" else 0.0  # its buffer has been filled
+        # The first output includes the start of an iterator, which must not count much.
+        enough = min(max(seconds, 4 * first), LONGEST_S)
+        if ((count > 1 or first > LONGEST_S) and elapsed - start >= enough) or count > 10_000_000:
             return count / max(elapsed - start, 1e-9), size
-        count = max(2 * count, min(8 * count, int(1.2 * count * seconds / max(elapsed - start, 1e-4))))
+        count = max(2 * count, min(8 * count, int(1.2 * count * enough / max(elapsed - start, 1e-4))))
 
 
 def _bytes(element: Sequence[tf.Tensor]) -> int:
