@@ -95,7 +95,7 @@ class Augmentation:
         """
         if self.config.is_off:
             return example
-        self._check(example)
+        self.check(example)
         first = _images(example[0])[0]
         unchanged = self.one_hot(example)
         if first.shape[0]:
@@ -208,8 +208,11 @@ class Augmentation:
         cut = [(each if fill is None else cut_out(each, boxes, fill), fill) for each, fill in maps]
         return [cut_out(each, boxes) for each in images], cut
 
-    def _check(self, example: tuple[Any, ...]) -> None:
-        inputs, targets, *_ = example
+    def check(self, example: tuple[Any, ...]) -> None:
+        """Raises ConfigError unless a batch, or what tf.data tells of its shapes and types, can be augmented."""
+        if self.config.is_off:
+            return
+        inputs, targets, *_ = example if isinstance(example, tuple) else (example, None)
         images = _images(inputs)
         if not images:
             shapes = [tuple(each.shape) for each in tf.nest.flatten(inputs)]
@@ -218,7 +221,7 @@ class Augmentation:
                 f"{', '.join(map(str, shapes))}. Turn the augmentation off."
             )
         for each in images:
-            if each.dtype != tf.uint8 and not each.dtype.is_floating:
+            if each.dtype != tf.uint8 and not each.dtype.is_floating and not self.config.copies_pixels:
                 raise ConfigError(
                     "Images must be uint8 from 0 to 255, or floating-point from 0 to 1. Received: images of dtype "
                     f"{each.dtype.name}. Cast them in the source."
@@ -228,7 +231,7 @@ class Augmentation:
                 "Inputs must all be images for mixup and cutmix: other inputs cannot be mixed. Received: "
                 f"{len(tf.nest.flatten(inputs))} inputs, {len(images)} of them images. Set mixup and cutmix to 0."
             )
-        if self._masks and (not tf.is_tensor(targets) or targets.shape.rank not in (3, 4)):
+        if self._masks and getattr(getattr(targets, "shape", None), "rank", None) not in (3, 4):
             raise ConfigError(
                 "Targets must be masks [batch, height, width] or [batch, height, width, 1]. Received: targets of "
                 f"shape {getattr(targets, 'shape', None)}. Set masks=False."

@@ -103,6 +103,12 @@ class AugmentConfig:
         return bool(self.crop or self.flip or self.is_projective)
 
     @property
+    def copies_pixels(self) -> bool:
+        """Whether pixels are only moved by whole numbers, and filled with zeros, which suits any dtype."""
+        others = self.is_projective or self.is_colour or self.mixes_examples or self.cutout or self.chooses_operations
+        return not others and not self.fill_value
+
+    @property
     def is_projective(self) -> bool:
         """Whether pixels move to places between pixels, which needs interpolation."""
         return bool(self.rotation_degrees or self.zoom or self.translation or self.shear_degrees)

@@ -1,4 +1,4 @@
 """TFRecord files: any examples written as shards with checksums and a schema, and read back.
 
-Start in tfopt/data/examples.py.
+Start in convert.py; tfopt/data/files/tfrecord.py reads what it wrote.
 """

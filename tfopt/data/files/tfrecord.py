@@ -1,0 +1,232 @@
+"""TFRecord files: those that `tfopt.data.convert` wrote, and those of other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tfopt.data.examples import Examples
+from tfopt.errors import ConfigError, unknown_name
+
+CHECKS = ("size", "checksum", "off")
+
+
+def tfrecord(
+    *,
+    directory: str | Path,
+    image_size: int | Sequence[int] | None = None,
+    exact: bool | None = None,
+    dtype: Literal["float32", "uint8"] | None = None,
+    check: Literal["size", "checksum", "off"] = "size",
+    skip_damaged: int = 0,
+    files_at_a_time: int = 4,
+) -> Examples:
+    """Reads the TFRecord files that `tfopt.data.convert` or `tfopt data convert` wrote. The source is not needed.
+
+    Several files are read at the same time, in large blocks. The order of the records is always the same. Records are
+    decoded in parallel after the shuffle.
+
+    Args:
+        directory: Directory with the files and their schema.json.
+        image_size: For encoded images another size than they were converted with: the side in pixels, or (height,
+            width). The files hold the whole images.
+        exact: For encoded images whether to decode JPEGs exactly as Keras does. None: as they were converted.
+        dtype: For encoded images "float32" in [0, 1] or "uint8" in 0 to 255. uint8 takes a quarter of the memory and is
+            faster; the model then begins with keras.layers.Rescaling(1 / 255). None: as they were converted.
+        check: "size" compares the size and the first 64 KiB of each file with the schema. "checksum" reads all files
+            once and compares all bytes. "off" looks at none. TensorFlow checks every record while it is read, in any
+            case.
+        skip_damaged: Largest number of damaged records that may be left out. Above 0, all bytes are checked. The notes
+            of the examples say what was left out.
+        files_at_a_time: Number of files that are read at the same time. It decides the order of the records.
+    Raises:
+        ConfigError: The directory holds no finished conversion, or one of another version; a file is missing, damaged
+            or of another conversion; a setting for images is given and there are none.
+    Example:
+        >>> import tempfile
+        >>> from tfopt.data import convert
+        >>> from tfopt.data.sources.digits import digits
+        >>> directory = tempfile.mkdtemp()
+        >>> report = convert(digits(image_size=8), directory)
+        >>> tfrecord(directory=directory).x_test.shape
+        (360, 8, 8, 1)
+    """
+    from tfopt.data.records.damage import usable_files
+    from tfopt.data.records.schema import SCHEMA, UNFINISHED, read_schema
+
+    if check not in CHECKS:
+        raise unknown_name("check", check, CHECKS)
+    _check_number("skip_damaged", skip_damaged, 0)
+    _check_number("files_at_a_time", files_at_a_time, 1)
+    root = Path(directory)
+    if not (root / SCHEMA).is_file():
+        unfinished = (root / UNFINISHED).is_file()
+        remedy = "Run the conversion again; it goes on where it stopped." if unfinished else "Correct the path."
+        why = "which is not finished" if unfinished else f"which has no {SCHEMA}"
+        raise ConfigError(
+            f"directory must hold a conversion by tfopt.data.convert. Received: directory={str(root)!r}, {why}. "
+            f"{remedy} tfopt.data.tfrecord_files reads the files of other programs."
+        )
+    schema = read_schema(root / SCHEMA)
+    parts, notes = usable_files(
+        root, schema.parts, check=check, skip_damaged=skip_damaged, compression=schema.compression
+    )
+    return _examples(schema, parts, notes, files_at_a_time, image_size, exact, dtype)
+
+
+def _examples(
+    schema: Any,
+    parts: Any,
+    notes: tuple[str, ...],
+    files_at_a_time: int,
+    image_size: int | Sequence[int] | None,
+    exact: bool | None,
+    dtype: str | None,
+) -> Examples:
+    from tfopt.data.records.encoding import parser, spec_of
+    from tfopt.data.records.reading import records_of
+    from tfopt.data.records.stored import EncodedImage, Stored, decoder_of_json
+
+    parse = parser(spec_of(schema.structure))
+    decoders = {role: decoder_of_json(settings) for role, settings in (schema.decoders or {}).items()}
+    sides = (image_size, image_size) if isinstance(image_size, int) else image_size
+    changes = {"size": None if sides is None else tuple(sides), "exact": exact, "dtype": dtype}
+    decoders = _changed(decoders, {name: value for name, value in changes.items() if value is not None}, EncodedImage)
+    stored = None
+    decode = parse
+    if schema.decoders is not None:
+        # A conversion of these examples stores the same again.
+        stored = Stored(read=lambda serialized: tuple(_ordered(parse(serialized))), **decoders)
+        decode = lambda serialized: stored.decode(**parse(serialized))  # noqa: E731
+    datasets = {
+        part: records_of(files.files, files.counts, schema.compression, files_at_a_time)
+        for part, files in parts.items()
+    }
+    return Examples(
+        name=schema.name,
+        train=datasets["train"],
+        test=datasets["test"],
+        validation=datasets.get("validation"),
+        outputs=schema.outputs,
+        class_names=schema.class_names,
+        decode=decode,
+        padding=None if schema.padding is None else tuple(schema.padding),
+        ignored_target=schema.ignored_target,
+        bytes_per_target=schema.bytes_per_target,
+        notes=(*schema.notes, *notes),
+        stored=stored,
+    )
+
+
+def _changed(decoders: dict[str, Any], changes: dict[str, Any], image: type) -> dict[str, Any]:
+    """Returns the decoders with other settings for images. Masks get the size of their images."""
+    if not changes:
+        return decoders
+    if not isinstance(decoders.get("inputs"), image):
+        given = ", ".join(f"{name}={value!r}" for name, value in changes.items())
+        raise ConfigError(
+            f"Settings for images need examples that hold encoded images. Received: {given}, but the examples are "
+            "stored as arrays. Leave the settings out."
+        )
+    changed = {"inputs": replace(decoders["inputs"], **changes), "targets": decoders.get("targets")}
+    if "size" in changes and changed["targets"] is not None:
+        changed["targets"] = replace(changed["targets"], size=changes["size"])
+    return changed
+
+
+def _ordered(parsed: dict[str, Any]) -> list[Any]:
+    return [parsed[name] for name in ("name", "inputs", "targets", "weight") if name in parsed]
+
+
+def tfrecord_files(
+    *,
+    train: str | Path | Sequence[str | Path],
+    test: str | Path | Sequence[str | Path],
+    validation: str | Path | Sequence[str | Path] | None = None,
+    decode: Callable[..., Any],
+    outputs: int,
+    class_names: Sequence[str] = (),
+    compression: Literal["", "GZIP"] = "",
+    files_at_a_time: int = 4,
+    name: str = "tfrecord_files",
+) -> Examples:
+    """Reads TFRecord files that another program wrote. You give the function that decodes a record.
+
+    The records of each file are counted once, by the lengths that the file states.
+
+    Args:
+        train: Files of the training part: a list, or a pattern such as "data/train-*".
+        test: Files of the test part.
+        validation: Files of the validation part, if there are any.
+        decode: Function in TensorFlow from a record, a string scalar, to (inputs, targets[, weight]).
+        outputs: Number of outputs of a model.
+        class_names: Names of the classes.
+        compression: Compression of the files.
+        files_at_a_time: Number of files that are read at the same time. It decides the order of the records.
+        name: Name of the data.
+    Raises:
+        ConfigError: A pattern matches no file, or a file is cut off or is no TFRecord file.
+    Example:
+        >>> import tempfile
+        >>> import tensorflow as tf
+        >>> path = Path(tempfile.mkdtemp(), "squares.tfrecord")
+        >>> with tf.io.TFRecordWriter(str(path)) as writer:
+        ...     for number in range(4):
+        ...         writer.write(tf.io.serialize_tensor([number, number**2]).numpy())
+        >>> def decode(record):
+        ...     pair = tf.ensure_shape(tf.io.parse_tensor(record, tf.int32), 2)
+        ...     return pair[:1], pair[1:]
+        >>> tfrecord_files(train=path, test=path, decode=decode, outputs=1).y_test.tolist()
+        [[0], [1], [4], [9]]
+    """
+    from tfopt.data.records.reading import records_of
+
+    _check_number("files_at_a_time", files_at_a_time, 1)
+    _check_number("outputs", outputs, 1)
+
+    def part(argument: str, given: Any) -> Any:
+        files = _listed(argument, given)
+        return records_of(files, [_count(file, compression) for file in files], compression, files_at_a_time)
+
+    return Examples(
+        name=name,
+        train=part("train", train),
+        test=part("test", test),
+        validation=None if validation is None else part("validation", validation),
+        outputs=outputs,
+        class_names=tuple(class_names),
+        decode=decode,
+    )
+
+
+def _listed(argument: str, given: Any) -> list[Path]:
+    from glob import glob
+
+    patterns = [given] if isinstance(given, str | Path) else list(given)
+    files = [Path(name) for pattern in patterns for name in sorted(glob(str(pattern)))]  # noqa: PTH207 (absolute too)
+    if not files or not all(file.is_file() for file in files):
+        raise ConfigError(f"{argument} must name files. Received: {argument}={given!r}, which matches none.")
+    return files
+
+
+def _count(path: Path, compression: str) -> int:
+    from tfopt.data.records.frames import frames_of, good_records
+
+    if compression:
+        return good_records(path, compression)
+    frames = frames_of(path)
+    end = frames[-1].start + frames[-1].size if frames else 0
+    if end != path.stat().st_size:
+        raise ConfigError(
+            "A TFRecord file must be whole. "
+            f"Received: {path}, which is cut off or damaged at record {len(frames)} (counted from 0), byte {end:,}. "
+            "Restore it, or set the compression of the files."
+        )
+    return len(frames)
+
+
+def _check_number(name: str, value: int, lowest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+        raise ConfigError(f"{name} must be a whole number of at least {lowest}. Received: {name}={value!r}.")

@@ -1,0 +1,96 @@
+"""The directory that a conversion writes: what an earlier call left there, and new files."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator, Set
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import tensorflow as tf
+
+from tfopt.atomic.files import TEMPORARY_SUFFIX, flush_to_disk
+from tfopt.data.records.schema import SCHEMA, UNFINISHED, Schema, Shard, file_checksums, read_schema
+from tfopt.errors import ConfigError, ExportError
+
+SHARD = re.compile(r"(train|validation|test)-\d{5}-of-\d{5}\.tfrecord")
+TEMPORARY = re.compile(rf"\..*{TEMPORARY_SUFFIX}")
+
+
+def earlier_shards(directory: Path, schema: Schema, files: Set[str], *, overwrite: bool) -> dict[str, Shard]:
+    """Returns the shards that an earlier call wrote, and removes what it left unfinished.
+
+    Args:
+        directory: The directory to write to.
+        schema: What is to be written.
+        files: The names of the shards to write.
+        overwrite: Whether to remove all files of an earlier call.
+    Raises:
+        ConfigError: The directory holds other files, or shards of other examples that may not be overwritten.
+    """
+    names = {path.name for path in directory.iterdir()}
+    shards = {name for name in names if SHARD.fullmatch(name)}
+    temporary = {name for name in names if TEMPORARY.fullmatch(name)}
+    others = names - shards - temporary - {SCHEMA, UNFINISHED}
+    existing = next((name for name in (SCHEMA, UNFINISHED) if name in names), None)
+    if others or (shards and existing is None and not overwrite):
+        raise ConfigError(
+            "directory must be new, empty or one that convert wrote. "
+            f"Received: directory={directory}, which holds {min(others or shards)}. Choose another directory."
+        )
+    earlier = {}
+    if overwrite:
+        temporary = names
+    elif existing is not None:
+        found = read_schema(directory / existing)
+        earlier = found.shards()
+        if not found.same_source(schema) or not {*earlier} <= files:
+            raise other_source(
+                schema.name, f"{directory / existing} describes other examples, or another number of files"
+            )
+    for name in temporary:
+        (directory / name).unlink()
+    return earlier
+
+
+def is_whole(directory: Path, shard: Shard | None) -> bool:
+    """Whether a shard of an earlier call is there as it was written."""
+    if shard is None:
+        return False
+    path = directory / shard.file
+    try:
+        return path.stat().st_size == shard.bytes and file_checksums(path)[0] == shard.sha256
+    except OSError:  # it is missing
+        return False
+
+
+def other_source(name: str, reason: str) -> ConfigError:
+    """Returns the error for files that were written from other examples."""
+    return ConfigError(
+        f"The source must be the one that the files were written from. Received: {name!r}, but {reason}. "
+        "Set overwrite=True to write all files again, or choose another directory."
+    )
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Gives a temporary path to write. The file gets its final name when the block ends without an error.
+
+    Raises:
+        ExportError: The file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.tfopt-{uuid.uuid4().hex}")
+    try:
+        yield temporary
+        flush_to_disk(temporary)
+        temporary.replace(path)
+        flush_to_disk(path.parent)
+    except (OSError, tf.errors.OpError) as error:
+        raise ExportError(
+            f"The file could not be written. Received: {path} ({error}). Make room, or choose another directory. "
+            "The finished files stay, and the next call goes on after them."
+        ) from error
+    finally:
+        with suppress(OSError):  # it has its final name, or was never made
+            temporary.unlink()

@@ -1,0 +1,137 @@
+"""What TFRecord files hold of records that name a file: the content of the file, still encoded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tfopt.errors import ConfigError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedImage:
+    """Decodes the content of an image file to float32 [height, width, channels] in [0, 1].
+
+    Attributes:
+        size: (height, width) of the result.
+        channels: 3 for colour, 1 for grey.
+        exact: Whether to decode JPEGs exactly as Keras does, see `tfopt.data.files.images.decode_image`.
+        dtype: "float32" gives values in [0, 1]. "uint8" gives pixels in 0 to 255, a quarter of the bytes.
+    """
+
+    kind: ClassVar[str] = "image"
+    size: tuple[int, int]
+    channels: int = 3
+    exact: bool = False
+    dtype: str = "float32"
+
+    def __call__(self, content: Any, name: Any) -> tf.Tensor:
+        import tensorflow as tf
+
+        from tfopt.data.files.images import decode_image
+
+        pixels = decode_image(content, name, self.size, self.channels, exact=self.exact)
+        return pixels if self.dtype == "uint8" else tf.cast(pixels, tf.float32) / 255
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedMask:
+    """Decodes a grey PNG of class numbers to int32 [height, width]. Resizing takes the nearest pixel.
+
+    Attributes:
+        size: (height, width) of the result.
+    """
+
+    kind: ClassVar[str] = "mask"
+    size: tuple[int, int]
+
+    def __call__(self, content: Any, name: Any) -> tf.Tensor:
+        import tensorflow as tf
+
+        mask = tf.image.resize(tf.io.decode_png(content, channels=1), self.size, method="nearest")
+        return tf.cast(mask[..., 0], tf.int32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaled:
+    """Divides whole numbers, such as uint8 pixels, by a number; the result is float32.
+
+    Attributes:
+        divisor: The number.
+    """
+
+    kind: ClassVar[str] = "scaled"
+    divisor: float = 255.0
+
+    def __call__(self, value: Any, name: Any) -> tf.Tensor:
+        import tensorflow as tf
+
+        return tf.cast(value, tf.float32) / self.divisor
+
+
+Decoder = EncodedImage | EncodedMask | Scaled
+DECODERS: dict[str, type[Decoder]] = {each.kind: each for each in (EncodedImage, EncodedMask, Scaled)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What `convert` stores in place of a record, and how an example is made of it.
+
+    A source whose records name a file has this, because the files of `convert` must not depend on other files. So has
+    a source whose records are smaller than its examples. `decode` of the source and the decoders here must give the
+    same example.
+
+    Attributes:
+        read: Function in TensorFlow from a record (one argument for each component) to (name, inputs, targets[,
+            weight]). The name is a string for error messages. Inputs or targets may be encoded.
+        inputs: Decoder of the inputs. None means that they are stored as they are.
+        targets: Decoder of the targets.
+    """
+
+    read: Callable[..., Any]
+    inputs: Decoder | None = None
+    targets: Decoder | None = None
+
+    def decode(self, name: Any, inputs: Any, targets: Any, **weight: Any) -> tuple[Any, ...]:
+        """Returns the example of what `read` returned."""
+        decoded = inputs if self.inputs is None else self.inputs(inputs, name)
+        return decoded, targets if self.targets is None else self.targets(targets, name), *weight.values()
+
+
+def as_dict(name: Any, inputs: Any, targets: Any, *weight: Any) -> dict[str, Any]:
+    """Returns what `Stored.read` returned by the names of its components, which the features of a file get."""
+    return {"name": name, "inputs": inputs, "targets": targets} | ({"weight": weight[0]} if weight else {})
+
+
+def decoder_to_json(decoder: Decoder | None) -> dict[str, Any] | None:
+    """Returns a decoder in terms of JSON.
+
+    Example:
+        >>> decoder_to_json(EncodedImage(size=(8, 8)))
+        {'kind': 'image', 'size': (8, 8), 'channels': 3, 'exact': False, 'dtype': 'float32'}
+    """
+    return None if decoder is None else {"kind": decoder.kind, **asdict(decoder)}
+
+
+def decoder_of_json(settings: dict[str, Any] | None) -> Decoder | None:
+    """Returns the decoder of `decoder_to_json`.
+
+    Raises:
+        ConfigError: This version of tfopt has no such decoder.
+    """
+    if settings is None:
+        return None
+    arguments: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()
+    }
+    try:
+        return DECODERS[arguments.pop("kind")](**arguments)
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            f"The decoder of a schema must be one that this version of tfopt knows. Received: {settings}. "
+            "Update tfopt, or convert the examples again."
+        ) from error
