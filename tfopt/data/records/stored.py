@@ -30,12 +30,14 @@ class EncodedImage:
     dtype: str = "float32"
 
     def __call__(self, content: Any, name: Any) -> tf.Tensor:
-        import tensorflow as tf
+        pixels = self.pixels(content, name)
+        return pixels if self.dtype == "uint8" else Scaled(divisor=255)(pixels, name)
 
+    def pixels(self, content: Any, name: Any) -> tf.Tensor:
+        """Returns the image as uint8 [height, width, channels]."""
         from tfopt.data.files.images import decode_image
 
-        pixels = decode_image(content, name, self.size, self.channels, exact=self.exact)
-        return pixels if self.dtype == "uint8" else tf.cast(pixels, tf.float32) / 255
+        return decode_image(content, name, self.size, self.channels, exact=self.exact)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +102,25 @@ class Stored:
         """Returns the example of what `read` returned."""
         decoded = inputs if self.inputs is None else self.inputs(inputs, name)
         return decoded, targets if self.targets is None else self.targets(targets, name), *weight.values()
+
+    def as_pixels(self) -> Stored:
+        """Returns how to store the pixels of the inputs in place of an encoded image. The examples are the same.
+
+        Raises:
+            ConfigError: The inputs are no encoded images.
+        """
+        image = self.inputs
+        if not isinstance(image, EncodedImage):
+            raise ConfigError(
+                "pixels=True needs a source of encoded images. Received: a source whose inputs are stored as arrays. "
+                "Leave it out; arrays are stored as they are."
+            )
+
+        def read(*record: Any) -> tuple[Any, ...]:
+            name, inputs, *others = self.read(*record)
+            return name, image.pixels(inputs, name), *others
+
+        return Stored(read=read, inputs=None if image.dtype == "uint8" else Scaled(divisor=255), targets=self.targets)
 
 
 def as_dict(name: Any, inputs: Any, targets: Any, *weight: Any) -> dict[str, Any]:
