@@ -25,7 +25,6 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 import tfopt.data
-from tfopt.data import EncodedImage, Examples, Stored
 
 PHOTOS, CLASSES, BATCH, QUALITY = 1536, 4, 32, 92
 SHUFFLE_BUFFER = 512
@@ -37,18 +36,19 @@ def cases(directory: Path) -> Iterator[Case]:
     """Yields (name, make_ours, make_keras): functions that return data sets of batches."""
     for name, shape, size in KINDS:
         folder = directory / name.replace(" ", "_")
-        if not (folder / "photos").is_dir():
-            _write_photos(folder / "photos", shape)
+        photos = folder / "photos"
+        if not photos.is_dir():
+            _write_photos(photos / "train", shape, PHOTOS)
+            _write_photos(photos / "test", shape, CLASSES)
+        source = tfopt.data.image_folder(directory=photos, image_size=size)
         for pixels in (False, True):
-            dtype = "uint8" if pixels else "float32"
-            source = _source(folder / "photos", size, dtype)
             tfopt.data.convert(source, folder / ("pixels" if pixels else "encoded"), shards=4, pixels=pixels)
-        keras_side = partial(_keras, folder / "photos", size)
-        encoded = partial(_ours, folder / "encoded")
+        keras_side = partial(_keras, photos / "train", size)
+        encoded, pixels_side = partial(_ours, folder / "encoded"), partial(_ours, folder / "pixels")
         yield f"{name}, encoded", partial(encoded, dtype="uint8"), keras_side
         yield f"{name}, exact", partial(encoded, dtype="uint8", exact=True), keras_side
         yield f"{name}, float32", encoded, keras_side
-        yield f"{name}, pixels", partial(_ours, folder / "pixels"), keras_side
+        yield f"{name}, pixels", partial(pixels_side, dtype="uint8"), keras_side
 
 
 def _ours(directory: Path, **options) -> tf.data.Dataset:
@@ -65,27 +65,12 @@ def _keras(directory: Path, size: int) -> tf.data.Dataset:
     )
 
 
-def _source(directory: Path, size: int, dtype: str) -> Examples:
-    paths = sorted(str(path) for path in directory.rglob("*.jpg"))
-    classes = [int(Path(path).parent.name) for path in paths]
-    records = tf.data.Dataset.from_tensor_slices((paths, classes))
-    image = EncodedImage(size=(size, size), dtype=dtype)
-    return Examples(
-        name="photos",
-        train=records,
-        test=records.take(BATCH),
-        outputs=CLASSES,
-        decode=lambda path, label: (image(tf.io.read_file(path), path), label),
-        stored=Stored(read=lambda path, label: (path, tf.io.read_file(path), label), inputs=image),
-    )
-
-
-def _write_photos(directory: Path, shape: tuple[int, int]) -> None:
+def _write_photos(directory: Path, shape: tuple[int, int], count: int) -> None:
     random = np.random.default_rng(0)
     # Mirrored, so that crops can be larger than half of a photo and still differ.
     whole = [np.concatenate([image, image[::-1]], 0) for image in _images()]
     whole = [np.concatenate([image, image[:, ::-1]], 1) for image in whole]
-    for number in range(PHOTOS):
+    for number in range(count):
         image = whole[random.integers(len(whole))]
         top, left = (random.integers(side - length) for side, length in zip(image.shape, shape, strict=False))
         path = directory / str(number % CLASSES) / f"{number}.jpg"

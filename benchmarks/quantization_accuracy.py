@@ -33,9 +33,9 @@ from tfopt.atomic.files import write_text
 from tfopt.data import Examples, digits
 from tfopt.hardware import detect
 from tfopt.quantization import QuantizationConfig, QuantizedModel, quantize
-from tfopt.quantization.metrics import top1_accuracy
 from tfopt.quantization.post_training.accuracy_budget import Score
 from tfopt.quantization.post_training.accuracy_evaluator import AccuracyEvaluator
+from tfopt.tasks.scorer import top1_accuracy
 
 RESULTS = Path(__file__).parent / "results"
 EPOCHS = {"mlp": 25, "simple_cnn": 25, "resnet_cifar": 15, "transformer": 40}

@@ -37,7 +37,7 @@ from tfopt.data import digits
 from tfopt.exporting import ExportConfig, SavedModelProcess, export
 from tfopt.hardware import detect
 from tfopt.quantization import QuantizationConfig, quantize
-from tfopt.quantization.metrics import top1_accuracy
+from tfopt.tasks.scorer import top1_accuracy
 
 RESULTS = Path(__file__).parent / "results"
 BUILDERS = {"mlp": 25, "simple_cnn": 25, "resnet_cifar": 15, "transformer": 40}

@@ -1,4 +1,4 @@
-from . import data, models, recipes
+from . import data, models, recipes, tasks
 from .data.config import DataConfig
 from .errors import (
     ArtifactError,
@@ -42,6 +42,7 @@ __all__ = [
     "run",
     "models",
     "recipes",
+    "tasks",
     "data",
     # training
     "TrainingConfig",

@@ -22,11 +22,13 @@ from tfopt.pruning import PruningConfig
 from tfopt.quantization import QuantizationConfig
 from tfopt.settings.calls import call_named, check_call
 from tfopt.settings.flags import BY_NAME, Arguments, nested_config
-from tfopt.settings.validation import check_fields, error_for, field_types
+from tfopt.settings.validation import check_fields, check_name, error_for, field_types
+from tfopt.tasks.task import TASKS, Task
 from tfopt.training import TrainingConfig
 
 QUICK_EPOCHS = 2
 QUICK_EXAMPLES = 320
+QUICK_STEPS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,7 @@ class ModelConfig:
     """
 
     builder: Annotated[str | Callable[..., Any], BY_NAME] = "simple_cnn"
-    """Name of a builder (see `tfopt models`). In Python also a function (input_shape, num_classes, **arguments)."""
+    """Name of a builder (see `tfopt models`). In Python also a function (input_shape, outputs, **arguments)."""
     arguments: Arguments = field(default_factory=dict)
     """Arguments of the builder, for example width=32 filters=[8,16]."""
 
@@ -47,13 +49,13 @@ class ModelConfig:
         check_fields(self)
         check_call("builder", self.builder, BUILDERS, self.arguments, (None, None))
 
-    def build(self, input_shape: tuple[int, ...], num_classes: int) -> Any:
-        """Builds the model for an input shape and a number of classes.
+    def build(self, input_shape: Any, outputs: int) -> Any:
+        """Builds the model for an input shape (a dict of shapes for several inputs) and a number of outputs.
 
         Raises:
             ConfigError: The builder cannot make a model from the arguments.
         """
-        return call_named("builder", self.builder, BUILDERS, self.arguments, input_shape, num_classes)
+        return call_named("builder", self.builder, BUILDERS, self.arguments, input_shape, outputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,9 @@ class Recipe:
     """Name of the recipe."""
     description: str = ""
     """Description of the recipe in one sentence."""
+    task: Annotated[str | Any, BY_NAME] = "classification"
+    """Name of the task: classification, multi_label_classification, segmentation, language_model or regression. In
+    Python also a tfopt.tasks.Task."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """Settings of the model."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -87,6 +92,16 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_name("task", self.task, TASKS, or_a="a Task", accepts=lambda task: isinstance(task, Task))
+
+    def find_task(self) -> Task:
+        """Returns the task: the registered one if `task` is a name.
+
+        Example:
+            >>> Recipe(name="mine", task="regression").find_task().name
+            'regression'
+        """
+        return TASKS[self.task] if isinstance(self.task, str) else self.task
 
     def quick(self) -> Recipe:
         """Returns the recipe for a short trial run: few epochs, few examples and another export directory.
@@ -109,6 +124,7 @@ class Recipe:
             training=replace(
                 self.training,
                 epochs=min(self.training.epochs, QUICK_EPOCHS),
+                steps_per_epoch=self.training.steps_per_epoch and min(self.training.steps_per_epoch, QUICK_STEPS),
                 checkpoint_dir=self.training.checkpoint_dir and f"{Path(self.training.checkpoint_dir)}_quick",
             ),
             pruning=pruning,

@@ -9,14 +9,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tfopt.errors import TfoptWarning
+from tfopt.score_text import is_share, score_label, show_score
 
 MARKED_LOSS = 0.01
-"""Reports mark an artifact that loses more than this share of accuracy: one point."""
+"""Reports mark an artifact that loses more than this: one point of a share such as accuracy, 1% of another score."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +121,7 @@ class Receipt(Record):
         scores: Scores on the labelled examples, by the name of the metric. With several outputs the name of the output
             comes first, as in "mask_accuracy".
         baseline_scores: The scores of the baseline.
+        higher_is_better: Whether higher scores are better.
         bytes_on_disk: Sum of the sizes of all files.
         gzip_bytes: Size of the same files as a .tar.gz. Pruning makes this size smaller.
         weight_count: Number of weights in matrix products and convolutions.
@@ -148,6 +150,7 @@ class Receipt(Record):
     baseline_accuracy: float | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
     baseline_scores: Mapping[str, float] = field(default_factory=dict)
+    higher_is_better: bool = True
     bytes_on_disk: int
     gzip_bytes: int
     weight_count: int
@@ -188,6 +191,20 @@ class Receipt(Record):
             return "slower"
         return "faster" if self.speedup >= 1.05 and least > 1 else "about even"
 
+    def score(self, name: str) -> float | None:
+        """Returns a score by name, or None if there is none. "accuracy" is the accuracy of a classifier of any kind."""
+        return self.accuracy if name == "accuracy" and self.accuracy is not None else self.scores.get(name)
+
+    def baseline_score(self, name: str) -> float | None:
+        """Returns a score of the baseline by name, or None if there is none."""
+        own = self.baseline_accuracy if name == "accuracy" else None
+        return self.baseline_scores.get(name) if own is None else own
+
+    def show_score(self, name: str) -> str:
+        """Returns a score as text, or "unavailable (reason)"."""
+        value = self.score(name)
+        return self.show("accuracy") if value is None else show_score(name, value)
+
     def show(self, attribute: str, form: str = "{:.4g}") -> str:
         """Returns an attribute as text, or "unavailable (reason)" if its value is unknown."""
         value = getattr(self, attribute)
@@ -196,15 +213,14 @@ class Receipt(Record):
         return form.format(value)
 
     def _score(self, name: str) -> str:
-        baseline = f" (baseline {self.baseline_scores[name]:.4g})" if name in self.baseline_scores else ""
-        return f"{self.scores[name]:.4g}{baseline}"
+        baseline = self.baseline_scores.get(name)
+        return self.show_score(name) + ("" if baseline is None else f" (baseline {show_score(name, baseline)})")
 
     def __str__(self) -> str:
         rows = {
             "precision": self.precision
             + ("" if self.signature == "serving_default" else f", signature {self.signature}"),
-            "accuracy": self.show("accuracy", "{:.2%}"),
-            **({} if self.accuracy is not None else {name: self._score(name) for name in self.scores}),
+            **{score_label(name).lower(): self._score(name) for name in score_names([self])},
             "parity (relative error)": self.show("parity_relative_error", "{:.2e}"),
             "agreement with baseline": self.show("agreement", "{:.2%}"),
             "bytes on disk": f"{self.bytes_on_disk:,}",
@@ -220,11 +236,47 @@ class Receipt(Record):
         return "\n".join(lines + [f"  problem: {problem}" for problem in self.problems])
 
 
-def lost_accuracy(first: Receipt, other: Receipt) -> bool:
-    """Returns whether an artifact is more than a point less accurate than the first. Tables mark such an artifact."""
-    if first.accuracy is None or other.accuracy is None:
+def score_names(receipts: Iterable[Receipt]) -> list[str]:
+    """Returns the names of the scores that reports show: "accuracy" for classifiers of one output.
+
+    Example:
+        >>> score_names([])
+        ['accuracy']
+    """
+    found = [
+        name for receipt in receipts for name in (["accuracy"] if receipt.accuracy is not None else receipt.scores)
+    ]
+    return list(dict.fromkeys(found)) or ["accuracy"]
+
+
+def score_change(name: str, first: Receipt, other: Receipt) -> str:
+    """Returns the difference of a score to the first artifact's: in points, or in per cent of the first.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> one = Receipt(
+        ...     artifact="a", precision="float32", scores={"mean_iou": 0.9}, bytes_on_disk=1, gzip_bytes=1,
+        ...     weight_count=1, zero_count=0, batch_size=1, latency_ms_median=1, latency_ms_p99=1,
+        ...     tensorflow_version="", device="",
+        ... )
+        >>> score_change("mean_iou", one, replace(one, scores={"mean_iou": 0.88}))
+        '-2.00 pt'
+    """
+    before, after = first.score(name), other.score(name)
+    if before is None or after is None:
+        return ""
+    if is_share(name):
+        return f"{100 * (after - before):+.2f} pt"
+    return f"{(after - before) / abs(before):+.2%}" if before else f"{after - before:+.4g}"
+
+
+def lost_score(name: str, first: Receipt, other: Receipt) -> bool:
+    """Returns whether an artifact scores worse than the first by over a point of a share, or 1% of another score."""
+    before, after = first.score(name), other.score(name)
+    if before is None or after is None:
         return False
-    return round(first.accuracy - other.accuracy, 9) > MARKED_LOSS
+    loss = before - after if first.higher_is_better else after - before
+    return round(loss if is_share(name) else loss / (abs(before) or 1.0), 9) > MARKED_LOSS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,10 +329,13 @@ class RunReport(Record):
 
     recipe: str
     description: str
+    task: str = "classification"
     created: str
     environment: Mapping[str, str]
     plan: Sequence[Decision]
     phases: Sequence[Phase]
     utilization: Utilization | None
+    # A tfopt.data.InputReport of the training pipeline; None if it was not measured.
+    input: Record | None = None
     passes: Sequence[PassReport]
     receipts: Mapping[str, Receipt]

@@ -9,9 +9,8 @@ import pytest
 import tensorflow as tf
 
 from tfopt.data import pipeline
-from tfopt.data.augment.random_shift import random_shift
+from tfopt.data.caching.memory import available_memory_bytes
 from tfopt.data.epoch_order import EpochCounter
-from tfopt.data.memory import available_memory_bytes
 from tfopt.errors import ConfigError, TfoptWarning
 
 NUMBERS = (np.arange(53, dtype="float32"), np.arange(53))
@@ -176,12 +175,11 @@ def test_nothing_is_shifted_without_training():
     assert set(offsets(dataset, images, 3).values()) == {(0, 0)}
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32"])
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32", "int32"])
 def test_a_shift_keeps_shape_and_dtype(dtype):
-    images = tf.data.Dataset.from_tensor_slices((np.ones((3, 5, 6, 1), dtype), [0, 1, 2]))
-    shifted = random_shift(images, 2)
-    assert shifted.element_spec[0].shape == (5, 6, 1)
-    assert {image.dtype.name for image, _ in shifted} == {dtype}
+    dataset = pipeline((np.ones((3, 5, 6, 1), dtype), [0, 1, 2]), batch_size=3, random_shift=2)
+    assert dataset.element_spec[0].shape == (None, 5, 6, 1)
+    assert {images.dtype.name for images, _ in dataset} == {dtype}
 
 
 def test_images_of_unknown_size_are_shifted_too():
@@ -190,12 +188,13 @@ def test_images_of_unknown_size_are_shifted_too():
             yield np.ones((size, size + 1, 1), "float32"), size
 
     signature = (tf.TensorSpec((None, None, 1), tf.float32), tf.TensorSpec((), tf.int64))
-    shifted = random_shift(tf.data.Dataset.from_generator(read, output_signature=signature), 2)
-    assert [image.shape for image, _ in shifted] == [(4, 5, 1), (6, 7, 1), (9, 10, 1)]
+    images = tf.data.Dataset.from_generator(read, output_signature=signature)
+    dataset = pipeline(images, batch_size=1, random_shift=2, cache=False)
+    assert sorted(tuple(image.shape) for image, _ in dataset) == [(1, 4, 5, 1), (1, 6, 7, 1), (1, 9, 10, 1)]
 
 
 def test_what_is_no_image_cannot_be_shifted():
-    with pytest.raises(ConfigError, match=r"random_shift=2 and inputs of shape \(4,\)"):
+    with pytest.raises(ConfigError, match=r"must be images .* inputs of shape \(None, 4\)"):
         pipeline((np.zeros((8, 4)), np.zeros(8)), batch_size=4, random_shift=2)
 
 

@@ -98,11 +98,11 @@ def export_command(words: list[str]) -> int:
     options = _parse(ExportOptions, words, "tfopt export")
     _start_tensorflow()
     from tfopt.atomic.directories import MARK
-    from tfopt.data.by_name import load_examples
+    from tfopt.cli.example_data import find_example_data
     from tfopt.exporting import export
 
-    data = None if options.calibration_data is None else load_examples(options.calibration_data, training=True)
-    labelled = None if options.evaluation_data is None else load_examples(options.evaluation_data, training=False)
+    data = None if options.calibration_data is None else find_example_data(options.calibration_data).part("train")
+    labelled = None if options.evaluation_data is None else find_example_data(options.evaluation_data).part("test")
     baseline = options.baseline
     in_place = Path(options.source).resolve() == Path(options.out).resolve()
     if baseline is None and options.precision != "float32" and Path(options.source, MARK).is_file() and not in_place:
@@ -122,18 +122,19 @@ def export_command(words: list[str]) -> int:
 def verify_command(words: list[str]) -> int:
     options = _parse(VerifyOptions, words, "tfopt verify")
     _start_tensorflow()
-    from tfopt.data.by_name import load_examples
+    from tfopt.cli.example_data import ExampleData, find_example_data
     from tfopt.exporting import verify
     from tfopt.exporting.manifest import check_is_artifact
 
     check_is_artifact(Path(options.artifact))  # a directory that is no artifact is wrong use, not a failed check
-    data = None if options.data is None else load_examples(options.data, training=False)
+    given = ExampleData() if options.data is None else find_example_data(options.data)
+    metric = given.metric(options.metric, options.task)
     try:
         receipt = verify(
             options.artifact,
             baseline=options.baseline,
-            data=data,
-            metric=options.metric,
+            data=given.part("test"),
+            metric=metric,
             batch_size=options.batch_size,
             signature=options.signature,
         )

@@ -44,10 +44,15 @@ class VerifyOptions:
     baseline: str | None = None
     """Directory of the float artifact to compare with. The manifest names the default."""
     data: str | None = None
-    """Labelled examples for the accuracy: a .npz file with x and y, or the name of a data source (its test part)."""
-    metric: str = "accuracy"
-    """Score to compute on the examples. "accuracy" finds out the kind of classifier. "categorical_accuracy",
-    "binary_accuracy" (for probabilities) and "binary_accuracy_from_logits" name the kind."""
+    """Labelled examples for the score: a .npz file with x and y, the name of a data source, or a recipe (name or .toml
+    file) with its source and task. Of a source, the test part is taken."""
+    task: str | None = None
+    """Task whose score is computed on the examples: classification, multi_label_classification, segmentation,
+    language_model or regression. By default the task of the recipe, otherwise classification."""
+    metric: str | None = None
+    """Score to compute on the examples, instead of the task's. "accuracy" finds out the kind of classifier.
+    "categorical_accuracy", "binary_accuracy" (for probabilities) and "binary_accuracy_from_logits" name the kind.
+    "mean_iou", "bits_per_byte" and "mean_absolute_error" are for other tasks."""
     batch_size: int = 1
     """Number of examples in each timed call."""
     signature: str | None = None

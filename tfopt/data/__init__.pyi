@@ -1,31 +1,68 @@
+from .augment.augmentation import Augmentation
+from .augment.config import AugmentConfig
 from .batches import iterate_batches
+from .config import DataConfig
+from .decisions import decide
 from .epoch_order import EpochCounter
 from .examples import Examples
+from .files.image_folder import image_folder
+from .files.in_memory import arrays
+from .files.numpy_files import numpy_files
 from .files.tfrecord import tfrecord, tfrecord_files
+from .measurement.measure import measure
+from .measurement.report import InputReport
 from .pipeline import PREFETCH, pipeline
 from .records.convert import ConversionReport, convert
 from .records.stored import EncodedImage, EncodedMask, Scaled, Stored
 from .sources import SOURCES
+from .sources.cifar import cifar10, cifar100
 from .sources.digits import digits
-from .sources.in_memory import arrays
+from .sources.huggingface import huggingface
+from .sources.imdb import imdb
+from .sources.mnist import fashion_mnist, mnist
 from .sources.synthetic import synthetic
+from .sources.tfds import tfds
+from .steps import epoch_steps
+from .tables.tables import csv, parquet
+from .text_files.text import text
+from .text_files.text_classes import text_classes
 
 __all__ = [
     "PREFETCH",
     "SOURCES",
+    "AugmentConfig",
+    "Augmentation",
     "ConversionReport",
+    "DataConfig",
     "EncodedImage",
     "EncodedMask",
     "EpochCounter",
     "Examples",
+    "InputReport",
     "Scaled",
     "Stored",
     "arrays",
+    "cifar10",
+    "cifar100",
     "convert",
+    "csv",
+    "decide",
     "digits",
+    "epoch_steps",
+    "fashion_mnist",
+    "huggingface",
+    "image_folder",
+    "imdb",
     "iterate_batches",
+    "measure",
+    "mnist",
+    "numpy_files",
+    "parquet",
     "pipeline",
     "synthetic",
+    "text",
+    "text_classes",
+    "tfds",
     "tfrecord",
     "tfrecord_files",
 ]

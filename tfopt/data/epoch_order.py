@@ -96,6 +96,16 @@ class EpochCounter:
         return self._made
 
 
+def seeds_of_passes(seed: int) -> tf.data.Dataset:
+    """Returns a data set of the seeds of all passes over the data, without end. They depend on `seed` alone.
+
+    Example:
+        >>> len(list(seeds_of_passes(0).take(3)))
+        3
+    """
+    return tf.data.Dataset.counter(dtype=tf.int64).map(lambda number: _mixed(seed, number))
+
+
 class PerEpoch(SameElements):
     """A data set that reads the epoch number, with a faster path to the same elements outside strategies.
 
@@ -122,13 +132,18 @@ class PerEpoch(SameElements):
         # A partial: TensorFlow counts the traces of a Python function over all data sets, and warns at too many.
         self._of_seed = tf.function(functools.partial(lambda drawn: tf.data.experimental.to_variant(of_seed(drawn))))
 
+    def of_epoch(self, epoch: int) -> tf.data.Dataset:
+        """Returns the data set of one epoch, which does not read the counter."""
+        with tf.device("CPU:0"):
+            variant = self._of_seed(_mixed(self._seed, tf.constant(epoch, tf.int64)))
+            return tf.data.experimental.from_variant(variant, self.element_spec)
+
     def __iter__(self) -> Iterator[Any]:
         epoch = self._counter.value
         if epoch == UNCONTROLLED or not self._counter.known_at_once or not tf.executing_eagerly():
             return super().__iter__()
         with tf.device("CPU:0"):
-            variant = self._of_seed(_mixed(self._seed, tf.constant(epoch, tf.int64)))
-            return iter(tf.data.experimental.from_variant(variant, self.element_spec))
+            return iter(self.of_epoch(epoch))
 
 
 def _mixed(seed: int, epoch: tf.Tensor) -> tf.Tensor:

@@ -18,6 +18,7 @@ Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 LARGEST_IN_MEMORY = 2**32
 BATCH = 256
+SHUFFLED = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,6 +90,23 @@ class Examples:
             return records
         return records.map(self.decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
+    def batches(self, split: Split, batch_size: int = 32, *, shuffle_seed: int | None = None) -> tf.data.Dataset:
+        """Returns the examples of a part in batches. Examples that differ in length are filled up with `padding`.
+
+        Args:
+            split: The part.
+            batch_size: Examples of a batch; the last batch may be smaller.
+            shuffle_seed: Seed of a shuffle of the records, the same each time. None keeps their order.
+        """
+        from tfopt.data.buckets import batched  # here, because it imports TensorFlow
+
+        shuffled = self
+        if shuffle_seed is not None:
+            records = self.records(split).shuffle(SHUFFLED, seed=shuffle_seed, reshuffle_each_iteration=False)
+            shuffled = replace(self, **{split: records})
+        examples = shuffled.decoded(split)
+        return batched(examples, batch_size, padding=self.padding)
+
     def size(self, split: Split) -> int | None:
         """Returns the number of examples of a part; None if the source does not know it, or if there is no end."""
         count = int(self.records(split).cardinality())
@@ -119,7 +137,7 @@ class Examples:
         """Returns a whole part as arrays: (inputs, targets[, weight]), each as NumPy arrays.
 
         Raises:
-            ConfigError: The part has no end, holds no example, or is larger than 4 GiB.
+            ConfigError: The part has no end, holds no example, is larger than 4 GiB, or its examples differ in shape.
         """
         import numpy as np
         import tensorflow as tf
@@ -132,20 +150,26 @@ class Examples:
             )
         batches: list[Any] = []
         total = 0
-        for batch in dataset.batch(BATCH).as_numpy_iterator():
+        for batch in self.batches(split, BATCH).as_numpy_iterator():
             batches.append(batch)
             total += sum(np.asarray(part).nbytes for part in tf.nest.flatten(batch))
             if total > LARGEST_IN_MEMORY:
                 raise ConfigError(
                     f"A part must be smaller than 4 GiB to become arrays. Received: the {split} part of {self.name!r}. "
-                    f"Read it in batches: examples.decoded({split!r}).batch({BATCH})."
+                    f"Read it in batches: examples.batches({split!r})."
                 )
         if not batches:
             raise ConfigError(
                 f"A part must hold examples to become arrays. Received: the {split} part of {self.name!r}, which is "
                 "empty. Give it examples."
             )
-        joined: tuple[Any, ...] = tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches)
+        try:
+            joined: tuple[Any, ...] = tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches)
+        except ValueError as error:
+            raise ConfigError(
+                f"Examples must have one shape to become arrays. Received: the {split} part of {self.name!r}, with "
+                f"batches of several shapes. Read it in batches: examples.batches({split!r})."
+            ) from error
         return joined
 
     @cached_property

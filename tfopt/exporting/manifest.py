@@ -23,7 +23,7 @@ from tfopt.exporting.config import PRECISIONS
 from tfopt.exporting.int8.vnni import kernels_that_need_vnni
 from tfopt.exporting.signatures import DEFAULT, FLOAT
 from tfopt.graph import FrozenGraph
-from tfopt.quantization.metrics import output_ops
+from tfopt.graph.output_ops import output_ops
 from tfopt.report import Record
 
 MANIFEST_FORMAT = 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -11,13 +10,12 @@ from annotated_types import Ge, Gt, Interval, Lt
 
 from tfopt.errors import ConfigError
 from tfopt.settings.flags import BY_NAME
-from tfopt.settings.validation import Remedy, check_fields, check_name, check_value
+from tfopt.settings.validation import Remedy, check_fields, check_value
+from tfopt.tasks.scorer import ACCURACIES, check_metric
 
 ObserverName = Literal["minmax", "moving_average", "percentile", "mse", "entropy"]
 Rounding = Literal["nearest", "adaptive"]
-Metric = Callable[[Any, Any], float]
 FREEZE = Remedy("Give a number of training calls; None means never.")
-METRICS = ("accuracy", "categorical_accuracy", "binary_accuracy", "binary_accuracy_from_logits")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +56,13 @@ class QuantizationConfig:
     """Rounding of weights: "nearest" rounds each weight to the nearest step; "adaptive" (AdaRound) rounds up or down so
     that the outputs of each layer change least on the calibration data."""
     max_accuracy_drop: Annotated[float, Ge(0), Lt(math.inf)] | None = None
-    """Largest loss of the metric, for example 0.005 for half a point of accuracy. Nodes return to float, as few as
-    possible, until the loss is within this bound. Needs labels. None sets no bound."""
-    metric: Annotated[str | Metric, BY_NAME] = "accuracy"
+    """Largest loss of the metric, for example 0.005 for half a point of accuracy, or 0.02 for bits per byte. Nodes
+    return to float, as few as possible, until the loss is within this bound. Needs labels. None sets no bound."""
+    metric: Annotated[str | Any, BY_NAME] = "accuracy"
     """Metric of max_accuracy_drop. "accuracy" finds out the kind of classifier; "categorical_accuracy",
-    "binary_accuracy" (for probabilities) and "binary_accuracy_from_logits" name the kind. In Python also a function
-    (labels, outputs) -> float, where a higher value is better."""
+    "binary_accuracy" (for probabilities) and "binary_accuracy_from_logits" name the kind. "mean_iou", "bits_per_byte"
+    and "mean_absolute_error" are for other tasks; a recipe takes the score of its task. In Python also a
+    tfopt.tasks.Score, or a function (labels, outputs) -> float, where a higher value is better."""
     training: bool = False
     """Whether `tfopt.quantize` returns a Keras model for quantization-aware training, which trains with int8 values."""
     learned_ranges: bool = False
@@ -89,7 +88,7 @@ class QuantizationConfig:
 
     def _check_drop(self) -> None:
         drop = self.max_accuracy_drop
-        if drop is not None and isinstance(self.metric, str) and drop >= 1:
+        if drop is not None and self.metric in (*ACCURACIES, "mean_iou") and drop >= 1:
             raise ConfigError(
                 f"max_accuracy_drop must be in [0, 1). Received: max_accuracy_drop={drop}. It is a share of the "
                 f"examples; did you mean {drop / 100:g}?"
@@ -104,15 +103,3 @@ class QuantizationConfig:
                 f"{ignored[0]} is a setting of quantization-aware training. "
                 f"Received: {ignored[0]}={getattr(self, ignored[0])} with training=False. Set training=True."
             )
-
-
-def check_metric(metric: Any) -> None:
-    """Raises ConfigError unless a metric is the name of one in METRICS, or a function.
-
-    Example:
-        >>> check_metric("top5")
-        Traceback (most recent call last):
-        ...
-        tfopt.errors.ConfigError: Unknown metric 'top5'. Expected one of: 'accuracy', 'binary_accuracy', ...
-    """
-    check_name("metric", metric, METRICS, or_a="a function (labels, outputs) -> float", accepts=callable)

@@ -9,6 +9,7 @@ The `Figure` class is used without pyplot, so that no backend is chosen and no f
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import re
@@ -20,7 +21,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter
 
-from tfopt.report import Phase, Receipt, Utilization
+from tfopt.report import Phase, Receipt, Utilization, score_names
+from tfopt.score_text import SCORE_LABELS, is_share, score_label, show_score
 
 INK, MUTED, RULE = "#101112", "#606162", "#d0d1d2"
 THEME = {INK: "var(--ink)", MUTED: "var(--muted)", RULE: "var(--rule)"}
@@ -58,8 +60,8 @@ def curves(phases: Sequence[Phase]) -> list[Plot]:
     A metric is drawn only for the phases that recorded it, for example sparsity from the phase that prunes.
     """
     names = {name.removeprefix("val_") for phase in phases for name in phase.history}
-    # Loss and accuracy come first, then other metrics such as sparsity.
-    metrics = sorted(names, key=lambda name: (name != "loss", name != "accuracy", name))
+    # The loss and the scores of tasks come first, then other metrics such as sparsity.
+    metrics = sorted(names, key=lambda name: (name != "loss", name not in SCORE_LABELS, name))
     plots = (_curve(metric, phases) for metric in metrics)
     return _with_unique_ids("curve", [plot for plot in plots if plot.legend])
 
@@ -75,9 +77,9 @@ def utilization(record: Utilization) -> list[Plot]:
 
 
 def bars(receipts: Mapping[str, Receipt]) -> list[Plot]:
-    """Draws accuracy, size, gzip size and latency as bars, one per artifact.
+    """Draws scores, size, gzip size and latency as bars, one per artifact.
 
-    Accuracies that are too close for bars from 0 are drawn as differences to the first, in points.
+    Shares, such as accuracies, that are too close for bars from 0 are drawn as differences to the first, in points.
     """
     figures: dict[str, tuple[Callable[[Receipt], float | None], Callable[[float], str]]] = {
         "Size on disk": (lambda receipt: receipt.bytes_on_disk, show_bytes),
@@ -86,9 +88,11 @@ def bars(receipts: Mapping[str, Receipt]) -> list[Plot]:
     }
     if not receipts:
         return []
-    accuracies = {name: receipt.accuracy for name, receipt in receipts.items()}
-    draw = _difference_bar if _too_close(accuracies) else _bar
-    plots = [draw("Accuracy", accuracies, "{:.2%}".format)]
+    plots = []
+    for score in score_names(receipts.values()):
+        values = {name: receipt.score(score) for name, receipt in receipts.items()}
+        draw = _difference_bar if is_share(score) and _too_close(values) else _bar
+        plots.append(draw(score_label(score), values, functools.partial(show_score, score)))
     plots += [
         _bar(title, {name: value(receipt) for name, receipt in receipts.items()}, show)
         for title, (value, show) in figures.items()
@@ -124,7 +128,7 @@ def _curve(metric: str, phases: Sequence[Phase]) -> Plot:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for line in legend:
         _draw_line(axes, range(start + 1, start + epochs + 1), line)
-    title = _words(metric)
+    title = score_label(metric) if metric in SCORE_LABELS else _words(metric)
     if "loss" in metric and _spans_decades(legend):
         _set_logarithmic(axes)
         title = f"{title}, logarithmic"

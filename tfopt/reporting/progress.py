@@ -22,13 +22,15 @@ from rich.segment import ControlType, Segments
 from rich.table import Table
 from rich.text import Text
 
+from tfopt.score_text import SCORE_LABELS
+
 SECONDS_BETWEEN_DRAWINGS = 0.1
 PLAIN_LINES = 10
 NARROWEST_BAR = 10
 GAP = "  "
 # The most important figures come first in the line, and stay longest on a narrow terminal.
-SHOWN_FIRST = ("loss", "accuracy", "sparsity")
-KEPT_LONGEST = ("accuracy", "loss", "sparsity")
+SHOWN_FIRST = ("loss", *SCORE_LABELS, "sparsity")
+KEPT_LONGEST = (*SCORE_LABELS, "loss", "sparsity")
 
 
 class FitProgress(keras.callbacks.Callback):

@@ -6,9 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
+from typing import Any
 
-from tfopt.report import Receipt, lost_accuracy
+from tfopt.report import Receipt, lost_score, score_change, score_names
 from tfopt.reporting.figures import show_bytes
+from tfopt.score_text import score_label, show_score
 
 UNKNOWN = "\N{EN DASH}"
 
@@ -49,16 +51,15 @@ class ReceiptTable:
 
 @dataclass(frozen=True)
 class _Row:
-    attribute: str
+    attribute: str  # of a receipt, or the name of a score
     form: str = "{}"
+    is_score: bool = False
     compares: bool = False  # whether the row compares with a baseline
     describes: bool = False  # whether it describes the measurement; shown once if it is the same for all
 
 
+_FIRST_ROWS = {"Precision": _Row("precision")}
 _ROWS = {
-    "Precision": _Row("precision"),
-    "Accuracy": _Row("accuracy", "{:.2%}"),
-    "Accuracy of {}": _Row("baseline_accuracy", "{:.2%}", compares=True),
     "Agreement with {}": _Row("agreement", "{:.2%}", compares=True),
     "Parity, largest absolute error": _Row("parity_max_abs_error", "{:.2e}"),
     "Parity, relative error": _Row("parity_relative_error", "{:.2e}"),
@@ -96,10 +97,10 @@ def receipt_table(receipts: Mapping[str, Receipt], directory: Path) -> ReceiptTa
     rows: dict[str, list[Cell]] = {}
     shared: dict[str, str] = {}
     reasons: list[str] = []
-    for label, row in _ROWS.items():
+    for label, row in {**_FIRST_ROWS, **_score_rows(measured), **_ROWS}.items():
         if row.compares and not baselines:
             continue
-        if row.attribute == "baseline_accuracy" and one_of_these:  # the baseline has its own column
+        if row.is_score and row.compares and one_of_these:  # the baseline has its own column
             continue
         if row.attribute == "baseline" and one_of_these and len(baselines) == 1:  # the other rows name the baseline
             continue
@@ -112,8 +113,9 @@ def receipt_table(receipts: Mapping[str, Receipt], directory: Path) -> ReceiptTa
             shared[label] = cells[0].text
         else:
             rows[label.format(_name_of(baselines, receipts))] = cells
-    if "Accuracy" in rows:
-        rows["Accuracy"] = _with_losses_marked(rows["Accuracy"], measured)
+    for name in score_names(measured):
+        if score_label(name) in rows:
+            rows[score_label(name)] = _with_losses_marked(name, rows[score_label(name)], measured)
     return ReceiptTable(rows=rows, shared=shared, footnotes=reasons)
 
 
@@ -123,30 +125,45 @@ def key_figures(receipts: Mapping[str, Receipt]) -> list[KeyFigure]:
         return []
     first, *_, last = (*receipts.values(), *receipts.values())
     return [
-        _accuracy(receipts, first, last),
+        _score(score_names(receipts.values())[0], receipts),
         _shrinkage("Size on disk", first.bytes_on_disk, last.bytes_on_disk),
         _shrinkage("Size as .tar.gz", first.gzip_bytes, last.gzip_bytes),
         _latency(first, last),
     ]
 
 
+def _score_rows(receipts: Sequence[Receipt]) -> dict[str, _Row]:
+    rows = {}
+    for name in score_names(receipts):
+        rows[score_label(name)] = _Row(name, is_score=True)
+        rows[score_label(name) + " of {}"] = _Row(name, is_score=True, compares=True)
+    return rows
+
+
 def _cell(row: _Row, receipt: Receipt, directory: Path, reasons: list[str]) -> Cell:
-    value = getattr(receipt, row.attribute)
-    if value is None or value == "":
+    value: Any
+    if row.is_score:
+        value = receipt.baseline_score(row.attribute) if row.compares else receipt.score(row.attribute)
+        attribute = "baseline_accuracy" if row.compares else "accuracy"
+    else:
+        value = getattr(receipt, row.attribute)
         attribute = "speedup" if row.attribute == "verdict" else row.attribute
+    if value is None or value == "":
         reason = receipt.unavailable.get(attribute, "not measured")
         if reason not in reasons:
             reasons.append(reason)
         return Cell(text=UNKNOWN, footnote=reasons.index(reason) + 1)
+    if row.is_score:
+        return Cell(text=show_score(row.attribute, value))
     if row.attribute in ("artifact", "baseline"):
         value = os.path.relpath(value, directory)
     return Cell(text=row.form.format(value))
 
 
-def _with_losses_marked(cells: Sequence[Cell], receipts: Sequence[Receipt]) -> list[Cell]:
+def _with_losses_marked(name: str, cells: Sequence[Cell], receipts: Sequence[Receipt]) -> list[Cell]:
     pairs = zip(cells, receipts, strict=True)
     return [
-        Cell(text=cell.text, footnote=cell.footnote, marked=lost_accuracy(receipts[0], receipt))
+        Cell(text=cell.text, footnote=cell.footnote, marked=lost_score(name, receipts[0], receipt))
         for cell, receipt in pairs
     ]
 
@@ -159,13 +176,16 @@ def _name_of(baselines: set[str], receipts: Mapping[str, Receipt]) -> str:
     return names[0] if names else PurePath(*baselines).name
 
 
-def _accuracy(receipts: Mapping[str, Receipt], first: Receipt, last: Receipt) -> KeyFigure:
-    if last.accuracy is None:
-        return KeyFigure(label="Accuracy", value="unavailable", note=last.unavailable.get("accuracy", "not measured"))
-    note = " → ".join(f"{name} {receipt.show('accuracy', '{:.2%}')}" for name, receipt in receipts.items())
-    if first is not last and first.accuracy is not None:
-        note = f"{100 * (last.accuracy - first.accuracy):+.2f} points: {note}"
-    return KeyFigure(label="Accuracy", value=f"{last.accuracy:.2%}", note=note, marked=lost_accuracy(first, last))
+def _score(name: str, receipts: Mapping[str, Receipt]) -> KeyFigure:
+    first, *_, last = (*receipts.values(), *receipts.values())
+    label, value = score_label(name), last.score(name)
+    if value is None:
+        return KeyFigure(label=label, value="unavailable", note=last.unavailable.get("accuracy", "not measured"))
+    note = " → ".join(f"{artifact} {receipt.show_score(name)}" for artifact, receipt in receipts.items())
+    change = score_change(name, first, last).replace(" pt", " points")
+    if first is not last and change:
+        note = f"{change}: {note}"
+    return KeyFigure(label=label, value=show_score(name, value), note=note, marked=lost_score(name, first, last))
 
 
 def _shrinkage(label: str, before: int, after: int) -> KeyFigure:

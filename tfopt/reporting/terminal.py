@@ -17,12 +17,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tfopt.report import Decision, PassReport, Receipt, lost_accuracy
+from tfopt.report import Decision, PassReport, Receipt, lost_score, score_change, score_names
+from tfopt.score_text import score_label
 
 # On a narrower terminal, the column of reasons would be too narrow to read.
 WIDTH_FOR_REASONS = 70
 MARK = "▼ "
 UNBOUNDED = 10_000
+# The text for an artifact, and the text that compares it with the first artifact.
+_Row = tuple[Callable[[Receipt], str], Callable[[Receipt, Receipt], str]]
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,12 @@ class PlanTable:
 
 @dataclass(frozen=True)
 class ReceiptsTable:
-    """The receipts side by side, with sizes and accuracy compared with the first receipt.
+    """The receipts side by side, with sizes and scores compared with the first receipt.
 
     Speeds are compared only by `Receipt.speedup`, which is measured alternately with the baseline of the artifact. An
-    empty row is left out, and also the row of baselines if all are the first artifact. An accuracy that is more than a
-    point below the first is marked. On a terminal that is too narrow for columns of comparisons, the comparisons are
-    below the figures.
+    empty row is left out, and also the row of baselines if all are the first artifact. A score that is more than a
+    point, or 1%, worse than the first is marked. On a terminal that is too narrow for columns of comparisons, the
+    comparisons are below the figures.
 
     Attributes:
         receipts: The receipt of each artifact by name. The others are compared with the first.
@@ -90,7 +93,7 @@ class ReceiptsTable:
             heads = [Text(name), *([Text(f"vs {names[0]}", style="dim")] if name != names[0] else [])]
             for head in _joined(heads, stacked):
                 table.add_column(head, justify="right")
-        for label, (show, compare) in _RECEIPT_ROWS.items():
+        for label, (show, compare) in {**_score_rows(self.receipts), **_RECEIPT_ROWS}.items():
             cells = [_cells(name, self.receipts, show, compare) for name in names]
             texts = [cell.plain for column in cells for cell in column]
             if not any(texts) or (label == AGAINST and set(texts) <= {"", names[0]}):
@@ -161,11 +164,15 @@ def _verdict(receipt: Receipt, first: Receipt) -> str:
     return receipt.verdict
 
 
-def _accuracy_change(receipt: Receipt, first: Receipt) -> str:
-    if receipt.accuracy is None or first.accuracy is None:
-        return ""
-    mark = MARK if lost_accuracy(first, receipt) else ""
-    return f"{mark}{100 * (receipt.accuracy - first.accuracy):+.2f} pt"
+def _score_rows(receipts: Mapping[str, Receipt]) -> dict[str, _Row]:
+    return {score_label(name).lower(): _score_row(name) for name in score_names(receipts.values())}
+
+
+def _score_row(name: str) -> _Row:
+    def change(receipt: Receipt, first: Receipt) -> str:
+        return (MARK if lost_score(name, first, receipt) else "") + score_change(name, first, receipt)
+
+    return lambda receipt: receipt.show_score(name), change
 
 
 def _ratio(value: int, first: int) -> str:
@@ -177,9 +184,7 @@ def _nothing(receipt: Receipt, first: Receipt) -> str:
 
 
 AGAINST = "  against"
-# For each row label: the text for an artifact, and the text that compares it with the first artifact.
-_RECEIPT_ROWS: Mapping[str, tuple[Callable[[Receipt], str], Callable[[Receipt, Receipt], str]]] = {
-    "accuracy": (lambda receipt: receipt.show("accuracy", "{:.2%}"), _accuracy_change),
+_RECEIPT_ROWS: Mapping[str, _Row] = {
     "bytes": (
         lambda receipt: f"{receipt.bytes_on_disk:,}",
         lambda receipt, first: _ratio(receipt.bytes_on_disk, first.bytes_on_disk),

@@ -12,6 +12,8 @@ import tensorflow as tf
 
 from tfopt.compat.optimizers import inner_optimizer
 from tfopt.compat.trainer import built_under
+from tfopt.data.augment.augmentation import Augmentation
+from tfopt.data.augment.config import AugmentConfig
 from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
 from tfopt.profiling.tensor_cores import tensor_core_alignment as tensor_core_alignment  # also tfopt.training's
 from tfopt.report import Change, PassReport, Skip
@@ -23,6 +25,7 @@ from tfopt.training.pipeline_parallel.step import Stages, split
 from tfopt.training.plan import Plan
 from tfopt.training.precision import half_outputs
 from tfopt.training.step import runtime
+from tfopt.training.step.augment import StepAugmentation, for_model
 from tfopt.training.step.guards import Guard
 from tfopt.training.step.step import Step
 from tfopt.training.xla import xla_blockers
@@ -35,6 +38,7 @@ def compile(
     optimizer: str | keras.optimizers.Optimizer = "adam",
     loss: Any = None,
     metrics: Sequence[Any] | None = None,
+    augment: Augmentation | AugmentConfig | None = None,
     **options: Any,
 ) -> PassReport:
     """Compiles a model, so that its `fit`, `evaluate` and `train_on_batch` run tfopt's training step.
@@ -52,6 +56,9 @@ def compile(
         plan: The plan that `tfopt.plan` returned.
         optimizer, loss, metrics, options: As in `keras.Model.compile`. Losses must average over the batch, which is
             Keras' default.
+        augment: Random changes of the images of each training step, on the device; see tfopt.data.AugmentConfig. They
+            are not part of the model: evaluation, prediction and exports see the images as they are. With mixup or
+            cutmix, the loss takes shares of each class, such as CategoricalCrossentropy.
     Returns: A report: how the model trains, what it cannot have, and the layers whose training differs from Keras' own
         step on one device (embeddings, and layers with their own state).
     Raises:
@@ -73,8 +80,9 @@ def compile(
     _check_options(plan, optimizer, loss, options)
     _check_strategy(model, plan)
     own_step = type(model).train_step is not keras.Model.train_step
+    augmentation = for_model(augment, model, on_gpu=bool(plan.hardware.gpus))
     if own_step:
-        _check_own_step(model, plan)
+        _check_own_step(model, plan, augmentation)
     blockers = list(xla_blockers(model)) if plan.jit_compile else []
     if blockers and plan.config.jit_compile is True:
         _warn_of_blocker(blockers[0])
@@ -103,7 +111,7 @@ def compile(
         stages.place_optimizer(model.optimizer)
     if own_step:
         return PassReport(name="compile", skipped=[*blockers, _lost_by_own_step(model, plan, steps)])
-    _install(model, plan, stages, jit_compile)
+    _install(model, plan, stages, jit_compile, augmentation)
     return _report(model, plan, stages, blockers)
 
 
@@ -117,8 +125,11 @@ def _place_stages(model: keras.Model, plan: Plan) -> Stages | None:
     return stages
 
 
-def _install(model: keras.Model, plan: Plan, stages: Stages | None, jit_compile: bool) -> None:
+def _install(
+    model: keras.Model, plan: Plan, stages: Stages | None, jit_compile: bool, augmentation: Augmentation | None
+) -> None:
     config = plan.config
+    augment = None if augmentation is None else StepAugmentation(augmentation, model, config.seed)
 
     def make_step(jit: bool) -> Step:
         return Step(
@@ -128,6 +139,7 @@ def _install(model: keras.Model, plan: Plan, stages: Stages | None, jit_compile:
             sparse_gradients=config.sparse_embedding_gradients,
             stages=stages,
             micro_batches=plan.micro_batches,
+            augment=augment,
         )
 
     def explain_memory(error: BaseException) -> str:
@@ -240,9 +252,10 @@ def _check_strategy(model: keras.Model, plan: Plan) -> None:
         )
 
 
-def _check_own_step(model: keras.Model, plan: Plan) -> None:
+def _check_own_step(model: keras.Model, plan: Plan, augmentation: Augmentation | None) -> None:
     config = plan.config
     asked = {
+        "augment": augmentation is not None,
         "accumulate": config.accumulate > 1,
         "checkpoint_dir": config.checkpoint_dir is not None,
         "strategy='pipeline'": bool(plan.stage_devices),

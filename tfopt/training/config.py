@@ -56,6 +56,9 @@ class TrainingConfig:
 
     epochs: AtLeastOne = 30
     """Number of passes over the training data."""
+    steps_per_epoch: AtLeastOne | None = None
+    """Number of steps in an epoch. The data then repeats without end. None ends an epoch with the data, whose number of
+    examples must be known."""
     global_batch_size: AtLeastOne = 64
     """Examples per step, the sum over all replicas."""
     optimizer: Annotated[str | Any, BY_NAME] = "adam"

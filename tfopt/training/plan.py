@@ -116,6 +116,7 @@ class Plan:
             "epoch": None if self.config.auto_shard == "file" else self.epoch,
             "auto_shard": self.config.auto_shard,
             "drop_remainder": training and self.config.drop_remainder,
+            "repeat": training and self.config.steps_per_epoch is not None,
         }
         return data.pipeline(examples, training=training, **{**settings, **options})
 

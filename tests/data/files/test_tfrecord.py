@@ -244,6 +244,9 @@ def test_images_may_be_stored_as_pixels(tmp_path):
     assert 12 * 32 * 40 * 3 < report.bytes < 12 * (32 * 40 * 3 + 200)
     np.testing.assert_array_equal(read.x_train, source.x_train)
     np.testing.assert_array_equal(read.y_train, source.y_train)
+    np.testing.assert_array_equal(
+        tfrecord(directory=tmp_path / "records", dtype="uint8").x_train, np.round(read.x_train * 255)
+    )
     with pytest.raises(ConfigError, match=r"size=\(8, 8\), but the examples are stored as arrays"):
         tfrecord(directory=tmp_path / "records", image_size=8)
     for arrays in (read, digits(image_size=8)):

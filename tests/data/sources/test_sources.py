@@ -1,10 +1,13 @@
 """The examples that sources return: real, stratified, without overlap, and the same each time."""
 
+import dataclasses
+
 import numpy as np
 import pytest
+import tensorflow as tf
 from sklearn.datasets import load_digits
 
-from tfopt.data import SOURCES, arrays, digits, synthetic
+from tfopt.data import SOURCES, Examples, arrays, digits, synthetic
 from tfopt.errors import ConfigError
 
 
@@ -45,7 +48,7 @@ def test_every_class_has_its_share_in_both_parts(test_fraction):
     assert np.abs(held_out - total * test_fraction).max() <= 1
 
 
-@pytest.mark.parametrize("source", sorted(SOURCES))
+@pytest.mark.parametrize("source", ["digits", "synthetic"])
 def test_a_source_gives_the_same_each_time_and_another_split_by_another_seed(source):
     assert equal(SOURCES[source](), SOURCES[source]())
     assert not equal(SOURCES[source](seed=0), SOURCES[source](seed=1))
@@ -140,3 +143,34 @@ def test_inputs_by_name_are_split_together():
     examples = arrays({"a": np.arange(10), "b": np.arange(10) * 2}, np.arange(10) % 2)
     assert examples.input_shape == {"a": (), "b": ()}
     np.testing.assert_array_equal(examples.x_train["a"] * 2, examples.x_train["b"])
+
+
+def lengths(*counts):
+    """Examples that differ in length: each is as many ones."""
+    rows = [np.ones(count, "float32") for count in counts]
+    spec = (tf.TensorSpec((None,)), tf.TensorSpec((), tf.int32))
+    part = tf.data.Dataset.from_generator(lambda: ((row, len(row)) for row in rows), output_signature=spec)
+    return Examples(name="lengths", train=part, test=part, outputs=1, padding=(0, -1))
+
+
+def test_examples_that_differ_in_length_are_filled_up():
+    examples = lengths(3, 1, 2)
+    ((x, y),) = examples.batches("train")
+    np.testing.assert_array_equal(x, [[1, 1, 1], [1, 0, 0], [1, 1, 0]])
+    assert y.numpy().tolist() == [3, 1, 2]
+    shuffled = [batch[1].numpy().tolist() for batch in examples.batches("train", shuffle_seed=1)]
+    assert sorted(shuffled[0]) == [1, 2, 3]
+    assert shuffled == [batch[1].numpy().tolist() for batch in examples.batches("train", shuffle_seed=1)]
+
+
+def test_what_cannot_be_an_array():
+    with pytest.raises(ConfigError, match="must have one shape to become arrays"):
+        lengths(*range(1, 400)).arrays("train")
+    with pytest.raises(ConfigError, match="must hold examples to become arrays"):
+        lengths().arrays("train")
+    endless = dataclasses.replace(synthetic(examples=100), train=synthetic(examples=100).train.repeat())
+    with pytest.raises(ConfigError, match="must have an end to become arrays"):
+        endless.arrays("train")
+    assert (endless.size("train"), endless.size("test")) == (None, 20)
+    with pytest.raises(ConfigError, match="split must be one of"):
+        endless.records("tests")

@@ -24,7 +24,7 @@ from tfopt.cli import main
 from tfopt.errors import ArtifactError, ConfigError
 from tfopt.exporting import ExportConfig, SavedModelProcess, export, time_in_turns, verify
 from tfopt.exporting.manifest import TensorRecord
-from tfopt.exporting.verification.accuracy import labelled_examples
+from tfopt.exporting.verification.scoring import chunks
 from tfopt.quantization import quantize
 
 GENERATOR = np.random.default_rng(0)
@@ -133,7 +133,7 @@ SPECS = {"image": TensorRecord(shape=(None, 8, 8, 3), dtype="float32")}
     ],
 )
 def test_forms_of_data(data):
-    examples = labelled_examples(data(), SPECS)
+    (examples,) = chunks(data(), SPECS)
     assert examples.inputs["image"].dtype == np.float32
     np.testing.assert_array_equal(examples.inputs["image"], X)
     labels = examples.labels.argmax(axis=1) if examples.labels.shape == (70, 4) else examples.labels.reshape(-1)
@@ -204,20 +204,20 @@ def test_a_tuple_of_inputs_is_in_the_models_order(tmp_path):
         ((X[:, :5], Y), r"shape of input 'image', \(None, 8, 8, 3\).*\(70, 5, 8, 3\)"),
         ([(X[0], Y[:8])], r"shape of input 'image'.*\(8, 8, 3\)"),
         (({"img": X}, Y), r"inputs \['image'\]. Received: no 'image'"),
-        ([(X[:3], Y[:3]), (X[3:6, :5], Y[3:6])], r"inputs \['image'\]"),
+        ([(X[:3], Y[:3]), (X[3:6, :5], Y[3:6])], r"shape of input 'image'.*\(3, 5, 8, 3\)"),
         ((X, Y[:-1]), "70 examples and 69 labels|one label per example"),
         (7, "Received: int"),
     ],
 )
 def test_data_that_will_not_do(data, message):
     with pytest.raises(ConfigError, match=message):
-        labelled_examples(data, SPECS)
+        list(chunks(data, SPECS))
 
 
 def test_one_input_of_two_is_missing():
     specs = {name: TensorRecord(shape=(None, 3), dtype="float32") for name in ("a", "b")}
     with pytest.raises(ConfigError, match=r"no labels. The model's inputs, \['a', 'b'\], go into one"):
-        labelled_examples((np.zeros((4, 3)), np.zeros(4)), specs)
+        list(chunks((np.zeros((4, 3)), np.zeros(4)), specs))
 
 
 def test_verify_refuses_such_data(artifacts):

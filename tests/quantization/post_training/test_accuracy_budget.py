@@ -13,9 +13,9 @@ from tfopt.errors import ConfigError
 from tfopt.graph import GraphEditor
 from tfopt.quantization import QuantizationConfig, quantize
 from tfopt.quantization.annotation.fusion import find_fusions
-from tfopt.quantization.metrics import top1_accuracy
 from tfopt.quantization.post_training.accuracy_budget import Score, search_float_nodes
 from tfopt.quantization.post_training.accuracy_evaluator import AccuracyEvaluator
+from tfopt.tasks.scorer import top1_accuracy
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(48, 8, 8, 3)).astype("float32")
@@ -196,6 +196,22 @@ def test_the_budget_of_several_outputs_is_that_of_their_mean():
     quantized = quantize(model, QuantizationConfig(max_accuracy_drop=0.2), calibration_data=(X, labels))
     assert quantized.report.metrics["float"] == pytest.approx((1 + 0.75) / 2)
     assert quantized.report.metrics["kept"] > 0.8
+
+
+def test_the_budget_of_an_error_is_what_it_may_rise():
+    model = outlier_in(dense(), 0)
+    x, _ = labelled(model)
+    exact = model.predict(x, verbose=0)
+    targets = exact + np.random.default_rng(1).normal(size=exact.shape) * np.abs(exact).mean() / 10
+    allowed = 0.02 * float(np.abs(exact).mean())
+    config = QuantizationConfig(**PLAIN, max_accuracy_drop=allowed, metric="mean_absolute_error")
+    report = quantize(model, config, calibration_data=(x, targets)).report
+    assert report.metrics["float"] == pytest.approx(np.abs(exact - targets).mean(), rel=1e-4)
+    assert report.metrics["int8"] > report.metrics["float"] + allowed
+    assert report.metrics["kept"] <= report.metrics["float"] + allowed
+    assert any(
+        "accuracy budget" in skip.reason and not skip.reason.startswith("accuracy budget: -") for skip in report.skipped
+    )
 
 
 def test_evaluation_data_and_a_metric_of_ones_own():

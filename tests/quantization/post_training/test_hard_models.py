@@ -10,7 +10,7 @@ import pytest
 
 from tfopt.data import digits
 from tfopt.quantization import QuantizationConfig, quantize
-from tfopt.quantization.metrics import top1_accuracy
+from tfopt.tasks.scorer import top1_accuracy
 
 ROOT = Path(__file__).parents[3]
 MIN_MAX = QuantizationConfig(equalization=False, smooth_quant=0.0, bias_correction=False)

@@ -1,4 +1,4 @@
 """Augmentation: random changes of training examples, which depend only on a seed.
 
-Start in random_shift.py.
+Start in augmentation.py.
 """

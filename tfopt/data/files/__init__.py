@@ -1,4 +1,4 @@
-"""Your own files as examples: folders of images, arrays, tables, text and TFRecord files.
+"""Your own files as examples: folders of images, arrays in .npy files, and TFRecord files.
 
-Start in tfopt/data/examples.py.
+Start in image_folder.py; splits.py divides the examples of all sources into parts.
 """

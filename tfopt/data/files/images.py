@@ -108,6 +108,41 @@ def decode_image(
     return tf.ensure_shape(pixels, (*(size or (None, None)), channels))
 
 
+def decode_jpeg(
+    content: Any, name: Any, size: tuple[int, int] | None = None, channels: int = 3, *, exact: bool = False
+) -> tf.Tensor:
+    """Decodes a JPEG that ends with its end marker, to the same pixels as `decode_image`, and faster.
+
+    `decode_image` has branches for the formats, and each branch in TensorFlow costs a call of a function. This function
+    is for files of which the format is known.
+
+    Args:
+        content: The bytes of a file, a string scalar.
+        name: The file or record for the error message, a string scalar.
+        size: (height, width) of the result. None leaves the size of the file.
+        channels: 3 for colour. 1 for grey, but not of a JPEG in CMYK.
+        exact: Whether to decode all pixels with the precise method, as in `decode_image`.
+    Returns: uint8 [height, width, channels].
+    Raises:
+        tf.errors.InvalidArgumentError: The content is no JPEG, or does not end with its end marker.
+    Example:
+        >>> content = tf.io.encode_jpeg(tf.zeros((60, 80, 3), tf.uint8))
+        >>> decode_jpeg(content, "black.jpg", size=(20, 30)).shape.as_list()
+        [20, 30, 3]
+    """
+    is_whole = _at(content, 0, JPEG) & (tf.strings.length(content) >= SMALLEST_FILE)
+    jpeg = tf.where(is_whole, content, TINY_JPEG)
+    is_whole &= tf.strings.substr(jpeg, -2, 2) == END_OF_JPEG
+    words = [f"{RULE} Received, it is cut off, or no JPEG:", name]
+    with tf.control_dependencies([tf.raw_ops.Assert(condition=is_whole, data=words)]):
+        jpeg = tf.identity(jpeg)
+    branches = [partial(_jpeg, jpeg, size, channels, ratio, exact) for ratio in RATIOS]
+    if size is None or exact:
+        branches = branches[:1]
+    pixels = branches[0]() if len(branches) == 1 else tf.switch_case(_ratio(jpeg, size, exact), branches)
+    return tf.ensure_shape(pixels, (*(size or (None, None)), channels))
+
+
 def _ratio(jpeg: Any, size: tuple[int, int] | None, exact: bool) -> Any:
     """Returns the number of the largest ratio at which a decoded JPEG is at least as large as the size."""
     if size is None or exact:

@@ -104,7 +104,8 @@ def serialize(features: Sequence[Feature], values: Sequence[Any]) -> bytes:
     """
     written = {}
     for feature, value in zip(features, values, strict=True):
-        array = np.asarray(value)
+        # As objects: NumPy's own strings lose zero bytes at their end, which files of images may have.
+        array = np.asarray(value, object if feature.dtype == tf.string else None)
         if feature.dtype == tf.string:
             content = [item if isinstance(item, bytes) else str(item).encode() for item in array.ravel().tolist()]
         else:

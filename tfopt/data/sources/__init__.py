@@ -6,8 +6,35 @@ Start in digits.py. SOURCES lists all sources by name, also those of files/.
 from collections.abc import Callable
 
 from tfopt.data.examples import Examples
+from tfopt.data.files.image_folder import image_folder
+from tfopt.data.files.numpy_files import numpy_files
 from tfopt.data.files.tfrecord import tfrecord
+from tfopt.data.sources.cifar import cifar10, cifar100
 from tfopt.data.sources.digits import digits
+from tfopt.data.sources.huggingface import huggingface
+from tfopt.data.sources.imdb import imdb
+from tfopt.data.sources.mnist import fashion_mnist, mnist
 from tfopt.data.sources.synthetic import synthetic
+from tfopt.data.sources.tfds import tfds
+from tfopt.data.tables.tables import csv, parquet
+from tfopt.data.text_files.text import text
+from tfopt.data.text_files.text_classes import text_classes
 
-SOURCES: dict[str, Callable[..., Examples]] = {"digits": digits, "synthetic": synthetic, "tfrecord": tfrecord}
+SOURCES: dict[str, Callable[..., Examples]] = {
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "csv": csv,
+    "digits": digits,
+    "fashion_mnist": fashion_mnist,
+    "image_folder": image_folder,
+    "huggingface": huggingface,
+    "imdb": imdb,
+    "mnist": mnist,
+    "numpy": numpy_files,
+    "parquet": parquet,
+    "synthetic": synthetic,
+    "text": text,
+    "text_classes": text_classes,
+    "tfds": tfds,
+    "tfrecord": tfrecord,
+}

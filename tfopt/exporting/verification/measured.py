@@ -13,9 +13,9 @@ from tfopt.errors import ArtifactError
 from tfopt.exporting.manifest import ARTIFACT, FIRST_FORMAT, SOURCE, Manifest, TensorRecord
 from tfopt.exporting.parity import are_numbers, compare, draw_inputs
 from tfopt.exporting.signatures import DEFAULT, FLOAT
-from tfopt.exporting.verification.accuracy import Scores
 from tfopt.exporting.verification.instructions import missing_instructions
 from tfopt.exporting.verification.process import MissingKernelError, SavedModelProcess
+from tfopt.exporting.verification.scoring import Scores
 
 # The largest difference between the outputs and those recorded at export, as a ratio of norms. Another processor adds
 # numbers in another order. In int8, a sum on the edge between two steps may then round to the other step.
@@ -34,8 +34,7 @@ class MeasuredArtifact:
         input_names: This artifact's name of each input, by the name in the first artifact. None means equal names.
         output_names: This artifact's name of each output, likewise.
         process: The process that serves it.
-        outputs: Its outputs on the labelled examples, by the names in the first artifact.
-        scores: The scores of these outputs. None without labelled examples.
+        scores: Its scores on labelled examples. None without these.
         max_abs_error: The largest difference to the outputs of the source model. None if outputs are not numbers.
         relative_error: The same difference as a ratio of norms.
         problems: The problems that were found.
@@ -51,7 +50,6 @@ class MeasuredArtifact:
     input_names: Mapping[str, str] = field(default_factory=dict)
     output_names: Mapping[str, str] = field(default_factory=dict)
     process: SavedModelProcess = field(init=False)
-    outputs: Mapping[str, np.ndarray] = field(init=False)
     scores: Scores | None = None
     max_abs_error: float | None = None
     relative_error: float | None = None
@@ -115,10 +113,10 @@ class MeasuredArtifact:
                 f"{kind} are {received}. Export it again."
             )
 
-    def predict(self, inputs: Mapping[str, np.ndarray]) -> None:
-        """Computes the outputs on labelled examples."""
+    def predict(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns the outputs on labelled examples, by the names in the first artifact."""
         given = self.process.predict(inputs)
-        self.outputs = {name: given[own] for name, own in self.output_names.items()}
+        return {name: given[own] for name, own in self.output_names.items()}
 
     def check(self) -> None:
         """Compares the outputs with those in the manifest, and lists the problems."""

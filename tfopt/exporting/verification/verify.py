@@ -15,14 +15,14 @@ import numpy as np
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.exporting.manifest import read_intact_manifest
 from tfopt.exporting.parity import draw_inputs
-from tfopt.exporting.verification.accuracy import Scores, labelled_examples, not_scored
 from tfopt.exporting.verification.baseline import find_baseline, input_names, output_names
 from tfopt.exporting.verification.measured import MeasuredArtifact
 from tfopt.exporting.verification.process import alternate
+from tfopt.exporting.verification.scoring import Scoreboard, chunks, not_scored
 from tfopt.hardware import detect
-from tfopt.quantization.config import Metric, check_metric
-from tfopt.quantization.metrics import Scorer
 from tfopt.report import Receipt
+from tfopt.tasks.scorer import Metric, check_metric
+from tfopt.tasks.scores import Score
 
 
 def verify(
@@ -30,7 +30,7 @@ def verify(
     *,
     baseline: str | Path | None = None,
     data: Any = None,
-    metric: str | Metric = "accuracy",
+    metric: str | Metric | Score = "accuracy",
     batch_size: int = 1,
     seconds: float = 0.3,
     signature: str | None = None,
@@ -45,7 +45,8 @@ def verify(
         metric: The measure for the examples. "accuracy" accepts classifiers of every kind: class numbers or one-hot
             labels, one output for two classes, several labels for each example, a class for each pixel or step.
             "categorical_accuracy", "binary_accuracy" (of probabilities) and "binary_accuracy_from_logits" name one
-            kind. For any other measure, pass a function (labels, outputs) -> float.
+            kind. "mean_iou", "bits_per_byte" and "mean_absolute_error" are for other tasks. For any other measure, pass
+            a tfopt.tasks.Score, which is updated batch by batch, or a function (labels, outputs) -> float.
         batch_size: Examples per timed call.
         seconds: How long the artifact and the baseline are each timed in one round. There are five rounds, in which
             they alternate. With 0, each round has three calls.
@@ -82,7 +83,7 @@ def verify_together(
     *,
     baseline: str | Path | None = None,
     data: Any = None,
-    metric: str | Metric = "accuracy",
+    metric: str | Metric | Score = "accuracy",
     batch_size: int = 1,
     seconds: float = 0.3,
     signature: str | None = None,
@@ -111,21 +112,15 @@ def verify_together(
     first = measured[0].manifest.signature
     for each in baselines:
         each.input_names = input_names(first.inputs, each.path, each.manifest)
-    examples = None if data is None else labelled_examples(data, first.inputs)
     served = [*measured, *(each for each in baselines if each not in measured)]
-    if examples is not None:
+    if data is not None:
         for each in served:
             each.output_names = output_names(first.outputs, each.path, each.manifest)
     with ExitStack() as stack:
         for each in served:
             each.start(stack, signature if each in measured else None)
-        if examples is not None:
-            for each in served:
-                each.predict(examples.inputs)
-            ops = {name: spec.op for name, spec in first.outputs.items()}
-            scorer = Scorer(metric, examples.labels, (baselines or measured)[0].outputs, ops)
-            for each in served:
-                each.scores = Scores.measure(scorer, each.outputs)
+        if data is not None:
+            _score(served, data, metric, (baselines or measured)[0])
         for each in served:
             each.check()
         for each in measured:
@@ -135,6 +130,18 @@ def verify_together(
     for each, rounds in zip(served, times, strict=True):
         each.milliseconds = rounds
     return [_receipt(each, len(next(iter(batch.values())))) for each in measured]
+
+
+def _score(
+    served: Sequence[MeasuredArtifact], data: Any, metric: str | Metric | Score, reference: MeasuredArtifact
+) -> None:
+    """Scores the artifacts on labelled data, chunk by chunk."""
+    signature = served[0].manifest.signature
+    scoreboard = Scoreboard(metric, {name: spec.op for name, spec in signature.outputs.items()})
+    for chunk in chunks(data, signature.inputs):
+        scoreboard.add(chunk.labels, {each: each.predict(chunk.inputs) for each in served}, reference)
+    for artifact, scores in scoreboard.scores().items():
+        artifact.scores = scores
 
 
 def _check_signature(artifact: MeasuredArtifact, signature: str | None) -> None:
@@ -181,11 +188,12 @@ def _receipt(artifact: MeasuredArtifact, batch_size: int) -> Receipt:
         baseline=None if baseline is None else str(baseline.path),
         parity_max_abs_error=artifact.max_abs_error,
         parity_relative_error=artifact.relative_error,
-        agreement=scores.agreement(against) if scores and against else None,
+        agreement=scores.agreement.get(baseline) if scores and against else None,
         accuracy=scores.accuracy if scores else None,
         baseline_accuracy=against.accuracy if against else None,
         scores=scores.by_name if scores else {},
         baseline_scores=against.by_name if against else {},
+        higher_is_better=scores.higher_is_better if scores else True,
         bytes_on_disk=sum(file.stat().st_size for file in _files(artifact.path)),
         gzip_bytes=_gzip_bytes(artifact.path),
         weight_count=artifact.weight_count,

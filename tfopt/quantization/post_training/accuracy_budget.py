@@ -22,7 +22,7 @@ class Score:
     """The result of the model with some of its nodes in float.
 
     Attributes:
-        value: The metric. More is better.
+        value: The metric.
         error: Distance of the outputs from the float outputs, relative to the float outputs.
     """
 
@@ -46,14 +46,19 @@ class FloatNodes:
 
 
 def search_float_nodes(
-    names: Sequence[str], evaluate: Callable[[Collection[str]], Score], largest_drop: float
+    names: Sequence[str],
+    evaluate: Callable[[Collection[str]], Score],
+    largest_drop: float,
+    *,
+    higher_is_better: bool = True,
 ) -> FloatNodes:
-    """Returns a small set of nodes that must be float, so that the metric drops by at most `largest_drop`.
+    """Returns a small set of nodes that must be float, so that the metric worsens by at most `largest_drop`.
 
     Args:
         names: The nodes that could be int8.
         evaluate: Measures the model with the given nodes in float.
-        largest_drop: The largest allowed drop of the metric.
+        largest_drop: The largest allowed loss of the metric.
+        higher_is_better: Whether a higher value of the metric is better.
     Example:
         >>> costs = {"a": 0.01, "b": 0.2, "c": 0.001}
         >>> def evaluate(kept_float):
@@ -63,40 +68,44 @@ def search_float_nodes(
         ['b']
     """
     exact, plain = evaluate(names), evaluate(())
-    floor = exact.value - largest_drop - 1e-9
+
+    def loss(score: Score) -> float:
+        return exact.value - score.value if higher_is_better else score.value - exact.value
+
+    def holds(score: Score) -> bool:
+        return loss(score) <= largest_drop + 1e-9
+
     steps = [Change(name="model", kind="budget", detail=f"float {exact.value:.4g}, int8 {plain.value:.4g}")]
     found: dict[str, Score] = {}
     last = plain
-    if plain.value < floor:
+    if not holds(plain):
         alone = {name: evaluate([other for other in names if other != name]) for name in names}
-        ranked = sorted(names, key=lambda name: (alone[name].value, -alone[name].error))
-        count, last = _fewest(ranked, evaluate, floor)
+        ranked = sorted(names, key=lambda name: (-loss(alone[name]), -alone[name].error))
+        count, last = _fewest(ranked, evaluate, holds)
         chosen = ranked[:count]
         steps.append(Change(name=", ".join(chosen), kind="budget", detail=f"costliest {count} float: {last.value:.4g}"))
         for name in reversed(chosen):
             trial = evaluate([other for other in chosen if other != name])
-            holds = trial.value >= floor
-            detail = f"{'back to int8' if holds else 'must be float'}: {trial.value:.4g} with it in int8"
+            detail = f"{'back to int8' if holds(trial) else 'must be float'}: {trial.value:.4g} with it in int8"
             steps.append(Change(name=name, kind="budget", detail=detail))
-            if holds:
+            if holds(trial):
                 chosen, last = [other for other in chosen if other != name], trial
         found = {name: alone[name] for name in chosen}
-    reasons = {
-        name: f"accuracy budget: {exact.value - score.value:.4g} lost with it alone in int8"
-        for name, score in found.items()
-    }
+    reasons = {name: f"accuracy budget: {loss(score):.4g} lost with it alone in int8" for name, score in found.items()}
     metrics = {"float": exact.value, "int8": plain.value, "kept": last.value}
     return FloatNodes(kept_float=reasons, steps=steps, metrics=metrics)
 
 
-def _fewest(ranked: Sequence[str], evaluate: Callable[[Collection[str]], Score], floor: float) -> tuple[int, Score]:
+def _fewest(
+    ranked: Sequence[str], evaluate: Callable[[Collection[str]], Score], holds: Callable[[Score], bool]
+) -> tuple[int, Score]:
     """Returns how many of the first names must be float, and the score with these in float, by bisection."""
     too_few, enough = 0, len(ranked)
     score = evaluate(ranked)
     while enough - too_few > 1:
         middle = (too_few + enough) // 2
         trial = evaluate(ranked[:middle])
-        if trial.value >= floor:
+        if holds(trial):
             enough, score = middle, trial
         else:
             too_few = middle

@@ -15,15 +15,16 @@ import tensorflow as tf
 
 from tfopt.graph.edit import AttrValue, GraphEditor, dtype_attr, producer
 from tfopt.graph.frozen import FrozenGraph
+from tfopt.graph.output_ops import output_ops
 from tfopt.quantization.annotation.adjustments import Adjustment, bias_of
 from tfopt.quantization.annotation.annotate import add_fake_quant
 from tfopt.quantization.annotation.fusion import Fusion, find_fusions
 from tfopt.quantization.annotation.range import Range
 from tfopt.quantization.annotation.ranged_tensors import find_shared_range_ops, quantized_consumers, tensors_to_observe
 from tfopt.quantization.annotation.weight_grid import WeightGrid
-from tfopt.quantization.config import Metric
-from tfopt.quantization.metrics import Scorer, output_ops
 from tfopt.quantization.post_training.accuracy_budget import Score
+from tfopt.tasks.scorer import Metric, Scorer
+from tfopt.tasks.scores import Score as TaskScore
 
 SWITCHES = "tfopt_quantized"
 
@@ -52,7 +53,7 @@ class AccuracyEvaluator:
         adjustments: Mapping[str, Adjustment],
         inputs: Sequence[Mapping[str, Any]],
         labels: Any,
-        metric: str | Metric,
+        metric: str | Metric | TaskScore,
         weight_grid: WeightGrid | None = None,
     ) -> None:
         self._graph = graph

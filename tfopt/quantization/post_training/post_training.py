@@ -29,6 +29,7 @@ from tfopt.quantization.post_training.bias_correction import correct_biases
 from tfopt.quantization.post_training.equalization_and_smooth_quant import equalize
 from tfopt.quantization.quantized_model import QuantizedModel, annotated
 from tfopt.report import Change, PassReport
+from tfopt.tasks.scorer import higher_is_better
 
 
 def quantize_after_training(
@@ -62,7 +63,12 @@ def quantize_after_training(
     report = PassReport(name="quantize", steps=[*steps, *rounding])
     if config.max_accuracy_drop is not None:
         evaluator = AccuracyEvaluator(graph, kept_float, ranges, adjustments, *evaluation, config.metric, grid)
-        found = search_float_nodes(evaluator.names, evaluator.score, config.max_accuracy_drop)
+        found = search_float_nodes(
+            evaluator.names,
+            evaluator.score,
+            config.max_accuracy_drop,
+            higher_is_better=higher_is_better(config.metric),
+        )
         kept_float |= found.kept_float
         report = replace(report, steps=[*report.steps, *found.steps], metrics=found.metrics)
     model = QuantizedModel(

@@ -185,7 +185,7 @@ class Runtime:
                 lambda item: None if item is None else tf.convert_to_tensor(item), data_batch
             )
         with self._strategy.scope():
-            symbolic_build(self.model, data_batch)
+            symbolic_build(self.model, self._step.spec(data_batch))
             if self.model.optimizer is not None and not self.model.optimizer.built:
                 self.model.optimizer.build(self.model.trainable_variables)
 

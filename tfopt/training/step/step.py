@@ -33,6 +33,7 @@ from tfopt.compat.trainer import built_under, loss_tracker, losses_not_scaled
 from tfopt.training.loss_scaling import scaled_loss
 from tfopt.training.losses import compute_loss
 from tfopt.training.pipeline_parallel.step import Stages
+from tfopt.training.step.augment import StepAugmentation
 
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
@@ -47,6 +48,7 @@ class Step:
         sparse_gradients: Whether the optimizer receives sparse gradients unchanged, instead of the sum of each row.
         stages: The stages of a pipeline, if the model is split over devices.
         micro_batches: The number of micro-batches of a pipeline, which run at the same time on different stages.
+        augment: Changes the images of a batch before it is divided into micro-batches.
     """
 
     def __init__(
@@ -58,8 +60,10 @@ class Step:
         sparse_gradients: bool = False,
         stages: Stages | None = None,
         micro_batches: int = 1,
+        augment: StepAugmentation | None = None,
     ) -> None:
         self.jit_compile = jit_compile
+        self._augment = augment
         self._model = model
         self._accumulate = accumulate
         self._sparse_gradients = sparse_gradients
@@ -84,18 +88,29 @@ class Step:
     def train(self, data: Any) -> None:
         """Trains on one batch, distributed or not, and updates the model's metrics."""
         if not self.is_distributed:
-            self._train_one_device(data)
+            self._train_one_device(self._augmented(data))
             return
         with gradients_already_summed(self._model.optimizer), losses_not_scaled():
-            self._strategy.run(self._train_on_replica, args=(data,))
+            self._strategy.run(lambda data: self._train_on_replica(self._augmented(data)), args=(data,))
 
     def test(self, data: Any) -> None:
         """Evaluates the model on one batch, distributed or not, and updates its metrics."""
         if self.is_distributed:
             with losses_not_scaled():
-                self._strategy.run(self._test_on_replica, args=(data,))
+                self._strategy.run(lambda data: self._test_on_replica(self._unchanged(data)), args=(data,))
         else:
-            self._test_one_device(data)
+            self._test_one_device(self._unchanged(data))
+
+    def spec(self, batch: Any) -> Any:
+        """Returns the specs of a batch as the model is trained on it."""
+        return batch if self._augment is None or batch is None else self._augment.spec(*_unpack(batch))
+
+    def _augmented(self, data: Any) -> Any:
+        # Outside of XLA, which has no kernel for the projective transform.
+        return data if self._augment is None else self._augment.on_replica(*_unpack(data))
+
+    def _unchanged(self, data: Any) -> Any:
+        return data if self._augment is None else self._augment.one_hot(*_unpack(data))
 
     def synchronize(self) -> None:
         """Averages the variables that each replica updates by itself, such as the moving statistics of batch norms.

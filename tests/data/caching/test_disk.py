@@ -1,0 +1,73 @@
+"""A cache on disk is there whole or not at all, and goes when its source has changed."""
+
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+from tfopt.data.caching.disk import is_complete, kept_on_disk
+from tfopt.errors import ConfigError
+
+
+def numbers(kept):
+    return [int(number) for number in kept]
+
+
+def test_what_is_on_disk_is_not_written_again(tmp_path):
+    written = set()
+    for _ in range(2):
+        kept = kept_on_disk(tf.data.Dataset.range(100), lambda n: n * n, str(tmp_path), "squares")
+        assert numbers(kept) == [n * n for n in range(100)] == numbers(kept)
+        assert len(kept) == 100
+        written |= {(path, path.stat().st_mtime_ns) for path in tmp_path.rglob("manifest.json")}
+    assert len(written) == 1
+
+
+def test_another_source_replaces_the_cache_and_other_parts_stay(tmp_path):
+    directory = str(tmp_path)
+    old, new = tf.data.Dataset.range(9), tf.data.Dataset.range(10)
+    kept_on_disk(old, tf.square, directory, "a-train")
+    kept_on_disk(old, tf.square, directory, "a-test")
+    assert is_complete(old, tf.square, directory, "a-train")
+    assert not is_complete(new, tf.square, directory, "a-train")
+    assert not is_complete(old, tf.negative, directory, "a-train")
+    kept_on_disk(new, tf.square, directory, "a-train")
+    assert is_complete(new, tf.square, directory, "a-train")
+    assert not is_complete(old, tf.square, directory, "a-train")
+    assert is_complete(old, tf.square, directory, "a-test")
+
+
+def test_a_damaged_cache_is_written_again(tmp_path):
+    source = tf.data.Dataset.range(100)
+    kept_on_disk(source, tf.square, str(tmp_path), "squares")
+    (snapshot,) = tmp_path.rglob("*.snapshot")
+    snapshot.write_bytes(snapshot.read_bytes()[:-10])
+    assert not is_complete(source, tf.square, str(tmp_path), "squares")
+    assert numbers(kept_on_disk(source, tf.square, str(tmp_path), "squares")) == [n * n for n in range(100)]
+
+
+def test_a_killed_writer_leaves_no_half_cache(tmp_path):
+    code = f"""
+import os, signal, sys
+import tensorflow as tf
+from tfopt.data.caching.disk import kept_on_disk
+def stop(n):
+    if n == 60:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return n
+slow = lambda n: tf.reshape(tf.numpy_function(stop, [n], tf.int64), [])
+kept_on_disk(tf.data.Dataset.range(100).map(lambda n: n), slow, {str(tmp_path)!r}, "numbers")
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == -9
+    assert any(tmp_path.iterdir())
+    source = tf.data.Dataset.range(100)
+    assert numbers(kept_on_disk(source, tf.square, str(tmp_path), "numbers")) == [n * n for n in range(100)]
+    whole = kept_on_disk(source, tf.square, str(tmp_path), "numbers")
+    assert numbers(whole.take(2)) == [0, 1]
+
+
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cache_dir must be writable"):
+        kept_on_disk(tf.data.Dataset.range(3), tf.square, str(tmp_path / "file" / "inside"), "numbers")

@@ -1,0 +1,236 @@
+"""Folders of images: what is read, how it is split, and what is said of files that cannot be read."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from tfopt.data import convert, image_folder, tfrecord
+from tfopt.errors import ConfigError
+
+ENDINGS = ("jpg", "png", "gif", "bmp", "webp")
+
+
+@pytest.fixture
+def folder(tmp_path, save):
+    """Two classes of ten images each; the names begin with the class."""
+    for number in range(20):
+        name = ("cats", "dogs")[number % 2]
+        save(tmp_path / "images" / name / f"{name}_{number}.{ENDINGS[number % 5]}", number)
+    return tmp_path / "images"
+
+
+def paths(dataset):
+    return [record[0].decode() for record in dataset.as_numpy_iterator()]
+
+
+def test_pixels_are_those_of_the_file(tmp_path, save):
+    for number in range(20):
+        save(tmp_path / "ab"[number % 2] / f"{number}.{ENDINGS[number % 5]}", number, lossless=True)
+    examples = image_folder(directory=tmp_path, image_size=(40, 60), test_fraction=0.5, exact=True)
+    for path, (image, label) in zip(paths(examples.train), examples.decoded("train"), strict=True):
+        with Image.open(path) as opened:
+            expected = np.asarray(opened.convert("RGB")) / 255
+        tolerance = 0.02 if path.endswith("jpg") else 1e-6
+        np.testing.assert_allclose(image, expected, atol=tolerance)
+        assert image.dtype == tf.float32
+        assert examples.class_names[int(label)] == path.split("/")[-2]
+
+
+def test_parts_are_fair_and_do_not_overlap(folder):
+    examples = image_folder(directory=folder, image_size=8, test_fraction=0.2, validation_fraction=0.2)
+    parts = [paths(examples.records(part)) for part in ("train", "validation", "test")]
+    assert [len(part) for part in parts] == [12, 4, 4]
+    assert len(set().union(*parts)) == 20
+    for part in parts:
+        assert sum("cats_" in path for path in part) * 2 == len(part)
+    assert (examples.outputs, examples.class_names, examples.input_shape) == (2, ("cats", "dogs"), (8, 8, 3))
+    assert examples.size("train") == 12
+    first = parts[0][:6]
+    assert 0 < sum("cats_" in path for path in first) < 6  # the order is not by class
+    again = image_folder(directory=folder, image_size=8, test_fraction=0.2, validation_fraction=0.2)
+    assert paths(again.train) == parts[0]
+    other = image_folder(directory=folder, image_size=8, test_fraction=0.2, validation_fraction=0.2, seed=1)
+    assert paths(other.train) != parts[0]
+
+
+@pytest.mark.parametrize("validation", ["val", "validation"])
+def test_folders_of_parts_are_the_parts(validation, tmp_path, save):
+    for number in range(12):
+        part = ("train", validation, "test")[number % 3]
+        save(tmp_path / part / "ab"[number // 3 % 2] / f"{part}_{number}.png", number)
+    examples = image_folder(directory=tmp_path, image_size=8)
+    for part, prefix in (("train", "train"), ("validation", validation), ("test", "test")):
+        names = paths(examples.records(part))
+        assert len(names) == 4
+        assert all(f"/{prefix}/" in name for name in names)
+    save(tmp_path / "test" / "c" / "0.png")
+    with pytest.raises(ConfigError, match=r"test/c, which is no class of the training part"):
+        image_folder(directory=tmp_path)
+
+
+def test_a_missing_part_is_taken_from_the_training_folder(tmp_path, save):
+    for number in range(20):
+        save(tmp_path / "train" / "ab"[number % 2] / f"{number}.png", number)
+    examples = image_folder(directory=tmp_path, image_size=8, test_fraction=0.2)
+    assert (examples.size("train"), examples.size("test"), examples.validation) == (16, 4, None)
+
+
+def damage(path, kind):
+    content = bytearray(path.read_bytes())
+    if kind == "empty":
+        content = b""
+    elif kind == "cut":
+        content = content[: len(content) // 2]
+    elif kind == "other":
+        content = b"<html>404 not found</html>" * 9
+    elif kind == "flipped":
+        content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("kind", ["empty", "cut", "other"])
+def test_an_unreadable_file_is_an_error_or_counted(kind, ending, folder, save):
+    if ending == "gif" and kind == "cut":
+        pytest.skip("half a GIF may hold the byte of the trailer; check='decode' finds it, as tested below")
+    damage(save(folder / "cats" / f"broken.{ending}", 3), kind)
+    with pytest.raises(ConfigError, match=rf"1 of 21 that cannot be read: cats/broken.{ending} \("):
+        image_folder(directory=folder)
+    for limit in (1, 0.1):
+        examples = image_folder(directory=folder, image_size=8, max_unreadable=limit)
+        assert "1 of 21 images was left out: cats/broken" in examples.notes[0]
+        assert "broken" not in str(paths(examples.train) + paths(examples.test))
+    with pytest.raises(ConfigError, match=r"At most 0.01 of the images"):
+        image_folder(directory=folder, max_unreadable=0.01)
+
+
+@pytest.mark.parametrize(("ending", "kind"), [("gif", "cut"), ("png", "flipped"), ("webp", "cut")])
+def test_decoding_finds_what_the_ends_of_a_file_do_not_show(ending, kind, folder, save):
+    damage(save(folder / "cats" / f"broken.{ending}", 3), kind)
+    with pytest.raises(ConfigError, match=rf"cats/broken.{ending} \("):
+        image_folder(directory=folder, check="decode")
+
+
+def test_a_file_that_breaks_later_is_an_error_that_names_it(folder):
+    examples = image_folder(directory=folder, image_size=8)
+    broken = paths(examples.train)[3]
+    damage(folder.joinpath(broken), "empty")
+    with pytest.raises(tf.errors.InvalidArgumentError, match=broken.rsplit("/", 1)[1]):
+        examples.arrays("train")
+    folder.joinpath(broken).unlink()
+    with pytest.raises(tf.errors.NotFoundError, match=broken.rsplit("/", 1)[1]):
+        examples.arrays("train")
+
+
+def test_folders_that_hold_no_classes_are_refused(tmp_path, folder, save):
+    with pytest.raises(ConfigError, match="directory must be an existing folder"):
+        image_folder(directory=tmp_path / "missing")
+    (folder / "birds").mkdir()
+    with pytest.raises(ConfigError, match=r"Every class folder must hold readable images .* without images in 'birds'"):
+        image_folder(directory=folder)
+    Image.fromarray(np.zeros((4, 4, 3), "uint8")).save(folder / "birds" / "a.tiff")
+    with pytest.raises(ConfigError, match="without images in 'birds'"):
+        image_folder(directory=folder)
+    save(tmp_path / "flat" / "one.jpg")
+    with pytest.raises(ConfigError, match="with 0 folders"):
+        image_folder(directory=tmp_path / "flat")
+
+
+def test_formats_that_are_not_decoded_are_noted(folder, save):
+    save(folder / "cats" / "scan.tiff")
+    (folder / "cats" / "list.txt").write_text("not an image, and none of our business")
+    examples = image_folder(directory=folder)
+    assert examples.notes == ("1 images are in formats that TensorFlow does not decode (.tiff) and were left out.",)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"channels": 2}, {"check": "all"}, {"max_unreadable": -1}, {"max_unreadable": 1.5}, {"image_size": 0},
+     {"test_fraction": 1.0}, {"test_fraction": 0.0}],
+)  # fmt: skip
+def test_settings_out_of_range_are_refused(arguments, folder):
+    with pytest.raises(ConfigError, match="Received"):
+        image_folder(directory=folder, **arguments)
+
+
+def mask_pixels(number):
+    mask = np.zeros((40, 60), np.uint8)
+    mask[10:30, 5 + number : 25 + number] = 1 + number % 2
+    mask[0] = 255
+    return mask
+
+
+@pytest.fixture(params=["grey", "palette", "16 bits"])
+def masked(request, tmp_path, save):
+    tmp_path = tmp_path / "segmentation"
+    for number in range(10):
+        save(tmp_path / "images" / "a" / f"{number}.png", number)
+        path = tmp_path / "masks" / "a" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray(mask_pixels(number))
+        if request.param == "palette":
+            image = image.convert("P")
+            image.putdata(mask_pixels(number).ravel().tolist())
+            image.putpalette(list(np.random.default_rng(0).integers(0, 256, 768)))
+        elif request.param == "16 bits":
+            image = Image.fromarray(mask_pixels(number).astype(np.uint16))
+        image.save(path)
+    return tmp_path
+
+
+def test_masks_hold_the_class_numbers(masked):
+    examples = image_folder(
+        directory=masked / "images", masks=masked / "masks", image_size=(40, 60), ignored_target=255
+    )
+    assert (examples.outputs, examples.ignored_target, examples.size("train")) == (3, 255, 8)
+    for path, (image, mask) in zip(paths(examples.train), examples.decoded("train"), strict=True):
+        number = int(path.rsplit("/", 1)[1].removesuffix(".png"))
+        np.testing.assert_array_equal(mask, mask_pixels(number))
+        assert (image.shape, mask.shape, mask.dtype) == ((40, 60, 3), (40, 60), tf.int32)
+    half = image_folder(directory=masked / "images", masks=masked / "masks", image_size=(20, 30), ignored_target=255)
+    assert {0, 1, 2} <= set(np.unique(half.y_train)) <= {0, 1, 2, 255}  # nearest: no number between two classes
+
+
+def test_masks_that_do_not_fit_are_counted_or_refused(masked):
+    directory, masks = masked / "images", masked / "masks"
+    (masks / "a" / "3.png").unlink()
+    Image.fromarray(np.zeros((40, 30), np.uint8)).save(masks / "a" / "4.png")
+    Image.fromarray(np.zeros((40, 60, 3), np.uint8)).save(masks / "a" / "5.png")
+    damage(masks / "a" / "6.png", "cut")
+    with pytest.raises(ConfigError) as caught:
+        image_folder(directory=directory, masks=masks)
+    for words in ("4 of 10", "its mask a/3.png is missing", "60x40 pixels, its mask 30x40", "must be grey", "cut off"):
+        assert words in str(caught.value)
+    examples = image_folder(directory=directory, masks=masks, max_unreadable=4, ignored_target=255)
+    assert examples.size("train") + examples.size("test") == 6
+    few = image_folder(directory=directory, masks=masks, max_unreadable=4, class_names=("sky", "house"))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"class numbers below 2. .*masks/a/\d.png"):
+        few.arrays("train")
+
+
+def test_a_folder_of_jpegs_has_a_path_of_its_own_and_the_same_pixels(tmp_path, save):
+    for number in range(8):
+        save(tmp_path / "ab"[number % 2] / f"{number}.jpg", number, height=60 + 20 * number, width=90 + 30 * number)
+    quick = image_folder(directory=tmp_path, image_size=(40, 60), test_fraction=0.5)
+    with (tmp_path / "a" / "0.jpg").open("ab") as file:
+        file.write(b"other data behind the image")
+    slow = image_folder(directory=tmp_path, image_size=(40, 60), test_fraction=0.5)
+    np.testing.assert_array_equal(quick.x_train, slow.x_train)
+    damage(tmp_path / paths(quick.test)[0], "cut")
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"cut off, or no JPEG.*[ab]/\d.jpg"):
+        quick.arrays("test")
+
+
+def test_converted_folders_hold_the_files_and_give_the_same_examples(folder, masked, tmp_path):
+    for number, examples in enumerate(
+        [
+            image_folder(directory=folder, image_size=8),
+            image_folder(directory=masked / "images", masks=masked / "masks", image_size=8, ignored_target=255),
+        ]
+    ):
+        convert(examples, tmp_path / f"records{number}")
+        again = tfrecord(directory=tmp_path / f"records{number}")
+        for one, other in zip(examples.arrays("train"), again.arrays("train"), strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert again.ignored_target == 255

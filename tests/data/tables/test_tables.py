@@ -1,0 +1,190 @@
+"""Tables: columns become inputs and targets, and errors name the file and the row."""
+
+import builtins
+
+import numpy as np
+import pandas
+import pytest
+
+from tfopt.data import csv, parquet
+from tfopt.errors import ConfigError
+
+
+@pytest.fixture
+def frame():
+    generator = np.random.default_rng(0)
+    return pandas.DataFrame(
+        {
+            "a": generator.random(60),
+            "b": np.arange(60),
+            "kind": np.array(["rose", "iris", "aster"])[np.arange(60) % 3],
+            "price": np.arange(60) * 2.5,
+        }
+    )
+
+
+@pytest.fixture
+def file(tmp_path, frame):
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    return tmp_path / "table.csv"
+
+
+@pytest.fixture(params=["csv", "parquet"])
+def read(request, tmp_path, frame):
+    """The same table in both formats: a function of the arguments of the source."""
+    path = tmp_path / f"table.{request.param}"
+    frame.to_csv(path, index=False) if request.param == "csv" else frame.to_parquet(path)
+    source = {"csv": csv, "parquet": parquet}[request.param]
+    return lambda **arguments: source(path=path, **arguments)
+
+
+def test_text_is_a_class_and_numbers_are_values(read, frame):
+    examples = read(target="kind", inputs=["b", "a"], validation_fraction=0.1)
+    assert (examples.class_names, examples.outputs) == (("aster", "iris", "rose"), 3)
+    numbers = []
+    for part, size in (("train", 42), ("validation", 6), ("test", 12)):
+        x, y = examples.arrays(part)
+        assert (x.shape, x.dtype, y.dtype, len(y)) == ((size, 2), np.float32, np.int32, size)
+        rows = x[:, 0].astype(int)
+        np.testing.assert_array_equal(x[:, 1], frame["a"].to_numpy(np.float32)[rows])
+        assert [examples.class_names[each] for each in y] == frame["kind"][rows].tolist()
+        numbers += rows.tolist()
+    assert sorted(numbers) == list(range(60))
+    values = read(target=["price", "a"], inputs=["b"])
+    assert (values.outputs, values.class_names, values.y_train.shape) == (2, (), (48, 2))
+    np.testing.assert_array_equal(values.y_train[:, 0], values.x_train[:, 0] * 2.5)
+
+
+def test_inputs_by_name_and_all_columns(read):
+    examples = read(target="kind", inputs={"one": ["a"], "both": ["a", "b"]})
+    assert examples.input_shape == {"one": (1,), "both": (2,)}
+    np.testing.assert_array_equal(examples.x_train["one"][:, 0], examples.x_train["both"][:, 0])
+    assert read(target="kind").input_shape == (3,)
+    with pytest.raises(ConfigError, match=r"Column 'kind' must hold numbers. Received: 'rose' in row \d of .*table"):
+        read(target="price")
+
+
+def test_a_whole_number_can_be_a_class(read, frame):
+    examples = read(target="b", inputs=["price"])
+    assert (examples.outputs, examples.y_train.shape) == (1, (48, 1))
+    with pytest.raises(ConfigError, match="at least two examples"):
+        read(target="b", inputs=["price"], classes=True)
+
+
+def test_several_files_are_one_table(tmp_path, frame):
+    frame[:30].to_csv(tmp_path / "1.csv", index=False)
+    frame[30:].to_csv(tmp_path / "2.csv", index=False)
+    for path in (tmp_path, tmp_path / "*.csv", [tmp_path / "1.csv", tmp_path / "2.csv"]):
+        examples = csv(path=path, target="kind", inputs=["b"])
+        assert sorted([*examples.x_train[:, 0], *examples.x_test[:, 0]]) == list(range(60))
+    frame[:0].to_csv(tmp_path / "3.csv", index=False)
+    assert csv(path=tmp_path, target="kind", inputs=["b"]).size("train") == 48
+
+
+def test_a_forecast_keeps_the_order_of_time(read, frame):
+    examples = read(
+        target="price", inputs=["b", "a"], window=5, horizon=2, test_fraction=0.25, validation_fraction=0.25
+    )
+    assert (examples.input_shape, examples.outputs) == ((5, 2), 2)
+    rows = {}
+    for part in ("train", "validation", "test"):
+        x, y = examples.arrays(part)
+        assert y.shape[1:] == (2, 1)
+        start = x[:, 0, 0].astype(int)
+        np.testing.assert_array_equal(x[:, :, 0], start[:, None] + np.arange(5))
+        np.testing.assert_array_equal(y[:, :, 0], (start[:, None] + 5 + np.arange(2)) * 2.5)
+        assert start.tolist() != sorted(start)
+        rows[part] = {row for each in start for row in range(each, each + 7)}
+    assert rows == {"train": {*range(30)}, "validation": {*range(30, 45)}, "test": {*range(45, 60)}}
+    assert read(target="price", inputs=["b"], window=5, horizon=2, stride=6).size("train") == 7
+    with pytest.raises(ConfigError, match=r"at least window . horizon rows. Received: window=12"):
+        read(target="price", inputs=["b"], window=12, horizon=2)
+
+
+def test_each_file_is_a_series_of_its_own(tmp_path, frame):
+    frame[:30].to_csv(tmp_path / "1.csv", index=False)
+    frame[30:].to_csv(tmp_path / "2.csv", index=False)
+    examples = csv(path=tmp_path, target="b", inputs=["b"], window=3, test_fraction=0.2)
+    for part in ("train", "test"):
+        for inputs, targets in examples.decoded(part).as_numpy_iterator():
+            assert (inputs[0, 0] < 30) == (targets[0, 0] < 30)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text.replace("kind", "type", 1), ("without 'kind'", "'a', 'b', 'type', 'price'")),
+        (lambda text: text.replace("rose,2.5", ",2.5") if "rose,2.5\n" in text else text.replace("iris,2.5", ",2.5"),
+         ("1 rows that have empty cells", "column 'kind', row 3")),
+        (lambda text: text.replace("\n0.0", "\nmany"), ("Column 'a' must hold numbers", "row ")),
+        (lambda text: text.replace(",2.5\n", ",2.5,7,8\n"), ("Row #3", "as many cells")),
+        (lambda text: "", ("names of columns",)),
+        (lambda text: text.replace("rose", "r\xf6se"), ("must be in UTF-8", "in line 2")),
+    ],
+)  # fmt: skip
+def test_files_that_do_not_fit_are_refused_by_name(change, words, file):
+    content = change(file.read_text())
+    file.write_bytes(content.encode("latin-1"))
+    with pytest.raises(ConfigError) as caught:
+        csv(path=file, target="kind", inputs=["a", "b"])
+    for each in ("table.csv", *words):
+        assert each in str(caught.value)
+
+
+def test_rows_with_empty_cells_can_be_dropped(file):
+    lines = file.read_text().splitlines()
+    lines[3] = "," + lines[3].split(",", 1)[1]
+    file.write_text("\n".join(lines))
+    examples = csv(path=file, target="kind", inputs=["a", "b"], missing="drop", test_fraction=0.5)
+    assert examples.notes == ("1 of 60 rows of table.csv have empty cells and were left out.",)
+    assert 2 not in [*examples.x_train[:, 1], *examples.x_test[:, 1]]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "other"])
+def test_damaged_parquet_files_are_refused(damage, tmp_path, frame):
+    import pyarrow
+    from pyarrow import parquet as writer
+
+    path = tmp_path / "table.parquet"
+    writer.write_table(pyarrow.Table.from_pandas(frame), path, write_page_checksum=True, compression="none")
+    content = bytearray(path.read_bytes())
+    if damage == "cut":
+        content = content[: len(content) // 2]
+    elif damage == "flipped":
+        content[200] ^= 1
+    else:
+        content = b"a,b\n1,2\n"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"A Parquet file must be whole. Received: '.*table.parquet'"):
+        parquet(path=path, target="price", inputs=["a"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"path": "/missing/*.csv"}, "which names none"),
+        ({"missing": "fill"}, "missing must be"),
+        ({"classes": True, "window": 3}, "classes must be False for a forecast"),
+        ({"inputs": {"one": ["a"]}, "window": 3, "target": "price"}, "a list of columns for a forecast"),
+        ({"test_fraction": 1.0}, "test_fraction must be"),
+        ({"inputs": []}, "columns for inputs"),
+        ({"window": 0, "target": "b"}, "window must be at least 1"),
+        ({"delimiter": "::"}, "one character"),
+    ],
+)
+def test_settings_out_of_range_are_refused(arguments, words, file):
+    with pytest.raises(ConfigError, match=words.replace("*", r"\*")):
+        csv(**{"path": file, "target": "kind", "inputs": ["a"], **arguments})
+
+
+def test_without_pyarrow_the_error_says_what_to_install(file, monkeypatch):
+    original = builtins.__import__
+
+    def without(name, *rest):
+        if name == "pyarrow":
+            raise ImportError(name)
+        return original(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ConfigError, match=r"pip install 'tfopt\[tables\]'"):
+        csv(path=file, target="kind")

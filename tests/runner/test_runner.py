@@ -1,0 +1,470 @@
+"""Real runs of small recipes, from the plan to the report; the named recipes in full are marked slow."""
+
+import dataclasses
+import io
+import json
+import random
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from rich.console import Console
+
+import tfopt
+from tfopt.data import Examples
+from tfopt.data.augment.config import AugmentConfig
+from tfopt.data.config import DataConfig
+from tfopt.errors import ConfigError, ExportError, TfoptWarning, UnsupportedModelError
+from tfopt.models import mlp
+from tfopt.pruning import PruningConfig
+from tfopt.quantization import QuantizationConfig
+from tfopt.recipe import QUICK_EPOCHS, ModelConfig, Recipe
+from tfopt.recipes import RECIPES, find_recipe
+from tfopt.runner import run
+from tfopt.training import TrainingConfig
+
+TINY = Recipe(
+    name="tiny",
+    description="A perceptron on synthetic examples",
+    model=ModelConfig(builder="mlp", arguments={"units": [24]}),
+    data=DataConfig(source="synthetic", arguments={"examples": 250, "input_shape": [12], "num_classes": 4}),
+    training=TrainingConfig(epochs=3, global_batch_size=16, learning_rate=0.01),
+    pruning=PruningConfig(target_sparsity=0.5, epochs=2, frequency=1),
+    quantization=QuantizationConfig(),
+)
+TRAIN_ONLY = dataclasses.replace(TINY, pruning=None, quantization=None)
+
+
+def silent():
+    return Console(file=io.StringIO(), width=200, color_system=None)
+
+
+def printed(console):
+    return console.file.getvalue()
+
+
+class Recorder:
+    """A builder that notes each call."""
+
+    def __init__(self, build=mlp):
+        self.calls, self.build = [], build
+
+    def __call__(self, input_shape, num_classes):
+        self.calls.append((input_shape, num_classes))
+        return self.build(input_shape, num_classes)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """One whole run: (result, what it printed)."""
+    console = silent()
+    recipe = dataclasses.replace(TINY, export_dir=str(tmp_path_factory.mktemp("run") / "new" / "tiny x"))
+    return run(recipe, console=console), printed(console)
+
+
+def test_everything_is_written_and_nothing_else(tiny):
+    result, _ = tiny
+    names = {path.name for path in result.export_dir.iterdir()}
+    assert names == {"float32", "pruned", "int8", "receipts.json", "report.html"}
+    for name in ("float32", "pruned", "int8"):
+        assert (result.export_dir / name / "manifest.json").is_file()
+        signatures = tf.saved_model.load(str(result.export_dir / name)).signatures
+        assert list(signatures) == ["serving_default"]
+
+
+def test_the_result_holds_what_was_done(tiny):
+    result, _ = tiny
+    assert result.ok
+    assert result.model.count_params() == 12 * 24 + 24 + 24 * 4 + 4
+    assert result.plan.config == TINY.training
+    report = result.report
+    assert (report.recipe, report.description) == (TINY.name, TINY.description)
+    assert report.environment["TensorFlow"] == tf.__version__
+    assert report.plan[: len(result.plan.decisions)] == result.plan.decisions
+    assert [decision.setting for decision in report.plan[-2:]] == ["cache", "shuffle_buffer"]
+    assert report.receipts == result.receipts
+    assert [(phase.name, len(phase.history["loss"])) for phase in report.phases] == [("train", 3), ("prune", 2)]
+    for phase in report.phases:
+        assert {"loss", "accuracy", "val_loss", "val_accuracy"} <= set(phase.history)
+        assert all(isinstance(value, float) for values in phase.history.values() for value in values)
+    assert report.phases[1].history["sparsity"][-1] == pytest.approx(0.5, abs=0.01)
+    assert [each.name for each in report.passes] == ["prune", "quantize"]
+    assert len(report.utilization.seconds) >= 1
+
+
+def test_the_receipts_are_those_of_the_artifacts(tiny):
+    result, _ = tiny
+    assert list(result.receipts) == ["float32", "pruned", "int8"]
+    stored = json.loads((result.export_dir / "receipts.json").read_text())
+    assert stored == json.loads(json.dumps({name: each.to_dict() for name, each in result.receipts.items()}))
+    assert [receipt.precision for receipt in result.receipts.values()] == ["float32", "float32", "int8"]
+    assert result.receipts["float32"].baseline is None
+    for name in ("pruned", "int8"):  # one reference for all
+        assert result.receipts[name].baseline.endswith("float32")
+    assert result.receipts["float32"].sparsity < 0.01
+    assert result.receipts["pruned"].sparsity == pytest.approx(0.5, abs=0.01)
+    assert result.receipts["int8"].sparsity >= 0.49
+    assert result.receipts["int8"].kernels["_QuantizedMatMul"] == 2
+
+
+def test_the_model_is_the_one_that_was_exported(tiny):
+    result, _ = tiny
+    examples = TINY.data.load()
+    logits = result.model.predict(examples.x_test, verbose=0)
+    accuracy = np.mean(logits.argmax(-1) == examples.y_test)
+    assert accuracy == pytest.approx(result.receipts["pruned"].accuracy, abs=1e-6)
+    assert accuracy == pytest.approx(result.report.phases[1].history["val_accuracy"][-1], abs=1e-6)
+    assert accuracy > 0.8
+    serve = tf.saved_model.load(str(result.export_dir / "pruned")).signatures["serving_default"]
+    (input_name,) = serve.structured_input_signature[1]
+    (output,) = serve(**{input_name: tf.constant(examples.x_test)}).values()
+    np.testing.assert_allclose(output, logits, atol=1e-4)
+
+
+def test_the_page_needs_nothing_beside_it(tiny):
+    result, _ = tiny
+    page = (result.export_dir / "report.html").read_text(encoding="utf-8")
+    assert TINY.description in page
+    assert 'src="http' not in page
+    assert "<link" not in page
+
+
+def test_what_is_printed_tells_each_stage_and_whole_paths(tiny):
+    result, text = tiny
+    lines = text.splitlines()
+    stages = ["tiny", "steps_per_execution", "mlp: 412 parameters", "train  epoch 3/3", "prune  epoch 2/2", "prune: "]
+    found = [next(number for number, line in enumerate(lines) if word in line) for word in stages]
+    assert found == sorted(found)
+    for name in ("float32", "pruned", "int8"):
+        assert any(line.startswith(f"exported {result.export_dir / name}, ") for line in lines)
+    assert lines[-1] == f"report: {result.export_dir / 'report.html'}"
+
+
+@pytest.mark.slow
+def test_a_second_run_replaces_the_first(tmp_path):
+    recipe = dataclasses.replace(TRAIN_ONLY, export_dir=str(tmp_path))
+    first, second = run(recipe, console=silent()), run(recipe, console=silent())
+    assert {path.name for path in tmp_path.iterdir()} == {"float32", "receipts.json", "report.html"}
+    assert list(second.receipts) == ["float32"]
+    assert second.receipts["float32"].accuracy == first.receipts["float32"].accuracy
+    assert first.report.passes == []
+
+
+@pytest.mark.slow
+def test_without_pruning_int8_is_compared_with_float32(tmp_path):
+    result = run(dataclasses.replace(TINY, pruning=None, export_dir=str(tmp_path)), console=silent())
+    assert list(result.receipts) == ["float32", "int8"]
+    assert result.receipts["int8"].baseline.endswith("float32")
+    assert [phase.name for phase in result.report.phases] == ["train"]
+
+
+@pytest.mark.slow
+def test_quantization_while_training_is_a_phase_of_its_own(tmp_path):
+    quantization = QuantizationConfig(training=True, learned_ranges=True, epochs=2, learning_rate=1e-3)
+    console = silent()
+    recipe = dataclasses.replace(TINY, quantization=quantization, export_dir=str(tmp_path / "new"))
+    result = run(recipe, console=console)
+    assert [(phase.name, len(phase.history["loss"])) for phase in result.report.phases] == [
+        ("train", 3),
+        ("prune", 2),
+        ("quantize", 2),
+    ]
+    receipts = result.receipts
+    assert receipts["int8"].ok
+    assert receipts["int8"].zero_count >= receipts["pruned"].zero_count >= 192
+    assert receipts["int8"].kernels["_QuantizedMatMul"] == 2
+    assert recipe.quick().quantization.epochs == 2
+
+
+def test_without_quantization_and_export_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run(dataclasses.replace(TINY, quantization=None), console=silent())
+    assert (result.receipts, result.export_dir, result.ok) == ({}, None, True)
+    assert [each.name for each in result.report.passes] == ["prune"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_target_that_cannot_be_written_is_found_before_anything_runs(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "mine" / "int8").mkdir(parents=True)
+    (tmp_path / "mine" / "int8" / "thesis.txt").write_text("")
+    for export_dir in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "mine"):
+        builder, console = Recorder(), silent()
+        recipe = dataclasses.replace(TINY, model=ModelConfig(builder=builder), export_dir=str(export_dir))
+        with pytest.raises(ExportError, match=str(export_dir)):
+            run(recipe, console=console)
+        assert builder.calls == []
+        assert printed(console) == ""
+    assert [path.name for path in (tmp_path / "mine" / "int8").iterdir()] == ["thesis.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "mine"]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda input_shape, num_classes: keras.Sequential([keras.layers.Dense(num_classes)]),
+        lambda input_shape, num_classes: None,
+        lambda input_shape, num_classes: keras.layers.Dense(num_classes),
+    ],
+)
+def test_a_model_that_is_not_built_is_refused_and_nothing_written(build, tmp_path):
+    recipe = dataclasses.replace(TINY, model=ModelConfig(builder=build), export_dir=str(tmp_path / "out"))
+    with pytest.raises(UnsupportedModelError, match=r"must return a built Keras 3 model. Received: .* keras.Input"):
+        run(recipe, console=silent())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_plan_refuses_is_refused_before_the_model(tmp_path):
+    builder = Recorder()
+    training = TrainingConfig(strategy="pipeline", pipeline_devices=("CPU:0", "CPU:1"), jit_compile=True)
+    recipe = Recipe(name="x", model=ModelConfig(builder=builder), training=training, export_dir=str(tmp_path / "out"))
+    with pytest.raises(ConfigError, match="jit_compile=True"):
+        run(recipe, console=silent())
+    assert builder.calls == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shifting_what_is_no_image_is_refused_and_nothing_written(tmp_path):
+    recipe = dataclasses.replace(
+        TINY, data=dataclasses.replace(TINY.data, random_shift=2), export_dir=str(tmp_path / "out")
+    )
+    with pytest.raises(ConfigError, match="must be images"):
+        run(recipe, console=silent())
+    assert list(tmp_path.iterdir()) == []
+
+
+def fail(input_shape, num_classes):
+    np.random.random(), random.random()
+    raise RuntimeError("in the builder")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_global_state_is_left_as_it_was(fails):
+    training = dataclasses.replace(TINY.training, precision="mixed_bfloat16", epochs=1)
+    recipe = dataclasses.replace(TRAIN_ONLY, training=training)
+    if fails:
+        recipe = dataclasses.replace(recipe, model=ModelConfig(builder=fail))
+    random.seed(7)
+    np.random.seed(7)
+    policy = keras.config.dtype_policy()
+    expected = (random.random(), np.random.random())
+    random.seed(7)
+    np.random.seed(7)
+    if fails:
+        with pytest.raises(RuntimeError, match="in the builder"):
+            run(recipe, console=silent())
+    else:
+        assert run(recipe, console=silent()).model.get_layer("dense1").compute_dtype == "bfloat16"
+    assert (random.random(), np.random.random()) == expected
+    assert keras.config.dtype_policy() is policy
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_run_and_another_another():
+    def weights(seed):
+        training = dataclasses.replace(TINY.training, seed=seed)
+        result = run(dataclasses.replace(TINY, training=training, quantization=None), console=silent())
+        return result.report.phases, result.model.get_weights()
+
+    np.random.seed(1)
+    (phases, first), (again, second) = weights(3), weights(3)
+    assert phases == again
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert weights(4)[0] != phases
+
+
+def test_an_optimizer_object_serves_every_phase():
+    given = keras.optimizers.SGD(0.05, momentum=0.9)
+    training = dataclasses.replace(TINY.training, optimizer=given)
+    recipe = dataclasses.replace(TINY, training=training, quantization=None)
+    first = run(recipe, console=silent())
+    assert isinstance(first.model.optimizer, keras.optimizers.SGD)
+    assert float(first.model.optimizer.momentum) == 0.9
+    assert float(first.model.optimizer.learning_rate) == pytest.approx(0.05)
+    assert int(given.iterations) == 0  # each phase has its own copy, so that a recipe can be run again
+    assert run(recipe, console=silent()).report.phases == first.report.phases
+
+
+@pytest.mark.parametrize(("decay", "last"), [("cosine", 0.0), ("constant", 0.01)])
+def test_the_learning_rate_goes_where_it_should(decay, last):
+    training = dataclasses.replace(TINY.training, decay=decay)
+    optimizer = run(dataclasses.replace(TRAIN_ONLY, training=training), console=silent()).model.optimizer
+    assert int(optimizer.iterations) == 3 * 13  # 200 examples in batches of 16
+    assert float(optimizer.learning_rate) == pytest.approx(last, abs=1e-6)
+
+
+def test_pruning_has_its_own_learning_rate_or_that_of_the_training():
+    def last_rate(rate):
+        pruning = dataclasses.replace(TINY.pruning, learning_rate=rate)
+        training = dataclasses.replace(TINY.training, decay="constant")
+        recipe = dataclasses.replace(TINY, training=training, pruning=pruning, quantization=None)
+        return float(run(recipe, console=silent()).model.optimizer.learning_rate)
+
+    assert last_rate(0.002) == pytest.approx(0.002)
+    assert last_rate(None) == pytest.approx(TINY.training.learning_rate)
+
+
+@pytest.mark.slow
+def test_two_replicas_run_a_recipe(two_replicas):
+    training = dataclasses.replace(TINY.training, strategy=two_replicas)
+    result = run(dataclasses.replace(TINY, training=training, quantization=None), console=silent())
+    assert result.report.phases[0].history["val_accuracy"][-1] > 0.8
+    assert result.report.passes[0].metrics["sparsity"] == pytest.approx(0.5, abs=0.01)
+    zeros = [np.mean(weights == 0) for weights in result.model.get_weights() if weights.ndim == 2]
+    assert zeros == pytest.approx([0.5, 0.5], abs=0.01)
+
+
+@pytest.mark.slow
+def test_mirrored_runs_a_second_recipe_in_the_same_process():
+    """Two MirroredStrategy objects would give their collective operations the same numbers."""
+    training = dataclasses.replace(TINY.training, strategy="mirrored", epochs=1)
+    for units in ([5], [6, 7]):
+        model = ModelConfig(builder="mlp", arguments={"units": units})
+        result = run(dataclasses.replace(TRAIN_ONLY, model=model, training=training), console=silent())
+        assert np.isfinite(result.report.phases[0].history["loss"]).all()
+
+
+def test_a_function_may_give_model_and_data():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 3)).astype("float32"), np.arange(40) % 2
+
+    def source(*, scale):
+        part = tf.data.Dataset.from_tensor_slices((x * scale, y))
+        return Examples(name="own", train=part, test=part.take(4), outputs=2)
+
+    builder = Recorder()
+    data = DataConfig(source=source, arguments={"scale": 2})
+    result = run(dataclasses.replace(TRAIN_ONLY, model=ModelConfig(builder=builder), data=data), console=silent())
+    assert builder.calls == [((3,), 2)]
+    assert len(result.report.phases[0].history["loss"]) == 3
+
+
+def test_brackets_in_a_name_are_words_and_not_markup():
+    console = silent()
+    recipe = dataclasses.replace(TRAIN_ONLY, name="[bold]x", description="[/red] of [conv1]")
+    run(recipe, console=console)
+    assert "[bold]x  [/red] of [conv1]" in printed(console)
+
+
+@pytest.mark.parametrize("given", ["digits_resnet", RECIPES["digits_resnet"]])
+def test_a_recipe_is_found_by_its_name_or_as_itself(given):
+    assert find_recipe(given) is RECIPES["digits_resnet"]
+
+
+def test_a_recipe_is_found_by_its_file(tmp_path):
+    (tmp_path / "tiny.toml").write_text(TINY.to_toml())
+    assert find_recipe(str(tmp_path / "tiny.toml")) == find_recipe(tmp_path / "tiny.toml") == TINY
+
+
+def test_an_unknown_recipe_is_told_with_the_nearest():
+    with pytest.raises(ConfigError, match=r"Unknown recipe 'digits_cn'. .* Did you mean 'digits_cnn'\?"):
+        find_recipe("digits_cn")
+
+
+@pytest.mark.slow
+def test_digits_cnn_runs_quickly(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = tfopt.run("digits_cnn", quick=True, console=silent())
+    assert result.ok
+    assert str(result.export_dir) == "saved_models/digits_cnn_quick"
+    assert [len(phase.history["loss"]) for phase in result.report.phases] == [QUICK_EPOCHS, QUICK_EPOCHS]
+    assert list(result.receipts) == ["float32", "pruned", "int8"]
+    assert result.receipts["pruned"].sparsity == pytest.approx(0.75, abs=0.001)
+    assert result.receipts["int8"].kernels["_FusedQuantizedConv2D"] == 2
+
+
+@pytest.mark.slow
+def test_the_demo_reaches_what_it_promises(tmp_path):
+    """Accuracy on the held-out digits, and zeros in the artifacts. benchmarks/recipes.py does it for every recipe."""
+    result = run(dataclasses.replace(RECIPES["digits_cnn"], export_dir=str(tmp_path)), console=silent())
+    assert result.ok
+    float32, pruned, int8 = (result.receipts[each] for each in ("float32", "pruned", "int8"))
+    assert float32.accuracy >= 0.98
+    assert pruned.accuracy >= float32.accuracy - 0.01
+    assert int8.accuracy >= pruned.accuracy - 0.005
+    assert float32.sparsity < 0.01
+    assert pruned.sparsity == pytest.approx(0.75, abs=0.001)
+    assert int8.sparsity >= 0.749
+    for receipt in (float32, pruned):
+        assert receipt.bytes_on_disk <= 1.1 * 4 * result.model.count_params() + 40_000  # each weight once
+
+
+def test_two_runs_at_once_do_not_share_a_directory(tmp_path):
+    from tfopt.atomic.directories import exclusive
+
+    recipe = Recipe(name="mine", export_dir=str(tmp_path / "shared"))
+    with exclusive(tmp_path / "shared"), pytest.raises(ExportError, match="another is at work"):
+        run(recipe, console=Console(quiet=True))
+    assert not (tmp_path / "shared").exists()  # it was empty
+
+
+def test_a_pruning_pattern_that_matches_nothing_is_known_before_training(tmp_path, capsys):
+    recipe = Recipe(
+        name="mine",
+        model=ModelConfig(builder="mlp", arguments={"units": [4]}),
+        data=DataConfig(source="synthetic", arguments={"examples": 40, "input_shape": [4], "num_classes": 2}),
+        pruning=PruningConfig(exclude=("zzz",)),
+        export_dir=str(tmp_path / "out"),
+    )
+    with pytest.raises(ConfigError, match="zzz"):
+        run(recipe)
+    assert "train  epoch" not in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+def test_resume_goes_through_the_phases_that_were_done_and_begins_the_others(tmp_path):
+    """The process may have ended in the first phase: the later ones have no checkpoints then."""
+    training = dataclasses.replace(TINY.training, checkpoint_dir=str(tmp_path / "checkpoints"))
+    recipe = dataclasses.replace(TINY, quantization=None, training=training)
+    whole = run(dataclasses.replace(TINY, quantization=None), console=silent())
+    run(dataclasses.replace(recipe, pruning=None), console=silent())
+    insisting = dataclasses.replace(recipe, training=dataclasses.replace(training, resume=True))
+    with pytest.warns(TfoptWarning, match="nothing to train: the training in .*train reached epoch 3"):
+        resumed = run(insisting, console=silent())
+    assert [len(phase.history["loss"]) for phase in resumed.report.phases] == [3, 2]
+    for one, other in zip(resumed.model.get_weights(), whole.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+    anew = dataclasses.replace(recipe, training=dataclasses.replace(training, resume=False))
+    shutil.rmtree(tmp_path / "checkpoints" / "train")
+    with pytest.raises(ConfigError, match=r"resume=False\. Received: checkpoint_dir=.*prune, with steps"):
+        run(anew, console=silent())
+    assert not (tmp_path / "checkpoints" / "train").exists()  # known before the first phase trains
+    with pytest.raises(ConfigError, match=r"resume=True\. Received: checkpoint_dir=.*train\."):
+        run(insisting, console=silent())
+
+
+@pytest.mark.parametrize("where", ["auto", "device"])
+def test_mixed_examples_train_with_shares_of_classes(where, tmp_path):
+    """The targets become shares of the classes, in the pipeline or in the step; the artifact knows nothing of it."""
+    data = DataConfig(
+        source="digits",
+        arguments={"image_size": 8},
+        augment=AugmentConfig(crop=1, mixup=0.2, where=where),
+        max_examples=400,
+    )
+    recipe = dataclasses.replace(TRAIN_ONLY, data=data, export_dir=str(tmp_path / "out"))
+    console = silent()
+    result = run(dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, epochs=8)), console=console)
+    assert result.receipts["float32"].accuracy > 0.6  # guessing gives 0.1
+    (decision,) = [each for each in result.report.plan if each.setting == "augment.where"]
+    assert decision.value == ("host" if where == "auto" else "device")
+    history = result.report.phases[0].history
+    assert history["val_accuracy"][-1] == pytest.approx(result.receipts["float32"].accuracy)
+    assert history["loss"][-1] > history["val_loss"][-1]  # mixed images are harder
+
+
+def test_mixing_values_is_refused_before_the_training():
+    data = dataclasses.replace(
+        TINY.data, augment=AugmentConfig(mixup=0.2), arguments={"examples": 100, "input_shape": [4, 4, 1]}
+    )
+    with pytest.raises(ConfigError, match="mixup and cutmix need a task whose targets can be mixed"):
+        run(dataclasses.replace(TRAIN_ONLY, data=data, task="regression"), console=silent())
+
+
+def test_a_source_must_return_examples():
+    with pytest.raises(ConfigError, match=r"source must return tfopt.data.Examples. Received: tuple"):
+        run(dataclasses.replace(TRAIN_ONLY, data=DataConfig(source=lambda: (1, 2))), console=silent())

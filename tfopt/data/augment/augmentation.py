@@ -1,0 +1,241 @@
+"""Augmentation of a batch of examples, which depends on the batch and a seed only.
+
+Images may be uint8 from 0 to 255, or floating-point numbers from 0 to 1; the dtype decides. They keep their dtype.
+Values are computed in float32 and rounded once after each of these stages:
+
+    crop, flip, rotation, zoom, translation, shear -> RandAugment or AugMix -> colours -> cutout -> mixup, cutmix
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfopt.data.augment.colour import change_colours
+from tfopt.data.augment.config import AugmentConfig
+from tfopt.data.augment.crop import crop_and_flip
+from tfopt.data.augment.geometry import Moves, draw_moves, project, transforms
+from tfopt.data.augment.mixing import (
+    cut_out,
+    draw_cutout,
+    draw_mixture,
+    mix_images,
+    mix_targets,
+    paste,
+)
+from tfopt.data.augment.pixels import largest
+from tfopt.data.augment.rand_augment import aug_mix, rand_augment
+from tfopt.errors import ConfigError
+from tfopt.settings.validation import check_type
+
+# Each stage has random numbers of its own, so that a change of one setting leaves the other stages as they are.
+GEOMETRY, OPERATIONS, COLOURS, CUTOUT, MIXTURE = range(5)
+
+
+class Augmentation:
+    """Changes a batch of examples at random: the same batch and the same seed give the same result.
+
+    It works eagerly, inside tf.data and inside a training step. All images of an example get the same change.
+
+    Args:
+        config: What is changed, and how much.
+        outputs: Number of classes. Mixup and cutmix need it for targets that are class numbers.
+        masks: Whether targets are masks of class numbers, which follow each geometric change.
+        ignored_target: Class number of the pixels of a mask that are not part of the image. None makes them class 0.
+        on_gpu: Whether the batch is on a GPU, where the crop has another form with the same result.
+    Raises:
+        ConfigError: A setting has no meaning for masks.
+    Example:
+        >>> augmentation = Augmentation(AugmentConfig(crop=1, mixup=0.2), outputs=10)
+        >>> images, labels = augmentation((tf.zeros((4, 8, 8, 3)), tf.constant([1, 2, 3, 4])), seed=(0, 1))
+        >>> images.shape.as_list(), labels.shape.as_list()
+        ([4, 8, 8, 3], [4, 10])
+    """
+
+    # A batch is changed as a whole, which is faster than one example at a time.
+    per_example = None
+
+    def __init__(
+        self,
+        config: AugmentConfig,
+        *,
+        outputs: int | None = None,
+        masks: bool = False,
+        ignored_target: int | None = None,
+        on_gpu: bool = False,
+    ) -> None:
+        check_type("config", config, AugmentConfig, "Pass for example AugmentConfig(crop=4).")
+        for name in ("mixup", "aug_mix"):
+            if masks and getattr(config, name):
+                raise ConfigError(
+                    f"{name} must be 0 for masks: a pixel would show several places, and a mask has one class for "
+                    f"each pixel. Received: {name}={getattr(config, name)}. Use cutmix or rand_augment."
+                )
+        self.config = config
+        self.outputs = outputs
+        self._masks = masks
+        self._ignored_target = ignored_target
+        self._on_gpu = on_gpu
+
+    @property
+    def needs_one_hot(self) -> bool:
+        """Whether targets that are class numbers become shares of each class, [batch, outputs]."""
+        return self.config.mixes_examples and not self._masks
+
+    def __call__(self, example: tuple[Any, ...], seed: Any) -> tuple[Any, ...]:
+        """Returns the changed batch.
+
+        Args:
+            example: (inputs, targets) or (inputs, targets, weight). The inputs are images [batch, height, width,
+                channels], or a dict or tuple of tensors, of which those with four dimensions are images.
+            seed: Two whole numbers.
+        Raises:
+            ConfigError: The inputs are not images, or the targets cannot be mixed.
+        """
+        if self.config.is_off:
+            return example
+        self.check(example)
+        first = _images(example[0])[0]
+        unchanged = self.one_hot(example)
+        if first.shape[0]:
+            return self._augmented(unchanged, tf.convert_to_tensor(seed))
+        # Under a strategy, a replica may have no examples.
+        changed: tuple[Any, ...] = tf.cond(
+            tf.shape(first)[0] > 0,
+            lambda: self._augmented(unchanged, tf.convert_to_tensor(seed)),
+            lambda: unchanged,
+        )
+        return changed
+
+    def one_hot(self, example: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Returns a batch with targets as after mixup and cutmix, and otherwise unchanged.
+
+        Validation needs it: the same loss takes targets of the same form.
+
+        Example:
+            >>> augmentation = Augmentation(AugmentConfig(mixup=0.2), outputs=3)
+            >>> augmentation.one_hot((tf.zeros((1, 8, 8, 3)), tf.constant([2])))[1].numpy().tolist()
+            [[0.0, 0.0, 1.0]]
+        """
+        if not self.needs_one_hot or len(example) < 2:
+            return example
+        inputs, targets, *weight = example
+        return (inputs, self._shares(targets), *weight)
+
+    def _shares(self, targets: Any) -> tf.Tensor:
+        if not tf.is_tensor(targets):
+            raise ConfigError(
+                "Targets must be one tensor for mixup and cutmix. Received: "
+                f"targets={type(targets).__name__}(...). Set mixup and cutmix to 0."
+            )
+        if targets.dtype.is_floating:  # values, or shares of each class already
+            return targets
+        if targets.shape.rank == 2 and targets.shape[1] not in (None, 1):  # several labels: 0 or 1 for each class
+            return tf.cast(targets, tf.float32)
+        if self.outputs is None or targets.shape.rank not in (1, 2):
+            raise ConfigError(
+                "Targets must be class numbers [batch], and outputs must be given, for mixup and cutmix. Received: "
+                f"targets of shape {targets.shape} and outputs={self.outputs}. Pass outputs=10 for ten classes."
+            )
+        return tf.one_hot(tf.reshape(targets, (-1,)), self.outputs)
+
+    def _augmented(self, example: tuple[Any, ...], seed: tf.Tensor) -> tuple[Any, ...]:
+        inputs, targets, *others = example
+        weight = others[0] if others else None
+        seeds = [tf.random.experimental.stateless_fold_in(seed, stage) for stage in range(MIXTURE + 1)]
+        images, maps = _images(inputs), self._maps(targets, weight)
+        images, maps = self._moved(images, maps, seeds)
+        if self.config.aug_mix:
+            images = [aug_mix(each, seeds[OPERATIONS], self.config) for each in images]
+        if self.config.is_colour:
+            images = [change_colours(each, seeds[COLOURS], self.config) for each in images]
+        if self.config.cutout:
+            images, maps = self._cut(images, maps, seeds[CUTOUT])
+        if self.config.mixes_examples:
+            shape = tf.shape(images[0])
+            mixture = draw_mixture(seeds[MIXTURE], self.config, shape[0], shape[1:3])
+            images = [mix_images(each, mixture, self.config) for each in images]
+            maps = [(paste(each, mixture), fill) for each, fill in maps]
+            if not self._masks:
+                targets, weight = mix_targets(targets, weight, mixture)
+        if self._masks:
+            targets = tf.reshape(maps[0][0], tf.shape(targets)) if targets.shape.rank == 3 else maps[0][0]
+            if weight is not None and len(maps) > 1:
+                weight = tf.reshape(maps[1][0], tf.shape(weight)) if weight.shape.rank == 3 else maps[1][0]
+        return (_with_images(inputs, images), targets, *([] if weight is None else [weight]))
+
+    def _maps(self, targets: tf.Tensor, weight: tf.Tensor | None) -> list[tuple[tf.Tensor, int | None]]:
+        """Returns what follows the geometric changes: the masks, and weights of each pixel; with their fill."""
+        if not self._masks:
+            return []
+        maps = [(targets, self._ignored_target)]
+        if weight is not None and weight.shape.rank > 2:
+            maps.append((weight, 0))
+        return [(each[..., None] if each.shape.rank == 3 else each, fill) for each, fill in maps]
+
+    def _moved(self, images: list[tf.Tensor], maps: list[Any], seeds: list[tf.Tensor]) -> tuple[Any, Any]:
+        config = self.config
+        if config.is_geometric:
+            moves = draw_moves(config, seeds[GEOMETRY], tf.shape(images[0])[0])
+            images = [self._move(each, moves, largest(each.dtype) * config.fill_value) for each in images]
+            maps = [(self._move(each, moves, fill or 0, nearest=True), fill) for each, fill in maps]
+        if config.rand_augment:
+            followed = [rand_augment(images[0], each, seeds[OPERATIONS], config, fill or 0)[1] for each, fill in maps]
+            maps = [(each, fill) for each, (_, fill) in zip(followed, maps, strict=True)]
+            images = [rand_augment(each, None, seeds[OPERATIONS], config)[0] for each in images]
+        return images, maps
+
+    def _move(self, images: tf.Tensor, moves: Moves, fill: float, *, nearest: bool = False) -> tf.Tensor:
+        config, shape = self.config, tf.shape(images)
+        if not config.is_projective:
+            return crop_and_flip(
+                images, moves, crop=config.crop, fill_mode=config.fill_mode, fill_value=fill, on_gpu=self._on_gpu
+            )
+        matrices = transforms(moves, shape[0], shape[1:3])
+        return project(images, matrices, fill_mode=config.fill_mode, fill_value=fill, nearest=nearest)
+
+    def _cut(self, images: list[tf.Tensor], maps: list[Any], seed: tf.Tensor) -> tuple[Any, Any]:
+        shape = tf.shape(images[0])
+        boxes = draw_cutout(seed, self.config.cutout, shape[0], shape[1:3])
+        # The classes under the square stay, unless there is a class number for pixels that do not count.
+        cut = [(each if fill is None else cut_out(each, boxes, fill), fill) for each, fill in maps]
+        return [cut_out(each, boxes) for each in images], cut
+
+    def check(self, example: tuple[Any, ...]) -> None:
+        """Raises ConfigError unless a batch, or what tf.data tells of its shapes and types, can be augmented."""
+        if self.config.is_off:
+            return
+        inputs, targets, *_ = example if isinstance(example, tuple) else (example, None)
+        images = _images(inputs)
+        if not images:
+            shapes = [tuple(each.shape) for each in tf.nest.flatten(inputs)]
+            raise ConfigError(
+                "Inputs must be images [batch, height, width, channels] to be augmented. Received: inputs of shape "
+                f"{', '.join(map(str, shapes))}. Turn the augmentation off."
+            )
+        for each in images:
+            if each.dtype != tf.uint8 and not each.dtype.is_floating and not self.config.copies_pixels:
+                raise ConfigError(
+                    "Images must be uint8 from 0 to 255, or floating-point from 0 to 1. Received: images of dtype "
+                    f"{each.dtype.name}. Cast them in the source."
+                )
+        if self.config.mixes_examples and len(images) < len(tf.nest.flatten(inputs)):
+            raise ConfigError(
+                "Inputs must all be images for mixup and cutmix: other inputs cannot be mixed. Received: "
+                f"{len(tf.nest.flatten(inputs))} inputs, {len(images)} of them images. Set mixup and cutmix to 0."
+            )
+        if self._masks and getattr(getattr(targets, "shape", None), "rank", None) not in (3, 4):
+            raise ConfigError(
+                "Targets must be masks [batch, height, width] or [batch, height, width, 1]. Received: targets of "
+                f"shape {getattr(targets, 'shape', None)}. Set masks=False."
+            )
+
+
+def _images(inputs: Any) -> list[tf.Tensor]:
+    return [each for each in tf.nest.flatten(inputs) if each.shape.rank == 4]
+
+
+def _with_images(inputs: Any, images: list[tf.Tensor]) -> Any:
+    changed = iter(images)
+    return tf.nest.map_structure(lambda each: next(changed) if each.shape.rank == 4 else each, inputs)

@@ -1,0 +1,114 @@
+"""Keeps decoded examples on disk: one directory for each part of a data set, whole or not at all.
+
+tf.data's own `cache(filename)` writes during the first epoch. A killed training leaves a lock file and half a cache
+behind, and the next training stops at them. Here the examples are written before the training, in a temporary directory
+that gets its name when it is whole:
+
+    CACHE_DIR/NAME-0123456789abcdef/
+        manifest.json    the number of examples, and the files
+        examples/        what tf.data's `save` writes
+
+The number in the name is TensorFlow's fingerprint of the data set: of its operations, its functions and the tensors
+that it holds, such as the names of its files. The first examples are part of it. If a source has changed in all this,
+its old cache is removed. A change inside a later file is not seen: remove the directory then. A Python function in the
+source (`tf.numpy_function`) has a number, which may differ in another process. The cache is then written anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tfopt.atomic.directories import MARK, staged_directory
+from tfopt.data.caching.sizes import SAMPLE
+from tfopt.errors import ConfigError, ExportError
+
+EXAMPLES = "examples"
+FORMAT = 1
+
+
+def kept_on_disk(
+    records: tf.data.Dataset, decode: Callable[..., Any] | None, cache_dir: str, name: str
+) -> tf.data.Dataset:
+    """Returns a data set that reads decoded examples from disk. Writes them first if they are not there.
+
+    Args:
+        records: Data set of records.
+        decode: Function from a record to an example; None if records are examples.
+        cache_dir: Directory of the caches.
+        name: Name of the part, for example "digits-train".
+    Raises:
+        ConfigError: The directory cannot be written, or the disk becomes full.
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     numbers = kept_on_disk(tf.data.Dataset.range(4), tf.square, directory, "numbers")
+        ...     [int(number) for number in numbers]
+        [0, 1, 4, 9]
+    """
+    place = _place(records, decode, cache_dir, name)
+    if not _is_whole(place):
+        examples = records if decode is None else records.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
+        for stale in place.parent.glob(f"{name}-*"):
+            if stale != place and _is_whole(stale):
+                shutil.rmtree(stale, ignore_errors=True)  # another process may remove it too
+        try:
+            with staged_directory(place) as work:
+                examples.save(str(work / EXAMPLES))
+                _write_manifest(work)
+        except (ExportError, tf.errors.ResourceExhaustedError, tf.errors.PermissionDeniedError) as error:
+            raise ConfigError(
+                f"cache_dir must be writable and have room. Received: cache_dir={cache_dir!r} ({error}). "
+                "Name another directory, or set cache='off'."
+            ) from error
+    return tf.data.Dataset.load(str(place / EXAMPLES))
+
+
+def is_complete(records: tf.data.Dataset, decode: Callable[..., Any] | None, cache_dir: str, name: str) -> bool:
+    """Returns whether a directory holds the whole cache of these examples."""
+    if not any(Path(cache_dir).glob(f"{name}-*")):
+        return False
+    return _is_whole(_place(records, decode, cache_dir, name))
+
+
+def free_bytes(cache_dir: str) -> int:
+    """Returns the room on the disk of a directory, which need not exist.
+
+    Example:
+        >>> free_bytes("/no/such/directory") > 0
+        True
+    """
+    path = Path(cache_dir).absolute()
+    return shutil.disk_usage(next(each for each in (path, *path.parents) if each.exists())).free
+
+
+def _place(records: tf.data.Dataset, decode: Callable[..., Any] | None, cache_dir: str, name: str) -> Path:
+    examples = records if decode is None else records.map(decode)
+    variant = tf.data.experimental.to_variant(examples)
+    digest = hashlib.sha256(f"{FORMAT} {tf.__version__} {examples.element_spec}".encode())
+    digest.update(str(int(tf.raw_ops.DatasetFingerprint(input_dataset=variant))).encode())
+    for example in examples.take(SAMPLE):
+        for tensor in tf.nest.flatten(example, expand_composites=True):
+            digest.update(tf.io.serialize_tensor(tensor).numpy())
+    return Path(cache_dir) / f"{name}-{digest.hexdigest()[:16]}"
+
+
+def _is_whole(place: Path) -> bool:
+    try:
+        listed = json.loads((place / MARK).read_text())["files"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return all((place / file).is_file() and (place / file).stat().st_size == size for file, size in listed.items())
+
+
+def _write_manifest(work: Path) -> None:
+    files = {
+        path.relative_to(work).as_posix(): path.stat().st_size for path in sorted(work.rglob("*")) if path.is_file()
+    }
+    (work / MARK).write_text(json.dumps({"tfopt": FORMAT, "files": files}, indent=2))

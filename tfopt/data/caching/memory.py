@@ -1,0 +1,137 @@
+"""Keeps the examples of a data set in memory, if they fit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import tensorflow as tf
+
+from tfopt.data.caching.sizes import BYTES_PER_TENSOR, bytes_by_spec, has_size
+from tfopt.errors import TfoptWarning
+
+# The share of the free memory that examples may take. The model, its training and the batches need the rest.
+SHARE = 0.8
+
+
+def cached(dataset: tf.data.Dataset, *, count: bool = True) -> tf.data.Dataset:
+    """Returns a data set that keeps its examples in memory, or the same data set if they do not fit.
+
+    If the data set knows the number and the shape of its examples, their size is computed first. Otherwise the bytes
+    are counted while the examples are read, and reading ends with an error when the limit is exceeded.
+
+    Args:
+        dataset: Data set of examples.
+        count: Whether the bytes may be counted. TensorFlow does not find the files of a data set behind the counting,
+            so it cannot divide them among workers.
+    Warns:
+        TfoptWarning: The examples do not fit, or the data set is infinite.
+    Example:
+        >>> dataset = cached(tf.data.Dataset.range(1000))
+        >>> len(dataset)
+        1000
+    """
+    examples, each = int(dataset.cardinality()), bytes_by_spec(dataset.element_spec)
+    limit = int(SHARE * available_memory_bytes())
+    if examples == tf.data.INFINITE_CARDINALITY:
+        _warn("the data set is infinite")
+        return dataset
+    if examples == tf.data.UNKNOWN_CARDINALITY or each is None:
+        return (_limited(dataset, limit) if count else dataset).cache()
+    if examples * each > limit:
+        _warn(f"they take {_gib(examples * each)}, and {_gib(limit)} may be used ({SHARE:.0%} of the free memory)")
+        return dataset
+    return dataset.cache()
+
+
+def available_memory_bytes(root: Path = Path("/")) -> int:
+    """Returns the memory that this process can still take: the free memory, within the limits of its control groups.
+
+    Args:
+        root: Directory that holds `proc` and `sys`.
+    Example:
+        >>> available_memory_bytes() > 0
+        True
+    """
+    free = [psutil.virtual_memory().available, *_left_in_groups(root)]
+    return max(min(free), 0)
+
+
+def _left_in_groups(root: Path) -> Iterator[int]:
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # not Linux
+        return
+    mount = root / "sys/fs/cgroup"
+    for line in lines:
+        _, controllers, name = line.split(":", 2)
+        if controllers == "":
+            top, limit, used, reclaimable = mount, "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            top, limit, used = mount / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            reclaimable = "total_inactive_file"
+        else:
+            continue
+        group = top / name.strip("/")
+        for each in (group, *group.parents):
+            if each == mount.parent:
+                break
+            try:
+                # Cached files count as used, but the kernel drops them when memory is needed.
+                stat = dict(row.split() for row in (each / "memory.stat").read_text().splitlines())
+                in_use = int((each / used).read_text()) - int(stat.get(reclaimable, 0))
+                yield int((each / limit).read_text()) - in_use
+            except (OSError, ValueError):  # a container shows no such group, or no limit ("max") is set
+                continue
+
+
+def _specs(dataset: tf.data.Dataset) -> list[Any]:
+    return tf.nest.flatten(dataset.element_spec)
+
+
+def _limited(dataset: tf.data.Dataset, limit: int) -> tf.data.Dataset:
+    """Counts the bytes of the examples, and fails at the example that exceeds the limit."""
+    if any(isinstance(spec, tf.RaggedTensorSpec) and not spec.ragged_rank for spec in _specs(dataset)):
+        # A row of a ragged tensor is a plain tensor, and `scan` would forget that the rows differ in length. A batch of
+        # one row is a ragged tensor, which it keeps.
+        rows, counted = dataset.cardinality(), _limited(dataset.batch(1), limit).unbatch()
+        known = rows != tf.data.UNKNOWN_CARDINALITY
+        return counted.apply(tf.data.experimental.assert_cardinality(rows)) if known else counted
+    words = (
+        f"The examples must fit in memory with cache=True. Received: more than {_gib(limit)}, {SHARE:.0%} of the free "
+        "memory. Set cache=False."
+    )
+
+    @tf.autograph.experimental.do_not_convert
+    def add(total: tf.Tensor, example: Any) -> tuple[tf.Tensor, Any]:
+        total += tf.add_n([_bytes(tensor) for tensor in tf.nest.flatten(example, expand_composites=True)])
+        with tf.control_dependencies([tf.debugging.Assert(total <= limit, [words])]):
+            return tf.identity(total), example
+
+    return dataset.scan(tf.constant(0, tf.int64), add)
+
+
+def _bytes(tensor: tf.Tensor) -> tf.Tensor:
+    if tensor.dtype == tf.string:
+        content = tf.reduce_sum(tf.cast(tf.strings.length(tensor), tf.int64))
+    elif has_size(tensor.dtype):
+        content = tf.size(tensor, tf.int64) * tensor.dtype.size
+    else:
+        content = tf.constant(0, tf.int64)
+    return content + BYTES_PER_TENSOR
+
+
+def _warn(reason: str) -> None:
+    warnings.warn(
+        f"The examples are not kept in memory: {reason}. They are read again in every epoch. Set cache=False to do so "
+        "without this warning, or cache them in a file: dataset.cache(filename).",
+        TfoptWarning,
+        stacklevel=4,
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB" if size >= 2**28 else f"{size:,} bytes"

@@ -1,0 +1,102 @@
+"""The image files of a folder: their list, and the ones that no decoder can read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+DECODED = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp")
+"""File name endings of the formats that TensorFlow decodes."""
+OTHER_IMAGES = (".tif", ".tiff", ".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".psd", ".raw", ".ico")
+# Cameras and editors write other data behind the end of an image.
+TAIL_BYTES = 64 * 1024
+# Reading waits for the disk or the network, so more threads than cores help.
+THREADS = 16
+
+
+def image_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Returns the images in a folder and its sub-folders, sorted, and the images in formats that are not decoded."""
+    # A name that begins with a dot is a hidden file, which systems and editors write.
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    decoded = [path for path in files if path.suffix.lower() in DECODED]
+    return decoded, [path for path in files if path.suffix.lower() in OTHER_IMAGES]
+
+
+def unreadable(paths: Sequence[Path], check: str) -> dict[Path, str]:
+    """Returns the files that are no whole image, with the reason.
+
+    Args:
+        paths: Image files.
+        check: "header" looks at the first and the last bytes of each file. "decode" also decodes each image.
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     empty = Path(directory, "empty.png")
+        ...     empty.touch()
+        ...     list(unreadable([empty], "header").values())
+        ['it is empty']
+    """
+    return first_problems(paths, [header_problem] + ([decoding_problem] if check == "decode" else []))
+
+
+def first_problems(paths: Iterable[Path], checks: Sequence[Callable[[Path], str | None]]) -> dict[Path, str]:
+    """Returns the first problem that the checks find in each file that has one."""
+
+    def first(path: Path) -> tuple[Path, str | None]:
+        return path, next((found for check in checks if (found := check(path))), None)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return {path: problem for path, problem in pool.map(first, paths) if problem}
+
+
+def is_plain_jpeg(path: Path) -> bool:
+    """Returns whether a file is a JPEG without other data behind its end marker."""
+    with path.open("rb") as file:
+        start = file.read(3)
+        file.seek(-2, 2)
+        return start == b"\xff\xd8\xff" and file.read(2) == b"\xff\xd9"
+
+
+def header_problem(path: Path) -> str | None:
+    """Returns why a file is no whole image, by its first and last bytes; None if it may be one."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(0)
+            start = file.read(32)
+            file.seek(max(size - TAIL_BYTES, 0))
+            tail = file.read()
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    if not size:
+        return "it is empty"
+    if start.startswith(b"\xff\xd8\xff"):
+        return None if b"\xff\xd9" in tail else "the JPEG is cut off: it has no end marker"
+    if start.startswith(b"\x89PNG\r\n\x1a\n"):
+        return None if b"IEND" in tail else "the PNG is cut off: it has no IEND chunk"
+    if start.startswith((b"GIF87a", b"GIF89a")):
+        return None if b"\x3b" in tail[-1024:] else "the GIF is cut off: it has no trailer"
+    if start.startswith(b"BM"):
+        bits, compression = int.from_bytes(start[28:30], "little"), start[30]
+        if bits not in (8, 24, 32) or compression not in ((0, 3) if bits == 32 else (0,)):
+            return "TensorFlow decodes no BMP with compression or fewer than 8 bits per pixel"
+        return None if int.from_bytes(start[2:6], "little") <= size else "the BMP is cut off"
+    if start.startswith(b"RIFF") and start[8:12] == b"WEBP":
+        if start[12:16] == b"VP8X" and start[20] & 2:
+            return "TensorFlow decodes no animated WebP"
+        return None if int.from_bytes(start[4:8], "little") + 8 <= size else "the WebP is cut off"
+    return "its first bytes are of no JPEG, PNG, GIF, BMP or WebP"
+
+
+def decoding_problem(path: Path) -> str | None:
+    """Returns why TensorFlow cannot decode an image file; None if it can."""
+    import tensorflow as tf
+
+    from tfopt.data.files.images import decode_image
+
+    try:
+        decode_image(tf.io.read_file(str(path)), str(path))
+    except tf.errors.OpError as error:
+        return f"it cannot be decoded: {' '.join(str(error.message).split())[:200]}"
+    return None

@@ -1,0 +1,98 @@
+"""Arrays in memory as examples: their split into parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tfopt.data.examples import Examples, Split
+from tfopt.data.files.splits import check_fractions, split
+from tfopt.errors import ConfigError
+
+
+def arrays(
+    x: Any,
+    y: Any,
+    *,
+    test_fraction: float = 0.2,
+    validation_fraction: float = 0.0,
+    outputs: int | None = None,
+    class_names: tuple[str, ...] = (),
+    seed: int = 0,
+    name: str = "arrays",
+) -> Examples:
+    """Splits arrays of examples into parts. If y holds class numbers, every class has the same share in each part.
+
+    Args:
+        x: Inputs, [n, ...]; for a model of several inputs a dict of arrays.
+        y: Targets: class numbers from 0 [n], or any array [n, ...].
+        test_fraction: Share of the test part.
+        validation_fraction: Share of the validation part. With 0 there is none.
+        outputs: Number of outputs of a model. None means the number of classes if y holds integers, otherwise the
+            length of the last axis of y.
+        class_names: Names of the classes.
+        seed: Seed of the split.
+        name: Name of the data.
+    Raises:
+        ConfigError: The arrays differ in length, the targets are no numbers or are negative class numbers, a share is
+            out of range, or a class has too few examples for every part.
+    Example:
+        >>> arrays(np.zeros((10, 4)), np.arange(10) % 2).x_test.shape
+        (2, 4)
+    """
+    import tensorflow as tf
+
+    x = {key: np.asarray(value) for key, value in x.items()} if isinstance(x, dict) else np.asarray(x)
+    y = np.asarray(y)
+    _check(x, y, test_fraction, validation_fraction)
+    parts = split(
+        len(y),
+        y if _holds_classes(y) else None,
+        test_fraction=test_fraction,
+        validation_fraction=validation_fraction,
+        seed=seed,
+    )
+
+    def part(name: Split) -> Any:
+        chosen = parts[name]
+        inputs = {key: value[chosen] for key, value in x.items()} if isinstance(x, dict) else x[chosen]
+        return tf.data.Dataset.from_tensor_slices((inputs, y[chosen]))
+
+    return Examples(
+        name=name,
+        train=part("train"),
+        test=part("test"),
+        validation=part("validation") if validation_fraction else None,
+        outputs=_outputs(y) if outputs is None else outputs,
+        class_names=class_names,
+    )
+
+
+def _check(x: Any, y: np.ndarray, test_fraction: float, validation_fraction: float) -> None:
+    lengths = {len(value) if value.ndim else 0 for value in (x.values() if isinstance(x, dict) else (x,))}
+    if lengths != {len(y) if y.ndim else -1}:
+        found = " and ".join(map(str, sorted(lengths)))
+        raise ConfigError(
+            f"x and y must be equally long. Received: {found} inputs and {len(y) if y.ndim else 'a single'} labels. "
+            "Give one label per input."
+        )
+    if y.dtype.kind not in "biuf" or (_holds_classes(y) and len(y) and y.min() < 0):
+        raise ConfigError(
+            "y must hold class numbers from 0, one per example, or numbers in any shape. "
+            f"Received: shape {y.shape}, dtype {y.dtype}{', with negative numbers' if y.dtype.kind in 'iu' else ''}. "
+            "Number the classes from 0."
+        )
+    if test_fraction == 0:
+        raise ConfigError("test_fraction must be in (0, 1). Received: test_fraction=0. 0.2 is usual.")
+    check_fractions(test_fraction, validation_fraction)
+
+
+def _holds_classes(y: np.ndarray) -> bool:
+    return y.ndim == 1 and y.dtype.kind in "iu"
+
+
+def _outputs(y: np.ndarray) -> int:
+    if y.dtype.kind in "iu" and y.size:
+        return int(y.max()) + 1
+    return int(y.shape[-1]) if y.ndim > 1 else 1

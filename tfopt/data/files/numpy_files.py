@@ -1,0 +1,241 @@
+"""Arrays in .npy files that are not loaded: their rows are read from the file in a random order.
+
+The rows are read with `os.preadv`, many in one call of a function, and not through a memory map. A map is as fast, but
+it ends the process without an error if the file becomes shorter or the disk fails, and its pages count as memory of the
+process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfopt.data.examples import Examples, Split
+from tfopt.data.files.splits import check_fractions, split
+from tfopt.errors import ConfigError
+
+# The rows that one call reads. The calls share Python's lock, so a call must be worth its cost.
+ROWS_PER_CALL = 64
+# Above this the rows of one call take too much memory.
+LARGEST_CALL_BYTES = 2**23
+
+
+def numpy_files(
+    *,
+    x: str | Path | Mapping[str, str | Path],
+    y: str | Path,
+    x_test: str | Path | Mapping[str, str | Path] | None = None,
+    y_test: str | Path | None = None,
+    test_fraction: float = 0.2,
+    validation_fraction: float = 0.0,
+    outputs: int | None = None,
+    seed: int = 0,
+) -> Examples:
+    """Reads examples from .npy files, which may be larger than the memory. A row of the arrays is an example.
+
+    The rows of the training part come in a random order, which depends on the seed alone. On a slow disk, sequential
+    reading is faster: convert the examples to TFRecord files.
+
+    Args:
+        x: Inputs, [n, ...], in a file that `numpy.save` wrote; for a model of several inputs a dict of files by name.
+        y: Targets, [n, ...]: class numbers from 0, or other numbers.
+        x_test: Inputs of the test part. Without them the test part is a share of the rows of x.
+        y_test: Targets of the test part.
+        test_fraction: Share of the test part, the same for every class.
+        validation_fraction: Share of the validation part. With 0 there is none.
+        outputs: Number of outputs of a model. None means the number of classes if y is a vector of integers, otherwise
+            the length of the last axis of y.
+        seed: Seed of the split and of the order.
+    Returns: Rows with the types of the files; float64 becomes float32.
+    Raises:
+        ConfigError: A file is missing, cut off, no .npy file, of a type that is no number, in Fortran order, or the
+            files differ in length.
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     np.save(Path(directory, "x.npy"), np.zeros((100, 8), "float32"))
+        ...     np.save(Path(directory, "y.npy"), np.arange(100) % 4)
+        ...     examples = numpy_files(x=Path(directory, "x.npy"), y=Path(directory, "y.npy"))
+        ...     examples.x_train.shape, examples.outputs
+        ((80, 8), 4)
+    """
+    if (x_test is None) != (y_test is None):
+        raise ConfigError("x_test and y_test must be given together. Received: one of them. Give both, or none.")
+    own_test = x_test is not None
+    check_fractions(test_fraction, validation_fraction)
+    if not own_test and not test_fraction:
+        raise ConfigError("test_fraction must be above 0 without x_test. Received: test_fraction=0. 0.2 is usual.")
+    rows = _Rows(x, y)
+    targets = rows.targets()
+    if targets.dtype.kind in "iu" and targets.ndim == 1 and targets.size and targets.min() < 0:
+        raise ConfigError(f"Class numbers must be at least 0. Received: {targets.min()} in {str(y)!r}. Count from 0.")
+    numbers = split(
+        len(targets),
+        targets if targets.ndim == 1 and targets.dtype.kind in "iu" else None,
+        test_fraction=0 if own_test else test_fraction,
+        validation_fraction=validation_fraction,
+        seed=seed,
+    )
+    if x_test is not None and y_test is not None:
+        test_rows = _Rows(x_test, y_test)
+        rows.check_same(test_rows)
+        test = test_rows.dataset(np.random.default_rng(seed).permutation(len(test_rows)))
+    else:
+        test = rows.dataset(numbers["test"])
+
+    def part(name: Split) -> Any:
+        return rows.dataset(numbers[name])
+
+    return Examples(
+        name="numpy",
+        train=part("train"),
+        test=test,
+        validation=part("validation") if validation_fraction else None,
+        outputs=_outputs(targets, rows.y.shape) if outputs is None else outputs,
+        decode=_narrow if rows.holds_float64 else None,
+    )
+
+
+class ArrayFile:
+    """An array in a .npy file, of which rows are read.
+
+    Args:
+        path: File that `numpy.save` wrote.
+    Raises:
+        ConfigError: The file is missing, cut off, no .npy file, or holds no rows of numbers in C order.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = str(Path(path).expanduser())
+        try:
+            # Only the header is read here. Objects are refused: reading them could run code from the file.
+            array = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        except FileNotFoundError as error:
+            raise ConfigError(f"A .npy file must exist. Received: {self.path!r}. Correct the path.") from error
+        except (OSError, ValueError, EOFError) as error:
+            raise ConfigError(
+                f"Examples must be whole .npy files of numbers. Received: {self.path!r} ({error}). Write the file "
+                "again with numpy.save(file, array)."
+            ) from error
+        if not isinstance(array, np.memmap):
+            raise ConfigError(
+                f"Examples must be .npy files. Received: {self.path!r}, a .npz file. Save each array with numpy.save."
+            )
+        self.shape: tuple[int, ...] = array.shape
+        self.dtype: np.dtype[Any] = array.dtype
+        if (
+            not array.size
+            or not array.ndim
+            or array.dtype.kind not in "biufc"
+            or not array.dtype.isnative
+            or not array.flags.c_contiguous
+        ):
+            order = "" if array.flags.c_contiguous else ", Fortran order"
+            raise ConfigError(
+                f"A .npy file of examples must hold rows of numbers in native byte order and C order. Received: "
+                f"{self.path!r} of dtype {array.dtype.str}, shape {array.shape}{order}. Write it again: "
+                "numpy.save(file, numpy.ascontiguousarray(array, 'float32'))."
+            )
+        self._offset = int(array.offset)
+        self._row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+        self._file = Path(self.path).open("rb", buffering=0)  # noqa: SIM115 it closes when nothing reads rows any more
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self._row_bytes
+
+    def rows(self, numbers: np.ndarray) -> np.ndarray:
+        """Reads rows.
+
+        Raises:
+            OSError: The file has become shorter, or cannot be read.
+        """
+        out = np.empty((len(numbers), self._row_bytes), np.uint8)
+        descriptor = self._file.fileno()
+        for place, number in enumerate(numbers.tolist()):
+            read = os.preadv(descriptor, [out[place]], self._offset + number * self._row_bytes)
+            if read != self._row_bytes:
+                raise OSError(f"{self.path!r} ends within row {number}: the file has become shorter. Write it again.")
+        return out.view(self.dtype).reshape(len(numbers), *self.shape[1:])
+
+    def all_rows(self) -> np.ndarray:
+        """Reads the whole file."""
+        return np.fromfile(self.path, self.dtype, offset=self._offset).reshape(self.shape)
+
+
+class _Rows:
+    """The rows of the files of inputs and targets."""
+
+    def __init__(self, x: Any, y: str | Path) -> None:
+        self.names = tuple(x) if isinstance(x, Mapping) else None
+        self.x = [ArrayFile(path) for path in (x.values() if isinstance(x, Mapping) else (x,))]
+        self.y = ArrayFile(y)
+        lengths = {file.path: len(file) for file in (*self.x, self.y)}
+        if len({*lengths.values()}) != 1 or not len(self.y):
+            found = ", ".join(f"{length} in {path!r}" for path, length in lengths.items())
+            raise ConfigError(f"The files must hold as many rows, at least one. Received: {found}. Check the files.")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def holds_float64(self) -> bool:
+        """Whether a file holds float64, which no model takes."""
+        return any(file.dtype == np.float64 for file in (*self.x, self.y))
+
+    def check_same(self, other: _Rows) -> None:
+        """Raises ConfigError unless the rows of other files have the same shapes and types."""
+        for mine, theirs in zip((*self.x, self.y), (*other.x, other.y), strict=False):
+            if (mine.shape[1:], mine.dtype) != (theirs.shape[1:], theirs.dtype) or self.names != other.names:
+                raise ConfigError(
+                    f"The files of both parts must hold rows of one shape and type. Received: {mine.path!r} of shape "
+                    f"{mine.shape}, {mine.dtype}, and {theirs.path!r} of shape {theirs.shape}, {theirs.dtype}."
+                )
+
+    def targets(self) -> np.ndarray:
+        """Returns the targets if they are class numbers or numbers, which are small; otherwise an empty array."""
+        return self.y.all_rows() if len(self.y.shape) == 1 else np.empty((len(self.y), 0), self.y.dtype)
+
+    def dataset(self, numbers: np.ndarray) -> Any:
+        """Returns a data set of rows."""
+        import tensorflow as tf
+
+        files = (*self.x, self.y)
+        per_call = max(1, min(ROWS_PER_CALL, LARGEST_CALL_BYTES // max(1, sum(file.row_bytes for file in files))))
+
+        def read(numbers: np.ndarray) -> tuple[np.ndarray, ...]:
+            return tuple(file.rows(numbers) for file in files)
+
+        def rows(numbers: Any) -> Any:
+            found = tf.numpy_function(read, [numbers], [file.dtype for file in files])
+            *inputs, targets = (
+                tf.ensure_shape(each, (None, *file.shape[1:])) for each, file in zip(found, files, strict=True)
+            )
+            return (inputs[0] if self.names is None else dict(zip(self.names, inputs, strict=True))), targets
+
+        calls = tf.data.Dataset.from_tensor_slices(numbers).batch(per_call)
+        read_rows = calls.map(rows, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).unbatch()
+        return read_rows.apply(tf.data.experimental.assert_cardinality(len(numbers)))
+
+
+def _narrow(inputs: Any, targets: Any) -> Any:
+    import tensorflow as tf
+
+    def narrow(values: Any) -> Any:
+        return tf.cast(values, tf.float32) if values.dtype == tf.float64 else values
+
+    return tf.nest.map_structure(narrow, (inputs, targets))
+
+
+def _outputs(targets: np.ndarray, shape: tuple[int, ...]) -> int:
+    if targets.ndim == 1 and targets.dtype.kind in "iu":
+        return int(targets.max()) + 1
+    return shape[-1] if len(shape) > 1 else 1

@@ -1,0 +1,195 @@
+"""Measures an input pipeline: each stage alone, all stages together, and how long a training step waits.
+
+A stage alone reads a sample of its inputs from memory, again and again, so its own work limits its speed. The slowest
+stage alone limits the whole pipeline, apart from the processor cores that the stages share. The wait is not computed
+from this: a loop takes batches and stays idle for the time of a step, as it is while a GPU works.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfopt.data.epoch_order import PerEpoch
+from tfopt.data.measurement.advice import advise
+from tfopt.data.measurement.alone import stage_speeds
+from tfopt.data.measurement.report import InputReport, StageSpeed
+from tfopt.data.measurement.stages import Stage, stages_of
+from tfopt.errors import ConfigError
+
+# The share of the time that the stages alone, the pipeline at full speed, and the loop with steps take.
+SHARES = (0.4, 0.3, 0.3)
+FEWEST_STEPS = 12
+# A shuffle is the slowest stage if its first batch makes up most of an epoch's waits, and takes longer than this.
+SLOW_START_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The waits for batches, in seconds, of some epochs or parts of epochs.
+
+    Attributes:
+        first: The wait for the first batch of each epoch.
+        steady: The waits of the second half of each epoch, after the batches that were prepared in advance.
+        examples: Mean number of examples of a batch.
+        batches: Number of batches of an epoch; None if no epoch ended.
+    """
+
+    first: list[float]
+    steady: list[float]
+    examples: float
+    batches: int | None
+
+    @property
+    def wait(self) -> float:
+        """Mean wait for a batch after the start of an epoch."""
+        return sum(self.steady) / len(self.steady)
+
+
+def measure(
+    dataset: tf.data.Dataset,
+    *,
+    step_time_ms: float | None = None,
+    step: Callable[[Any], Any] | None = None,
+    seconds: float = 10.0,
+) -> InputReport:
+    """Measures how fast a data set of batches is, which stage limits it, and how long a training step would wait.
+
+    Args:
+        dataset: Any tf.data.Dataset of batches, such as the one given to `fit`.
+        step_time_ms: Time of a training step. The processor is taken to be idle meanwhile, as it is while a GPU works.
+        step: Function that is called with each batch instead, for example `model.train_on_batch`. It may compete with
+            the pipeline for the processor.
+        seconds: About how long to measure. A slow start of an epoch is waited for in addition.
+    Raises:
+        ConfigError: `dataset` is no data set, or holds no batch.
+    Example:
+        >>> batches = tf.data.Dataset.range(10_000).map(lambda n: n * n).batch(100).prefetch(2)
+        >>> report = measure(batches, step_time_ms=2.0, seconds=0.5)
+        >>> [stage.name for stage in report.stages], report.batches_per_epoch
+        (['Range', 'map <lambda>', 'batch 100'], 100)
+    """
+    if not isinstance(dataset, tf.data.Dataset):
+        raise ConfigError(
+            f"dataset must be a tf.data.Dataset of batches. Received: a {type(dataset).__name__}. "
+            "tfopt.data.pipeline makes one of arrays and of examples."
+        )
+    for_stages, full_speed, with_steps = (share * seconds for share in SHARES)
+    if isinstance(dataset, PerEpoch):
+        dataset = dataset.of_epoch(0)
+    stages, why_none = _stages(dataset)
+    measured = [stage for stage in stages if not stage.is_passive]
+    if any(stage.kind == "cache" for stage in stages):
+        _fill_cache(dataset, 3 * seconds)
+    free = _run(dataset, full_speed, lambda batch: None)
+    cardinality = int(dataset.cardinality())
+    batches = cardinality if cardinality >= 0 else free.batches
+    waiting = None
+    if step is not None or step_time_ms is not None:
+        idle = (step_time_ms or 0.0) / 1e3
+        waiting = _run(dataset, with_steps, step if step is not None else lambda batch: time.sleep(idle))
+    speeds = stage_speeds(measured, free.examples, for_stages) if measured else []
+    slowest = _slowest(measured, speeds, free if waiting is None else waiting, batches)
+    unavailable = {} if speeds else {"stages": why_none}
+    if waiting is None:
+        unavailable["wait_ms"] = "step_time_ms was not given"
+    report = InputReport(
+        stages=speeds,
+        examples_per_second=free.examples / max(free.wait, 1e-9),
+        batch_ms=free.wait * 1e3,
+        first_batch_ms=_median(free.first) * 1e3,
+        batches_per_epoch=batches,
+        slowest=slowest.name if slowest is not None else "unknown",
+        step_time_ms=step_time_ms,
+        wait_ms=None if waiting is None else waiting.wait * 1e3,
+        wait_of_first_ms=None if waiting is None else _median(waiting.first) * 1e3,
+        unavailable=unavailable,
+        cores=_cores(),
+    )
+    return advise(report, slowest, stages)
+
+
+def _stages(dataset: tf.data.Dataset) -> tuple[list[Stage], str]:
+    """Returns the stages, or the reason why there are none."""
+    try:
+        return list(stages_of(dataset).walk()), ""
+    except (tf.errors.OpError, ValueError) as error:  # ValueError: the graph is larger than 2 GiB
+        return [], " ".join(str(error).split())[:200]
+
+
+def _run(dataset: tf.data.Dataset, seconds: float, step: Callable[[Any], Any]) -> Run:
+    """Takes batches for some seconds, epoch after epoch, with a step after each, and notes the waits."""
+    first: list[float] = []
+    steady: list[float] = []
+    examples = count = 0
+    ended: int | None = None
+    end = None
+    while end is None or time.perf_counter() < end:
+        waits: list[float] = []
+        start = time.perf_counter()
+        iterator = iter(dataset)
+        while True:
+            batch = next(iterator, None)
+            now = time.perf_counter()
+            if batch is None:
+                ended = len(waits)
+                break
+            waits.append(now - start)
+            end = now + seconds if end is None else end  # the start of the first epoch is not counted
+            examples += _length(batch)
+            count += 1
+            step(batch)
+            start = time.perf_counter()
+            if start > end and len(waits) > FEWEST_STEPS:
+                break
+        if not waits:
+            raise ConfigError(
+                "dataset must hold at least one batch. Received: a data set without any. Check its files and filters."
+            )
+        first.append(waits[0])
+        steady += waits[max(1, len(waits) // 2) :] or waits
+    return Run(first=first, steady=steady, examples=examples / count, batches=ended)
+
+
+def _fill_cache(dataset: tf.data.Dataset, seconds: float) -> None:
+    """Reads one epoch, after which a cache gives its elements. A long epoch is left in its middle."""
+    end = time.perf_counter() + seconds
+    for _ in dataset:
+        if time.perf_counter() > end:
+            return
+
+
+def _slowest(stages: list[Stage], speeds: list[StageSpeed], run: Run, batches: int | None) -> Stage | None:
+    """Returns the stage that limits the speed. A shuffle does if its buffer takes most of the waiting to fill."""
+    known = [pair for pair in zip(stages, speeds, strict=True) if not pair[1].only_first_epoch]
+    by_stage = dict(known)
+    start = _median(run.first)
+    later = run.wait * ((batches if batches is not None else len(run.steady)) - 1)
+    for stage, speed in known:
+        before = [by_stage[inner] for inner in stage.walk() if inner is not stage and inner in by_stage]
+        if stage.kind == "shuffle" and stage.size and before:
+            fill = stage.size / speed.outputs_per_batch * max(each.batch_ms for each in before) / 1e3
+            if start > max(SLOW_START_S, later) and fill > start / 2:
+                return stage
+    return max(known, key=lambda pair: pair[1].batch_ms)[0] if known else None
+
+
+def _length(batch: Any) -> int:
+    """Returns the number of examples of a batch; 1 if its elements have no axes."""
+    first = tf.nest.flatten(batch)[0]
+    if isinstance(first, tf.RaggedTensor):
+        return int(first.nrows())
+    return int(first.shape[0]) if first.shape.rank else 1
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,114 @@
+"""The features of data set hubs as inputs and targets: images, text, classes and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tfopt.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature of a data set of a hub.
+
+    Attributes:
+        name: Name of the feature.
+        kind: "image" stands for an encoded image, "text" for a string, "class" for a class number, "values" for
+            numbers of any shape.
+        shape: Shape of the values or of the image; None at an open size.
+        class_names: Names of the classes.
+    """
+
+    name: str
+    kind: Literal["image", "text", "class", "values"]
+    shape: tuple[int | None, ...] = ()
+    class_names: tuple[str, ...] = ()
+
+
+def check_features(inputs: Feature, targets: Feature) -> None:
+    """Raises ConfigError unless the inputs and the targets are of kinds that a model can have."""
+    if inputs.kind == "class":
+        raise ConfigError(
+            f"inputs must name images, text or numbers. Received: inputs={inputs.name!r}, a class. "
+            "Name another feature."
+        )
+    if targets.kind not in ("class", "values"):
+        raise ConfigError(
+            f"targets must name classes or numbers. Received: targets={targets.name!r}, {targets.kind}. Name another "
+            "feature."
+        )
+
+
+def named_feature(features: Sequence[str], name: str | None, usual: Sequence[str], argument: str) -> str:
+    """Returns the name of a feature, or the first usual name that the data set has.
+
+    Example:
+        >>> named_feature(["img", "label"], None, ["image", "img"], "inputs")
+        'img'
+    """
+    found = [each for each in (usual if name is None else [name]) if each in features]
+    if not found:
+        raise ConfigError(
+            f"{argument} must name a feature of the data set. Received: {argument}={name!r}; its features are "
+            f"{', '.join(map(repr, features))}."
+        )
+    return found[0]
+
+
+def decoder(
+    inputs: Feature, targets: Feature, image_size: int | Sequence[int] | None, length: int
+) -> Callable[[Any, Any], Any]:
+    """Returns the function from a record (inputs, targets) of a hub to an example.
+
+    Args:
+        inputs: Feature of the inputs.
+        targets: Feature of the targets.
+        image_size: Side of images, or (height, width). None takes the size of the feature.
+        length: Number of bytes of a text.
+    Raises:
+        ConfigError: The images have no fixed size and `image_size` is None.
+    """
+    size, channels = _image_shape(inputs, image_size) if inputs.kind == "image" else ((0, 0), 0)
+
+    def decode(value: Any, target: Any) -> Any:
+        import tensorflow as tf
+
+        from tfopt.data.files.images import decode_image
+
+        if inputs.kind == "image":
+            value = tf.cast(decode_image(value, f"a record of {inputs.name}", size, channels), tf.float32) / 255
+        elif inputs.kind == "text":
+            value = tf.cast(tf.io.decode_raw(value, tf.uint8, fixed_length=length), tf.int32)
+            value = tf.ensure_shape(value, (length,))
+        else:
+            value = tf.ensure_shape(_narrow(value), inputs.shape)
+        if targets.kind == "class":
+            return value, tf.ensure_shape(tf.cast(target, tf.int32), ())
+        return value, tf.ensure_shape(tf.cast(target, tf.float32), targets.shape)
+
+    return decode
+
+
+def outputs_of(targets: Feature) -> int:
+    """Returns the number of outputs of a model for targets."""
+    return len(targets.class_names) or int((targets.shape or (1,))[-1] or 1)
+
+
+def _image_shape(feature: Feature, image_size: int | Sequence[int] | None) -> tuple[tuple[int, int], int]:
+    height, width, channels = (*feature.shape, None, None, None)[:3]
+    if image_size is not None:
+        height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+    if height is None or width is None:
+        raise ConfigError(
+            f"image_size must be given, because the images of {feature.name!r} differ in size. Received: "
+            "image_size=None. 224 is usual."
+        )
+    return (height, width), 1 if channels == 1 else 3
+
+
+def _narrow(value: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.cast(value, tf.float32) if value.dtype == tf.float64 else value

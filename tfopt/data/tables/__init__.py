@@ -1,0 +1,4 @@
+"""Tables in CSV and Parquet files as examples, also windows of time series.
+
+Start in tables.py.
+"""

@@ -1,0 +1,225 @@
+"""The columns of CSV and Parquet files as arrays, with errors that name the file and the row."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfopt.errors import ConfigError
+
+MISSING = ("error", "drop")
+LARGEST_BLOCK = 2**31 - 1
+
+
+class Table(NamedTuple):
+    """The rows of one file: float32 for numbers, and the values of other columns; and a remark for the user."""
+
+    columns: dict[str, np.ndarray]
+    note: str
+
+
+def table_paths(path: str | Path | Sequence[str | Path], ending: str) -> list[Path]:
+    """Returns the files that a path names: a file, all files of a folder with an ending, or a pattern.
+
+    Example:
+        >>> table_paths("/missing/*.csv", ".csv")
+        Traceback (most recent call last):
+        ...
+        tfopt.errors.ConfigError: path must name .csv files. Received: '/missing/*.csv', ... Correct the path.
+    """
+    if not isinstance(path, str | Path):
+        return [file for each in path for file in table_paths(each, ending)]
+    given = Path(path).expanduser()
+    if given.is_dir():
+        found = sorted(given.glob(f"*{ending}"))
+    else:
+        found = [given] if given.is_file() else sorted(Path(given.anchor).glob(str(given.relative_to(given.anchor))))
+    if not found:
+        raise ConfigError(
+            f"path must name {ending} files. Received: {str(path)!r}, which names none. Correct the path."
+        )
+    return found
+
+
+class CsvReader:
+    """Reads columns of CSV files. The first row of values stands in line 2.
+
+    Raises:
+        ConfigError: pyarrow is missing, or the file is no CSV file in UTF-8.
+    """
+
+    first_row = 2
+
+    def __init__(self, delimiter: str) -> None:
+        self._delimiter = delimiter
+
+    def names(self, path: Path) -> list[str]:
+        """Returns the names of the columns."""
+        with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+            found = next(csv.reader(file, delimiter=self._delimiter), [])
+        if not found:
+            raise ConfigError(
+                f"A CSV file must hold names of columns in line 1. Received: {str(path)!r}, where it is empty."
+            )
+        return found
+
+    def table(self, path: Path, columns: Sequence[str]) -> Any:
+        """Returns columns as a table of pyarrow."""
+        pyarrow = _pyarrow()
+        _check_columns(path, columns, self.names(path))
+        table = self._read(path, columns)
+        wrong = [name for name in columns if pyarrow.types.is_binary(table[name].type)]
+        if wrong:  # bytes that are no UTF-8 make a column of bytes
+            values = table[wrong[0]].to_pylist()
+            row = next(number for number, value in enumerate(values) if not _is_text(value))
+            raise ConfigError(
+                f"A CSV file must be in UTF-8. Received: {str(path)!r}, whose column {wrong[0]!r} holds "
+                f"{values[row]!r} in line {row + self.first_row}. Save it as UTF-8."
+            )
+        return table
+
+    def _read(self, path: Path, columns: Sequence[str]) -> Any:
+        pyarrow = _pyarrow()
+        from pyarrow import csv as arrow
+
+        # One block and one thread: the type of a column then comes from all of its cells, and errors have a row number.
+        block = min(path.stat().st_size + 1, LARGEST_BLOCK)
+        try:
+            return arrow.read_csv(
+                path,
+                read_options=arrow.ReadOptions(use_threads=False, block_size=block),
+                parse_options=arrow.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
+                convert_options=arrow.ConvertOptions(include_columns=list(columns), strings_can_be_null=True),
+            )
+        except (OSError, ValueError, pyarrow.ArrowException) as error:
+            raise ConfigError(
+                "A CSV file must have as many cells in each row as names of columns. "
+                f"Received: {str(path)!r} ({' '.join(str(error).split())}). Correct the file."
+            ) from error
+
+
+class ParquetReader:
+    """Reads columns of Parquet files. Rows count from 0.
+
+    Raises:
+        ConfigError: pyarrow is missing, or the file is damaged.
+    """
+
+    first_row = 0
+
+    def names(self, path: Path) -> list[str]:
+        """Returns the names of the columns."""
+        return list(self._read(path, "read_schema").names)
+
+    def table(self, path: Path, columns: Sequence[str]) -> Any:
+        """Returns columns as a table of pyarrow."""
+        _check_columns(path, columns, self.names(path))
+        # Checksums find changed bytes in the pages of files that hold them.
+        return self._read(path, "read_table", columns=list(columns), page_checksum_verification=True)
+
+    def _read(self, path: Path, function: str, **options: Any) -> Any:
+        pyarrow = _pyarrow()
+        from pyarrow import parquet
+
+        try:
+            return getattr(parquet, function)(path, **options)
+        except (OSError, pyarrow.ArrowException) as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(
+                f"A Parquet file must be whole. Received: {str(path)!r} ({reason}). Write it again."
+            ) from error
+
+
+def is_number(column: Any) -> bool:
+    """Returns whether a column of a pyarrow table holds numbers."""
+    types = _pyarrow().types
+    return bool(types.is_integer(column.type) or types.is_floating(column.type) or types.is_decimal(column.type))
+
+
+def as_arrays(
+    table: Any, path: Path, columns: Sequence[str], numbers: Collection[str], missing: str, first_row: int
+) -> Table:
+    """Returns the columns of a pyarrow table as arrays.
+
+    Args:
+        table: Table of pyarrow.
+        path: File of the table, for messages.
+        columns: Names of the columns.
+        numbers: Names of the columns that must hold numbers.
+        missing: "error" or "drop": what to do with rows that have an empty cell.
+        first_row: Number of the first row, for messages.
+    Raises:
+        ConfigError: A cell is empty and `missing` is "error", or a cell of `numbers` holds no number.
+    """
+    empty = {name: table[name].is_null().to_numpy() for name in columns}
+    incomplete = np.any(list(empty.values()), axis=0)
+    rows = np.flatnonzero(incomplete)
+    note = ""
+    if len(rows):
+        name = next(each for each in columns if empty[each][rows[0]])
+        if missing == "error":
+            raise ConfigError(
+                f"Every cell must hold a value. Received: {str(path)!r} with {len(rows)} rows that have empty cells, "
+                f"the first in column {name!r}, row {rows[0] + first_row}. Fill them, or set missing='drop'."
+            )
+        table = table.filter(_pyarrow().array(~incomplete))
+        note = f"{len(rows)} of {len(incomplete)} rows of {path.name} have empty cells and were left out."
+    kept = np.flatnonzero(~incomplete) + first_row
+
+    def values(name: str) -> np.ndarray:
+        return _numbers(table[name], name, path, kept) if name in numbers else table[name].to_numpy()
+
+    return Table({name: values(name) for name in columns}, note)
+
+
+def _numbers(column: Any, name: str, path: Path, row_numbers: np.ndarray) -> np.ndarray:
+    pyarrow = _pyarrow()
+    if is_number(column) or pyarrow.types.is_boolean(column.type):
+        found = column.cast(pyarrow.float64()).to_numpy() if len(column) else np.empty(0)
+    elif len(column):
+        found = np.array([_float(value) for value in column.to_pylist()])
+    else:
+        found = np.empty(0)
+    wrong = np.flatnonzero(~np.isfinite(found))
+    if len(wrong):
+        raise ConfigError(
+            f"Column {name!r} must hold numbers. Received: {column[int(wrong[0])].as_py()!r} in row "
+            f"{row_numbers[wrong[0]]} of {str(path)!r}. Correct the cell, or leave the column out."
+        )
+    return found.astype(np.float32)
+
+
+def _float(value: Any) -> float:
+    """Returns a cell of a mixed column as a number, or NaN if it holds none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return float("nan")
+
+
+def _is_text(value: bytes | None) -> bool:
+    try:
+        return value is None or bool(value.decode() or True)
+    except UnicodeDecodeError:
+        return False
+
+
+def _check_columns(path: Path, columns: Sequence[str], present: Sequence[str]) -> None:
+    absent = [name for name in columns if name not in present]
+    if absent:
+        raise ConfigError(
+            f"{str(path)!r} must have the columns {', '.join(map(repr, columns))}. Received: a file without "
+            f"{', '.join(map(repr, absent))}; its columns are {', '.join(map(repr, present))}. Correct the names."
+        )
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise ConfigError("Tables need the package pyarrow. Install it: pip install 'tfopt[tables]'.") from error
+    return pyarrow

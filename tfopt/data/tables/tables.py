@@ -1,0 +1,239 @@
+"""Tables in CSV and Parquet files: columns become inputs and targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from tfopt.data.examples import Examples
+from tfopt.data.files.in_memory import arrays
+from tfopt.data.files.splits import check_fractions
+from tfopt.data.tables.table_files import (
+    MISSING,
+    CsvReader,
+    ParquetReader,
+    Table,
+    as_arrays,
+    is_number,
+    table_paths,
+)
+from tfopt.data.tables.windows import window_examples
+from tfopt.errors import ConfigError
+
+Paths = str | Path | Sequence[str | Path]
+Inputs = Sequence[str] | Mapping[str, Sequence[str]] | None
+
+
+def csv(
+    *,
+    path: Paths,
+    target: str | Sequence[str],
+    inputs: Inputs = None,
+    classes: bool | None = None,
+    window: int | None = None,
+    horizon: int = 1,
+    stride: int = 1,
+    test_fraction: float = 0.2,
+    validation_fraction: float = 0.0,
+    missing: Literal["error", "drop"] = "error",
+    delimiter: str = ",",
+    seed: int = 0,
+) -> Examples:
+    """Reads the rows of CSV files as examples, or windows of the rows for forecasting. The table is kept in memory.
+
+    It needs the package pyarrow: pip install 'tfopt[tables]'.
+
+    Args:
+        path: A file, a folder whose .csv files are read, a pattern such as data/*.csv, or a list of these. The first
+            line of a file holds the names of the columns.
+        target: Column of the targets, or a list of columns of numbers.
+        inputs: Columns of the inputs, which hold numbers; for a model of several inputs a dict of lists of columns.
+            None means all columns but the target.
+        classes: Whether the target is a class. None means that text is a class, and a number is a value to predict.
+        window: Number of rows of the inputs of a forecast. The rows of a file are then in the order of time, and the
+            parts are split in this order; see `horizon`. None means that each row is an example.
+        horizon: Number of rows of the targets, which follow the window directly.
+        stride: Number of rows from the start of a window to the start of the next one.
+        test_fraction: Share of the test part: at random, the same for every class; of a forecast the last rows.
+        validation_fraction: Share of the validation part, the rows before the test part of a forecast.
+        missing: "error" refuses empty cells, "drop" leaves out their rows and notes the number.
+        delimiter: Character between cells.
+        seed: Seed of the split and of the order.
+    Returns: Inputs float32 [columns], and a class number int32 or values float32 [targets]. Of a forecast: inputs
+        float32 [window, columns], targets float32 [horizon, targets].
+    Raises:
+        ConfigError: A file or a column is missing, a cell is empty or holds no number, a row has another number of
+            cells, or a file is not in UTF-8.
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     file = Path(directory, "flowers.csv")
+        ...     rows = "5.1,3.5,iris\\n4.9,3.0,iris\\n2.0,0.5,rose\\n2.2,0.4,rose\\n" * 5
+        ...     _ = file.write_text("length,width,flower\\n" + rows)
+        ...     examples = csv(path=file, target="flower")
+        ...     arguments = {"inputs": ["length", "width"], "window": 3, "test_fraction": 0.5}
+        ...     forecasts = csv(path=file, target="length", **arguments)
+        >>> examples.class_names, examples.x_train.shape
+        (('iris', 'rose'), (16, 2))
+        >>> forecasts.x_train.shape, forecasts.y_train.shape
+        ((7, 3, 2), (7, 1, 1))
+    """
+    if len(delimiter) != 1:
+        raise ConfigError(f"delimiter must be one character. Received: delimiter={delimiter!r}. ',' is usual.")
+    request = _Request(
+        name="csv",
+        paths=table_paths(path, ".csv"),
+        read=CsvReader(delimiter),
+        inputs=inputs,
+        targets=(target,) if isinstance(target, str) else tuple(target),
+        classes=classes,
+        window=window,
+        horizon=horizon,
+        stride=stride,
+        test_fraction=test_fraction,
+        validation_fraction=validation_fraction,
+        missing=missing,
+        seed=seed,
+    )
+    return request.examples()
+
+
+def parquet(
+    *,
+    path: Paths,
+    target: str | Sequence[str],
+    inputs: Inputs = None,
+    classes: bool | None = None,
+    window: int | None = None,
+    horizon: int = 1,
+    stride: int = 1,
+    test_fraction: float = 0.2,
+    validation_fraction: float = 0.0,
+    missing: Literal["error", "drop"] = "error",
+    seed: int = 0,
+) -> Examples:
+    """Reads the rows of Parquet files as examples, or windows of the rows for forecasting.
+
+    The arguments, the examples and the errors are those of tfopt.data.csv. Only the columns that are used are read, and
+    rows are counted from 0.
+
+    Example:
+        >>> import tempfile, pandas
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     file = Path(directory, "ramp.parquet")
+        ...     pandas.DataFrame({"x": range(10), "y": range(10)}).to_parquet(file)
+        ...     parquet(path=file, target="y").x_train.shape
+        (8, 1)
+    """
+    request = _Request(
+        name="parquet",
+        paths=table_paths(path, ".parquet"),
+        read=ParquetReader(),
+        inputs=inputs,
+        targets=(target,) if isinstance(target, str) else tuple(target),
+        classes=classes,
+        window=window,
+        horizon=horizon,
+        stride=stride,
+        test_fraction=test_fraction,
+        validation_fraction=validation_fraction,
+        missing=missing,
+        seed=seed,
+    )
+    return request.examples()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """The arguments of a source of tables."""
+
+    name: str
+    paths: list[Path]
+    read: CsvReader | ParquetReader
+    inputs: Inputs
+    targets: tuple[str, ...]
+    classes: bool | None
+    window: int | None
+    horizon: int
+    stride: int
+    test_fraction: float
+    validation_fraction: float
+    missing: str
+    seed: int
+
+    def __post_init__(self) -> None:
+        check_fractions(self.test_fraction, self.validation_fraction)
+        if self.missing not in MISSING:
+            raise ConfigError(f"missing must be 'error' or 'drop'. Received: missing={self.missing!r}.")
+        if self.classes and (self.window is not None or len(self.targets) != 1):
+            raise ConfigError(
+                "classes must be False for a forecast and for several targets. "
+                f"Received: classes=True, window={self.window}, {len(self.targets)} targets. Leave classes out."
+            )
+
+    def examples(self) -> Examples:
+        groups = self._groups()
+        inputs = [column for columns in groups.values() for column in columns]
+        if not inputs or not self.targets:
+            raise ConfigError("A table must have columns for inputs and a target. Received: none. Name the columns.")
+        columns = list(dict.fromkeys([*inputs, *self.targets]))
+        files = [self.read.table(path, columns) for path in self.paths]
+        text = len(self.targets) == 1 and any(not is_number(file[self.targets[0]]) for file in files if len(file))
+        is_class = self.classes if self.classes is not None else text and self.window is None
+        numbers = {*inputs} if is_class else {*inputs, *self.targets}
+        tables = [
+            as_arrays(file, path, columns, numbers, self.missing, self.read.first_row)
+            for path, file in zip(self.paths, files, strict=True)
+        ]
+        notes = tuple(table.note for table in tables if table.note)
+        if self.window is not None:
+            return self._windows(tables, groups, notes)
+        joined = {name: np.concatenate([table.columns[name] for table in tables]) for name in columns}
+        x = {name: np.stack([joined[each] for each in group], axis=1) for name, group in groups.items()}
+        names: tuple[str, ...] = ()
+        if is_class:
+            values, y = np.unique(joined[self.targets[0]], return_inverse=True)
+            y, names = y.astype(np.int32), tuple(map(str, values))
+        else:
+            y = np.stack([joined[each] for each in self.targets], axis=1)
+        examples = arrays(
+            x if isinstance(self.inputs, Mapping) else x[""],
+            y,
+            test_fraction=self.test_fraction,
+            validation_fraction=self.validation_fraction,
+            class_names=names,
+            seed=self.seed,
+            name=self.name,
+        )
+        return replace(examples, notes=notes)
+
+    def _groups(self) -> dict[str, list[str]]:
+        """Returns the columns of each input; the name of a single input is empty."""
+        if isinstance(self.inputs, Mapping):
+            return {name: list(columns) for name, columns in self.inputs.items()}
+        if self.inputs is not None:
+            return {"": list(self.inputs)}
+        return {"": [name for name in self.read.names(self.paths[0]) if name not in self.targets]}
+
+    def _windows(self, tables: list[Table], groups: dict[str, list[str]], notes: tuple[str, ...]) -> Examples:
+        if isinstance(self.inputs, Mapping):
+            raise ConfigError("inputs must be a list of columns for a forecast. Received: a dict. Join its columns.")
+
+        def matrix(table: Table, columns: Sequence[str]) -> np.ndarray:
+            return np.stack([table.columns[each] for each in columns], axis=1)
+
+        return window_examples(
+            [(matrix(table, groups[""]), matrix(table, self.targets)) for table in tables],
+            window=self.window or 0,
+            horizon=self.horizon,
+            stride=self.stride,
+            test_fraction=self.test_fraction,
+            validation_fraction=self.validation_fraction,
+            seed=self.seed,
+            name=self.name,
+            notes=notes,
+        )

@@ -1,0 +1,146 @@
+"""Text files for a language model: the inputs are tokens, and the targets are the tokens that follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfopt.data.examples import Examples, Split
+from tfopt.data.files.splits import check_at_least_one
+from tfopt.data.text_files.documents import BYTES, Corpus, Document, read_corpus
+from tfopt.errors import ConfigError
+
+IGNORED = -1
+
+
+def text(
+    *,
+    directory: str | Path | None = None,
+    pattern: str = "**/*",
+    tokens: str | Path = BYTES,
+    length: int = 128,
+    pack: bool = True,
+    encoding: str | None = None,
+    separator: str | None = None,
+    test_fraction: float = 0.1,
+    validation_fraction: float = 0.0,
+    max_unreadable: float = 0,
+    seed: int = 0,
+) -> Examples:
+    """Reads text files as examples for a language model. Each file is a document and lies in one part as a whole.
+
+    Without a directory it reads the source files of Python's own standard library, about 12 MB of real text that is
+    always there. The library differs between versions of Python.
+
+    If the directory holds a folder `train`, the folders `train`, `validation` (or `val`) and `test` are the parts, and
+    files beside them are not read. Otherwise a hash of a file's relative name decides its part.
+
+    Args:
+        directory: Folder of text files, also in sub-folders. None means Python's standard library.
+        pattern: Pattern of the names of the files.
+        tokens: "bytes", or the path of a tokenizer.json of the package `tokenizers`. Bytes have 256 outputs.
+        length: Number of tokens of an example.
+        pack: Whether to join the documents of a part, with a separator after each, and cut them into examples of equal
+            length. Otherwise an example is a document, or a piece of a document longer than `length`; examples then
+            differ in length, for buckets or padded batches.
+        encoding: Encoding of the files. None means that bytes are taken as they are, and that a tokenizer reads UTF-8.
+        separator: Token of the tokenizer that ends a document. None looks for usual names. The bytes' separator is 0.
+        test_fraction: Share of the files in the test part.
+        validation_fraction: Share of the files in the validation part. With 0 there is none.
+        max_unreadable: Number of files that may be unreadable or in another encoding; below 1 a share. They are left
+            out and noted.
+        seed: Seed of the split and of the order.
+    Returns: Tokens int32 [length], and the next tokens int32 [length]. The last tokens of a part that fill no example
+        are left out. With pack=False, targets that fill a batch are -1, the ignored target.
+    Raises:
+        ConfigError: A folder is missing or holds no text, a file is no text or in another encoding, or a part is too
+            short for one example.
+    Example:
+        >>> examples = text(pattern="json/*.py", length=32, test_fraction=0.2)
+        >>> examples.outputs, examples.input_shape
+        (256, (32,))
+        >>> inputs, targets = next(examples.decoded("train").as_numpy_iterator())
+        >>> bool((inputs[1:] == targets[:-1]).all())
+        True
+    """
+    check_at_least_one(length=length)
+    corpus = read_corpus(
+        directory,
+        pattern=pattern,
+        tokens=tokens,
+        encoding=encoding,
+        separator=separator,
+        test_fraction=test_fraction,
+        validation_fraction=validation_fraction,
+        max_unreadable=max_unreadable,
+        by_label=False,
+        seed=seed,
+    )
+
+    def part(name: Split) -> Any:
+        documents = [document for document in corpus.documents if document.part == name]
+        return (_packed if pack else _pieces)(name, documents, corpus, length, seed)
+
+    return Examples(
+        name=f"text {corpus.name}",
+        train=part("train"),
+        test=part("test"),
+        validation=part("validation") if any(each.part == "validation" for each in corpus.documents) else None,
+        outputs=corpus.tokens.size,
+        decode=_example,
+        padding=None if pack else (corpus.tokens.separator, IGNORED),
+        ignored_target=None if pack else IGNORED,
+        bytes_per_target=corpus.bytes_per_token,
+        notes=corpus.notes,
+    )
+
+
+def _joined(documents: list[Document], corpus: Corpus) -> np.ndarray:
+    end = np.array([corpus.tokens.separator], corpus.tokens.dtype)
+    return np.concatenate([part for document in documents for part in (document.tokens, end)] or [end[:0]])
+
+
+def _packed(name: Split, documents: list[Document], corpus: Corpus, length: int, seed: int) -> Any:
+    """Returns a data set of rows of length + 1 tokens. The last token of a row is the first one of the next row."""
+    import tensorflow as tf
+
+    joined = _joined(documents, corpus)
+    count = (len(joined) - 1) // length
+    if count < 1:
+        raise ConfigError(
+            f"The {name} part must be longer than one example. Received: {len(joined)} tokens in {len(documents)} "
+            f"files, and length={length}. Set a smaller length, or add text."
+        )
+    rows = np.lib.stride_tricks.sliding_window_view(joined, length + 1)[::length]
+    return tf.data.Dataset.from_tensor_slices(rows[np.random.default_rng(seed).permutation(count)])
+
+
+def _example(tokens: Any) -> Any:
+    import tensorflow as tf
+
+    tokens = tf.cast(tokens, tf.int32)
+    return tokens[:-1], tokens[1:]
+
+
+def _pieces(name: Split, documents: list[Document], corpus: Corpus, length: int, seed: int) -> Any:
+    """Returns a data set of pieces of documents: each holds at most length + 1 tokens."""
+    import tensorflow as tf
+
+    joined = _joined(documents, corpus)
+    pieces, start = [], 0
+    for document in documents:
+        stop = start + len(document.tokens) + 1
+        pieces += [(first, min(first + length + 1, stop)) for first in range(start, stop - 1, length)]
+        start = stop
+    if not pieces:
+        raise ConfigError(f"The {name} part must hold text. Received: {len(documents)} files without any. Add text.")
+    chosen = np.array(pieces)[np.random.default_rng(seed).permutation(len(pieces))]
+    everything = tf.constant(joined)
+
+    # The tokens are the record, and not their place: one function decodes the records of all parts.
+    def cut(piece: Any) -> Any:
+        return everything[piece[0] : piece[1]]
+
+    return tf.data.Dataset.from_tensor_slices(chosen).map(cut, num_parallel_calls=tf.data.AUTOTUNE)

@@ -1,0 +1,120 @@
+"""Text files for a classifier: the class of a file is the folder that it lies in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfopt.data.examples import Examples, Split
+from tfopt.data.files.splits import check_at_least_one
+from tfopt.data.text_files.documents import BYTES, Corpus, read_corpus
+from tfopt.errors import ConfigError
+
+
+def text_classes(
+    *,
+    directory: str | Path | None = None,
+    pattern: str = "**/*",
+    tokens: str | Path = BYTES,
+    length: int = 256,
+    encoding: str | None = None,
+    separator: str | None = None,
+    min_files: int = 5,
+    test_fraction: float = 0.2,
+    validation_fraction: float = 0.0,
+    max_unreadable: float = 0,
+    seed: int = 0,
+) -> Examples:
+    """Reads text files as examples for a classifier that tells the folder of a piece of text.
+
+    A file lies in one part as a whole, and each of its pieces is an example. Without a directory it reads Python's own
+    standard library: the classes are its packages. If the directory holds a folder `train`, the parts are the folders
+    as in tfopt.data.text, and the classes are the folders in them.
+
+    Args:
+        directory: Folder with one sub-folder per class. None means Python's standard library.
+        pattern: Pattern of the names of the files.
+        tokens: "bytes", or the path of a tokenizer.json of the package `tokenizers`.
+        length: Number of tokens of an example. The separator fills the last piece of a file.
+        encoding: Encoding of the files. None means that bytes are taken as they are, and that a tokenizer reads UTF-8.
+        separator: Token of the tokenizer that ends a document. The bytes' separator is 0.
+        min_files: Classes with fewer files are left out and noted.
+        test_fraction: Share of the files in the test part, the same for every class.
+        validation_fraction: Share of the files in the validation part. With 0 there is none.
+        max_unreadable: Number of files that may be unreadable or in another encoding; below 1 a share.
+        seed: Seed of the split and of the order.
+    Returns: Tokens int32 [length], and class numbers. The vocabulary of a model's embedding has 256 tokens for bytes.
+    Raises:
+        ConfigError: A folder is missing or holds no text, a file is unreadable, or fewer than two classes remain.
+    Example:
+        >>> examples = text_classes(pattern="[ej]*/*.py", length=64)
+        >>> examples.class_names
+        ('email', 'encodings', 'json')
+    """
+    check_at_least_one(length=length, min_files=min_files)
+    corpus = read_corpus(
+        directory,
+        pattern=pattern,
+        tokens=tokens,
+        encoding=encoding,
+        separator=separator,
+        test_fraction=test_fraction,
+        validation_fraction=validation_fraction,
+        max_unreadable=max_unreadable,
+        by_label=True,
+        seed=seed,
+    )
+    files = Counter(document.label for document in corpus.documents if document.label)
+    names = tuple(sorted(name for name, count in files.items() if count >= min_files))
+    if len(names) < 2:
+        raise ConfigError(
+            f"directory must hold at least two folders with min_files={min_files} text files each. Received: "
+            f"{len(names)} such folders in {corpus.name!r}. Set a smaller min_files, or add files."
+        )
+    few = len(files) - len(names)
+    notes = corpus.notes
+    notes += (f"{few} classes with fewer than {min_files} files were left out.",) if few else ()
+    outside = sum(1 for document in corpus.documents if not document.label)
+    notes += (f"{outside} files in no folder were left out.",) if outside else ()
+
+    def part(name: Split) -> Any:
+        return _part(name, corpus, names, length, seed)
+
+    return Examples(
+        name=f"text_classes {corpus.name}",
+        train=part("train"),
+        test=part("test"),
+        validation=part("validation") if any(each.part == "validation" for each in corpus.documents) else None,
+        outputs=len(names),
+        class_names=names,
+        decode=_example,
+        notes=notes,
+    )
+
+
+def _part(name: Split, corpus: Corpus, names: tuple[str, ...], length: int, seed: int) -> Any:
+    import tensorflow as tf
+
+    numbers = {label: number for number, label in enumerate(names)}
+    rows, labels = [], []
+    for document in corpus.documents:
+        if document.part != name or document.label not in numbers:
+            continue
+        count = -(-len(document.tokens) // length)
+        padded = np.full(count * length, corpus.tokens.separator, corpus.tokens.dtype)
+        padded[: len(document.tokens)] = document.tokens
+        rows.append(padded.reshape(count, length))
+        labels.append(np.full(count, numbers[document.label], np.int32))
+    if not sum(map(len, rows)):
+        raise ConfigError(f"The {name} part must hold text. Received: {len(rows)} files without any. Add files.")
+    order = np.random.default_rng(seed).permutation(sum(map(len, rows)))
+    return tf.data.Dataset.from_tensor_slices((np.concatenate(rows)[order], np.concatenate(labels)[order]))
+
+
+def _example(tokens: Any, label: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.cast(tokens, tf.int32), label

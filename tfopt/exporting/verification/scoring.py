@@ -1,0 +1,247 @@
+"""Labelled examples in the form that artifacts take, and the scores of several artifacts on them.
+
+The examples come in chunks, so a test part needs not fit in memory. A Score is updated chunk by chunk. For the accuracy
+of a classifier and for a function of the user, labels and outputs are kept until the end: the kind of classifier is
+found out from all of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.data.batches import iterate_batches
+from tfopt.errors import ConfigError
+from tfopt.exporting.manifest import TensorRecord
+from tfopt.tasks.scorer import Metric, Scorer, by_output, finite, higher_is_better, new_score, score_name
+from tfopt.tasks.scores import Score
+
+NO_DATA = "no labelled data given"
+CHUNK_BYTES = 2**26
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledExamples:
+    """A chunk of examples in the form that artifacts take: arrays by input name, and the labels."""
+
+    inputs: Mapping[str, np.ndarray]
+    labels: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """The scores of one artifact.
+
+    Attributes:
+        by_name: Its scores by name.
+        accuracy: The one accuracy of a classifier; None if the metric is another one, or if there are several.
+        agreement: Share of decisions in common, by the other artifact. Empty if the metric tells no classes.
+        higher_is_better: Whether higher scores are better.
+        reason: Why there is no accuracy, if there is none.
+    """
+
+    by_name: Mapping[str, float]
+    accuracy: float | None
+    agreement: Mapping[Any, float]
+    higher_is_better: bool
+    reason: str = ""
+
+
+class Scoreboard:
+    """Scores several artifacts on the same examples, chunk by chunk.
+
+    Args:
+        metric: As in `tfopt.verify`.
+        ops: The op that computes each output.
+    """
+
+    def __init__(self, metric: str | Metric | Score, ops: Mapping[str, str | None]) -> None:
+        self._metric, self._ops = metric, ops
+        self._kept: list[tuple[Any, Mapping[Any, Mapping[str, np.ndarray]]]] = []
+        self._streamed: dict[Any, dict[str, Score]] = {}
+        self._equal: Counter[Any] = Counter()
+        self._decided = 0
+        self._reference: Any = None
+
+    def add(self, labels: Any, outputs: Mapping[Any, Mapping[str, np.ndarray]], reference: Any) -> None:
+        """Adds a chunk.
+
+        Args:
+            labels: Its labels.
+            outputs: The outputs of each artifact, by artifact and name.
+            reference: The artifact whose outputs tell the kind of classifier.
+        """
+        self._reference = reference
+        if new_score(self._metric) is None:
+            self._kept.append((labels, outputs))
+            return
+        names = list(outputs[reference])
+        for name, targets in by_output(labels, names).items():
+            decisions = {}
+            for artifact, given in outputs.items():
+                scores = self._streamed.setdefault(artifact, {})
+                if name not in scores:
+                    scores[name] = _fresh(self._metric)
+                scores[name].update(targets, given[name])
+                decide = getattr(scores[name], "decisions", None)
+                if decide is not None:
+                    decisions[artifact] = decide(given[name])
+            for one, own in decisions.items():
+                self._decided += own.size if one is reference else 0
+                self._equal.update({(one, other): int((own == its).sum()) for other, its in decisions.items()})
+
+    def scores(self) -> Mapping[Any, Scores]:
+        """Returns the scores of each artifact.
+
+        Raises:
+            ConfigError: The metric is unknown, or does not fit the labels and outputs.
+        """
+        return self._of_kept() if self._kept else self._of_streamed()
+
+    def _of_streamed(self) -> dict[Any, Scores]:
+        found = {}
+        for artifact, scores in self._streamed.items():
+            several = len(self._ops) > 1
+            by_name = {score_name(score.name, output, several): finite(score) for output, score in scores.items()}
+            pairs = {other: count for (one, other), count in self._equal.items() if one is artifact}
+            found[artifact] = Scores(
+                by_name=by_name,
+                accuracy=None,
+                agreement={other: count / self._decided for other, count in pairs.items()},
+                higher_is_better=higher_is_better(self._metric),
+                reason=f"the score is {next(iter(scores.values())).name}",
+            )
+        return found
+
+    def _of_kept(self) -> dict[Any, Scores]:
+        labels = _concatenated([labels for labels, _ in self._kept])
+        outputs = {
+            artifact: {
+                name: np.concatenate([chunk[artifact][name] for _, chunk in self._kept])
+                for name in self._kept[0][1][artifact]
+            }
+            for artifact in self._kept[0][1]
+        }
+        scorer = Scorer(self._metric, labels, outputs[self._reference], self._ops)
+        found = {}
+        for artifact, own in outputs.items():
+            by_name = scorer.scores(own)
+            one = isinstance(self._metric, str) and len(by_name) == 1
+            agreement = {other: scorer.agreement(own, its) for other, its in outputs.items()}
+            found[artifact] = Scores(
+                by_name=by_name,
+                accuracy=next(iter(by_name.values())) if one else None,
+                agreement={other: share for other, share in agreement.items() if share is not None},
+                higher_is_better=higher_is_better(self._metric),
+                reason="" if one else "each output has its own" if scorer.decisions else "metric is a function",
+            )
+        return found
+
+
+def chunks(data: Any, specs: Mapping[str, TensorRecord]) -> Iterator[LabelledExamples]:
+    """Yields labelled data in chunks of about 64 MiB.
+
+    Args:
+        data: (inputs, labels), or batches of (inputs, labels), in any form that `iterate_batches` reads.
+        specs: The artifact's inputs by name, in the model's order.
+    Raises:
+        ConfigError: The data holds no examples or no labels, or they do not fit the inputs.
+    """
+    waiting: list[tuple[Any, Any]] = []
+    size, form = 0, None
+    for values, labels in iterate_batches(data, inputs=len(specs)):
+        if labels is None:
+            raise _no_labels(specs)
+        its_form = [part.shape[1:] for part in tf.nest.flatten((values, labels)) if part is not None]
+        if waiting and (size > CHUNK_BYTES or its_form != form):
+            yield _chunk(waiting, specs)
+            waiting, size = [], 0
+        waiting.append((values, labels))
+        form = its_form
+        size += sum(part.nbytes for part in tf.nest.flatten(values))
+    if not waiting:
+        raise _no_labels(specs)
+    yield _chunk(waiting, specs)
+
+
+def not_scored(scores: Scores | None, no_baseline: str) -> dict[str, str]:
+    """Returns the reasons why there is no accuracy or no agreement.
+
+    Args:
+        scores: The artifact's scores. None without labelled examples.
+        no_baseline: Why there is no baseline. It is empty where there is one.
+    """
+    no_accuracy = NO_DATA if scores is None else scores.reason
+    if scores is None:
+        no_agreement = NO_DATA
+    elif scores.agreement:
+        no_agreement = ""
+    else:
+        no_agreement = scores.reason
+    reasons = {
+        "accuracy": no_accuracy,
+        "baseline_accuracy": no_baseline or no_accuracy,
+        "agreement": no_baseline or no_agreement,
+    }
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
+def _no_labels(specs: Mapping[str, TensorRecord]) -> ConfigError:
+    several = f" The model's inputs, {list(specs)}, go into one dict or tuple." if len(specs) > 1 else ""
+    return ConfigError(
+        f"data must be labelled examples, (inputs, labels). Received: no examples, or no labels.{several}"
+    )
+
+
+def _fresh(metric: str | Metric | Score) -> Score:
+    score = new_score(metric)
+    assert score is not None  # only a Score is updated chunk by chunk
+    return score
+
+
+def _chunk(batches: list[tuple[Any, Any]], specs: Mapping[str, TensorRecord]) -> LabelledExamples:
+    labels = _concatenated([labels for _, labels in batches])
+    inputs = _join([values for values, _ in batches], specs)
+    count = len(next(iter(inputs.values())))
+    for part in tf.nest.flatten(labels):
+        if len(part) != count:
+            raise ConfigError(
+                f"data must have one label per example. Received: {count} examples and {len(part)} labels."
+            )
+    return LabelledExamples(inputs=inputs, labels=labels)
+
+
+def _concatenated(labels: list[Any]) -> Any:
+    try:
+        return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *labels)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"data must have labels of one form in every batch. Received: {error}.") from error
+
+
+def _join(batches: list[Any], specs: Mapping[str, TensorRecord]) -> dict[str, np.ndarray]:
+    """Returns all batches as one array per input of the artifact."""
+    joined = {}
+    for position, (name, spec) in enumerate(specs.items()):
+        try:
+            parts = [_part(values, name, position) for values in batches]
+            joined[name] = np.concatenate(parts).astype(spec.numpy_dtype)
+        except (LookupError, ValueError) as error:
+            raise ConfigError(f"data must give the inputs {list(specs)}. Received: no {name!r} ({error}).") from error
+        shape = joined[name].shape
+        wanted = spec.shape or (None,) * len(shape)
+        if len(shape) != len(wanted) or any(size not in (None, own) for size, own in zip(wanted, shape, strict=True)):
+            raise ConfigError(
+                f"data must have the shape of input {name!r}, {tuple(wanted)}. Received: examples of shape {shape}."
+            )
+    return joined
+
+
+def _part(values: Any, name: str, position: int) -> np.ndarray:
+    if isinstance(values, dict):
+        return np.asarray(values[name])
+    return np.asarray(values[position] if isinstance(values, (tuple, list)) else [values][position])

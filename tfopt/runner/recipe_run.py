@@ -1,0 +1,305 @@
+"""Runs a recipe: plan, examples, stages, verification, report."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+
+from tfopt.atomic.directories import check_target, exclusive
+from tfopt.data import EpochCounter, Examples, InputReport, decide, epoch_steps, measure
+from tfopt.errors import UnsupportedModelError
+from tfopt.exporting import ExportConfig, export, verify_together
+from tfopt.profiling import GpuMonitor
+from tfopt.pruning.weights import find_weights
+from tfopt.recipe import Recipe
+from tfopt.recipes import find_recipe
+from tfopt.report import PassReport, Phase, Receipt, RunReport
+from tfopt.reporting.progress import FitProgress
+from tfopt.reporting.terminal import PlanTable, pass_summary
+from tfopt.runner.augmentation import PlacedAugmentation, place_augmentation
+from tfopt.runner.run_report import environment, print_line, print_score, write_reports
+from tfopt.runner.stages import Fit, Stage, stages
+from tfopt.tasks import Task
+from tfopt.training import Ledger, Plan, TrainingConfig, ledger, plan
+from tfopt.training import compile as compile_model
+from tfopt.training.checkpointing.store import check_mode
+
+VERIFIED_AT_ONCE = 64
+MEASURED_SECONDS = 1.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """The result of a run.
+
+    Attributes:
+        model: The trained Keras model, pruned if the recipe prunes.
+        plan: The plan of the training.
+        report: The results and measurements of all stages, as plain records.
+        receipts: The receipt of each artifact by name ("float32", "pruned", "int8"); empty without an export.
+        export_dir: Directory of the artifacts, receipts.json and report.html; None without an export.
+    """
+
+    model: keras.Model
+    plan: Plan
+    report: RunReport
+    receipts: Mapping[str, Receipt]
+    export_dir: Path | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether every artifact was verified without a problem."""
+        return all(receipt.ok for receipt in self.receipts.values())
+
+
+def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | None = None) -> RunResult:
+    """Runs a recipe from training to the report.
+
+    Exports the trained model as float32/. If the recipe prunes or quantizes, also exports the pruned model as pruned/
+    and the quantized model as int8/. Verifies each artifact in a fresh process, and writes receipts.json and
+    report.html beside them.
+
+    Args:
+        recipe: A recipe, its name, or a .toml file.
+        quick: Whether to make a short trial run: few epochs on few examples, with another export directory.
+        console: Console for the progress. None means standard output.
+    Raises:
+        ConfigError: The recipe or its plan is wrong.
+        ExportError: The export directory cannot be written. This is checked before training.
+    Example:
+        >>> from tfopt.data.config import DataConfig
+        >>> from tfopt.recipe import ModelConfig
+        >>> from tfopt.training import TrainingConfig
+        >>> small = Recipe(
+        ...     name="small",
+        ...     model=ModelConfig(builder="mlp", arguments={"units": [8]}),
+        ...     data=DataConfig(source="synthetic", arguments={"examples": 100, "input_shape": [4]}),
+        ...     training=TrainingConfig(epochs=1),
+        ... )
+        >>> result = run(small, console=Console(quiet=True))
+        >>> result.report.phases[0].name, result.receipts
+        ('train', {})
+    """
+    settings = find_recipe(recipe)
+    if quick:
+        settings = settings.quick()
+    console = console or Console()
+    export_dir = None if settings.export_dir is None else Path(settings.export_dir)
+    if export_dir is not None:
+        for stage in stages(settings):
+            check_target(export_dir / stage.artifact)
+    for phase in (phase for stage in stages(settings) for phase in stage.fits):
+        own = _training_of(settings, phase)
+        if own.checkpoint_dir is not None:  # an error is raised before any stage trains
+            check_mode(own.checkpoint_dir, own.resume)
+    console.print(f"[bold]{escape(settings.name)}[/bold]  {escape(settings.description)}\n")
+    decided = plan(settings)
+    if not decided.is_chief:  # this worker trains the same weights; the chief exports them
+        return _run(settings, decided, None, Console(quiet=True))
+    with exclusive(export_dir) if export_dir is not None else contextlib.nullcontext():
+        return _run(settings, decided, export_dir, console)
+
+
+class _Work:
+    """A run in progress; see tfopt.runner.stages.Work."""
+
+    def __init__(
+        self, recipe: Recipe, decided: Plan, examples: Examples, augmentation: PlacedAugmentation, console: Console
+    ) -> None:
+        self.recipe, self.plan, self.examples, self.console = recipe, decided, examples, console
+        self._augmentation = augmentation
+        self.task: Task = recipe.find_task()
+        self.monitor = GpuMonitor()
+        self.model = _build(recipe, decided, examples)
+        self.phases: list[Phase] = []
+        self.passes: list[PassReport] = []
+
+    def fit(self, fit: Fit) -> None:
+        """Trains the model with Keras' own fit."""
+        training, data = self.recipe.training, self.recipe.data
+        steps = epoch_steps(
+            self.examples,
+            training.global_batch_size,
+            steps_per_epoch=training.steps_per_epoch,
+            drop_remainder=training.drop_remainder,
+            buckets=len(data.bucket_boundaries),
+        )
+        decided = replace(self.plan, config=_training_of(self.recipe, fit.name))
+        compile_model(
+            self.model,
+            decided,
+            optimizer=_optimizer(training, fit.learning_rate, steps * fit.epochs),
+            loss=self._loss(),
+            metrics=self.task.metrics(self.examples),
+            augment=self._augmentation.device,
+        )
+        options = {**data.pipeline_arguments(), "augment": self._augmentation.host}
+        history = self.model.fit(
+            decided.pipeline(self.examples, **options),
+            validation_data=decided.pipeline(self.examples, training=False, **options),
+            epochs=fit.epochs,
+            steps_per_epoch=training.steps_per_epoch,
+            shuffle=False,  # the pipeline shuffles
+            verbose=0,
+            callbacks=[*fit.callbacks, self.monitor, FitProgress(f"{fit.name:5}", console=self.console)],
+        )
+        has_own_step = type(self.model).train_step is not keras.Model.train_step
+        steps_taken = Ledger() if has_own_step else ledger(self.model)
+        self.phases.append(
+            Phase(
+                name=fit.name,
+                history={name: [float(value) for value in values] for name, values in history.history.items()},
+                step_time_ms=steps_taken.step_time_ms,
+                trace_seconds=steps_taken.trace_seconds,
+                compile_seconds=steps_taken.compile_seconds,
+            )
+        )
+
+    def _loss(self) -> Any:
+        soft_loss = self.task.soft_loss
+        make = soft_loss if soft_loss is not None and self._augmentation.needs_one_hot else self.task.loss
+        return make(self.examples)
+
+    def note(self, report: PassReport) -> None:
+        """Records and prints the report of a pass."""
+        self.passes.append(report)
+        self.console.print(pass_summary(report))
+
+    def calibration_data(self) -> Any:
+        """Returns batches of training examples in a random order, which is the same each time."""
+        return self.examples.batches("train", shuffle_seed=self.recipe.training.seed)
+
+    def measure_input(self) -> InputReport:
+        """Measures the pipeline of the training, and how long a step would wait for it."""
+        options = {**self.recipe.data.pipeline_arguments(), "augment": self._augmentation.host}
+        with self.console.status("measuring the input pipeline"):
+            report = measure(
+                replace(self.plan, epoch=EpochCounter()).pipeline(self.examples, **options),
+                step_time_ms=self.phases[0].step_time_ms,
+                seconds=MEASURED_SECONDS,
+            )
+        wait = "" if report.wait_ms is None else f"; a training step waits {report.wait_ms:.3g} ms for its batch"
+        print_line(f"input: {report.examples_per_second:,.0f} examples per second{wait}", self.console)
+        return report
+
+    def export(self, exported: Any, export_dir: Path, stage: Stage, baseline: str | None) -> None:
+        """Exports what a stage returned."""
+        target = export_dir / stage.artifact
+        with self.console.status(f"exporting {stage.artifact}"):
+            artifact = export(
+                exported,
+                target,
+                ExportConfig(int8_nodes="all"),  # the same nodes in every run, and the smallest artifact
+                calibration_data=self.calibration_data(),
+                baseline=None if baseline is None else export_dir / baseline,
+            )
+        print_line(f"exported {target}, {artifact.bytes_on_disk:,} bytes", self.console)
+
+
+def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Console) -> RunResult:
+    examples = settings.data.load()
+    augmentation = place_augmentation(settings, examples, decided)
+    decisions = (*decided.decisions, *decide(examples, settings.data), *augmentation.decisions)
+    console.print(PlanTable(decisions))
+    for note in examples.notes:
+        print_line(note, console)
+    with _seeded(settings.training.seed):
+        work = _Work(settings, decided, examples, augmentation, console)
+        console.print(f"\n{work.model.name}: {work.model.count_params():,} parameters, {_sizes(examples)}\n")
+        try:
+            ran = stages(settings)
+            for stage in ran:
+                exported = stage.run(work)
+                if export_dir is not None:  # the baseline is float32, also after pruning
+                    work.export(exported, export_dir, stage, None if stage is ran[0] else ran[0].artifact)
+        finally:
+            work.monitor.stop()
+    receipts = {} if export_dir is None else _verify(work, export_dir, ran)
+    report = RunReport(
+        recipe=settings.name,
+        description=settings.description,
+        task=work.task.name,
+        created=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        environment=environment(),
+        plan=decisions,
+        phases=work.phases,
+        utilization=work.monitor.utilization,
+        input=None if export_dir is None else work.measure_input(),
+        passes=work.passes,
+        receipts=receipts,
+    )
+    if export_dir is not None:
+        write_reports(report, export_dir, console)
+    else:
+        print_score(work.phases[-1], console)
+    return RunResult(model=work.model, plan=decided, report=report, receipts=receipts, export_dir=export_dir)
+
+
+def _verify(work: _Work, export_dir: Path, ran: Sequence[Stage]) -> dict[str, Receipt]:
+    names = [stage.artifact for stage in ran]
+    with work.console.status("verifying the artifacts, each in a fresh process"):
+        receipts = verify_together(
+            [export_dir / name for name in names],
+            data=work.examples.batches("test", VERIFIED_AT_ONCE),
+            metric=work.task.score(work.examples),
+        )
+    return dict(zip(names, receipts, strict=True))
+
+
+def _sizes(examples: Examples) -> str:
+    train, test = examples.size("train"), examples.size("test")
+    known = [f"{count:,} to {what} on" for count, what in ((train, "train"), (test, "test")) if count is not None]
+    return f"examples: {', '.join(known) or 'an unknown number'}"
+
+
+def _training_of(settings: Recipe, phase: str) -> TrainingConfig:
+    """Returns the training settings of one phase. Each phase has its own checkpoint directory."""
+    training = settings.training
+    if training.checkpoint_dir is None:
+        return training
+    # resume=True requires a checkpoint of the first phase. The run may have stopped before a later phase began.
+    resume = "auto" if training.resume is True and phase != "train" else training.resume
+    return replace(training, checkpoint_dir=str(Path(training.checkpoint_dir) / phase), resume=resume)
+
+
+def _optimizer(training: TrainingConfig, rate: float, steps: int) -> keras.optimizers.Optimizer:
+    if isinstance(training.optimizer, str):
+        schedule = keras.optimizers.schedules.CosineDecay(rate, steps) if training.decay == "cosine" else rate
+        return keras.optimizers.get({"class_name": training.optimizer, "config": {"learning_rate": schedule}})
+    # A new optimizer: its slots belong to one fit of one model.
+    return type(training.optimizer).from_config(training.optimizer.get_config())
+
+
+def _build(settings: Recipe, decided: Plan, examples: Examples) -> keras.Model:
+    with decided.scope():
+        model = settings.model.build(examples.input_shape, examples.outputs)
+    if not isinstance(model, keras.Model) or not model.built:
+        raise UnsupportedModelError(
+            f"The builder must return a built Keras 3 model. Received: {model!r} from {settings.model.builder!r}. "
+            "Begin the model with keras.Input, or call it once on a batch."
+        )
+    if settings.pruning is not None:
+        find_weights(model, settings.pruning.exclude)  # raises its errors before the training
+    return model
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seeds Python, NumPy and TensorFlow, and restores the generators of Python and NumPy at the end."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    keras.utils.set_random_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)

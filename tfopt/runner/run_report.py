@@ -1,0 +1,58 @@
+"""Writes the receipts and the report of a run, and prints its last lines."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+from rich.console import Console
+
+from tfopt.atomic.files import write_text
+from tfopt.hardware import detect
+from tfopt.report import Phase, RunReport
+from tfopt.reporting.terminal import ReceiptsTable
+from tfopt.score_text import score_label, show_score
+
+
+def write_reports(report: RunReport, export_dir: Path, console: Console) -> None:
+    from tfopt.reporting.html_page import write_html  # here, because it imports matplotlib
+
+    receipts = {name: receipt.to_dict() for name, receipt in report.receipts.items()}
+    write_text(export_dir / "receipts.json", json.dumps(receipts, indent=2))
+    page = write_html(report, export_dir / "report.html")
+    console.print()
+    console.print(ReceiptsTable(report.receipts))
+    for receipt in report.receipts.values():
+        for problem in receipt.problems:
+            print_line(f"{receipt.artifact}: {problem}", console, style="red")
+    for name in sorted({"float32", "pruned", "int8"} - set(report.receipts)):
+        if (export_dir / name).exists():
+            print_line(f"{export_dir / name} is from an earlier run", console)
+    print_line(f"\nreport: {page}", console)
+
+
+def print_line(words: str, console: Console, style: str | None = None) -> None:
+    """Prints a line with a path, which must not be wrapped or read as markup."""
+    console.print(words, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def environment() -> dict[str, str]:
+    hardware = detect()
+    return {
+        "TensorFlow": tf.__version__,
+        "Keras": keras.__version__,
+        "Python": platform.python_version(),
+        "processor": f"{hardware.cpu_model or 'unknown'}, {hardware.logical_cores} cores",
+        "GPU": ", ".join(gpu.name for gpu in hardware.gpus) or "none",
+    }
+
+
+def print_score(phase: Phase, console: Console) -> None:
+    """Prints the last figures of the validation: the metrics, or the loss if there are none."""
+    names = [name.removeprefix("val_") for name in phase.history if name.startswith("val_")]
+    metrics = [name for name in names if name != "loss" and not name.endswith("_loss")] or ["loss"]
+    shown = [f"{score_label(name).lower()} {show_score(name, phase.history[f'val_{name}'][-1])}" for name in metrics]
+    console.print(f"\non the validation examples: {', '.join(shown)}; nothing exported")

@@ -1,0 +1,134 @@
+"""What a model is trained for. Nothing else knows a loss or a metric by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tfopt.data.examples import Examples
+from tfopt.tasks.scores import BitsPerByte, MeanAbsoluteError, MeanIoU, Score
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A task: functions of the examples that make what training and verification need.
+
+    The outputs of the models are logits, or the values themselves for a regression.
+
+    Attributes:
+        name: Name of the task.
+        loss: Makes the loss, anything that Keras' `compile` accepts.
+        metrics: Makes the metrics of Keras' `compile`: a list, or a dict by output name.
+        score: Makes the score of an artifact: a Score, or a metric name of `tfopt.verify`, such as "accuracy".
+        soft_loss: Makes the loss for targets that mix several classes (mixup, cutmix): one float for each class. None
+            if the task has no such targets.
+
+    Example:
+        >>> from tfopt.data import synthetic
+        >>> TASKS["regression"].loss(synthetic(examples=100, input_shape=(2,))).name
+        'mean_squared_error'
+    """
+
+    name: str
+    loss: Callable[[Examples], Any]
+    metrics: Callable[[Examples], Any]
+    score: Callable[[Examples], Score | str]
+    soft_loss: Callable[[Examples], Any] | None = None
+
+
+# Keras is imported in the functions: a recipe names its task without it.
+
+
+def _cross_entropy(examples: Examples) -> Any:
+    import keras
+
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=examples.ignored_target)
+
+
+def _soft_cross_entropy(examples: Examples) -> Any:
+    import keras
+
+    return keras.losses.CategoricalCrossentropy(from_logits=True)
+
+
+def _binary_cross_entropy(examples: Examples) -> Any:
+    import keras
+
+    return keras.losses.BinaryCrossentropy(from_logits=True)
+
+
+def _squared_error(examples: Examples) -> Any:
+    import keras
+
+    return keras.losses.MeanSquaredError()
+
+
+def _decisions(examples: Examples) -> list[Any]:
+    import keras
+
+    return [keras.metrics.BinaryAccuracy(threshold=0.0, name="accuracy")]
+
+
+def _mean_iou(examples: Examples) -> list[Any]:
+    import keras
+
+    return [
+        keras.metrics.MeanIoU(
+            num_classes=examples.outputs,
+            ignore_class=examples.ignored_target,
+            sparse_y_pred=False,
+            name="mean_iou",
+        )
+    ]
+
+
+def _bits(examples: Examples) -> list[Any]:
+    from tfopt.tasks.keras_metrics import BitsPerByteMetric
+
+    return [BitsPerByteMetric(examples.bytes_per_target, examples.ignored_target, name="bits_per_byte")]
+
+
+def _absolute_error(examples: Examples) -> list[Any]:
+    import keras
+
+    return [keras.metrics.MeanAbsoluteError(name="mean_absolute_error")]
+
+
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        Task(
+            name="classification",
+            loss=_cross_entropy,
+            soft_loss=_soft_cross_entropy,
+            metrics=lambda examples: ["accuracy"],
+            score=lambda examples: "accuracy",
+        ),
+        Task(
+            name="multi_label_classification",
+            loss=_binary_cross_entropy,
+            soft_loss=_binary_cross_entropy,
+            metrics=_decisions,
+            score=lambda examples: "binary_accuracy_from_logits",
+        ),
+        Task(
+            name="segmentation",
+            loss=_cross_entropy,
+            metrics=_mean_iou,
+            score=lambda examples: MeanIoU(examples.ignored_target),
+        ),
+        Task(
+            name="language_model",
+            loss=_cross_entropy,
+            metrics=_bits,
+            score=lambda examples: BitsPerByte(examples.bytes_per_target, examples.ignored_target),
+        ),
+        Task(
+            name="regression",
+            loss=_squared_error,
+            metrics=_absolute_error,
+            score=lambda examples: MeanAbsoluteError(),
+        ),
+    )
+}
