@@ -24,7 +24,6 @@ END_OF_JPEG = b"\xff\xd9"
 # The size of a JPEG is read before it is known whether a file is one. Other files are replaced by this header, of 1x1.
 TINY_JPEG = bytes.fromhex("ffd8ffc0000b08000100010101 1100ffda0008010100003f00ffd9")
 RATIOS = (1, 2, 4, 8)
-OTHER = len(RATIOS)  # the branch after those of the ratios
 SMALLEST_FILE = 26  # bytes
 TAIL_BYTES = 2**16  # cameras and editors write other data behind the end of an image
 ANIMATED = 2  # the bit of an extended WebP's flags
@@ -98,12 +97,13 @@ def decode_image(
     """
     # An operation costs microseconds, as much as a part of a small image. So a whole JPEG, the usual case, is found by
     # few of them, and every other file is looked at in a branch of its own.
-    is_jpeg = _at(content, 0, JPEG) & (tf.strings.length(content) >= SMALLEST_FILE)
+    ratios = RATIOS[:1] if size is None or exact else RATIOS
+    is_jpeg = _is_whole_jpeg(content)
     jpeg = tf.where(is_jpeg, content, TINY_JPEG)
-    branch = tf.where(is_jpeg & (tf.strings.substr(jpeg, -2, 2) == END_OF_JPEG), _ratio(jpeg, size, exact), OTHER)
+    branch = tf.where(is_jpeg, _number_of_ratio(jpeg, size, ratios), len(ratios))
     if channels == 1:  # TensorFlow turns CMYK into colour, but not into grey
-        branch = tf.where(tf.image.extract_jpeg_shape(jpeg)[2] == 4, OTHER, branch)
-    branches = [partial(_jpeg, content, size, channels, ratio, exact) for ratio in RATIOS]
+        branch = tf.where(tf.image.extract_jpeg_shape(jpeg)[2] == 4, len(ratios), branch)
+    branches = [partial(_jpeg, content, size, channels, ratio, exact) for ratio in ratios]
     pixels = tf.switch_case(branch, [*branches, partial(_other, content, name, size, channels)])
     return tf.ensure_shape(pixels, (*(size or (None, None)), channels))
 
@@ -130,25 +130,27 @@ def decode_jpeg(
         >>> decode_jpeg(content, "black.jpg", size=(20, 30)).shape.as_list()
         [20, 30, 3]
     """
-    is_whole = _at(content, 0, JPEG) & (tf.strings.length(content) >= SMALLEST_FILE)
-    jpeg = tf.where(is_whole, content, TINY_JPEG)
-    is_whole &= tf.strings.substr(jpeg, -2, 2) == END_OF_JPEG
+    ratios = RATIOS[:1] if size is None or exact else RATIOS
     words = [f"{RULE} Received, it is cut off, or no JPEG:", name]
-    with tf.control_dependencies([tf.raw_ops.Assert(condition=is_whole, data=words)]):
-        jpeg = tf.identity(jpeg)
-    branches = [partial(_jpeg, jpeg, size, channels, ratio, exact) for ratio in RATIOS]
-    if size is None or exact:
-        branches = branches[:1]
-    pixels = branches[0]() if len(branches) == 1 else tf.switch_case(_ratio(jpeg, size, exact), branches)
+    with tf.control_dependencies([tf.raw_ops.Assert(condition=_is_whole_jpeg(content), data=words)]):
+        jpeg = tf.identity(content)
+    branches = [partial(_jpeg, jpeg, size, channels, ratio, exact) for ratio in ratios]
+    pixels = branches[0]() if len(ratios) == 1 else tf.switch_case(_number_of_ratio(jpeg, size, ratios), branches)
     return tf.ensure_shape(pixels, (*(size or (None, None)), channels))
 
 
-def _ratio(jpeg: Any, size: tuple[int, int] | None, exact: bool) -> Any:
+def _is_whole_jpeg(content: Any) -> Any:
+    length = tf.strings.length(content)
+    end = tf.strings.substr(content, tf.maximum(length - 2, 0), 2)
+    return _at(content, 0, JPEG) & (end == END_OF_JPEG) & (length >= SMALLEST_FILE)
+
+
+def _number_of_ratio(jpeg: Any, size: tuple[int, int] | None, ratios: tuple[int, ...]) -> Any:
     """Returns the number of the largest ratio at which a decoded JPEG is at least as large as the size."""
-    if size is None or exact:
+    if size is None or len(ratios) == 1:
         return 0
     # A decoder rounds sizes up: 375 pixels at 1/2 are 188. So an image of 2 * (188 - 1) + 1 pixels is large enough.
-    smallest = [[ratio * (side - 1) + 1 for side in size] for ratio in RATIOS[1:]]
+    smallest = [[ratio * (side - 1) + 1 for side in size] for ratio in ratios[1:]]
     fits = tf.reduce_all(tf.image.extract_jpeg_shape(jpeg)[:2] >= tf.constant(smallest), axis=1)
     return tf.reduce_sum(tf.cast(fits, tf.int32))
 
