@@ -50,6 +50,14 @@ def first_problems(paths: Iterable[Path], checks: Sequence[Callable[[Path], str 
         return {path: problem for path, problem in pool.map(first, paths) if problem}
 
 
+def is_plain_jpeg(path: Path) -> bool:
+    """Returns whether a file is a JPEG without other data behind its end marker."""
+    with path.open("rb") as file:
+        start = file.read(3)
+        file.seek(-2, 2)
+        return start == b"\xff\xd8\xff" and file.read(2) == b"\xff\xd9"
+
+
 def header_problem(path: Path) -> str | None:
     """Returns why a file is no whole image, by its first and last bytes; None if it may be one."""
     try:
