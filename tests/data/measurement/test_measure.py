@@ -181,3 +181,10 @@ def test_a_data_set_that_cannot_be_taken_apart_is_measured_as_a_whole():
     dataset = numbers(100).map(lambda number: tf.cast([number], tf.float32)).batch(4)
     report = measure(dataset, seconds=0.3, step=lambda batch: model(batch))
     assert report.examples_per_second > 0
+
+
+def test_a_pipeline_that_nobody_else_holds():
+    """The functions of a data set must live as long as its stages are measured."""
+    images = np.zeros((64, 8, 8, 1), "float32")
+    report = measure(pipeline((images, np.arange(64)), batch_size=8, random_shift=1, epoch=EpochCounter()), seconds=0.3)
+    assert any(stage.name.startswith("map") for stage in report.stages)

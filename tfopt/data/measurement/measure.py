@@ -80,19 +80,19 @@ def measure(
             "tfopt.data.pipeline makes one of arrays and of examples."
         )
     for_stages, full_speed, with_steps = (share * seconds for share in SHARES)
-    if isinstance(dataset, PerEpoch):
-        dataset = dataset.of_epoch(0)
-    stages, why_none = _stages(dataset)
+    # `dataset` keeps its name: TensorFlow frees the functions of a data set together with it, and the stages call them.
+    epoch = dataset.of_epoch(0) if isinstance(dataset, PerEpoch) else dataset
+    stages, why_none = _stages(epoch)
     measured = [stage for stage in stages if not stage.is_passive]
     if any(stage.kind == "cache" for stage in stages):
-        _fill_cache(dataset, 3 * seconds)
-    free = _run(dataset, full_speed, lambda batch: None)
-    cardinality = int(dataset.cardinality())
+        _fill_cache(epoch, 3 * seconds)
+    free = _run(epoch, full_speed, lambda batch: None)
+    cardinality = int(epoch.cardinality())
     batches = cardinality if cardinality >= 0 else free.batches
     waiting = None
     if step is not None or step_time_ms is not None:
         idle = (step_time_ms or 0.0) / 1e3
-        waiting = _run(dataset, with_steps, step if step is not None else lambda batch: time.sleep(idle))
+        waiting = _run(epoch, with_steps, step if step is not None else lambda batch: time.sleep(idle))
     speeds = stage_speeds(stages, free.examples, for_stages) if measured else []
     slowest = _slowest(measured, speeds, free if waiting is None else waiting, batches)
     unavailable = {} if speeds else {"stages": why_none}
