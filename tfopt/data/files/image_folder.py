@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tfopt.data.examples import Examples, Split
-from tfopt.data.files.image_files import DECODED, image_files, is_plain_jpeg, unreadable
+from tfopt.data.files.image_files import DECODED, are_plain_jpegs, image_files, unreadable
 from tfopt.data.files.masks import Masks, mask_problems
 from tfopt.data.files.splits import (
     check_at_least_one,
@@ -110,7 +110,7 @@ def image_folder(
     )
     paths = [str(file.path) for file in files]
     decoder = EncodedImage(size=(height, width), channels=channels, exact=exact)
-    plain = channels == 3 and all(is_plain_jpeg(file.path) for file in files)
+    plain = channels == 3 and are_plain_jpegs([file.path for file in files])
     images = _Images(root, decoder, plain)
     if mask_root is None:
         return _examples(root, chosen, (paths, classes), images.with_label, len(names), names, notes, images.stored())
