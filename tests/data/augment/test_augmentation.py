@@ -187,7 +187,7 @@ def test_nothing_changes_without_a_setting():
 )
 def test_inputs_that_are_not_images_are_refused(example, message):
     with pytest.raises(ConfigError, match=message):
-        augmentation_of({"crop": 1})(example, SEED)
+        augmentation_of({"zoom": 0.1})(example, SEED)
 
 
 def test_masks_of_the_wrong_form_are_refused():

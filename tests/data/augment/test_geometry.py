@@ -31,7 +31,9 @@ def named(moves, count):
 def test_crop_and_flip_copy_pixels_as_numpy_does(pixels, flip, mode, on_gpu):
     moves, each = moves_of(AugmentConfig(crop=pixels, flip=flip), len(IMAGES))
     fill = 7 if mode == "constant" else 0
-    moved = crop_and_flip(tf.constant(IMAGES), moves, crop=pixels, fill_mode=mode, fill_value=fill, on_gpu=on_gpu)
+    moved = crop_and_flip(
+        tf.constant(IMAGES), moves, crop=pixels, flip=flip, fill_mode=mode, fill_value=fill, on_gpu=on_gpu
+    )
     for image, drawn, found in zip(IMAGES, each, moved.numpy(), strict=True):
         numbers = (drawn[name] for name in ("offset_y", "offset_x", "mirror_y", "mirror_x"))
         np.testing.assert_array_equal(found, reference.crop_and_flip(image, pixels, *numbers, mode, fill))
@@ -42,7 +44,7 @@ def test_a_crop_of_any_number_of_images_and_any_padding(size):
     images = RNG.integers(0, 256, (size, 4, 5, 1)).astype("uint8")
     moves, each = moves_of(AugmentConfig(crop=9), size)  # more padding than image
     for mode in MODES:
-        moved = crop_and_flip(tf.constant(images), moves, crop=9, fill_mode=mode, fill_value=0)
+        moved = crop_and_flip(tf.constant(images), moves, crop=9, flip=None, fill_mode=mode, fill_value=0)
         wanted = [
             reference.crop_and_flip(image, 9, drawn["offset_y"], drawn["offset_x"], False, False, mode)
             for image, drawn in zip(images, each, strict=True)
@@ -83,7 +85,7 @@ def test_the_transform_moves_by_whole_pixels_exactly_as_the_crop(mode):
     moves, _ = moves_of(config, len(IMAGES))
     matrices = transforms(moves, tf.constant(len(IMAGES)), tf.constant(IMAGES.shape[1:3]))
     projected = project(tf.constant(IMAGES), matrices, fill_mode=mode, fill_value=0.0)
-    cropped = crop_and_flip(tf.constant(IMAGES), moves, crop=3, fill_mode=mode, fill_value=0)
+    cropped = crop_and_flip(tf.constant(IMAGES), moves, crop=3, flip="both", fill_mode=mode, fill_value=0)
     np.testing.assert_array_equal(projected, cropped)
 
 

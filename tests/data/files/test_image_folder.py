@@ -209,19 +209,6 @@ def test_masks_that_do_not_fit_are_counted_or_refused(masked):
         few.arrays("train")
 
 
-def test_a_folder_of_jpegs_has_a_path_of_its_own_and_the_same_pixels(tmp_path, save):
-    for number in range(8):
-        save(tmp_path / "ab"[number % 2] / f"{number}.jpg", number, height=60 + 20 * number, width=90 + 30 * number)
-    quick = image_folder(directory=tmp_path, image_size=(40, 60), test_fraction=0.5)
-    with (tmp_path / "a" / "0.jpg").open("ab") as file:
-        file.write(b"other data behind the image")
-    slow = image_folder(directory=tmp_path, image_size=(40, 60), test_fraction=0.5)
-    np.testing.assert_array_equal(quick.x_train, slow.x_train)
-    damage(tmp_path / paths(quick.test)[0], "cut")
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"cut off, or no JPEG.*[ab]/\d.jpg"):
-        quick.arrays("test")
-
-
 def test_converted_folders_hold_the_files_and_give_the_same_examples(folder, masked, tmp_path):
     for number, examples in enumerate(
         [

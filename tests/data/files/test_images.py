@@ -43,7 +43,7 @@ WHOLE = {
     "webp_with_alpha": encoded(PHOTO.convert("RGBA"), "WEBP", lossless=True),
 }
 BROKEN = {
-    "zero_bytes": (b"", "empty or too short"),
+    "zero_bytes": (b"", "too short"),
     "text": (b"This is a file of text and not an image.", "starts like none"),
     "tiff": (encoded(PHOTO, "TIFF"), "starts like none"),
     "black_and_white_bmp": (encoded(PHOTO.convert("1"), "BMP"), "fewer than 8 bits"),

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tfopt.data.examples import Examples, Split
-from tfopt.data.files.image_files import DECODED, are_plain_jpegs, image_files, unreadable
+from tfopt.data.files.image_files import DECODED, image_files, unreadable
 from tfopt.data.files.masks import Masks, mask_problems
 from tfopt.data.files.splits import (
     check_at_least_one,
@@ -110,8 +110,7 @@ def image_folder(
     )
     paths = [str(file.path) for file in files]
     decoder = EncodedImage(size=(height, width), channels=channels, exact=exact)
-    plain = channels == 3 and are_plain_jpegs([file.path for file in files])
-    images = _Images(root, decoder, plain)
+    images = _Images(root, decoder)
     if mask_root is None:
         return _examples(root, chosen, (paths, classes), images.with_label, len(names), names, notes, images.stored())
     masks_of = Masks([file.path for file in files], root, mask_root, (height, width), names, ignored_target)
@@ -136,18 +135,11 @@ class _Images(NamedTuple):
 
     root: Path
     decoder: EncodedImage
-    plain: bool  # whether all files are JPEGs without other data behind them
 
     def read(self, path: Any) -> Any:
         import tensorflow as tf
 
-        from tfopt.data.files.images import decode_jpeg
-
-        content = tf.io.read_file(path)
-        if not self.plain:
-            return self.decoder(content, path)
-        image = decode_jpeg(content, path, self.decoder.size, self.decoder.channels, exact=self.decoder.exact)
-        return tf.cast(image, tf.float32) / 255
+        return self.decoder(tf.io.read_file(path), path)
 
     def with_label(self, path: Any, label: Any) -> Any:
         return self.read(path), label

@@ -13,15 +13,17 @@ BMP with a palette or with compression. A look at the first bytes finds them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-JPEG, PNG, GIF, BMP, RIFF, WEBP = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"RIFF", b"WEBP"
+JPEG, PNG, GIF, BMP, WEBP = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"WEBP"
+END_OF_JPEG = b"\xff\xd9"
+# The size of a JPEG is read before it is known whether a file is one. Other files are replaced by this header, of 1x1.
+TINY_JPEG = bytes.fromhex("ffd8ffc0000b08000100010101 1100ffda0008010100003f00ffd9")
 RATIOS = (1, 2, 4, 8)
-OTHER, PALETTE = len(RATIOS), len(RATIOS) + 1  # the branches after those of the ratios
+OTHER = len(RATIOS)  # the branch after those of the ratios
 SMALLEST_FILE = 26  # bytes
 ANIMATED = 2  # the bit of an extended WebP's flags
 RULE = "An image must be a whole JPEG, PNG, GIF, BMP or WebP file."
@@ -54,101 +56,27 @@ def decode_image(
         >>> decode_image(content, "black.jpg", size=(20, 30)).shape.as_list()
         [20, 30, 3]
     """
-    long_enough = tf.strings.length(content) >= SMALLEST_FILE
-    with tf.control_dependencies([_check(long_enough, "it is empty or too short", name)]):
-        content = tf.identity(content)
-    start = tf.strings.substr(content, 0, 34)
-    is_jpeg = _at(start, 0, JPEG)
-    is_bmp = _at(start, 0, BMP)
-    others = _at(start, 0, PNG) | _at(start, 0, GIF) | (_at(start, 0, RIFF) & _at(start, 8, WEBP))
-    with tf.control_dependencies([_check(is_jpeg | is_bmp | others, "it starts like none of these", name)]):
-        branch = tf.cond(
-            is_jpeg,
-            partial(_branch_of_jpeg, content, name, size, channels, exact),
-            partial(_branch_of_others, content, name, start),
-        )
+    # An operation costs microseconds, as much as a part of a small image. So a whole JPEG, the usual case, is found by
+    # few of them, and every other file is looked at in a branch of its own.
+    starts = _at(content, 0, JPEG) & (tf.strings.length(content) >= SMALLEST_FILE)
+    is_jpeg = starts & (tf.strings.substr(tf.where(starts, content, TINY_JPEG), -2, 2) == END_OF_JPEG)
+    jpeg = tf.where(is_jpeg, content, TINY_JPEG)
+    branch = tf.where(is_jpeg, _ratio(jpeg, size, exact), OTHER)
+    if channels == 1:  # TensorFlow turns CMYK into colour, but not into grey
+        branch = tf.where(tf.image.extract_jpeg_shape(jpeg)[2] == 4, OTHER, branch)
     branches = [partial(_jpeg, content, size, channels, ratio, exact) for ratio in RATIOS]
-    branches += [partial(_other, content, size, channels), partial(_with_palette, content, size, channels)]
-    pixels = tf.switch_case(branch, branches)
+    pixels = tf.switch_case(branch, [*branches, partial(_other, content, name, size, channels)])
     return tf.ensure_shape(pixels, (*(size or (None, None)), channels))
 
 
-def decode_jpeg(
-    content: Any, name: Any, size: tuple[int, int] | None = None, channels: int = 3, *, exact: bool = False
-) -> tf.Tensor:
-    """Decodes a JPEG that ends with its end marker, to the same pixels as `decode_image`, and faster.
-
-    `decode_image` has branches for the formats, and each branch in TensorFlow costs a call of a function. This function
-    is for files of which the format is known.
-
-    Args:
-        content: The bytes of a file, a string scalar.
-        name: The file or record for the error message, a string scalar.
-        size: (height, width) of the result. None leaves the size of the file.
-        channels: 3 for colour. 1 for grey, but not of a JPEG in CMYK.
-        exact: Whether to decode all pixels with the precise method, as in `decode_image`.
-    Returns: uint8 [height, width, channels].
-    Raises:
-        tf.errors.InvalidArgumentError: The content is no JPEG, or does not end with its end marker.
-    Example:
-        >>> content = tf.io.encode_jpeg(tf.zeros((60, 80, 3), tf.uint8))
-        >>> decode_jpeg(content, "black.jpg", size=(20, 30)).shape.as_list()
-        [20, 30, 3]
-    """
-    long_enough = tf.strings.length(content) >= SMALLEST_FILE
-    with tf.control_dependencies([_check(long_enough, "it is empty or too short", name)]):
-        is_whole = _at(content, 0, JPEG) & (tf.strings.substr(content, -2, 2) == b"\xff\xd9")
-    with tf.control_dependencies([_check(is_whole, "it is cut off, or no JPEG", name)]):
-        content = tf.identity(content)
+def _ratio(jpeg: Any, size: tuple[int, int] | None, exact: bool) -> Any:
+    """Returns the number of the largest ratio at which a decoded JPEG is at least as large as the size."""
     if size is None or exact:
-        pixels = _jpeg(content, size, channels, 1, exact)
-    else:
-        branches = [partial(_jpeg, content, size, channels, ratio, exact) for ratio in RATIOS]
-        pixels = tf.switch_case(_number_of_ratio(tf.image.extract_jpeg_shape(content), size), branches)
-    return tf.ensure_shape(pixels, (*(size or (None, None)), channels))
-
-
-def _branch_of_jpeg(content: Any, name: Any, size: tuple[int, int] | None, channels: int, exact: bool) -> tf.Tensor:
-    """Returns the number of the branch that decodes a JPEG: the ratio by which it is decoded smaller."""
-    ends = tf.strings.substr(content, -2, 2) == b"\xff\xd9"
-    whole = tf.cond(ends, lambda: True, lambda: _holds(content, b"\xff\xd9"))
-    with tf.control_dependencies([_check(whole, "it is cut off", name)]):
-        shape = tf.image.extract_jpeg_shape(content)
-    branch = tf.constant(0)
-    if size is not None and not exact:
-        branch = _number_of_ratio(shape, size)
-    # TensorFlow turns CMYK into colour, but not into grey.
-    return tf.where(shape[2] == 4, OTHER, branch) if channels == 1 else branch
-
-
-def _branch_of_others(content: Any, name: Any, start: Any) -> tf.Tensor:
-    is_png, is_bmp, is_webp = _at(start, 0, PNG), _at(start, 0, BMP), _at(start, 8, WEBP)
-    header = tf.strings.join([start, b"\0" * 34])
-    size = tf.strings.length(content)
-    ends = tf.strings.substr(content, -8, 4) == b"IEND"
-    whole = tf.cond(~is_png | ends, lambda: True, lambda: _holds(content, b"IEND"))
-    whole &= ~is_webp | (_number(header, 4, tf.int32) <= size - 8)
-    whole &= ~is_bmp | (_number(header, 2, tf.int32) <= size)
-    last = tf.strings.substr(content, -1, 1)
-    whole &= ~_at(start, 0, GIF) | (last == b";") | (last == b"\0")  # some programs fill up with zeros
-    flags = _number(header, 20, tf.uint8)
-    animated = is_webp & _at(start, 12, b"VP8X") & (tf.bitwise.bitwise_and(flags, ANIMATED) > 0)
-    bits, compression = _number(header, 28, tf.int16), _number(header, 30, tf.int32)
-    plain = (bits == 8) | (bits == 24) | (bits == 32)
-    plain &= (compression == 0) | ((compression == 3) & (bits == 32))
-    checks = [
-        _check(whole, "it is cut off", name),
-        _check(~animated, "an animated WebP, which TensorFlow cannot decode", name),
-        _check(~is_bmp | plain, "a BMP with compression or fewer than 8 bits per pixel", name),
-    ]
-    with tf.control_dependencies(checks):
-        return tf.where(is_bmp & (bits == 8), PALETTE, OTHER)
-
-
-def _number_of_ratio(shape: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
-    # A decoder rounds sizes up: 375 pixels at 1/2 are 188.
-    fits = [tf.reduce_all((shape[:2] + (ratio - 1)) // ratio >= size) for ratio in RATIOS[1:]]
-    return tf.add_n([tf.cast(each, tf.int32) for each in fits])
+        return 0
+    # A decoder rounds sizes up: 375 pixels at 1/2 are 188. So an image of 2 * (188 - 1) + 1 pixels is large enough.
+    smallest = [[ratio * (side - 1) + 1 for side in size] for ratio in RATIOS[1:]]
+    fits = tf.reduce_all(tf.image.extract_jpeg_shape(jpeg)[:2] >= tf.constant(smallest), axis=1)
+    return tf.reduce_sum(tf.cast(fits, tf.int32))
 
 
 def _jpeg(content: Any, size: tuple[int, int] | None, channels: int, ratio: int, exact: bool) -> tf.Tensor:
@@ -156,22 +84,56 @@ def _jpeg(content: Any, size: tuple[int, int] | None, channels: int, ratio: int,
     return _resize(tf.io.decode_jpeg(content, channels=channels, ratio=ratio, **faster), size)
 
 
-def _other(content: Any, size: tuple[int, int] | None, channels: int) -> tf.Tensor:
-    return _resize(_grey_if(channels, tf.io.decode_image(content, channels=3, expand_animations=False)), size)
+def _other(content: Any, name: Any, size: tuple[int, int] | None, channels: int) -> tf.Tensor:
+    """Decodes a file of another kind, and a JPEG whose end is not the end of the file."""
+    with tf.control_dependencies([_check(tf.strings.length(content) >= SMALLEST_FILE, "it is too short", name)]):
+        start = tf.strings.join([tf.strings.substr(content, 0, 34), b"\0" * 34])
+    kinds = {JPEG: _at(start, 0, JPEG), PNG: _at(start, 0, PNG), GIF: _at(start, 0, GIF), BMP: _at(start, 0, BMP)}
+    kinds[WEBP] = _at(start, 0, b"RIFF") & _at(start, 8, WEBP)
+    known = tf.reduce_any(list(kinds.values()))
+    whole = tf.cond(known, partial(_is_whole, content, start, kinds), lambda: True)
+    animated = _at(start, 12, b"VP8X") & (tf.bitwise.bitwise_and(_number(start, 20, tf.uint8), ANIMATED) > 0)
+    bits, compression = _number(start, 28, tf.int16), _number(start, 30, tf.int32)
+    plain = (bits == 8) | (bits == 24) | (bits == 32)
+    plain &= (compression == 0) | ((compression == 3) & (bits == 32))
+    checks = [
+        _check(known, "it starts like none of these", name),
+        _check(whole, "it is cut off", name),
+        _check(~(kinds[WEBP] & animated), "an animated WebP, which TensorFlow cannot decode", name),
+        _check(~kinds[BMP] | plain, "a BMP with compression or fewer than 8 bits per pixel", name),
+    ]
+    with tf.control_dependencies(checks):
+        has_palette = tf.identity(kinds[BMP] & (bits == 8))
+    pixels = tf.cond(
+        has_palette,
+        partial(_with_palette, content),
+        lambda: tf.io.decode_image(content, channels=3, expand_animations=False),
+    )
+    return _resize(tf.image.rgb_to_grayscale(pixels) if channels == 1 else pixels, size)
 
 
-def _with_palette(content: Any, size: tuple[int, int] | None, channels: int) -> tf.Tensor:
+def _is_whole(content: Any, start: Any, kinds: dict[bytes, Any]) -> tf.Tensor:
+    """Whether a file has the end that its kind has, or is as long as its header says."""
+    size, end = tf.strings.length(content), tf.strings.substr(content, -8, 8)
+    last = tf.strings.substr(content, -1, 1)
+    return tf.reduce_all(
+        [
+            ~kinds[JPEG] | _holds(content, END_OF_JPEG),
+            ~kinds[PNG] | _at(end, 0, b"IEND") | _holds(content, b"IEND"),
+            ~kinds[GIF] | (last == b";") | (last == b"\0"),  # some programs fill up with zeros
+            ~kinds[BMP] | (_number(start, 2, tf.int32) <= size),
+            ~kinds[WEBP] | (_number(start, 4, tf.int32) <= size - 8),
+        ]
+    )
+
+
+def _with_palette(content: Any) -> tf.Tensor:
     """Decodes a BMP of 8 bits per pixel. TensorFlow returns its numbers of colours, in place of the colours."""
     indices = tf.io.decode_bmp(content)[..., 0]
     start = 14 + _number(content, 14, tf.int32)
-    stored = tf.strings.substr(content, start, 4 * 256)  # four bytes per colour: blue, green, red
+    stored = tf.strings.substr(content, start, 4 * 256)  # four bytes per colour: blue, green, red and nothing
     palette = tf.reshape(tf.io.decode_raw(tf.strings.join([stored, b"\0" * 1024]), tf.uint8)[:1024], (256, 4))
-    colours = tf.gather(palette[:, 2::-1], tf.cast(indices, tf.int32))
-    return _resize(_grey_if(channels, colours), size)
-
-
-def _grey_if(channels: int, pixels: tf.Tensor) -> tf.Tensor:
-    return tf.image.rgb_to_grayscale(pixels) if channels == 1 else pixels
+    return tf.gather(palette[:, 2::-1], tf.cast(indices, tf.int32))
 
 
 def _resize(pixels: tf.Tensor, size: tuple[int, int] | None) -> tf.Tensor:
@@ -196,5 +158,5 @@ def _holds(content: Any, sought: bytes) -> tf.Tensor:
     return tf.reduce_any(tf.reduce_all([all_bytes[i : last + i] == each for i, each in enumerate(sought)], axis=0))
 
 
-def _check(condition: Any, problem: str, name: Any) -> Callable[..., Any]:
+def _check(condition: Any, problem: str, name: Any) -> Any:
     return tf.debugging.Assert(condition, [f"{RULE} Received, {problem}:", name])
