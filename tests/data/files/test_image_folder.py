@@ -141,7 +141,7 @@ def test_formats_that_are_not_decoded_are_noted(folder, save):
     save(folder / "cats" / "scan.tiff")
     (folder / "cats" / "list.txt").write_text("not an image, and none of our business")
     examples = image_folder(directory=folder)
-    assert examples.notes == ("1 images are in formats that TensorFlow does not decode (.tiff) and were left out.",)
+    assert examples.notes == ("Images in formats that TensorFlow does not decode were left out: 1 (.tiff).",)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +192,7 @@ def test_masks_hold_the_class_numbers(masked):
     assert {0, 1, 2} <= set(np.unique(half.y_train)) <= {0, 1, 2, 255}  # nearest: no number between two classes
 
 
+@pytest.mark.parametrize("masked", ["grey"], indirect=True)
 def test_masks_that_do_not_fit_are_counted_or_refused(masked):
     directory, masks = masked / "images", masked / "masks"
     (masks / "a" / "3.png").unlink()
@@ -209,6 +210,7 @@ def test_masks_that_do_not_fit_are_counted_or_refused(masked):
         few.arrays("train")
 
 
+@pytest.mark.parametrize("masked", ["grey", "palette"], indirect=True)
 def test_converted_folders_hold_the_files_and_give_the_same_examples(folder, masked, tmp_path):
     for number, examples in enumerate(
         [

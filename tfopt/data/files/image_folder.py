@@ -189,7 +189,7 @@ def _list(root: Path, classes: tuple[str, ...] | None) -> tuple[list[_File], tup
             "Correct the path."
         )
     endings = ", ".join(sorted({path.suffix.lower() for path in others}))
-    note = f"{len(others)} images are in formats that TensorFlow does not decode ({endings}) and were left out."
+    note = f"Images in formats that TensorFlow does not decode were left out: {len(others)} ({endings})."
     return files, (note,) if others else ()
 
 
