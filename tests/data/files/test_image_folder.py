@@ -210,7 +210,7 @@ def test_masks_that_do_not_fit_are_counted_or_refused(masked):
         few.arrays("train")
 
 
-@pytest.mark.parametrize("masked", ["grey", "palette"], indirect=True)
+@pytest.mark.parametrize("masked", ["grey", pytest.param("palette", marks=pytest.mark.slow)], indirect=True)
 def test_converted_folders_hold_the_files_and_give_the_same_examples(folder, masked, tmp_path):
     for number, examples in enumerate(
         [
