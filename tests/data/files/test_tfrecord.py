@@ -237,6 +237,23 @@ def test_images_stay_encoded_and_need_their_folder_no_more(tmp_path, masks):
     assert sum(path.stat().st_size for path in (tmp_path / "again").glob("*.tfrecord")) == report.bytes
 
 
+def test_images_may_be_stored_as_pixels(tmp_path):
+    source = photo_folder(tmp_path / "photos")
+    report = convert(source, tmp_path / "records", pixels=True)
+    read = tfrecord(directory=tmp_path / "records")
+    assert 12 * 32 * 40 * 3 < report.bytes < 12 * (32 * 40 * 3 + 200)
+    np.testing.assert_array_equal(read.x_train, source.x_train)
+    np.testing.assert_array_equal(read.y_train, source.y_train)
+    np.testing.assert_array_equal(
+        tfrecord(directory=tmp_path / "records", dtype="uint8").x_train, np.round(read.x_train * 255)
+    )
+    with pytest.raises(ConfigError, match=r"size=\(8, 8\), but the examples are stored as arrays"):
+        tfrecord(directory=tmp_path / "records", image_size=8)
+    for arrays in (read, digits(image_size=8)):
+        with pytest.raises(ConfigError, match="pixels=True needs a source of encoded images"):
+            convert(arrays, tmp_path / "other", pixels=True)
+
+
 @pytest.mark.parametrize("kind", ["missing", "zero bytes", "cut off", "flipped"])
 def test_an_unreadable_image_is_named_when_it_is_written(tmp_path, kind):
     source = photo_folder(tmp_path / "photos")

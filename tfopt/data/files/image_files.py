@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-DECODED = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp")
+JPEG_ENDINGS = (".jpg", ".jpeg")
+DECODED = (*JPEG_ENDINGS, ".png", ".gif", ".bmp", ".webp")
 """File name endings of the formats that TensorFlow decodes."""
 OTHER_IMAGES = (".tif", ".tiff", ".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".psd", ".raw", ".ico")
 JPEG, PNG, GIFS = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", (b"GIF87a", b"GIF89a")
@@ -57,6 +58,14 @@ def first_problems(paths: Iterable[Path], checks: Sequence[Callable[[Path], str 
         return {path: problem for path, problem in pool.map(first, paths) if problem}
 
 
+def are_plain_jpegs(paths: Sequence[Path]) -> bool:
+    """Returns whether all files are JPEGs without other data behind their end marker."""
+    if any(path.suffix.lower() not in JPEG_ENDINGS for path in paths):
+        return False  # found without reading a file
+    with ThreadPoolExecutor(THREADS) as pool:
+        return all(pool.map(_is_plain_jpeg, paths))
+
+
 def header_problem(path: Path) -> str | None:
     """Returns why a file is no whole image, by its first and last bytes; None if it may be one."""
     try:
@@ -86,6 +95,13 @@ def header_problem(path: Path) -> str | None:
             return "TensorFlow decodes no animated WebP"
         return None if int.from_bytes(start[4:8], "little") + 8 <= size else "the WebP is cut off"
     return "its first bytes are of no JPEG, PNG, GIF, BMP or WebP"
+
+
+def _is_plain_jpeg(path: Path) -> bool:
+    with path.open("rb") as file:
+        start = file.read(3)
+        file.seek(-2, 2)
+        return start == JPEG and file.read(2) == END_OF_JPEG
 
 
 def decoding_problem(path: Path) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tfopt.data.examples import Examples, Split
-from tfopt.data.files.image_files import DECODED, image_files, unreadable
+from tfopt.data.files.image_files import DECODED, are_plain_jpegs, image_files, unreadable
 from tfopt.data.files.masks import Masks, mask_problems
 from tfopt.data.files.splits import (
     check_at_least_one,
@@ -109,8 +109,8 @@ def image_folder(
         seed=seed,
     )
     paths = [str(file.path) for file in files]
-    decoder = EncodedImage(size=(height, width), channels=channels, exact=exact)
-    images = _Images(root, decoder)
+    only_jpegs = channels == 3 and are_plain_jpegs([file.path for file in files])
+    images = _Images(root, EncodedImage(size=(height, width), channels=channels, exact=exact, only_jpegs=only_jpegs))
     if mask_root is None:
         return _examples(root, chosen, (paths, classes), images.with_label, len(names), names, notes, images.stored())
     masks_of = Masks([file.path for file in files], root, mask_root, (height, width), names, ignored_target)

@@ -33,7 +33,7 @@ def tfrecord(
         image_size: For encoded images another size than they were converted with: the side in pixels, or (height,
             width). The files hold the whole images.
         exact: For encoded images whether to decode JPEGs exactly as Keras does. None: as they were converted.
-        dtype: For encoded images "float32" in [0, 1] or "uint8" in 0 to 255. uint8 takes a quarter of the memory and is
+        dtype: For images "float32" in [0, 1] or "uint8" in 0 to 255. uint8 takes a quarter of the memory and is
             faster; the model then begins with keras.layers.Rescaling(1 / 255). None: as they were converted.
         check: "size" compares the size and the first 64 KiB of each file with the schema. "checksum" reads all files
             once and compares all bytes. "off" looks at none. TensorFlow checks every record while it is read, in any
@@ -87,13 +87,13 @@ def _examples(
 ) -> Examples:
     from tfopt.data.records.encoding import parser, spec_of
     from tfopt.data.records.reading import records_of
-    from tfopt.data.records.stored import EncodedImage, Stored, decoder_of_json
+    from tfopt.data.records.stored import Stored, decoder_of_json
 
     parse = parser(spec_of(schema.structure))
     decoders = {role: decoder_of_json(settings) for role, settings in (schema.decoders or {}).items()}
     sides = (image_size, image_size) if isinstance(image_size, int) else image_size
     changes = {"size": None if sides is None else tuple(sides), "exact": exact, "dtype": dtype}
-    decoders = _changed(decoders, {name: value for name, value in changes.items() if value is not None}, EncodedImage)
+    decoders = _changed(decoders, {name: value for name, value in changes.items() if value is not None})
     stored = None
     decode = parse
     if schema.decoders is not None:
@@ -120,11 +120,15 @@ def _examples(
     )
 
 
-def _changed(decoders: dict[str, Any], changes: dict[str, Any], image: type) -> dict[str, Any]:
+def _changed(decoders: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Returns the decoders with other settings for images. Masks get the size of their images."""
+    from tfopt.data.records.stored import EncodedImage, Scaled
+
     if not changes:
         return decoders
-    if not isinstance(decoders.get("inputs"), image):
+    if changes == {"dtype": "uint8"} and decoders.get("inputs") == Scaled(divisor=255):  # the pixels of images
+        return decoders | {"inputs": None}
+    if not isinstance(decoders.get("inputs"), EncodedImage):
         given = ", ".join(f"{name}={value!r}" for name, value in changes.items())
         raise ConfigError(
             f"Settings for images need examples that hold encoded images. Received: {given}, but the examples are "
