@@ -11,7 +11,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfopt.data.augment.geometry import Moves
-from tfopt.data.augment.pixels import by_group
+from tfopt.data.augment.pixels import by_group, places_by_group
 
 MOST_SLICES = 256  # for a batch of known size; a larger one, or one of unknown size, needs a loop
 SLICES = 16  # in one step of that loop
@@ -55,7 +55,7 @@ def crop_and_flip(
         moved = tf.reshape(_slices(padded, tf.range(shape[0]), down, right, images), shape) if crop else images
     else:
         # Mirrored images last, so that they are one part of the batch.
-        places = tf.dynamic_partition(tf.range(shape[0]), tf.cast(moves.mirror_x, tf.int32), 2)
+        places = places_by_group(tf.cast(moves.mirror_x, tf.int32), 2)
         order, as_they_are = tf.concat(places, axis=0), tf.size(places[0])
         ordered = _slices(padded, order, down, right, images) if crop else tf.gather(images, order)
         ordered = tf.reshape(ordered, shape)

@@ -11,11 +11,10 @@ DECODED = (*JPEG_ENDINGS, ".png", ".gif", ".bmp", ".webp")
 """File name endings of the formats that TensorFlow decodes."""
 OTHER_IMAGES = (".tif", ".tiff", ".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".psd", ".raw", ".ico")
 JPEG, PNG, GIFS = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", (b"GIF87a", b"GIF89a")
-END_OF_JPEG, END_OF_PNG, END_OF_GIF = b"\xff\xd9", b"IEND", b"\x3b"
-ENDS: tuple[tuple[bytes | tuple[bytes, ...], bytes, str], ...] = (
+END_OF_JPEG, END_OF_PNG, END_OF_GIF = b"\xff\xd9", b"IEND", b";"
+ENDS = (
     (JPEG, END_OF_JPEG, "the JPEG is cut off: it has no end marker"),
     (PNG, END_OF_PNG, "the PNG is cut off: it has no IEND chunk"),
-    (GIFS, END_OF_GIF, "the GIF is cut off: it has no trailer"),
 )
 # Cameras and editors write other data behind the end of an image.
 TAIL_BYTES = 64 * 1024
@@ -85,6 +84,8 @@ def header_problem(path: Path) -> str | None:
     for starts, end, problem in ENDS:
         if start.startswith(starts):
             return None if end in tail else problem
+    if start.startswith(GIFS):  # some programs fill up with zeros
+        return None if tail.rstrip(b"\0").endswith(END_OF_GIF) else "the GIF is cut off: it has no trailer"
     if start.startswith(b"BM"):
         bits, compression = int.from_bytes(start[28:30], "little"), start[30]
         if bits not in (8, 24, 32) or compression not in ((0, 3) if bits == 32 else (0,)):
