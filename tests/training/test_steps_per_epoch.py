@@ -1,4 +1,4 @@
-"""With steps_per_epoch an epoch ends after a number of steps, whether or not the data has an end, and can be resumed."""
+"""With steps_per_epoch an epoch ends after a number of steps, also if the data has no end, and can be resumed."""
 
 import keras
 import numpy as np
