@@ -187,3 +187,18 @@ def test_the_steps_of_an_epoch_are_known_or_asked_for():
         epoch_steps(tf.data.Dataset.range(9).filter(lambda n: n > 3), 8)
     with pytest.raises(ConfigError, match=r"53 examples, with 64 in each step"):
         epoch_steps(numbers(), 64, drop_remainder=True)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_batches_are_copied_to_a_device_in_advance(at_once):
+    counter = EpochCounter()
+    counter.assign(1, at_once=at_once)
+    here = list(pipeline(numbers(), batch_size=8, epoch=counter))
+    there = list(pipeline(numbers(), batch_size=8, epoch=counter, device="CPU:1"))
+    assert {each.device[-5:] for each in tf.nest.flatten(there)} == {"CPU:1"}
+    assert equal(here, there)
+
+
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match=r"device='GPU:7'\. TensorFlow sees CPU:0, CPU:1"):
+        pipeline(numbers(), batch_size=8, device="GPU:7")

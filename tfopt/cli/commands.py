@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
-import os
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tfopt.cli.data_commands import data_command
 from tfopt.cli.exit_codes import CHECK_FAILED, SUCCESS, WRONG_USE, CheckError
 from tfopt.cli.options import DevicesOptions, LaunchOptions, ModelsOptions, RecipesOptions, VerifyOptions
+from tfopt.cli.parsing import arguments_of, parse_words, start_tensorflow
 from tfopt.cli.printing import ProgressConsole, print_json, print_rows
-from tfopt.errors import ArtifactError, ConfigError, check_keras_backend
+from tfopt.errors import ArtifactError, ConfigError
 
 RUN_HELP = """\
 usage: tfopt run NAME|FILE.toml [--quick] [--json] [OPTIONS]
@@ -45,8 +44,8 @@ def run_command(words: list[str]) -> int:
     if quick:
         recipe = recipe.quick()
     recipe, rest = _switch_stages(recipe, rest)
-    recipe = _parse(Recipe, rest, f"tfopt run {name}", recipe)
-    _start_tensorflow()
+    recipe = parse_words(Recipe, rest, f"tfopt run {name}", recipe)
+    start_tensorflow()
     from tfopt.runner import run
 
     result = run(recipe, console=ProgressConsole(stderr=as_json))
@@ -56,7 +55,7 @@ def run_command(words: list[str]) -> int:
 
 
 def recipes_command(words: list[str]) -> int:
-    options = _parse(RecipesOptions, words, "tfopt recipes")
+    options = parse_words(RecipesOptions, words, "tfopt recipes")
     from tfopt.recipes import RECIPES
 
     if options.json:
@@ -67,10 +66,10 @@ def recipes_command(words: list[str]) -> int:
 
 
 def models_command(words: list[str]) -> int:
-    options = _parse(ModelsOptions, words, "tfopt models")
+    options = parse_words(ModelsOptions, words, "tfopt models")
     from tfopt.models import BUILDERS
 
-    arguments = {name: _arguments(builder) for name, builder in BUILDERS.items()}
+    arguments = {name: arguments_of(builder) for name, builder in BUILDERS.items()}
     if options.json:
         print_json(arguments)
         return SUCCESS
@@ -83,8 +82,8 @@ def models_command(words: list[str]) -> int:
 
 
 def devices_command(words: list[str]) -> int:
-    options = _parse(DevicesOptions, words, "tfopt devices")
-    _start_tensorflow()
+    options = parse_words(DevicesOptions, words, "tfopt devices")
+    start_tensorflow()
     from tfopt.hardware import detect
 
     hardware = detect()
@@ -95,8 +94,8 @@ def devices_command(words: list[str]) -> int:
 def export_command(words: list[str]) -> int:
     from tfopt.exporting.options import ExportOptions
 
-    options = _parse(ExportOptions, words, "tfopt export")
-    _start_tensorflow()
+    options = parse_words(ExportOptions, words, "tfopt export")
+    start_tensorflow()
     from tfopt.atomic.directories import MARK
     from tfopt.cli.example_data import find_example_data
     from tfopt.exporting import export
@@ -120,8 +119,8 @@ def export_command(words: list[str]) -> int:
 
 
 def verify_command(words: list[str]) -> int:
-    options = _parse(VerifyOptions, words, "tfopt verify")
-    _start_tensorflow()
+    options = parse_words(VerifyOptions, words, "tfopt verify")
+    start_tensorflow()
     from tfopt.cli.example_data import ExampleData, find_example_data
     from tfopt.exporting import verify
     from tfopt.exporting.manifest import check_is_artifact
@@ -149,8 +148,8 @@ def launch_command(words: list[str]) -> int:
     place = 0
     while place < len(words) and words[place].startswith("-") and words[place] != "-m":
         place += 1 if "=" in words[place] or words[place] in ("-h", "--help") else 2
-    options = _parse(LaunchOptions, words[:place], "tfopt launch")
-    _start_tensorflow()
+    options = parse_words(LaunchOptions, words[:place], "tfopt launch")
+    start_tensorflow()
     from tfopt.training.distributed.launch import launch
 
     return launch(words[place:], options.workers, options.devices_per_worker)
@@ -164,17 +163,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "export": export_command,
     "verify": verify_command,
     "launch": launch_command,
+    "data": data_command,
 }
-
-
-def _parse(cls: type, words: Sequence[str], command: str, default: Any = None) -> Any:
-    from tfopt.settings.flags import parse
-
-    try:
-        return parse(cls, words, command, default)
-    except SystemExit:
-        print(end="", flush=True)  # noqa: T201 - the help is printed; see main
-        raise
 
 
 def _switch_stages(recipe: Any, words: list[str]) -> tuple[Any, list[str]]:
@@ -190,31 +180,3 @@ def _switch_stages(recipe: Any, words: list[str]) -> tuple[Any, list[str]]:
         ):
             recipe = replace(recipe, **{name: config()})
     return recipe, words
-
-
-def _arguments(builder: Callable[..., Any]) -> dict[str, Any]:
-    parameters = inspect.signature(builder).parameters.values()
-    return {parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
-
-
-def _start_tensorflow() -> None:
-    """Imports TensorFlow and lets it look for GPUs, without the notices that it writes at every log level.
-
-    The notices also say why there is no GPU; `tfopt devices` shows that reason.
-    """
-    check_keras_backend()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow obeys it from its first operation on
-    with tempfile.TemporaryFile() as notices:
-        stderr = os.dup(2)
-        os.dup2(notices.fileno(), 2)
-        try:
-            import tensorflow as tf
-
-            tf.config.list_physical_devices()
-        except BaseException:
-            notices.seek(0)
-            os.write(stderr, notices.read())
-            raise
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)

@@ -26,6 +26,7 @@ usage: tfopt COMMAND [OPTIONS]
   export IN OUT        write a model (.keras or SavedModel) as a SavedModel: float32, int8, ...
   verify DIR           measure an exported artifact in a fresh process
   launch SCRIPT        run a script in several workers that train together
+  data COMMAND         list, measure, convert or serve examples
 
 tfopt COMMAND --help shows the options of a command. --version prints the version. All commands but launch take
   --json        print JSON, also for errors

@@ -132,6 +132,7 @@ class DataConfig:
             "shuffle_buffer",
             "deterministic",
             "bucket_boundaries",
+            "service",
         )
         return {name: getattr(self, name) for name in names}
 

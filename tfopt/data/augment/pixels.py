@@ -59,10 +59,22 @@ def by_group(images: tf.Tensor, groups: tf.Tensor, changes: list[Any]) -> tf.Ten
         >>> by_group(tf.constant([1, 2, 3]), tf.constant([0, 1, 0]), [None, lambda x, places: -x]).numpy().tolist()
         [1, -2, 3]
     """
-    places = tf.dynamic_partition(tf.range(tf.shape(images)[0]), groups, len(changes))
-    parts = tf.dynamic_partition(images, groups, len(changes))
-    changed = [
-        part if change is None else change(part, place)
-        for part, place, change in zip(parts, places, changes, strict=True)
-    ]
+    places = places_by_group(groups, len(changes))
+    changed = []
+    for place, change in zip(places, changes, strict=True):
+        part = tf.gather(images, place)
+        changed.append(part if change is None else change(part, place))
     return tf.ensure_shape(tf.dynamic_stitch(places, changed), images.shape)
+
+
+def places_by_group(groups: tf.Tensor, count: int) -> list[tf.Tensor]:
+    """Returns the places of the images of each group, in order.
+
+    `tf.dynamic_partition` is not used: TensorFlow believes that its results have the same length, and an optimized
+    graph then takes the length of one for that of another.
+
+    Example:
+        >>> [place.numpy().tolist() for place in places_by_group(tf.constant([0, 1, 0]), 2)]
+        [[0, 2], [1]]
+    """
+    return [tf.cast(tf.where(groups == group)[:, 0], tf.int32) for group in range(count)]

@@ -6,9 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-DECODED = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp")
+JPEG_ENDINGS = (".jpg", ".jpeg")
+DECODED = (*JPEG_ENDINGS, ".png", ".gif", ".bmp", ".webp")
 """File name endings of the formats that TensorFlow decodes."""
 OTHER_IMAGES = (".tif", ".tiff", ".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".psd", ".raw", ".ico")
+JPEG, PNG, GIFS = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", (b"GIF87a", b"GIF89a")
+END_OF_JPEG, END_OF_PNG, END_OF_GIF = b"\xff\xd9", b"IEND", b";"
+ENDS = (
+    (JPEG, END_OF_JPEG, "the JPEG is cut off: it has no end marker"),
+    (PNG, END_OF_PNG, "the PNG is cut off: it has no IEND chunk"),
+)
 # Cameras and editors write other data behind the end of an image.
 TAIL_BYTES = 64 * 1024
 # Reading waits for the disk or the network, so more threads than cores help.
@@ -50,12 +57,12 @@ def first_problems(paths: Iterable[Path], checks: Sequence[Callable[[Path], str 
         return {path: problem for path, problem in pool.map(first, paths) if problem}
 
 
-def is_plain_jpeg(path: Path) -> bool:
-    """Returns whether a file is a JPEG without other data behind its end marker."""
-    with path.open("rb") as file:
-        start = file.read(3)
-        file.seek(-2, 2)
-        return start == b"\xff\xd8\xff" and file.read(2) == b"\xff\xd9"
+def are_plain_jpegs(paths: Sequence[Path]) -> bool:
+    """Returns whether all files are JPEGs without other data behind their end marker."""
+    if any(path.suffix.lower() not in JPEG_ENDINGS for path in paths):
+        return False  # found without reading a file
+    with ThreadPoolExecutor(THREADS) as pool:
+        return all(pool.map(_is_plain_jpeg, paths))
 
 
 def header_problem(path: Path) -> str | None:
@@ -65,18 +72,20 @@ def header_problem(path: Path) -> str | None:
             size = file.seek(0, 2)
             file.seek(0)
             start = file.read(32)
-            file.seek(max(size - TAIL_BYTES, 0))
+            file.seek(max(size - 32, 0))
             tail = file.read()
+            if any(start.startswith(starts) and end not in tail for starts, end, _ in ENDS):
+                file.seek(max(size - TAIL_BYTES, 0))
+                tail = file.read()
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
     if not size:
         return "it is empty"
-    if start.startswith(b"\xff\xd8\xff"):
-        return None if b"\xff\xd9" in tail else "the JPEG is cut off: it has no end marker"
-    if start.startswith(b"\x89PNG\r\n\x1a\n"):
-        return None if b"IEND" in tail else "the PNG is cut off: it has no IEND chunk"
-    if start.startswith((b"GIF87a", b"GIF89a")):
-        return None if b"\x3b" in tail[-1024:] else "the GIF is cut off: it has no trailer"
+    for starts, end, problem in ENDS:
+        if start.startswith(starts):
+            return None if end in tail else problem
+    if start.startswith(GIFS):  # some programs fill up with zeros
+        return None if tail.rstrip(b"\0").endswith(END_OF_GIF) else "the GIF is cut off: it has no trailer"
     if start.startswith(b"BM"):
         bits, compression = int.from_bytes(start[28:30], "little"), start[30]
         if bits not in (8, 24, 32) or compression not in ((0, 3) if bits == 32 else (0,)):
@@ -87,6 +96,13 @@ def header_problem(path: Path) -> str | None:
             return "TensorFlow decodes no animated WebP"
         return None if int.from_bytes(start[4:8], "little") + 8 <= size else "the WebP is cut off"
     return "its first bytes are of no JPEG, PNG, GIF, BMP or WebP"
+
+
+def _is_plain_jpeg(path: Path) -> bool:
+    with path.open("rb") as file:
+        start = file.read(3)
+        file.seek(-2, 2)
+        return start == JPEG and file.read(2) == END_OF_JPEG
 
 
 def decoding_problem(path: Path) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tfopt.data.examples import Examples, Split
-from tfopt.data.files.image_files import DECODED, image_files, is_plain_jpeg, unreadable
+from tfopt.data.files.image_files import DECODED, are_plain_jpegs, image_files, unreadable
 from tfopt.data.files.masks import Masks, mask_problems
 from tfopt.data.files.splits import (
     check_at_least_one,
@@ -109,7 +109,7 @@ def image_folder(
         seed=seed,
     )
     paths = [str(file.path) for file in files]
-    only_jpegs = channels == 3 and all(is_plain_jpeg(file.path) for file in files)
+    only_jpegs = channels == 3 and are_plain_jpegs([file.path for file in files])
     images = _Images(root, EncodedImage(size=(height, width), channels=channels, exact=exact, only_jpegs=only_jpegs))
     if mask_root is None:
         return _examples(root, chosen, (paths, classes), images.with_label, len(names), names, notes, images.stored())
@@ -189,7 +189,7 @@ def _list(root: Path, classes: tuple[str, ...] | None) -> tuple[list[_File], tup
             "Correct the path."
         )
     endings = ", ".join(sorted({path.suffix.lower() for path in others}))
-    note = f"{len(others)} images are in formats that TensorFlow does not decode ({endings}) and were left out."
+    note = f"Images in formats that TensorFlow does not decode were left out: {len(others)} ({endings})."
     return files, (note,) if others else ()
 
 

@@ -15,20 +15,21 @@ SAMPLE, SAMPLE_BYTES = 512, 2**26
 # Inputs that are counted to learn how many a stage reads for one output.
 COUNTED = 64
 # Stages with one output for each input.
-ONE_TO_ONE = ("map", "shuffle", "cache", "zip", "scan")
+ONE_TO_ONE = ("map", "shuffle", "zip", "scan")
 # Copying so many bytes into a batch takes no noticeable time.
 SMALL_BATCH = 2**16
 BATCHES = ("batch", "padded batch", "map and batch")
 
 
-def stage_speeds(stages: list[Stage], examples: float, seconds: float) -> list[StageSpeed]:
-    """Returns the speed of each stage alone.
+def stage_speeds(pipeline: list[Stage], examples: float, seconds: float) -> list[StageSpeed]:
+    """Returns the speed of each stage alone, without those that only hand elements on.
 
     Args:
-        stages: Stages that do something, the sources first.
+        pipeline: The stages of a pipeline, the sources first.
         examples: Mean number of examples of an element of the last stage.
         seconds: About how long to measure all stages.
     """
+    stages = [stage for stage in pipeline if not stage.is_passive]
     share = max(seconds / len(stages), 0.1)
     samples: dict[int, tf.data.Dataset] = {}
     rates: dict[int, float] = {}
@@ -42,7 +43,7 @@ def stage_speeds(stages: list[Stage], examples: float, seconds: float) -> list[S
         reads = _inputs_per_output(stage, [samples[id(each)] for each in inputs], share) if inputs else 1.0
         for each in inputs:
             per_batch[id(each)] = per_batch[id(stage)] * reads
-    kept = {id(inner) for stage in stages if stage.kind == "cache" for inner in stage.walk() if inner is not stage}
+    kept = {id(inner) for stage in pipeline if stage.kind == "cache" for inner in stage.walk()}
     return [
         StageSpeed(
             name=stage.name,
@@ -89,10 +90,13 @@ def _bytes(element: Sequence[tf.Tensor]) -> int:
 
 def _sample(stage: Stage, feeds: list[tf.data.Dataset], rate: float, size: int, seconds: float) -> tf.data.Dataset:
     """Returns some outputs of a stage, in memory."""
-    if stage.kind in ("shuffle", "cache"):
+    if stage.kind == "shuffle":
         return feeds[0]
     count = int(max(1, min(SAMPLE, rate * seconds, SAMPLE_BYTES / max(size, 1))))
-    return stage.alone([feed.repeat() for feed in feeds]).take(count).cache()
+    sample = stage.alone([feed.repeat() for feed in feeds]).take(count).cache()
+    for _ in sample:  # a cache is only there after a whole pass
+        pass
+    return sample
 
 
 def _inputs_per_output(stage: Stage, samples: list[tf.data.Dataset], seconds: float) -> float:

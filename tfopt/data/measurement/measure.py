@@ -72,7 +72,7 @@ def measure(
         >>> batches = tf.data.Dataset.range(10_000).map(lambda n: n * n).batch(100).prefetch(2)
         >>> report = measure(batches, step_time_ms=2.0, seconds=0.5)
         >>> [stage.name for stage in report.stages], report.batches_per_epoch
-        (['Range', 'map <lambda>', 'batch 100'], 100)
+        (['Range', 'map lambda', 'batch 100'], 100)
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise ConfigError(
@@ -93,7 +93,7 @@ def measure(
     if step is not None or step_time_ms is not None:
         idle = (step_time_ms or 0.0) / 1e3
         waiting = _run(dataset, with_steps, step if step is not None else lambda batch: time.sleep(idle))
-    speeds = stage_speeds(measured, free.examples, for_stages) if measured else []
+    speeds = stage_speeds(stages, free.examples, for_stages) if measured else []
     slowest = _slowest(measured, speeds, free if waiting is None else waiting, batches)
     unavailable = {} if speeds else {"stages": why_none}
     if waiting is None:

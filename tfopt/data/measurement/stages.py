@@ -35,9 +35,10 @@ KINDS = {
     "Load": "cache on disk",
     "DataService": "tf.data service",
 }
-# Stages that only hand elements on. They are not measured.
+# Stages that only hand elements on. They are not measured; a cache would take all memory for an input without end.
 PASSIVE = (
     "Options",
+    "Cache",
     "Prefetch",
     "Take",
     "Skip",
@@ -198,7 +199,7 @@ def _ops(function: str, functions: dict[str, Any], seen: frozenset[str] = frozen
 
 def _function_name(name: str, kind: str) -> str:
     """Returns the name of the Python function of a function in the graph."""
-    name = re.sub(r"(_\d+)+$", "", PREFIX.sub("", name))
+    name = re.sub(r"(_\d+)+$", "", PREFIX.sub("", name)).replace("<lambda>", "lambda")
     for prefix in (kind, "map", "flat_map", "interleave", "filter", "scan", "group_by_window"):
         name = name.removeprefix(f"{prefix}_")
     return name

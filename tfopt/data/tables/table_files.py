@@ -167,7 +167,7 @@ def as_arrays(
                 f"the first in column {name!r}, row {rows[0] + first_row}. Fill them, or set missing='drop'."
             )
         table = table.filter(_pyarrow().array(~incomplete))
-        note = f"{len(rows)} of {len(incomplete)} rows of {path.name} have empty cells and were left out."
+        note = f"Rows with empty cells were left out: {len(rows)} of {len(incomplete)} in {path.name}."
     kept = np.flatnonzero(~incomplete) + first_row
 
     def values(name: str) -> np.ndarray:

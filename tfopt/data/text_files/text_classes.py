@@ -76,9 +76,9 @@ def text_classes(
         )
     few = len(files) - len(names)
     notes = corpus.notes
-    notes += (f"{few} classes with fewer than {min_files} files were left out.",) if few else ()
+    notes += (f"Classes with fewer than {min_files} files were left out: {few}.",) if few else ()
     outside = sum(1 for document in corpus.documents if not document.label)
-    notes += (f"{outside} files in no folder were left out.",) if outside else ()
+    notes += (f"Files in no folder were left out: {outside}.",) if outside else ()
 
     def part(name: Split) -> Any:
         return _part(name, corpus, names, length, seed)

@@ -1,0 +1,156 @@
+"""A tf.data service gives the same examples as no service, and says what a killed worker has lost."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+
+from tfopt.data import EpochCounter, Examples, pipeline
+from tfopt.errors import ConfigError
+from tfopt.training import TrainingConfig, compile, plan
+
+COUNT = 3000
+
+
+def slow(number):
+    work = tf.reduce_sum(tf.linalg.matmul(*2 * [tf.ones([100, 100]) * tf.cast(number, tf.float32)]))
+    return tf.fill([4], tf.cast(number, tf.float32) + 0 * work), number
+
+
+def examples():
+    records = tf.data.Dataset.range(COUNT)
+    return Examples(name="numbers", train=records, test=records.take(10), outputs=2, decode=slow)
+
+
+def noisy(example, seed):
+    inputs, *others = example
+    return inputs + tf.random.stateless_uniform([tf.shape(inputs)[0], 1], seed), *others
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def service():
+    port = free_port()
+    command = [sys.executable, "-m", "tfopt.cli", "data", "serve", "--workers", "2", "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == f"tf.data service with 2 workers at grpc://localhost:{port}\n"
+        yield process, f"grpc://localhost:{port}"
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0  # SIGTERM ends it cleanly
+        assert process.stdout.read().endswith("tf.data service: ended\n")
+        assert not psutil.pid_exists(process.pid)
+
+
+def workers(process):
+    return [each for each in psutil.Process(process.pid).children() if "tfopt.data.service.worker" in each.cmdline()]
+
+
+def numbers(batches):
+    return [int(number) for _, targets in batches for number in targets]
+
+
+@pytest.mark.slow
+def test_the_examples_are_those_without_a_service(service):
+    counter = EpochCounter()
+    batches = pipeline(examples(), batch_size=64, service=service[1], epoch=counter, augment=noisy)
+    assert len(batches) == 47
+    orders, noises = [], []
+    for epoch in range(2):
+        counter.assign(epoch)
+        taken = list(batches)
+        assert [len(targets) for _, targets in taken] == [64] * 46 + [56]
+        orders.append(numbers(taken))
+        noises.append(np.concatenate([x[:, 0] - tf.cast(y, tf.float32) for x, y in taken]))
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(COUNT))
+    assert orders[0] != orders[1]
+    assert all(len(set(each.round(4).tolist())) > 100 for each in noises)
+    assert not np.array_equal(*noises)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_ends_the_epoch_with_what_is_lost_and_the_next_epoch_is_whole(service):
+    process, address = service
+    counter = EpochCounter()
+    batches = pipeline(examples(), batch_size=64, service=address, epoch=counter)
+    counter.assign(0)
+    seen = []
+
+    def read():
+        for number, (_, targets) in enumerate(batches):
+            seen.extend(targets.numpy().tolist())
+            if number == 3:
+                os.kill(workers(process)[0].pid, signal.SIGKILL)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"lost [\d,]+ of 3,000 examples of this epoch") as caught:
+        read()
+    assert len(set(seen)) == len(seen)
+    assert f"lost {COUNT - len(seen):,} of" in str(caught.value)
+    counter.assign(1)
+    assert sorted(numbers(batches)) == list(range(COUNT))
+    assert len(workers(process)) == 2
+
+
+@pytest.mark.slow
+def test_a_model_trains_from_a_service(service):
+    decided = plan(TrainingConfig(global_batch_size=64, strategy="none", precision="float32"))
+    with decided.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    compile(model, decided, loss="mse")
+    history = model.fit(decided.pipeline(examples(), service=service[1]), epochs=2, verbose=0).history
+    assert len(history["loss"]) == 2
+
+
+def through(data, **settings):
+    return pipeline(data, batch_size=8, service="grpc://localhost:1", **settings)
+
+
+def python(number):
+    return tf.numpy_function(abs, [number], tf.int64)
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "words"),
+    [
+        (tf.data.Dataset.range(9).map(python), {}, r"the stage 'map python', which calls Python"),
+        (tf.data.Dataset.range(9).repeat(), {}, r"needs records with an end"),
+        ((np.zeros((2**15, 1100), "float64"), np.zeros(2**15)), {}, r"below 256 MiB\. Received: 2\d\d MiB"),
+        (tf.data.Dataset.range(9), {"cache": "memory"}, r"cache='memory', but each worker reads other records"),
+        (tf.data.Dataset.range(9), {"repeat": True}, r"repeat=True, but its workers share the records of one epoch"),
+    ],
+    ids=["python", "endless", "large", "cache", "repeat"],
+)
+def test_what_a_service_cannot_do_is_refused_before_the_training(data, settings, words):
+    with pytest.raises(ConfigError, match=words):
+        through(data, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"strategy": "mirrored"}, r"trains on one device\. Received: strategy=MirroredStrategy"),
+        ({"checkpoint_dir": "x", "checkpoint_every": 5}, r"resumes only between epochs.* checkpoint_every=5"),
+    ],
+)
+def test_a_plan_that_needs_the_order_is_refused(settings, words):
+    decided = plan(TrainingConfig(**{"strategy": "none", **settings}))
+    with pytest.raises(ConfigError, match=words):
+        decided.pipeline(examples(), service="grpc://localhost:1")
+
+
+def test_a_data_set_made_of_one_through_a_service_says_why_it_fails():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="does not know the number of its epoch"):
+        list(through(tf.data.Dataset.range(9)).map(lambda number: number))

@@ -1,0 +1,42 @@
+"""A stream needs the memory of its buffers, however long it is."""
+
+import json
+import subprocess
+import sys
+
+CODE = """
+import json, resource
+import psutil
+import tensorflow as tf
+from tfopt.data import Examples, pipeline
+
+MIB = 2**20
+BUFFER, BATCH, PREFETCH = 128, 16, 2
+
+def decode(number):
+    return tf.fill([MIB // 4], tf.cast(number, tf.float32)), number
+
+def examples(count):
+    records = tf.data.Dataset.range(count).map(lambda number: decode(number)[0])
+    return Examples(name="stream", train=records, test=records, outputs=1, decode=lambda row: (row, row[0]))
+
+def read(count):
+    settings = dict(cache="off", shuffle_buffer=BUFFER, prefetch=PREFETCH)
+    return sum(len(y) for x, y in pipeline(examples(count), batch_size=BATCH, **settings))
+
+read(1)
+before = psutil.Process().memory_info().rss
+buffers = (BUFFER + BATCH * (PREFETCH + 2)) * MIB
+count = 4 * buffers // MIB
+seen = read(count)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps({"seen": seen, "count": count, "taken": peak - before, "buffers": buffers}))
+"""
+
+
+def test_a_stream_of_four_times_the_buffers_takes_their_memory_and_little_more():
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["seen"] == found["count"] == 4 * found["buffers"] // 2**20
+    assert found["taken"] < found["buffers"] + 300 * 2**20, found

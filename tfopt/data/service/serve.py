@@ -1,0 +1,153 @@
+"""Runs a tf.data service on this host: a dispatcher, and workers that are started again when they end.
+
+A client waits for a worker that has ended until there is one at the same address again; TensorFlow knows no other way
+to go on. So each worker has a port of its own, and a new process takes the port of the one that has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from tfopt.errors import ConfigError
+
+POLL_S = 0.3
+# A worker that ends so often, each time so soon, has a lasting problem.
+MOST_STARTS, SOON_S = 5, 20.0
+START_TIMEOUT_S = 120.0
+
+
+class _Stop(Exception):
+    """SIGTERM or Ctrl-C has come."""
+
+
+def serve(
+    *,
+    workers: int,
+    port: int = 5050,
+    host: str = "localhost",
+    dispatcher: str | None = None,
+    say: Callable[[str], None] = print,
+) -> int:
+    """Serves until SIGTERM or Ctrl-C, and returns 0.
+
+    Args:
+        workers: Number of worker processes.
+        port: Port of the dispatcher. The workers have the next ports.
+        host: Name of this host for the clients and the other hosts.
+        dispatcher: Address of a dispatcher on another host, for example grpc://data-0:5050. None starts one here.
+        say: Function that prints a line.
+    Raises:
+        ConfigError: A port is in use, a worker does not start, or it ends again and again.
+    """
+    ports = range(port + (dispatcher is None), port + workers + (dispatcher is None))
+    for each in ([port] if dispatcher is None else []) + list(ports):
+        _check_free(each)
+    with _signals_raise():
+        server = None
+        running: dict[int, subprocess.Popen[str]] = {}
+        try:
+            if dispatcher is None:
+                server = _dispatcher(port)
+                dispatcher = f"grpc://{host}:{port}"
+            running.update({each: _start(dispatcher, f"{host}:{each}") for each in ports})
+            for worker in running.values():
+                _wait_until_ready(worker)
+            say(f"tf.data service with {workers} workers at {dispatcher}")
+            _supervise(running, dispatcher, host, say)
+        except _Stop:
+            say("tf.data service: ended")
+        finally:
+            for worker in running.values():
+                worker.terminate()
+            for worker in running.values():
+                _end(worker)
+            del server
+    return 0
+
+
+def _dispatcher(port: int) -> object:
+    import tensorflow as tf
+
+    service = tf.data.experimental.service
+    return service.DispatchServer(service.DispatcherConfig(port=port))
+
+
+def _start(dispatcher: str, address: str) -> subprocess.Popen[str]:
+    """Starts a worker. It does not get the signals of this process's terminal: this process ends it."""
+    command = [sys.executable, "-m", "tfopt.data.service.worker", dispatcher.removeprefix("grpc://"), address]
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+
+
+def _wait_until_ready(worker: subprocess.Popen[str]) -> None:
+    assert worker.stdout is not None
+    if worker.stdout.readline().strip() != "ready":
+        raise ConfigError(
+            f"The workers of a tf.data service must start. Received: a worker that ended with code {worker.wait()}. "
+            "Its errors are above."
+        )
+
+
+def _supervise(
+    running: dict[int, subprocess.Popen[str]], dispatcher: str, host: str, say: Callable[[str], None]
+) -> None:
+    """Starts each worker again that ends."""
+    starts: dict[int, list[float]] = {port: [] for port in running}
+    while True:
+        time.sleep(POLL_S)
+        for port, worker in running.items():
+            code = worker.poll()
+            if code is None:
+                continue
+            now = time.monotonic()
+            starts[port] = [start for start in starts[port] if now - start < SOON_S * MOST_STARTS] + [now]
+            if len(starts[port]) > MOST_STARTS:
+                raise ConfigError(
+                    f"A worker must not end again and again. Received: {MOST_STARTS} ends of the worker at "
+                    f"port {port}, the last with code {code}. Look at its errors above, and at the memory of this host."
+                )
+            say(f"tf.data service: the worker at port {port} ended with code {code} and is started again")
+            running[port] = _start(dispatcher, f"{host}:{port}")
+
+
+def _end(worker: subprocess.Popen[str]) -> None:
+    try:
+        worker.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        worker.kill()
+        worker.wait()
+    if worker.stdout is not None:
+        worker.stdout.close()
+
+
+def _check_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise ConfigError(
+                f"port must be free, and the next ports for the workers too. Received: port {port} ({error}). "
+                "Choose another port."
+            ) from error
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Stop
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
