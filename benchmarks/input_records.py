@@ -8,7 +8,7 @@ resize to the same size and batch. Keras returns pixels from 0 to 255 as float32
     float32    as encoded, but float32 in [0, 1], as image_folder returns it
     pixels     the records are the resized pixels; the fast way decoded them, once, while converting
 
-Nearly all of the time goes into the entropy decoding of the JPEGs, which no setting of the decoder avoids. Leaving out
+Most of the time goes into the entropy decoding of the JPEGs, which no setting of the decoder avoids. Leaving out
 frequencies saves time where the photo is at least twice the size. Storing the pixels saves all of it.
 """
 
@@ -52,11 +52,8 @@ def cases(directory: Path) -> Iterator[Case]:
 
 
 def _ours(directory: Path, **options) -> tf.data.Dataset:
-    """The stages of tfopt.data.pipeline: records are shuffled, and decoded afterwards."""
     examples = tfopt.data.tfrecord(directory=directory, **options)
-    records = examples.records("train").shuffle(SHUFFLE_BUFFER, seed=0)
-    batches = records.map(examples.decode, num_parallel_calls=tf.data.AUTOTUNE).batch(BATCH)
-    return batches.prefetch(tfopt.data.PREFETCH)
+    return tfopt.data.pipeline(examples, batch_size=BATCH, cache="off", shuffle_buffer=SHUFFLE_BUFFER)
 
 
 def _keras(directory: Path, size: int) -> tf.data.Dataset:

@@ -25,7 +25,7 @@ def tfrecord(
 ) -> Examples:
     """Reads the TFRecord files that `tfopt.data.convert` or `tfopt data convert` wrote. The source is not needed.
 
-    Several files are read at the same time, in large blocks. The order of the records is always the same. Records are
+    Several files are read at the same time. The order of the records is always the same. Records are
     decoded in parallel after the shuffle.
 
     Args:
@@ -39,7 +39,8 @@ def tfrecord(
             once and compares all bytes. "off" looks at none. TensorFlow checks every record while it is read, in any
             case.
         skip_damaged: Largest number of damaged records that may be left out. Above 0, all bytes are checked. The notes
-            of the examples say what was left out.
+            of the examples say what was left out. The whole records of a damaged file are copied to a temporary file of
+            this machine.
         files_at_a_time: Number of files that are read at the same time. It decides the order of the records.
     Raises:
         ConfigError: The directory holds no finished conversion, or one of another version; a file is missing, damaged
