@@ -2,8 +2,8 @@
 
 A row of an image is contiguous in memory, and so is the part of a row that a crop keeps. On a CPU, one slice for each
 image copies whole rows, and `tf.reverse` has a fast form for rows of pixels. The kernel of the projective transform
-computes the place of each pixel and takes 20 times as long. A GPU starts a kernel for each slice, which takes longer
-than the copy. There, two kernels gather the pixels of all images.
+computes the place of each pixel, which takes many times as long. On a GPU, the start of a kernel for each slice takes
+longer than the copy. There, two kernels gather the pixels of all images.
 """
 
 from __future__ import annotations
