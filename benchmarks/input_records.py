@@ -3,9 +3,10 @@
 The photos are crops of the two real photographs that scikit-learn holds. Both sides shuffle the same JPEGs, decode,
 resize to the same size and batch. Keras returns pixels from 0 to 255 as float32, and tfopt as uint8.
 
-    encoded    the records are the JPEGs, decoded by the fast way
+    files      the records are the JPEGs of the folder, decoded by the fast way
     exact      the same, decoded as Keras does
-    float32    as encoded, but float32 in [0, 1], as image_folder returns it
+    float32    as files, but float32 in [0, 1], as image_folder returns it
+    jpeg       the records are resized JPEGs of quality 95
     pixels     the records are the resized pixels; the fast way decoded them, once, while converting
 
 Most of the time goes into the entropy decoding of the JPEGs, which no setting of the decoder avoids. Leaving out
@@ -41,14 +42,14 @@ def cases(directory: Path) -> Iterator[Case]:
             _write_photos(photos / "train", shape, PHOTOS)
             _write_photos(photos / "test", shape, CLASSES)
         source = tfopt.data.image_folder(directory=photos, image_size=size)
-        for pixels in (False, True):
-            tfopt.data.convert(source, folder / ("pixels" if pixels else "encoded"), shards=4, pixels=pixels)
+        for images in ("files", "jpeg", "pixels"):
+            tfopt.data.convert(source, folder / images, shards=4, images=images)
         keras_side = partial(_keras, photos / "train", size)
-        encoded, pixels_side = partial(_ours, folder / "encoded"), partial(_ours, folder / "pixels")
-        yield f"{name}, encoded", partial(encoded, dtype="uint8"), keras_side
-        yield f"{name}, exact", partial(encoded, dtype="uint8", exact=True), keras_side
-        yield f"{name}, float32", encoded, keras_side
-        yield f"{name}, pixels", partial(pixels_side, dtype="uint8"), keras_side
+        yield f"{name}, files", partial(_ours, folder / "files", dtype="uint8"), keras_side
+        yield f"{name}, exact", partial(_ours, folder / "files", dtype="uint8", exact=True), keras_side
+        yield f"{name}, float32", partial(_ours, folder / "files"), keras_side
+        yield f"{name}, jpeg", partial(_ours, folder / "jpeg", dtype="uint8"), keras_side
+        yield f"{name}, pixels", partial(_ours, folder / "pixels", dtype="uint8"), keras_side
 
 
 def _ours(directory: Path, **options) -> tf.data.Dataset:

@@ -84,6 +84,7 @@ def convert_command(words: list[str]) -> int:
         config.load(),
         options.directory,
         shards=options.shards,
+        images=options.images,
         compression="GZIP" if options.gzip else "",
         overwrite=options.overwrite,
         progress=None if options.json or not sys.stderr.isatty() else _show_progress,

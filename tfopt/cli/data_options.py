@@ -60,6 +60,9 @@ class ConvertOptions:
     """Arguments of the source, for example directory=photos."""
     shards: Literal["auto"] | Annotated[int, Ge(1)] = "auto"
     """Number of files for each part. auto makes files of about 128 MiB."""
+    images: Literal["files", "jpeg", "pixels"] = "files"
+    """Form of images: files keeps their content; jpeg is a resized JPEG, which decodes faster; pixels is resized and
+    not encoded, which is fastest and takes most room."""
     gzip: bool = False
     """Compress the files. Reading them then takes longer."""
     overwrite: bool = False

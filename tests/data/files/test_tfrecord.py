@@ -239,7 +239,7 @@ def test_images_stay_encoded_and_need_their_folder_no_more(tmp_path, masks):
 
 def test_images_may_be_stored_as_pixels(tmp_path):
     source = photo_folder(tmp_path / "photos")
-    report = convert(source, tmp_path / "records", pixels=True)
+    report = convert(source, tmp_path / "records", images="pixels")
     read = tfrecord(directory=tmp_path / "records")
     assert 12 * 32 * 40 * 3 < report.bytes < 12 * (32 * 40 * 3 + 200)
     np.testing.assert_array_equal(read.x_train, source.x_train)
@@ -250,8 +250,22 @@ def test_images_may_be_stored_as_pixels(tmp_path):
     with pytest.raises(ConfigError, match=r"size=\(8, 8\), but the examples are stored as arrays"):
         tfrecord(directory=tmp_path / "records", image_size=8)
     for arrays in (read, digits(image_size=8)):
-        with pytest.raises(ConfigError, match="pixels=True needs a source of encoded images"):
-            convert(arrays, tmp_path / "other", pixels=True)
+        with pytest.raises(ConfigError, match="images='pixels' needs a source of encoded images"):
+            convert(arrays, tmp_path / "other", images="pixels")
+
+
+def test_images_may_be_stored_as_small_jpegs(tmp_path):
+    source = photo_folder(tmp_path / "photos")
+    convert(source, tmp_path / "records", images="jpeg")
+    read = tfrecord(directory=tmp_path / "records")
+    assert read.x_train.shape == source.x_train.shape
+    errors = 255 * np.abs(read.x_train - source.x_train)
+    assert 0 < errors.mean() < 12  # the photos of the test are noise, the worst case for a JPEG
+    np.testing.assert_array_equal(read.y_train, source.y_train)
+    half = tfrecord(directory=tmp_path / "records", image_size=(16, 20))
+    assert half.x_train.shape == (len(read.x_train), 16, 20, 3)
+    with pytest.raises(ConfigError, match=r"Unknown images 'jpg'.*Did you mean 'jpeg'"):
+        convert(source, tmp_path / "other", images="jpg")
 
 
 @pytest.mark.parametrize("kind", ["missing", "zero bytes", "cut off", "flipped"])

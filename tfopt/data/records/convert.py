@@ -23,8 +23,8 @@ from tfopt.data.records.directory import earlier_shards, is_whole, new_file, oth
 from tfopt.data.records.encoding import features_of, flatten, serialize, structure_of
 from tfopt.data.records.plan import PlannedShard, number_of_records, number_of_shards, planned_shards
 from tfopt.data.records.schema import SCHEMA, UNFINISHED, Schema, Shard, file_checksums, write_schema
-from tfopt.data.records.stored import as_dict, decoder_to_json
-from tfopt.errors import ConfigError
+from tfopt.data.records.stored import as_dict, decoder_to_json, no_encoded_images
+from tfopt.errors import ConfigError, unknown_name
 from tfopt.report import Record
 
 SAMPLE = 64
@@ -61,7 +61,7 @@ def convert(
     *,
     shards: Literal["auto"] | int = "auto",
     compression: Literal["", "GZIP"] = "",
-    pixels: bool = False,
+    images: Literal["files", "jpeg", "pixels"] = "files",
     overwrite: bool = False,
     check: bool = True,
     progress: Progress | None = None,
@@ -78,9 +78,10 @@ def convert(
         shards: Number of files for each part. "auto" makes files of about 128 MiB.
         compression: "GZIP" compresses the files. Reading them then takes longer, and damage costs the rest of a file.
             Encoded images hardly get smaller.
-        pixels: Whether to store images as uint8 pixels of the size that the source resizes them to, and not as the
-            content of their files. The examples are the same, and no image is decoded any more: reading is several
-            times as fast. The files take height * width * channels bytes per image, often more than a JPEG.
+        images: How to store images. "files": the content of their files, so that they can be read at any size. "jpeg":
+            resized as the source does, as a JPEG of quality 95; decoding then takes less time, and the pixels change a
+            little. "pixels": resized, as uint8; the examples are the same and nothing is decoded any more, but an image
+            takes height * width * channels bytes.
         overwrite: Whether to remove the files of an earlier call first, also those of other examples.
         check: Whether to decode each encoded record once, so that a damaged image is found now.
         progress: Function that is called with the number of records done and the number of all records.
@@ -99,13 +100,12 @@ def convert(
         raise ConfigError(f"compression must be '' or 'GZIP'. Received: compression={compression!r}.")
     if shards != "auto" and (isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= 99_999):
         raise ConfigError(f"shards must be 'auto' or a whole number in [1, 99999]. Received: shards={shards!r}.")
-    if pixels:
+    if images not in ("files", "jpeg", "pixels"):
+        raise unknown_name("images", str(images), ("files", "jpeg", "pixels"))
+    if images != "files":
         if examples.stored is None:
-            raise ConfigError(
-                "pixels=True needs a source of encoded images. "
-                f"Received: {examples.name!r}, whose examples are stored as arrays. Leave it out."
-            )
-        examples = replace(examples, stored=examples.stored.as_pixels())
+            raise no_encoded_images(images, f"{examples.name!r}, whose examples are stored as arrays")
+        examples = replace(examples, stored=examples.stored.with_images(images))
     target = Path(directory)
     with exclusive(target):
         return _Conversion(examples, target, shards, compression, check, progress).run(overwrite)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.errors import ConfigError
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+JPEG_QUALITY = 95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,7 @@ class EncodedImage:
         dtype: "float32" gives values in [0, 1]. "uint8" gives pixels in 0 to 255, a quarter of the bytes.
         only_jpegs: Whether all files are JPEGs with no other data behind them. They are decoded faster then, see
             `tfopt.data.files.images.decode_jpeg`.
+        stored_size: (height, width) of all images in the files, if they are known to be equal. None if not.
     """
 
     kind: ClassVar[str] = "image"
@@ -31,6 +34,7 @@ class EncodedImage:
     exact: bool = False
     dtype: str = "float32"
     only_jpegs: bool = False
+    stored_size: tuple[int, int] | None = None
 
     def __call__(self, content: Any, name: Any) -> tf.Tensor:
         pixels = self.pixels(content, name)
@@ -38,9 +42,13 @@ class EncodedImage:
 
     def pixels(self, content: Any, name: Any) -> tf.Tensor:
         """Returns the image as uint8 [height, width, channels]."""
+        import tensorflow as tf
+
         from tfopt.data.files.images import decode_image, decode_jpeg
 
         decode = decode_jpeg if self.only_jpegs else decode_image
+        if self.stored_size == self.size:  # nothing to resize
+            return tf.ensure_shape(decode(content, name, None, self.channels, exact=self.exact), (*self.size, None))
         return decode(content, name, self.size, self.channels, exact=self.exact)
 
 
@@ -107,24 +115,41 @@ class Stored:
         decoded = inputs if self.inputs is None else self.inputs(inputs, name)
         return decoded, targets if self.targets is None else self.targets(targets, name), *weight.values()
 
-    def as_pixels(self) -> Stored:
-        """Returns how to store the pixels of the inputs in place of an encoded image. The examples are the same.
+    def with_images(self, kind: Literal["jpeg", "pixels"]) -> Stored:
+        """Returns how to store resized images in place of the content of their files.
 
+        Args:
+            kind: "pixels" stores uint8 pixels, which give the same examples. "jpeg" stores a JPEG of high quality.
         Raises:
             ConfigError: The inputs are no encoded images.
         """
         image = self.inputs
         if not isinstance(image, EncodedImage):
-            raise ConfigError(
-                "pixels=True needs a source of encoded images. Received: a source whose inputs are stored as arrays. "
-                "Leave it out; arrays are stored as they are."
-            )
+            raise no_encoded_images(kind, "a source whose inputs are stored as arrays")
+        decoder: Decoder | None = None if image.dtype == "uint8" else Scaled(divisor=255)
+        if kind == "jpeg":
+            decoder = replace(image, exact=False, only_jpegs=True, stored_size=image.size)
 
         def read(*record: Any) -> tuple[Any, ...]:
             name, inputs, *others = self.read(*record)
-            return name, image.pixels(inputs, name), *others
+            pixels = image.pixels(inputs, name)
+            return name, pixels if kind == "pixels" else _as_jpeg(pixels), *others
 
-        return Stored(read=read, inputs=None if image.dtype == "uint8" else Scaled(divisor=255), targets=self.targets)
+        return Stored(read=read, inputs=decoder, targets=self.targets)
+
+
+def no_encoded_images(kind: str, received: str) -> ConfigError:
+    """Returns the error for a source without encoded images."""
+    return ConfigError(
+        f"images={kind!r} needs a source of encoded images. Received: {received}. Leave images out; arrays are stored "
+        "as they are."
+    )
+
+
+def _as_jpeg(pixels: tf.Tensor) -> tf.Tensor:
+    import tensorflow as tf
+
+    return tf.io.encode_jpeg(pixels, quality=JPEG_QUALITY)
 
 
 def as_dict(name: Any, inputs: Any, targets: Any, *weight: Any) -> dict[str, Any]:
