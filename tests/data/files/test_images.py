@@ -12,6 +12,8 @@ from tfopt.data.files.images import decode_image
 
 PHOTO = Image.fromarray(load_sample_image("china.jpg")).crop((100, 100, 333, 301))
 GREY, PALETTE = PHOTO.convert("L"), PHOTO.convert("P")
+TRANSPARENT = PHOTO.convert("RGBA")
+TRANSPARENT.putalpha(GREY.point(lambda value: value // 2))
 
 
 def encoded(image, kind, **options):
@@ -41,6 +43,7 @@ WHOLE = {
     "bmp_with_alpha": encoded(PHOTO.convert("RGBA"), "BMP"),
     "webp": encoded(PHOTO, "WEBP"),
     "webp_with_alpha": encoded(PHOTO.convert("RGBA"), "WEBP", lossless=True),
+    "transparent_webp": encoded(TRANSPARENT, "WEBP", lossless=True, exact=True),
 }
 BROKEN = {
     "zero_bytes": (b"", "too short"),

@@ -184,11 +184,15 @@ def _other(content: Any, name: Any, size: tuple[int, int] | None, channels: int)
     words = [f"{RULE} Received:", tf.gather(PROBLEMS, first), name]
     # tf.debugging.Assert would add a condition around it.
     with tf.control_dependencies([tf.raw_ops.Assert(condition=first == len(PROBLEMS) - 1, data=words)]):
-        has_palette = tf.identity(is_bmp & (bits == 8))
-    pixels = tf.cond(
-        has_palette,
-        partial(_with_palette, content),
-        lambda: tf.io.decode_image(content, channels=3, expand_animations=False),
+        branch = tf.where(is_webp | is_extended_webp, 2, tf.where(is_bmp & (bits == 8), 1, 0))
+    pixels = tf.switch_case(
+        branch,
+        [
+            lambda: tf.io.decode_image(content, channels=3, expand_animations=False),
+            partial(_with_palette, content),
+            # TensorFlow decodes a WebP with an alpha channel to four channels only.
+            lambda: tf.io.decode_image(content, channels=0, expand_animations=False)[..., :3],
+        ],
     )
     return _resize(tf.image.rgb_to_grayscale(pixels) if channels == 1 else pixels, size)
 
