@@ -10,6 +10,9 @@ from tfopt.data.measurement.stages import Stage
 
 # Waiting below this share of a step's time is not worth a change.
 WORTH_A_CHANGE = 0.05
+# Taking a batch that is ready costs a loop in Python up to this. Keras' fit takes batches inside TensorFlow.
+CALL_MS = 1.0
+FASTER = 3
 READING = ("TFRecord files", "text files", "record files", "interleave", "cache on disk")
 
 
@@ -18,9 +21,19 @@ def advise(report: InputReport, slowest: Stage | None, stages: list[Stage]) -> I
     share = report.wait_share
     if share is not None and share < WORTH_A_CHANGE and not _starts_slowly(report):
         return replace(report, advice=(f"none: a step waits for its batch for {share:.1%} of the time",))
+    if _is_ready_in_time(report):
+        words = "none: the pipeline is much faster than the step; the wait is what taking a batch in Python costs"
+        return replace(report, advice=(words,))
     if slowest is None:
         return report
     return replace(report, advice=tuple(_changes(report, slowest, stages)))
+
+
+def _is_ready_in_time(report: InputReport) -> bool:
+    """Whether a wait comes from the call that takes a batch, and not from the pipeline, which is much faster."""
+    if report.wait_ms is None or report.step_time_ms is None or _starts_slowly(report):
+        return False
+    return report.wait_ms < CALL_MS and FASTER * report.batch_ms < report.step_time_ms
 
 
 def _starts_slowly(report: InputReport) -> bool:
