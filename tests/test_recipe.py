@@ -279,7 +279,10 @@ def test_builder_and_source_may_be_functions():
         (lambda: ModelConfig(builder=lambda: None), ["takes: no arguments", "too many positional"]),
         (lambda: ModelConfig(builder=5), ["builder must be a name or a function", "builder=5"]),
         (lambda: DataConfig(source=None), ["source must be a name or a function", "source=None"]),
-        (lambda: DataConfig(arguments={"imagesize": 3}), ["image_size, test_fraction, seed", "imagesize"]),
+        (
+            lambda: DataConfig(arguments={"imagesize": 3}),
+            ["image_size, test_fraction, validation_fraction, seed", "imagesize"],
+        ),
         (lambda: ModelConfig(builder="mlp", arguments={"units": 5}).build((4,), 2), ["'mlp'", "{'units': 5}"]),
         (lambda: ModelConfig().build((8, 8, 1), 2), ["'simple_cnn'", "(8, 8, 1)"]),
         (lambda: DataConfig(arguments={"image_size": 0}).load(), ["image_size=0"]),

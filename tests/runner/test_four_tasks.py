@@ -115,7 +115,10 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("task", RUNS)
+SLOW = ("multi_label_classification", "regression")
+
+
+@pytest.mark.parametrize("task", [pytest.param(task, marks=[pytest.mark.slow] * (task in SLOW)) for task in RUNS])
 def test_a_task_runs_from_training_to_the_report(task, tmp_path):
     data, builder, epochs, name, reference, reached = RUNS[task]
     recipe = Recipe(
