@@ -13,10 +13,10 @@ import tensorflow as tf
 from rich.console import Console
 
 import tfopt
-from tfopt.data import Examples
+from tfopt.data import Examples, arrays, image_folder
 from tfopt.data.augment.config import AugmentConfig
 from tfopt.data.config import DataConfig
-from tfopt.errors import ConfigError, ExportError, TfoptWarning, UnsupportedModelError
+from tfopt.errors import ConfigError, ExportError, TfoptWarning, TrainingError, UnsupportedModelError
 from tfopt.models import mlp
 from tfopt.pruning import PruningConfig
 from tfopt.quantization import QuantizationConfig
@@ -468,3 +468,51 @@ def test_mixing_values_is_refused_before_the_training():
 def test_a_source_must_return_examples():
     with pytest.raises(ConfigError, match=r"source must return tfopt.data.Examples. Received: tuple"):
         run(dataclasses.replace(TRAIN_ONLY, data=DataConfig(source=lambda: (1, 2))), console=silent())
+
+
+@pytest.mark.parametrize(
+    ("task", "y", "outputs", "words"),
+    [
+        (
+            "segmentation",
+            np.zeros((20, 4, 4), int),
+            3,
+            "must be 3 logits for each target. Received: outputs of shape (3,)",
+        ),
+        ("classification", np.arange(20) % 2, 5, "must be 5 logits for each target. Received: outputs of shape (2,)"),
+        ("regression", np.zeros((20, 3)), 2, "must be one value for each target. Received: outputs of shape (2,)"),
+    ],
+)
+def test_outputs_that_do_not_fit_the_task_are_refused_before_the_training(task, y, outputs, words):
+    def source():
+        return arrays(np.zeros((20, 4), "float32"), y, outputs=outputs)
+
+    model = ModelConfig(builder=lambda shape, outputs: mlp(shape, 3 if task == "segmentation" else 2))
+    with pytest.raises(ConfigError) as caught:
+        run(dataclasses.replace(TRAIN_ONLY, task=task, model=model, data=DataConfig(source=source)), console=silent())
+    assert words in str(caught.value)
+
+
+def test_one_hot_targets_are_classes(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(60, 3)).astype("float32"), np.arange(60) % 3
+    x[np.arange(60), y] += 8
+    data = DataConfig(source=lambda: arrays(x, np.eye(3, dtype="float32")[y]))
+    result = run(dataclasses.replace(TRAIN_ONLY, data=data, export_dir=str(tmp_path / "out")), console=silent())
+    assert result.receipts["float32"].accuracy > 0.5  # guessing gives a third
+
+
+def test_a_file_that_is_gone_is_named_with_a_remedy(tmp_path):
+    for number in range(12):
+        folder = tmp_path / "photos" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        keras.utils.save_img(folder / f"{number}.png", np.full((8, 8, 3), 20 * number, "uint8"))
+
+    def source():
+        examples = image_folder(directory=tmp_path / "photos", image_size=8)
+        for path in (tmp_path / "photos").rglob("*.png"):
+            path.unlink()
+        return examples
+
+    data = DataConfig(source=source, cache="off")
+    with pytest.raises(TrainingError, match=r"could not be read: .*[ab]/\d+.png; No such file.* Repair the file"):
+        run(dataclasses.replace(TRAIN_ONLY, data=data), console=silent())

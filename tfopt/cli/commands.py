@@ -171,12 +171,15 @@ def _switch_stages(recipe: Any, words: list[str]) -> tuple[Any, list[str]]:
     """Turns off each stage named by --no-STAGE, and turns on each stage that is off and has a flag in the words."""
     from tfopt.settings.flags import expand, stages
 
-    for name, config in stages(type(recipe)).items():
-        if f"--no-{name}" in words:
-            recipe = replace(recipe, **{name: None})
-            words = [word for word in words if word != f"--no-{name}"]
-        elif getattr(recipe, name) is None and any(
-            word.startswith(f"--{name}.") for word in expand(type(recipe), words)
+    known = stages(type(recipe))
+    off = {name for name in known if f"--no-{name}" in words}
+    words = [word for word in words if word not in {f"--no-{name}" for name in off}]
+    recipe = replace(recipe, **dict.fromkeys(off))
+    for name, config in known.items():
+        if (
+            name not in off
+            and getattr(recipe, name) is None
+            and any(word.startswith(f"--{name}.") for word in expand(type(recipe), words))
         ):
             recipe = replace(recipe, **{name: config()})
     return recipe, words

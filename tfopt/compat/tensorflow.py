@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -117,3 +118,15 @@ def strategy_of(value: Any) -> tf.distribute.Strategy:
     if isinstance(value, tf.distribute.DistributedValues):
         return private(value, "distribute_strategy")
     return tf.distribute.get_strategy()
+
+
+def words_of(error: Any) -> str:
+    """Returns the message of TensorFlow's error without the names of data sets and graph nodes around it.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> words_of(tf.errors.NotFoundError(None, None, "Iterator::Root::Map: a.jpg; No such file [[{{node Read}}]]"))
+        'a.jpg; No such file'
+    """
+    words = re.sub(r"^.*Iterator::\S*|\[\[.*|\[Op:.*", "", " ".join(str(error.message).split()))
+    return words.strip()[:400]

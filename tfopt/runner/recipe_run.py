@@ -27,6 +27,7 @@ from tfopt.report import PassReport, Phase, Receipt, RunReport
 from tfopt.reporting.progress import FitProgress
 from tfopt.reporting.terminal import PlanTable, pass_summary
 from tfopt.runner.augmentation import PlacedAugmentation, place_augmentation
+from tfopt.runner.outputs import are_shares, check_outputs
 from tfopt.runner.run_report import environment, print_line, print_score, write_reports
 from tfopt.runner.stages import Fit, Stage, stages
 from tfopt.tasks import Task
@@ -167,7 +168,8 @@ class _Work:
 
     def _loss(self) -> Any:
         soft_loss = self.task.soft_loss
-        make = soft_loss if soft_loss is not None and self._augmentation.needs_one_hot else self.task.loss
+        of_shares = self._augmentation.needs_one_hot or are_shares(self.examples, self.task)
+        make = soft_loss if soft_loss is not None and of_shares else self.task.loss
         return make(self.examples)
 
     def note(self, report: PassReport) -> None:
@@ -288,6 +290,7 @@ def _build(settings: Recipe, decided: Plan, examples: Examples) -> keras.Model:
             f"The builder must return a built Keras 3 model. Received: {model!r} from {settings.model.builder!r}. "
             "Begin the model with keras.Input, or call it once on a batch."
         )
+    check_outputs(model, examples, settings.find_task())
     if settings.pruning is not None:
         find_weights(model, settings.pruning.exclude)  # raises its errors before the training
     return model

@@ -7,7 +7,6 @@ process is killed, the next call goes on after the last finished shard.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from tfopt.atomic.directories import exclusive
+from tfopt.compat.tensorflow import words_of
 from tfopt.data.examples import SPLITS, Examples, Split
 from tfopt.data.records.directory import earlier_shards, is_whole, new_file, other_source
 from tfopt.data.records.encoding import features_of, flatten, serialize, structure_of
@@ -237,7 +237,7 @@ class _Conversion:
             raise ConfigError(
                 "Every record must be readable. "
                 f"Received: record {number} of the {part} part{f' ({names[:300]})' if names else ''}: "
-                f"{_reason(error)}. Repair it, or leave it out of the source."
+                f"{words_of(error)}. Repair it, or leave it out of the source."
             ) from error
 
     def _write_shard(self, shard: PlannedShard, iterator: Iterator[Any]) -> Shard:
@@ -278,12 +278,6 @@ class _Conversion:
             for part, planned in self.plan.items()
         }
         write_schema(self.directory / name, replace(self.schema, parts=parts))
-
-
-def _reason(error: tf.errors.OpError) -> str:
-    """Returns the message of an error without the names of data sets and graph nodes around it."""
-    words = re.sub(r"^.*Iterator::\S*|\[\[.*|\[Op:.*", "", " ".join(str(error.message).split()))
-    return words.strip()[:400]
 
 
 def _add(checksum: Any, content: bytes) -> None:

@@ -69,7 +69,7 @@ def other_source(name: str, reason: str) -> ConfigError:
     """Returns the error for files that were written from other examples."""
     return ConfigError(
         f"The source must be the one that the files were written from. Received: {name!r}, but {reason}. "
-        "Set overwrite=True to write all files again, or choose another directory."
+        "Set overwrite=True (--overwrite) to write all files again, or choose another directory."
     )
 
 

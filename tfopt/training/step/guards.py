@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfopt.compat.tensorflow import words_of
 from tfopt.errors import ConfigError, TrainingError
 from tfopt.training.distributed.cluster import lost_worker
 from tfopt.training.loss_scaling import loss_scale
@@ -48,7 +49,7 @@ class Guard:
         """Watches one `fit` of a model on data. Errors of TensorFlow become errors that say what to do.
 
         Raises:
-            TrainingError: The device is out of memory, or another worker is lost.
+            TrainingError: The device is out of memory, another worker is lost, or the examples cannot be read.
             ConfigError: The examples of a batch have different shapes.
         """
         try:
@@ -68,7 +69,16 @@ class Guard:
                     f"{shapes[1]} and {shapes[2]}. Pad them to one length before plan.pipeline, or give fit batches "
                     "that dataset.padded_batch made."
                 ) from error
+            if "Iterator::" in str(error) or "IteratorGetNext" in str(error):
+                raise TrainingError(
+                    f"The examples could not be read: {words_of(error)}. Repair the file or leave it out, then train "
+                    f"again. {self._newest_checkpoint()} For a folder of images, check='decode' names damaged files."
+                ) from error
             raise
+
+    def _newest_checkpoint(self) -> str:
+        newest = self.last_checkpoint()
+        return f"Training goes on from {newest}." if newest else "There is no checkpoint to go on from."
 
 
 class Watch:
