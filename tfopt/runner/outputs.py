@@ -16,18 +16,24 @@ OF_VALUES = ("multi_label_classification", "regression")
 
 
 def check_outputs(model: keras.Model, examples: Examples, task: Task) -> None:
-    """Raises ConfigError unless the one output of a model fits the one target of a task of tfopt.
+    """Raises ConfigError unless the output of a model fits the target of a task of tfopt.
 
-    Tasks of the user's own, and models of several outputs, are not checked: only they know what belongs together.
+    Tasks of the user's own are not checked: only they know what belongs together.
     """
     targets = tf.nest.flatten(examples.element_spec[1]) if len(examples.element_spec) > 1 else []
-    if len(model.outputs) != 1 or len(targets) != 1 or task is not TASKS.get(task.name):
+    if task is not TASKS.get(task.name):
         return
+    if len(model.outputs) != 1 or len(targets) != 1:
+        raise ConfigError(
+            f"task={task.name!r} is for one output and one target. Received: {len(model.outputs)} outputs of "
+            f"{model.name!r} and {len(targets)} targets. Pass a tfopt.tasks.Task with a dict of losses."
+        )
     found, target = tuple(model.outputs[0].shape)[1:], tuple(targets[0].shape)
     if task.name in OF_VALUES or are_shares(examples, task):
         fits = _alike(found, target) or _alike(found, (*target, 1)) or _alike((*found, 1), target)
         wanted = "one value for each target"
     else:
+        _check_classes(examples, task, targets[0].dtype)
         positions = target[:-1] if target and target[-1] == 1 and len(target) == len(found) else target
         fits = _alike(found[:-1], positions) and found[-1] in (examples.outputs, None)
         wanted = f"{examples.outputs} logits for each target"
@@ -35,6 +41,19 @@ def check_outputs(model: keras.Model, examples: Examples, task: Task) -> None:
         raise ConfigError(
             f"The outputs of a model for {task.name} must be {wanted}. Received: outputs of shape {found} from "
             f"{model.name!r}, and targets of shape {target}. Use a builder for this task, or set another task."
+        )
+
+
+def _check_classes(examples: Examples, task: Task, dtype: tf.DType) -> None:
+    if not dtype.is_integer:
+        raise ConfigError(
+            f"Targets for {task.name} must be class numbers, or one-hot. Received: targets of dtype {dtype.name} from "
+            f"{examples.name!r}. Store them as integers, or set task='regression'."
+        )
+    if examples.outputs < 2:
+        raise ConfigError(
+            f"{task.name} needs at least two classes. Received: {examples.outputs} from {examples.name!r}. "
+            "Add examples of another class, or set another task."
         )
 
 
