@@ -481,6 +481,8 @@ def test_a_source_must_return_examples():
         ),
         ("classification", np.arange(20) % 2, 5, "must be 5 logits for each target. Received: outputs of shape (2,)"),
         ("regression", np.zeros((20, 3)), 2, "must be one value for each target. Received: outputs of shape (2,)"),
+        ("classification", np.zeros(20, int), 1, "needs at least two classes. Received: 1"),
+        ("classification", np.arange(20.0) % 2, 2, "class numbers, or one-hot. Received: targets of dtype float64"),
     ],
 )
 def test_outputs_that_do_not_fit_the_task_are_refused_before_the_training(task, y, outputs, words):
