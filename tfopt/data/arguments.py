@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from annotated_types import Ge, Lt
 
@@ -17,7 +17,6 @@ Names = str | tuple[str, ...]
 
 # A path counts as a string, and a list as a tuple.
 RULES: dict[str, Any] = {
-    "channels": Annotated[Literal[1, 3], Remedy("Colour images have 3.")],
     "config": str | None,
     "data_dir": str | None,
     "directory": str,

@@ -81,7 +81,6 @@ def image_folder(
         (('cats', 'dogs'), (8, 16, 16, 3))
     """
     check_arguments(
-        channels=channels,
         test_fraction=test_fraction,
         validation_fraction=validation_fraction,
         ignored_target=ignored_target,
@@ -92,6 +91,8 @@ def image_folder(
     height, width = height_and_width(image_size)
     root = existing_directory("directory", directory)
     check_limit(max_unreadable)
+    if isinstance(channels, bool) or channels not in (1, 3):
+        raise ConfigError(f"channels must be 1 or 3. Received: channels={channels!r}. Colour images have 3.")
     if check not in CHECKS:
         raise ConfigError(f"check must be 'header' or 'decode'. Received: check={check!r}.")
     mask_root = None if masks is None else existing_directory("masks", masks)
