@@ -1,6 +1,7 @@
 """The examples that sources return: real, stratified, without overlap, and the same each time."""
 
 import dataclasses
+import inspect
 
 import numpy as np
 import pytest
@@ -115,13 +116,62 @@ def test_arrays_that_cannot_be_split_are_refused(x, y, options, words):
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("source", "setting", "value"),
-    [("digits", "image_size", 0), ("synthetic", "examples", 0), ("synthetic", "num_classes", 0)],
-)
-def test_sizes_must_be_positive(source, setting, value):
-    with pytest.raises(ConfigError, match=f"{setting} must be at least 1. Received: {setting}={value}."):
-        SOURCES[source](**{setting: value})
+SIZES = ("5", 0, 2.5, True)
+SHARES = ("0.2", -0.1, 1, float("nan"), True)
+WRONG = {
+    "channels": (2, "3", True),
+    "classes": ("yes",),
+    "class_names": ("rose", 5),
+    "directory": (5,),
+    "download": ("no",),
+    "exact": ("no",),
+    "examples": SIZES,
+    "files_at_a_time": SIZES,
+    "horizon": SIZES,
+    "ignored_target": ("255",),
+    "image_size": (*SIZES, (1, 2, 3), (0, 8), ("8", "8")),
+    "input_shape": (8, (8, 0)),
+    "inputs": (5,),
+    "length": SIZES,
+    "min_files": SIZES,
+    "name": (5,),
+    "noise": ("0.3", -1),
+    "num_classes": SIZES,
+    "num_words": SIZES,
+    "outputs": SIZES,
+    "pack": ("no",),
+    "path": (5,),
+    "pattern": (5,),
+    "seed": ("a", -1, 2**40, 0.5, None, True),
+    "skip_damaged": ("5", -1, 2.5),
+    "stride": SIZES,
+    "target": (5,),
+    "test_fraction": SHARES,
+    "tokens": (5,),
+    "validation_fraction": SHARES,
+    "window": SIZES,
+    "x": (5,),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_values_of_a_wrong_type_are_refused(source, tmp_path):
+    file = tmp_path / "table"
+    file.write_text("a,b\n1,2\n")
+    needed = {"path": file, "directory": tmp_path, "name": "missing", "x": file, "y": file, "target": "a"}
+    parameters = inspect.signature(SOURCES[source]).parameters
+    needed = {name: needed[name] for name, each in parameters.items() if each.default is each.empty}
+    for name in parameters.keys() & WRONG.keys():
+        for value in WRONG[name]:
+            with pytest.raises(ConfigError) as caught:
+                SOURCES[source](**needed | {name: value})
+            assert str(caught.value).startswith(f"{name} must be "), value
+            assert f"Received: {name}={value!r}." in str(caught.value)
+
+
+def test_numbers_of_numpy_are_numbers():
+    examples = digits(image_size=np.int64(8), test_fraction=np.float32(0.5), seed=np.int64(1))
+    assert examples.input_shape == (8, 8, 1)
 
 
 def test_a_validation_part_is_taken_from_the_training_part():

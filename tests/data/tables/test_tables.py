@@ -140,6 +140,112 @@ def test_rows_with_empty_cells_can_be_dropped(file):
     assert 2 not in [*examples.x_train[:, 1], *examples.x_test[:, 1]]
 
 
+def windows_of(examples, part):
+    return sorted(
+        tuple(int(value) for each in pair for value in each.ravel())
+        for pair in examples.decoded(part).as_numpy_iterator()
+    )
+
+
+def test_windows_do_not_reach_over_rows_that_were_left_out(read, tmp_path, frame):
+    frame.loc[[0, 20, 21, 45], "a"] = np.nan
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    frame.to_parquet(tmp_path / "table.parquet")
+    for stride in (1, 4):
+        options = {"window": 3, "horizon": 2, "stride": stride, "test_fraction": 0.5, "missing": "drop"}
+        examples = read(target="b", inputs=["b", "a"], **options)
+        found = {
+            part: [int(x[0, 0]) for x, _ in examples.decoded(part).as_numpy_iterator()] for part in ("train", "test")
+        }
+        every = {"train": range(0, 26, stride), "test": range(30, 56, stride)}
+        whole = {
+            part: [first for first in starts if not {0, 20, 21, 45} & {*range(first, first + 5)}]
+            for part, starts in every.items()
+        }
+        assert {part: sorted(starts) for part, starts in found.items()} == whole
+        for part in ("train", "test"):
+            for x, y in examples.decoded(part).as_numpy_iterator():
+                assert [*x[:, 0], *y[:, 0]] == [*range(int(x[0, 0]), int(x[0, 0]) + 5)]
+        total, kept = sum(map(len, every.values())), sum(map(len, whole.values()))
+        assert examples.notes[0].startswith("Rows with empty cells were left out: 4 of 60")
+        assert examples.notes[1:] == (
+            f"Windows that hold a row with an empty cell were left out: {total - kept} of {total}.",
+        )
+
+
+def test_a_series_with_too_many_gaps_is_refused(read, tmp_path, frame):
+    frame.loc[::4, "a"] = np.nan
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    frame.to_parquet(tmp_path / "table.parquet")
+    with pytest.raises(ConfigError, match=r"the train part. Windows that hold a row .* left out: 54 of 54. Set a"):
+        read(target="b", inputs=["a"], window=3, missing="drop")
+
+
+def test_a_line_without_text_is_a_gap_in_a_table_of_one_column(tmp_path):
+    (tmp_path / "one.csv").write_text("a\n" + "\n".join("" if row == 5 else str(row) for row in range(20)) + "\n")
+    with pytest.raises(ConfigError, match="the first in column 'a', row 7"):
+        csv(path=tmp_path, target="a", inputs=["a"], window=3)
+    examples = csv(path=tmp_path, target="a", inputs=["a"], window=3, test_fraction=0.4, missing="drop")
+    assert windows_of(examples, "train") == [(0, 1, 2, 3), (1, 2, 3, 4), (6, 7, 8, 9), (7, 8, 9, 10), (8, 9, 10, 11)]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_column_that_is_there_twice_is_refused(ending, tmp_path):
+    import pyarrow
+    from pyarrow import csv as csv_writer
+    from pyarrow import parquet as parquet_writer
+
+    table = pyarrow.Table.from_arrays([pyarrow.array(range(10))] * 4, names=["a", "b", "a", "price"])
+    {"csv": csv_writer.write_csv, "parquet": parquet_writer.write_table}[ending](table, tmp_path / f"table.{ending}")
+    read = {"csv": csv, "parquet": parquet}[ending]
+    for arguments in ({"inputs": ["a"], "target": "price"}, {"inputs": ["b"], "target": "a"}, {"target": "price"}):
+        with pytest.raises(ConfigError, match=rf"a name of its own. Received: '.*table.{ending}' with 2 columns 'a'"):
+            read(path=tmp_path, **arguments)
+    assert read(path=tmp_path, inputs=["b"], target="price").size("train") == 8
+
+
+def write_classes(path, cells):
+    path.write_text("x,kind\n" + "".join(f"{row},{cells[row % len(cells)]}\n" for row in range(60)))
+
+
+def classes_by_row(examples):
+    pairs = [pair for part in ("train", "test") for pair in examples.decoded(part).as_numpy_iterator()]
+    return {int(x[0]): examples.class_names[y] for x, y in pairs}
+
+
+@pytest.mark.parametrize(
+    ("cells", "classes", "names"),
+    [
+        (["NA", "N/A", "nan", "null", "EU", '"NULL"'], None, ("EU", "N/A", "NA", "NULL", "nan", "null")),
+        (["true", "True", "false"], None, ("True", "false", "true")),
+        (["10", "9", "1", "01"], True, ("01", "1", "9", "10")),
+        (["1.0", "1", "2"], True, ("1", "1.0", "2")),
+    ],
+)
+def test_a_class_is_what_a_cell_spells(cells, classes, names, tmp_path):
+    write_classes(tmp_path / "table.csv", cells)
+    examples = csv(path=tmp_path, target="kind", classes=classes)
+    assert examples.class_names == names
+    assert classes_by_row(examples) == {row: cells[row % len(cells)].strip('"') for row in range(60)}
+
+
+def test_files_may_spell_classes_as_numbers_and_as_text(tmp_path):
+    write_classes(tmp_path / "1.csv", ["1", "2"])
+    write_classes(tmp_path / "2.csv", ["1", "x"])
+    assert csv(path=tmp_path, target="kind").class_names == ("1", "2", "x")
+
+
+@pytest.mark.parametrize(
+    ("cells", "classes"), [(["rose", "iris", ""], None), (["rose", "iris", '""'], None), (["1", "2", "NA"], True)]
+)
+def test_empty_cells_of_classes(cells, classes, tmp_path):
+    write_classes(tmp_path / "table.csv", cells)
+    with pytest.raises(ConfigError, match="20 rows that have empty cells, the first in column 'kind', row 4"):
+        csv(path=tmp_path, target="kind", classes=classes)
+    examples = csv(path=tmp_path, target="kind", classes=classes, missing="drop")
+    assert classes_by_row(examples) == {row: cells[row % 3] for row in range(60) if row % 3 < 2}
+
+
 @pytest.mark.parametrize("damage", ["cut", "flipped", "other"])
 def test_damaged_parquet_files_are_refused(damage, tmp_path, frame):
     import pyarrow
@@ -168,8 +274,12 @@ def test_damaged_parquet_files_are_refused(damage, tmp_path, frame):
         ({"inputs": {"one": ["a"]}, "window": 3, "target": "price"}, "a list of columns for a forecast"),
         ({"test_fraction": 1.0}, "test_fraction must be"),
         ({"inputs": []}, "columns for inputs"),
-        ({"window": 0, "target": "b"}, "window must be at least 1"),
+        ({"window": 0, "target": "b"}, "window must be a whole number of at least 1 or None"),
+        ({"window": "5", "target": "b"}, "window must be a whole number of at least 1 or None"),
+        ({"inputs": "a"}, "inputs must be a tuple of strings"),
+        ({"inputs": {"one": "a"}}, "inputs must be a tuple of strings"),
         ({"delimiter": "::"}, "one character"),
+        ({"delimiter": 5}, "one character"),
     ],
 )
 def test_settings_out_of_range_are_refused(arguments, words, file):

@@ -150,7 +150,7 @@ def test_tokenizers_that_cannot_be_read_are_refused(corpus, tokenizer, tmp_path)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"length": 0}, "length must be at least 1"),
+        ({"length": 0}, "length must be a whole number of at least 1"),
         ({"length": 10**6}, "train part must be longer than one example"),
         ({"pattern": "*.md"}, "no file matches"),
         ({"directory": "/missing"}, "must be an existing folder"),

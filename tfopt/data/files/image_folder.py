@@ -9,12 +9,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from tfopt.data.arguments import check_arguments, height_and_width
 from tfopt.data.examples import Examples, Split
 from tfopt.data.files.image_files import DECODED, are_plain_jpegs, image_files, unreadable
 from tfopt.data.files.masks import Masks, mask_problems
 from tfopt.data.files.splits import (
-    check_at_least_one,
-    check_fractions,
     check_limit,
     existing_directory,
     part_folders,
@@ -23,6 +22,7 @@ from tfopt.data.files.splits import (
 )
 from tfopt.data.records.stored import EncodedImage, Stored
 from tfopt.errors import ConfigError
+from tfopt.settings.validation import check_value
 
 CHECKS = ("header", "decode")
 
@@ -80,13 +80,19 @@ def image_folder(
         ...     examples.class_names, examples.x_train.shape
         (('cats', 'dogs'), (8, 16, 16, 3))
     """
+    check_arguments(
+        test_fraction=test_fraction,
+        validation_fraction=validation_fraction,
+        ignored_target=ignored_target,
+        seed=seed,
+    )
+    check_value("exact", exact, bool)
+    check_value("class_names", class_names, tuple[str, ...])
+    height, width = height_and_width(image_size)
     root = existing_directory("directory", directory)
-    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-    check_at_least_one(height=height, width=width)
-    check_fractions(test_fraction, validation_fraction)
     check_limit(max_unreadable)
-    if channels not in (1, 3):
-        raise ConfigError(f"channels must be 1 or 3. Received: channels={channels}. Colour images have 3.")
+    if isinstance(channels, bool) or channels not in (1, 3):
+        raise ConfigError(f"channels must be 1 or 3. Received: channels={channels!r}. Colour images have 3.")
     if check not in CHECKS:
         raise ConfigError(f"check must be 'header' or 'decode'. Received: check={check!r}.")
     mask_root = None if masks is None else existing_directory("masks", masks)

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from tfopt.data.arguments import check_arguments
 from tfopt.data.examples import Examples, Split
-from tfopt.data.files.splits import check_fractions, split
+from tfopt.data.files.splits import split
 from tfopt.errors import ConfigError
 
 
@@ -43,9 +44,12 @@ def arrays(
     """
     import tensorflow as tf
 
+    check_arguments(
+        test_fraction=test_fraction, validation_fraction=validation_fraction, outputs=outputs, seed=seed, name=name
+    )
     x = {key: np.asarray(value) for key, value in x.items()} if isinstance(x, dict) else np.asarray(x)
     y = np.asarray(y)
-    _check(x, y, test_fraction, validation_fraction)
+    _check(x, y, test_fraction)
     parts = split(
         len(y),
         y if _holds_classes(y) else None,
@@ -69,7 +73,7 @@ def arrays(
     )
 
 
-def _check(x: Any, y: np.ndarray, test_fraction: float, validation_fraction: float) -> None:
+def _check(x: Any, y: np.ndarray, test_fraction: float) -> None:
     lengths = {len(value) if value.ndim else 0 for value in (x.values() if isinstance(x, dict) else (x,))}
     if lengths != {len(y) if y.ndim else -1}:
         found = " and ".join(map(str, sorted(lengths)))
@@ -85,7 +89,6 @@ def _check(x: Any, y: np.ndarray, test_fraction: float, validation_fraction: flo
         )
     if test_fraction == 0:
         raise ConfigError("test_fraction must be in (0, 1). Received: test_fraction=0. 0.2 is usual.")
-    check_fractions(test_fraction, validation_fraction)
 
 
 def _holds_classes(y: np.ndarray) -> bool:

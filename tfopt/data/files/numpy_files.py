@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from tfopt.data.arguments import check_arguments
 from tfopt.data.examples import Examples, Split
-from tfopt.data.files.splits import check_fractions, split
+from tfopt.data.files.splits import split
 from tfopt.errors import ConfigError
+from tfopt.settings.validation import check_value
 
 # The rows that one call reads. The calls share Python's lock, so a call must be worth its cost.
 ROWS_PER_CALL = 64
@@ -66,7 +68,10 @@ def numpy_files(
     if (x_test is None) != (y_test is None):
         raise ConfigError("x_test and y_test must be given together. Received: one of them. Give both, or none.")
     own_test = x_test is not None
-    check_fractions(test_fraction, validation_fraction)
+    check_arguments(test_fraction=test_fraction, validation_fraction=validation_fraction, outputs=outputs, seed=seed)
+    for name, given in {"x": x, "y": y, "x_test": x_test, "y_test": y_test}.items():
+        for path in given.values() if isinstance(given, Mapping) else (given,):
+            check_value(name, path, str | None if name.endswith("_test") else str)
     if not own_test and not test_fraction:
         raise ConfigError("test_fraction must be above 0 without x_test. Received: test_fraction=0. 0.2 is usual.")
     rows = _Rows(x, y)

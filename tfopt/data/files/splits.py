@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from tfopt.data.arguments import check_arguments
 from tfopt.data.examples import Split
 from tfopt.errors import ConfigError
+from tfopt.settings.validation import check_value
 
 # The names of the folders that hold a part each.
 PART_FOLDERS: dict[str, Split] = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
@@ -37,7 +39,7 @@ def split(
         >>> {part: len(numbers) for part, numbers in split(10, test_fraction=0.2, validation_fraction=0.1).items()}
         {'train': 7, 'validation': 1, 'test': 2}
     """
-    check_fractions(test_fraction, validation_fraction)
+    check_arguments(test_fraction=test_fraction, validation_fraction=validation_fraction, seed=seed)
     train = np.random.default_rng(seed).permutation(count)
     test = validation = train[:0]
     try:
@@ -100,17 +102,6 @@ def split_files(
     return chosen
 
 
-def check_fractions(test_fraction: float, validation_fraction: float) -> None:
-    """Raises ConfigError unless the shares leave something for the training part."""
-    if not 0 <= test_fraction < 1:
-        raise ConfigError(f"test_fraction must be in [0, 1). Received: test_fraction={test_fraction}. 0.2 is usual.")
-    if not 0 <= validation_fraction < 1 - test_fraction:
-        raise ConfigError(
-            "validation_fraction must be in [0, 1 - test_fraction). Received: "
-            f"validation_fraction={validation_fraction}, test_fraction={test_fraction}. 0.1 is usual."
-        )
-
-
 def part_folders(directory: Path) -> dict[Split, Path]:
     """Returns the folders train, validation (or val) and test of a directory; {} if there is no folder train."""
     found = {part: directory / name for name, part in PART_FOLDERS.items() if (directory / name).is_dir()}
@@ -126,23 +117,13 @@ def existing_directory(argument: str, path: str | Path) -> Path:
         ...
         tfopt.errors.ConfigError: directory must be an existing folder. Received: directory='/missing'. ...
     """
+    check_value(argument, path, str)
     directory = Path(path).expanduser()
     if not directory.is_dir():
         raise ConfigError(
             f"{argument} must be an existing folder. Received: {argument}={str(path)!r}. Correct the path."
         )
     return directory
-
-
-def check_at_least_one(**sizes: int) -> None:
-    """Raises ConfigError unless every argument is at least 1.
-
-    Example:
-        >>> check_at_least_one(image_size=32)
-    """
-    for name, value in sizes.items():
-        if value < 1:
-            raise ConfigError(f"{name} must be at least 1. Received: {name}={value}.")
 
 
 def tolerate(problems: Sequence[tuple[str, str]], total: int, limit: float, what: str) -> tuple[str, ...]:
@@ -179,7 +160,7 @@ def check_limit(max_unreadable: Any) -> None:
         >>> check_limit(0.01)
     """
     number = isinstance(max_unreadable, int | float) and not isinstance(max_unreadable, bool)
-    if not number or max_unreadable < 0 or (max_unreadable > 1 and max_unreadable != int(max_unreadable)):
+    if not number or not max_unreadable >= 0 or (max_unreadable > 1 and max_unreadable != int(max_unreadable)):
         raise ConfigError(
             "max_unreadable must be a whole number of at least 0, or a share below 1. "
             f"Received: max_unreadable={max_unreadable!r}. 0 allows none."
@@ -192,5 +173,5 @@ def _divide(
     from sklearn.model_selection import train_test_split
 
     stratify = None if classes is None else classes[chosen]
-    first, second = train_test_split(chosen, test_size=fraction, random_state=seed, stratify=stratify)
+    first, second = train_test_split(chosen, test_size=float(fraction), random_state=seed, stratify=stratify)
     return first, second

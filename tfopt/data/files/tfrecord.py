@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from tfopt.data.arguments import Size, check_arguments, height_and_width
 from tfopt.data.examples import Examples
 from tfopt.errors import ConfigError, unknown_name
+from tfopt.settings.validation import check_value
 
 CHECKS = ("size", "checksum", "off")
 
@@ -59,8 +61,9 @@ def tfrecord(
 
     if check not in CHECKS:
         raise unknown_name("check", check, CHECKS)
-    _check_number("skip_damaged", skip_damaged, 0)
-    _check_number("files_at_a_time", files_at_a_time, 1)
+    check_arguments(directory=directory, exact=exact, skip_damaged=skip_damaged, files_at_a_time=files_at_a_time)
+    check_value("dtype", dtype, Literal["float32", "uint8"] | None)
+    size = None if image_size is None else height_and_width(image_size)
     root = Path(directory)
     if not (root / SCHEMA).is_file():
         unfinished = (root / UNFINISHED).is_file()
@@ -74,7 +77,7 @@ def tfrecord(
     parts, notes = usable_files(
         root, schema.parts, check=check, skip_damaged=skip_damaged, compression=schema.compression
     )
-    return _examples(schema, parts, notes, files_at_a_time, image_size, exact, dtype)
+    return _examples(schema, parts, notes, files_at_a_time, {"size": size, "exact": exact, "dtype": dtype})
 
 
 def _examples(
@@ -82,9 +85,7 @@ def _examples(
     parts: Any,
     notes: tuple[str, ...],
     files_at_a_time: int,
-    image_size: int | Sequence[int] | None,
-    exact: bool | None,
-    dtype: str | None,
+    changes: dict[str, Any],
 ) -> Examples:
     from tfopt.data.records.encoding import parser, spec_of
     from tfopt.data.records.reading import records_of
@@ -92,8 +93,6 @@ def _examples(
 
     parse = parser(spec_of(schema.structure))
     decoders = {role: decoder_of_json(settings) for role, settings in (schema.decoders or {}).items()}
-    sides = (image_size, image_size) if isinstance(image_size, int) else image_size
-    changes = {"size": None if sides is None else tuple(sides), "exact": exact, "dtype": dtype}
     decoders = _changed(decoders, {name: value for name, value in changes.items() if value is not None})
     stored = None
     decode = parse
@@ -188,8 +187,9 @@ def tfrecord_files(
     """
     from tfopt.data.records.reading import records_of
 
-    _check_number("files_at_a_time", files_at_a_time, 1)
-    _check_number("outputs", outputs, 1)
+    check_arguments(files_at_a_time=files_at_a_time, name=name)
+    check_value("outputs", outputs, Size)
+    check_value("class_names", class_names, tuple[str, ...])
 
     def part(argument: str, given: Any) -> Any:
         files = _listed(argument, given)
@@ -230,8 +230,3 @@ def _count(path: Path, compression: str) -> int:
             "Restore it, or set the compression of the files."
         )
     return len(frames)
-
-
-def _check_number(name: str, value: int, lowest: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-        raise ConfigError(f"{name} must be a whole number of at least {lowest}. Received: {name}={value!r}.")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tfopt.data.arguments import check_arguments
 from tfopt.data.examples import Examples
 from tfopt.data.sources.known_sets import Parts, download, image_examples, load_arrays, reading, tar_members
 
@@ -50,6 +51,7 @@ def cifar10(*, path: str | Path | None = None, validation_fraction: float = 0.0,
     """
     from keras import datasets
 
+    check_arguments(path=path, validation_fraction=validation_fraction, seed=seed)
     archive = "cifar-10-python.tar.gz"
     parts = download("cifar10", datasets.cifar10.load_data, archive) if path is None else _read(path, CIFAR_10, archive)
     return image_examples("cifar10", parts, NAMES_10, validation_fraction=validation_fraction, seed=seed)
@@ -77,6 +79,7 @@ def cifar100(*, path: str | Path | None = None, validation_fraction: float = 0.0
     """
     from keras import datasets
 
+    check_arguments(path=path, validation_fraction=validation_fraction, seed=seed)
     archive = "cifar-100-python.tar.gz"
     parts = (
         download("cifar100", datasets.cifar100.load_data, archive) if path is None else _read(path, CIFAR_100, archive)

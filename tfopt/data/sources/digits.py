@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from tfopt.data.arguments import Size, check_arguments
 from tfopt.data.examples import Examples
 from tfopt.data.files.in_memory import arrays
-from tfopt.data.files.splits import check_at_least_one
+from tfopt.settings.validation import check_value
 
 
 def digits(
@@ -30,7 +31,8 @@ def digits(
     import tensorflow as tf  # this import and sklearn's take seconds, and a list of the sources needs neither
     from sklearn.datasets import load_digits
 
-    check_at_least_one(image_size=image_size)
+    check_value("image_size", image_size, Size)
+    check_arguments(test_fraction=test_fraction, validation_fraction=validation_fraction, seed=seed)
     images, labels = load_digits(return_X_y=True)
     pixels = (images.reshape(-1, 8, 8, 1) / 16).astype(np.float32)
     enlarged = tf.image.resize(pixels, (image_size, image_size)).numpy()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tfopt.data.arguments import height_and_width
 from tfopt.errors import ConfigError
 
 
@@ -99,7 +100,7 @@ def outputs_of(targets: Feature) -> int:
 def _image_shape(feature: Feature, image_size: int | Sequence[int] | None) -> tuple[tuple[int, int], int]:
     height, width, channels = (*feature.shape, None, None, None)[:3]
     if image_size is not None:
-        height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+        height, width = height_and_width(image_size)
     if height is None or width is None:
         raise ConfigError(
             f"image_size must be given, because the images of {feature.name!r} differ in size. Received: "

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from tfopt.data.arguments import check_arguments, height_and_width
 from tfopt.data.examples import Examples
-from tfopt.data.files.splits import check_at_least_one, split
+from tfopt.data.files.splits import split
 from tfopt.data.sources.hub_features import Feature, check_features, decoder, named_feature, outputs_of
 from tfopt.errors import ConfigError
 
@@ -63,9 +64,19 @@ def huggingface(
         ...     examples.x_train.shape
         (16, 8)
     """
-    check_at_least_one(length=length)
-    if isinstance(image_size, int):
-        check_at_least_one(image_size=image_size)
+    check_arguments(
+        name=name,
+        config=config,
+        revision=revision,
+        inputs=inputs,
+        targets=targets,
+        length=length,
+        test_fraction=test_fraction,
+        validation_fraction=validation_fraction,
+        seed=seed,
+    )
+    if image_size is not None:
+        height_and_width(image_size)
     package = _package()
     splits = _load(package, name, config, data_files, revision)
     train = splits["train"]

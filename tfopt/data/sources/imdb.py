@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from tfopt.data.arguments import check_arguments
 from tfopt.data.examples import Examples
-from tfopt.data.files.splits import check_at_least_one, split
+from tfopt.data.files.splits import split
 from tfopt.data.sources.known_sets import Parts, checked, download, load_npz, parts_of, reading, tar_members
 
 CLASSES = ("negative", "positive")
@@ -55,7 +56,7 @@ def imdb(
     """
     from keras import datasets
 
-    check_at_least_one(num_words=num_words, length=length)
+    check_arguments(path=path, num_words=num_words, length=length, validation_fraction=validation_fraction, seed=seed)
     parts = download("imdb", datasets.imdb.load_data, ARCHIVE) if path is None else _read(Path(path).expanduser())
     (x_train, y_train), (x_test, y_test) = (checked("imdb", x, y, len(CLASSES)) for x, y in parts)
     chosen = split(len(y_train), y_train, test_fraction=0, validation_fraction=validation_fraction, seed=seed)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tfopt.data.arguments import check_arguments
 from tfopt.data.examples import Examples
 from tfopt.data.sources.known_sets import Parts, download, image_examples, load_npz, parts_of, read_bytes, reading
 from tfopt.errors import ConfigError
@@ -42,6 +43,7 @@ def mnist(*, path: str | Path | None = None, validation_fraction: float = 0.0, s
     """
     from keras import datasets
 
+    check_arguments(path=path, validation_fraction=validation_fraction, seed=seed)
     parts = download("mnist", datasets.mnist.load_data, ARCHIVE) if path is None else _read(path)
     names = tuple(map(str, range(10)))
     return image_examples("mnist", parts, names, validation_fraction=validation_fraction, seed=seed)
@@ -69,6 +71,7 @@ def fashion_mnist(*, path: str | Path | None = None, validation_fraction: float 
     """
     from keras import datasets
 
+    check_arguments(path=path, validation_fraction=validation_fraction, seed=seed)
     parts = download("fashion_mnist", datasets.fashion_mnist.load_data, ARCHIVE) if path is None else _read(path)
     return image_examples("fashion_mnist", parts, CLOTHES, validation_fraction=validation_fraction, seed=seed)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from tfopt.data.arguments import check_arguments, height_and_width
 from tfopt.data.examples import Examples
-from tfopt.data.files.splits import check_at_least_one, check_fractions
 from tfopt.data.sources.hub_features import Feature, check_features, decoder, named_feature, outputs_of
 from tfopt.errors import ConfigError
 
@@ -51,15 +51,23 @@ def tfds(
         >>> tfds(name="digits", inputs="image", image_size=0)
         Traceback (most recent call last):
         ...
-        tfopt.errors.ConfigError: image_size must be at least 1. Received: image_size=0.
+        tfopt.errors.ConfigError: image_size must be a whole number of at least 1 or ... Received: image_size=0. ...
 
     Reference:
         https://www.tensorflow.org/datasets
     """
-    check_fractions(test_fraction, validation_fraction)
-    check_at_least_one(length=length)
-    if isinstance(image_size, int):
-        check_at_least_one(image_size=image_size)
+    check_arguments(
+        name=name,
+        data_dir=data_dir,
+        download=download,
+        inputs=inputs,
+        targets=targets,
+        length=length,
+        test_fraction=test_fraction,
+        validation_fraction=validation_fraction,
+    )
+    if image_size is not None:
+        height_and_width(image_size)
     package = _package()
     builder = _builder(package, name, data_dir, download)
     x, y = _features(package, builder, inputs, targets)

@@ -9,16 +9,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfopt.data.arguments import Names
 from tfopt.errors import ConfigError
+from tfopt.settings.validation import check_value
 
 MISSING = ("error", "drop")
 LARGEST_BLOCK = 2**31 - 1
 
 
 class Table(NamedTuple):
-    """The rows of one file: float32 for numbers, and the values of other columns; and a remark for the user."""
+    """The rows of one file.
+
+    Attributes:
+        columns: Values of the rows that were kept: float32 for numbers, and the values of other columns.
+        kept: Which rows of the file were kept, bool.
+        note: Remark for the user.
+    """
 
     columns: dict[str, np.ndarray]
+    kept: np.ndarray
     note: str
 
 
@@ -31,6 +40,7 @@ def table_paths(path: str | Path | Sequence[str | Path], ending: str) -> list[Pa
         ...
         tfopt.errors.ConfigError: path must name .csv files. Received: '/missing/*.csv', ... Correct the path.
     """
+    check_value("path", path, Names)
     if not isinstance(path, str | Path):
         return [file for each in path for file in table_paths(each, ending)]
     given = Path(path).expanduser()
@@ -71,7 +81,7 @@ class CsvReader:
         """Returns columns as a table of pyarrow."""
         pyarrow = _pyarrow()
         _check_columns(path, columns, self.names(path))
-        table = self._read(path, columns)
+        table = self._read(path, columns, strings_can_be_null=True)
         wrong = [name for name in columns if pyarrow.types.is_binary(table[name].type)]
         if wrong:  # bytes that are no UTF-8 make a column of bytes
             values = table[wrong[0]].to_pylist()
@@ -82,18 +92,39 @@ class CsvReader:
             )
         return table
 
-    def _read(self, path: Path, columns: Sequence[str]) -> Any:
+    def with_classes(self, path: Path, table: Any, column: str) -> Any:
+        """Returns a table whose column of classes holds its cells as they are spelled: "01" and "1" are two classes.
+
+        "NA" and "null" are text, and only a cell without any is empty. In a column of numbers they are empty cells.
+        """
+        pyarrow = _pyarrow()
+        from pyarrow import compute
+
+        cells = self._read(path, [column], column_types={column: pyarrow.string()})[column]
+        empty = compute.equal(cells, "")
+        if is_number(table[column]):
+            cells = compute.utf8_trim_whitespace(cells)  # as the reader of numbers does
+            empty = compute.or_(empty, compute.is_null(table[column]))
+        cells = compute.if_else(empty, pyarrow.scalar(None, pyarrow.string()), cells)
+        return table.set_column(table.column_names.index(column), column, cells)
+
+    def _read(self, path: Path, columns: Sequence[str], **options: Any) -> Any:
         pyarrow = _pyarrow()
         from pyarrow import csv as arrow
 
         # One block and one thread: the type of a column then comes from all of its cells, and errors have a row number.
         block = min(path.stat().st_size + 1, LARGEST_BLOCK)
+        # In a file of one column, a line without text is a row with an empty cell.
+        several = len(self.names(path)) > 1
+        parse_options = arrow.ParseOptions(
+            delimiter=self._delimiter, newlines_in_values=True, ignore_empty_lines=several
+        )
         try:
             return arrow.read_csv(
                 path,
                 read_options=arrow.ReadOptions(use_threads=False, block_size=block),
-                parse_options=arrow.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
-                convert_options=arrow.ConvertOptions(include_columns=list(columns), strings_can_be_null=True),
+                parse_options=parse_options,
+                convert_options=arrow.ConvertOptions(include_columns=list(columns), **options),
             )
         except (OSError, ValueError, pyarrow.ArrowException) as error:
             raise ConfigError(
@@ -120,6 +151,10 @@ class ParquetReader:
         _check_columns(path, columns, self.names(path))
         # Checksums find changed bytes in the pages of files that hold them.
         return self._read(path, "read_table", columns=list(columns), page_checksum_verification=True)
+
+    def with_classes(self, path: Path, table: Any, column: str) -> Any:
+        """Returns the table as it is: a Parquet file says of which type a column is."""
+        return table
 
     def _read(self, path: Path, function: str, **options: Any) -> Any:
         pyarrow = _pyarrow()
@@ -173,7 +208,7 @@ def as_arrays(
     def values(name: str) -> np.ndarray:
         return _numbers(table[name], name, path, kept) if name in numbers else table[name].to_numpy()
 
-    return Table({name: values(name) for name in columns}, note)
+    return Table({name: values(name) for name in columns}, ~incomplete, note)
 
 
 def _numbers(column: Any, name: str, path: Path, row_numbers: np.ndarray) -> np.ndarray:
@@ -208,12 +243,18 @@ def _is_text(value: bytes | None) -> bool:
         return False
 
 
-def _check_columns(path: Path, columns: Sequence[str], present: Sequence[str]) -> None:
+def _check_columns(path: Path, columns: Sequence[str], present: list[str]) -> None:
     absent = [name for name in columns if name not in present]
     if absent:
         raise ConfigError(
             f"{str(path)!r} must have the columns {', '.join(map(repr, columns))}. Received: a file without "
             f"{', '.join(map(repr, absent))}; its columns are {', '.join(map(repr, present))}. Correct the names."
+        )
+    repeated = [name for name in columns if present.count(name) > 1]
+    if repeated:
+        raise ConfigError(
+            f"Every column that is used must have a name of its own. Received: {str(path)!r} with "
+            f"{present.count(repeated[0])} columns {repeated[0]!r}. Rename them."
         )
 
 

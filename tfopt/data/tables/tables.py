@@ -9,9 +9,9 @@ from typing import Literal
 
 import numpy as np
 
+from tfopt.data.arguments import Names, check_arguments
 from tfopt.data.examples import Examples
 from tfopt.data.files.in_memory import arrays
-from tfopt.data.files.splits import check_fractions
 from tfopt.data.tables.table_files import (
     MISSING,
     CsvReader,
@@ -21,8 +21,9 @@ from tfopt.data.tables.table_files import (
     is_number,
     table_paths,
 )
-from tfopt.data.tables.windows import window_examples
+from tfopt.data.tables.windows import Series, window_examples
 from tfopt.errors import ConfigError
+from tfopt.settings.validation import check_value
 
 Paths = str | Path | Sequence[str | Path]
 Inputs = Sequence[str] | Mapping[str, Sequence[str]] | None
@@ -53,21 +54,23 @@ def csv(
         target: Column of the targets, or a list of columns of numbers.
         inputs: Columns of the inputs, which hold numbers; for a model of several inputs a dict of lists of columns.
             None means all columns but the target.
-        classes: Whether the target is a class. None means that text is a class, and a number is a value to predict.
+        classes: Whether the target is a class. None means that text is a class, and a number is a value to predict. The
+            spelling of a cell is the class: "01" and "1" differ, and "NA" is a class unless the others are numbers.
         window: Number of rows of the inputs of a forecast. The rows of a file are then in the order of time, and the
             parts are split in this order; see `horizon`. None means that each row is an example.
         horizon: Number of rows of the targets, which follow the window directly.
         stride: Number of rows from the start of a window to the start of the next one.
         test_fraction: Share of the test part: at random, the same for every class; of a forecast the last rows.
         validation_fraction: Share of the validation part, the rows before the test part of a forecast.
-        missing: "error" refuses empty cells, "drop" leaves out their rows and notes the number.
+        missing: "error" refuses empty cells, "drop" leaves out their rows, and the windows that would hold one of them,
+            and notes the numbers.
         delimiter: Character between cells.
         seed: Seed of the split and of the order.
     Returns: Inputs float32 [columns], and a class number int32 or values float32 [targets]. Of a forecast: inputs
         float32 [window, columns], targets float32 [horizon, targets].
     Raises:
-        ConfigError: A file or a column is missing, a cell is empty or holds no number, a row has another number of
-            cells, or a file is not in UTF-8.
+        ConfigError: A file or a column is missing, a column is there twice, a cell is empty or holds no number, a row
+            has another number of cells, or a file is not in UTF-8.
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as directory:
@@ -82,14 +85,14 @@ def csv(
         >>> forecasts.x_train.shape, forecasts.y_train.shape
         ((7, 3, 2), (7, 1, 1))
     """
-    if len(delimiter) != 1:
+    if not isinstance(delimiter, str) or len(delimiter) != 1:
         raise ConfigError(f"delimiter must be one character. Received: delimiter={delimiter!r}. ',' is usual.")
     request = _Request(
         name="csv",
         paths=table_paths(path, ".csv"),
         read=CsvReader(delimiter),
         inputs=inputs,
-        targets=(target,) if isinstance(target, str) else tuple(target),
+        targets=_targets(target),
         classes=classes,
         window=window,
         horizon=horizon,
@@ -134,7 +137,7 @@ def parquet(
         paths=table_paths(path, ".parquet"),
         read=ParquetReader(),
         inputs=inputs,
-        targets=(target,) if isinstance(target, str) else tuple(target),
+        targets=_targets(target),
         classes=classes,
         window=window,
         horizon=horizon,
@@ -166,7 +169,17 @@ class _Request:
     seed: int
 
     def __post_init__(self) -> None:
-        check_fractions(self.test_fraction, self.validation_fraction)
+        check_arguments(
+            window=self.window,
+            horizon=self.horizon,
+            stride=self.stride,
+            test_fraction=self.test_fraction,
+            validation_fraction=self.validation_fraction,
+            seed=self.seed,
+        )
+        check_value("classes", self.classes, bool | None)
+        for columns in self.inputs.values() if isinstance(self.inputs, Mapping) else (self.inputs,):
+            check_value("inputs", columns, tuple[str, ...] if columns is not None else None)
         if self.missing not in MISSING:
             raise ConfigError(f"missing must be 'error' or 'drop'. Received: missing={self.missing!r}.")
         if self.classes and (self.window is not None or len(self.targets) != 1):
@@ -184,6 +197,11 @@ class _Request:
         files = [self.read.table(path, columns) for path in self.paths]
         text = len(self.targets) == 1 and any(not is_number(file[self.targets[0]]) for file in files if len(file))
         is_class = self.classes if self.classes is not None else text and self.window is None
+        if is_class:
+            files = [
+                self.read.with_classes(path, file, self.targets[0])
+                for path, file in zip(self.paths, files, strict=True)
+            ]
         numbers = {*inputs} if is_class else {*inputs, *self.targets}
         tables = [
             as_arrays(file, path, columns, numbers, self.missing, self.read.first_row)
@@ -196,8 +214,7 @@ class _Request:
         x = {name: np.stack([joined[each] for each in group], axis=1) for name, group in groups.items()}
         names: tuple[str, ...] = ()
         if is_class:
-            values, y = np.unique(joined[self.targets[0]], return_inverse=True)
-            y, names = y.astype(np.int32), tuple(map(str, values))
+            y, names = _classes(joined[self.targets[0]])
         else:
             y = np.stack([joined[each] for each in self.targets], axis=1)
         examples = arrays(
@@ -220,15 +237,15 @@ class _Request:
         return {"": [name for name in self.read.names(self.paths[0]) if name not in self.targets]}
 
     def _windows(self, tables: list[Table], groups: dict[str, list[str]], notes: tuple[str, ...]) -> Examples:
-        if isinstance(self.inputs, Mapping):
+        if self.window is None or isinstance(self.inputs, Mapping):
             raise ConfigError("inputs must be a list of columns for a forecast. Received: a dict. Join its columns.")
 
         def matrix(table: Table, columns: Sequence[str]) -> np.ndarray:
             return np.stack([table.columns[each] for each in columns], axis=1)
 
         return window_examples(
-            [(matrix(table, groups[""]), matrix(table, self.targets)) for table in tables],
-            window=self.window or 0,
+            [Series(matrix(table, groups[""]), matrix(table, self.targets), table.kept) for table in tables],
+            window=self.window,
             horizon=self.horizon,
             stride=self.stride,
             test_fraction=self.test_fraction,
@@ -237,3 +254,18 @@ class _Request:
             name=self.name,
             notes=notes,
         )
+
+
+def _targets(target: str | Sequence[str]) -> tuple[str, ...]:
+    columns = check_value("target", target, Names)
+    return (columns,) if isinstance(columns, str) else tuple(columns)
+
+
+def _classes(cells: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Returns the class number of each cell, and the names. Numbers are sorted by value, text by letters."""
+    values, y = np.unique(cells, return_inverse=True)
+    try:
+        order = np.argsort(values.astype(np.float64), kind="stable")
+    except (TypeError, ValueError):  # text
+        order = np.arange(len(values))
+    return np.argsort(order)[y].astype(np.int32), tuple(map(str, values[order]))

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfopt.data.arguments import check_arguments
 from tfopt.data.examples import Split
-from tfopt.data.files.splits import check_fractions, check_limit, existing_directory, part_folders, tolerate
+from tfopt.data.files.splits import check_limit, existing_directory, part_folders, tolerate
 from tfopt.errors import ConfigError
 
 BYTES = "bytes"
@@ -115,7 +116,15 @@ def read_corpus(
     Args:
         by_label: Whether every label has the same share in each part. The label of a file is its first folder.
     """
-    check_fractions(test_fraction, validation_fraction)
+    check_arguments(
+        pattern=pattern,
+        tokens=tokens,
+        encoding=encoding,
+        separator=separator,
+        test_fraction=test_fraction,
+        validation_fraction=validation_fraction,
+        seed=seed,
+    )
     check_limit(max_unreadable)
     vocabulary = Bytes(encoding) if tokens == BYTES else Tokenizer(tokens, encoding, separator)
     root = _standard_library() if directory is None else existing_directory("directory", directory)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tfopt.data.arguments import check_arguments
 from tfopt.data.examples import Examples, Split
-from tfopt.data.files.splits import check_at_least_one
 from tfopt.data.text_files.documents import BYTES, Corpus, Document, read_corpus
 from tfopt.errors import ConfigError
 
@@ -65,7 +65,7 @@ def text(
         >>> bool((inputs[1:] == targets[:-1]).all())
         True
     """
-    check_at_least_one(length=length)
+    check_arguments(length=length, pack=pack)
     corpus = read_corpus(
         directory,
         pattern=pattern,

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from tfopt.data.arguments import check_arguments
 from tfopt.data.examples import Examples, Split
-from tfopt.data.files.splits import check_at_least_one
 from tfopt.data.text_files.documents import BYTES, Corpus, read_corpus
 from tfopt.errors import ConfigError
 
@@ -54,7 +54,7 @@ def text_classes(
         >>> examples.class_names
         ('email', 'encodings', 'json')
     """
-    check_at_least_one(length=length, min_files=min_files)
+    check_arguments(length=length, min_files=min_files)
     corpus = read_corpus(
         directory,
         pattern=pattern,
