@@ -298,3 +298,11 @@ def test_without_pyarrow_the_error_says_what_to_install(file, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigError, match=r"pip install 'tfopt\[tables\]'"):
         csv(path=file, target="kind")
+
+
+def test_a_word_in_a_column_of_numbers_is_named(tmp_path):
+    rows = [f"{row},{row / 2}" for row in range(40)]
+    rows[7] = "7,bad"
+    (tmp_path / "a.csv").write_text("\n".join(["x,y", *rows]))
+    with pytest.raises(ConfigError, match=r"Column 'y' must hold numbers. Received: 'bad' in row 9 .*classes=True"):
+        csv(path=tmp_path / "a.csv", target="y")

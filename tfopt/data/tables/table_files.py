@@ -14,6 +14,7 @@ from tfopt.errors import ConfigError
 from tfopt.settings.validation import check_value
 
 MISSING = ("error", "drop")
+LOOKED_AT = 1000  # cells that tell whether a column with words is meant to hold numbers
 LARGEST_BLOCK = 2**31 - 1
 
 
@@ -175,6 +176,14 @@ def is_number(column: Any) -> bool:
     return bool(types.is_integer(column.type) or types.is_floating(column.type) or types.is_decimal(column.type))
 
 
+def is_mostly_numbers(column: Any) -> bool:
+    """Returns whether most of the first cells of a column are numbers, also if some are words."""
+    if is_number(column):
+        return True
+    cells = [cell for cell in column.slice(0, LOOKED_AT).to_pylist() if cell not in (None, "")]
+    return 2 * sum(isinstance(cell, str) and not np.isnan(_float(cell)) for cell in cells) > len(cells)
+
+
 def as_arrays(
     table: Any, path: Path, columns: Sequence[str], numbers: Collection[str], missing: str, first_row: int
 ) -> Table:
@@ -223,7 +232,8 @@ def _numbers(column: Any, name: str, path: Path, row_numbers: np.ndarray) -> np.
     if len(wrong):
         raise ConfigError(
             f"Column {name!r} must hold numbers. Received: {column[int(wrong[0])].as_py()!r} in row "
-            f"{row_numbers[wrong[0]]} of {str(path)!r}. Correct the cell, or leave the column out."
+            f"{row_numbers[wrong[0]]} of {str(path)!r}. Correct the cell, or leave the column out. "
+            "With classes=True, every spelling of a target is a class."
         )
     return found.astype(np.float32)
 

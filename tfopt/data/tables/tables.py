@@ -18,6 +18,7 @@ from tfopt.data.tables.table_files import (
     ParquetReader,
     Table,
     as_arrays,
+    is_mostly_numbers,
     is_number,
     table_paths,
 )
@@ -196,6 +197,8 @@ class _Request:
         columns = list(dict.fromkeys([*inputs, *self.targets]))
         files = [self.read.table(path, columns) for path in self.paths]
         text = len(self.targets) == 1 and any(not is_number(file[self.targets[0]]) for file in files if len(file))
+        # A column of numbers with a few words is a column with wrong cells, which are named below.
+        text = text and not all(is_mostly_numbers(file[self.targets[0]]) for file in files if len(file))
         is_class = self.classes if self.classes is not None else text and self.window is None
         if is_class:
             files = [
