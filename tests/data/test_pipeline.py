@@ -360,3 +360,8 @@ def test_free_memory_is_within_the_limits_of_control_groups(tmp_path, line, grou
     assert available_memory_bytes(tmp_path) == 40
     (folder / limit).write_text("max\n")
     assert available_memory_bytes(tmp_path) > 2**20
+
+
+def test_a_batch_must_hold_an_example():
+    with pytest.raises(ConfigError, match=r"batch_size must be .*at least 1.*Received: batch_size=0"):
+        pipeline(NUMBERS, batch_size=0)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tensorflow as tf
+from annotated_types import Ge
 
 from tfopt.data.accepted_examples import check_examples
 from tfopt.data.augment.augmentation import Augmentation
@@ -25,6 +26,7 @@ from tfopt.data.epoch_order import EpochCounter, PerEpoch, on_device, seeds_of_p
 from tfopt.data.examples import Examples, Split
 from tfopt.data.service.client import ThroughService, check_records_can_be_sent
 from tfopt.errors import ConfigError, unknown_name
+from tfopt.settings.validation import check_value
 
 # Larger data sets are shuffled within a window of this number of examples. Records before decoding are smaller.
 SHUFFLE_BUFFER = 10_000
@@ -112,6 +114,7 @@ def pipeline(
         [4, 4, 2]
     """
     _check(auto_shard, epoch, training)
+    check_value("batch_size", batch_size, Annotated[int, Ge(1)])
     _check_device(device)
     if random_shift:
         augment = _random_shift(random_shift, augment)

@@ -199,6 +199,11 @@ def test_nothing_changes_without_a_setting():
     assert Augmentation(AugmentConfig())(example, SEED) is example
 
 
+def test_a_crop_of_the_whole_image_is_refused():
+    with pytest.raises(ConfigError, match=r"crop must be smaller than the sides.*crop=8, with a side of 8 pixels"):
+        augmentation_of({"crop": 8})((tf.zeros((2, 8, 9, 3)), tf.zeros(2)), SEED)
+
+
 @pytest.mark.parametrize(
     ("example", "message"),
     [

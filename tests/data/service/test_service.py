@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt.data import EpochCounter, Examples, pipeline
+from tfopt.data.service import client
 from tfopt.errors import ConfigError
 from tfopt.training import TrainingConfig, compile, plan
 
@@ -149,6 +150,12 @@ def test_a_plan_that_needs_the_order_is_refused(settings, words):
     decided = plan(TrainingConfig(**{"strategy": "none", **settings}))
     with pytest.raises(ConfigError, match=words):
         decided.pipeline(examples(), service="grpc://localhost:1")
+
+
+def test_an_address_where_nothing_listens_is_an_error_and_no_endless_wait(monkeypatch):
+    monkeypatch.setattr(client, "SECONDS_TO_REACH", 0.0)
+    with pytest.raises(ConfigError, match=r"must listen at its address. Received: service='grpc://localhost:"):
+        next(iter(through(tf.data.Dataset.range(9))))
 
 
 def test_a_data_set_made_of_one_through_a_service_says_why_it_fails():

@@ -194,3 +194,12 @@ def test_without_the_package_the_error_says_what_to_install(source, package, ext
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigError, match=rf"pip install 'tfopt\[{extra}\]'"):
         source(name="any")
+
+
+@pytest.mark.parametrize("column", ["text", "label"])
+def test_a_missing_value_is_refused(column, tmp_path):
+    rows = {"text": ["good", "bad"] * 10, "label": ["a", "b"] * 10}
+    rows[column][3] = None
+    datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "rows")
+    with pytest.raises(ConfigError, match=rf"must have a value. Received: column '{column}' with 1 rows"):
+        huggingface(name=tmp_path / "rows", length=8)

@@ -177,3 +177,9 @@ def test_classes_are_folders_and_files_stay_whole(corpus):
     assert [sum(int(each) % 2 == label for each in files["test"]) for label in (0, 1)] == [1, 1]
     with pytest.raises(ConfigError, match="at least two folders with min_files=6"):
         text_classes(directory=corpus, min_files=6)
+
+
+def test_an_encoding_that_python_does_not_know_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(ConfigError, match=r"encoding must be one that Python knows. Received: encoding='utf-99'"):
+        text(directory=tmp_path, encoding="utf-99")

@@ -220,6 +220,12 @@ class Augmentation:
                 "Inputs must be images [batch, height, width, channels] to be augmented. Received: inputs of shape "
                 f"{', '.join(map(str, shapes))}. Turn the augmentation off."
             )
+        smallest = min((side for each in images for side in each.shape[1:3] if side is not None), default=None)
+        if smallest is not None and self.config.crop >= smallest:
+            raise ConfigError(
+                "crop must be smaller than the sides of the images. Received: "
+                f"crop={self.config.crop}, with a side of {smallest} pixels. An eighth of the side is usual."
+            )
         for each in images:
             if each.dtype != tf.uint8 and not each.dtype.is_floating and not self.config.copies_pixels:
                 raise ConfigError(

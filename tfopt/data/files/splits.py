@@ -51,7 +51,7 @@ def split(
         raise ConfigError(
             "Every class must have at least two examples, and each part at least one of every class. "
             f"Received: {count} examples and test_fraction={test_fraction} ({error}). "
-            "Add examples of the rare classes, or change test_fraction."
+            "Add examples of the rare classes, or change test_fraction. Values for a regression must be floats."
         ) from error
     return {"train": train, "validation": validation, "test": test}
 

@@ -68,7 +68,8 @@ def tfrecord(
     if not (root / SCHEMA).is_file():
         unfinished = (root / UNFINISHED).is_file()
         remedy = "Run the conversion again; it goes on where it stopped." if unfinished else "Correct the path."
-        why = "which is not finished" if unfinished else f"which has no {SCHEMA}"
+        missing = f"which has no {SCHEMA}" if root.is_dir() else "which does not exist"
+        why = "which is not finished" if unfinished else missing
         raise ConfigError(
             f"directory must hold a conversion by tfopt.data.convert. Received: directory={str(root)!r}, {why}. "
             f"{remedy} tfopt.data.tfrecord_files reads the files of other programs."

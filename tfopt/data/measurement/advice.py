@@ -67,7 +67,7 @@ def _changes(report: InputReport, slowest: Stage, stages: list[Stage]) -> Iterat
     elif slowest.kind in ("batch", "padded batch"):
         yield f"{name} copies examples: make them smaller, with uint8 images that are cast after batching"
     if any(inner.kind == "Random" for inner in slowest.walk()):
-        yield f"{name} changes examples at random: augment on the GPU, where='device'"
+        yield f"{name} changes examples at random: if there is a GPU, augment there, where='device'"
     elif not any(stage.kind in ("cache", "cache on disk", "arrays in memory") for stage in stages):
         yield "keep the decoded examples after the first epoch: cache='memory', or cache='disk' with a cache_dir"
     if not any(stage.node.op.startswith("Prefetch") for stage in stages[-3:]):

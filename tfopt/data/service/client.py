@@ -10,6 +10,8 @@ epoch goes on when a worker is at the same address again, and ends with an error
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,6 +25,7 @@ from tfopt.errors import ConfigError
 
 # The graph with the tensors that a data set holds is sent to each worker, for each epoch.
 LARGEST_IN_GRAPH = 2**28
+SECONDS_TO_REACH = 10.0
 
 
 class ThroughService(SameElements):
@@ -76,6 +79,7 @@ class ThroughService(SameElements):
         return iter(self._of_epoch(seed_of(self._seed, tf.constant(number, tf.int64))))
 
     def _of_epoch(self, seed: tf.Tensor) -> tf.data.Dataset:
+        check_is_reached(self._address)
         service = tf.data.experimental.service
         batches = self._of_seed(seed).apply(service.distribute("distributed_epoch", self._address))
         if self._batch_size is not None:
@@ -83,6 +87,31 @@ class ThroughService(SameElements):
         if self._count is not None:
             batches = _counted(batches, self._count)
         return batches.prefetch(self._prefetch)
+
+
+def check_is_reached(address: str, seconds: float | None = None) -> None:
+    """Raises ConfigError if nothing listens at the address of a service. TensorFlow would wait for it without end.
+
+    Example:
+        >>> check_is_reached("grpc://localhost:1", seconds=0)
+        Traceback (most recent call last):
+        ...
+        tfopt.errors.ConfigError: A tf.data service must listen at its address. Received: service='grpc://localhost:1'
+        (Connection refused). Start it there: tfopt data serve.
+    """
+    host, _, port = address.removeprefix("grpc://").rpartition(":")
+    end = time.monotonic() + (SECONDS_TO_REACH if seconds is None else seconds)
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+            return
+        except (OSError, ValueError) as error:
+            if time.monotonic() >= end or isinstance(error, ValueError):
+                raise ConfigError(
+                    f"A tf.data service must listen at its address. Received: service={address!r} "
+                    f"({getattr(error, 'strerror', None) or error}). Start it there: tfopt data serve."
+                ) from error
+            time.sleep(0.2)
 
 
 def check_can_be_sent(dataset: tf.data.Dataset) -> None:

@@ -142,6 +142,8 @@ def _features(package: Any, data: Any, inputs: str | None, targets: str | None) 
     x = named_feature(names, inputs, USUAL_INPUTS, "inputs")
     y = named_feature(names, targets, USUAL_TARGETS, "targets")
 
+    _check_complete(data, x, y)
+
     def feature(name: str, *, is_target: bool) -> Feature:
         found = data.features[name]
         if isinstance(found, package.Image):
@@ -166,12 +168,23 @@ def _features(package: Any, data: Any, inputs: str | None, targets: str | None) 
     return feature(x, is_target=False), feature(y, is_target=True)
 
 
+def _check_complete(data: Any, *names: str) -> None:
+    for name in names:
+        missing = data.data.column(name).null_count
+        if missing:
+            raise ConfigError(
+                f"Every example must have a value. Received: column {name!r} with {missing} rows without one. "
+                "Leave them out: dataset.filter(...)."
+            )
+
+
 def _records(package: Any, data: Any, numbers: np.ndarray, x: Feature, y: Feature) -> Any:
     """Returns a data set of (inputs, targets), read many rows at a time."""
     import tensorflow as tf
 
     if x.kind == "image":
         data = data.cast_column(x.name, package.Image(decode=False))
+    _check_complete(data, x.name, y.name)
     data = data.select_columns([x.name, y.name]).with_format("numpy" if x.kind == "values" else None)
     classes = {name: number for number, name in enumerate(y.class_names)}
     text_classes = data.features[y.name].dtype in ("string", "large_string") if y.kind == "class" else False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import sysconfig
 from collections.abc import Sequence
@@ -98,6 +99,15 @@ class Tokenizer:
         return np.asarray(self._reader.encode(text, add_special_tokens=False).ids, self.dtype)
 
 
+def _check_encoding(encoding: str | None) -> None:
+    try:
+        codecs.lookup(encoding or "utf-8")
+    except LookupError as error:
+        raise ConfigError(
+            f"encoding must be one that Python knows. Received: encoding={encoding!r}. 'utf-8' is usual."
+        ) from error
+
+
 def read_corpus(
     directory: str | Path | None,
     *,
@@ -126,6 +136,7 @@ def read_corpus(
         seed=seed,
     )
     check_limit(max_unreadable)
+    _check_encoding(encoding)
     vocabulary = Bytes(encoding) if tokens == BYTES else Tokenizer(tokens, encoding, separator)
     root = _standard_library() if directory is None else existing_directory("directory", directory)
     files = _files(root, "**/*.py" if directory is None and pattern == "**/*" else pattern, directory is None)

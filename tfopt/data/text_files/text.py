@@ -111,7 +111,8 @@ def _packed(name: Split, documents: list[Document], corpus: Corpus, length: int,
     if count < 1:
         raise ConfigError(
             f"The {name} part must be longer than one example. Received: {len(joined)} tokens in {len(documents)} "
-            f"files, and length={length}. Set a smaller length, or add text."
+            f"files, and length={length}. A file lies in one part as a whole: add files, set a smaller length, or "
+            "put files into folders train and test."
         )
     rows = np.lib.stride_tricks.sliding_window_view(joined, length + 1)[::length]
     return tf.data.Dataset.from_tensor_slices(rows[np.random.default_rng(seed).permutation(count)])
