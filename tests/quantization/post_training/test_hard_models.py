@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfopt.data import digits
 from tfopt.quantization import QuantizationConfig, quantize
@@ -77,7 +78,8 @@ def test_percentile(hard_models, examples):
     model = hard_models.trained("mlp", examples, epochs=5, shift=0)
     hard, train = hard_models.hot_pixels(model, examples.x_train)
     test = hard_models.hot_pixels(model, examples.x_test)[1]
-    hot = replace(examples, x_train=train, x_test=test)
+    slices = tf.data.Dataset.from_tensor_slices
+    hot = replace(examples, train=slices((train, examples.y_train)), test=slices((test, examples.y_test)))
     assert_recovers(hard, replace(MIN_MAX, observer="percentile", percentile=99.5), hot)
 
 
