@@ -5,7 +5,7 @@
     python recipes/digits_resnet.py --model.arguments depth=20 width=32
 
 The run takes about 80 seconds on two CPU cores (benchmarks/results/digits_resnet.json). Accuracy on the 360 held-out
-digits: float32 99.44%, pruned to 75% zeros 96.67%, int8 96.67% in 0.30 of the bytes.
+digits: float32 100.00%, pruned to 75% zeros 94.44%, int8 93.89% in 0.30 of the bytes.
 
 The script accepts the flags of `tfopt run digits_resnet`; --help lists them.
 """
