@@ -147,7 +147,7 @@ def test_a_file_of_another_conversion_is_named(directory, tmp_path):
 def test_a_directory_that_is_no_conversion(tmp_path):
     with pytest.raises(ConfigError, match=r"has no schema.json"):
         read(tmp_path)
-    with pytest.raises(ConfigError, match=r"has no schema.json"):
+    with pytest.raises(ConfigError, match=r"which does not exist. Correct the path"):
         read(tmp_path / "missing")
 
 

@@ -161,8 +161,8 @@ def decoder_to_json(decoder: Decoder | None) -> dict[str, Any] | None:
     """Returns a decoder in terms of JSON.
 
     Example:
-        >>> decoder_to_json(EncodedImage(size=(8, 8)))
-        {'kind': 'image', 'size': (8, 8), 'channels': 3, 'exact': False, 'dtype': 'float32', 'only_jpegs': False}
+        >>> decoder_to_json(EncodedMask(size=(8, 8)))
+        {'kind': 'mask', 'size': (8, 8)}
     """
     return None if decoder is None else {"kind": decoder.kind, **asdict(decoder)}
 
