@@ -161,7 +161,7 @@ def detect() -> Hardware:
         unavailable["gpus"] = _why_no_gpu(list(driver_memory))
     return Hardware(
         cpu_model=cpu_model,
-        logical_cores=_logical_cores(),
+        logical_cores=logical_cores(),
         cpu_features=cpu_features,
         memory_bytes=psutil.virtual_memory().total,
         gpus=gpus,
@@ -225,7 +225,13 @@ def _cpu() -> tuple[str | None, tuple[str, ...], dict[str, str]]:
     return model, features, unavailable
 
 
-def _logical_cores() -> int:
+def logical_cores() -> int:
+    """Returns the number of processor cores that this process may use.
+
+    Example:
+        >>> logical_cores() > 0
+        True
+    """
     if hasattr(os, "sched_getaffinity"):  # Linux only
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

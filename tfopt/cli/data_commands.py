@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ def measure_command(words: list[str]) -> int:
     start_tensorflow()
     from tfopt.data import measure, pipeline
 
+    config = replace(config, service=None)  # the stages are measured here, wherever they run in a training
     examples = config.load()
     host = config.augment.where != "device"
     batches = pipeline(

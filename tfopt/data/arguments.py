@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -73,6 +74,27 @@ def check_arguments(**values: Any) -> None:
             "validation_fraction must be in [0, 1 - test_fraction). Received: "
             f"validation_fraction={validation}, test_fraction={test}. 0.1 is usual."
         )
+
+
+def optional_package(name: str, extra: str, needed_by: str) -> Any:
+    """Returns a package that an extra of tfopt installs.
+
+    Args:
+        name: Name by which Python imports it.
+        extra: The extra.
+        needed_by: What needs it, for the error.
+    Raises:
+        ConfigError: It is not installed.
+    Example:
+        >>> optional_package("no_such_package", "tables", "A table")
+        Traceback (most recent call last):
+        ...
+        tfopt.errors.ConfigError: A table needs the package no_such_package. Install it: pip install 'tfopt[tables]'.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(f"{needed_by} needs the package {name}. Install it: pip install 'tfopt[{extra}]'.") from error
 
 
 def height_and_width(image_size: int | Sequence[int]) -> tuple[int, int]:

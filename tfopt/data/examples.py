@@ -18,7 +18,6 @@ Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 LARGEST_IN_MEMORY = 2**32
 BATCH = 256
-SHUFFLED = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,6 +73,17 @@ class Examples:
     notes: tuple[str, ...] = ()
     stored: Stored | None = None
 
+    def __post_init__(self) -> None:
+        import tensorflow as tf
+
+        for split in ("test", "validation"):
+            part = getattr(self, split)
+            if part is not None and int(part.cardinality()) == tf.data.INFINITE_CARDINALITY:
+                raise ConfigError(
+                    f"The {split} part must have an end: scores count all of it. Received: {split} data without end "
+                    f"from {self.name!r}. Take a number of its examples: dataset.take(1000)."
+                )
+
     def records(self, split: Split) -> tf.data.Dataset:
         """Returns the records of a part. The validation part is the test part if there is no other."""
         if split not in SPLITS:
@@ -90,22 +100,16 @@ class Examples:
             return records
         return records.map(self.decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
-    def batches(self, split: Split, batch_size: int = 32, *, shuffle_seed: int | None = None) -> tf.data.Dataset:
+    def batches(self, split: Split, batch_size: int = 32) -> tf.data.Dataset:
         """Returns the examples of a part in batches. Examples that differ in length are filled up with `padding`.
 
         Args:
             split: The part.
             batch_size: Examples of a batch; the last batch may be smaller.
-            shuffle_seed: Seed of a shuffle of the records, the same each time. None keeps their order.
         """
         from tfopt.data.buckets import batched  # here, because it imports TensorFlow
 
-        shuffled = self
-        if shuffle_seed is not None:
-            records = self.records(split).shuffle(SHUFFLED, seed=shuffle_seed, reshuffle_each_iteration=False)
-            shuffled = replace(self, **{split: records})
-        examples = shuffled.decoded(split)
-        return batched(examples, batch_size, padding=self.padding)
+        return batched(self.decoded(split), batch_size, padding=self.padding)
 
     def size(self, split: Split) -> int | None:
         """Returns the number of examples of a part; None if the source does not know it, or if there is no end."""

@@ -8,7 +8,6 @@ examples that the cache holds. So the order of the examples is the same with and
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
@@ -26,6 +25,7 @@ from tfopt.data.epoch_order import EpochCounter, PerEpoch, on_device, seeds_of_p
 from tfopt.data.examples import Examples, Split
 from tfopt.data.service.client import ThroughService, check_records_can_be_sent
 from tfopt.errors import ConfigError, unknown_name
+from tfopt.hardware import logical_cores
 from tfopt.settings.validation import check_value
 
 # Larger data sets are shuffled within a window of this number of examples. Records before decoding are smaller.
@@ -142,7 +142,7 @@ def pipeline(
     on_batches = augment if training and per_example is None else None
 
     def mapped(examples: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
-        return examples.map(function, num_parallel_calls=_cores(), deterministic=deterministic)
+        return examples.map(function, num_parallel_calls=logical_cores(), deterministic=deterministic)
 
     def batch(examples: tf.data.Dataset) -> tf.data.Dataset:
         batches = batched(
@@ -300,8 +300,3 @@ def _check_device(device: str | None) -> None:
         raise ConfigError(
             f"device must be a device of this machine. Received: device={device!r}. TensorFlow sees {', '.join(known)}."
         )
-
-
-def _cores() -> int:
-    """Returns the number of processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

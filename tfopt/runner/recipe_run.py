@@ -178,8 +178,8 @@ class _Work:
         self.console.print(pass_summary(report))
 
     def calibration_data(self) -> Any:
-        """Returns batches of training examples in a random order, which is the same each time."""
-        return self.examples.batches("train", shuffle_seed=self.recipe.training.seed)
+        """Returns batches of training examples. The first ones are a fair sample; see Examples."""
+        return self.examples.batches("train")
 
     def measure_input(self) -> InputReport:
         """Measures the pipeline of the training, and how long a step would wait for it."""
@@ -236,7 +236,7 @@ def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Cons
         plan=decisions,
         phases=work.phases,
         utilization=work.monitor.utilization,
-        input=None if export_dir is None else work.measure_input(),
+        input=None if export_dir is None or settings.data.service is not None else work.measure_input(),
         passes=work.passes,
         receipts=receipts,
     )

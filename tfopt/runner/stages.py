@@ -56,7 +56,7 @@ class Work(Protocol):
         """Records and prints the report of a pass."""
 
     def calibration_data(self) -> Any:
-        """Returns batches of (inputs, targets) in a random order."""
+        """Returns batches of (inputs, targets)."""
 
 
 class Stage(Protocol):

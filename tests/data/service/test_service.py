@@ -11,10 +11,13 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
+from rich.console import Console
 
-from tfopt.data import EpochCounter, Examples, pipeline
+from tfopt.data import DataConfig, EpochCounter, Examples, measure, pipeline
 from tfopt.data.service import client
 from tfopt.errors import ConfigError
+from tfopt.recipe import ModelConfig, Recipe
+from tfopt.runner import run
 from tfopt.training import TrainingConfig, compile, plan
 
 COUNT = 3000
@@ -161,3 +164,19 @@ def test_an_address_where_nothing_listens_is_an_error_and_no_endless_wait(monkey
 def test_a_data_set_made_of_one_through_a_service_says_why_it_fails():
     with pytest.raises(tf.errors.InvalidArgumentError, match="does not know the number of its epoch"):
         list(through(tf.data.Dataset.range(9)).map(lambda number: number))
+
+
+@pytest.mark.slow
+def test_a_recipe_trains_from_a_service_and_exports(service, tmp_path):
+    data = DataConfig(source="digits", arguments={"image_size": 8}, service=service[1])
+    training = TrainingConfig(epochs=1)
+    recipe = Recipe(name="s", model=ModelConfig(builder="mlp"), data=data, training=training, export_dir=str(tmp_path))
+    result = run(recipe, console=Console(quiet=True))
+    assert result.ok
+    assert result.report.input is None  # the stages run in the workers
+
+
+@pytest.mark.slow
+def test_what_runs_elsewhere_is_not_measured_here(service):
+    with pytest.raises(ConfigError, match=r"needs a pipeline of this process.*tf.data service"):
+        measure(pipeline(examples(), batch_size=64, service=service[1]))

@@ -1,6 +1,6 @@
 """Tables: columns become inputs and targets, and errors name the file and the row."""
 
-import builtins
+import sys
 
 import numpy as np
 import pandas
@@ -288,14 +288,7 @@ def test_settings_out_of_range_are_refused(arguments, words, file):
 
 
 def test_without_pyarrow_the_error_says_what_to_install(file, monkeypatch):
-    original = builtins.__import__
-
-    def without(name, *rest):
-        if name == "pyarrow":
-            raise ImportError(name)
-        return original(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # Python then refuses to import it
     with pytest.raises(ConfigError, match=r"pip install 'tfopt\[tables\]'"):
         csv(path=file, target="kind")
 

@@ -7,7 +7,6 @@ from this: a loop takes batches and stays idle for the time of a step, as it is 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from tfopt.data.measurement.alone import stage_speeds
 from tfopt.data.measurement.report import InputReport, StageSpeed
 from tfopt.data.measurement.stages import Stage, stages_of
 from tfopt.errors import ConfigError
+from tfopt.hardware import logical_cores
 
 # The share of the time that the stages alone, the pipeline at full speed, and the loop with steps take.
 SHARES = (0.4, 0.3, 0.3)
@@ -67,7 +67,7 @@ def measure(
             the pipeline for the processor.
         seconds: About how long to measure. A slow start of an epoch is waited for in addition.
     Raises:
-        ConfigError: `dataset` is no data set, or holds no batch.
+        ConfigError: `dataset` is no data set, holds no batch, or comes from a tf.data service.
     Example:
         >>> batches = tf.data.Dataset.range(10_000).map(lambda n: n * n).batch(100).prefetch(2)
         >>> report = measure(batches, step_time_ms=2.0, seconds=0.5)
@@ -78,6 +78,11 @@ def measure(
         raise ConfigError(
             f"dataset must be a tf.data.Dataset of batches. Received: a {type(dataset).__name__}. "
             "tfopt.data.pipeline makes one of arrays and of examples."
+        )
+    if getattr(dataset, "runs_elsewhere", False):
+        raise ConfigError(
+            "measure needs a pipeline of this process. Received: the batches of a tf.data service, whose stages run in "
+            "its workers. Measure the pipeline without service, on a host of the service."
         )
     for_stages, full_speed, with_steps = (share * seconds for share in SHARES)
     # `dataset` keeps its name: TensorFlow frees the functions of a data set together with it, and the stages call them.
@@ -109,7 +114,7 @@ def measure(
         wait_ms=None if waiting is None else waiting.wait * 1e3,
         wait_of_first_ms=None if waiting is None else _median(waiting.first) * 1e3,
         unavailable=unavailable,
-        cores=_cores(),
+        cores=logical_cores(),
     )
     return advise(report, slowest, stages)
 
@@ -189,7 +194,3 @@ def _length(batch: Any) -> int:
 
 def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -41,6 +41,8 @@ class ThroughService(SameElements):
         prefetch: Batches to prepare in advance.
     """
 
+    runs_elsewhere = True  # `measure` asks
+
     def __init__(
         self,
         of_seed: Callable[[tf.Tensor], tf.data.Dataset],

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.data.arguments import check_arguments, height_and_width
+from tfopt.data.arguments import check_arguments, height_and_width, optional_package
 from tfopt.data.examples import Examples
 from tfopt.data.files.splits import split
 from tfopt.data.sources.hub_features import Feature, check_features, decoder, named_feature, outputs_of
@@ -109,13 +109,7 @@ def huggingface(
 
 
 def _package() -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise ConfigError(
-            "The source 'huggingface' needs the package datasets. Install it: pip install 'tfopt[huggingface]'."
-        ) from error
-    return datasets
+    return optional_package("datasets", "huggingface", "The source 'huggingface'")
 
 
 def _load(package: Any, name: str | Path, config: str | None, data_files: Any, revision: str | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.data.arguments import check_arguments, height_and_width
+from tfopt.data.arguments import check_arguments, height_and_width, optional_package
 from tfopt.data.examples import Examples
 from tfopt.data.sources.hub_features import Feature, check_features, decoder, named_feature, outputs_of
 from tfopt.errors import ConfigError
@@ -94,13 +94,7 @@ def tfds(
 
 
 def _package() -> Any:
-    try:
-        import tensorflow_datasets
-    except ImportError as error:
-        raise ConfigError(
-            "The source 'tfds' needs the package tensorflow-datasets. Install it: pip install 'tfopt[tfds]'."
-        ) from error
-    return tensorflow_datasets
+    return optional_package("tensorflow_datasets", "tfds", "The source 'tfds'")
 
 
 def _builder(package: Any, name: str | Path, data_dir: str | Path | None, download: bool) -> Any:

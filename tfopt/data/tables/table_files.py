@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfopt.data.arguments import Names
+from tfopt.data.arguments import Names, optional_package
 from tfopt.errors import ConfigError
 from tfopt.settings.validation import check_value
 
@@ -269,8 +269,4 @@ def _check_columns(path: Path, columns: Sequence[str], present: list[str]) -> No
 
 
 def _pyarrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise ConfigError("Tables need the package pyarrow. Install it: pip install 'tfopt[tables]'.") from error
-    return pyarrow
+    return optional_package("pyarrow", "tables", "A table")

@@ -126,10 +126,10 @@ def parquet(
     rows are counted from 0.
 
     Example:
-        >>> import tempfile, pandas
+        >>> import tempfile, pyarrow.parquet
         >>> with tempfile.TemporaryDirectory() as directory:
         ...     file = Path(directory, "ramp.parquet")
-        ...     pandas.DataFrame({"x": range(10), "y": range(10)}).to_parquet(file)
+        ...     pyarrow.parquet.write_table(pyarrow.table({"x": range(10), "y": range(10)}), file)
         ...     parquet(path=file, target="y").x_train.shape
         (8, 1)
     """

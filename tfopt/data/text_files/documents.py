@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfopt.data.arguments import check_arguments
+from tfopt.data.arguments import check_arguments, optional_package
 from tfopt.data.examples import Split
 from tfopt.data.files.splits import check_limit, existing_directory, part_folders, tolerate
 from tfopt.errors import ConfigError
@@ -65,12 +65,7 @@ class Tokenizer:
     """The tokens of a tokenizer.json, the file of the package `tokenizers`."""
 
     def __init__(self, path: str | Path, encoding: str | None, separator: str | None) -> None:
-        try:
-            from tokenizers import Tokenizer as Reader
-        except ImportError as error:
-            raise ConfigError(
-                f"tokens={str(path)!r} needs the package tokenizers. Install it: pip install 'tfopt[huggingface]'."
-            ) from error
+        package = optional_package("tokenizers", "huggingface", f"tokens={str(path)!r}")
         file = Path(path).expanduser()
         if not file.is_file():
             raise ConfigError(
@@ -78,7 +73,7 @@ class Tokenizer:
                 "file. Correct the path."
             )
         try:
-            self._reader = Reader.from_file(str(file))
+            self._reader = package.Tokenizer.from_file(str(file))
         except Exception as error:  # the package raises no other class
             raise ConfigError(f"tokens must be a whole tokenizer.json. Received: {str(file)!r} ({error}).") from error
         self._encoding = encoding or "utf-8"
