@@ -243,8 +243,8 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
         Recipe.from_toml(tmp_path)
 
 
-def build(input_shape, num_classes, width=3):
-    return mlp(input_shape, num_classes, units=[width])
+def build(input_shape, outputs, width=3):
+    return mlp(input_shape, outputs, units=[width])
 
 
 @pytest.mark.parametrize(

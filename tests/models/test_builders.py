@@ -18,14 +18,14 @@ def layer(model, name):
 
 @pytest.mark.parametrize("builder", sorted(BUILDERS))
 @pytest.mark.parametrize("input_shape", [(32, 32, 3), [28, 28, 1]])
-@pytest.mark.parametrize("num_classes", [2, 10])
-def test_every_builder_goes_from_images_to_logits(builder, input_shape, num_classes):
-    model = BUILDERS[builder](input_shape, num_classes)
+@pytest.mark.parametrize("outputs", [2, 10])
+def test_every_builder_goes_from_images_to_logits(builder, input_shape, outputs):
+    model = BUILDERS[builder](input_shape, outputs)
     assert model.input_shape == (None, *input_shape)
-    assert model.output_shape == (None, num_classes)
-    outputs = model(np.random.default_rng(0).random((2, *input_shape), "float32")).numpy()
-    assert np.isfinite(outputs).all()
-    assert outputs.shape == (2, num_classes)
+    assert model.output_shape == (None, outputs)
+    logits = model(np.random.default_rng(0).random((2, *input_shape), "float32")).numpy()
+    assert np.isfinite(logits).all()
+    assert logits.shape == (2, outputs)
     assert model.layers[-1].name == "logits"
     assert model.layers[-1].activation is keras.activations.linear
 
@@ -100,7 +100,7 @@ def test_every_argument_takes_effect(build, where, expected):
 @pytest.mark.parametrize("builder", sorted(BUILDERS))
 def test_builders_take_their_settings_by_keyword(builder):
     parameters = list(inspect.signature(BUILDERS[builder]).parameters.values())
-    assert [parameter.name for parameter in parameters[:2]] == ["input_shape", "num_classes"]
+    assert [parameter.name for parameter in parameters[:2]] == ["input_shape", "outputs"]
     assert {parameter.kind for parameter in parameters[2:]} == {inspect.Parameter.KEYWORD_ONLY}
     assert all(parameter.default is not inspect.Parameter.empty for parameter in parameters[2:])
 

@@ -349,9 +349,9 @@ def test_brackets_in_a_name_are_words_and_not_markup():
     assert "[bold]x  [/red] of [conv1]" in printed(console)
 
 
-@pytest.mark.parametrize("given", ["digits_resnet", RECIPES["digits_resnet"]])
+@pytest.mark.parametrize("given", ["resnet_cifar", RECIPES["resnet_cifar"]])
 def test_a_recipe_is_found_by_its_name_or_as_itself(given):
-    assert find_recipe(given) is RECIPES["digits_resnet"]
+    assert find_recipe(given) is RECIPES["resnet_cifar"]
 
 
 def test_a_recipe_is_found_by_its_file(tmp_path):

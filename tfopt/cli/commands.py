@@ -15,11 +15,13 @@ from tfopt.cli.printing import ProgressConsole, print_json, print_rows
 from tfopt.errors import ArtifactError, ConfigError
 
 RUN_HELP = """\
-usage: tfopt run NAME|FILE.toml [--quick] [--json] [OPTIONS]
+usage: tfopt run NAME|FILE.toml [--quick | --full | --form FORM] [--json] [OPTIONS]
 
   NAME          a recipe; `tfopt recipes` lists them
   FILE.toml     a recipe of your own
-  --quick       a short trial run: few epochs on few examples
+  --quick       a short trial run; without a form "quick" it takes few epochs on few examples
+  --full        the form "full" of the recipe, on its usual data set
+  --form FORM   another form of the recipe
   --json        print the report as JSON on standard output, and the progress on standard error
   --traceback   with an error, show where in the program it occurred
   --no-pruning, --no-quantization   leave a stage out
@@ -33,16 +35,17 @@ def run_command(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(RUN_HELP, end="")  # noqa: T201
         return SUCCESS if words else WRONG_USE
-    quick, as_json = "--quick" in words, "--json" in words
-    name, *rest = [word for word in words if word not in ("--quick", "--json")] or [""]
+    as_json = "--json" in words
+    form, words = _asked_form([word for word in words if word != "--json"])
+    name, *rest = words or [""]
     if not name or name.startswith("-"):
         raise ConfigError(f"The recipe must come first. Received: {' '.join(words)}. Write tfopt run NAME [OPTIONS].")
     from tfopt.recipe import Recipe
     from tfopt.recipes import find_recipe
 
     recipe = find_recipe(name)
-    if quick:
-        recipe = recipe.quick()
+    if form is not None:
+        recipe = recipe.quick() if form == "quick" else recipe.form(form)
     recipe, rest = _switch_stages(recipe, rest)
     recipe = parse_words(Recipe, rest, f"tfopt run {name}", recipe)
     start_tensorflow()
@@ -165,6 +168,23 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "launch": launch_command,
     "data": data_command,
 }
+
+
+def _asked_form(words: list[str]) -> tuple[str | None, list[str]]:
+    """Returns the form that the words ask for, and the other words."""
+    asked, others = [], []
+    rest = iter(words)
+    for word in rest:
+        flag, equals, value = word.partition("=")
+        if word in ("--quick", "--full"):
+            asked.append(word.removeprefix("--"))
+        elif flag == "--form":
+            asked.append(value if equals else next(rest, ""))
+        else:
+            others.append(word)
+    if len(asked) > 1:
+        raise ConfigError(f"A run has one form at most. Received: {', '.join(asked)}. Give one of them.")
+    return (asked[0] if asked else None), others
 
 
 def _switch_stages(recipe: Any, words: list[str]) -> tuple[Any, list[str]]:

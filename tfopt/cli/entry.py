@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Example:
         >>> main(["recipes"])
         digits_cnn     Two convolutions and three dense layers on 1,797 real handwritten digits
-        digits_resnet  A residual network of 14 layers on 1,797 real handwritten digits
+        resnet_cifar  A residual network of 14 layers on 1,797 real handwritten digits
         0
     """
     words = list(sys.argv[1:] if arguments is None else arguments)

@@ -2,16 +2,17 @@
 
 Start in mlp.py, the shortest builder; structure.py reads the layers of any Keras model.
 
-The first arguments of every builder are the input shape and the number of classes. It returns a functional model in
-NHWC whose outputs are logits (no softmax), in float32 under any dtype policy.
+The first arguments of every builder are `input_shape`, the shape of one example, and `outputs`, the number of classes,
+tokens or values. It returns a functional model in NHWC whose outputs are logits (no softmax), in float32 under any
+dtype policy.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from tfopt.models.cnn import simple_cnn
 from tfopt.models.mlp import mlp
-from tfopt.models.resnet import resnet_cifar
+from tfopt.models.vision.cnn import simple_cnn
+from tfopt.models.vision.resnet import resnet_cifar
 
 BUILDERS: dict[str, Callable[..., Any]] = {"mlp": mlp, "resnet_cifar": resnet_cifar, "simple_cnn": simple_cnn}
 

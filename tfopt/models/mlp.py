@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def mlp(
     input_shape: Sequence[int],
-    num_classes: int,
+    outputs: int,
     *,
     units: Sequence[int] = (256, 256),
     dropout: float = 0.0,
@@ -20,10 +20,10 @@ def mlp(
 
     Args:
         input_shape: Shape of one example, of any rank.
-        num_classes: Size of the output.
+        outputs: Number of classes, or of values.
         units: Width of each hidden layer.
         dropout: Share of the activations of each hidden layer that training sets to zero.
-    Returns: A model from [batch, *input_shape] to logits [batch, num_classes].
+    Returns: A model from [batch, *input_shape] to logits [batch, outputs].
     Example:
         >>> mlp((8, 8, 1), 10, units=(32,)).output_shape
         (None, 10)
@@ -37,5 +37,5 @@ def mlp(
         x = layers.Dense(width, activation="relu", name=f"dense{number}")(x)
         if dropout:
             x = layers.Dropout(dropout, name=f"dropout{number}")(x)
-    logits = layers.Dense(num_classes, dtype="float32", name="logits")(x)
+    logits = layers.Dense(outputs, dtype="float32", name="logits")(x)
     return keras.Model(inputs, logits, name="mlp")

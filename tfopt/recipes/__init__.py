@@ -1,6 +1,6 @@
 """Named recipes: a builder paired with the settings that train, shrink and export it.
 
-Start in digits_cnn.py; tfopt/recipe.py defines the settings of a recipe.
+Start in vision/digits_cnn.py; tfopt/recipe/recipe.py defines the settings of a recipe.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from pathlib import Path
 
 from tfopt.errors import unknown_name
 from tfopt.recipe import Recipe
-from tfopt.recipes import digits_cnn, digits_resnet
+from tfopt.recipes.vision import digits_cnn, resnet_cifar
 
-RECIPES: dict[str, Recipe] = {module.RECIPE.name: module.RECIPE for module in (digits_cnn, digits_resnet)}
+RECIPES: dict[str, Recipe] = {module.RECIPE.name: module.RECIPE for module in (digits_cnn, resnet_cifar)}
 
-__all__ = ["RECIPES", "digits_cnn", "digits_resnet", "find_recipe"]
+__all__ = ["RECIPES", "digits_cnn", "find_recipe", "resnet_cifar"]
 
 
 def find_recipe(recipe: Recipe | str | Path) -> Recipe:

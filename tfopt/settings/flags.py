@@ -138,10 +138,19 @@ def flag_paths(cls: type, prefix: str = "") -> list[str]:
     hints = typing.get_type_hints(cls)
     paths = []
     for entry in dataclasses.fields(cls):
+        if _is_suppressed(cls, entry.name):
+            continue
         path = prefix + entry.name.replace("_", "-")
         nested = nested_config(hints[entry.name])
         paths += flag_paths(nested, f"{path}.") if nested else [path]
     return paths
+
+
+def _is_suppressed(cls: type, name: str) -> bool:
+    """Returns whether a field has no flag: its type is tyro.conf.Suppress[...]."""
+    (_, marker) = typing.get_args(tyro.conf.Suppress[int])
+    hint = typing.get_type_hints(cls, include_extras=True)[name]
+    return marker in getattr(hint, "__metadata__", ())
 
 
 def stages(cls: type) -> dict[str, type]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Lt
 
 from tfopt.errors import ConfigError, unknown_name
-from tfopt.settings.flags import BY_NAME
+from tfopt.settings.flags import BY_NAME, Arguments
 from tfopt.settings.validation import check_fields, check_name
 
 AtLeastOne = Annotated[int, Ge(1)]
@@ -64,9 +64,24 @@ class TrainingConfig:
     optimizer: Annotated[str | Any, BY_NAME] = "adam"
     """Name of a Keras optimizer. In Python also an optimizer object, which has its own learning rate."""
     learning_rate: Annotated[float, Gt(0), Lt(math.inf)] = 1e-3
-    """Learning rate at the start."""
+    """Highest learning rate: that at the start, or at the end of the warm-up."""
     decay: Literal["cosine", "constant"] = "cosine"
     """Change of the learning rate until the last step: cosine falls to zero along half a cosine, constant stays."""
+    warmup_epochs: Annotated[float, Ge(0), Lt(math.inf)] = 0.0
+    """Number of epochs, or a part of one, in which the learning rate rises from zero in a straight line. 0 is off."""
+    base_batch_size: AtLeastOne | None = None
+    """Batch size that learning_rate was chosen for. With another global_batch_size the rate is scaled: in proportion
+    for sgd, by the square root of the ratio for other optimizers. None uses learning_rate as it is."""
+    optimizer_arguments: Arguments = field(default_factory=dict)
+    """More arguments of a named optimizer, for example momentum=0.9 nesterov=true global_clipnorm=1.0."""
+    weight_decay: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Share of its value that each weight loses per step, times the learning rate. Biases, and the parameters of
+    normalization layers, lose nothing. 0 is off."""
+    label_smoothing: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Share of each target that is spread evenly over all classes. 0 is off."""
+    ema_momentum: Annotated[float, Gt(0), Lt(1)] | None = None
+    """Momentum of the moving average of the weights, which the model has after the training, for example 0.999. None
+    keeps the weights of the last step."""
     precision: Literal["auto", "float32", "mixed_bfloat16", "mixed_float16"] = "auto"
     """Dtype policy of the layers."""
     jit_compile: Literal["auto"] | bool = "auto"

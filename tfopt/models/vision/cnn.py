@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def simple_cnn(
     input_shape: Sequence[int],
-    num_classes: int,
+    outputs: int,
     *,
     filters: Sequence[int] = (6, 16),
     kernel_size: int = 5,
@@ -22,12 +22,12 @@ def simple_cnn(
 
     Args:
         input_shape: (height, width, channels).
-        num_classes: Size of the output.
+        outputs: Number of classes, or of values.
         filters: Number of filters of each convolution. Pooling after it halves height and width.
         kernel_size: Height and width of the window of every convolution, in pixels.
         units: Width of each hidden dense layer.
         dropout: Share of the activations before the output layer that training sets to zero.
-    Returns: A model from [batch, height, width, channels] to logits [batch, num_classes].
+    Returns: A model from [batch, height, width, channels] to logits [batch, outputs].
     Example:
         >>> simple_cnn((32, 32, 1), 10).count_params()
         61706
@@ -48,5 +48,5 @@ def simple_cnn(
         x = layers.Dense(width, activation="relu", name=f"dense{number}")(x)
     if dropout:
         x = layers.Dropout(dropout, name="dropout")(x)
-    logits = layers.Dense(num_classes, dtype="float32", name="logits")(x)
+    logits = layers.Dense(outputs, dtype="float32", name="logits")(x)
     return keras.Model(inputs, logits, name="simple_cnn")

@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from keras import KerasTensor
 
 
-def resnet_cifar(input_shape: Sequence[int], num_classes: int, *, depth: int = 20, width: int = 16) -> keras.Model:
+def resnet_cifar(input_shape: Sequence[int], outputs: int, *, depth: int = 20, width: int = 16) -> keras.Model:
     """Builds the residual network for small images: three stages of two-convolution blocks.
 
     The shortcut between stages is a 1x1 convolution with batch normalisation (option B of the paper).
 
     Args:
         input_shape: (height, width, channels), each side at least 8.
-        num_classes: Size of the output.
+        outputs: Number of classes, or of values.
         depth: Number of layers with weights along the main path, 6n + 2: 8, 14, 20, 32, 44, 56, 110.
         width: Number of filters in the first stage. The later stages have twice and four times this number.
-    Returns: A model from [batch, height, width, channels] to logits [batch, num_classes].
+    Returns: A model from [batch, height, width, channels] to logits [batch, outputs].
     Raises:
         ConfigError: depth is not 6n + 2.
     Example:
@@ -48,7 +48,7 @@ def resnet_cifar(input_shape: Sequence[int], num_classes: int, *, depth: int = 2
             stride = 2 if stage > 0 and block == 0 else 1
             x = _block(x, width * 2**stage, stride, f"stage{stage + 1}_block{block + 1}")
     x = layers.GlobalAveragePooling2D(name="pool")(x)
-    logits = layers.Dense(num_classes, dtype="float32", name="logits")(x)
+    logits = layers.Dense(outputs, dtype="float32", name="logits")(x)
     return keras.Model(inputs, logits, name=f"resnet{depth}_cifar")
 
 

@@ -1,0 +1,18 @@
+"""Trains, prunes, quantizes and exports a residual network of 14 layers on real handwritten digits.
+
+    python recipes/resnet_cifar.py
+    python recipes/resnet_cifar.py --quick
+    python recipes/resnet_cifar.py --model.arguments depth=20 width=32
+
+The run takes about 80 seconds on two CPU cores (benchmarks/results/resnet_cifar.json). Accuracy on the 360 held-out
+digits: float32 100.00%, pruned to 75% zeros 94.44%, int8 93.89% in 0.30 of the bytes.
+
+The script accepts the flags of `tfopt run resnet_cifar`; --help lists them.
+"""
+
+import sys
+
+from tfopt.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["run", "resnet_cifar", *sys.argv[1:]]))

@@ -1,0 +1,72 @@
+"""Lays other settings over a recipe: its forms, a TOML file with a base, the composition of two recipes."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from tfopt.errors import ConfigError, unknown_name
+from tfopt.settings.flags import nested_config
+from tfopt.settings.validation import field_types
+
+T = TypeVar("T")
+
+# The arguments belong to the function that this setting names.
+FUNCTIONS = ("builder", "source", "optimizer")
+
+
+def with_changes(config: T, changes: Mapping[str, Any], path: str = "") -> T:
+    """Returns a configuration with other settings, given as nested tables like those of a TOML file.
+
+    A table changes the settings that it names. It turns a stage on that was off. False turns a stage off. `arguments`
+    are added to those of the same function, and replace those of another function.
+
+    Args:
+        config: A configuration, such as a Recipe.
+        changes: The settings that change, by name.
+        path: Path of the configuration in error messages, with a dot at its end.
+    Raises:
+        ConfigError: A setting is unknown, or its value is wrong.
+    Example:
+        >>> from tfopt.recipe import Recipe
+        >>> recipe = with_changes(Recipe(name="mine"), {"training": {"epochs": 3}, "quantization": {}})
+        >>> recipe.training.epochs, recipe.quantization is None
+        (3, False)
+    """
+    types_of = field_types(type(config))
+    found: dict[str, Any] = {}
+    for name, value in changes.items():
+        if name not in types_of:
+            raise unknown_name("setting", f"{path}{name}", [f"{path}{known}" for known in types_of])
+        current, nested = getattr(config, name), nested_config(types_of[name])
+        if nested is not None:
+            found[name] = _stage(f"{path}{name}", current, value, types_of[name], nested)
+        elif name.endswith("arguments") and isinstance(value, Mapping) and not _is_of_another(config, changes):
+            found[name] = {**current, **value}
+        else:
+            found[name] = value
+    return dataclasses.replace(config, **found)  # type: ignore[type-var]
+
+
+def _stage(path: str, current: Any, value: Any, hint: Any, nested: type) -> Any:
+    """Returns the settings of a nested table after a change."""
+    if isinstance(value, Mapping):
+        return with_changes(nested() if current is None else current, value, f"{path}.")
+    if (value is None or value is False) and _is_optional(hint):
+        return None
+    if isinstance(value, nested):
+        return value
+    off = ", or False to turn it off" if _is_optional(hint) else ""
+    raise ConfigError(f"{path} must be a table of settings{off}. Received: {path}={value!r}.")
+
+
+def _is_optional(hint: Any) -> bool:
+    return isinstance(hint, types.UnionType) and type(None) in typing.get_args(hint)
+
+
+def _is_of_another(config: Any, changes: Mapping[str, Any]) -> bool:
+    """Returns whether the changes name another function, to which the earlier arguments do not belong."""
+    return any(name in changes and changes[name] != getattr(config, name) for name in FUNCTIONS)
