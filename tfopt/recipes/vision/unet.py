@@ -11,7 +11,7 @@ RECIPE = Recipe(
     name="unet",
     description="A U-Net of 3 steps on masks of 1,797 real handwritten digits: paper, and the ink of each digit",
     task="segmentation",
-    model=ModelConfig(builder="unet", arguments={"width": 16, "depth": 3}),
+    model=ModelConfig(builder="unet", arguments={"width": 16, "depth": 3, "norm_momentum": 0.9}),
     data=DataConfig(source="digit_masks", augment=AugmentConfig(crop=3)),
     training=TrainingConfig(epochs=8, global_batch_size=32, learning_rate=2e-3),
     pruning=PruningConfig(target_sparsity=0.75, epochs=5, learning_rate=1e-3),
@@ -21,7 +21,7 @@ RECIPE = Recipe(
         "quick": {"training": {"epochs": 3}, "pruning": {"epochs": 1}},
         "full": {
             "description": "U-Net of 4 steps on the masks of the Oxford-IIIT pets, to be run on a GPU",
-            "model": {"arguments": {"width": 64, "depth": 4}},
+            "model": {"arguments": {"width": 64, "depth": 4, "norm_momentum": 0.99}},
             "data": {
                 "source": "image_folder",
                 "arguments": {

@@ -9,24 +9,24 @@ from tfopt.training import TrainingConfig
 
 RECIPE = Recipe(
     name="vit",
-    description="A vision transformer of 6 blocks on 1,797 real handwritten digits",
+    description="A vision transformer of 4 blocks on 1,797 real handwritten digits",
     model=ModelConfig(
-        builder="vit", arguments={"patch_size": 8, "width": 64, "depth": 6, "heads": 4, "mlp_units": 128}
+        builder="vit", arguments={"patch_size": 4, "width": 64, "depth": 4, "heads": 4, "mlp_units": 128}
     ),
     data=DataConfig(source="digits", augment=AugmentConfig(crop=3, rotation_degrees=10, zoom=0.1)),
     training=TrainingConfig(
-        epochs=40,
+        epochs=25,
         global_batch_size=64,
         optimizer="adamw",
         learning_rate=1e-3,
         warmup_epochs=2,
         weight_decay=0.05,
     ),
-    pruning=PruningConfig(target_sparsity=0.5, epochs=15, learning_rate=1e-3),
+    pruning=PruningConfig(target_sparsity=0.5, epochs=12, learning_rate=1e-3),
     quantization=QuantizationConfig(),
     export_dir="saved_models/vit",
     forms={
-        "quick": {"training": {"epochs": 8, "warmup_epochs": 1}, "pruning": {"epochs": 4}},
+        "quick": {"training": {"epochs": 4, "warmup_epochs": 1}, "pruning": {"epochs": 2}},
         # The settings of DeiT, without repeated augmentation and random erasing, which tfopt does not have.
         "full": {
             "description": "DeiT-small with patches of 16 on ImageNet, to be run on GPUs",
