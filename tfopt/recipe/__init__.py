@@ -4,7 +4,17 @@ Start in recipe.py; changes.py lays other settings over a recipe, plain_values.p
 """
 
 from tfopt.recipe.changes import with_changes
+from tfopt.recipe.differences import Difference, differences
 from tfopt.recipe.model import ModelConfig
 from tfopt.recipe.recipe import QUICK_EPOCHS, QUICK_EXAMPLES, QUICK_STEPS, Recipe
 
-__all__ = ["QUICK_EPOCHS", "QUICK_EXAMPLES", "QUICK_STEPS", "ModelConfig", "Recipe", "with_changes"]
+__all__ = [
+    "QUICK_EPOCHS",
+    "QUICK_EXAMPLES",
+    "QUICK_STEPS",
+    "Difference",
+    "ModelConfig",
+    "Recipe",
+    "differences",
+    "with_changes",
+]
