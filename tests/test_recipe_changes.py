@@ -153,6 +153,23 @@ def test_composition_adds_what_differs_from_the_defaults():
     assert (three.training.epochs, three.training.seed, three.name) == (99, 3, "digits_cnn+sparse+long")
 
 
+def test_all_settings_of_a_file_count_in_a_composition(tmp_path):
+    write(
+        tmp_path,
+        plain="pruning = false\n[training]\nepochs = 30",
+        based='base = "digits_cnn"\nname = "b"\nquantization = false',
+    )
+    assert TrainingConfig().epochs == 30
+    both = compose(BASE, tmp_path / "plain.toml")
+    assert (both.training.epochs, both.pruning, both.name) == (30, None, "base+plain")
+    based = compose(BASE, Recipe(name="q", quantization=QuantizationConfig()), tmp_path / "based.toml")
+    assert (based.name, based.quantization) == ("base+q+b", None)
+    assert based.pruning.epochs == RECIPES["digits_cnn"].pruning.epochs
+    assert based.pruning.target_sparsity == 0.5, "0.75 is a default of digits_cnn, so it does not count"
+    assert (based.model.builder, based.model.arguments) == ("simple_cnn", RECIPES["digits_cnn"].model.arguments)
+    assert Recipe.from_toml(tmp_path / "plain.toml").pruning is None
+
+
 def test_differences_name_each_setting():
     other = with_changes(BASE, {"name": "other", "pruning": False, "model": {"arguments": {"dropout": 0.2}}})
     found = {each.setting: (each.first, each.second) for each in diff(BASE, other)}

@@ -16,13 +16,14 @@ from annotated_types import MinLen
 
 from tfopt.data.config import DataConfig
 from tfopt.errors import ConfigError, unknown_name
+from tfopt.exporting.config import Int8Nodes
 from tfopt.pruning import PruningConfig
 from tfopt.quantization import QuantizationConfig
 from tfopt.recipe.changes import changes_from_defaults, with_changes
 from tfopt.recipe.model import ModelConfig
 from tfopt.recipe.plain_values import check_names, check_no_code, config_error, plain_values
 from tfopt.settings.calls import import_code, is_code
-from tfopt.settings.flags import BY_NAME
+from tfopt.settings.flags import BY_NAME, stages
 from tfopt.settings.validation import check_fields, check_name
 from tfopt.tasks.task import TASKS, Task
 from tfopt.training import TrainingConfig
@@ -61,6 +62,9 @@ class Recipe:
     """Settings of the pruning, with fine-tuning. None turns it off."""
     quantization: QuantizationConfig | None = None
     """Settings of the int8 quantization, with or without training. None turns it off."""
+    int8_nodes: Int8Nodes = "all"
+    """Nodes of the int8 artifact that run in int8: "all" is every node with an int8 kernel, the same in every run;
+    "faster" chooses the nodes that are measured to be faster in int8 on this machine."""
     export_dir: Annotated[str, MinLen(1)] | None = None
     """Directory for float32/, pruned/, int8/, receipts.json and report.html. With None nothing is written."""
     forms: tyro.conf.Suppress[Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
@@ -163,12 +167,23 @@ class Recipe:
             >>> both.name, both.pruning.target_sparsity, both.export_dir
             ('mine+sparse', 0.9, 'out/mine+sparse')
         """
-        changes = changes_from_defaults(other)
-        changes["name"] = f"{self.name}+{other.name}"
-        if self.export_dir is not None and other.export_dir is None:
-            changes["export_dir"] = f"{Path(self.export_dir)}+{other.name}"
-        if self.forms:
-            changes["forms"] = {**self.forms, **other.forms}
+        return self.overlaid(changes_from_defaults(other))
+
+    def overlaid(self, changes: Mapping[str, Any]) -> Recipe:
+        """Returns this recipe with other settings, given as nested tables, and with both names.
+
+        Example:
+            >>> longer = Recipe(name="mine").overlaid({"name": "longer", "training": {"epochs": 99}})
+            >>> longer.name, longer.training.epochs
+            ('mine+longer', 99)
+        """
+        changes = dict(changes)
+        added = changes.get("name", "changed")
+        changes["name"] = f"{self.name}+{added}"
+        if self.export_dir is not None and "export_dir" not in changes:
+            changes["export_dir"] = f"{Path(self.export_dir)}+{added}"
+        if "forms" in changes:
+            changes["forms"] = {**self.forms, **changes["forms"]}
         return with_changes(self, changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -201,6 +216,7 @@ class Recipe:
         check_names(cls, values, "")
         if not allow_code:
             check_no_code(values)
+        values = {name: value for name, value in values.items() if name not in _stages_off(values)}
         try:
             # Read as JSON, because strict then accepts a list for a tuple, but no string or bool for a number.
             return pydantic.TypeAdapter(cls).validate_json(pydantic_core.to_json(values), strict=True)
@@ -227,6 +243,22 @@ class Recipe:
             ConfigError: The file cannot be read, is not TOML, or holds a wrong setting.
         """
         return _read(Path(file), allow_code, ())
+
+
+def read_changes(file: Path, *, allow_code: bool = False) -> dict[str, Any]:
+    """Returns the settings of a TOML file as nested tables, also those that are equal to the defaults.
+
+    Raises:
+        ConfigError: As for `Recipe.from_toml`.
+    """
+    recipe = _read(file, allow_code, ())  # checks the file
+    values = _load(file)
+    values.setdefault("name", file.stem)
+    return values if values.pop("base", None) is None else changes_from_defaults(recipe) | _stages_off(values)
+
+
+def _stages_off(values: Mapping[str, Any]) -> dict[str, bool]:
+    return {name: False for name in stages(Recipe) if values.get(name) is False}
 
 
 def _read(file: Path, allow_code: bool, read_before: tuple[Path, ...]) -> Recipe:

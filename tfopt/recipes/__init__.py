@@ -5,11 +5,10 @@ Start in vision/digits_cnn.py; tfopt/recipe/recipe.py defines the settings of a 
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 from tfopt.errors import unknown_name
-from tfopt.recipe import Difference, Recipe, differences
+from tfopt.recipe import Difference, Recipe, differences, read_changes
 from tfopt.recipes.vision import digits_cnn, resnet_cifar
 
 RECIPES: dict[str, Recipe] = {module.RECIPE.name: module.RECIPE for module in (digits_cnn, resnet_cifar)}
@@ -43,19 +42,29 @@ def find_recipe(recipe: Recipe | str | Path, *, allow_code: bool = False) -> Rec
     return RECIPES[name]
 
 
-def compose(first: Recipe | str | Path, *others: Recipe | str | Path) -> Recipe:
-    """Returns the first recipe with the settings in which each other recipe differs from the defaults.
+def compose(first: Recipe | str | Path, *others: Recipe | str | Path, allow_code: bool = False) -> Recipe:
+    """Returns the first recipe with the settings of others laid over it, one after the other.
+
+    Of a recipe, the settings count that differ from the defaults, and the stages that are on. Of a .toml file, all
+    settings count that it holds; `pruning = false` turns the stage off.
 
     Args:
         first: A recipe, its name, or the path of a .toml file.
-        others: More of them. A later one wins.
+        others: More of them.
+        allow_code: Whether builder, source and task of a file may be names of the form package.module:name.
     Example:
         >>> from tfopt.pruning import PruningConfig
         >>> both = compose("digits_cnn", Recipe(name="sparse", pruning=PruningConfig(target_sparsity=0.9)))
         >>> both.name, both.pruning.target_sparsity
         ('digits_cnn+sparse', 0.9)
     """
-    return functools.reduce(Recipe.compose, map(find_recipe, others), find_recipe(first))
+    composed = find_recipe(first, allow_code=allow_code)
+    for other in others:
+        if not isinstance(other, Recipe) and str(other).endswith(".toml"):
+            composed = composed.overlaid(read_changes(Path(other), allow_code=allow_code))
+        else:
+            composed = composed.compose(find_recipe(other))
+    return composed
 
 
 def diff(first: Recipe | str | Path, second: Recipe | str | Path) -> list[Difference]:

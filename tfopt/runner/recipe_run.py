@@ -211,7 +211,7 @@ class _Work:
             artifact = export(
                 exported,
                 target,
-                ExportConfig(int8_nodes="all"),  # the same nodes in every run, and the smallest artifact
+                ExportConfig(int8_nodes=self.recipe.int8_nodes),
                 calibration_data=self.calibration_data(),
                 baseline=None if baseline is None else export_dir / baseline,
             )
