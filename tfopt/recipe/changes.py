@@ -48,7 +48,36 @@ def with_changes(config: T, changes: Mapping[str, Any], path: str = "") -> T:
             found[name] = {**current, **value}
         else:
             found[name] = value
-    return dataclasses.replace(config, **found)  # type: ignore[type-var]
+    try:
+        return dataclasses.replace(config, **found)  # type: ignore[type-var]
+    except ConfigError as error:
+        if not str(error).startswith(tuple(found)):
+            raise
+        raise ConfigError(f"{path}{error}") from error  # the error names the setting without its path
+
+
+def changes_from_defaults(config: Any) -> dict[str, Any]:
+    """Returns the settings in which a configuration differs from the defaults, as nested tables.
+
+    A stage that is on has a table, even if all its settings are defaults.
+
+    Example:
+        >>> from tfopt.recipe import Recipe
+        >>> from tfopt.training import TrainingConfig
+        >>> changes_from_defaults(Recipe(name="mine", training=TrainingConfig(epochs=3)))
+        {'name': 'mine', 'training': {'epochs': 3}}
+    """
+    found: dict[str, Any] = {}
+    for entry in dataclasses.fields(config):
+        value = getattr(config, entry.name)
+        default = entry.default_factory() if callable(entry.default_factory) else entry.default
+        if dataclasses.is_dataclass(value) and nested_config(field_types(type(config))[entry.name]) is not None:
+            inner = changes_from_defaults(value)
+            if inner or default is None:
+                found[entry.name] = inner
+        elif default is dataclasses.MISSING or value != default:
+            found[entry.name] = value
+    return found
 
 
 def _stage(path: str, current: Any, value: Any, hint: Any, nested: type) -> Any:

@@ -22,7 +22,8 @@ class ModelConfig:
     """
 
     builder: Annotated[str | Callable[..., Any], BY_NAME] = "simple_cnn"
-    """Name of a builder (see `tfopt models`). In Python also a function (input_shape, outputs, **arguments)."""
+    """Name of a builder (see `tfopt models`), or package.module:function of your own. In Python also a function
+    (input_shape, outputs, **arguments)."""
     arguments: Arguments = field(default_factory=dict)
     """Arguments of the builder, for example width=32 filters=[8,16]."""
 
