@@ -11,18 +11,18 @@ RECIPE = Recipe(
     name="convnext",
     description="A ConvNeXt of 4 blocks on 1,797 real handwritten digits",
     model=ModelConfig(
-        builder="convnext", arguments={"depths": [2, 2], "widths": [32, 64], "patch_size": 2, "layer_scale": 1.0}
+        builder="convnext", arguments={"depths": [2, 2], "widths": [64, 128], "patch_size": 2, "layer_scale": 1.0}
     ),
     data=DataConfig(source="digits", augment=AugmentConfig(crop=3, rotation_degrees=10, zoom=0.1)),
     training=TrainingConfig(
-        epochs=15,
+        epochs=16,
         global_batch_size=32,
         optimizer="adamw",
-        learning_rate=2e-3,
+        learning_rate=1e-3,
         warmup_epochs=1,
         weight_decay=0.05,
     ),
-    pruning=PruningConfig(target_sparsity=0.5, epochs=8, learning_rate=1e-3),
+    pruning=PruningConfig(target_sparsity=0.5, epochs=6, learning_rate=1e-3),
     quantization=QuantizationConfig(),
     export_dir="saved_models/convnext",
     forms={

@@ -9,20 +9,18 @@ from tfopt.training import TrainingConfig
 
 RECIPE = Recipe(
     name="vit",
-    description="A vision transformer of 4 blocks on 1,797 real handwritten digits",
-    model=ModelConfig(
-        builder="vit", arguments={"patch_size": 4, "width": 64, "depth": 4, "heads": 4, "mlp_units": 128}
-    ),
+    description="A vision transformer of 4 blocks, as wide as ViT-tiny, on 1,797 real handwritten digits",
+    model=ModelConfig(builder="vit", arguments={"patch_size": 4, "width": 192, "depth": 4, "heads": 3}),
     data=DataConfig(source="digits", augment=AugmentConfig(crop=3, rotation_degrees=10, zoom=0.1)),
     training=TrainingConfig(
-        epochs=25,
+        epochs=16,
         global_batch_size=64,
         optimizer="adamw",
         learning_rate=1e-3,
         warmup_epochs=2,
         weight_decay=0.05,
     ),
-    pruning=PruningConfig(target_sparsity=0.5, epochs=12, learning_rate=1e-3),
+    pruning=PruningConfig(target_sparsity=0.5, epochs=6, learning_rate=5e-4),
     quantization=QuantizationConfig(),
     export_dir="saved_models/vit",
     forms={
@@ -36,7 +34,6 @@ RECIPE = Recipe(
                     "width": 384,
                     "depth": 12,
                     "heads": 6,
-                    "mlp_units": 1536,
                     "drop_path": 0.1,
                 }
             },
