@@ -13,8 +13,8 @@ RECIPE = Recipe(
     task="segmentation",
     model=ModelConfig(builder="unet", arguments={"width": 16, "depth": 3, "norm_momentum": 0.9}),
     data=DataConfig(source="digit_masks", augment=AugmentConfig(crop=3)),
-    training=TrainingConfig(epochs=12, global_batch_size=32, learning_rate=2e-3),
-    pruning=PruningConfig(target_sparsity=0.5, epochs=8, learning_rate=2e-3),
+    training=TrainingConfig(epochs=15, global_batch_size=32, learning_rate=2e-3),
+    pruning=PruningConfig(target_sparsity=0.5, epochs=6, learning_rate=2e-3),
     quantization=QuantizationConfig(),
     export_dir="saved_models/unet",
     forms={
