@@ -12,8 +12,18 @@ from typing import Any
 
 from tfopt.models.mlp import mlp
 from tfopt.models.vision.cnn import simple_cnn
+from tfopt.models.vision.convnext import convnext
 from tfopt.models.vision.resnet import resnet_cifar
+from tfopt.models.vision.unet import unet
+from tfopt.models.vision.vit import vit
 
-BUILDERS: dict[str, Callable[..., Any]] = {"mlp": mlp, "resnet_cifar": resnet_cifar, "simple_cnn": simple_cnn}
+BUILDERS: dict[str, Callable[..., Any]] = {
+    "convnext": convnext,
+    "mlp": mlp,
+    "resnet_cifar": resnet_cifar,
+    "simple_cnn": simple_cnn,
+    "unet": unet,
+    "vit": vit,
+}
 
-__all__ = ["BUILDERS", "mlp", "resnet_cifar", "simple_cnn"]
+__all__ = ["BUILDERS", "convnext", "mlp", "resnet_cifar", "simple_cnn", "unet", "vit"]
