@@ -80,7 +80,7 @@ def mobilenet_v3(
     large one 5,483,032 and 219e6. Keras counts 2,554,968 and 5,507,432, with the moving statistics.
 
     Args:
-        input_shape: (height, width, channels). Values in [-1, 1] or [0, 1].
+        input_shape: (height, width, channels), each side at least 32. Values in [-1, 1] or [0, 1].
         outputs: Number of classes, or of values.
         size: "small" or "large".
         alpha: Width: the number of filters of every convolution is multiplied by it, and rounded to a multiple of 8.
