@@ -14,6 +14,7 @@ from .exporting.config import ExportConfig
 from .exporting.saved_model import Artifact, export
 from .exporting.verification.verify import verify
 from .hardware import Hardware
+from .models.float32_outputs import float32_outputs
 from .profiling.monitor import GpuMonitor
 from .profiling.tensor_cores import tensor_core_alignment
 from .pruning import PruningConfig, PruningSchedule, prune
@@ -26,7 +27,6 @@ from .training import (
     Plan,
     TrainingConfig,
     compile,
-    float32_outputs,
     ledger,
     plan,
 )
