@@ -13,11 +13,11 @@ from tfopt.models.keras_models import keras_builder
 from tfopt.models.mlp import mlp
 from tfopt.models.vision.cnn import simple_cnn
 from tfopt.models.vision.convnext import convnext
-from tfopt.models.vision.unet import unet
-from tfopt.models.vision.vit import vit
 from tfopt.models.vision.efficientnet import efficientnet_v2
 from tfopt.models.vision.mobilenet import mobilenet_v2, mobilenet_v3
 from tfopt.models.vision.resnet import resnet50, resnet_cifar
+from tfopt.models.vision.unet import unet
+from tfopt.models.vision.vit import vit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
