@@ -9,11 +9,13 @@ from pathlib import Path
 
 from tfopt.errors import unknown_name
 from tfopt.recipe import Difference, Recipe, differences, read_changes
-from tfopt.recipes.vision import digits_cnn, resnet_cifar
+from tfopt.recipes.vision import convnext, digits_cnn, resnet_cifar, unet, vit
 
-RECIPES: dict[str, Recipe] = {module.RECIPE.name: module.RECIPE for module in (digits_cnn, resnet_cifar)}
+RECIPES: dict[str, Recipe] = {
+    module.RECIPE.name: module.RECIPE for module in (convnext, digits_cnn, resnet_cifar, unet, vit)
+}
 
-__all__ = ["RECIPES", "compose", "diff", "digits_cnn", "find_recipe", "resnet_cifar"]
+__all__ = ["RECIPES", "compose", "convnext", "diff", "digits_cnn", "find_recipe", "resnet_cifar", "unet", "vit"]
 
 
 # Names that recipes had in the past.
