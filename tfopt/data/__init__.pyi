@@ -23,6 +23,7 @@ from .sources.mnist import fashion_mnist, mnist
 from .sources.synthetic import synthetic
 from .sources.tfds import tfds
 from .steps import epoch_steps
+from .tables.diabetes import diabetes
 from .tables.tables import csv, parquet
 from .text_files.text import text
 from .text_files.text_classes import text_classes
@@ -47,6 +48,7 @@ __all__ = [
     "convert",
     "csv",
     "decide",
+    "diabetes",
     "digits",
     "epoch_steps",
     "fashion_mnist",

@@ -9,11 +9,32 @@ from pathlib import Path
 
 from tfopt.errors import unknown_name
 from tfopt.recipe import Recipe
-from tfopt.recipes.vision import digits_cnn, resnet_cifar
+from tfopt.recipes import mlp
+from tfopt.recipes.vision import (
+    digits_cnn,
+    efficientnet_v2,
+    mobilenet_v2,
+    mobilenet_v3,
+    resnet50,
+    resnet_cifar,
+)
 
-RECIPES: dict[str, Recipe] = {module.RECIPE.name: module.RECIPE for module in (digits_cnn, resnet_cifar)}
+RECIPES: dict[str, Recipe] = {
+    module.RECIPE.name: module.RECIPE
+    for module in (digits_cnn, efficientnet_v2, mlp, mobilenet_v2, mobilenet_v3, resnet50, resnet_cifar)
+}
 
-__all__ = ["RECIPES", "digits_cnn", "find_recipe", "resnet_cifar"]
+__all__ = [
+    "RECIPES",
+    "digits_cnn",
+    "efficientnet_v2",
+    "find_recipe",
+    "mlp",
+    "mobilenet_v2",
+    "mobilenet_v3",
+    "resnet50",
+    "resnet_cifar",
+]
 
 
 def find_recipe(recipe: Recipe | str | Path) -> Recipe:
