@@ -321,7 +321,7 @@ def test_listings(capsys):
     listed = json.loads(capsys.readouterr().out)
     assert Recipe.from_dict(listed["digits_cnn"]) == RECIPES["digits_cnn"]
     assert main(["models", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["resnet_cifar"] == {"depth": 20, "width": 16}
+    assert json.loads(capsys.readouterr().out)["resnet_cifar"] == {"depth": 20, "width": 16, "norm_momentum": 0.99}
     assert main(["models"]) == 0
     assert "filters=(6, 16)" in capsys.readouterr().out
     assert main(["devices", "--json"]) == 0

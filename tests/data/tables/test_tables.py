@@ -6,6 +6,7 @@ import numpy as np
 import pandas
 import pytest
 from sklearn.datasets import load_diabetes
+from sklearn.linear_model import RidgeCV
 
 from tfopt.data import csv, diabetes, parquet
 from tfopt.errors import ConfigError
@@ -310,3 +311,11 @@ def test_the_records_of_patients_are_the_real_ones_in_standard_deviations():
     np.testing.assert_allclose(np.sort(ours, axis=0), np.sort(rows, axis=0) * np.sqrt(len(rows)), atol=1e-4)
     targets = np.concatenate([examples.y_train, examples.y_test])
     np.testing.assert_allclose(np.sort(targets[:, 0]), np.sort((values - values.mean()) / values.std()), atol=1e-5)
+
+
+def test_ridge_regression_on_the_records_has_the_error_that_the_script_of_the_recipe_quotes():
+    examples = diabetes()
+    ridge = RidgeCV().fit(examples.x_train, examples.y_train[:, 0])
+    error = np.abs(ridge.predict(examples.x_test) - examples.y_test[:, 0]).mean()
+    assert len(examples.y_test) == 89
+    assert error == pytest.approx(0.60, abs=0.005)
