@@ -15,6 +15,7 @@ from .exporting.saved_model import Artifact, export
 from .exporting.verification.verify import verify
 from .hardware import Hardware
 from .models.float32_outputs import float32_outputs
+from .profiling.cost import FlopCount, count_flops
 from .profiling.monitor import GpuMonitor
 from .profiling.tensor_cores import tensor_core_alignment
 from .pruning import PruningConfig, PruningSchedule, prune
@@ -54,6 +55,8 @@ __all__ = [
     "float32_outputs",
     "tensor_core_alignment",
     "GpuMonitor",
+    "count_flops",
+    "FlopCount",
     "Hardware",
     # passes
     "PruningConfig",

@@ -15,11 +15,15 @@ from tfopt.errors import unknown_name
 from tfopt.models.keras_models import FAMILIES, keras_builder
 from tfopt.models.mlp import mlp
 from tfopt.models.vision.cnn import simple_cnn
+from tfopt.models.vision.convnext import convnext
 from tfopt.models.vision.efficientnet import efficientnet_v2
 from tfopt.models.vision.mobilenet import mobilenet_v2, mobilenet_v3
 from tfopt.models.vision.resnet import resnet50, resnet_cifar
+from tfopt.models.vision.unet import unet
+from tfopt.models.vision.vit import vit
 
 BUILDERS: dict[str, Callable[..., Any]] = {
+    "convnext": convnext,
     "efficientnet_v2": efficientnet_v2,
     "mlp": mlp,
     "mobilenet_v2": mobilenet_v2,
@@ -27,10 +31,13 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "resnet50": resnet50,
     "resnet_cifar": resnet_cifar,
     "simple_cnn": simple_cnn,
+    "unet": unet,
+    "vit": vit,
 }
 
 __all__ = [
     "BUILDERS",
+    "convnext",
     "efficientnet_v2",
     "find_builder",
     "mlp",
@@ -39,6 +46,8 @@ __all__ = [
     "resnet50",
     "resnet_cifar",
     "simple_cnn",
+    "unet",
+    "vit",
 ]
 
 

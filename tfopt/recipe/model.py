@@ -23,9 +23,9 @@ class ModelConfig:
     """
 
     builder: Annotated[str | Callable[..., Any], BY_NAME] = "simple_cnn"
-    """Name of a builder (see `tfopt models`), of a model of keras.applications such as keras:DenseNet121, or of a
-    backbone of KerasHub such as keras_hub:ViTBackbone. In Python also a function (input_shape, outputs, **arguments).
-    """
+    """Name of a builder (see `tfopt models`), of a model of keras.applications such as keras:DenseNet121, of a backbone
+    of KerasHub such as keras_hub:ViTBackbone, or package.module:function of your own. In Python also a function
+    (input_shape, outputs, **arguments)."""
     arguments: Arguments = field(default_factory=dict)
     """Arguments of the builder, for example width=32 filters=[8,16]."""
 
