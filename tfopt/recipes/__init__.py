@@ -9,11 +9,13 @@ from pathlib import Path
 
 from tfopt.errors import unknown_name
 from tfopt.recipe import Recipe
+from tfopt.recipes.sequences import lstm, tcn
+from tfopt.recipes.text import gpt
 from tfopt.recipes.vision import digits_cnn, resnet_cifar
 
-RECIPES: dict[str, Recipe] = {module.RECIPE.name: module.RECIPE for module in (digits_cnn, resnet_cifar)}
+RECIPES: dict[str, Recipe] = {module.RECIPE.name: module.RECIPE for module in (digits_cnn, gpt, lstm, resnet_cifar, tcn)}
 
-__all__ = ["RECIPES", "digits_cnn", "find_recipe", "resnet_cifar"]
+__all__ = ["RECIPES", "digits_cnn", "find_recipe", "gpt", "lstm", "resnet_cifar", "tcn"]
 
 
 def find_recipe(recipe: Recipe | str | Path) -> Recipe:
