@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tfopt.cli.data_commands import data_command
+from tfopt.cli.data.commands import data_command
 from tfopt.cli.exit_codes import CHECK_FAILED, SUCCESS, WRONG_USE, CheckError
 from tfopt.cli.options import DevicesOptions, LaunchOptions, ModelsOptions, RecipesOptions, VerifyOptions
 from tfopt.cli.parsing import arguments_of, parse_words, start_tensorflow
 from tfopt.cli.printing import ProgressConsole, print_json, print_rows
+from tfopt.cli.project_commands import diff_command, init_command
 from tfopt.errors import ArtifactError, ConfigError
 
 RUN_HELP = """\
-usage: tfopt run NAME|FILE.toml [--quick | --full | --form FORM] [--json] [OPTIONS]
+usage: tfopt run NAME|FILE.toml... [--quick | --full | --form FORM] [--allow-code] [--json] [OPTIONS]
 
   NAME          a recipe; `tfopt recipes` lists them
   FILE.toml     a recipe of your own
+  NAME FILE...  the first recipe with the settings of the others laid over it
   --quick       a short trial run; without a form "quick" it takes few epochs on few examples
   --full        the form "full" of the recipe, on its usual data set
   --form FORM   another form of the recipe
+  --allow-code  import the builder, source or task that a file names as package.module:name; Python looks for the
+                package in the directory of the file and in the working directory
   --json        print the report as JSON on standard output, and the progress on standard error
   --traceback   with an error, show where in the program it occurred
   --no-pruning, --no-quantization   leave a stage out
@@ -35,19 +41,22 @@ def run_command(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(RUN_HELP, end="")  # noqa: T201
         return SUCCESS if words else WRONG_USE
-    as_json = "--json" in words
-    form, words = _asked_form([word for word in words if word != "--json"])
-    name, *rest = words or [""]
-    if not name or name.startswith("-"):
+    as_json, allow_code = "--json" in words, "--allow-code" in words
+    form, words = _asked_form([word for word in words if word not in ("--json", "--allow-code")])
+    names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    rest = words[len(names) :]
+    if not names:
         raise ConfigError(f"The recipe must come first. Received: {' '.join(words)}. Write tfopt run NAME [OPTIONS].")
     from tfopt.recipe import Recipe
-    from tfopt.recipes import find_recipe
+    from tfopt.recipes import compose
 
-    recipe = find_recipe(name)
+    if allow_code:
+        _look_for_code(names)
+    recipe = compose(*names, allow_code=allow_code)
     if form is not None:
         recipe = recipe.quick() if form == "quick" else recipe.form(form)
     recipe, rest = _switch_stages(recipe, rest)
-    recipe = parse_words(Recipe, rest, f"tfopt run {name}", recipe)
+    recipe = parse_words(Recipe, rest, f"tfopt run {' '.join(names)}", recipe)
     start_tensorflow()
     from tfopt.runner import run
 
@@ -58,6 +67,8 @@ def run_command(words: list[str]) -> int:
 
 
 def recipes_command(words: list[str]) -> int:
+    if words[:1] == ["diff"]:
+        return diff_command(words[1:])
     options = parse_words(RecipesOptions, words, "tfopt recipes")
     from tfopt.recipes import RECIPES
 
@@ -100,7 +111,7 @@ def export_command(words: list[str]) -> int:
     options = parse_words(ExportOptions, words, "tfopt export")
     start_tensorflow()
     from tfopt.atomic.directories import MARK
-    from tfopt.cli.example_data import find_example_data
+    from tfopt.cli.data.example_data import find_example_data
     from tfopt.exporting import export
 
     data = None if options.calibration_data is None else find_example_data(options.calibration_data).part("train")
@@ -124,7 +135,7 @@ def export_command(words: list[str]) -> int:
 def verify_command(words: list[str]) -> int:
     options = parse_words(VerifyOptions, words, "tfopt verify")
     start_tensorflow()
-    from tfopt.cli.example_data import ExampleData, find_example_data
+    from tfopt.cli.data.example_data import ExampleData, find_example_data
     from tfopt.exporting import verify
     from tfopt.exporting.manifest import check_is_artifact
 
@@ -161,6 +172,7 @@ def launch_command(words: list[str]) -> int:
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": run_command,
     "recipes": recipes_command,
+    "init": init_command,
     "models": models_command,
     "devices": devices_command,
     "export": export_command,
@@ -168,6 +180,13 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "launch": launch_command,
     "data": data_command,
 }
+
+
+def _look_for_code(names: list[str]) -> None:
+    """Lets Python find modules beside the recipe files and in the working directory, as for a script."""
+    files = [Path(name) for name in names if name.endswith(".toml")]
+    folders = dict.fromkeys([*(str(file.resolve().parent) for file in files), str(Path.cwd())])
+    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
 
 
 def _asked_form(words: list[str]) -> tuple[str | None, list[str]]:

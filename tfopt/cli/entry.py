@@ -20,7 +20,8 @@ HELP = """\
 usage: tfopt COMMAND [OPTIONS]
 
   run NAME|FILE.toml   run a recipe: train, prune, quantize, export, verify, report
-  recipes              list the recipes
+  recipes              list the recipes; recipes diff A B lists the settings in which two differ
+  init DIR             write a script and a TOML file to start a project of your own
   models               list the model builders and their arguments
   devices              show the processor, the memory and the GPUs of this machine
   export IN OUT        write a model (.keras or SavedModel) as a SavedModel: float32, int8, ...

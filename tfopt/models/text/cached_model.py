@@ -64,7 +64,9 @@ class CachedModel:
 
         def call(operation: Any, *arguments: Any, **options: Any) -> Any:
             if isinstance(operation, CausalAttention):
-                outputs, new[operation.name] = operation.continued(*arguments, cache=caches[operation.name], start=start)
+                outputs, new[operation.name] = operation.continued(
+                    *arguments, cache=caches[operation.name], start=start
+                )
                 return outputs
             if isinstance(operation, LearnedPositions):
                 (x,) = arguments

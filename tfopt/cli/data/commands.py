@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tfopt.cli.data_options import ConvertOptions, ListOptions, MeasureOptions, ServeOptions
+from tfopt.cli.data.options import ConvertOptions, ListOptions, MeasureOptions, ServeOptions
 from tfopt.cli.exit_codes import SUCCESS, WRONG_USE
 from tfopt.cli.parsing import arguments_of, parse_words, start_tensorflow
 from tfopt.cli.printing import print_json, print_rows
