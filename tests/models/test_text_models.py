@@ -55,6 +55,14 @@ def test_padding_does_not_change_the_logits(pool):
     assert np.abs(model(tokens[:, ::-1]) - model(tokens)).max() > 1e-3  # the order counts
 
 
+def test_token_dropout_silences_whole_tokens():
+    model = text_encoder((16,), 4, **TINY, dropout=0.0, token_dropout=0.5)
+    x = keras.Model(model.input, model.get_layer("token_dropout").output)(random_tokens(8, 16), training=True)
+    silent = np.asarray(x == 0)
+    np.testing.assert_array_equal(silent.all(-1), silent.any(-1))
+    assert 0.3 < silent.mean() < 0.7
+
+
 @pytest.mark.parametrize("positions", ["rope", "learned"])
 def test_a_logit_depends_on_its_own_and_earlier_tokens_only(positions):
     model = gpt((12,), 64, width=32, depth=2, heads=2, positions=positions)

@@ -10,14 +10,25 @@ from pathlib import Path
 from tfopt.errors import unknown_name
 from tfopt.recipe import Difference, Recipe, differences, read_changes
 from tfopt.recipes.sequences import lstm, tcn
-from tfopt.recipes.text import gpt
+from tfopt.recipes.text import gpt, text_encoder
 from tfopt.recipes.vision import digits_cnn, resnet_cifar
 
 RECIPES: dict[str, Recipe] = {
-    module.RECIPE.name: module.RECIPE for module in (digits_cnn, gpt, lstm, resnet_cifar, tcn)
+    module.RECIPE.name: module.RECIPE for module in (digits_cnn, gpt, lstm, resnet_cifar, tcn, text_encoder)
 }
 
-__all__ = ["RECIPES", "compose", "diff", "digits_cnn", "find_recipe", "gpt", "lstm", "resnet_cifar", "tcn"]
+__all__ = [
+    "RECIPES",
+    "compose",
+    "diff",
+    "digits_cnn",
+    "find_recipe",
+    "gpt",
+    "lstm",
+    "resnet_cifar",
+    "tcn",
+    "text_encoder",
+]
 
 
 # Names that recipes had in the past.

@@ -24,6 +24,7 @@ def text_encoder(
     units: int = 3072,
     max_length: int = 512,
     dropout: float = 0.1,
+    token_dropout: float = 0.0,
     pool: Literal["token", "mean"] = "token",
     pad_token: int | None = 0,
 ) -> keras.Model:
@@ -42,6 +43,7 @@ def text_encoder(
         units: Width of the hidden dense layer of each block.
         max_length: Number of position vectors, the largest length.
         dropout: Share of the activations, and of the attention weights, that training sets to zero.
+        token_dropout: Share of the tokens whose vectors training sets to zero. It helps when the texts are few.
         pool: Vector that the output layer reads: "token" is the first token's after BERT's pooler (a dense layer with
             tanh), "mean" is the mean over the tokens.
         pad_token: Token that fills short texts. Attention and the mean leave it out. None if there is none.
@@ -70,6 +72,8 @@ def text_encoder(
     x = LearnedPositions(max_length, name="positions")(x)
     x = layers.LayerNormalization(epsilon=EPSILON, name="embedding_norm")(x)
     x = layers.Dropout(dropout, name="embedding_dropout")(x)
+    if token_dropout:
+        x = layers.Dropout(token_dropout, noise_shape=(None, None, 1), name="token_dropout")(x)
     seen = None if is_text is None else ops.expand_dims(is_text, 1)  # [batch, 1, length]: the same for every token
     for number in range(1, depth + 1):
         x = _block(x, seen, heads, units, dropout, f"block{number}")
