@@ -10,6 +10,8 @@ from pathlib import Path
 from tfopt.errors import unknown_name
 from tfopt.recipe import Difference, Recipe, differences, read_changes
 from tfopt.recipes import mlp
+from tfopt.recipes.sequences import lstm, tcn
+from tfopt.recipes.text import gpt, text_encoder
 from tfopt.recipes.vision import (
     convnext,
     digits_cnn,
@@ -35,6 +37,10 @@ RECIPES: dict[str, Recipe] = {
         vit,
         unet,
         mlp,
+        lstm,
+        tcn,
+        gpt,
+        text_encoder,
     )
 }
 
@@ -46,11 +52,15 @@ __all__ = [
     "digits_cnn",
     "efficientnet_v2",
     "find_recipe",
+    "gpt",
+    "lstm",
     "mlp",
     "mobilenet_v2",
     "mobilenet_v3",
     "resnet50",
     "resnet_cifar",
+    "tcn",
+    "text_encoder",
     "unet",
     "vit",
 ]
