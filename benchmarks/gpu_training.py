@@ -8,7 +8,7 @@ first epoch to the end of its second.
 
 MFU (model FLOPs utilization) is the share of the GPU's peak that the model's own arithmetic used:
 
-    MFU = 3 * forward_flops * examples_per_second / peak of the dtype that its matrix products run in
+    MFU = 3 * forward FLOPs * examples_per_second / peak of the dtype that its matrix products run in
 
 A multiplication with its addition counts as 2. Only matrix products and convolutions count: once forward and twice
 backward (for the inputs and for the weights). Recomputation does not count. GPU utilization is a different figure: the
@@ -21,7 +21,6 @@ two steps of tiny models on any device and writes no results. The run takes abou
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from collections.abc import Callable
@@ -111,7 +110,7 @@ def measure(name: str, plan: tfopt.Plan, hardware: Hardware, options: Options) -
         callbacks = [timers[side][-1], *([monitors[side]] if len(timers[side]) > 1 else [])]
         models[side].fit(data, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
     seconds = {side: [timer.seconds / options.steps for timer in turns[1:]] for side, turns in timers.items()}
-    flops = forward_flops(theirs)
+    flops = tfopt.count_flops(theirs).flops
     per_round = np.divide(seconds["keras"], seconds["tfopt"])
     lower, ratio, upper = np.percentile(per_round, [25, 50, 75])
     result: dict[str, Any] = {
@@ -164,28 +163,6 @@ def utilization(monitor: tfopt.GpuMonitor) -> dict[str, Any]:
         "memory_peak_bytes": summary.get("gpu0_memory_used_bytes_max"),
         "utilization_source": monitor.source,
     }
-
-
-def forward_flops(model: keras.Model) -> int:
-    """Returns the operations of matrix products and convolutions in a forward pass of one example.
-
-    Each call of a layer counts. All calls of one layer have the same shape here.
-    """
-    return sum(layer_flops(layer) for layer in model.layers)
-
-
-def layer_flops(layer: Any) -> int:
-    if isinstance(layer, layers.Conv2D):
-        _, height, width, _ = layer.output.shape
-        return 2 * height * width * math.prod(layer.kernel.shape)
-    if isinstance(layer, layers.Dense):
-        return 2 * math.prod(layer.output.shape[1:-1]) * math.prod(layer.kernel.shape)
-    if isinstance(layer, layers.MultiHeadAttention):
-        _, length, _ = layer.output.shape
-        projections = (layer.query_dense, layer.key_dense, layer.value_dense, layer.output_dense)
-        products = 2 * (2 * length * length * layer.num_heads * layer.key_dim)  # of scores, and of weighted values
-        return sum(2 * length * math.prod(dense.kernel.shape) for dense in projections) + products
-    return 0
 
 
 def resnet50(size: int = 224) -> keras.Model:

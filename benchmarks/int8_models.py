@@ -17,6 +17,8 @@ import tensorflow as tf
 from gpu_training import AddPositions, bert
 from keras import layers
 
+from tfopt.models.table import PUBLISHED_MODELS
+
 DAMPING = 0.2
 
 
@@ -130,26 +132,23 @@ def tiny() -> keras.Model:
     return keras.Model(images, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)), name="tiny")
 
 
-def resnet50() -> keras.Model:
-    return keras.applications.ResNet50(weights=None, classifier_activation=None)
-
-
-def mobilenetv2() -> keras.Model:
-    return keras.applications.MobileNetV2(weights=None, classifier_activation=None)
-
-
-def efficientnetv2_b0() -> keras.Model:
-    return keras.applications.EfficientNetV2B0(weights=None, classifier_activation=None, include_preprocessing=False)
-
-
 MODELS = {
-    "resnet50": Case(what="ResNet-50, 224x224", build=resnet50, inputs=smooth_images, branch_ends="_3_bn"),
+    "resnet50": Case(
+        what="ResNet-50, 224x224",
+        build=PUBLISHED_MODELS["keras:ResNet50"].build,
+        inputs=smooth_images,
+        branch_ends="_3_bn",
+    ),
     "mobilenetv2": Case(
-        what="MobileNetV2, 224x224", build=mobilenetv2, inputs=smooth_images, branch_ends="project_BN", shift=1.0
+        what="MobileNetV2, 224x224",
+        build=PUBLISHED_MODELS["keras:MobileNetV2"].build,
+        inputs=smooth_images,
+        branch_ends="project_BN",
+        shift=1.0,
     ),
     "efficientnetv2_b0": Case(
         what="EfficientNetV2-B0, 224x224",
-        build=efficientnetv2_b0,
+        build=PUBLISHED_MODELS["keras:EfficientNetV2B0"].build,
         inputs=smooth_images,
         branch_ends="project_bn",
         shift=1.0,

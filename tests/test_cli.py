@@ -18,6 +18,7 @@ import tensorflow as tf
 import tfopt
 from tfopt.cli import COMMANDS, main
 from tfopt.errors import ArtifactError, ConfigError, ExportError, TfoptWarning, TrainingError, UnsupportedModelError
+from tfopt.models import BUILDERS
 from tfopt.recipe import Recipe
 from tfopt.recipes import RECIPES
 from tfopt.settings.flags import expand, flag_paths, parse, stages
@@ -320,7 +321,7 @@ def test_listings(capsys):
     listed = json.loads(capsys.readouterr().out)
     assert Recipe.from_dict(listed["digits_cnn"]) == RECIPES["digits_cnn"]
     assert main(["models", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["resnet_cifar"] == {"depth": 20, "width": 16}
+    assert json.loads(capsys.readouterr().out)["resnet_cifar"] == {"depth": 20, "width": 16, "norm_momentum": 0.99}
     assert main(["models"]) == 0
     assert "filters=(6, 16)" in capsys.readouterr().out
     assert main(["devices", "--json"]) == 0
@@ -339,7 +340,7 @@ def test_listings_wrap_at_the_width_of_a_terminal_and_nowhere_else(command):
     assert max(map(len, on_terminal)) <= 50
     assert max(map(len, piped)) > 50
     assert " ".join(" ".join(on_terminal).split()) == " ".join(" ".join(piped).split())
-    assert all(line.startswith(("digits_", "mlp", "resnet_", "simple_", "  ")) for line in on_terminal)
+    assert all(line.startswith((*RECIPES, *BUILDERS, "  ")) for line in on_terminal)
 
 
 def test_every_command_has_help(capsys):

@@ -149,6 +149,7 @@ def things(two_replicas):
     per_replica = importlib.import_module("tensorflow.python.distribute.values").PerReplicaSpec(tf.TensorSpec(()))
     with two_replicas.scope():
         mirrored = tf.Variable(1.0)
+    graph = tf.function(lambda x: tf.function(tf.abs)(x)).get_concrete_function(tf.TensorSpec(())).graph
     return SimpleNamespace(
         model=model,
         layer=model.layers[-1],
@@ -162,6 +163,8 @@ def things(two_replicas):
         per_replica=per_replica,
         mirrored=mirrored,
         dataset=tf.data.Dataset.range(2).batch(1),
+        graph=graph,
+        called=next(each.get_attr("f").name for each in graph.get_operations() if each.type == "PartitionedCall"),
         tf_keras=SimpleNamespace(_is_graph_network=True),
         call=lambda operation, *args, **options: operation(*args, **options),
     )
@@ -196,6 +199,7 @@ BASE = "keras.optimizers.Optimizer"
 AVERAGE = "_overwrite_model_variables_with_average_value"
 CONSTANTS = "of_tf('framework.convert_to_constants')"
 SLURM = "of_tf('distribute.cluster_resolver.slurm_cluster_resolver')"
+FUNCTION = "tensorflow.function_graph(t.graph, t.called)"
 NAMES = [
     # layers and graphs
     Name("keras.Layer", "_flatten_layers", "layers.layers_inside(t.model)", takes=True),
@@ -307,6 +311,7 @@ NAMES = [
         takes=True,
     ),
     Name("of_tf('util.nest')", "flatten_with_tuple_paths", "tensorflow.leaves_with_paths([1])"),
+    Name("of_tf('framework.func_graph').FuncGraph", "_get_function", FUNCTION, takes=True),
     Name("type(t.dataset)", "_inputs", "tensorflow.inputs_of(t.dataset)", takes=True),
     Name("type(t.mirrored)", "distribute_strategy", "tensorflow.strategy_of(t.mirrored)"),
     Name("of_tf('data.ops.dataset_ops')", "UnaryUnchangedStructureDataset", "importlib.reload(datasets)", takes=True),

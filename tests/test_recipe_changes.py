@@ -62,6 +62,10 @@ def test_arguments_are_added_for_the_same_function_only():
     assert same.model.arguments == {"units": [8], "dropout": 0.5}
     other = with_changes(BASE, {"model": {"builder": "simple_cnn", "arguments": {"kernel_size": 3}}})
     assert other.model.arguments == {"kernel_size": 3}
+    assert with_changes(BASE, {"data": {"source": "digits"}}).data.arguments == {}
+    tuned = with_changes(BASE, {"training": {"optimizer": "sgd", "optimizer_arguments": {"momentum": 0.9}}})
+    assert tuned.training.optimizer_arguments == {"momentum": 0.9}
+    assert with_changes(tuned, {"training": {"optimizer": "adam"}}).training.optimizer_arguments == {}
 
 
 @pytest.mark.parametrize(

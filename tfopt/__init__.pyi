@@ -14,6 +14,8 @@ from .exporting.config import ExportConfig
 from .exporting.saved_model import Artifact, export
 from .exporting.verification.verify import verify
 from .hardware import Hardware
+from .models.float32_outputs import float32_outputs
+from .profiling.cost import FlopCount, count_flops
 from .profiling.monitor import GpuMonitor
 from .profiling.tensor_cores import tensor_core_alignment
 from .pruning import PruningConfig, PruningSchedule, prune
@@ -26,7 +28,6 @@ from .training import (
     Plan,
     TrainingConfig,
     compile,
-    float32_outputs,
     ledger,
     plan,
 )
@@ -54,6 +55,8 @@ __all__ = [
     "float32_outputs",
     "tensor_core_alignment",
     "GpuMonitor",
+    "count_flops",
+    "FlopCount",
     "Hardware",
     # passes
     "PruningConfig",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tfopt.cli import main
+from tfopt.cli.data.example_data import find_example_data
 from tfopt.errors import ConfigError
 from tfopt.recipe.new_project import write_project
 
@@ -34,6 +35,27 @@ def test_init_writes_files_that_run_from_the_command(workplace, capsys):
     assert "--allow-code" in line
     assert main(["run", "mine/project/recipe.toml", "--allow-code", *SHORT]) == 0
     assert (workplace / "saved_models/mine/float32/saved_model.pb").is_file()
+
+
+def test_own_sources_and_tasks_work_wherever_a_name_does(workplace, capsys):
+    write_project(".")
+    Path("train.py").write_text(
+        Path("train.py").read_text() + "\n\nfrom tfopt.tasks import TASKS\n\nOWN = TASKS['regression']\n"
+    )
+    assert main(["data", "measure", "train:load", "--seconds", "0.5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["examples_per_second"] > 0
+    assert main(["data", "measure", "recipe.toml", "--seconds", "0.5"]) == 2
+    assert "--allow-code" in capsys.readouterr().err
+    assert main(["data", "measure", "recipe.toml", "--seconds", "0.5", "--allow-code"]) == 0
+    assert main(["run", "recipe.toml", "--allow-code", *SHORT]) == 0
+    capsys.readouterr()
+    for words in (["train:load"], ["recipe.toml", "--allow-code"]):
+        assert main(["verify", "saved_models/mine/float32", "--json", "--data", *words]) == 0
+        assert json.loads(capsys.readouterr().out)["accuracy"] > 0
+    scored = find_example_data("train:load").metric(None, "train:OWN")
+    assert scored.name == "mean_absolute_error"
+    assert main(["data", "convert", "train:load", "records"]) == 0
+    assert list(Path("records").glob("*train*"))
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +11,14 @@ from typing import Any
 from tfopt.cli.data.commands import data_command
 from tfopt.cli.exit_codes import CHECK_FAILED, SUCCESS, WRONG_USE, CheckError
 from tfopt.cli.options import DevicesOptions, LaunchOptions, ModelsOptions, RecipesOptions, VerifyOptions
+from tfopt.cli.own_code import look_beside, read_recipe
 from tfopt.cli.parsing import arguments_of, parse_words, start_tensorflow
 from tfopt.cli.printing import ProgressConsole, print_json, print_rows
 from tfopt.cli.project_commands import diff_command, init_command
 from tfopt.errors import ArtifactError, ConfigError
 
 RUN_HELP = """\
-usage: tfopt run NAME|FILE.toml... [--quick | --full | --form FORM] [--allow-code] [--json] [OPTIONS]
+usage: tfopt run NAME|FILE.toml... [--quick | --full | --form FORM] [--json] [OPTIONS]
 
   NAME          a recipe; `tfopt recipes` lists them
   FILE.toml     a recipe of your own
@@ -26,8 +26,6 @@ usage: tfopt run NAME|FILE.toml... [--quick | --full | --form FORM] [--allow-cod
   --quick       a short trial run; without a form "quick" it takes few epochs on few examples
   --full        the form "full" of the recipe, on its usual data set
   --form FORM   another form of the recipe
-  --allow-code  import the builder, source or task that a file names as package.module:name; Python looks for the
-                package in the directory of the file and in the working directory
   --json        print the report as JSON on standard output, and the progress on standard error
   --traceback   with an error, show where in the program it occurred
   --no-pruning, --no-quantization   leave a stage out
@@ -41,23 +39,21 @@ def run_command(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(RUN_HELP, end="")  # noqa: T201
         return SUCCESS if words else WRONG_USE
-    as_json, allow_code = "--json" in words, "--allow-code" in words
-    form, words = _asked_form([word for word in words if word not in ("--json", "--allow-code")])
+    as_json = "--json" in words
+    form, words = _asked_form([word for word in words if word != "--json"])
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
     rest = words[len(names) :]
     if not names:
         raise ConfigError(f"The recipe must come first. Received: {' '.join(words)}. Write tfopt run NAME [OPTIONS].")
     from tfopt.recipe import Recipe
-    from tfopt.recipes import compose
 
-    if allow_code:
-        _look_for_code(names)
-    recipe = compose(*names, allow_code=allow_code)
+    recipe = read_recipe(*names)
     if form is not None:
         recipe = recipe.quick() if form == "quick" else recipe.form(form)
     recipe, rest = _switch_stages(recipe, rest)
     recipe = parse_words(Recipe, rest, f"tfopt run {' '.join(names)}", recipe)
     start_tensorflow()
+    look_beside()  # a flag may name code too
     from tfopt.runner import run
 
     result = run(recipe, console=ProgressConsole(stderr=as_json))
@@ -180,13 +176,6 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "launch": launch_command,
     "data": data_command,
 }
-
-
-def _look_for_code(names: list[str]) -> None:
-    """Lets Python find modules beside the recipe files and in the working directory, as for a script."""
-    files = [Path(name) for name in names if name.endswith(".toml")]
-    folders = dict.fromkeys([*(str(file.resolve().parent) for file in files), str(Path.cwd())])
-    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
 
 
 def _asked_form(words: list[str]) -> tuple[str | None, list[str]]:

@@ -14,6 +14,7 @@ from importlib.metadata import version
 
 from tfopt.cli.commands import COMMANDS
 from tfopt.cli.exit_codes import BROKEN_PIPE, SUCCESS, WRONG_USE, report_error
+from tfopt.cli.own_code import FLAG, code_of_files_allowed
 from tfopt.errors import unknown_name
 
 HELP = """\
@@ -32,6 +33,8 @@ usage: tfopt COMMAND [OPTIONS]
 tfopt COMMAND --help shows the options of a command. --version prints the version. All commands but launch take
   --json        print JSON, also for errors
   --traceback   with an error, show where in the program it occurred
+  --allow-code  import the builder, source or task that a recipe file names as package.module:name. Python looks for the
+                package in the directory of the file and in the working directory
 
 Exit codes: 0 success, 1 the check failed, 2 wrong use, 3 the command could not finish (the disk is full, the loss is
 not finite), 70 unexpected error: a bug in tfopt, 130 interrupted. launch returns the exit code of the worker that
@@ -60,9 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    show_traceback = "--traceback" in _own(words)
-    if show_traceback:
-        words = [word for word in words if word != "--traceback"]
+    show_traceback, allow_code = "--traceback" in _own(words), FLAG in _own(words)
+    if show_traceback or allow_code:
+        own = len(_own(words))
+        words = [word for word in words[:own] if word not in ("--traceback", FLAG)] + words[own:]
     if not words or words[0] in ("-h", "--help"):
         print(HELP, end="")  # noqa: T201
         return SUCCESS if words else WRONG_USE
@@ -72,7 +76,7 @@ def _run(words: list[str]) -> int:
     try:
         if words[0] not in COMMANDS:
             raise unknown_name("command", words[0], COMMANDS)
-        with _one_line_warnings():
+        with _one_line_warnings(), code_of_files_allowed(allow_code):
             return COMMANDS[words[0]](words[1:])
     except BrokenPipeError:
         raise

@@ -130,3 +130,16 @@ def words_of(error: Any) -> str:
     """
     words = re.sub(r"^.*Iterator::\S*|\[\[.*|\[Op:.*", "", " ".join(str(error.message).split()))
     return words.strip()[:400]
+
+
+def function_graph(graph: Any, name: str) -> Any:
+    """Returns the graph of a function that an operation of a graph calls: `_get_function`; there is no public access.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> outer = tf.function(lambda x: tf.function(tf.abs)(x)).get_concrete_function(tf.TensorSpec(())).graph
+        >>> call = next(each for each in outer.get_operations() if each.type == "PartitionedCall")
+        >>> [each.type for each in function_graph(outer, call.get_attr("f").name).get_operations()]
+        ['Placeholder', 'Abs', 'Identity']
+    """
+    return private(graph, "_get_function", takes=("name",))(name).graph

@@ -9,10 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tfopt.models.keras_models import keras_builder
 from tfopt.models.mlp import mlp
+from tfopt.models.sequences.convolutional import tcn
+from tfopt.models.sequences.recurrent import lstm
+from tfopt.models.text.decoder import gpt
+from tfopt.models.text.encoder import text_encoder
 from tfopt.models.vision.cnn import simple_cnn
 from tfopt.models.vision.convnext import convnext
-from tfopt.models.vision.resnet import resnet_cifar
+from tfopt.models.vision.efficientnet import efficientnet_v2
+from tfopt.models.vision.mobilenet import mobilenet_v2, mobilenet_v3
+from tfopt.models.vision.resnet import resnet50, resnet_cifar
 from tfopt.models.vision.unet import unet
 from tfopt.models.vision.vit import vit
 
@@ -65,6 +72,35 @@ PUBLISHED_MODELS: dict[str, TableModel] = {
         parameters=61_706,
         reference="LeCun et al. 1998, with full connections between the layers",
     ),
+    # BERT publishes encoders without an output layer. Here there are no segment embeddings (2 * width parameters), and
+    # there is an output layer of two classes (2 * width + 2).
+    "bert_base": TableModel(
+        builder=text_encoder,
+        input_shape=(512,),
+        outputs=2,
+        input_dtype="int32",
+        parameters=109_482_240 - 2 * 768 + 2 * 768 + 2,
+        reference="Devlin et al. 2019, arXiv:1810.04805: 109,482,240 without an output layer",
+    ),
+    "bert_small": TableModel(
+        builder=text_encoder,
+        input_shape=(512,),
+        outputs=2,
+        arguments={"width": 512, "depth": 4, "heads": 8, "units": 2048},
+        input_dtype="int32",
+        parameters=28_763_648 - 2 * 512 + 2 * 512 + 2,
+        reference="Turc et al. 2019, arXiv:1908.08962: 28,763,648 without an output layer",
+    ),
+    "gpt2_small": TableModel(
+        builder=gpt,
+        task="language_model",
+        input_shape=(1024,),
+        outputs=50_257,
+        arguments={"width": 768, "depth": 12, "heads": 12, "positions": "learned", "tied": True, "dropout": 0.1},
+        input_dtype="int32",
+        parameters=124_439_808,
+        reference="Radford et al. 2019",
+    ),
     "vit_tiny": TableModel(
         builder=vit,
         input_shape=(224, 224, 3),
@@ -106,6 +142,81 @@ PUBLISHED_MODELS: dict[str, TableModel] = {
         parameters=31_037_698,
         reference="milesial/Pytorch-UNet, with the same padding and batch normalization",
     ),
+    "resnet50": TableModel(
+        builder=resnet50,
+        input_shape=(224, 224, 3),
+        outputs=1000,
+        parameters=25_557_032,
+        multiply_adds=4.09e9,
+        reference="torchvision, resnet50",
+    ),
+    "mobilenet_v2": TableModel(
+        builder=mobilenet_v2,
+        input_shape=(224, 224, 3),
+        outputs=1000,
+        parameters=3_504_872,
+        multiply_adds=300e6,
+        reference="Sandler et al. 2018, table 4; parameters as torchvision counts them",
+    ),
+    "mobilenet_v3_small": TableModel(
+        builder=mobilenet_v3,
+        input_shape=(224, 224, 3),
+        outputs=1000,
+        parameters=2_542_856,
+        multiply_adds=56e6,
+        reference="Howard et al. 2019, table 3; parameters as torchvision counts them",
+    ),
+    "mobilenet_v3_large": TableModel(
+        builder=mobilenet_v3,
+        input_shape=(224, 224, 3),
+        outputs=1000,
+        arguments={"size": "large"},
+        parameters=5_483_032,
+        multiply_adds=219e6,
+        reference="Howard et al. 2019, table 3; parameters as torchvision counts them",
+    ),
+    "efficientnet_v2_b0": TableModel(
+        builder=efficientnet_v2,
+        input_shape=(224, 224, 3),
+        outputs=1000,
+        parameters=7_139_704,
+        multiply_adds=0.72e9,
+        reference="keras.applications, EfficientNetV2B0: 7.2 million with moving statistics; Tan and Le 2021, table 10",
+    ),
+    "efficientnet_v2_s": TableModel(
+        builder=efficientnet_v2,
+        input_shape=(384, 384, 3),
+        outputs=1000,
+        arguments={"size": "s"},
+        parameters=21_458_488,
+        multiply_adds=8.37e9,
+        reference="torchvision, efficientnet_v2_s",
+    ),
+    # The very graphs of keras.applications, which earlier measurements used.
+    "keras:ResNet50": TableModel(
+        builder=keras_builder("keras:ResNet50"),
+        input_shape=(224, 224, 3),
+        outputs=1000,
+        parameters=25_583_592,
+        multiply_adds=3.8e9,
+        reference="He et al. 2016, table 1; parameters of keras.applications, which adds biases to the convolutions",
+    ),
+    "keras:MobileNetV2": TableModel(
+        builder=keras_builder("keras:MobileNetV2"),
+        input_shape=(224, 224, 3),
+        outputs=1000,
+        parameters=3_504_872,
+        multiply_adds=300e6,
+        reference="Sandler et al. 2018, table 4",
+    ),
+    "keras:EfficientNetV2B0": TableModel(
+        builder=keras_builder("keras:EfficientNetV2B0"),
+        input_shape=(224, 224, 3),
+        outputs=1000,
+        parameters=7_139_704,
+        multiply_adds=0.72e9,
+        reference="keras.applications",
+    ),
 }
 
 # One small model of each builder, by the builder's name. It trains and exports in seconds.
@@ -121,6 +232,23 @@ SMALL_MODELS: dict[str, TableModel] = {
         builder=resnet_cifar, input_shape=(16, 16, 3), outputs=10, arguments={"depth": 8, "width": 8}
     ),
     "simple_cnn": TableModel(builder=simple_cnn, input_shape=(32, 32, 1), outputs=10),
+    "gpt": TableModel(
+        builder=gpt,
+        task="language_model",
+        input_shape=(16,),
+        outputs=64,
+        arguments={"width": 32, "depth": 2, "heads": 2},
+        input_dtype="int32",
+    ),
+    "lstm": TableModel(builder=lstm, input_shape=(8, 8), outputs=10, arguments={"units": (16,)}),
+    "tcn": TableModel(builder=tcn, input_shape=(16, 8), outputs=10, arguments={"filters": 16, "blocks": 2}),
+    "text_encoder": TableModel(
+        builder=text_encoder,
+        input_shape=(16,),
+        outputs=4,
+        arguments={"vocabulary": 64, "width": 32, "depth": 2, "heads": 2, "units": 64, "max_length": 16},
+        input_dtype="int32",
+    ),
     "unet": TableModel(
         builder=unet, task="segmentation", input_shape=(16, 16, 3), outputs=3, arguments={"width": 8, "depth": 2}
     ),
@@ -129,5 +257,16 @@ SMALL_MODELS: dict[str, TableModel] = {
         input_shape=(16, 16, 3),
         outputs=10,
         arguments={"patch_size": 4, "width": 32, "depth": 2, "heads": 2},
+    ),
+    "resnet50": TableModel(
+        builder=resnet50,
+        input_shape=(32, 32, 3),
+        outputs=10,
+        arguments={"depths": (1, 1), "width": 8, "small_images": True},
+    ),
+    "mobilenet_v2": TableModel(builder=mobilenet_v2, input_shape=(32, 32, 3), outputs=10, arguments={"alpha": 0.1}),
+    "mobilenet_v3": TableModel(builder=mobilenet_v3, input_shape=(32, 32, 3), outputs=10, arguments={"alpha": 0.25}),
+    "efficientnet_v2": TableModel(
+        builder=efficientnet_v2, input_shape=(32, 32, 3), outputs=10, arguments={"alpha": 0.25}
     ),
 }

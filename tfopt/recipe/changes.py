@@ -14,15 +14,15 @@ from tfopt.settings.validation import field_types
 
 T = TypeVar("T")
 
-# The arguments belong to the function that this setting names.
-FUNCTIONS = ("builder", "source", "optimizer")
+# The setting that names a function, and the setting with its arguments.
+ARGUMENTS_OF = {"builder": "arguments", "source": "arguments", "optimizer": "optimizer_arguments"}
 
 
 def with_changes(config: T, changes: Mapping[str, Any], path: str = "") -> T:
     """Returns a configuration with other settings, given as nested tables like those of a TOML file.
 
     A table changes the settings that it names. It turns a stage on that was off. False turns a stage off. `arguments`
-    are added to those of the same function, and replace those of another function.
+    are added to those of the same function. Another function has none of the earlier ones.
 
     Args:
         config: A configuration, such as a Recipe.
@@ -37,15 +37,19 @@ def with_changes(config: T, changes: Mapping[str, Any], path: str = "") -> T:
         (3, False)
     """
     types_of = field_types(type(config))
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {
+        arguments: {}
+        for function, arguments in ARGUMENTS_OF.items()
+        if function in changes and changes[function] != getattr(config, function, None)
+    }
     for name, value in changes.items():
         if name not in types_of:
             raise unknown_name("setting", f"{path}{name}", [f"{path}{known}" for known in types_of])
         current, nested = getattr(config, name), nested_config(types_of[name])
         if nested is not None:
             found[name] = _stage(f"{path}{name}", current, value, types_of[name], nested)
-        elif name.endswith("arguments") and isinstance(value, Mapping) and not _is_of_another(config, changes):
-            found[name] = {**current, **value}
+        elif name in ARGUMENTS_OF.values() and isinstance(value, Mapping):
+            found[name] = {**found.get(name, current), **value}
         else:
             found[name] = value
     try:
@@ -94,8 +98,3 @@ def _stage(path: str, current: Any, value: Any, hint: Any, nested: type) -> Any:
 
 def _is_optional(hint: Any) -> bool:
     return isinstance(hint, types.UnionType) and type(None) in typing.get_args(hint)
-
-
-def _is_of_another(config: Any, changes: Mapping[str, Any]) -> bool:
-    """Returns whether the changes name another function, to which the earlier arguments do not belong."""
-    return any(name in changes and changes[name] != getattr(config, name) for name in FUNCTIONS)

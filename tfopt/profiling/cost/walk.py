@@ -1,0 +1,156 @@
+"""Lists the operations that a graph executes, also in its functions, its loops and its branches.
+
+An operation in a loop is executed as often as the loop has rounds. Which of several branches is executed is unknown
+before the run, so the caller chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfopt.compat.tensorflow import function_graph
+
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+LOOPS = ("While", "StatelessWhile")
+BRANCHES = {
+    "If": ("then_branch", "else_branch"),
+    "StatelessIf": ("then_branch", "else_branch"),
+    "Case": ("branches",),
+    "StatelessCase": ("branches",),
+}
+
+
+@dataclass(frozen=True)
+class Scope:
+    """A graph that another operation calls.
+
+    Attributes:
+        graph: The graph, whose inputs are the inputs of the operation.
+        operation: The operation; None for the outermost graph.
+        outer: The scope of the operation.
+    """
+
+    graph: Any
+    operation: Any = None
+    outer: Scope | None = None
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The parts of a loop.
+
+    Attributes:
+        body: The graph of a round.
+        rounds: Number of rounds; None if it is unknown before the run.
+    """
+
+    body: Scope
+    rounds: int | None
+
+
+def needed_operations(graph: Any) -> list[Any]:
+    """Returns the operations that the outputs of a graph need, and those with an effect, in the order of the trace.
+
+    TensorFlow does not execute the others.
+    """
+    waiting = [tensor.op for tensor in (*graph.outputs, *graph.control_outputs) if isinstance(tensor, tf.Tensor)]
+    waiting += [operation for operation in graph.control_outputs if isinstance(operation, tf.Operation)]
+    found = set()
+    while waiting:
+        operation = waiting.pop()
+        if operation not in found:
+            found.add(operation)
+            waiting += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+    return [operation for operation in graph.get_operations() if operation in found]
+
+
+def called(operation: Any, scope: Scope) -> Scope | None:
+    """Returns the function that an operation calls, or None if it is no call."""
+    return _scope(operation, operation.get_attr("f"), scope) if operation.type in CALLS else None
+
+
+def branches(operation: Any, scope: Scope) -> list[Scope]:
+    """Returns the branches of an operation, one of which it executes; empty if it has none."""
+    names = [operation.get_attr(attribute) for attribute in BRANCHES.get(operation.type, ())]
+    flat = [name for each in names for name in (each if isinstance(each, list) else [each])]
+    # The first input chooses the branch; the others are the inputs of the branches.
+    return [_scope(operation, name, scope) for name in flat]
+
+
+def loop(operation: Any, scope: Scope) -> Loop | None:
+    """Returns the body of a loop and its number of rounds, or None if the operation is no loop."""
+    if operation.type not in LOOPS:
+        return None
+    return Loop(_scope(operation, operation.get_attr("body"), scope), _rounds(operation, scope))
+
+
+def _scope(operation: Any, function: Any, outer: Scope) -> Scope:
+    return Scope(function_graph(outer.graph, function.name), operation, outer)
+
+
+def _rounds(operation: Any, scope: Scope) -> int | None:
+    """Returns the most rounds of a loop.
+
+    TensorFlow's loops have a counter as the first input and the most rounds as the second. Keras' recurrent layers,
+    `tf.map_fn` and `for` over `tf.range` give it. A loop that ends before is counted with too many rounds.
+    """
+    most = value_of(operation.inputs[1], scope) if len(operation.inputs) > 1 else None
+    return int(most) if most is not None and most.ndim == 0 and most >= 0 else None
+
+
+def value_of(tensor: Any, scope: Scope) -> Any:
+    """Returns the value of a tensor as an array if it depends on constants and shapes only, otherwise None."""
+    value = tf.get_static_value(tensor)
+    if value is not None:
+        return value
+    inputs = list(scope.graph.inputs)
+    place = next((number for number, each in enumerate(inputs) if each is tensor), None)
+    if place is not None:
+        if scope.outer is None or _changes(scope, place):
+            return None
+        skipped = int(scope.operation.type in BRANCHES)
+        return value_of(scope.operation.inputs[place + skipped], scope.outer)
+    return _computed(tensor, scope)
+
+
+def _changes(scope: Scope, place: int) -> bool:
+    """Returns whether an input of a loop's body has another value in the next round."""
+    if scope.operation.type not in LOOPS:
+        return False
+    result = scope.graph.outputs[place]
+    while result.op.type == "Identity":
+        result = result.op.inputs[0]
+    return result is not scope.graph.inputs[place]
+
+
+def _computed(tensor: Any, scope: Scope) -> Any:
+    """Computes a tensor from the inputs of its graph that are known."""
+    known: dict[Any, Any] = {}
+    for operation in _sources(tensor.op):
+        given = next((each for each in scope.graph.inputs if each.op is operation), None)
+        if given is None:
+            continue
+        value = value_of(given, scope)
+        if value is None:
+            return None
+        known[given] = value
+    try:
+        with tf.compat.v1.Session(graph=scope.graph) as session:
+            return session.run(tensor, known)
+    except (tf.errors.OpError, ValueError, TypeError):  # it depends on a variable or on random numbers
+        return None
+
+
+def _sources(operation: Any) -> Iterator[Any]:
+    """Yields an operation and all operations that it needs."""
+    waiting, found = [operation], set()
+    while waiting:
+        current = waiting.pop()
+        if current not in found:
+            found.add(current)
+            waiting += [tensor.op for tensor in current.inputs]
+            yield current
