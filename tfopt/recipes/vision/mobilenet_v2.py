@@ -10,16 +10,16 @@ from tfopt.training import TrainingConfig
 RECIPE = Recipe(
     name="mobilenet_v2",
     description="A narrow MobileNetV2 on 1,797 real handwritten digits",
-    model=ModelConfig(builder="mobilenet_v2", arguments={"alpha": 0.35, "norm_momentum": 0.9}),
+    model=ModelConfig(builder="mobilenet_v2", arguments={"alpha": 0.35, "small_images": True, "norm_momentum": 0.9}),
     data=DataConfig(source="digits", augment=AugmentConfig(crop=4)),
-    training=TrainingConfig(epochs=20, global_batch_size=32, learning_rate=2e-3, warmup_epochs=1, label_smoothing=0.1),
-    pruning=PruningConfig(target_sparsity=0.5, epochs=10, learning_rate=1e-3),
+    training=TrainingConfig(epochs=15, global_batch_size=32, learning_rate=5e-3, warmup_epochs=1, label_smoothing=0.1),
+    pruning=PruningConfig(target_sparsity=0.5, epochs=8, learning_rate=2e-3),
     quantization=QuantizationConfig(),
     export_dir="saved_models/mobilenet_v2",
     forms={
         "quick": {"data": {"max_examples": 320}, "training": {"epochs": 2}, "pruning": False},
         "full": {
-            "model": {"arguments": {"alpha": 1.0, "norm_momentum": 0.99}},
+            "model": {"arguments": {"alpha": 1.0, "small_images": False, "norm_momentum": 0.99}},
             "data": {
                 "source": "tfds",
                 "arguments": {"name": "imagenet2012", "image_size": 224},

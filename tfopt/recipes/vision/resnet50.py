@@ -16,7 +16,7 @@ RECIPE = Recipe(
     ),
     data=DataConfig(source="digits", arguments={"image_size": 16}, augment=AugmentConfig(crop=2)),
     training=TrainingConfig(epochs=16, global_batch_size=32, learning_rate=2e-3, warmup_epochs=1, label_smoothing=0.1),
-    pruning=PruningConfig(target_sparsity=0.75, epochs=12, learning_rate=1e-3),
+    pruning=PruningConfig(target_sparsity=0.5, epochs=12, learning_rate=1e-3),
     quantization=QuantizationConfig(),
     export_dir="saved_models/resnet50",
     forms={
