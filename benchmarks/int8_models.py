@@ -17,6 +17,7 @@ import tensorflow as tf
 from gpu_training import AddPositions, bert
 from keras import layers
 
+from tfopt.models import tcn
 from tfopt.models.table import PUBLISHED_MODELS
 
 DAMPING = 0.2
@@ -93,20 +94,6 @@ def signals(count: int, seed: int = 0) -> np.ndarray:
     return tf.image.resize(coarse, (1024, 1), method="bicubic").numpy()[:, :, 0]
 
 
-def tcn(blocks: int = 8, width: int = 128) -> keras.Model:
-    """A temporal convolutional network (Bai et al. 2018, arXiv:1803.01271). The dilation doubles in each block."""
-    inputs = keras.Input((1024, 32), name="signal")
-    x = layers.Conv1D(width, 1, activation="relu", name="entrance")(inputs)
-    for number in range(blocks):
-        options = {"padding": "causal", "dilation_rate": 2**number, "use_bias": False}
-        branch = layers.Conv1D(width, 3, **options, name=f"block{number}_1")(x)
-        branch = layers.ReLU()(layers.BatchNormalization(name=f"block{number}_1_bn")(branch))
-        branch = layers.Conv1D(width, 3, **options, name=f"block{number}_2")(branch)
-        branch = layers.BatchNormalization(name=f"block{number}_last_bn")(branch)
-        x = layers.ReLU()(layers.Add()([branch, x]))
-    return keras.Model(inputs, layers.Dense(10, name="logits")(layers.GlobalAveragePooling1D()(x)), name="tcn")
-
-
 def vit_small(size: int = 224, patch: int = 16, depth: int = 12, width: int = 384, heads: int = 6) -> keras.Model:
     """The small vision transformer: normalisation before each block part, a classifier on the mean of the patches."""
     images = keras.Input((size, size, 3), name="image")
@@ -162,7 +149,12 @@ MODELS = {
     "vit_small": Case(
         what="ViT-small, patches of 16, 224x224", build=vit_small, inputs=smooth_images, family="transformer"
     ),
-    "tcn": Case(what="temporal convolutional network, 1024 steps", build=tcn, inputs=signals, branch_ends="last_bn"),
+    "tcn": Case(
+        what="temporal convolutional network, 1024 steps",
+        build=lambda: tcn((1024, 32), 10, pool="mean"),
+        inputs=signals,
+        branch_ends="_2_norm",
+    ),
     "tiny": Case(
         what="two convolutions, 32x32, to try the benchmark itself",
         build=tiny,
