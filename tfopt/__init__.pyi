@@ -14,7 +14,7 @@ from .exporting.config import ExportConfig
 from .exporting.saved_model import Artifact, export
 from .exporting.verification.verify import verify
 from .hardware import Hardware
-from .profiling.cost import FlopCount, count_flops
+from .profiling.cost import FlopCount, TrainingMemory, count_flops, training_memory
 from .profiling.monitor import GpuMonitor
 from .profiling.tensor_cores import tensor_core_alignment
 from .pruning import PruningConfig, PruningSchedule, prune
@@ -57,6 +57,8 @@ __all__ = [
     "GpuMonitor",
     "count_flops",
     "FlopCount",
+    "training_memory",
+    "TrainingMemory",
     "Hardware",
     # passes
     "PruningConfig",
