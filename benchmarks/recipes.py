@@ -1,31 +1,52 @@
-"""Runs the recipes without changes, and records the time of each recipe and the receipts of its artifacts.
+"""Runs the recipes and measures what they export: score, size, and speed against Keras' own export.
 
-    python benchmarks/recipes.py
+    python benchmarks/recipes.py [--names digits_cnn ...] [--seeds 5]
 
-Results go to benchmarks/results/RECIPE.json. README and the scripts in recipes/ quote them. The run takes two to three
-minutes on two cores.
+Each run is a process of its own. The artifacts of the first seed, and the same model as `model.export` of Keras writes
+it, are then loaded in a process each and timed in turns. With several seeds, the scores of all of them are recorded.
+
+Results go to benchmarks/results/RECIPE.json. README, docs/recipes.md and the scripts in recipes/ quote them;
+recipes_page.py writes the table of docs/recipes.md. All recipes with one seed take half an hour on two cores.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import statistics
+import subprocess
+import sys
 import tempfile
-import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import tyro
+from recipes_page import write_page
 
 import tfopt
 from tfopt.atomic.files import write_text
+from tfopt.exporting import SavedModelProcess
+from tfopt.exporting.verification.process import alternate
+from tfopt.report import score_names
 
-RESULTS = Path(__file__).parent / "results"
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     names: tuple[str, ...] = tuple(tfopt.recipes.RECIPES)
     """Recipes to run."""
+    seeds: int = 1
+    """Number of runs of each recipe, with the seeds 0, 1, 2 and so on."""
+    batch_sizes: tuple[int, ...] = (1, 8)
+    """Examples per timed call."""
+    rounds: int = 6
+    """Number of timing rounds."""
+    seconds: float = 0.5
+    """Timing per artifact and round, in seconds."""
     out: Path = RESULTS
     """Directory for the results."""
 
@@ -34,20 +55,68 @@ def main(options: Options) -> None:
     options.out.mkdir(exist_ok=True)
     for name in options.names:
         with tempfile.TemporaryDirectory() as directory:
-            recipe = replace(tfopt.recipes.RECIPES[name], export_dir=f"{directory}/{name}")
-            start = time.perf_counter()
-            result = tfopt.run(recipe)
-            seconds = time.perf_counter() - start
-        receipts = {
-            artifact: receipt.to_dict()
-            | {
-                "artifact": f"saved_models/{name}/{artifact}",
-                "baseline": receipt.baseline and f"saved_models/{name}/{Path(receipt.baseline).name}",
+            record = measure(name, Path(directory), options)
+        write_text(options.out / f"{name}.json", json.dumps(record, indent=2) + "\n")
+        print(name, json.dumps(record["scores"]), json.dumps(record["median_ms"]), flush=True)
+    if options.out == RESULTS:
+        write_page()
+
+
+def measure(name: str, directory: Path, options: Options) -> dict[str, Any]:
+    runs = [run(name, seed, directory / str(seed)) for seed in range(options.seeds)]
+    first = runs[0]
+    receipts = {artifact: tfopt.Receipt(**receipt) for artifact, receipt in first["receipts"].items()}
+    (score,) = score_names(receipts.values())
+    scores = {
+        artifact: [tfopt.Receipt(**each["receipts"][artifact]).score(score) for each in runs] for artifact in receipts
+    }
+    artifacts = directory / "0" / "artifacts"
+    for artifact, receipt in first["receipts"].items():
+        receipt["artifact"] = f"saved_models/{name}/{artifact}"
+        receipt["baseline"] = receipt["baseline"] and f"saved_models/{name}/{Path(receipt['baseline']).name}"
+    median_ms = times(name, [artifacts / each for each in ("keras", *receipts)], options)
+    keras_bytes = sum(file.stat().st_size for file in (artifacts / "keras").rglob("*") if file.is_file())
+    return first | {
+        "score": score,
+        "scores": scores,
+        "median_scores": {artifact: statistics.median(each) for artifact, each in scores.items()},
+        "median_ms": median_ms,
+        "faster_than_keras": {
+            size: {artifact: round(each["keras"] / each[artifact], 2) for artifact in receipts}
+            for size, each in median_ms.items()
+        },
+        "keras_bytes": keras_bytes,
+        "share_of_keras_bytes": {
+            artifact: round(receipt.bytes_on_disk / keras_bytes, 2) for artifact, receipt in receipts.items()
+        },
+    }
+
+
+def run(name: str, seed: int, directory: Path) -> dict[str, Any]:
+    directory.mkdir()
+    subprocess.run([sys.executable, HERE / "recipe_run.py", name, str(seed), directory], check=True)
+    record: dict[str, Any] = json.loads((directory / "run.json").read_text())
+    return record
+
+
+def times(name: str, paths: list[Path], options: Options) -> dict[str, dict[str, float]]:
+    """Returns the median time of a call of each artifact in milliseconds, by batch size."""
+    examples = tfopt.recipes.RECIPES[name].data.load()
+    inputs, *_ = next(examples.batches("test", max(options.batch_sizes)).as_numpy_iterator())
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(SavedModelProcess(path)) for path in paths]
+        for process in processes:
+            (own,) = process.loaded["inputs"]  # every recipe has one input, which Keras' export names otherwise
+            process.renamed = {"inputs": own}
+        return {
+            str(size): {
+                path.name: round(float(np.median(np.concatenate(calls))), 4)
+                for path, calls in zip(
+                    paths, alternate(processes, {"inputs": inputs[:size]}, options.seconds, options.rounds), strict=True
+                )
             }
-            for artifact, receipt in result.receipts.items()
+            for size in options.batch_sizes
         }
-        recorded = {"seconds": round(seconds, 1), "environment": result.report.environment, "receipts": receipts}
-        write_text(options.out / f"{name}.json", json.dumps(recorded, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -192,6 +192,7 @@ class Name:
 FIT = "trainer.check_fit()"
 SUMMED = "enter(optimizers.gradients_already_summed(t.optimizer))"
 HOOKS = "enter(optimizers.update_hooks(t.optimizer, id, id))"
+DECAY = "optimizers.decay_only(t.optimizer, lambda variable: True)"
 SCALED = "enter(trainer.losses_not_scaled())"
 SPEC = "trainer.element_spec(t.iterator)"
 BASE = "keras.optimizers.Optimizer"
@@ -273,6 +274,8 @@ NAMES = [
     Name(BASE, "_backend_apply_gradients", HOOKS),
     Name(BASE, "update_step", HOOKS, reader="_distributed_tf_update_step"),
     Name(BASE, "_apply_weight_decay", HOOKS, reader="_backend_apply_gradients"),
+    Name(BASE, "_use_weight_decay", DECAY, takes=True),
+    Name(BASE, "_use_weight_decay", DECAY, reader="_apply_weight_decay"),
     Name("t.averaging", "_model_variables_moving_average", "optimizers.averages(t.averaging)"),
     Name("t.optimizer", "_trainable_variables", "optimizers.trained_variables(t.optimizer)"),
     Name("t.optimizer", "_variables", "optimizers.own_variables(t.optimizer)"),

@@ -56,8 +56,8 @@ def test_commands_in_readme_parse():
     for command, rest in lines:
         assert command in COMMANDS
         if command == "run":
-            words = rest.split()[1:]
-            expand(Recipe, [word for word in words if word != "--quick"])
+            words = rest.partition("#")[0].split()[1:]
+            expand(Recipe, [word for word in words if word not in ("--quick", "--full", "--allow-code")])
 
 
 def test_links_lead_somewhere():
@@ -83,3 +83,10 @@ def test_the_demo_table_is_the_recorded_run():
     with console.capture() as capture:
         console.print(ReceiptsTable({name: Receipt(**values) for name, values in receipts.items()}))
     assert [line.rstrip() for line in shown.splitlines()] == [line.rstrip() for line in capture.get().splitlines()]
+
+
+def test_the_table_of_recipes_is_the_recorded_runs(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from recipes_page import PAGE, page
+
+    assert page(PAGE.read_text()) == PAGE.read_text()

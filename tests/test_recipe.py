@@ -250,12 +250,15 @@ def build(input_shape, outputs, width=3):
 @pytest.mark.parametrize(
     ("recipe", "path"),
     [
-        (lambda: Recipe(name="x", model=ModelConfig(builder=build)), "model.builder"),
-        (lambda: Recipe(name="x", data=DataConfig(source=synthetic)), "data.source"),
+        (lambda: Recipe(name="x", model=ModelConfig(builder=lambda shape, outputs: None)), "model.builder"),
+        (lambda: Recipe(name="x", data=DataConfig(source=functools.partial(synthetic))), "data.source"),
         (lambda: Recipe(name="x", training=TrainingConfig(optimizer=keras.optimizers.SGD())), "training.optimizer"),
         (lambda: Recipe(name="x", pruning=PruningConfig(schedule=lambda step: 0.5)), "pruning.schedule"),
         (lambda: Recipe(name="x", pruning=PruningConfig(criterion=lambda weights: weights)), "pruning.criterion"),
-        (lambda: Recipe(name="x", model=ModelConfig(builder=build, arguments={"width": None})), "model.builder"),
+        (
+            lambda: Recipe(name="x", model=ModelConfig(builder=build, arguments={"width": None})),
+            "model.arguments.width",
+        ),
     ],
 )
 def test_objects_have_no_name_in_toml(recipe, path):

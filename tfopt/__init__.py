@@ -26,4 +26,5 @@ def __getattr__(name: str) -> Any:
 __version__ = version("tfopt")
 
 if "keras" in sys.modules:
+    importlib.import_module("tfopt.models.layers")
     importlib.import_module("tfopt.quantization.aware_training.layers")

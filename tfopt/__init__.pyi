@@ -14,6 +14,7 @@ from .exporting.config import ExportConfig
 from .exporting.saved_model import Artifact, export
 from .exporting.verification.verify import verify
 from .hardware import Hardware
+from .models.float32_outputs import float32_outputs
 from .profiling.cost import FlopCount, TrainingMemory, count_flops, training_memory
 from .profiling.monitor import GpuMonitor
 from .profiling.tensor_cores import tensor_core_alignment
@@ -27,7 +28,6 @@ from .training import (
     Plan,
     TrainingConfig,
     compile,
-    float32_outputs,
     ledger,
     plan,
 )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfopt.cli.example_data import find_example_data
+from tfopt.cli.data.example_data import find_example_data
 from tfopt.errors import ConfigError
 
 

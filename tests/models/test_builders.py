@@ -3,38 +3,82 @@
 import inspect
 import subprocess
 import sys
+from dataclasses import replace
 
 import keras
 import numpy as np
 import pytest
 
 from tfopt.errors import ConfigError
-from tfopt.models import BUILDERS, mlp, resnet_cifar, simple_cnn
+from tfopt.models import BUILDERS, convnext, mlp, resnet_cifar, simple_cnn, unet, vit
+from tfopt.models.table import PUBLISHED_MODELS, SMALL_MODELS
 
 
 def layer(model, name):
     return model.get_layer(name)
 
 
-@pytest.mark.parametrize("builder", sorted(BUILDERS))
-@pytest.mark.parametrize("input_shape", [(32, 32, 3), [28, 28, 1]])
+def small_vit(**arguments):
+    return vit((16, 16, 3), 3, **{"patch_size": 4, "width": 16, "depth": 1, "heads": 2, **arguments})
+
+
+def small_convnext(**arguments):
+    return convnext((16, 16, 3), 3, **{"patch_size": 2, "widths": (8, 16), "depths": (1, 1), **arguments})
+
+
+def batch_for(entry, size=2):
+    """Returns inputs of a model of the table: values in [0, 1], or tokens that every vocabulary has."""
+    shape = (size, *(8 if side is None else side for side in entry.input_shape))
+    generator = np.random.default_rng(0)
+    return (
+        generator.integers(0, 2, shape, "int32") if entry.input_dtype == "int32" else generator.random(shape, "float32")
+    )
+
+
+def test_every_builder_has_a_small_model():
+    assert sorted(SMALL_MODELS) == sorted(BUILDERS)
+    assert all(entry.builder is BUILDERS[name] for name, entry in SMALL_MODELS.items())
+
+
+@pytest.mark.parametrize("name", sorted(SMALL_MODELS))
 @pytest.mark.parametrize("outputs", [2, 10])
-def test_every_builder_goes_from_images_to_logits(builder, input_shape, outputs):
-    model = BUILDERS[builder](input_shape, outputs)
-    assert model.input_shape == (None, *input_shape)
-    assert model.output_shape == (None, outputs)
-    logits = model(np.random.default_rng(0).random((2, *input_shape), "float32")).numpy()
+def test_every_builder_goes_from_examples_to_logits(name, outputs):
+    entry = replace(SMALL_MODELS[name], outputs=outputs, input_shape=list(SMALL_MODELS[name].input_shape))
+    model = entry.build()
+    assert model.input_shape == (None, *entry.input_shape)
+    assert model.output_shape[-1] == outputs
+    logits = model(batch_for(entry)).numpy()
     assert np.isfinite(logits).all()
-    assert logits.shape == (2, outputs)
+    assert logits.shape[0] == 2
     assert model.layers[-1].name == "logits"
     assert model.layers[-1].activation is keras.activations.linear
 
 
-@pytest.mark.parametrize("builder", sorted(BUILDERS))
-def test_layer_names_last(builder):
+@pytest.mark.parametrize("name", sorted(SMALL_MODELS))
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_outputs_are_float32_under_any_policy(name, policy):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = SMALL_MODELS[name].build()
+    finally:
+        keras.config.set_dtype_policy(before)
+    assert model(batch_for(SMALL_MODELS[name])).dtype == "float32"
+    assert {layer.compute_dtype for layer in model.layers if layer.weights} >= {policy.removeprefix("mixed_")}
+
+
+@pytest.mark.parametrize("name", sorted(SMALL_MODELS))
+def test_layer_names_last(name):
     """Two models name their layers alike, so that patterns and saved masks find theirs."""
-    one, other = (BUILDERS[builder]((32, 32, 1), 3) for _ in range(2))
+    one, other = SMALL_MODELS[name].build(), SMALL_MODELS[name].build()
     assert [layer.name for layer in one.layers] == [layer.name for layer in other.layers]
+
+
+@pytest.mark.parametrize("name", [name for name, entry in PUBLISHED_MODELS.items() if entry.parameters])
+def test_a_published_model_has_the_published_parameters(name):
+    model = PUBLISHED_MODELS[name].build()
+    trained = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
+    assert trained == PUBLISHED_MODELS[name].parameters
 
 
 def test_simple_cnn_is_lenet_5():
@@ -91,6 +135,31 @@ def test_resnet_halves_twice_and_adds_what_it_skipped():
             lambda m: [each.name for each in m.layers if each.name.endswith("_out")][-1],
             "stage3_block2_out",
         ),
+        (lambda: small_vit(patch_size=8), lambda m: layer(m, "patches").kernel.shape, (8, 8, 3, 16)),
+        (lambda: small_vit(patch_size=8), lambda m: layer(m, "positions").length, 5),
+        (lambda: small_vit(depth=3), lambda m: len([each for each in m.layers if "attention_add" in each.name]), 3),
+        (lambda: small_vit(heads=4), lambda m: layer(m, "block1_attention").key_dim, 4),
+        (lambda: small_vit(), lambda m: layer(m, "block1_dense1").units, 64),
+        (lambda: small_vit(mlp_units=24), lambda m: layer(m, "block1_dense1").units, 24),
+        (lambda: small_vit(pool="mean"), lambda m: (layer(m, "positions").length, layer(m, "mean").name), (16, "mean")),
+        (lambda: small_vit(dropout=0.2), lambda m: layer(m, "positions_dropout").rate, 0.2),
+        (
+            lambda: small_vit(depth=3, drop_path=0.2),
+            lambda m: [each.rate for each in m.layers if each.name.endswith("attention_drop_path")],
+            [0.1, 0.2],
+        ),
+        (lambda: small_convnext(depths=(1, 2)), lambda m: len([e for e in m.layers if "add" in e.name]), 3),
+        (lambda: small_convnext(widths=(8, 24)), lambda m: layer(m, "stage2_conv").kernel.shape, (2, 2, 8, 24)),
+        (lambda: small_convnext(patch_size=4), lambda m: layer(m, "stem_conv").output.shape, (None, 4, 4, 8)),
+        (lambda: small_convnext(kernel_size=3), lambda m: layer(m, "stage1_block1_depthwise").kernel_size, (3, 3)),
+        (lambda: small_convnext(layer_scale=0.5), lambda m: layer(m, "stage1_block1_scale").initial, 0.5),
+        (
+            lambda: small_convnext(depths=(2, 1), drop_path=0.2),
+            lambda m: [each.rate for each in m.layers if each.name.endswith("drop_path")],
+            [0.1, 0.2],
+        ),
+        (lambda: unet((16, 16, 3), 2, width=8, depth=1), lambda m: layer(m, "bottom_conv1").kernel.shape[-1], 16),
+        (lambda: unet((16, 16, 3), 2, width=8, depth=3), lambda m: layer(m, "bottom_relu2").output.shape[1], 2),
     ],
 )
 def test_every_argument_takes_effect(build, where, expected):
@@ -112,28 +181,75 @@ def test_a_depth_that_is_not_6n_plus_2_is_refused_with_the_nearest(depth, neares
     assert f"Received: depth={depth}. The nearest is {nearest}." in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: small_vit(patch_size=5), "patch_size must divide height and width. Received: patch_size=5"),
+        (lambda: vit((None, None, 3), 10), "patch_size=16 for NonexNone images. Resize them."),
+        (lambda: small_vit(heads=3), "Received: width=16, heads=3. The nearest width is 15."),
+        (lambda: small_vit(pool="max"), "Unknown pool 'max'. Expected one of: 'mean', 'token'."),
+        (lambda: small_vit(dropout=10), "dropout must be in [0, 1). Received: dropout=10."),
+        (lambda: vit((16, 16), 3), "Received: input_shape=(16, 16). It is (height, width, channels)."),
+        (lambda: small_convnext(depths=(1,)), "Received: depths=(1,), widths=(8, 16)."),
+        (lambda: convnext((16, 16, 3), 10), "An image must have at least 32x32 pixels for 4 stages"),
+        (lambda: unet((44, 100, 3), 2), "The nearest are 48 and 96."),
+        (lambda: unet((None, 100, 3), 2), "The nearest are any and 96."),
+    ],
+)
+def test_a_wrong_argument_is_named_with_a_remedy(build, message):
+    with pytest.raises(ConfigError) as caught:
+        build()
+    assert message in str(caught.value)
+
+
+def test_the_class_token_reads_every_patch():
+    model = small_vit()
+    assert layer(model, "token").output.shape == (None, 1, 16)
+    image = np.zeros((1, 16, 16, 3), "float32")
+    changed = image.copy()
+    changed[0, 15, 15] = 1  # the last patch
+    assert np.abs(model(image) - model(changed)).max() > 1e-4
+
+
+def test_unet_gives_the_class_of_every_pixel_at_any_size():
+    model = unet((None, None, 1), 3, width=8, depth=2)
+    assert model(np.zeros((1, 8, 20, 1), "float32")).shape == (1, 8, 20, 3)
+
+
 RELOAD = """
 import sys, keras, numpy as np
-x = np.load("x.npy")
-for name in sys.argv[1:]:
+if sys.argv[1] == "tfopt":
+    import tfopt
+for name in sys.argv[2:]:
+    x = np.load(f"{name}_x.npy")
     np.save(f"{name}.npy", keras.saving.load_model(f"{name}.keras").predict(x, verbose=0))
-assert "tfopt" not in sys.modules
+assert sys.argv[1] == "tfopt" or "tfopt" not in sys.modules
 """
 
 
 @pytest.mark.slow
-def test_saved_models_reload_where_there_is_no_tfopt(tmp_path):
-    """A plain .keras file: keras alone loads it, with the same outputs."""
-    x = np.random.default_rng(0).random((3, 32, 32, 1), "float32")
-    np.save(tmp_path / "x.npy", x)
+def test_saved_models_reload(tmp_path):
+    """Keras alone loads a .keras file of its own layers, with the same outputs. The others need `import tfopt`."""
+    models = {name: entry.build() for name, entry in SMALL_MODELS.items()}
     outputs = {}
-    for name, build in BUILDERS.items():
-        model = build((32, 32, 1), 4, **({"depth": 8} if name == "resnet_cifar" else {"dropout": 0.1}))
+    for name, model in models.items():
+        x = batch_for(SMALL_MODELS[name], 3)
+        np.save(tmp_path / f"{name}_x.npy", x)
         model.save(tmp_path / f"{name}.keras")
         outputs[name] = model.predict(x, verbose=0)
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", RELOAD, *BUILDERS], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    own = [
+        name
+        for name, model in models.items()
+        if any(type(each).__module__.startswith("tfopt") for each in model.layers)
+    ]
+    for needed, names in {"tfopt": own, "keras": sorted(models.keys() - own)}.items():
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", RELOAD, needed, *names],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
     for name, expected in outputs.items():
         np.testing.assert_allclose(np.load(tmp_path / f"{name}.npy"), expected, atol=1e-5)

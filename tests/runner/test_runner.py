@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import math
 import random
 import shutil
 
@@ -13,6 +14,7 @@ import tensorflow as tf
 from rich.console import Console
 
 import tfopt
+from tfopt.compat import optimizers as compat
 from tfopt.data import Examples, arrays, image_folder
 from tfopt.data.augment.config import AugmentConfig
 from tfopt.data.config import DataConfig
@@ -20,9 +22,10 @@ from tfopt.errors import ConfigError, ExportError, TfoptWarning, TrainingError, 
 from tfopt.models import mlp
 from tfopt.pruning import PruningConfig
 from tfopt.quantization import QuantizationConfig
-from tfopt.recipe import QUICK_EPOCHS, ModelConfig, Recipe
+from tfopt.recipe import QUICK_EPOCHS, ModelConfig, Recipe, with_changes
 from tfopt.recipes import RECIPES, find_recipe
 from tfopt.runner import run
+from tfopt.tasks.label_smoothing import SmoothedCrossEntropy
 from tfopt.training import TrainingConfig
 
 TINY = Recipe(
@@ -518,3 +521,39 @@ def test_a_file_that_is_gone_is_named_with_a_remedy(tmp_path):
     data = DataConfig(source=source, cache="off")
     with pytest.raises(TrainingError, match=r"could not be read: .*[ab]/\d+.png; No such file.* Repair the file"):
         run(dataclasses.replace(TRAIN_ONLY, data=data), console=silent())
+
+
+OPTIMIZER = {
+    "optimizer": "adamw",
+    "weight_decay": 0.1,
+    "warmup_epochs": 1.5,
+    "ema_momentum": 0.9,
+    "base_batch_size": 64,
+    "label_smoothing": 0.1,
+    "optimizer_arguments": {"beta_2": 0.9},
+}
+
+
+def test_the_first_fit_has_a_warm_up_and_averages_and_a_later_one_continues():
+    recipe = with_changes(TINY, {"training": OPTIMIZER, "quantization": False})
+    pruned = run(recipe, console=silent())
+    trained = run(with_changes(recipe, {"pruning": False}), console=silent())
+    first, later = (each.model.optimizer for each in (trained, pruned))
+    steps = math.ceil(200 / 16)
+    assert [each.weight_decay for each in (first, later)] == [0.1, 0.1]
+    assert [each.beta_2 for each in (first, later)] == [0.9, 0.9]
+    assert [each.use_ema for each in (first, later)] == [True, False]
+    rates = [compat.learning_rate_as_given(each) for each in (first, later)]
+    assert [rate.warmup_steps for rate in rates] == [round(1.5 * steps), 0]
+    assert rates[0].warmup_target == pytest.approx(0.01 * math.sqrt(16 / 64))
+    assert rates[1].initial_learning_rate == pytest.approx(0.01 * math.sqrt(16 / 64))
+    (said,) = [decision for decision in trained.report.plan if decision.setting == "learning_rate"]
+    assert said.value == "0.005"
+    assert isinstance(trained.model.loss, SmoothedCrossEntropy)
+
+
+def test_label_smoothing_needs_classes():
+    recipe = with_changes(TRAIN_ONLY, {"task": "regression", "training": {"label_smoothing": 0.1}})
+    recipe = with_changes(recipe, {"data": {"source": lambda: arrays(np.zeros((20, 3)), np.zeros((20, 1)))}})
+    with pytest.raises(ConfigError, match="label_smoothing must be 0 unless the loss of the task is a cross-entropy"):
+        run(recipe, console=silent())

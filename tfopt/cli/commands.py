@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tfopt.cli.data_commands import data_command
+from tfopt.cli.data.commands import data_command
 from tfopt.cli.exit_codes import CHECK_FAILED, SUCCESS, WRONG_USE, CheckError
 from tfopt.cli.options import DevicesOptions, LaunchOptions, ModelsOptions, RecipesOptions, VerifyOptions
+from tfopt.cli.own_code import look_beside, read_recipe
 from tfopt.cli.parsing import arguments_of, parse_words, start_tensorflow
 from tfopt.cli.printing import ProgressConsole, print_json, print_rows
+from tfopt.cli.project_commands import diff_command, init_command
 from tfopt.errors import ArtifactError, ConfigError
 
 RUN_HELP = """\
-usage: tfopt run NAME|FILE.toml [--quick | --full | --form FORM] [--json] [OPTIONS]
+usage: tfopt run NAME|FILE.toml... [--quick | --full | --form FORM] [--json] [OPTIONS]
 
   NAME          a recipe; `tfopt recipes` lists them
   FILE.toml     a recipe of your own
+  NAME FILE...  the first recipe with the settings of the others laid over it
   --quick       a short trial run; without a form "quick" it takes few epochs on few examples
   --full        the form "full" of the recipe, on its usual data set
   --form FORM   another form of the recipe
@@ -37,18 +41,19 @@ def run_command(words: list[str]) -> int:
         return SUCCESS if words else WRONG_USE
     as_json = "--json" in words
     form, words = _asked_form([word for word in words if word != "--json"])
-    name, *rest = words or [""]
-    if not name or name.startswith("-"):
+    names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    rest = words[len(names) :]
+    if not names:
         raise ConfigError(f"The recipe must come first. Received: {' '.join(words)}. Write tfopt run NAME [OPTIONS].")
     from tfopt.recipe import Recipe
-    from tfopt.recipes import find_recipe
 
-    recipe = find_recipe(name)
+    recipe = read_recipe(*names)
     if form is not None:
         recipe = recipe.quick() if form == "quick" else recipe.form(form)
     recipe, rest = _switch_stages(recipe, rest)
-    recipe = parse_words(Recipe, rest, f"tfopt run {name}", recipe)
+    recipe = parse_words(Recipe, rest, f"tfopt run {' '.join(names)}", recipe)
     start_tensorflow()
+    look_beside()  # a flag may name code too
     from tfopt.runner import run
 
     result = run(recipe, console=ProgressConsole(stderr=as_json))
@@ -58,6 +63,8 @@ def run_command(words: list[str]) -> int:
 
 
 def recipes_command(words: list[str]) -> int:
+    if words[:1] == ["diff"]:
+        return diff_command(words[1:])
     options = parse_words(RecipesOptions, words, "tfopt recipes")
     from tfopt.recipes import RECIPES
 
@@ -100,7 +107,7 @@ def export_command(words: list[str]) -> int:
     options = parse_words(ExportOptions, words, "tfopt export")
     start_tensorflow()
     from tfopt.atomic.directories import MARK
-    from tfopt.cli.example_data import find_example_data
+    from tfopt.cli.data.example_data import find_example_data
     from tfopt.exporting import export
 
     data = None if options.calibration_data is None else find_example_data(options.calibration_data).part("train")
@@ -124,7 +131,7 @@ def export_command(words: list[str]) -> int:
 def verify_command(words: list[str]) -> int:
     options = parse_words(VerifyOptions, words, "tfopt verify")
     start_tensorflow()
-    from tfopt.cli.example_data import ExampleData, find_example_data
+    from tfopt.cli.data.example_data import ExampleData, find_example_data
     from tfopt.exporting import verify
     from tfopt.exporting.manifest import check_is_artifact
 
@@ -161,6 +168,7 @@ def launch_command(words: list[str]) -> int:
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": run_command,
     "recipes": recipes_command,
+    "init": init_command,
     "models": models_command,
     "devices": devices_command,
     "export": export_command,

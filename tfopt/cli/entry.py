@@ -14,13 +14,15 @@ from importlib.metadata import version
 
 from tfopt.cli.commands import COMMANDS
 from tfopt.cli.exit_codes import BROKEN_PIPE, SUCCESS, WRONG_USE, report_error
+from tfopt.cli.own_code import FLAG, code_of_files_allowed
 from tfopt.errors import unknown_name
 
 HELP = """\
 usage: tfopt COMMAND [OPTIONS]
 
   run NAME|FILE.toml   run a recipe: train, prune, quantize, export, verify, report
-  recipes              list the recipes
+  recipes              list the recipes; recipes diff A B lists the settings in which two differ
+  init DIR             write a script and a TOML file to start a project of your own
   models               list the model builders and their arguments
   devices              show the processor, the memory and the GPUs of this machine
   export IN OUT        write a model (.keras or SavedModel) as a SavedModel: float32, int8, ...
@@ -31,6 +33,8 @@ usage: tfopt COMMAND [OPTIONS]
 tfopt COMMAND --help shows the options of a command. --version prints the version. All commands but launch take
   --json        print JSON, also for errors
   --traceback   with an error, show where in the program it occurred
+  --allow-code  import the builder, source or task that a recipe file names as package.module:name. Python looks for the
+                package in the directory of the file and in the working directory
 
 Exit codes: 0 success, 1 the check failed, 2 wrong use, 3 the command could not finish (the disk is full, the loss is
 not finite), 70 unexpected error: a bug in tfopt, 130 interrupted. launch returns the exit code of the worker that
@@ -59,9 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    show_traceback = "--traceback" in _own(words)
-    if show_traceback:
-        words = [word for word in words if word != "--traceback"]
+    show_traceback, allow_code = "--traceback" in _own(words), FLAG in _own(words)
+    if show_traceback or allow_code:
+        own = len(_own(words))
+        words = [word for word in words[:own] if word not in ("--traceback", FLAG)] + words[own:]
     if not words or words[0] in ("-h", "--help"):
         print(HELP, end="")  # noqa: T201
         return SUCCESS if words else WRONG_USE
@@ -71,7 +76,7 @@ def _run(words: list[str]) -> int:
     try:
         if words[0] not in COMMANDS:
             raise unknown_name("command", words[0], COMMANDS)
-        with _one_line_warnings():
+        with _one_line_warnings(), code_of_files_allowed(allow_code):
             return COMMANDS[words[0]](words[1:])
     except BrokenPipeError:
         raise

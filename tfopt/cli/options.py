@@ -48,7 +48,8 @@ class VerifyOptions:
     file) with its source and task. Of a source, the test part is taken."""
     task: str | None = None
     """Task whose score is computed on the examples: classification, multi_label_classification, segmentation,
-    language_model or regression. By default the task of the recipe, otherwise classification."""
+    language_model or regression, or package.module:name of your own. By default the task of the recipe, otherwise
+    classification."""
     metric: str | None = None
     """Score to compute on the examples, instead of the task's. "accuracy" finds out the kind of classifier.
     "categorical_accuracy", "binary_accuracy" (for probabilities) and "binary_accuracy_from_logits" name the kind.

@@ -84,6 +84,17 @@ def update_hooks(
             vars(optimizer).pop(name, None)
 
 
+def decay_only(optimizer: Any, is_decayed: Callable[[Any], bool]) -> None:
+    """Lets weight decay change only some variables: `_use_weight_decay`.
+
+    The public `exclude_from_weight_decay` finds a variable by its identity, and a replica updates its own copy of it.
+    """
+    base = keras.optimizers.Optimizer
+    private(base, "_use_weight_decay", takes=("variable",))
+    check_reads(private(base, "_apply_weight_decay"), "_use_weight_decay")
+    set_private(optimizer, "_use_weight_decay", is_decayed)
+
+
 def averages(optimizer: Any) -> list[Any]:
     """Returns the moving averages of the weights: `_model_variables_moving_average`; `variables` mixes them."""
     return list(private(optimizer, "_model_variables_moving_average"))

@@ -16,6 +16,7 @@ from .records.convert import ConversionReport, convert
 from .records.stored import EncodedImage, EncodedMask, Scaled, Stored
 from .sources import SOURCES
 from .sources.cifar import cifar10, cifar100
+from .sources.digit_masks import digit_masks
 from .sources.digits import digits
 from .sources.huggingface import huggingface
 from .sources.imdb import imdb
@@ -47,6 +48,7 @@ __all__ = [
     "convert",
     "csv",
     "decide",
+    "digit_masks",
     "digits",
     "epoch_steps",
     "fashion_mnist",

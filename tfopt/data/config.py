@@ -30,7 +30,8 @@ class DataConfig:
     """
 
     source: Annotated[str | Callable[..., Any], BY_NAME] = "digits"
-    """Name of a data source. In Python also a function that returns tfopt.data.Examples."""
+    """Name of a data source (see `tfopt data list`), or package.module:function of your own. In Python also a function
+    that returns tfopt.data.Examples."""
     arguments: Arguments = field(default_factory=dict)
     """Arguments of the source, for example image_size=32."""
     random_shift: Annotated[int, Ge(0)] = 0

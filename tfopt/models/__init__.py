@@ -1,6 +1,7 @@
 """Builders: functions that return a Keras model.
 
-Start in mlp.py, the shortest builder; structure.py reads the layers of any Keras model.
+Start in mlp.py, the shortest builder; keras_models.py has the models of keras.applications and KerasHub by name,
+table.py the published models, structure.py reads the layers of any Keras model.
 
 The first arguments of every builder are `input_shape`, the shape of one example, and `outputs`, the number of classes,
 tokens or values. It returns a functional model in NHWC whose outputs are logits (no softmax), in float32 under any
@@ -10,10 +11,62 @@ dtype policy.
 from collections.abc import Callable
 from typing import Any
 
+from tfopt.errors import unknown_name
+from tfopt.models.keras_models import FAMILIES, keras_builder
 from tfopt.models.mlp import mlp
 from tfopt.models.vision.cnn import simple_cnn
-from tfopt.models.vision.resnet import resnet_cifar
+from tfopt.models.vision.convnext import convnext
+from tfopt.models.vision.efficientnet import efficientnet_v2
+from tfopt.models.vision.mobilenet import mobilenet_v2, mobilenet_v3
+from tfopt.models.vision.resnet import resnet50, resnet_cifar
+from tfopt.models.vision.unet import unet
+from tfopt.models.vision.vit import vit
 
-BUILDERS: dict[str, Callable[..., Any]] = {"mlp": mlp, "resnet_cifar": resnet_cifar, "simple_cnn": simple_cnn}
+BUILDERS: dict[str, Callable[..., Any]] = {
+    "convnext": convnext,
+    "efficientnet_v2": efficientnet_v2,
+    "mlp": mlp,
+    "mobilenet_v2": mobilenet_v2,
+    "mobilenet_v3": mobilenet_v3,
+    "resnet50": resnet50,
+    "resnet_cifar": resnet_cifar,
+    "simple_cnn": simple_cnn,
+    "unet": unet,
+    "vit": vit,
+}
 
-__all__ = ["BUILDERS", "mlp", "resnet_cifar", "simple_cnn"]
+__all__ = [
+    "BUILDERS",
+    "convnext",
+    "efficientnet_v2",
+    "find_builder",
+    "mlp",
+    "mobilenet_v2",
+    "mobilenet_v3",
+    "resnet50",
+    "resnet_cifar",
+    "simple_cnn",
+    "unet",
+    "vit",
+]
+
+
+def find_builder(name: str) -> Callable[..., Any]:
+    """Returns the builder of a name.
+
+    Args:
+        name: A registered name, "keras:" with a model of keras.applications, or "keras_hub:" with a backbone of
+            KerasHub.
+    Raises:
+        ConfigError: No builder has the name.
+    Example:
+        >>> find_builder("mlp") is mlp
+        True
+        >>> find_builder("keras:MobileNetV2")((32, 32, 1), 10, alpha=0.35).output_shape
+        (None, 10)
+    """
+    if name.partition(":")[0] in FAMILIES:
+        return keras_builder(name)
+    if name not in BUILDERS:
+        raise unknown_name("builder", name, BUILDERS)
+    return BUILDERS[name]

@@ -9,9 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tfopt.models.keras_models import keras_builder
 from tfopt.models.mlp import mlp
 from tfopt.models.vision.cnn import simple_cnn
-from tfopt.models.vision.resnet import resnet_cifar
+from tfopt.models.vision.convnext import convnext
+from tfopt.models.vision.efficientnet import efficientnet_v2
+from tfopt.models.vision.mobilenet import mobilenet_v2, mobilenet_v3
+from tfopt.models.vision.resnet import resnet50, resnet_cifar
+from tfopt.models.vision.unet import unet
+from tfopt.models.vision.vit import vit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,13 +68,155 @@ PUBLISHED_MODELS: dict[str, TableModel] = {
         parameters=61_706,
         reference="LeCun et al. 1998, with full connections between the layers",
     ),
+    "vit_tiny": TableModel(
+        builder=vit,
+        input_shape=(224, 224, 3),
+        outputs=1000,
+        parameters=5_717_416,
+        reference="Touvron et al. 2021 (DeiT-Ti)",
+    ),
+    "vit_small": TableModel(
+        builder=vit,
+        input_shape=(224, 224, 3),
+        outputs=1000,
+        arguments={"width": 384, "heads": 6},
+        parameters=22_050_664,
+        multiply_adds=4.6e9,
+        reference="Touvron et al. 2021 (DeiT-S)",
+    ),
+    "vit_base": TableModel(
+        builder=vit,
+        input_shape=(224, 224, 3),
+        outputs=1000,
+        arguments={"width": 768, "heads": 12},
+        parameters=86_567_656,
+        multiply_adds=17.6e9,
+        reference="Dosovitskiy et al. 2021 (ViT-B/16)",
+    ),
+    "convnext_tiny": TableModel(
+        builder=convnext,
+        input_shape=(224, 224, 3),
+        outputs=1000,
+        parameters=28_589_128,
+        multiply_adds=4.5e9,
+        reference="Liu et al. 2022",
+    ),
+    "unet": TableModel(
+        builder=unet,
+        task="segmentation",
+        input_shape=(256, 256, 3),
+        outputs=2,
+        parameters=31_037_698,
+        reference="milesial/Pytorch-UNet, with the same padding and batch normalization",
+    ),
+    "resnet50": TableModel(
+        builder=resnet50,
+        input_shape=(224, 224, 3),
+        outputs=1000,
+        parameters=25_557_032,
+        multiply_adds=4.09e9,
+        reference="torchvision, resnet50",
+    ),
+    "mobilenet_v2": TableModel(
+        builder=mobilenet_v2,
+        input_shape=(224, 224, 3),
+        outputs=1000,
+        parameters=3_504_872,
+        multiply_adds=300e6,
+        reference="Sandler et al. 2018, table 4; parameters as torchvision counts them",
+    ),
+    "mobilenet_v3_small": TableModel(
+        builder=mobilenet_v3,
+        input_shape=(224, 224, 3),
+        outputs=1000,
+        parameters=2_542_856,
+        multiply_adds=56e6,
+        reference="Howard et al. 2019, table 3; parameters as torchvision counts them",
+    ),
+    "mobilenet_v3_large": TableModel(
+        builder=mobilenet_v3,
+        input_shape=(224, 224, 3),
+        outputs=1000,
+        arguments={"size": "large"},
+        parameters=5_483_032,
+        multiply_adds=219e6,
+        reference="Howard et al. 2019, table 3; parameters as torchvision counts them",
+    ),
+    "efficientnet_v2_b0": TableModel(
+        builder=efficientnet_v2,
+        input_shape=(224, 224, 3),
+        outputs=1000,
+        parameters=7_139_704,
+        multiply_adds=0.72e9,
+        reference="keras.applications, EfficientNetV2B0: 7.2 million with moving statistics; Tan and Le 2021, table 10",
+    ),
+    "efficientnet_v2_s": TableModel(
+        builder=efficientnet_v2,
+        input_shape=(384, 384, 3),
+        outputs=1000,
+        arguments={"size": "s"},
+        parameters=21_458_488,
+        multiply_adds=8.37e9,
+        reference="torchvision, efficientnet_v2_s",
+    ),
+    # The very graphs of keras.applications, which earlier measurements used.
+    "keras:ResNet50": TableModel(
+        builder=keras_builder("keras:ResNet50"),
+        input_shape=(224, 224, 3),
+        outputs=1000,
+        parameters=25_583_592,
+        multiply_adds=3.8e9,
+        reference="He et al. 2016, table 1; parameters of keras.applications, which adds biases to the convolutions",
+    ),
+    "keras:MobileNetV2": TableModel(
+        builder=keras_builder("keras:MobileNetV2"),
+        input_shape=(224, 224, 3),
+        outputs=1000,
+        parameters=3_504_872,
+        multiply_adds=300e6,
+        reference="Sandler et al. 2018, table 4",
+    ),
+    "keras:EfficientNetV2B0": TableModel(
+        builder=keras_builder("keras:EfficientNetV2B0"),
+        input_shape=(224, 224, 3),
+        outputs=1000,
+        parameters=7_139_704,
+        multiply_adds=0.72e9,
+        reference="keras.applications",
+    ),
 }
 
 # One small model of each builder, by the builder's name. It trains and exports in seconds.
 SMALL_MODELS: dict[str, TableModel] = {
+    "convnext": TableModel(
+        builder=convnext,
+        input_shape=(16, 16, 3),
+        outputs=10,
+        arguments={"depths": (1, 1), "widths": (16, 32), "patch_size": 2},
+    ),
     "mlp": TableModel(builder=mlp, input_shape=(16,), outputs=10, arguments={"units": (32, 32)}),
     "resnet_cifar": TableModel(
         builder=resnet_cifar, input_shape=(16, 16, 3), outputs=10, arguments={"depth": 8, "width": 8}
     ),
     "simple_cnn": TableModel(builder=simple_cnn, input_shape=(32, 32, 1), outputs=10),
+    "unet": TableModel(
+        builder=unet, task="segmentation", input_shape=(16, 16, 3), outputs=3, arguments={"width": 8, "depth": 2}
+    ),
+    "vit": TableModel(
+        builder=vit,
+        input_shape=(16, 16, 3),
+        outputs=10,
+        arguments={"patch_size": 4, "width": 32, "depth": 2, "heads": 2},
+    ),
+    "resnet50": TableModel(
+        builder=resnet50,
+        input_shape=(32, 32, 3),
+        outputs=10,
+        arguments={"depths": (1, 1), "width": 8, "small_images": True},
+    ),
+    "mobilenet_v2": TableModel(builder=mobilenet_v2, input_shape=(32, 32, 3), outputs=10, arguments={"alpha": 0.1}),
+    "mobilenet_v3": TableModel(builder=mobilenet_v3, input_shape=(32, 32, 3), outputs=10, arguments={"alpha": 0.25}),
+    "efficientnet_v2": TableModel(
+        builder=efficientnet_v2, input_shape=(32, 32, 3), outputs=10, arguments={"alpha": 0.25}
+    ),
 }

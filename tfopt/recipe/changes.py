@@ -14,15 +14,15 @@ from tfopt.settings.validation import field_types
 
 T = TypeVar("T")
 
-# The arguments belong to the function that this setting names.
-FUNCTIONS = ("builder", "source", "optimizer")
+# The setting that names a function, and the setting with its arguments.
+ARGUMENTS_OF = {"builder": "arguments", "source": "arguments", "optimizer": "optimizer_arguments"}
 
 
 def with_changes(config: T, changes: Mapping[str, Any], path: str = "") -> T:
     """Returns a configuration with other settings, given as nested tables like those of a TOML file.
 
     A table changes the settings that it names. It turns a stage on that was off. False turns a stage off. `arguments`
-    are added to those of the same function, and replace those of another function.
+    are added to those of the same function. Another function has none of the earlier ones.
 
     Args:
         config: A configuration, such as a Recipe.
@@ -37,18 +37,51 @@ def with_changes(config: T, changes: Mapping[str, Any], path: str = "") -> T:
         (3, False)
     """
     types_of = field_types(type(config))
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {
+        arguments: {}
+        for function, arguments in ARGUMENTS_OF.items()
+        if function in changes and changes[function] != getattr(config, function, None)
+    }
     for name, value in changes.items():
         if name not in types_of:
             raise unknown_name("setting", f"{path}{name}", [f"{path}{known}" for known in types_of])
         current, nested = getattr(config, name), nested_config(types_of[name])
         if nested is not None:
             found[name] = _stage(f"{path}{name}", current, value, types_of[name], nested)
-        elif name.endswith("arguments") and isinstance(value, Mapping) and not _is_of_another(config, changes):
-            found[name] = {**current, **value}
+        elif name in ARGUMENTS_OF.values() and isinstance(value, Mapping):
+            found[name] = {**found.get(name, current), **value}
         else:
             found[name] = value
-    return dataclasses.replace(config, **found)  # type: ignore[type-var]
+    try:
+        return dataclasses.replace(config, **found)  # type: ignore[type-var]
+    except ConfigError as error:
+        if not str(error).startswith(tuple(found)):
+            raise
+        raise ConfigError(f"{path}{error}") from error  # the error names the setting without its path
+
+
+def changes_from_defaults(config: Any) -> dict[str, Any]:
+    """Returns the settings in which a configuration differs from the defaults, as nested tables.
+
+    A stage that is on has a table, even if all its settings are defaults.
+
+    Example:
+        >>> from tfopt.recipe import Recipe
+        >>> from tfopt.training import TrainingConfig
+        >>> changes_from_defaults(Recipe(name="mine", training=TrainingConfig(epochs=3)))
+        {'name': 'mine', 'training': {'epochs': 3}}
+    """
+    found: dict[str, Any] = {}
+    for entry in dataclasses.fields(config):
+        value = getattr(config, entry.name)
+        default = entry.default_factory() if callable(entry.default_factory) else entry.default
+        if dataclasses.is_dataclass(value) and nested_config(field_types(type(config))[entry.name]) is not None:
+            inner = changes_from_defaults(value)
+            if inner or default is None:
+                found[entry.name] = inner
+        elif default is dataclasses.MISSING or value != default:
+            found[entry.name] = value
+    return found
 
 
 def _stage(path: str, current: Any, value: Any, hint: Any, nested: type) -> Any:
@@ -65,8 +98,3 @@ def _stage(path: str, current: Any, value: Any, hint: Any, nested: type) -> Any:
 
 def _is_optional(hint: Any) -> bool:
     return isinstance(hint, types.UnionType) and type(None) in typing.get_args(hint)
-
-
-def _is_of_another(config: Any, changes: Mapping[str, Any]) -> bool:
-    """Returns whether the changes name another function, to which the earlier arguments do not belong."""
-    return any(name in changes and changes[name] != getattr(config, name) for name in FUNCTIONS)

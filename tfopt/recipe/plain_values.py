@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import typing
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -10,9 +11,16 @@ from typing import Any
 
 import pydantic
 
+from tfopt.data.sources import SOURCES
 from tfopt.errors import ConfigError, unknown_name
+from tfopt.models import BUILDERS
+from tfopt.settings.calls import CODE, is_code
 from tfopt.settings.flags import nested_config
 from tfopt.settings.validation import error_for, field_types
+from tfopt.tasks.task import TASKS
+
+# The settings that may name code of the user's own.
+NAMING_CODE = ("builder", "source", "task")
 
 
 def plain_values(value: Any, path: str) -> Any:
@@ -33,10 +41,39 @@ def plain_values(value: Any, path: str) -> Any:
         return value
     if isinstance(value, PurePath):
         return str(value)
-    raise ConfigError(
-        f"{path} must be a name or a plain value, because TOML holds nothing else. Received: {path}={value!r}. "
-        "Give its registered name instead."
-    )
+    name = _name_of(value) if path.rpartition(".")[2] in NAMING_CODE else None
+    if name is None:
+        raise ConfigError(
+            f"{path} must be a name or a plain value, because TOML holds nothing else. Received: {path}={value!r}. "
+            "Give its registered name, or define it in a module, so that it has the name package.module:name."
+        )
+    return name
+
+
+def _name_of(value: Any) -> str | None:
+    """Returns the name of a function: the registered one, or package.module:name. None if it has neither."""
+    for name, known in {**BUILDERS, **SOURCES, **TASKS}.items():
+        if known is value:
+            return name
+    module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not module or not path or module in ("__main__", "builtins") or not CODE.fullmatch(f"{module}:{path}"):
+        return None
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{path}" if found is value else None
+
+
+def check_no_code(values: Mapping[str, Any], path: str = "") -> None:
+    """Raises ConfigError if a setting in nested tables names code of the user's own, which reading may not allow."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            check_no_code(value, f"{path}{name}.")
+        elif name in NAMING_CODE and is_code(value):
+            raise ConfigError(
+                f"{path}{name} must be a registered name unless you allow the file to run code. Received: "
+                f"{path}{name}={value!r}. Read the file, then add --allow-code, or pass allow_code=True."
+            )
 
 
 def check_names(cls: type, values: Mapping[str, Any], path: str) -> None:

@@ -16,12 +16,14 @@ from annotated_types import MinLen
 
 from tfopt.data.config import DataConfig
 from tfopt.errors import ConfigError, unknown_name
+from tfopt.exporting.config import Int8Nodes
 from tfopt.pruning import PruningConfig
 from tfopt.quantization import QuantizationConfig
-from tfopt.recipe.changes import with_changes
+from tfopt.recipe.changes import changes_from_defaults, with_changes
 from tfopt.recipe.model import ModelConfig
-from tfopt.recipe.plain_values import check_names, config_error, plain_values
-from tfopt.settings.flags import BY_NAME
+from tfopt.recipe.plain_values import check_names, check_no_code, config_error, plain_values
+from tfopt.settings.calls import import_code, is_code
+from tfopt.settings.flags import BY_NAME, stages
 from tfopt.settings.validation import check_fields, check_name
 from tfopt.tasks.task import TASKS, Task
 from tfopt.training import TrainingConfig
@@ -48,8 +50,8 @@ class Recipe:
     description: str = ""
     """Description of the recipe in one sentence."""
     task: Annotated[str | Any, BY_NAME] = "classification"
-    """Name of the task: classification, multi_label_classification, segmentation, language_model or regression. In
-    Python also a tfopt.tasks.Task."""
+    """Name of the task: classification, multi_label_classification, segmentation, language_model or regression, or
+    package.module:name of your own. In Python also a tfopt.tasks.Task."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """Settings of the model."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -60,6 +62,9 @@ class Recipe:
     """Settings of the pruning, with fine-tuning. None turns it off."""
     quantization: QuantizationConfig | None = None
     """Settings of the int8 quantization, with or without training. None turns it off."""
+    int8_nodes: Int8Nodes = "all"
+    """Nodes of the int8 artifact that run in int8: "all" is every node with an int8 kernel, the same in every run;
+    "faster" chooses the nodes that are measured to be faster in int8 on this machine."""
     export_dir: Annotated[str, MinLen(1)] | None = None
     """Directory for float32/, pruned/, int8/, receipts.json and report.html. With None nothing is written."""
     forms: tyro.conf.Suppress[Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
@@ -68,7 +73,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_name("task", self.task, TASKS, or_a="a Task", accepts=lambda task: isinstance(task, Task))
+        if not is_code(self.task):
+            check_name("task", self.task, TASKS, or_a="a Task", accepts=lambda task: isinstance(task, Task))
         for name in self.forms:
             try:
                 self.form(name)
@@ -78,11 +84,21 @@ class Recipe:
     def find_task(self) -> Task:
         """Returns the task: the registered one if `task` is a name.
 
+        Raises:
+            ConfigError: `task` names code that cannot be imported, or that is no task.
         Example:
             >>> Recipe(name="mine", task="regression").find_task().name
             'regression'
         """
-        return TASKS[self.task] if isinstance(self.task, str) else self.task
+        if not isinstance(self.task, str):
+            return self.task
+        found = import_code("task", self.task) if is_code(self.task) else TASKS[self.task]
+        if not isinstance(found, Task):
+            raise ConfigError(
+                f"task must name a tfopt.tasks.Task. Received: task={self.task!r}, which is a {type(found).__name__}. "
+                "Name a module-level Task."
+            )
+        return found
 
     def form(self, name: str) -> Recipe:
         """Returns a form of the recipe: its settings, with those of `forms[name]` laid over them.
@@ -139,6 +155,37 @@ class Recipe:
             export_dir = f"{Path(export_dir)}_{form}"
         return replace(changed, name=f"{self.name} ({form} run)", training=new, export_dir=export_dir)
 
+    def compose(self, other: Recipe) -> Recipe:
+        """Returns this recipe with the settings in which another recipe differs from the defaults.
+
+        So the other recipe can hold a part alone: an augmentation, a compression, a schedule. The stages that are on in
+        one of the two are on in the result. The name has both names, and so has the export directory.
+
+        Example:
+            >>> sparse = Recipe(name="sparse", pruning=PruningConfig(target_sparsity=0.9))
+            >>> both = Recipe(name="mine", export_dir="out/mine").compose(sparse)
+            >>> both.name, both.pruning.target_sparsity, both.export_dir
+            ('mine+sparse', 0.9, 'out/mine+sparse')
+        """
+        return self.overlaid(changes_from_defaults(other))
+
+    def overlaid(self, changes: Mapping[str, Any]) -> Recipe:
+        """Returns this recipe with other settings, given as nested tables, and with both names.
+
+        Example:
+            >>> longer = Recipe(name="mine").overlaid({"name": "longer", "training": {"epochs": 99}})
+            >>> longer.name, longer.training.epochs
+            ('mine+longer', 99)
+        """
+        changes = dict(changes)
+        added = changes.get("name", "changed")
+        changes["name"] = f"{self.name}+{added}"
+        if self.export_dir is not None and "export_dir" not in changes:
+            changes["export_dir"] = f"{Path(self.export_dir)}+{added}"
+        if "forms" in changes:
+            changes["forms"] = {**self.forms, **changes["forms"]}
+        return with_changes(self, changes)
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the settings as plain values, as in TOML. A setting that is None is left out."""
         return plain_values(self, "")
@@ -152,9 +199,13 @@ class Recipe:
         return tomli_w.dumps(self.to_dict())
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
+    def from_dict(cls, values: Mapping[str, Any], *, allow_code: bool = False) -> Recipe:
         """Makes a recipe from plain values.
 
+        Args:
+            values: The settings as nested tables.
+            allow_code: Whether builder, source and task may be names of the form package.module:name. They are imported
+                when the recipe runs.
         Raises:
             ConfigError: A setting is unknown, or its value is wrong. The message gives the path of the setting.
         """
@@ -163,6 +214,9 @@ class Recipe:
                 f"A recipe must be a mapping of settings. Received: {values!r}. Pass for example {{'name': 'mine'}}."
             )
         check_names(cls, values, "")
+        if not allow_code:
+            check_no_code(values)
+        values = {name: value for name, value in values.items() if name not in _stages_off(values)}
         try:
             # Read as JSON, because strict then accepts a list for a tuple, but no string or bool for a number.
             return pydantic.TypeAdapter(cls).validate_json(pydantic_core.to_json(values), strict=True)
@@ -175,21 +229,70 @@ class Recipe:
             raise config_error(cls, error) from error
 
     @classmethod
-    def from_toml(cls, file: str | Path) -> Recipe:
+    def from_toml(cls, file: str | Path, *, allow_code: bool = False) -> Recipe:
         """Reads a recipe from a TOML file.
 
+        With the setting `base`, the file changes another recipe: a recipe of tfopt by its name, or another file by its
+        path, which is relative to the directory of this file. `false` turns a stage of the base off.
+
+        Args:
+            file: The file.
+            allow_code: Whether builder, source and task may be names of the form package.module:name. They are imported
+                when the recipe runs.
         Raises:
             ConfigError: The file cannot be read, is not TOML, or holds a wrong setting.
         """
-        try:
-            values = tomllib.loads(Path(file).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(
-                f"The recipe file must be readable. Received: {file} ({error.strerror}). Check the path."
-            ) from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"The recipe file must be valid TOML. Received: {file} ({error}). Correct the file."
-            ) from error
-        values.setdefault("name", Path(file).stem)
-        return cls.from_dict(values)
+        return _read(Path(file), allow_code, ())
+
+
+def read_changes(file: Path, *, allow_code: bool = False) -> dict[str, Any]:
+    """Returns the settings of a TOML file as nested tables, also those that are equal to the defaults.
+
+    Raises:
+        ConfigError: As for `Recipe.from_toml`.
+    """
+    recipe = _read(file, allow_code, ())  # checks the file
+    values = _load(file)
+    values.setdefault("name", file.stem)
+    return values if values.pop("base", None) is None else changes_from_defaults(recipe) | _stages_off(values)
+
+
+def _stages_off(values: Mapping[str, Any]) -> dict[str, bool]:
+    return {name: False for name in stages(Recipe) if values.get(name) is False}
+
+
+def _read(file: Path, allow_code: bool, read_before: tuple[Path, ...]) -> Recipe:
+    values = _load(file)
+    values.setdefault("name", file.stem)
+    base = values.pop("base", None)
+    if base is None:
+        return Recipe.from_dict(values, allow_code=allow_code)
+    if not allow_code:
+        check_no_code(values)
+    return with_changes(_find_base(base, file, allow_code, (*read_before, file.resolve())), values)
+
+
+def _find_base(base: Any, file: Path, allow_code: bool, read_before: tuple[Path, ...]) -> Recipe:
+    from tfopt.recipes import find_recipe  # here, because the recipes of tfopt are made of this class
+
+    if not isinstance(base, str) or not base.endswith(".toml"):
+        return find_recipe(base)
+    path = file.parent / base
+    if path.resolve() in read_before:
+        raise ConfigError(
+            f"base must not lead back to the file itself. Received: base={base!r} in {file}. Name another recipe."
+        )
+    return _read(path, allow_code, read_before)
+
+
+def _load(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"The recipe file must be readable. Received: {file} ({error.strerror}). Check the path."
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"The recipe file must be valid TOML. Received: {file} ({error}). Correct the file."
+        ) from error

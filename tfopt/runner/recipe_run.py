@@ -31,9 +31,11 @@ from tfopt.runner.outputs import are_shares, check_outputs
 from tfopt.runner.run_report import environment, print_line, print_score, write_reports
 from tfopt.runner.stages import Fit, Stage, stages
 from tfopt.tasks import Task
+from tfopt.tasks.label_smoothing import smoothed
 from tfopt.training import Ledger, Plan, TrainingConfig, ledger, plan
 from tfopt.training import compile as compile_model
 from tfopt.training.checkpointing.store import check_mode
+from tfopt.training.optimizers import make_optimizer
 
 VERIFIED_AT_ONCE = 64
 MEASURED_SECONDS = 1.5
@@ -136,10 +138,18 @@ class _Work:
             buckets=len(data.bucket_boundaries),
         )
         decided = replace(self.plan, config=_training_of(self.recipe, fit.name))
+        with decided.scope():
+            optimizer = make_optimizer(
+                training,
+                learning_rate=fit.learning_rate,
+                steps=steps * fit.epochs,
+                warmup_steps=round(steps * training.warmup_epochs) if fit.from_scratch else 0,
+                averages=fit.from_scratch,
+            )
         compile_model(
             self.model,
             decided,
-            optimizer=_optimizer(training, fit.learning_rate, steps * fit.epochs),
+            optimizer=optimizer,
             loss=self._loss(),
             metrics=self.task.metrics(self.examples),
             augment=self._augmentation.device,
@@ -170,7 +180,7 @@ class _Work:
         soft_loss = self.task.soft_loss
         of_shares = self._augmentation.needs_one_hot or are_shares(self.examples, self.task)
         make = soft_loss if soft_loss is not None and of_shares else self.task.loss
-        return make(self.examples)
+        return smoothed(make(self.examples), self.recipe.training.label_smoothing)
 
     def note(self, report: PassReport) -> None:
         """Records and prints the report of a pass."""
@@ -201,7 +211,7 @@ class _Work:
             artifact = export(
                 exported,
                 target,
-                ExportConfig(int8_nodes="all"),  # the same nodes in every run, and the smallest artifact
+                ExportConfig(int8_nodes=self.recipe.int8_nodes),
                 calibration_data=self.calibration_data(),
                 baseline=None if baseline is None else export_dir / baseline,
             )
@@ -272,14 +282,6 @@ def _training_of(settings: Recipe, phase: str) -> TrainingConfig:
     # resume=True requires a checkpoint of the first phase. The run may have stopped before a later phase began.
     resume = "auto" if training.resume is True and phase != "train" else training.resume
     return replace(training, checkpoint_dir=str(Path(training.checkpoint_dir) / phase), resume=resume)
-
-
-def _optimizer(training: TrainingConfig, rate: float, steps: int) -> keras.optimizers.Optimizer:
-    if isinstance(training.optimizer, str):
-        schedule = keras.optimizers.schedules.CosineDecay(rate, steps) if training.decay == "cosine" else rate
-        return keras.optimizers.get({"class_name": training.optimizer, "config": {"learning_rate": schedule}})
-    # A new optimizer: its slots belong to one fit of one model.
-    return type(training.optimizer).from_config(training.optimizer.get_config())
 
 
 def _build(settings: Recipe, decided: Plan, examples: Examples) -> keras.Model:

@@ -26,12 +26,15 @@ class Fit:
         epochs: Number of epochs.
         learning_rate: Learning rate at the start.
         callbacks: Callbacks of this fit alone.
+        from_scratch: Whether the weights are new. Such a fit has a warm-up and moving averages of the weights; a later
+            fit continues with small steps.
     """
 
     name: str
     epochs: int
     learning_rate: float
     callbacks: Sequence[keras.callbacks.Callback] = ()
+    from_scratch: bool = False
 
 
 class Work(Protocol):
@@ -87,7 +90,7 @@ class Train:
     fits: Sequence[str] = ("train",)
 
     def run(self, work: Work) -> Any:
-        work.fit(Fit(name="train", epochs=self.epochs, learning_rate=self.learning_rate))
+        work.fit(Fit(name="train", epochs=self.epochs, learning_rate=self.learning_rate, from_scratch=True))
         return work.model
 
 

@@ -1,21 +1,109 @@
-"""Functions that settings name: a registered name, or in Python the function itself, with its arguments."""
+"""Functions that settings name: a registered name, `package.module:function`, or in Python the function itself.
+
+A name with a colon is code of the user's own. It is imported when it is needed, and not when the settings are made.
+"""
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from tfopt.errors import ConfigError, unknown_name
+from tfopt.errors import ConfigError, TfoptError, unknown_name
+
+CODE = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)")
+# Names such as keras:DenseNet121 are models of these libraries.
+LIBRARIES = ("keras", "keras_hub")
+
+
+def is_code(named: Any) -> bool:
+    """Returns whether a setting names code of the user's own.
+
+    Example:
+        >>> is_code("my_package.my_module:build"), is_code("simple_cnn"), is_code("keras:DenseNet121")
+        (True, False, False)
+    """
+    match = CODE.fullmatch(named) if isinstance(named, str) else None
+    return match is not None and match[1] not in LIBRARIES
+
+
+def import_code(kind: str, name: str) -> Any:
+    """Returns the object that `package.module:name` names.
+
+    Raises:
+        ConfigError: There is no such module, or it has no such name.
+    Example:
+        >>> import_code("source", "math:sqrt")(9.0)
+        3.0
+    """
+    module, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"{kind} must name a module that Python can import, and a name in it. Received: {kind}={name!r} ({error}). "
+            "Correct the name, or add the module's directory to PYTHONPATH."
+        ) from error
+    return found
 
 
 def check_call(
     kind: str, named: Any, registry: Mapping[str, Any], arguments: Mapping[str, Any], positional: tuple[None, ...]
 ) -> None:
-    """Checks that a name is registered and that the function takes the arguments."""
-    if isinstance(named, str) and named not in registry:
+    """Checks that a name is registered and that the function takes the arguments.
+
+    Code of the user's own is checked when it is imported.
+    """
+    if not is_code(named):
+        _check_function(kind, named, _registered(kind, named, registry), registry, arguments, positional)
+
+
+def call_named(
+    kind: str, named: Any, registry: Mapping[str, Any], arguments: Mapping[str, Any], *positional: Any
+) -> Any:
+    """Calls the function of a name, or a function.
+
+    An error of a registered function becomes an error in the arguments. An error of other code stays as it is.
+    """
+    if is_code(named):
+        function = import_code(kind, named)
+        _check_function(kind, named, function, registry, arguments, (None,) * len(positional))
+        return function(*positional, **arguments)
+    function = _registered(kind, named, registry)
+    if not isinstance(named, str):
+        return function(*positional, **arguments)
+    try:
+        return function(*positional, **arguments)
+    except TfoptError:
+        raise
+    except (TypeError, ValueError, ArithmeticError) as error:
+        given = f" for {positional}" if positional else ""
+        raise ConfigError(
+            f"arguments must have values that {kind} {named!r} accepts{given}. "
+            f"Received: arguments={dict(arguments)} ({' '.join(str(error).split())}). Correct the values."
+        ) from error
+
+
+def _registered(kind: str, named: Any, registry: Mapping[str, Any]) -> Any:
+    if not isinstance(named, str):
+        return named
+    if named not in registry:
         raise unknown_name(kind, named, registry)
-    function = registry[named] if isinstance(named, str) else named
+    return registry[named]
+
+
+def _check_function(
+    kind: str,
+    named: Any,
+    function: Any,
+    registry: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    positional: tuple[None, ...],
+) -> None:
     if not callable(function) or hasattr(function, "get_weights"):  # a model can be called, but builds nothing
         raise ConfigError(
             f"{kind} must be a name or a function. Received: {kind}={named!r}. "
@@ -29,22 +117,4 @@ def check_call(
         raise ConfigError(
             f"arguments must fit the {kind} {named!r}, which takes: {accepted}. "
             f"Received: arguments={dict(arguments)} ({error}). Correct their names."
-        ) from error
-
-
-def call_named(
-    kind: str, named: Any, registry: Mapping[str, Any], arguments: Mapping[str, Any], *positional: Any
-) -> Any:
-    """Calls a function, or the registered function of a name, whose errors become errors in the arguments."""
-    if not isinstance(named, str):
-        return named(*positional, **arguments)
-    try:
-        return registry[named](*positional, **arguments)
-    except ConfigError:
-        raise
-    except (TypeError, ValueError, ArithmeticError) as error:
-        given = f" for {positional}" if positional else ""
-        raise ConfigError(
-            f"arguments must have values that {kind} {named!r} accepts{given}. "
-            f"Received: arguments={dict(arguments)} ({' '.join(str(error).split())}). Correct the values."
         ) from error

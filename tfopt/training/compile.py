@@ -15,6 +15,8 @@ from tfopt.compat.trainer import built_under
 from tfopt.data.augment.augmentation import Augmentation
 from tfopt.data.augment.config import AugmentConfig
 from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
+from tfopt.models.float32_outputs import float32_outputs as float32_outputs  # also tfopt.training's
+from tfopt.models.float32_outputs import half_outputs
 from tfopt.profiling.tensor_cores import tensor_core_alignment as tensor_core_alignment  # also tfopt.training's
 from tfopt.report import Change, PassReport, Skip
 from tfopt.settings.validation import check_type
@@ -23,7 +25,6 @@ from tfopt.training.keras_differences import state_of_parts, summed_embeddings
 from tfopt.training.memory import out_of_memory_message
 from tfopt.training.pipeline_parallel.step import Stages, split
 from tfopt.training.plan import Plan
-from tfopt.training.precision import half_outputs
 from tfopt.training.step import runtime
 from tfopt.training.step.augment import StepAugmentation, for_model
 from tfopt.training.step.guards import Guard

@@ -74,9 +74,9 @@ class TrainingConfig:
     for sgd, by the square root of the ratio for other optimizers. None uses learning_rate as it is."""
     optimizer_arguments: Arguments = field(default_factory=dict)
     """More arguments of a named optimizer, for example momentum=0.9 nesterov=true global_clipnorm=1.0."""
-    weight_decay: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Share of its value that each weight loses per step, times the learning rate. Biases, and the parameters of
-    normalization layers, lose nothing. 0 is off."""
+    weight_decay: Annotated[float, Ge(0), Lt(1)] | None = None
+    """Share of its value that each weight loses per step, times the learning rate. Biases, and the scales and offsets
+    of normalization layers, lose nothing. None is the default of the optimizer: 0.004 for adamw, 0 for most others."""
     label_smoothing: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Share of each target that is spread evenly over all classes. 0 is off."""
     ema_momentum: Annotated[float, Gt(0), Lt(1)] | None = None
@@ -138,6 +138,7 @@ class TrainingConfig:
             self.optimizer.lower() if isinstance(self.optimizer, str) else self.optimizer
         )  # Keras also accepts "Adam"
         check_name("optimizer", name, OPTIMIZERS, or_a="an instance of Optimizer", accepts=_is_optimizer)
+        _check_of_name(self)
         check_name("strategy", self.strategy, STRATEGIES, or_a="an instance of Strategy", accepts=_is_strategy)
         if self.checkpoint_dir is not None and not str(self.checkpoint_dir).strip():
             raise ConfigError(
@@ -148,6 +149,27 @@ class TrainingConfig:
             raise ConfigError(
                 "checkpoint_dir must be given with resume=True. Received: checkpoint_dir=None. "
                 "Name the directory that holds the checkpoints."
+            )
+
+
+def _check_of_name(config: TrainingConfig) -> None:
+    """Raises ConfigError if a setting that makes a named optimizer comes with an optimizer object."""
+    if isinstance(config.optimizer, str):
+        reserved = {"learning_rate", "weight_decay", "use_ema", "ema_momentum", "name"} & set(
+            config.optimizer_arguments
+        )
+        if reserved:
+            given = {name: config.optimizer_arguments[name] for name in sorted(reserved)}
+            raise ConfigError(
+                "optimizer_arguments must hold what has no setting of its own. Received: "
+                f"optimizer_arguments={given}. Set learning_rate, weight_decay or ema_momentum of the training."
+            )
+        return
+    for name in ("base_batch_size", "optimizer_arguments", "weight_decay", "ema_momentum", "warmup_epochs"):
+        if getattr(config, name):
+            raise ConfigError(
+                f"{name} must be left out with an optimizer object, which has its own settings. Received: "
+                f"{name}={getattr(config, name)!r}. Name the optimizer, for example optimizer='adamw'."
             )
 
 

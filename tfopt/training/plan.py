@@ -18,6 +18,7 @@ from tfopt.report import Decision
 from tfopt.training.config import TrainingConfig
 from tfopt.training.distributed.strategy import choose_strategy, is_multi_worker, pipeline_devices
 from tfopt.training.memory import remat_scope, set_memory_growth, tensor_float_32
+from tfopt.training.optimizers import learning_rate_factor, make_optimizer
 from tfopt.training.precision import choose_precision
 
 # Small models gain most from it (benchmarks/plan_choices.py). A larger number gains little and delays callbacks.
@@ -122,6 +123,26 @@ class Plan:
             _check_service(self)
         return data.pipeline(examples, training=training, **{**settings, **options})
 
+    def optimizer(self, steps_per_epoch: int) -> keras.optimizers.Optimizer:
+        """Makes the optimizer of the configuration, with its schedule, weight decay and moving averages.
+
+        `tfopt.compile` takes this optimizer, and any other that you make.
+
+        Args:
+            steps_per_epoch: Number of steps in an epoch. With `epochs` it decides when the learning rate is zero.
+        Raises:
+            ConfigError: `optimizer_arguments` of the configuration do not fit the optimizer.
+        Example:
+            >>> plan(TrainingConfig(optimizer="adamw", weight_decay=0.05)).optimizer(steps_per_epoch=10).weight_decay
+            0.05
+        """
+        with self.scope():
+            return make_optimizer(
+                self.config,
+                steps=steps_per_epoch * self.config.epochs,
+                warmup_steps=round(steps_per_epoch * self.config.warmup_epochs),
+            )
+
     def __str__(self) -> str:
         width = max(len(decision.setting) for decision in self.decisions)
         values = max(len(decision.value) for decision in self.decisions)
@@ -167,6 +188,9 @@ def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware 
     prefetch, reason = _prefetch(settings)
     decide("prefetch", prefetch, reason)
     decide("global_batch_size", settings.global_batch_size, _batch(settings, strategy))
+    if settings.base_batch_size is not None or settings.warmup_epochs:
+        factor, reason = learning_rate_factor(settings)
+        decide("learning_rate", f"{settings.learning_rate * factor:.4g}", _rate(settings, reason))
     if settings.accumulate > 1:
         decide("accumulate", settings.accumulate, _accumulate(settings, strategy))
     if is_multi_worker(strategy):
@@ -243,6 +267,12 @@ def _batch(config: TrainingConfig, strategy: Any) -> str:
         )
     share = "one device" if replicas == 1 else f"{size // replicas} on each of {replicas} replicas"
     return f"as asked; {share}"
+
+
+def _rate(config: TrainingConfig, reason: str) -> str:
+    fall = "falls along a cosine" if config.decay == "cosine" else "stays"
+    rise = f"rises for {config.warmup_epochs:g} epochs, then " if config.warmup_epochs else ""
+    return f"{reason}; {rise}{fall}"
 
 
 def _accumulate(config: TrainingConfig, strategy: Any) -> str:

@@ -1,22 +1,10 @@
-"""Chooses the precision of training, and finds the outputs of a model that must stay float32.
-
-Half precision is good for matrix products. A softmax, a sigmoid or the logits of a loss need more precision: float16
-has 11 significant bits and ends at 65,504; bfloat16 has 8 significant bits, so that 0.9961 and 1.0 become the same
-probability. So the outputs stay float32. That costs little, since it concerns one small layer.
-"""
+"""Chooses the precision of training."""
 
 from __future__ import annotations
 
-import keras
-
-from tfopt.compat.layers import set_dtype
-from tfopt.errors import UnsupportedModelError, unknown_name
+from tfopt.errors import unknown_name
 from tfopt.hardware import Hardware
-from tfopt.models.structure import layer_path, layers_inside, output_layers
-from tfopt.report import Change, PassReport, Skip
 from tfopt.training.config import PRECISIONS
-
-HALF = ("float16", "bfloat16")
 
 
 def choose_precision(requested: str, hardware: Hardware) -> tuple[str, str]:
@@ -81,74 +69,3 @@ def _drawback(requested: str, hardware: Hardware) -> str | None:
                 *gpu.compute_capability
             )
     return None
-
-
-def half_outputs(model: keras.Model) -> list[keras.Layer]:
-    """Returns the layers that compute the model's outputs in float16 or bfloat16.
-
-    In a functional or Sequential model, these are the layers that compute each output, and the layers after them that
-    only reshape or activate. The outputs of a subclassed model are unknown; its own layers that end in a softmax are
-    returned.
-
-    Example:
-        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="logits", dtype="mixed_float16")])
-        >>> [layer.name for layer in half_outputs(model)]
-        ['logits']
-    """
-    return [layer for layer in output_layers(model) if any(part.compute_dtype in HALF for part in layers_inside(layer))]
-
-
-def float32_outputs(model: keras.Model) -> PassReport:
-    """Makes the layers that `half_outputs` finds compute in float32, in place.
-
-    Only their dtype policy changes. The weights stay, since a mixed policy keeps them in float32. No layer is rebuilt,
-    and a saved model keeps the change. Call this before `compile`, or compile again: a traced step keeps the old dtype.
-
-    Args:
-        model: A built model. If your own layer holds other layers, they change too. A saved model keeps that change
-            only if the layer's `get_config` includes them.
-    Raises:
-        UnsupportedModelError: The model is not built.
-    Example:
-        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="logits", dtype="mixed_float16")])
-        >>> print(float32_outputs(model))
-        float32 outputs: 1 changed, 0 skipped
-          changed  logits (Dense): mixed_float16 -> float32
-    """
-    if not model.built:
-        raise UnsupportedModelError(
-            f"model must be built. Received: model={model.name!r}, which has no weights yet. "
-            "Call it on one batch first."
-        )
-    changed, skipped, to_change = [], [], []
-    for layer in half_outputs(model):
-        reason = _why_not(layer)
-        if reason:
-            skipped.append(Skip(name=layer_path(model, layer), kind=type(layer).__name__, reason=reason))
-            continue
-        to_change.append(layer)
-        detail = f"{layer.dtype_policy.name} -> float32"
-        changed.append(Change(name=layer_path(model, layer), kind=type(layer).__name__, detail=detail))
-    for layer in to_change:
-        for part in layers_inside(layer):
-            part.dtype_policy = "float32"
-    if to_change and not skipped:
-        _declare_float32(model)
-    report = PassReport(name="float32 outputs", changed=tuple(changed), skipped=tuple(skipped))
-    report.warn_if_unchanged()
-    return report
-
-
-def _why_not(layer: keras.Layer) -> str | None:
-    if any(part.quantization_mode for part in layers_inside(layer)):
-        return "it is quantized, and its policy holds the quantization"
-    if any(weight.dtype in HALF for weight in layer.weights):
-        return "its weights are half precision; build it under a mixed_ policy, which keeps them float32"
-    return None
-
-
-def _declare_float32(model: keras.Model) -> None:
-    """Sets the dtype of `model.outputs`. Keras set it when the model was built, and has no public way to change it."""
-    for output in keras.tree.flatten(getattr(model, "outputs", None) or []):
-        if output.dtype in HALF:
-            set_dtype(output, "float32")

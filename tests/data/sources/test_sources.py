@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-from tfopt.data import SOURCES, Examples, arrays, digits, synthetic
+from tfopt.data import SOURCES, Examples, arrays, digit_masks, digits, synthetic
 from tfopt.errors import ConfigError
 
 
@@ -41,6 +41,17 @@ def test_enlarged_digits_are_images_of_the_same_digits():
     assert np.corrcoef(blocks.ravel(), small.x_train.ravel())[0, 1] > 0.95
 
 
+def test_the_masks_of_digits_name_the_digit_at_its_ink_and_leave_out_the_edge():
+    examples, plain = digit_masks(), digits()
+    assert (examples.outputs, examples.ignored_target, examples.class_names[:3]) == (11, 255, ("paper", "0", "1"))
+    np.testing.assert_array_equal(examples.x_test, plain.x_test)
+    grey, masks = examples.x_test[..., 0], examples.y_test
+    np.testing.assert_array_equal(masks == 0, grey < 0.25)
+    np.testing.assert_array_equal(masks == 255, (grey >= 0.25) & (grey < 0.5))
+    for mask, digit in zip(masks, plain.y_test, strict=True):
+        assert set(mask[mask < 255]) == {0, digit + 1}
+
+
 @pytest.mark.parametrize("test_fraction", [0.1, 0.2, 0.5])
 def test_every_class_has_its_share_in_both_parts(test_fraction):
     examples = digits(image_size=8, test_fraction=test_fraction)
@@ -49,7 +60,7 @@ def test_every_class_has_its_share_in_both_parts(test_fraction):
     assert np.abs(held_out - total * test_fraction).max() <= 1
 
 
-@pytest.mark.parametrize("source", ["digits", "synthetic"])
+@pytest.mark.parametrize("source", ["digits", "digit_masks", "synthetic"])
 def test_a_source_gives_the_same_each_time_and_another_split_by_another_seed(source):
     assert equal(SOURCES[source](), SOURCES[source]())
     assert not equal(SOURCES[source](seed=0), SOURCES[source](seed=1))

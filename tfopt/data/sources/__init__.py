@@ -10,6 +10,7 @@ from tfopt.data.files.image_folder import image_folder
 from tfopt.data.files.numpy_files import numpy_files
 from tfopt.data.files.tfrecord import tfrecord
 from tfopt.data.sources.cifar import cifar10, cifar100
+from tfopt.data.sources.digit_masks import digit_masks
 from tfopt.data.sources.digits import digits
 from tfopt.data.sources.huggingface import huggingface
 from tfopt.data.sources.imdb import imdb
@@ -24,6 +25,7 @@ SOURCES: dict[str, Callable[..., Examples]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
     "csv": csv,
+    "digit_masks": digit_masks,
     "digits": digits,
     "fashion_mnist": fashion_mnist,
     "image_folder": image_folder,

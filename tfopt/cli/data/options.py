@@ -29,7 +29,7 @@ class MeasureOptions:
     """
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
-    """Name of a data source or a recipe, or a .toml file."""
+    """Name of a data source or a recipe, a .toml file, or package.module:function of a source of your own."""
     arguments: Arguments = field(default_factory=dict)
     """Arguments of the source, for example image_size=32."""
     batch_size: Annotated[int, Ge(1)] | None = None
@@ -53,7 +53,7 @@ class ConvertOptions:
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
-    """Name of a data source."""
+    """Name of a data source, or package.module:function of your own."""
     directory: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
     """Directory of the files."""
     arguments: Arguments = field(default_factory=dict)

@@ -10,14 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from tfopt.cli.own_code import look_beside, read_recipe
 from tfopt.data import Examples
+from tfopt.data.config import DataConfig
 from tfopt.data.examples import Split
 from tfopt.data.sources import SOURCES
-from tfopt.errors import ConfigError, unknown_name
-from tfopt.recipes import RECIPES, find_recipe
-from tfopt.settings.calls import call_named
+from tfopt.errors import ConfigError
+from tfopt.recipe import Recipe
+from tfopt.recipes import RECIPES
+from tfopt.settings.calls import is_code
 from tfopt.tasks.scores import Score
-from tfopt.tasks.task import TASKS, Task
+from tfopt.tasks.task import Task
 
 DEFAULT_METRIC = "accuracy"
 
@@ -53,9 +56,7 @@ class ExampleData:
             )
         if metric is not None:
             return metric
-        if task is not None and task not in TASKS:
-            raise unknown_name("task", task, TASKS)
-        found = self.task if task is None else TASKS[task]
+        found = self.task if task is None else Recipe(name="", task=task).find_task()
         if found is None:
             return DEFAULT_METRIC
         return found.score(self.examples or _without_source(self.arrays))
@@ -65,8 +66,8 @@ def find_example_data(name: str) -> ExampleData:
     """Returns the examples of a file, a source or a recipe.
 
     Args:
-        name: A .npy file of inputs; a .npz file with an array x and, for labels, y; the name of a source; or a recipe,
-            by its name or its .toml file.
+        name: A .npy file of inputs; a .npz file with an array x and, for labels, y; the name of a source, or
+            package.module:function; or a recipe, by its name or its .toml file.
     Raises:
         ConfigError: The file, source or recipe does not exist, or the file has other content.
     Example:
@@ -74,10 +75,11 @@ def find_example_data(name: str) -> ExampleData:
         ...     print(x.shape)
         (32, 32, 32, 1)
     """
-    if name in SOURCES:
-        return ExampleData(examples=call_named("source", name, SOURCES, {}))
+    if name in SOURCES or is_code(name):
+        look_beside()
+        return ExampleData(examples=DataConfig(source=name).load())
     if name in RECIPES or name.endswith(".toml"):
-        recipe = find_recipe(name)
+        recipe = read_recipe(name)
         return ExampleData(examples=recipe.data.load(), task=recipe.find_task())
     if Path(name).suffix not in (".npy", ".npz"):
         raise ConfigError(

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tfopt.cli.data_options import ConvertOptions, ListOptions, MeasureOptions, ServeOptions
+from tfopt.cli.data.options import ConvertOptions, ListOptions, MeasureOptions, ServeOptions
 from tfopt.cli.exit_codes import SUCCESS, WRONG_USE
+from tfopt.cli.own_code import look_beside, read_recipe
 from tfopt.cli.parsing import arguments_of, parse_words, start_tensorflow
 from tfopt.cli.printing import print_json, print_rows
 from tfopt.errors import ConfigError, unknown_name
@@ -79,6 +80,7 @@ def convert_command(words: list[str]) -> int:
     from tfopt.data.config import DataConfig
 
     config = DataConfig(source=options.source, arguments=options.arguments)
+    look_beside()
     start_tensorflow()
     from tfopt.data import convert
 
@@ -121,9 +123,11 @@ def _named(name: str, arguments: Mapping[str, Any]) -> tuple[Any, int]:
     """Returns the settings of the data, and the batch size, of a source or a recipe."""
     from tfopt.data.config import DataConfig
     from tfopt.data.sources import SOURCES
-    from tfopt.recipes import RECIPES, find_recipe
+    from tfopt.recipes import RECIPES
+    from tfopt.settings.calls import is_code
 
-    if name in SOURCES:
+    look_beside()
+    if name in SOURCES or is_code(name):
         return DataConfig(source=name, arguments=arguments), BATCH
     if name not in RECIPES and Path(name).suffix != ".toml":
         raise unknown_name("source or recipe", name, [*SOURCES, *RECIPES])
@@ -132,7 +136,7 @@ def _named(name: str, arguments: Mapping[str, Any]) -> tuple[Any, int]:
             f"arguments belong to a source, and a recipe has its own. Received: {name!r} and "
             f"arguments={dict(arguments)}. Change them in the recipe."
         )
-    recipe = find_recipe(name)
+    recipe = read_recipe(name)
     return recipe.data, recipe.training.global_batch_size
 
 

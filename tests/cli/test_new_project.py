@@ -1,0 +1,111 @@
+"""`tfopt init`, the run of what it writes, runs of several recipes, and `tfopt recipes diff`."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfopt.cli import main
+from tfopt.cli.data.example_data import find_example_data
+from tfopt.errors import ConfigError
+from tfopt.recipe.new_project import write_project
+
+SHORT = ["--no-pruning", "--no-quantization", "--epochs", "1", "--max-examples", "64"]
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("train", None)
+
+
+def test_init_writes_files_that_run_from_the_command(workplace, capsys):
+    assert main(["init", "mine/project"]) == 0
+    said = capsys.readouterr().out
+    assert "Run it: python mine/project/train.py" in said
+    assert "tfopt run mine/project/recipe.toml --allow-code" in said
+    assert main(["run", "mine/project/recipe.toml", *SHORT]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "model.builder must be a registered name unless you allow the file to run code" in line
+    assert "--allow-code" in line
+    assert main(["run", "mine/project/recipe.toml", "--allow-code", *SHORT]) == 0
+    assert (workplace / "saved_models/mine/float32/saved_model.pb").is_file()
+
+
+def test_own_sources_and_tasks_work_wherever_a_name_does(workplace, capsys):
+    write_project(".")
+    Path("train.py").write_text(
+        Path("train.py").read_text() + "\n\nfrom tfopt.tasks import TASKS\n\nOWN = TASKS['regression']\n"
+    )
+    assert main(["data", "measure", "train:load", "--seconds", "0.5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["examples_per_second"] > 0
+    assert main(["data", "measure", "recipe.toml", "--seconds", "0.5"]) == 2
+    assert "--allow-code" in capsys.readouterr().err
+    assert main(["data", "measure", "recipe.toml", "--seconds", "0.5", "--allow-code"]) == 0
+    assert main(["run", "recipe.toml", "--allow-code", *SHORT]) == 0
+    capsys.readouterr()
+    for words in (["train:load"], ["recipe.toml", "--allow-code"]):
+        assert main(["verify", "saved_models/mine/float32", "--json", "--data", *words]) == 0
+        assert json.loads(capsys.readouterr().out)["accuracy"] > 0
+    scored = find_example_data("train:load").metric(None, "train:OWN")
+    assert scored.name == "mean_absolute_error"
+    assert main(["data", "convert", "train:load", "records"]) == 0
+    assert list(Path("records").glob("*train*"))
+
+
+@pytest.mark.slow
+def test_the_script_runs_as_written(workplace):
+    script, _ = write_project("project")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    receipts = json.loads((workplace / "saved_models/mine/receipts.json").read_text())
+    assert list(receipts) == ["float32", "pruned", "int8"]
+    assert receipts["int8"]["accuracy"] > 0.95
+
+
+def test_init_keeps_what_is_there(workplace, capsys):
+    Path("recipe.toml").write_text("mine")
+    assert main(["init", "."]) == 2
+    assert "must not have its files yet. Received: . with recipe.toml" in capsys.readouterr().err
+    assert [path.name for path in workplace.iterdir()] == ["recipe.toml"]
+    with pytest.raises(ConfigError, match="directory must be a directory"):
+        write_project("recipe.toml")
+    assert main(["init", "new", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == ["new/train.py", "new/recipe.toml"]
+
+
+def test_diff_lists_each_setting_once(workplace, capsys):
+    Path("mine.toml").write_text('base = "digits_cnn"\nquantization = false\n[training]\nepochs = 3')
+    assert main(["recipes", "diff", "digits_cnn", "mine.toml"]) == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert (rows["name"], rows["quantization"]) == ("digits_cnn -> mine", "on -> off")
+    assert rows["training.epochs"].endswith(" -> 3")
+    assert main(["recipes", "diff", "digits_cnn", "mine.toml", "--json"]) == 0
+    found = {each["setting"]: each["second"] for each in json.loads(capsys.readouterr().out)}
+    assert found["training.epochs"] == 3
+    assert main(["recipes", "diff", "mine.toml", "mine.toml"]) == 0
+    assert capsys.readouterr().out == "mine.toml and mine.toml have the same settings\n"
+    assert main(["recipes", "diff", "mine.toml", "nosuch"]) == 2
+
+
+def test_several_recipes_run_as_one(workplace, capsys):
+    Path("small.toml").write_text(
+        "pruning = false\nquantization = false\n[training]\nepochs = 1\n[data]\nmax_examples = 40\n"
+        '[model]\nbuilder = "mlp"\narguments = {units = [4]}'
+    )
+    assert main(["run", "digits_cnn", "small.toml", "--no-pruning", "--no-quantization"]) == 0
+    assert "digits_cnn+small" in capsys.readouterr().out
+    assert Path("saved_models/digits_cnn+small/float32").is_dir()
+
+
+def test_a_run_has_one_form(workplace, capsys):
+    assert main(["run", "digits_cnn", "--quick", "--form", "full"]) == 2
+    assert "A run has one form at most. Received: quick, full" in capsys.readouterr().err
+    assert main(["run", "digits_cnn", "--form", "nosuch"]) == 2
+    assert "Unknown form 'nosuch'" in capsys.readouterr().err

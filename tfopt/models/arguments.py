@@ -1,0 +1,47 @@
+"""The rules of the arguments that builders share, by the name of the argument."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Lt, MinLen
+
+from tfopt.settings.validation import Remedy, check_value
+
+AtLeastOne = Annotated[int, Ge(1)]
+Side = AtLeastOne | None
+OfEachStage = Annotated[tuple[AtLeastOne, ...], MinLen(1), Remedy("Give one number for each stage.")]
+Share = Annotated[float, Ge(0), Lt(1), Remedy("It is a fraction; 0 is off.")]
+
+# A list counts as a tuple.
+RULES: dict[str, Any] = {
+    "depth": AtLeastOne,
+    "depths": OfEachStage,
+    "drop_path": Share,
+    "dropout": Share,
+    "heads": AtLeastOne,
+    "input_shape": Annotated[tuple[Side, Side, AtLeastOne], Remedy("It is (height, width, channels).")],
+    "kernel_size": AtLeastOne,
+    "layer_scale": Annotated[float, Ge(0), Lt(math.inf), Remedy("1e-6 is usual.")],
+    "mlp_units": AtLeastOne | None,
+    "outputs": AtLeastOne,
+    "patch_size": AtLeastOne,
+    "pool": Literal["token", "mean"],
+    "width": AtLeastOne,
+    "widths": OfEachStage,
+}
+
+
+def check_arguments(**values: Any) -> None:
+    """Raises ConfigError unless each argument of a builder of models of images follows the rule of its name.
+
+    Example:
+        >>> check_arguments(input_shape=(32, 32, 1), outputs=10, dropout=0.1)
+        >>> check_arguments(dropout=10)
+        Traceback (most recent call last):
+        ...
+        tfopt.errors.ConfigError: dropout must be in [0, 1). Received: dropout=10. It is a fraction; 0 is off.
+    """
+    for name, value in values.items():
+        check_value(name, value, RULES[name])
