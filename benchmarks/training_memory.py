@@ -4,9 +4,9 @@
 
 Each cell trains in a process of its own, by Keras' `fit` under a plan without XLA. The figure is the peak resident
 memory of the process above that before the model is built: TensorFlow is then loaded, and has already trained a small
-model. It is the median over several calls of `fit`, after a first one that is not measured. glibc gives freed blocks back to the system at once, so that the peak is not that of a heap full
-of holes. The estimate holds the tensors alone; the difference is the work space of the kernels and what two threads
-compute at the same time.
+model. It is the median over several calls of `fit`, after a first one that is not measured. glibc gives freed blocks
+back to the system at once. oneDNN is off, because it allocates from a pool that keeps what is freed. The estimate holds
+the tensors alone; the difference is the work space of the kernels and what two threads compute at the same time.
 
 Results go to benchmarks/results/training_memory.json: `median_error` and `largest_error` are relative to the measured
 peak. The run takes about fifteen minutes on two cores.
@@ -103,7 +103,8 @@ def write(cells: list[dict[str, Any]]) -> None:
 
     errors = [abs(cell["relative_error"]) for cell in cells]
     results = {
-        "what": f"peak of {STEPS} training steps, median of {ROUNDS}, above the process before the model is built, without XLA, on a CPU",
+        "what": f"peak of {STEPS} training steps, median of {ROUNDS}, above the process before the model is built; "
+        "without XLA and oneDNN, on a CPU",
         "tensorflow": tf.__version__,
         "median_error": round(median(errors), 3),
         "largest_error": round(max(errors), 3),

@@ -6,5 +6,6 @@ operations that a graph executes.
 
 from tfopt.profiling.cost.flops import FlopCount, OperationCount, count_flops
 from tfopt.profiling.cost.memory import TrainingMemory, training_memory
+from tfopt.profiling.cost.model_cost import ModelCost, model_cost
 
-__all__ = ["FlopCount", "OperationCount", "TrainingMemory", "count_flops", "training_memory"]
+__all__ = ["FlopCount", "ModelCost", "OperationCount", "TrainingMemory", "count_flops", "model_cost", "training_memory"]

@@ -27,10 +27,10 @@ SHARES_INPUT = frozenset({
 WRITES_NOTHING = frozenset({"Const", "Placeholder", "NoOp", "VarHandleOp", "Shape", "ShapeN"})
 OVERWRITES_INPUT = frozenset({
     "Add", "AddV2", "AddN", "BiasAdd", "Cast", "Elu", "EluGrad", "Erf", "Exp", "GreaterEqual", "LeakyRelu", "Log",
-    "Log1p", "LogSoftmax", "Maximum", "Minimum", "Mul", "MulNoNan", "Neg", "Pow", "RealDiv", "Reciprocal", "Relu", "Relu6",
-    "Relu6Grad", "ReluGrad", "Rsqrt", "RsqrtGrad", "Select", "SelectV2", "Selu", "SeluGrad", "Sigmoid", "SigmoidGrad",
-    "Softmax", "Softplus", "SoftplusGrad", "Sqrt", "SqrtGrad", "Square", "SquaredDifference", "Sub", "Tanh", "TanhGrad",
-    "Xdivy",
+    "Log1p", "LogSoftmax", "Maximum", "Minimum", "Mul", "MulNoNan", "Neg", "Pow", "RealDiv", "Reciprocal", "Relu",
+    "Relu6", "Relu6Grad", "ReluGrad", "Rsqrt", "RsqrtGrad", "Select", "SelectV2", "Selu", "SeluGrad", "Sigmoid",
+    "SigmoidGrad", "Softmax", "Softplus", "SoftplusGrad", "Sqrt", "SqrtGrad", "Square", "SquaredDifference", "Sub",
+    "Tanh", "TanhGrad", "Xdivy",
 })  # fmt: skip
 
 

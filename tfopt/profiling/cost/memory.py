@@ -9,8 +9,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.errors import ConfigError, UnsupportedModelError, unknown_name
 from tfopt.models.structure import output_layers
+from tfopt.number_text import short_bytes
 from tfopt.profiling.cost.liveness import peak_memory
 from tfopt.profiling.cost.trace import input_specs
 from tfopt.report import Record
@@ -46,9 +47,22 @@ class TrainingMemory(Record):
     @property
     def total_bytes(self) -> int:
         """Sum of the parts."""
-        return (
-            self.weights_bytes + self.optimizer_bytes + self.input_bytes + self.gradient_bytes + self.activation_bytes
-        )
+        return sum(self.parts().values())
+
+    def parts(self) -> dict[str, int]:
+        """Returns the bytes by what they hold."""
+        return {
+            "weights": self.weights_bytes,
+            "optimizer": self.optimizer_bytes,
+            "inputs": self.input_bytes,
+            "gradients": self.gradient_bytes,
+            "activations": self.activation_bytes,
+        }
+
+    def __str__(self) -> str:
+        head = f"{short_bytes(self.total_bytes)} for a batch of {self.batch_size} with {self.optimizer}"
+        lines = [f"  {part:12} {short_bytes(size)}" for part, size in self.parts().items()]
+        return "\n".join([f"{head} in {self.precision}", *lines])
 
 
 def training_memory(
@@ -149,8 +163,6 @@ def _bytes(tensors: Sequence[Any]) -> int:
 def _with_precision(model: keras.Model, precision: str) -> keras.Model:
     """Returns a copy of a model whose layers have another dtype policy. The output layers keep float32."""
     if precision not in PRECISIONS:
-        from tfopt.errors import unknown_name
-
         raise unknown_name("precision", precision, PRECISIONS)
     outputs = {layer.name for layer in output_layers(model)}
 
@@ -164,7 +176,7 @@ def _with_precision(model: keras.Model, precision: str) -> keras.Model:
         copy = keras.models.clone_model(model, clone_function=changed)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise UnsupportedModelError(
-            f"precision needs a model that can be built again from its configuration. Received: {model.name!r} ({error}). "
-            f"Build it with the policy {precision!r} and leave precision out."
+            f"precision needs a model that can be built again from its configuration. Received: {model.name!r} "
+            f"({error}). Build it with the policy {precision!r} and leave precision out."
         ) from error
     return copy
