@@ -69,6 +69,26 @@ CASES: dict[str, Case] = {
         precisions=("float32", "mixed_bfloat16"),
         optimizer="sgd",
     ),
+    "mobilenet_v2_96": Case(builder="mobilenet_v2", input_shape=(96, 96, 3), arguments={}, batch_sizes=(16, 64)),
+    "resnet50_128": Case(builder="resnet50", input_shape=(128, 128, 3), arguments={}, batch_sizes=(4, 16)),
+    "vit_tiny_64": Case(
+        builder="vit",
+        input_shape=(64, 64, 3),
+        arguments={"patch_size": 8},
+        batch_sizes=(32, 128),
+        precisions=("float32", "mixed_bfloat16"),
+        optimizer="adamw",
+    ),
+    "convnext_64": Case(
+        builder="convnext",
+        input_shape=(64, 64, 3),
+        arguments={"depths": (2, 2, 2), "widths": (48, 96, 192)},
+        batch_sizes=(32, 128),
+        optimizer="adamw",
+    ),
+    "unet_128": Case(
+        builder="unet", input_shape=(128, 128, 3), arguments={"width": 16, "depth": 4}, batch_sizes=(8, 32), outputs=4
+    ),
 }
 
 

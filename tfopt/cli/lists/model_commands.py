@@ -80,15 +80,8 @@ def models_command(words: list[str]) -> int:
     of, published = costs["memory_of"], costs["models"]
     print()  # noqa: T201
     print_rows([*zip(("published", *published), cost_texts(published), strict=True)])
-    print_rows(
-        [
-            (
-                "",
-                f"Multiply-adds are those of one example. To train is the memory for a batch of {of['batch_size']}, with "
-                f"{of['optimizer']} in {of['precision']}. {memory_note(costs)}",
-            )
-        ]
-    )
+    memory = f"a batch of {of['batch_size']} with {of['optimizer']} in {of['precision']}"
+    print_rows([("", f"Multiply-adds of one example; memory to train {memory}. {memory_note(costs)}")])
     return SUCCESS
 
 

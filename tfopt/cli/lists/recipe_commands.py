@@ -53,9 +53,7 @@ def recipes_command(words: list[str]) -> int:
     known = {name: cost for name, cost in costs["recipes"].items() if name in RECIPES and "parameters" in cost}
     print()  # noqa: T201
     print_rows([*zip(("cost", *known), cost_texts(known), strict=True)])
-    print_rows(
-        [("", f"Multiply-adds are those of one example. To train is the memory for a batch. {memory_note(costs)}")]
-    )
+    print_rows([("", f"Multiply-adds of one example; memory to train a batch. {memory_note(costs)}")])
     return SUCCESS
 
 

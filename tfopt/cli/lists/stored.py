@@ -27,7 +27,8 @@ def cost_texts(costs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Returns a head and one line for each cost, with the figures below each other.
 
     Example:
-        >>> for line in cost_texts({"small": {"task": "any", "parameters": 10, "multiply_adds": 8, "memory_bytes": 2000}}):
+        >>> cost = {"task": "any", "parameters": 10, "multiply_adds": 8, "memory_bytes": 2000}
+        >>> for line in cost_texts({"small": cost}):
         ...     print(line)
         task  parameters  multiply-adds  to train
         any           10              8   2.00 kB
@@ -42,12 +43,11 @@ def cost_texts(costs: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for cost in costs.values()
     ]
     widths = [max(len(row[place]) for row in cells) for place in range(len(COLUMNS))]
-    return [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in cells
-    ]
+    lines = []
+    for task, *figures in cells:
+        right = (figure.rjust(width) for figure, width in zip(figures, widths[1:], strict=True))
+        lines.append("  ".join([task.ljust(widths[0]), *right]))
+    return lines
 
 
 def memory_note(costs: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt import notebook
 from tfopt.errors import ConfigError, UnsupportedModelError, unknown_name
 from tfopt.models.structure import output_layers
 from tfopt.number_text import short_bytes
@@ -49,6 +50,12 @@ class TrainingMemory(Record):
         """Sum of the parts."""
         return sum(self.parts().values())
 
+    @property
+    def headline(self) -> str:
+        """The sum, and what it is for."""
+        head = f"{short_bytes(self.total_bytes)} for a batch of {self.batch_size} with {self.optimizer}"
+        return f"{head} in {self.precision}"
+
     def parts(self) -> dict[str, int]:
         """Returns the bytes by what they hold."""
         return {
@@ -59,10 +66,13 @@ class TrainingMemory(Record):
             "activations": self.activation_bytes,
         }
 
+    def _repr_html_(self) -> str:
+        rows = [(part, short_bytes(size)) for part, size in self.parts().items()]
+        return notebook.block(self.headline, notebook.table(rows, figures=1))
+
     def __str__(self) -> str:
-        head = f"{short_bytes(self.total_bytes)} for a batch of {self.batch_size} with {self.optimizer}"
         lines = [f"  {part:12} {short_bytes(size)}" for part, size in self.parts().items()]
-        return "\n".join([f"{head} in {self.precision}", *lines])
+        return "\n".join([self.headline, *lines])
 
 
 def training_memory(

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from tfopt import notebook
 from tfopt.number_text import short_bytes, short_count
 from tfopt.profiling.cost.flops import count_flops
 from tfopt.profiling.cost.memory import TrainingMemory, training_memory
@@ -50,6 +51,9 @@ class ModelCost(Record):
             f"{memory.optimizer} in {memory.precision}: "
             + ", ".join(f"{part} {short_bytes(size)}" for part, size in memory.parts().items()),
         }
+
+    def _repr_html_(self) -> str:
+        return notebook.block(self.name, notebook.pairs(self.rows()))
 
     def __str__(self) -> str:
         return "\n".join([self.name, *(f"  {name:16} {value}" for name, value in self.rows().items())])
