@@ -119,7 +119,7 @@ def has_example(value):
     return inspect.isfunction(value) or (inspect.isclass(value) and not issubclass(value, Exception))
 
 
-RETURNED = {"RunResult", "Artifact", "FlopCount", "Plan", "QuantizedModel", "Receipt"}
+RETURNED = {"RunResult", "Artifact", "FlopCount", "ModelCost", "Plan", "QuantizedModel", "Receipt", "TrainingMemory"}
 
 
 @pytest.mark.parametrize(

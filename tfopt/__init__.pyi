@@ -15,7 +15,7 @@ from .exporting.saved_model import Artifact, export
 from .exporting.verification.verify import verify
 from .hardware import Hardware
 from .models.float32_outputs import float32_outputs
-from .profiling.cost import FlopCount, count_flops
+from .profiling.cost import FlopCount, ModelCost, TrainingMemory, count_flops, model_cost, training_memory
 from .profiling.monitor import GpuMonitor
 from .profiling.tensor_cores import tensor_core_alignment
 from .pruning import PruningConfig, PruningSchedule, prune
@@ -57,6 +57,10 @@ __all__ = [
     "GpuMonitor",
     "count_flops",
     "FlopCount",
+    "training_memory",
+    "TrainingMemory",
+    "model_cost",
+    "ModelCost",
     "Hardware",
     # passes
     "PruningConfig",

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfopt import notebook
 from tfopt.errors import TfoptWarning
 from tfopt.score_text import is_share, score_label, show_score
 
@@ -81,9 +82,20 @@ class PassReport(Record):
     metrics: Mapping[str, float] = field(default_factory=dict)
     steps: Sequence[Change] = ()
 
-    def __str__(self) -> str:
+    @property
+    def headline(self) -> str:
+        """The numbers of changes and skips, and the figures, in one line."""
         figures = "".join(f", {name} {value:.4g}" for name, value in self.metrics.items())
-        lines = [f"{self.name}: {len(self.changed)} changed, {len(self.skipped)} skipped{figures}"]
+        return f"{self.name}: {len(self.changed)} changed, {len(self.skipped)} skipped{figures}"
+
+    def _repr_html_(self) -> str:
+        rows = [("step", each.name, each.kind, each.detail) for each in self.steps]
+        rows += [("changed", each.name, each.kind, each.detail) for each in self.changed]
+        rows += [("skipped", each.name, each.kind, each.reason) for each in self.skipped]
+        return notebook.block(self.headline, notebook.table(rows))
+
+    def __str__(self) -> str:
+        lines = [self.headline]
         lines += [f"  step     {step.name} ({step.kind}): {step.detail}" for step in self.steps]
         lines += [f"  changed  {change.name} ({change.kind}): {change.detail}" for change in self.changed]
         lines += [f"  skipped  {skip.name} ({skip.kind}): {skip.reason}" for skip in self.skipped]
@@ -216,8 +228,9 @@ class Receipt(Record):
         baseline = self.baseline_scores.get(name)
         return self.show_score(name) + ("" if baseline is None else f" (baseline {show_score(name, baseline)})")
 
-    def __str__(self) -> str:
-        rows = {
+    def rows(self) -> dict[str, str]:
+        """Returns the figures as text, by what they are."""
+        return {
             "precision": self.precision
             + ("" if self.signature == "serving_default" else f", signature {self.signature}"),
             **{score_label(name).lower(): self._score(name) for name in score_names([self])},
@@ -232,7 +245,13 @@ class Receipt(Record):
             "kernels": ", ".join(f"{count} {name}" for name, count in self.kernels.items()) or "none",
             "device": f"{self.device}, TensorFlow {self.tensorflow_version}",
         }
-        lines = [self.artifact, *(f"  {name:24} {value}" for name, value in rows.items())]
+
+    def _repr_html_(self) -> str:
+        problems = notebook.table([("problem", problem) for problem in self.problems], marked=range(len(self.problems)))
+        return notebook.block(self.artifact, notebook.pairs(self.rows()), problems)
+
+    def __str__(self) -> str:
+        lines = [self.artifact, *(f"  {name:24} {value}" for name, value in self.rows().items())]
         return "\n".join(lines + [f"  problem: {problem}" for problem in self.problems])
 
 

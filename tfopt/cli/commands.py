@@ -10,11 +10,13 @@ from typing import Any
 
 from tfopt.cli.data.commands import data_command
 from tfopt.cli.exit_codes import CHECK_FAILED, SUCCESS, WRONG_USE, CheckError
-from tfopt.cli.options import DevicesOptions, LaunchOptions, ModelsOptions, RecipesOptions, VerifyOptions
+from tfopt.cli.lists.model_commands import models_command
+from tfopt.cli.lists.recipe_commands import recipes_command
+from tfopt.cli.options import DevicesOptions, LaunchOptions, VerifyOptions
 from tfopt.cli.own_code import look_beside, read_recipe
-from tfopt.cli.parsing import arguments_of, parse_words, start_tensorflow
-from tfopt.cli.printing import ProgressConsole, print_json, print_rows
-from tfopt.cli.project_commands import diff_command, init_command
+from tfopt.cli.parsing import parse_words, start_tensorflow
+from tfopt.cli.printing import ProgressConsole, print_json
+from tfopt.cli.project_commands import init_command
 from tfopt.errors import ArtifactError, ConfigError
 
 RUN_HELP = """\
@@ -60,35 +62,6 @@ def run_command(words: list[str]) -> int:
     if as_json:
         print(result.report.to_json())  # noqa: T201
     return SUCCESS if result.ok else CHECK_FAILED
-
-
-def recipes_command(words: list[str]) -> int:
-    if words[:1] == ["diff"]:
-        return diff_command(words[1:])
-    options = parse_words(RecipesOptions, words, "tfopt recipes")
-    from tfopt.recipes import RECIPES
-
-    if options.json:
-        print_json({name: recipe.to_dict() for name, recipe in RECIPES.items()})
-    else:
-        print_rows([(name, recipe.description) for name, recipe in RECIPES.items()])
-    return SUCCESS
-
-
-def models_command(words: list[str]) -> int:
-    options = parse_words(ModelsOptions, words, "tfopt models")
-    from tfopt.models import BUILDERS
-
-    arguments = {name: arguments_of(builder) for name, builder in BUILDERS.items()}
-    if options.json:
-        print_json(arguments)
-        return SUCCESS
-    rows = []
-    for name, builder in BUILDERS.items():
-        rows.append((name, (builder.__doc__ or "").splitlines()[0]))
-        rows.append(("", "  ".join(f"{argument}={value}" for argument, value in arguments[name].items())))
-    print_rows(rows)
-    return SUCCESS
 
 
 def devices_command(words: list[str]) -> int:

@@ -9,22 +9,6 @@ import tyro
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecipesOptions:
-    """Lists the recipes, each with its description. `tfopt run NAME` runs a recipe."""
-
-    json: bool = False
-    """Print JSON: every recipe with all its settings."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelsOptions:
-    """Lists the model builders that a recipe can name, each with its arguments and their defaults."""
-
-    json: bool = False
-    """Print JSON: every builder with its arguments."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class DevicesOptions:
     """Shows the processor, its instructions for fast arithmetic, the memory and the GPUs of this machine.
 

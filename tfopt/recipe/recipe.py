@@ -14,12 +14,14 @@ import tomli_w
 import tyro
 from annotated_types import MinLen
 
+from tfopt import notebook
 from tfopt.data.config import DataConfig
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.exporting.config import Int8Nodes
 from tfopt.pruning import PruningConfig
 from tfopt.quantization import QuantizationConfig
 from tfopt.recipe.changes import changes_from_defaults, with_changes
+from tfopt.recipe.chosen import chosen_settings, flat
 from tfopt.recipe.model import ModelConfig
 from tfopt.recipe.plain_values import check_names, check_no_code, config_error, plain_values
 from tfopt.settings.calls import import_code, is_code
@@ -185,6 +187,17 @@ class Recipe:
         if "forms" in changes:
             changes["forms"] = {**self.forms, **changes["forms"]}
         return with_changes(self, changes)
+
+    def __str__(self) -> str:
+        """Returns the settings that differ from the defaults, as TOML."""
+        return tomli_w.dumps(chosen_settings(self)).rstrip()
+
+    def _repr_html_(self) -> str:
+        settings = chosen_settings(self)
+        forms = settings.pop("forms", {})
+        name, description = settings.pop("name"), settings.pop("description", "")
+        folded = [notebook.folded(f"form {form}", notebook.table(flat(each))) for form, each in forms.items()]
+        return notebook.block(name, notebook.table(flat(settings)), *folded, note=description)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the settings as plain values, as in TOML. A setting that is None is left out."""

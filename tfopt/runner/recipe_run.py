@@ -15,6 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
+from tfopt import notebook
 from tfopt.atomic.directories import check_target, exclusive
 from tfopt.data import EpochCounter, Examples, InputReport, decide, epoch_steps, measure
 from tfopt.errors import UnsupportedModelError
@@ -25,6 +26,7 @@ from tfopt.recipe import Recipe
 from tfopt.recipes import find_recipe
 from tfopt.report import PassReport, Phase, Receipt, RunReport
 from tfopt.reporting.progress import FitProgress
+from tfopt.reporting.receipt_table import receipt_table
 from tfopt.reporting.terminal import PlanTable, pass_summary
 from tfopt.runner.augmentation import PlacedAugmentation, place_augmentation
 from tfopt.runner.outputs import are_shares, check_outputs
@@ -63,6 +65,26 @@ class RunResult:
     def ok(self) -> bool:
         """Whether every artifact was verified without a problem."""
         return all(receipt.ok for receipt in self.receipts.values())
+
+    def __str__(self) -> str:
+        lines = [f"{self.report.recipe}: {self.report.description}", *map(str, self.report.phases)]
+        return "\n".join([*lines, *map(str, self.receipts.values())])
+
+    def _repr_html_(self) -> str:
+        report = self.report
+        shown = receipt_table(self.receipts, self.export_dir or Path())
+        rows = [(label, *(cell.text for cell in cells)) for label, cells in shown.rows.items()]
+        plan = [(decision.setting, decision.value, decision.reason) for decision in report.plan]
+        problems = [(name, problem) for name, receipt in self.receipts.items() for problem in receipt.problems]
+        return notebook.block(
+            report.recipe,
+            notebook.table(rows, ("", *self.receipts), figures=len(self.receipts), folds=False),
+            notebook.table(problems, marked=range(len(problems))),
+            notebook.pairs(shown.shared),
+            notebook.folded("plan", notebook.table(plan, ("setting", "value", "reason"), folds=False)),
+            notebook.folded("training", notebook.table([(phase.name, str(phase)) for phase in report.phases])),
+            note=report.description,
+        )
 
 
 def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | None = None) -> RunResult:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
-from tfopt import data
+from tfopt import data, notebook
 from tfopt.data import EpochCounter
 from tfopt.errors import ConfigError
 from tfopt.hardware import Hardware, detect
@@ -142,6 +142,10 @@ class Plan:
                 steps=steps_per_epoch * self.config.epochs,
                 warmup_steps=round(steps_per_epoch * self.config.warmup_epochs),
             )
+
+    def _repr_html_(self) -> str:
+        rows = [(decision.setting, decision.value, decision.reason) for decision in self.decisions]
+        return notebook.block("plan", notebook.table(rows, ("setting", "value", "reason"), folds=False))
 
     def __str__(self) -> str:
         width = max(len(decision.setting) for decision in self.decisions)

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from tfopt import notebook
 from tfopt.profiling.cost.multiply_adds import multiply_adds
 from tfopt.profiling.cost.trace import forward_graph, input_specs
 from tfopt.profiling.cost.walk import Scope, branches, called, loop, needed_operations
@@ -66,6 +67,12 @@ class FlopCount(Record):
         for operation in self.operations:
             sums[operation.kind] += operation.total
         return dict(sums.most_common())
+
+    def _repr_html_(self) -> str:
+        rows = [(kind, f"{count:,}") for kind, count in self.by_kind.items()]
+        problems = [("not counted", reason) for reason in self.uncounted]
+        title = f"{self.multiply_adds:,} multiply-adds"
+        return notebook.block(title, notebook.table(rows, figures=1), notebook.table(problems))
 
     def __str__(self) -> str:
         lines = [f"{self.multiply_adds:,} multiply-adds"]

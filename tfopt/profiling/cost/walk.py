@@ -6,7 +6,7 @@ before the run, so the caller chooses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,19 +53,39 @@ class Loop:
 
 
 def needed_operations(graph: Any) -> list[Any]:
-    """Returns the operations that the outputs of a graph need, and those with an effect, in the order of the trace.
+    """Returns the operations that the outputs of a graph need, and those with an effect, each after those it needs.
 
-    TensorFlow does not execute the others.
+    TensorFlow does not execute the others. The order is that of the trace, where that is possible: TensorFlow gives the
+    loop of a forward pass more inputs when it traces the gradient.
     """
-    waiting = [tensor.op for tensor in (*graph.outputs, *graph.control_outputs) if isinstance(tensor, tf.Tensor)]
-    waiting += [operation for operation in graph.control_outputs if isinstance(operation, tf.Operation)]
-    found = set()
+    ends = [each if isinstance(each, tf.Operation) else each.op for each in (*graph.outputs, *graph.control_outputs)]
+    needed = set(_with_sources(ends))
+    order: dict[Any, None] = {}
+    for operation in graph.get_operations():
+        waiting = [operation] if operation in needed else []
+        while waiting:
+            current = waiting[-1]
+            missing = [each for each in _sources(current) if each not in order]
+            if missing and current not in order:
+                waiting += missing
+            else:
+                order[waiting.pop()] = None
+    return list(order)
+
+
+def _sources(operation: Any) -> list[Any]:
+    return [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+
+
+def _with_sources(operations: Iterable[Any]) -> Iterator[Any]:
+    """Yields operations and all operations that they need."""
+    waiting, found = list(operations), set()
     while waiting:
-        operation = waiting.pop()
-        if operation not in found:
-            found.add(operation)
-            waiting += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
-    return [operation for operation in graph.get_operations() if operation in found]
+        current = waiting.pop()
+        if current not in found:
+            found.add(current)
+            waiting += _sources(current)
+            yield current
 
 
 def called(operation: Any, scope: Scope) -> Scope | None:
@@ -130,7 +150,7 @@ def _changes(scope: Scope, place: int) -> bool:
 def _computed(tensor: Any, scope: Scope) -> Any:
     """Computes a tensor from the inputs of its graph that are known."""
     known: dict[Any, Any] = {}
-    for operation in _sources(tensor.op):
+    for operation in _with_sources([tensor.op]):
         given = next((each for each in scope.graph.inputs if each.op is operation), None)
         if given is None:
             continue
@@ -143,14 +163,3 @@ def _computed(tensor: Any, scope: Scope) -> Any:
             return session.run(tensor, known)
     except (tf.errors.OpError, ValueError, TypeError):  # it depends on a variable or on random numbers
         return None
-
-
-def _sources(operation: Any) -> Iterator[Any]:
-    """Yields an operation and all operations that it needs."""
-    waiting, found = [operation], set()
-    while waiting:
-        current = waiting.pop()
-        if current not in found:
-            found.add(current)
-            waiting += [tensor.op for tensor in current.inputs]
-            yield current

@@ -1,0 +1,81 @@
+"""The command `tfopt recipes`: the list of recipes, and the settings and the cost of one recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import tyro
+
+from tfopt.cli.exit_codes import SUCCESS
+from tfopt.cli.lists.stored import cost_texts, memory_note, stored_costs
+from tfopt.cli.own_code import read_recipe
+from tfopt.cli.parsing import parse_words
+from tfopt.cli.printing import print_json, print_rows
+from tfopt.cli.project_commands import diff_command
+from tfopt.number_text import short_bytes, short_count
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipesOptions:
+    """Lists the recipes, each with its task and its cost. tfopt recipes NAME shows one recipe; tfopt recipes diff A B
+    compares two. `tfopt run NAME` runs a recipe.
+    """
+
+    json: bool = False
+    """Print JSON: "recipes" with all their settings, and "costs"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeOptions:
+    """Shows one recipe: its settings as TOML, its forms and its cost."""
+
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME|FILE.toml")]
+    """Name of a recipe, or a .toml file."""
+    json: bool = False
+    """Print JSON."""
+
+
+def recipes_command(words: list[str]) -> int:
+    if words[:1] == ["diff"]:
+        return diff_command(words[1:])
+    if any(not word.startswith("-") for word in words):
+        return _recipe_command(words)
+    options = parse_words(RecipesOptions, words, "tfopt recipes")
+    from tfopt.recipes import RECIPES
+
+    costs = stored_costs()
+    if options.json:
+        recipes = {name: recipe.to_dict() for name, recipe in RECIPES.items()}
+        print_json({"recipes": recipes, "costs": costs["recipes"], "memory_error": costs["memory_error"]})
+        return SUCCESS
+    print_rows([(name, recipe.description) for name, recipe in RECIPES.items()])
+    known = {name: cost for name, cost in costs["recipes"].items() if name in RECIPES and "parameters" in cost}
+    print()  # noqa: T201
+    print_rows([*zip(("cost", *known), cost_texts(known), strict=True)])
+    print_rows([("", f"Multiply-adds of one example; memory to train a batch. {memory_note(costs)}")])
+    return SUCCESS
+
+
+def _recipe_command(words: list[str]) -> int:
+    options: RecipeOptions = parse_words(RecipeOptions, words, "tfopt recipes")
+    recipe = read_recipe(options.name)
+    cost: dict[str, Any] = stored_costs()["recipes"].get(recipe.name, {})
+    if options.json:
+        print_json({"recipe": recipe.to_dict(), "cost": cost or None})
+        return SUCCESS
+    print(recipe)  # noqa: T201
+    forms = {"as it stands": cost, **cost.get("forms", {})}
+    if cost:
+        print()  # noqa: T201
+        print_rows([(f"# {form}", _cost_text(each)) for form, each in forms.items()])
+    return SUCCESS
+
+
+def _cost_text(cost: dict[str, Any] | None) -> str:
+    if not cost or "parameters" not in cost:
+        return "cost unavailable (the examples are not on the machine that counted)"
+    return (
+        f"{short_count(cost['parameters'])} parameters, {short_count(cost['multiply_adds'])} multiply-adds per "
+        f"example, {short_bytes(cost['memory_bytes'])} to train a batch of {cost['batch_size']}"
+    )

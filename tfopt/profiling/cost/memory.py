@@ -1,0 +1,192 @@
+"""Estimates the memory of a training step from its graph, before a GPU runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt import notebook
+from tfopt.errors import ConfigError, UnsupportedModelError, unknown_name
+from tfopt.models.structure import output_layers
+from tfopt.number_text import short_bytes
+from tfopt.profiling.cost.liveness import peak_memory
+from tfopt.profiling.cost.trace import input_specs
+from tfopt.report import Record
+
+PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingMemory(Record):
+    """The memory of a training step in bytes, by what it holds.
+
+    Attributes:
+        batch_size: Number of examples.
+        precision: Name of the dtype policy.
+        optimizer: Name of the optimizer.
+        weights_bytes: The weights, also those that are not trained.
+        optimizer_bytes: The variables of the optimizer.
+        input_bytes: One batch of inputs.
+        gradient_bytes: The gradients that exist at the peak of the step.
+        activation_bytes: The other tensors that exist at the peak: results of layers that the gradient needs, and
+            intermediate results.
+    """
+
+    batch_size: int
+    precision: str
+    optimizer: str
+    weights_bytes: int
+    optimizer_bytes: int
+    input_bytes: int
+    gradient_bytes: int
+    activation_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of the parts."""
+        return sum(self.parts().values())
+
+    @property
+    def headline(self) -> str:
+        """The sum, and what it is for."""
+        head = f"{short_bytes(self.total_bytes)} for a batch of {self.batch_size} with {self.optimizer}"
+        return f"{head} in {self.precision}"
+
+    def parts(self) -> dict[str, int]:
+        """Returns the bytes by what they hold."""
+        return {
+            "weights": self.weights_bytes,
+            "optimizer": self.optimizer_bytes,
+            "inputs": self.input_bytes,
+            "gradients": self.gradient_bytes,
+            "activations": self.activation_bytes,
+        }
+
+    def _repr_html_(self) -> str:
+        rows = [(part, short_bytes(size)) for part, size in self.parts().items()]
+        return notebook.block(self.headline, notebook.table(rows, figures=1))
+
+    def __str__(self) -> str:
+        lines = [f"  {part:12} {short_bytes(size)}" for part, size in self.parts().items()]
+        return "\n".join([self.headline, *lines])
+
+
+def training_memory(
+    model: keras.Model,
+    batch_size: int,
+    precision: str | None = None,
+    optimizer: str | keras.optimizers.Optimizer = "adam",
+    *,
+    open_size: int | None = None,
+    inputs: Any = None,
+) -> TrainingMemory:
+    """Estimates the memory of a training step on one device.
+
+    The step is traced, not run. A walk over its graph finds the largest sum of tensors that exist at the same time. Not
+    included: the work space of kernels, TensorFlow itself (on a GPU with its context several hundred megabytes), and
+    batches that are prepared in advance. The step is that of Keras without XLA, with the cross-entropy of the outputs
+    as loss. The docs give the error against measured peaks.
+
+    Args:
+        model: A built Keras model. It is not changed.
+        batch_size: Number of examples on the device in one step.
+        precision: Name of the dtype policy; None keeps the policies of the layers. Another policy needs a functional or
+            Sequential model.
+        optimizer: Name of a Keras optimizer, or an optimizer, which is not changed.
+        open_size: Size of the open dimensions besides the batch, such as the length of a sequence.
+        inputs: An array or `tf.TensorSpec` for each input, for a subclassed model of several inputs.
+    Raises:
+        ConfigError: A setting is wrong.
+        UnsupportedModelError: The model is not built, or its layers cannot have another precision.
+    Example:
+        >>> model = keras.Sequential([keras.Input((784,)), keras.layers.Dense(100)])
+        >>> memory = training_memory(model, batch_size=32)
+        >>> memory.weights_bytes, memory.optimizer_bytes >= 2 * memory.weights_bytes
+        (314000, True)
+    """
+    if batch_size < 1:
+        raise ConfigError(f"batch_size must be at least 1. Received: batch_size={batch_size}. Pass for example 64.")
+    if precision is not None and precision != model.dtype_policy.name:
+        model = _with_precision(model, precision)
+    specs = input_specs(model, batch_size, open_size, inputs)
+    own = keras.optimizers.get(optimizer)
+    own = type(own).from_config(own.get_config())
+    name = str(own.name)
+    if model.dtype_policy.name == "mixed_float16" and not isinstance(own, keras.optimizers.LossScaleOptimizer):
+        own = keras.optimizers.LossScaleOptimizer(own)  # as keras.Model.compile does
+    own.build(model.trainable_variables)
+    graph, gradients = _step_graph(model, own, specs)
+    peak = peak_memory(graph, gradients)
+    return TrainingMemory(
+        batch_size=batch_size,
+        precision=model.dtype_policy.name,
+        optimizer=name,
+        weights_bytes=_bytes(model.variables),
+        optimizer_bytes=_bytes(own.variables),
+        input_bytes=_bytes(keras.tree.flatten(specs)),
+        gradient_bytes=peak.marked_bytes,
+        activation_bytes=peak.total_bytes - peak.marked_bytes,
+    )
+
+
+def _step_graph(model: keras.Model, optimizer: keras.optimizers.Optimizer, specs: Any) -> tuple[Any, list[Any]]:
+    """Returns the graph of a training step, and the gradients in it."""
+    found: list[Any] = []
+
+    def step(inputs: Any) -> Any:
+        with tf.GradientTape() as tape:
+            outputs = keras.tree.flatten(model(inputs, training=True))
+            loss = tf.add_n(
+                [_loss(output) for output in outputs] + [tf.cast(each, tf.float32) for each in model.losses]
+            )
+            scaled = optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, [variable.value for variable in model.trainable_variables])
+        pairs = [
+            (gradient, variable)
+            for gradient, variable in zip(gradients, model.trainable_variables, strict=True)
+            if gradient is not None
+        ]
+        found.extend(tf.convert_to_tensor(gradient) for gradient, _ in pairs)
+        optimizer.apply_gradients(pairs)
+        return loss
+
+    return tf.function(step).get_concrete_function(specs).graph, found
+
+
+def _loss(output: Any) -> Any:
+    """Returns the cross-entropy of logits, or the mean squared error of single values, for targets of zero."""
+    output = tf.cast(output, tf.float32)
+    if output.shape.rank < 2 or output.shape[-1] == 1:
+        return tf.reduce_mean(output**2)
+    targets = tf.zeros(tf.shape(output)[:-1], tf.int32)
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(targets, output))
+
+
+def _bytes(tensors: Sequence[Any]) -> int:
+    return sum(int(tf.TensorShape(each.shape).num_elements()) * tf.as_dtype(each.dtype).size for each in tensors)
+
+
+def _with_precision(model: keras.Model, precision: str) -> keras.Model:
+    """Returns a copy of a model whose layers have another dtype policy. The output layers keep float32."""
+    if precision not in PRECISIONS:
+        raise unknown_name("precision", precision, PRECISIONS)
+    outputs = {layer.name for layer in output_layers(model)}
+
+    def changed(layer: keras.Layer) -> keras.Layer:
+        config = layer.get_config()
+        if layer.name not in outputs:
+            config["dtype"] = precision
+        return type(layer).from_config(config)
+
+    try:
+        copy = keras.models.clone_model(model, clone_function=changed)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise UnsupportedModelError(
+            f"precision needs a model that can be built again from its configuration. Received: {model.name!r} "
+            f"({error}). Build it with the policy {precision!r} and leave precision out."
+        ) from error
+    return copy
