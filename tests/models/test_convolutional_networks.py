@@ -1,4 +1,4 @@
-"""resnet50, mobilenet_v2, mobilenet_v3 and efficientnet_v2: published numbers, the stem, widths and training."""
+"""resnet50, mobilenet_v2, mobilenet_v3 and efficientnet_v2: strides, stem, widths, and the functions of Keras."""
 
 import keras
 import numpy as np
@@ -7,36 +7,9 @@ from keras import layers
 
 from tfopt.errors import ConfigError
 from tfopt.models import efficientnet_v2, mobilenet_v2, mobilenet_v3, resnet50, resnet_cifar
-from tfopt.models.table import PUBLISHED_MODELS, SMALL_MODELS
+from tfopt.models.table import SMALL_MODELS
 
-NAMES = ("resnet50", "mobilenet_v2", "mobilenet_v3", "efficientnet_v2")
 FROM_KERAS = {"mobilenet_v2": mobilenet_v2, "mobilenet_v3": mobilenet_v3, "efficientnet_v2": efficientnet_v2}
-PUBLISHED = [name for name in PUBLISHED_MODELS if name.split(":")[-1].lower().startswith(("resnet", "mobile", "effi"))]
-
-
-def trained_parameters(model):
-    return sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
-
-
-def multiply_adds(model):
-    """Counts the products of convolutions and dense layers, as the papers do."""
-    total = 0
-    for layer in model.layers:
-        if isinstance(layer, (layers.Conv2D, layers.DepthwiseConv2D)):
-            depthwise = isinstance(layer, layers.DepthwiseConv2D)
-            total += int(np.prod(layer.output.shape[1:])) * int(np.prod(layer.kernel.shape[: 2 if depthwise else 3]))
-        elif isinstance(layer, layers.Dense):
-            total += int(np.prod(layer.kernel.shape))
-    return total
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_parameters_and_multiply_adds_are_the_published_ones(name):
-    published = PUBLISHED_MODELS[name]
-    model = published.build()
-    assert trained_parameters(model) == published.parameters
-    assert multiply_adds(model) == pytest.approx(published.multiply_adds, rel=0.02)
 
 
 def test_resnet50_halves_the_size_in_the_3x3_convolution_and_begins_as_its_shortcuts():
@@ -80,6 +53,7 @@ def test_residual_networks_take_the_momentum_of_their_normalizations(build):
     assert {layer.momentum for layer in model.layers if isinstance(layer, layers.BatchNormalization)} == {0.9}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FROM_KERAS)
 def test_small_images_keep_their_size_in_the_stem(name):
     arguments = SMALL_MODELS[name].arguments
@@ -91,6 +65,7 @@ def test_small_images_keep_their_size_in_the_stem(name):
     assert sizes == {False: (2, 2), True: (4, 4)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FROM_KERAS)
 def test_models_from_keras_compute_what_keras_computes(name):
     """The copy of the graph, with other names and strides, is the same function of the same weights."""
@@ -108,6 +83,7 @@ def test_models_from_keras_compute_what_keras_computes(name):
     np.testing.assert_allclose(body(x), original(x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_width_of_efficientnet_scales_every_layer():
     whole, half = (efficientnet_v2((32, 32, 3), 3, alpha=alpha) for alpha in (1.0, 0.5))
     for layer, narrow in zip(whole.layers, half.layers, strict=True):
@@ -120,33 +96,3 @@ def test_the_width_of_efficientnet_scales_every_layer():
 def test_an_unknown_size_is_refused_with_the_known_ones(build, known):
     with pytest.raises(ConfigError, match=f"Unknown size 'tiny'. Expected one of: {known}"):
         build((32, 32, 3), 3, size="tiny")
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
-def test_logits_are_float32_under_half_precision(name, policy):
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(policy)
-    try:
-        model = SMALL_MODELS[name].build()
-    finally:
-        keras.config.set_dtype_policy(before)
-    assert model.layers[-1].name == "logits"
-    assert model.outputs[0].dtype == "float32"
-    assert "16" in model.get_layer("pool").compute_dtype
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_a_small_model_learns_and_reloads(name, tmp_path):
-    small = SMALL_MODELS[name]
-    model = small.build()
-    generator = np.random.default_rng(0)
-    y = np.arange(32) % 2
-    x = generator.random((32, *small.input_shape), "float32") * 0.2 + 0.6 * y[:, None, None, None]
-    model.compile(keras.optimizers.Adam(3e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    losses = model.fit(x, y, epochs=8, batch_size=16, verbose=0).history["loss"]
-    assert losses[-1] < 0.5 * losses[0]
-    model.save(tmp_path / "model.keras")
-    reloaded = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_allclose(reloaded(x), model(x), atol=1e-5)

@@ -12,8 +12,8 @@ RECIPE = Recipe(
     description="A narrow EfficientNetV2-B0 on 1,797 real handwritten digits",
     model=ModelConfig(builder="efficientnet_v2", arguments={"size": "b0", "alpha": 0.25}),
     data=DataConfig(source="digits", augment=AugmentConfig(crop=4)),
-    training=TrainingConfig(epochs=20, global_batch_size=32, learning_rate=2e-3, warmup_epochs=1, label_smoothing=0.1),
-    pruning=PruningConfig(target_sparsity=0.5, epochs=10, learning_rate=1e-3),
+    training=TrainingConfig(epochs=20, global_batch_size=32, learning_rate=4e-3, warmup_epochs=1, label_smoothing=0.1),
+    pruning=PruningConfig(target_sparsity=0.5, epochs=10, learning_rate=2e-3),
     quantization=QuantizationConfig(),
     export_dir="saved_models/efficientnet_v2",
     forms={
