@@ -35,7 +35,7 @@ def test_every_lstm_is_one_that_cudnn_computes(bidirectional):
         assert settings["use_bias"] is True
         assert settings["unroll"] is False
         assert settings["recurrent_dropout"] == 0
-        assert layer.use_cudnn != False  # noqa: E712
+        assert layer.use_cudnn == "auto"  # Keras sets False if the other settings rule cuDNN out
     assert model.get_layer("logits").kernel.shape == (14 if bidirectional else 7, 4)
     assert [each.rate for each in model.layers if isinstance(each, keras.layers.Dropout)] == [0.2, 0.2]
 
@@ -72,11 +72,13 @@ def test_a_step_of_tcn_sees_no_later_one():
 
 
 def test_every_argument_of_tcn_takes_effect():
-    model = tcn((16, 2), 2, filters=8, kernel_size=5, blocks=3, dropout=0.3, pool="mean")
+    model = tcn((16, 2), 2, filters=8, kernel_size=5, blocks=3, dropout=0.3, pool="mean", norm_momentum=0.8)
     convolutions = [each for each in model.layers if isinstance(each, keras.layers.Conv1D)]
     assert [each.kernel.shape for each in convolutions] == [(1, 2, 8)] + [(5, 8, 8)] * 6
     assert [each.dilation_rate[0] for each in convolutions] == [1, 1, 1, 2, 2, 4, 4]
     assert [each.rate for each in model.layers if isinstance(each, keras.layers.SpatialDropout1D)] == [0.3] * 6
+    norms = [each.momentum for each in model.layers if isinstance(each, keras.layers.BatchNormalization)]
+    assert norms == [0.8] * 6
     assert any(isinstance(each, keras.layers.GlobalAveragePooling1D) for each in model.layers)
 
 

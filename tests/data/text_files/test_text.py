@@ -204,7 +204,7 @@ def test_words_are_hashed_parts_of_words(tmp_path):
     assert (tokens[:, 5] == 0).all()  # the separator fills the last piece
     assert len(set(tokens[:, 3])) == 4
     assert tokens.min() == 0
-    assert tokens.max() < Words.size == 8192
+    assert tokens.max() < Words.size == 16_384
 
 
 def test_hashed_words_are_refused_for_a_language_model():

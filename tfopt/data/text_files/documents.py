@@ -71,7 +71,7 @@ class Words:
     "set", "timeout", "_", "ms". Capital letters do not count. White space is left out. The separator is 0.
     """
 
-    size = 8192
+    size = 16_384
     separator = 0
     dtype = np.uint16
     part = re.compile(r"[^\W\d_A-Z]+|[A-Z][^\W\d_A-Z]+|[A-Z]+(?![^\W\d_A-Z])|\d+|[^\w\s]|_")

@@ -48,7 +48,7 @@ def text_classes(
         max_unreadable: Number of files that may be unreadable or in another encoding; below 1 a share.
         seed: Seed of the split and of the order.
     Returns: Tokens int32 [length], and class numbers. The vocabulary of a model's embedding has 256 tokens for bytes
-        and 8192 for words.
+        and 16,384 for words.
     Raises:
         ConfigError: A folder is missing or holds no text, a file is unreadable, or fewer than two classes remain.
     Example:

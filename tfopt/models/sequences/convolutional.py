@@ -22,6 +22,7 @@ def tcn(
     blocks: int = 8,
     dropout: float = 0.0,
     pool: Literal["last", "mean"] = "last",
+    norm_momentum: float = 0.99,
     steps: int | None = None,
 ) -> keras.Model:
     """Builds residual blocks of two dilated causal convolutions. The dilation doubles from block to block.
@@ -39,6 +40,7 @@ def tcn(
         blocks: Number of blocks.
         dropout: Share of the channels behind each convolution that training sets to zero, the same at all steps.
         pool: Vector that the output layer reads: that of the last step, as in the paper, or the mean of all steps.
+        norm_momentum: Momentum of the moving statistics of batch normalization. 0.9 suits trainings of few steps.
         steps: Number of steps into which the values of an example are divided: 784 reads an image of 28x28 pixels
             pixel by pixel. None takes the first axis of input_shape.
     Returns: A model from [batch, *input_shape] to logits [batch, outputs].
@@ -60,10 +62,10 @@ def tcn(
     inputs = keras.Input(tuple(input_shape), name="sequence")
     x = layers.Conv1D(filters, 1, activation="relu", name="entrance")(rows_of(inputs, input_shape, steps))
     for number in range(blocks):
-        branch = _conv_norm(x, kernel_size, 2**number, f"block{number + 1}_1")
+        branch = _conv_norm(x, kernel_size, 2**number, norm_momentum, f"block{number + 1}_1")
         branch = layers.ReLU(name=f"block{number + 1}_relu")(branch)
         branch = _dropped(branch, dropout, f"block{number + 1}_dropout1")
-        branch = _conv_norm(branch, kernel_size, 2**number, f"block{number + 1}_2")
+        branch = _conv_norm(branch, kernel_size, 2**number, norm_momentum, f"block{number + 1}_2")
         branch = _dropped(branch, dropout, f"block{number + 1}_dropout2")
         x = layers.Add(name=f"block{number + 1}_add")([branch, x])
         x = layers.ReLU(name=f"block{number + 1}_out")(x)
@@ -72,7 +74,7 @@ def tcn(
     return keras.Model(inputs, logits, name="tcn")
 
 
-def _conv_norm(x: KerasTensor, kernel_size: int, dilation: int, name: str) -> KerasTensor:
+def _conv_norm(x: KerasTensor, kernel_size: int, dilation: int, momentum: float, name: str) -> KerasTensor:
     from keras import layers
 
     x = layers.Conv1D(
@@ -84,7 +86,7 @@ def _conv_norm(x: KerasTensor, kernel_size: int, dilation: int, name: str) -> Ke
         kernel_initializer="he_normal",
         name=f"{name}_conv",
     )(x)
-    return layers.BatchNormalization(name=f"{name}_norm")(x)
+    return layers.BatchNormalization(momentum=momentum, name=f"{name}_norm")(x)
 
 
 def _dropped(x: KerasTensor, dropout: float, name: str) -> KerasTensor:

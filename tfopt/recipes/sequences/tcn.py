@@ -9,7 +9,7 @@ from tfopt.training import TrainingConfig
 RECIPE = Recipe(
     name="tcn",
     description="A temporal convolutional network on the rows of 1,797 real handwritten digits",
-    model=ModelConfig(builder="tcn", arguments={"filters": 64, "blocks": 3, "dropout": 0.1}),
+    model=ModelConfig(builder="tcn", arguments={"filters": 64, "blocks": 3, "dropout": 0.1, "norm_momentum": 0.9}),
     data=DataConfig(source="digits", arguments={"image_size": 16}, random_shift=1),
     training=TrainingConfig(epochs=40, global_batch_size=32, learning_rate=3e-3, warmup_epochs=1),
     pruning=PruningConfig(target_sparsity=0.75, epochs=15, learning_rate=1e-3),

@@ -12,7 +12,7 @@ RECIPE = Recipe(
     model=ModelConfig(
         builder="text_encoder",
         arguments={
-            "vocabulary": 8192,
+            "vocabulary": 16_384,
             "width": 128,
             "depth": 1,
             "heads": 4,
