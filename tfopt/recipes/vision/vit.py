@@ -24,7 +24,11 @@ RECIPE = Recipe(
     quantization=QuantizationConfig(),
     export_dir="saved_models/vit",
     forms={
-        "quick": {"training": {"epochs": 4, "warmup_epochs": 1}, "pruning": {"epochs": 2}},
+        "quick": {
+            "model": {"arguments": {"patch_size": 8}},
+            "training": {"epochs": 6, "warmup_epochs": 1},
+            "pruning": {"epochs": 2},
+        },
         # The settings of DeiT, without repeated augmentation and random erasing, which tfopt does not have.
         "full": {
             "description": "DeiT-small with patches of 16 on ImageNet, to be run on GPUs",
