@@ -13,14 +13,14 @@ RECIPE = Recipe(
     model=ModelConfig(builder="vit", arguments={"patch_size": 4, "width": 192, "depth": 4, "heads": 3}),
     data=DataConfig(source="digits", augment=AugmentConfig(crop=3, rotation_degrees=10, zoom=0.1)),
     training=TrainingConfig(
-        epochs=16,
-        global_batch_size=64,
+        epochs=14,
+        global_batch_size=32,
         optimizer="adamw",
         learning_rate=1e-3,
         warmup_epochs=2,
         weight_decay=0.05,
     ),
-    pruning=PruningConfig(target_sparsity=0.5, epochs=6, learning_rate=5e-4),
+    pruning=PruningConfig(target_sparsity=0.5, epochs=8, learning_rate=7e-4),
     quantization=QuantizationConfig(),
     export_dir="saved_models/vit",
     forms={
