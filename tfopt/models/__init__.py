@@ -1,7 +1,7 @@
 """Builders: functions that return a Keras model.
 
 Start in mlp.py, the shortest builder; keras_models.py has the models of keras.applications and KerasHub by name,
-table.py the published models, structure.py reads the layers of any Keras model.
+table.py the published models, layers.py the layers that Keras lacks; structure.py reads the layers of any Keras model.
 
 The first arguments of every builder are `input_shape`, the shape of one example, and `outputs`, the number of classes,
 tokens or values. It returns a functional model in NHWC whose outputs are logits (no softmax), in float32 under any

@@ -13,18 +13,22 @@ RECIPE = Recipe(
     model=ModelConfig(builder="vit", arguments={"patch_size": 4, "width": 192, "depth": 4, "heads": 3}),
     data=DataConfig(source="digits", augment=AugmentConfig(crop=3, rotation_degrees=10, zoom=0.1)),
     training=TrainingConfig(
-        epochs=16,
-        global_batch_size=64,
+        epochs=14,
+        global_batch_size=32,
         optimizer="adamw",
         learning_rate=1e-3,
         warmup_epochs=2,
         weight_decay=0.05,
     ),
-    pruning=PruningConfig(target_sparsity=0.5, epochs=6, learning_rate=5e-4),
+    pruning=PruningConfig(target_sparsity=0.5, epochs=8, learning_rate=7e-4),
     quantization=QuantizationConfig(),
     export_dir="saved_models/vit",
     forms={
-        "quick": {"training": {"epochs": 4, "warmup_epochs": 1}, "pruning": {"epochs": 2}},
+        "quick": {
+            "model": {"arguments": {"patch_size": 8}},
+            "training": {"epochs": 6, "warmup_epochs": 1},
+            "pruning": {"epochs": 2},
+        },
         # The settings of DeiT, without repeated augmentation and random erasing, which tfopt does not have.
         "full": {
             "description": "DeiT-small with patches of 16 on ImageNet, to be run on GPUs",
