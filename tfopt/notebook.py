@@ -92,5 +92,5 @@ def folded(summary: str, content: str) -> str:
 
 
 def _cell(tag: str, text: str, place: int, columns: int, figures: int, style: str) -> str:
-    base = FIGURE if place >= columns - figures else CELL
+    base = FIGURE if place >= columns - figures else f"{CELL};white-space:nowrap" if place == 0 else CELL
     return f'<{tag} style="{base}{";" + style if style else ""}">{html.escape(text)}</{tag}>'

@@ -21,9 +21,9 @@ HELP = """\
 usage: tfopt COMMAND [OPTIONS]
 
   run NAME|FILE.toml   run a recipe: train, prune, quantize, export, verify, report
-  recipes              list the recipes; recipes diff A B lists the settings in which two differ
+  recipes [NAME]       list the recipes, or show one; recipes diff A B lists the settings in which two differ
   init DIR             write a script and a TOML file to start a project of your own
-  models               list the model builders and their arguments
+  models [NAME]        list the model builders and published models, or build one and count its cost
   devices              show the processor, the memory and the GPUs of this machine
   export IN OUT        write a model (.keras or SavedModel) as a SavedModel: float32, int8, ...
   verify DIR           measure an exported artifact in a fresh process
@@ -46,9 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code.
 
     Example:
-        >>> main(["recipes"])
-        digits_cnn     Two convolutions and three dense layers on 1,797 real handwritten digits
-        resnet_cifar  A residual network of 14 layers on 1,797 real handwritten digits
+        >>> main(["recipes", "diff", "digits_cnn", "digits_cnn"])
+        digits_cnn and digits_cnn have the same settings
         0
     """
     words = list(sys.argv[1:] if arguments is None else arguments)

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 # The settings that are shown even if they have their default, because they say what is trained.
-ALWAYS = ("builder", "source", "epochs", "target_sparsity")
+ALWAYS = ("builder", "source", "target_sparsity")
 
 
 def chosen_settings(config: Any) -> dict[str, Any]:

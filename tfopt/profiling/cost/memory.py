@@ -110,20 +110,21 @@ def training_memory(
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1. Received: batch_size={batch_size}. Pass for example 64.")
-    if precision is not None and precision != model.dtype_policy.name:
-        model = _with_precision(model, precision)
+    policy = precision or model.dtype_policy.name
+    if policy != model.dtype_policy.name:
+        model = _with_precision(model, policy)
     specs = input_specs(model, batch_size, open_size, inputs)
     own = keras.optimizers.get(optimizer)
     own = type(own).from_config(own.get_config())
-    name = str(own.name)
-    if model.dtype_policy.name == "mixed_float16" and not isinstance(own, keras.optimizers.LossScaleOptimizer):
+    name = type(own).__name__.lower()
+    if policy == "mixed_float16" and not isinstance(own, keras.optimizers.LossScaleOptimizer):
         own = keras.optimizers.LossScaleOptimizer(own)  # as keras.Model.compile does
     own.build(model.trainable_variables)
     graph, gradients = _step_graph(model, own, specs)
     peak = peak_memory(graph, gradients)
     return TrainingMemory(
         batch_size=batch_size,
-        precision=model.dtype_policy.name,
+        precision=policy,
         optimizer=name,
         weights_bytes=_bytes(model.variables),
         optimizer_bytes=_bytes(own.variables),

@@ -1,0 +1,70 @@
+"""docs/models.md says what is recorded, and the builders do what it says."""
+
+import dataclasses
+import importlib
+import json
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import tfopt
+from tfopt.cli.lists.stored import stored_costs
+from tfopt.models.table import SMALL_MODELS
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def builders(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("builders")
+
+
+@pytest.fixture
+def builders_page(builders):
+    return importlib.import_module("builders_page")
+
+
+def test_the_page_is_written_from_the_recorded_results(builders_page):
+    words = "Run benchmarks/builders.py --page-only, and commit what it writes."
+    results = json.loads(builders_page.RESULTS.read_text())
+    assert builders_page.PAGE.read_text() == builders_page.page(results, stored_costs()), words
+
+
+def test_every_builder_has_recorded_cells_and_none_fails(builders):
+    recorded = json.loads(builders.RESULTS.read_text())["builders"]
+    assert sorted(recorded) == sorted(SMALL_MODELS), "Run benchmarks/builders.py --only-new, and commit what it writes."
+    for name, outcomes in recorded.items():
+        assert list(outcomes) == list(builders.CELLS), name
+        assert [cell for cell, outcome in outcomes.items() if outcome["status"] == "fails"] == [], name
+
+
+@pytest.mark.parametrize("name", SMALL_MODELS)
+def test_every_builder_trains_a_step_and_survives_save_and_reload(name, builders, tmp_path):
+    trial = builders.Trial(name, tmp_path)  # trains a step in float32
+    assert trial.save_and_reload() == ""
+    assert isinstance(trial.model, keras.Model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL_MODELS)
+def test_every_cell_of_a_builder_has_its_recorded_outcome(name, builders):
+    recorded = json.loads(builders.RESULTS.read_text())["builders"][name]
+    outcomes = builders.run(name, timeout_s=900)
+    assert {cell: outcome["status"] for cell, outcome in outcomes.items()} == {
+        cell: outcome["status"] for cell, outcome in recorded.items()
+    }
+
+
+def test_a_cell_is_refused_by_errors_of_tfopt_alone(builders):
+    def refused():
+        raise tfopt.ConfigError("It must not. Received: this. Do that.")
+
+    def fails():
+        np.testing.assert_array_equal(1, 2)
+
+    assert builders.outcome(lambda: "75% zeros") == builders.Outcome(status="works", figure="75% zeros")
+    assert dataclasses.asdict(builders.outcome(refused))["status"] == "refused"
+    assert builders.outcome(fails).status == "fails"
