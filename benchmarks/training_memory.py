@@ -113,7 +113,7 @@ def main(options: Options) -> None:
             for batch_size in case.batch_sizes:
                 cells.append(_start({"case": name, "batch_size": batch_size, "precision": precision}))
                 print(cells[-1], flush=True)
-    write(sorted(cells, key=lambda cell: list(CASES).index(cell["case"])))
+                write(sorted(cells, key=lambda cell: list(CASES).index(cell["case"])))
 
 
 def write(cells: list[dict[str, Any]]) -> None:
