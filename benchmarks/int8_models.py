@@ -17,6 +17,9 @@ import tensorflow as tf
 from gpu_training import AddPositions, bert
 from keras import layers
 
+from tfopt.models import tcn
+from tfopt.models.table import PUBLISHED_MODELS
+
 DAMPING = 0.2
 
 
@@ -91,20 +94,6 @@ def signals(count: int, seed: int = 0) -> np.ndarray:
     return tf.image.resize(coarse, (1024, 1), method="bicubic").numpy()[:, :, 0]
 
 
-def tcn(blocks: int = 8, width: int = 128) -> keras.Model:
-    """A temporal convolutional network (Bai et al. 2018, arXiv:1803.01271). The dilation doubles in each block."""
-    inputs = keras.Input((1024, 32), name="signal")
-    x = layers.Conv1D(width, 1, activation="relu", name="entrance")(inputs)
-    for number in range(blocks):
-        options = {"padding": "causal", "dilation_rate": 2**number, "use_bias": False}
-        branch = layers.Conv1D(width, 3, **options, name=f"block{number}_1")(x)
-        branch = layers.ReLU()(layers.BatchNormalization(name=f"block{number}_1_bn")(branch))
-        branch = layers.Conv1D(width, 3, **options, name=f"block{number}_2")(branch)
-        branch = layers.BatchNormalization(name=f"block{number}_last_bn")(branch)
-        x = layers.ReLU()(layers.Add()([branch, x]))
-    return keras.Model(inputs, layers.Dense(10, name="logits")(layers.GlobalAveragePooling1D()(x)), name="tcn")
-
-
 def vit_small(size: int = 224, patch: int = 16, depth: int = 12, width: int = 384, heads: int = 6) -> keras.Model:
     """The small vision transformer: normalisation before each block part, a classifier on the mean of the patches."""
     images = keras.Input((size, size, 3), name="image")
@@ -130,26 +119,23 @@ def tiny() -> keras.Model:
     return keras.Model(images, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)), name="tiny")
 
 
-def resnet50() -> keras.Model:
-    return keras.applications.ResNet50(weights=None, classifier_activation=None)
-
-
-def mobilenetv2() -> keras.Model:
-    return keras.applications.MobileNetV2(weights=None, classifier_activation=None)
-
-
-def efficientnetv2_b0() -> keras.Model:
-    return keras.applications.EfficientNetV2B0(weights=None, classifier_activation=None, include_preprocessing=False)
-
-
 MODELS = {
-    "resnet50": Case(what="ResNet-50, 224x224", build=resnet50, inputs=smooth_images, branch_ends="_3_bn"),
+    "resnet50": Case(
+        what="ResNet-50, 224x224",
+        build=PUBLISHED_MODELS["keras:ResNet50"].build,
+        inputs=smooth_images,
+        branch_ends="_3_bn",
+    ),
     "mobilenetv2": Case(
-        what="MobileNetV2, 224x224", build=mobilenetv2, inputs=smooth_images, branch_ends="project_BN", shift=1.0
+        what="MobileNetV2, 224x224",
+        build=PUBLISHED_MODELS["keras:MobileNetV2"].build,
+        inputs=smooth_images,
+        branch_ends="project_BN",
+        shift=1.0,
     ),
     "efficientnetv2_b0": Case(
         what="EfficientNetV2-B0, 224x224",
-        build=efficientnetv2_b0,
+        build=PUBLISHED_MODELS["keras:EfficientNetV2B0"].build,
         inputs=smooth_images,
         branch_ends="project_bn",
         shift=1.0,
@@ -163,7 +149,12 @@ MODELS = {
     "vit_small": Case(
         what="ViT-small, patches of 16, 224x224", build=vit_small, inputs=smooth_images, family="transformer"
     ),
-    "tcn": Case(what="temporal convolutional network, 1024 steps", build=tcn, inputs=signals, branch_ends="last_bn"),
+    "tcn": Case(
+        what="temporal convolutional network, 1024 steps",
+        build=lambda: tcn((1024, 32), 10, pool="mean"),
+        inputs=signals,
+        branch_ends="_2_norm",
+    ),
     "tiny": Case(
         what="two convolutions, 32x32, to try the benchmark itself",
         build=tiny,

@@ -27,4 +27,5 @@ __version__ = version("tfopt")
 
 if "keras" in sys.modules:
     importlib.import_module("tfopt.models.layers")
+    importlib.import_module("tfopt.models.text.attention")
     importlib.import_module("tfopt.quantization.aware_training.layers")

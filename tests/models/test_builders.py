@@ -159,6 +159,11 @@ def test_resnet_halves_twice_and_adds_what_it_skipped():
             [0.1, 0.2],
         ),
         (lambda: unet((16, 16, 3), 2, width=8, depth=1), lambda m: layer(m, "bottom_conv1").kernel.shape[-1], 16),
+        (
+            lambda: unet((16, 16, 3), 2, width=8, depth=1, norm_momentum=0.9),
+            lambda m: {each.momentum for each in m.layers if isinstance(each, keras.layers.BatchNormalization)},
+            {0.9},
+        ),
         (lambda: unet((16, 16, 3), 2, width=8, depth=3), lambda m: layer(m, "bottom_relu2").output.shape[1], 2),
     ],
 )

@@ -24,6 +24,7 @@ from .sources.mnist import fashion_mnist, mnist
 from .sources.synthetic import synthetic
 from .sources.tfds import tfds
 from .steps import epoch_steps
+from .tables.diabetes import diabetes
 from .tables.tables import csv, parquet
 from .text_files.text import text
 from .text_files.text_classes import text_classes
@@ -48,6 +49,7 @@ __all__ = [
     "convert",
     "csv",
     "decide",
+    "diabetes",
     "digit_masks",
     "digits",
     "epoch_steps",

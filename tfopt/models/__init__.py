@@ -1,7 +1,7 @@
 """Builders: functions that return a Keras model.
 
 Start in mlp.py, the shortest builder; keras_models.py has the models of keras.applications and KerasHub by name,
-table.py the published models, structure.py reads the layers of any Keras model.
+table.py the published models, layers.py the layers that Keras lacks; structure.py reads the layers of any Keras model.
 
 The first arguments of every builder are `input_shape`, the shape of one example, and `outputs`, the number of classes,
 tokens or values. It returns a functional model in NHWC whose outputs are logits (no softmax), in float32 under any
@@ -14,6 +14,11 @@ from typing import Any
 from tfopt.errors import unknown_name
 from tfopt.models.keras_models import FAMILIES, keras_builder
 from tfopt.models.mlp import mlp
+from tfopt.models.sequences.convolutional import tcn
+from tfopt.models.sequences.recurrent import lstm
+from tfopt.models.text.decoder import gpt
+from tfopt.models.text.encoder import text_encoder
+from tfopt.models.text.generation import generate
 from tfopt.models.vision.cnn import simple_cnn
 from tfopt.models.vision.convnext import convnext
 from tfopt.models.vision.efficientnet import efficientnet_v2
@@ -25,12 +30,16 @@ from tfopt.models.vision.vit import vit
 BUILDERS: dict[str, Callable[..., Any]] = {
     "convnext": convnext,
     "efficientnet_v2": efficientnet_v2,
+    "gpt": gpt,
+    "lstm": lstm,
     "mlp": mlp,
     "mobilenet_v2": mobilenet_v2,
     "mobilenet_v3": mobilenet_v3,
     "resnet50": resnet50,
     "resnet_cifar": resnet_cifar,
     "simple_cnn": simple_cnn,
+    "tcn": tcn,
+    "text_encoder": text_encoder,
     "unet": unet,
     "vit": vit,
 }
@@ -40,12 +49,17 @@ __all__ = [
     "convnext",
     "efficientnet_v2",
     "find_builder",
+    "generate",
+    "gpt",
+    "lstm",
     "mlp",
     "mobilenet_v2",
     "mobilenet_v3",
     "resnet50",
     "resnet_cifar",
     "simple_cnn",
+    "tcn",
+    "text_encoder",
     "unet",
     "vit",
 ]

@@ -25,6 +25,7 @@ RULES: dict[str, Any] = {
     "kernel_size": AtLeastOne,
     "layer_scale": Annotated[float, Ge(0), Lt(math.inf), Remedy("1e-6 is usual.")],
     "mlp_units": AtLeastOne | None,
+    "norm_momentum": Annotated[float, Ge(0), Lt(1), Remedy("0.99 is usual, and 0.9 for a short training.")],
     "outputs": AtLeastOne,
     "patch_size": AtLeastOne,
     "pool": Literal["token", "mean"],

@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.models.keras_models import keras_builder
 from tfopt.models.mlp import mlp
+from tfopt.models.sequences.convolutional import tcn
+from tfopt.models.sequences.recurrent import lstm
+from tfopt.models.text.decoder import gpt
+from tfopt.models.text.encoder import text_encoder
 from tfopt.models.vision.cnn import simple_cnn
 from tfopt.models.vision.convnext import convnext
 from tfopt.models.vision.efficientnet import efficientnet_v2
@@ -67,6 +71,35 @@ PUBLISHED_MODELS: dict[str, TableModel] = {
         outputs=10,
         parameters=61_706,
         reference="LeCun et al. 1998, with full connections between the layers",
+    ),
+    # BERT publishes encoders without an output layer. Here there are no segment embeddings (2 * width parameters), and
+    # there is an output layer of two classes (2 * width + 2).
+    "bert_base": TableModel(
+        builder=text_encoder,
+        input_shape=(512,),
+        outputs=2,
+        input_dtype="int32",
+        parameters=109_482_240 - 2 * 768 + 2 * 768 + 2,
+        reference="Devlin et al. 2019, arXiv:1810.04805: 109,482,240 without an output layer",
+    ),
+    "bert_small": TableModel(
+        builder=text_encoder,
+        input_shape=(512,),
+        outputs=2,
+        arguments={"width": 512, "depth": 4, "heads": 8, "units": 2048},
+        input_dtype="int32",
+        parameters=28_763_648 - 2 * 512 + 2 * 512 + 2,
+        reference="Turc et al. 2019, arXiv:1908.08962: 28,763,648 without an output layer",
+    ),
+    "gpt2_small": TableModel(
+        builder=gpt,
+        task="language_model",
+        input_shape=(1024,),
+        outputs=50_257,
+        arguments={"width": 768, "depth": 12, "heads": 12, "positions": "learned", "tied": True, "dropout": 0.1},
+        input_dtype="int32",
+        parameters=124_439_808,
+        reference="Radford et al. 2019",
     ),
     "vit_tiny": TableModel(
         builder=vit,
@@ -199,6 +232,23 @@ SMALL_MODELS: dict[str, TableModel] = {
         builder=resnet_cifar, input_shape=(16, 16, 3), outputs=10, arguments={"depth": 8, "width": 8}
     ),
     "simple_cnn": TableModel(builder=simple_cnn, input_shape=(32, 32, 1), outputs=10),
+    "gpt": TableModel(
+        builder=gpt,
+        task="language_model",
+        input_shape=(16,),
+        outputs=64,
+        arguments={"width": 32, "depth": 2, "heads": 2},
+        input_dtype="int32",
+    ),
+    "lstm": TableModel(builder=lstm, input_shape=(8, 8), outputs=10, arguments={"units": (16,)}),
+    "tcn": TableModel(builder=tcn, input_shape=(16, 8), outputs=10, arguments={"filters": 16, "blocks": 2}),
+    "text_encoder": TableModel(
+        builder=text_encoder,
+        input_shape=(16,),
+        outputs=4,
+        arguments={"vocabulary": 64, "width": 32, "depth": 2, "heads": 2, "units": 64, "max_length": 16},
+        input_dtype="int32",
+    ),
     "unet": TableModel(
         builder=unet, task="segmentation", input_shape=(16, 16, 3), outputs=3, arguments={"width": 8, "depth": 2}
     ),

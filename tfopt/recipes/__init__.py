@@ -9,11 +9,61 @@ from pathlib import Path
 
 from tfopt.errors import unknown_name
 from tfopt.recipe import Difference, Recipe, differences, read_changes
-from tfopt.recipes.vision import digits_cnn, resnet_cifar
+from tfopt.recipes import mlp
+from tfopt.recipes.sequences import lstm, tcn
+from tfopt.recipes.text import gpt, text_encoder
+from tfopt.recipes.vision import (
+    convnext,
+    digits_cnn,
+    efficientnet_v2,
+    mobilenet_v2,
+    mobilenet_v3,
+    resnet50,
+    resnet_cifar,
+    unet,
+    vit,
+)
 
-RECIPES: dict[str, Recipe] = {module.RECIPE.name: module.RECIPE for module in (digits_cnn, resnet_cifar)}
+RECIPES: dict[str, Recipe] = {
+    module.RECIPE.name: module.RECIPE
+    for module in (
+        digits_cnn,
+        resnet_cifar,
+        resnet50,
+        mobilenet_v2,
+        mobilenet_v3,
+        efficientnet_v2,
+        convnext,
+        vit,
+        unet,
+        mlp,
+        lstm,
+        tcn,
+        gpt,
+        text_encoder,
+    )
+}
 
-__all__ = ["RECIPES", "compose", "diff", "digits_cnn", "find_recipe", "resnet_cifar"]
+__all__ = [
+    "RECIPES",
+    "compose",
+    "convnext",
+    "diff",
+    "digits_cnn",
+    "efficientnet_v2",
+    "find_recipe",
+    "gpt",
+    "lstm",
+    "mlp",
+    "mobilenet_v2",
+    "mobilenet_v3",
+    "resnet50",
+    "resnet_cifar",
+    "tcn",
+    "text_encoder",
+    "unet",
+    "vit",
+]
 
 
 # Names that recipes had in the past.

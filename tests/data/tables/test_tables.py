@@ -5,8 +5,10 @@ import sys
 import numpy as np
 import pandas
 import pytest
+from sklearn.datasets import load_diabetes
+from sklearn.linear_model import RidgeCV
 
-from tfopt.data import csv, parquet
+from tfopt.data import csv, diabetes, parquet
 from tfopt.errors import ConfigError
 
 
@@ -299,3 +301,21 @@ def test_a_word_in_a_column_of_numbers_is_named(tmp_path):
     (tmp_path / "a.csv").write_text("\n".join(["x,y", *rows]))
     with pytest.raises(ConfigError, match=r"Column 'y' must hold numbers. Received: 'bad' in row 9 .*classes=True"):
         csv(path=tmp_path / "a.csv", target="y")
+
+
+def test_the_records_of_patients_are_the_real_ones_in_standard_deviations():
+    examples = diabetes()
+    assert (examples.input_shape, examples.outputs, examples.name) == ((10,), 1, "diabetes")
+    rows, values = load_diabetes(return_X_y=True)
+    ours = np.concatenate([examples.x_train, examples.x_test])
+    np.testing.assert_allclose(np.sort(ours, axis=0), np.sort(rows, axis=0) * np.sqrt(len(rows)), atol=1e-4)
+    targets = np.concatenate([examples.y_train, examples.y_test])
+    np.testing.assert_allclose(np.sort(targets[:, 0]), np.sort((values - values.mean()) / values.std()), atol=1e-5)
+
+
+def test_ridge_regression_on_the_records_has_the_error_that_the_script_of_the_recipe_quotes():
+    examples = diabetes()
+    ridge = RidgeCV().fit(examples.x_train, examples.y_train[:, 0])
+    error = np.abs(ridge.predict(examples.x_test) - examples.y_test[:, 0]).mean()
+    assert len(examples.y_test) == 89
+    assert error == pytest.approx(0.60, abs=0.005)

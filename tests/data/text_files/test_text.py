@@ -183,3 +183,30 @@ def test_an_encoding_that_python_does_not_know_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(ConfigError, match=r"encoding must be one that Python knows. Received: encoding='utf-99'"):
         text(directory=tmp_path, encoding="utf-99")
+
+
+def test_words_are_hashed_parts_of_words(tmp_path):
+    from tfopt.data import text_classes
+    from tfopt.data.text_files.documents import Words
+
+    assert Words.part.findall("setTimeout_ms HTTPServer x12 = 'aé'\n") == [
+        "set", "Timeout", "_", "ms", "HTTP", "Server", "x", "12", "=", "'", "aé", "'",
+    ]  # fmt: skip
+    for label in ("a", "b"):
+        (tmp_path / label).mkdir()
+        for number in range(5):
+            (tmp_path / label / f"{number}.txt").write_text(f"one One two{number} ONE")
+    examples = text_classes(directory=tmp_path, tokens="words", length=6)
+    tokens, _ = examples.arrays("train")
+    assert tokens.shape == (8, 6)
+    assert (tokens[:, 0] == tokens[:, 1]).all()  # capital letters do not count
+    assert (tokens[:, 0] == tokens[:, 4]).all()
+    assert (tokens[:, 5] == 0).all()  # the separator fills the last piece
+    assert len(set(tokens[:, 3])) == 4
+    assert tokens.min() == 0
+    assert tokens.max() < Words.size == 16_384
+
+
+def test_hashed_words_are_refused_for_a_language_model():
+    with pytest.raises(ConfigError, match="no text can be read back"):
+        text(pattern="json/*.py", tokens="words")

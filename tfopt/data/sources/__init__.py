@@ -17,6 +17,7 @@ from tfopt.data.sources.imdb import imdb
 from tfopt.data.sources.mnist import fashion_mnist, mnist
 from tfopt.data.sources.synthetic import synthetic
 from tfopt.data.sources.tfds import tfds
+from tfopt.data.tables.diabetes import diabetes
 from tfopt.data.tables.tables import csv, parquet
 from tfopt.data.text_files.text import text
 from tfopt.data.text_files.text_classes import text_classes
@@ -25,6 +26,7 @@ SOURCES: dict[str, Callable[..., Examples]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
     "csv": csv,
+    "diabetes": diabetes,
     "digit_masks": digit_masks,
     "digits": digits,
     "fashion_mnist": fashion_mnist,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import re
 import sysconfig
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +19,7 @@ from tfopt.data.files.splits import check_limit, existing_directory, part_folder
 from tfopt.errors import ConfigError
 
 BYTES = "bytes"
+WORDS = "words"
 # The folders beside the standard library's own modules. Some systems leave its tests out.
 NOT_STANDARD = ("site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3")
 SEPARATORS = ("<|endoftext|>", "</s>", "<eos>", "[SEP]", "<|end_of_text|>")
@@ -37,7 +40,7 @@ class Corpus(NamedTuple):
 
     name: str
     documents: list[Document]
-    tokens: Bytes | Tokenizer
+    tokens: Bytes | Words | Tokenizer
     bytes_per_token: float
     notes: tuple[str, ...]
 
@@ -61,6 +64,28 @@ class Bytes:
         return np.frombuffer(text, np.uint8)
 
 
+class Words:
+    """The parts of words as tokens, for classifiers: their numbers are hashes, from which no text can be read back.
+
+    A part of a word is a run of letters up to a capital letter, a number, or a punctuation mark: setTimeout_ms is
+    "set", "timeout", "_", "ms". Capital letters do not count. White space is left out. The separator is 0.
+    """
+
+    size = 16_384
+    separator = 0
+    dtype = np.uint16
+    part = re.compile(r"[^\W\d_A-Z]+|[A-Z][^\W\d_A-Z]+|[A-Z]+(?![^\W\d_A-Z])|\d+|[^\w\s]|_")
+
+    def __init__(self, encoding: str | None) -> None:
+        self._encoding = encoding or "utf-8"
+
+    def encode(self, content: bytes) -> np.ndarray:
+        """Returns the tokens of a file. Raises ValueError with the reason if it is no text."""
+        parts = self.part.findall(content.decode(self._encoding))
+        numbers = {part: 1 + zlib.crc32(part.lower().encode()) % (self.size - 1) for part in set(parts)}
+        return np.array([numbers[part] for part in parts], self.dtype)
+
+
 class Tokenizer:
     """The tokens of a tokenizer.json, the file of the package `tokenizers`."""
 
@@ -69,8 +94,8 @@ class Tokenizer:
         file = Path(path).expanduser()
         if not file.is_file():
             raise ConfigError(
-                f"tokens must be 'bytes' or the path of a tokenizer.json. Received: tokens={str(path)!r}, which is no "
-                "file. Correct the path."
+                f"tokens must be 'bytes', 'words' or the path of a tokenizer.json. Received: tokens={str(path)!r}, "
+                "which is no file. Correct the path."
             )
         try:
             self._reader = package.Tokenizer.from_file(str(file))
@@ -103,6 +128,12 @@ def _check_encoding(encoding: str | None) -> None:
         ) from error
 
 
+def _vocabulary(tokens: str | Path, encoding: str | None, separator: str | None) -> Bytes | Words | Tokenizer:
+    if tokens == BYTES:
+        return Bytes(encoding)
+    return Words(encoding) if tokens == WORDS else Tokenizer(tokens, encoding, separator)
+
+
 def read_corpus(
     directory: str | Path | None,
     *,
@@ -132,7 +163,12 @@ def read_corpus(
     )
     check_limit(max_unreadable)
     _check_encoding(encoding)
-    vocabulary = Bytes(encoding) if tokens == BYTES else Tokenizer(tokens, encoding, separator)
+    if tokens == WORDS and not by_label:
+        raise ConfigError(
+            "tokens must be 'bytes' or the path of a tokenizer.json for a language model. Received: tokens='words', "
+            "whose numbers are hashes: no text can be read back from them."
+        )
+    vocabulary = _vocabulary(tokens, encoding, separator)
     root = _standard_library() if directory is None else existing_directory("directory", directory)
     files = _files(root, "**/*.py" if directory is None and pattern == "**/*" else pattern, directory is None)
     own = part_folders(root)

@@ -37,16 +37,18 @@ def text_classes(
     Args:
         directory: Folder with one sub-folder per class. None means Python's standard library.
         pattern: Pattern of the names of the files.
-        tokens: "bytes", or the path of a tokenizer.json of the package `tokenizers`.
+        tokens: "bytes", "words" (parts of words, as hashes) or the path of a tokenizer.json of the package
+            `tokenizers`.
         length: Number of tokens of an example. The separator fills the last piece of a file.
         encoding: Encoding of the files. None means that bytes are taken as they are, and that a tokenizer reads UTF-8.
-        separator: Token of the tokenizer that ends a document. The bytes' separator is 0.
+        separator: Token of the tokenizer that ends a document. That of bytes and words is 0.
         min_files: Classes with fewer files are left out and noted.
         test_fraction: Share of the files in the test part, the same for every class.
         validation_fraction: Share of the files in the validation part. With 0 there is none.
         max_unreadable: Number of files that may be unreadable or in another encoding; below 1 a share.
         seed: Seed of the split and of the order.
-    Returns: Tokens int32 [length], and class numbers. The vocabulary of a model's embedding has 256 tokens for bytes.
+    Returns: Tokens int32 [length], and class numbers. The vocabulary of a model's embedding has 256 tokens for bytes
+        and 16,384 for words.
     Raises:
         ConfigError: A folder is missing or holds no text, a file is unreadable, or fewer than two classes remain.
     Example:

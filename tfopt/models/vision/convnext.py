@@ -35,6 +35,7 @@ def convnext(
     | base | 3, 3, 27, 3 | 128, 256, 512, 1024 | 88,591,464 | 15.4 billion |
 
     For images of 32x32 pixels, patches of 4 are too coarse. Use patch_size=2 and two or three small stages.
+    A saved .keras file loads in programs that import tfopt.
 
     Args:
         input_shape: (height, width, channels).

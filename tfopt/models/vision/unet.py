@@ -13,7 +13,14 @@ if TYPE_CHECKING:
     from keras import KerasTensor
 
 
-def unet(input_shape: Sequence[int], outputs: int, *, width: int = 64, depth: int = 4) -> keras.Model:
+def unet(
+    input_shape: Sequence[int],
+    outputs: int,
+    *,
+    width: int = 64,
+    depth: int = 4,
+    norm_momentum: float = 0.99,
+) -> keras.Model:
     """Builds U-Net, which gives the class of every pixel.
 
     A contracting path halves height and width `depth` times, an expanding path doubles them again, and each step of the
@@ -26,6 +33,8 @@ def unet(input_shape: Sequence[int], outputs: int, *, width: int = 64, depth: in
         outputs: Number of classes.
         width: Number of filters at full size. Each step down doubles it.
         depth: Number of steps down, and of steps up.
+        norm_momentum: Momentum of the moving statistics of batch normalization. A training of few hundred steps needs
+            0.9, because at 0.99 the statistics lag behind the weights.
     Returns: A model from [batch, height, width, channels] to logits [batch, height, width, outputs]. With the defaults,
         3 channels and 2 classes, it has 31,037,698 trained parameters.
     Raises:
@@ -41,20 +50,20 @@ def unet(input_shape: Sequence[int], outputs: int, *, width: int = 64, depth: in
     import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers
 
-    check_arguments(input_shape=input_shape, outputs=outputs, width=width, depth=depth)
+    check_arguments(input_shape=input_shape, outputs=outputs, width=width, depth=depth, norm_momentum=norm_momentum)
     _check_sizes(input_shape, depth)
     inputs = keras.Input(tuple(input_shape), name="image")
     x, skipped = inputs, []
     for step in range(depth):
-        x = _two_convolutions(x, width * 2**step, f"down{step + 1}")
+        x = _two_convolutions(x, width * 2**step, norm_momentum, f"down{step + 1}")
         skipped.append(x)
         x = layers.MaxPooling2D(name=f"down{step + 1}_pool")(x)
-    x = _two_convolutions(x, width * 2**depth, "bottom")
+    x = _two_convolutions(x, width * 2**depth, norm_momentum, "bottom")
     for step in reversed(range(depth)):
         filters, name = width * 2**step, f"up{step + 1}"
         x = layers.Conv2DTranspose(filters, 2, strides=2, name=f"{name}_transpose")(x)
         x = layers.Concatenate(name=f"{name}_concat")([skipped[step], x])
-        x = _two_convolutions(x, filters, name)
+        x = _two_convolutions(x, filters, norm_momentum, name)
     logits = layers.Conv2D(outputs, 1, dtype="float32", name="logits")(x)
     return keras.Model(inputs, logits, name="unet")
 
@@ -69,7 +78,7 @@ def _check_sizes(input_shape: Sequence[int], depth: int) -> None:
         )
 
 
-def _two_convolutions(x: KerasTensor, filters: int, name: str) -> KerasTensor:
+def _two_convolutions(x: KerasTensor, filters: int, momentum: float, name: str) -> KerasTensor:
     from keras import layers
 
     for number in (1, 2):
@@ -81,6 +90,6 @@ def _two_convolutions(x: KerasTensor, filters: int, name: str) -> KerasTensor:
             kernel_initializer="he_normal",
             name=f"{name}_conv{number}",
         )(x)
-        x = layers.BatchNormalization(name=f"{name}_norm{number}")(x)
+        x = layers.BatchNormalization(momentum=momentum, name=f"{name}_norm{number}")(x)
         x = layers.ReLU(name=f"{name}_relu{number}")(x)
     return x

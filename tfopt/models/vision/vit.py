@@ -37,7 +37,7 @@ def vit(
     | base | 768 | 12 | 86,567,656 | 17.6 billion |
 
     Layer normalization stands before attention and before the dense layers (pre-norm). A position has a trained vector,
-    so the model takes images of one size only.
+    so the model takes images of one size only. A saved .keras file loads in programs that import tfopt.
 
     Args:
         input_shape: (height, width, channels).

@@ -1,0 +1,95 @@
+"""Temporal convolutional networks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from tfopt.errors import ConfigError
+from tfopt.models.sequences.steps import rows_of
+
+if TYPE_CHECKING:
+    import keras
+    from keras import KerasTensor
+
+
+def tcn(
+    input_shape: Sequence[int | None],
+    outputs: int,
+    *,
+    filters: int = 128,
+    kernel_size: int = 3,
+    blocks: int = 8,
+    dropout: float = 0.0,
+    pool: Literal["last", "mean"] = "last",
+    norm_momentum: float = 0.99,
+    steps: int | None = None,
+) -> keras.Model:
+    """Builds residual blocks of two dilated causal convolutions. The dilation doubles from block to block.
+
+    The last step sees 1 + 2 * (kernel_size - 1) * (2^blocks - 1) steps. Batch normalization is in place of the paper's
+    weight normalization: it becomes part of the convolutions when the model is exported. A convolution of one step at
+    the entrance is in place of that in the shortcut of the paper's first block.
+
+    Args:
+        input_shape: (steps, values), or (steps, ...) with more axes, which are flattened: the rows of an image are its
+            steps.
+        outputs: Number of classes, or of values.
+        filters: Number of filters of each convolution.
+        kernel_size: Number of steps in the window of each convolution.
+        blocks: Number of blocks.
+        dropout: Share of the channels behind each convolution that training sets to zero, the same at all steps.
+        pool: Vector that the output layer reads: that of the last step, as in the paper, or the mean of all steps.
+        norm_momentum: Momentum of the moving statistics of batch normalization. 0.9 suits trainings of few steps.
+        steps: Number of steps into which the values of an example are divided: 784 reads an image of 28x28 pixels
+            pixel by pixel. None takes the first axis of input_shape.
+    Returns: A model from [batch, *input_shape] to logits [batch, outputs].
+    Raises:
+        ConfigError: pool is unknown, or the input does not divide into steps.
+    Example:
+        >>> tcn((28, 28, 1), 10, filters=8, blocks=3).output_shape
+        (None, 10)
+
+    Reference:
+        Bai et al., "An Empirical Evaluation of Generic Convolutional and Recurrent Networks for Sequence Modeling",
+        2018, arXiv:1803.01271.
+    """
+    import keras  # here, so that a list of the builders needs no TensorFlow
+    from keras import layers
+
+    if pool not in ("last", "mean"):
+        raise ConfigError(f"pool must be 'last' or 'mean'. Received: pool={pool!r}.")
+    inputs = keras.Input(tuple(input_shape), name="sequence")
+    x = layers.Conv1D(filters, 1, activation="relu", name="entrance")(rows_of(inputs, input_shape, steps))
+    for number in range(blocks):
+        branch = _conv_norm(x, kernel_size, 2**number, norm_momentum, f"block{number + 1}_1")
+        branch = layers.ReLU(name=f"block{number + 1}_relu")(branch)
+        branch = _dropped(branch, dropout, f"block{number + 1}_dropout1")
+        branch = _conv_norm(branch, kernel_size, 2**number, norm_momentum, f"block{number + 1}_2")
+        branch = _dropped(branch, dropout, f"block{number + 1}_dropout2")
+        x = layers.Add(name=f"block{number + 1}_add")([branch, x])
+        x = layers.ReLU(name=f"block{number + 1}_out")(x)
+    x = layers.GlobalAveragePooling1D(name="mean")(x) if pool == "mean" else x[:, -1]
+    logits = layers.Dense(outputs, dtype="float32", name="logits")(x)
+    return keras.Model(inputs, logits, name="tcn")
+
+
+def _conv_norm(x: KerasTensor, kernel_size: int, dilation: int, momentum: float, name: str) -> KerasTensor:
+    from keras import layers
+
+    x = layers.Conv1D(
+        x.shape[-1],
+        kernel_size,
+        padding="causal",
+        dilation_rate=dilation,
+        use_bias=False,
+        kernel_initializer="he_normal",
+        name=f"{name}_conv",
+    )(x)
+    return layers.BatchNormalization(momentum=momentum, name=f"{name}_norm")(x)
+
+
+def _dropped(x: KerasTensor, dropout: float, name: str) -> KerasTensor:
+    from keras import layers
+
+    return layers.SpatialDropout1D(dropout, name=name)(x) if dropout else x

@@ -1,0 +1,123 @@
+"""Causal attention without weights, for a whole sequence or for new tokens with a cache of the earlier ones.
+
+The products with weights are Dense layers around it, which pruning and quantization find as in any other model.
+
+    scores = q k^T / sqrt(d)        softmax over the positions up to one's own, in float32        outputs = weights v
+
+Rotary positions (RoPE) turn each pair of channels (i, i + d/2) of a query and of a key by the angle
+`position * BASE^(-2i/d)`. The product of a query and a key then depends on the distance of their positions alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from tfopt.errors import ConfigError
+
+BASE = 10_000.0
+HIDDEN = -1e30  # score of a position that must not be seen
+
+
+class Cache(NamedTuple):
+    """Keys and values of all positions, [batch, heads, positions, channels]. Those not yet known are zero."""
+
+    keys: Any
+    values: Any
+
+
+@keras.saving.register_keras_serializable("tfopt")
+class CausalAttention(keras.layers.Layer):
+    """Attention of each position to itself and the earlier ones, over several heads.
+
+    Args:
+        heads: Number of heads, which divide the channels.
+        rotary: Whether queries and keys get rotary positions.
+    Input: query, key and value, each [batch, length, width]. Output: [batch, length, width].
+    Raises:
+        ConfigError: The width is no multiple of heads, or rotary positions meet heads of an odd width.
+    Example:
+        >>> x = ops.ones((2, 5, 8))
+        >>> CausalAttention(2)(x, x, x).shape
+        TensorShape([2, 5, 8])
+
+    Reference:
+        Vaswani et al. 2017, arXiv:1706.03762. Su et al., "RoFormer", 2021, arXiv:2104.09864.
+    """
+
+    def __init__(self, heads: int, rotary: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.heads = heads
+        self.rotary = rotary
+        self.supports_masking = True
+
+    def build(self, query_shape: Any, key_shape: Any, value_shape: Any) -> None:
+        width = query_shape[-1]
+        multiple = self.heads * (2 if self.rotary else 1)
+        if width % multiple:
+            raise ConfigError(
+                f"width must be a multiple of {'2 * heads with rotary positions' if self.rotary else 'heads'}. "
+                f"Received: width={width}, heads={self.heads}. "
+                f"The nearest is width={max(1, round(width / multiple)) * multiple}."
+            )
+
+    def call(self, query: Any, key: Any, value: Any) -> Any:
+        positions = ops.arange(ops.shape(query)[1])
+        return self._attend(
+            self._queries(query, positions), self._keys(key, positions), self._split(value), positions, positions
+        )
+
+    def continued(self, query: Any, key: Any, value: Any, *, cache: Cache, start: Any) -> tuple[Any, Cache]:
+        """Returns the outputs of new tokens, and the cache with their keys and values.
+
+        Args:
+            query: Of the new tokens alone, [batch, new, width]. So are key and value.
+            cache: Keys and values of the tokens before `start`.
+            start: Position of the first new token. `start + new` must not exceed the positions of the cache.
+        """
+        positions = start + ops.arange(ops.shape(query)[1])
+        cache = Cache(
+            ops.slice_update(cache.keys, (0, 0, start, 0), self._keys(key, positions)),
+            ops.slice_update(cache.values, (0, 0, start, 0), self._split(value)),
+        )
+        slots = ops.arange(ops.shape(cache.keys)[2])
+        outputs = self._attend(self._queries(query, positions), cache.keys, cache.values, positions, slots)
+        return outputs, cache
+
+    def _attend(self, query: Any, key: Any, value: Any, positions: Any, slots: Any) -> Any:
+        scores = ops.cast(ops.matmul(query, ops.swapaxes(key, 2, 3)), "float32")
+        visible = ops.expand_dims(positions, 1) >= ops.expand_dims(slots, 0)
+        weights = ops.softmax(ops.where(visible, scores, HIDDEN), axis=-1)
+        outputs = ops.swapaxes(ops.matmul(ops.cast(weights, value.dtype), value), 1, 2)
+        batch, length, _, channels = ops.shape(outputs)
+        return ops.reshape(outputs, (batch, length, self.heads * channels))
+
+    def _queries(self, x: Any, positions: Any) -> Any:
+        x = self._split(x)
+        return self._turned(x, positions) / math.sqrt(x.shape[-1])
+
+    def _keys(self, x: Any, positions: Any) -> Any:
+        return self._turned(self._split(x), positions)
+
+    def _split(self, x: Any) -> Any:
+        batch, length, width = ops.shape(x)
+        return ops.swapaxes(ops.reshape(x, (batch, length, self.heads, width // self.heads)), 1, 2)
+
+    def _turned(self, x: Any, positions: Any) -> Any:
+        if not self.rotary:
+            return x
+        half = x.shape[-1] // 2
+        speeds = BASE ** (-ops.arange(half, dtype="float32") / half)
+        angles = ops.expand_dims(ops.cast(positions, "float32"), 1) * speeds
+        cos, sin = ops.cast(ops.cos(angles), x.dtype), ops.cast(ops.sin(angles), x.dtype)
+        left, right = x[..., :half], x[..., half:]
+        return ops.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+
+    def compute_output_shape(self, query_shape: Any, key_shape: Any, value_shape: Any) -> Any:
+        return query_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "heads": self.heads, "rotary": self.rotary}

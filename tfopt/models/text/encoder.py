@@ -1,0 +1,109 @@
+"""The encoder of BERT, as a classifier of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from tfopt.errors import ConfigError
+
+if TYPE_CHECKING:
+    import keras
+
+EPSILON = 1e-12  # of the layer normalizations, as in BERT
+
+
+def text_encoder(
+    input_shape: Sequence[int | None],
+    outputs: int,
+    *,
+    vocabulary: int = 30_522,
+    width: int = 768,
+    depth: int = 12,
+    heads: int = 12,
+    units: int = 3072,
+    max_length: int = 512,
+    dropout: float = 0.1,
+    token_dropout: float = 0.0,
+    pool: Literal["token", "mean"] = "token",
+    pad_token: int | None = 0,
+) -> keras.Model:
+    """Builds the encoder of BERT with an output layer. Each block normalizes after its attention and its dense layers.
+
+    The defaults are BERT-base. BERT-small has width=512, depth=4, heads=8, units=2048. There are no segment embeddings:
+    the input is one text, and every token of it would get the same vector.
+
+    Args:
+        input_shape: (length,), the number of tokens; None for any length.
+        outputs: Number of classes, or of values.
+        vocabulary: Number of different tokens.
+        width: Width of the token vectors.
+        depth: Number of blocks.
+        heads: Number of attention heads.
+        units: Width of the hidden dense layer of each block.
+        max_length: Number of position vectors, the largest length.
+        dropout: Share of the activations, and of the attention weights, that training sets to zero.
+        token_dropout: Share of the tokens whose vectors training sets to zero. It helps when the texts are few.
+        pool: Vector that the output layer reads: "token" is the first token's after BERT's pooler (a dense layer with
+            tanh), "mean" is the mean over the tokens.
+        pad_token: Token that fills short texts. Attention and the mean leave it out. None if there is none.
+    Returns: A model from tokens int32 [batch, length] to logits [batch, outputs].
+    Raises:
+        ConfigError: width is no multiple of heads, the length exceeds max_length, or pool is unknown.
+    Example:
+        >>> model = text_encoder((16,), 4, vocabulary=256, width=32, depth=1, heads=2, units=64, max_length=16)
+        >>> model.output_shape
+        (None, 4)
+
+    Reference:
+        Devlin et al., "BERT", NAACL 2019, arXiv:1810.04805; the small sizes: Turc et al. 2019, arXiv:1908.08962.
+    """
+    import keras  # here, so that a list of the builders needs no TensorFlow
+    from keras import layers, ops
+
+    from tfopt.models.layers import LearnedPositions
+
+    check_heads(width, heads)
+    if pool not in ("token", "mean"):
+        raise ConfigError(f"pool must be 'token' or 'mean'. Received: pool={pool!r}.")
+    tokens = keras.Input(tuple(input_shape), dtype="int32", name="tokens")
+    is_text = None if pad_token is None else ops.not_equal(tokens, pad_token)
+    x = layers.Embedding(vocabulary, width, name="embedding")(tokens)
+    x = LearnedPositions(max_length, name="positions")(x)
+    x = layers.LayerNormalization(epsilon=EPSILON, name="embedding_norm")(x)
+    x = layers.Dropout(dropout, name="embedding_dropout")(x)
+    if token_dropout:
+        x = layers.Dropout(token_dropout, noise_shape=(None, None, 1), name="token_dropout")(x)
+    seen = None if is_text is None else ops.expand_dims(is_text, 1)  # [batch, 1, length]: the same for every token
+    for number in range(1, depth + 1):
+        x = _block(x, seen, heads, units, dropout, f"block{number}")
+    if pool == "mean":
+        x = layers.GlobalAveragePooling1D(name="mean")(x, mask=is_text)
+    else:
+        x = layers.Dense(width, activation="tanh", name="pooler")(x[:, 0])
+    x = layers.Dropout(dropout, name="dropout")(x)
+    logits = layers.Dense(outputs, dtype="float32", name="logits")(x)
+    return keras.Model(tokens, logits, name="text_encoder")
+
+
+def check_heads(width: int, heads: int) -> None:
+    """Raises ConfigError unless attention heads divide a width evenly."""
+    if width % heads:
+        raise ConfigError(
+            f"width must be a multiple of heads. Received: width={width}, heads={heads}. "
+            f"The nearest is width={max(1, round(width / heads)) * heads}."
+        )
+
+
+def _block(x: Any, seen: Any, heads: int, units: int, dropout: float, name: str) -> Any:
+    from keras import layers
+
+    width = x.shape[-1]
+    attention = layers.MultiHeadAttention(heads, width // heads, dropout=dropout, name=f"{name}_attention")
+    attended = layers.Dropout(dropout, name=f"{name}_dropout1")(attention(x, x, attention_mask=seen))
+    x = layers.Add(name=f"{name}_add1")([x, attended])
+    x = layers.LayerNormalization(epsilon=EPSILON, name=f"{name}_norm1")(x)
+    hidden = layers.Dense(units, activation="gelu", name=f"{name}_up")(x)
+    hidden = layers.Dropout(dropout, name=f"{name}_dropout2")(layers.Dense(width, name=f"{name}_down")(hidden))
+    x = layers.Add(name=f"{name}_add2")([x, hidden])
+    return layers.LayerNormalization(epsilon=EPSILON, name=f"{name}_norm2")(x)

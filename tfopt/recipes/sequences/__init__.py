@@ -1,0 +1,4 @@
+"""Recipes for models of sequences.
+
+Start in lstm.py.
+"""

@@ -1,0 +1,4 @@
+"""Recipes for models of text.
+
+Start in gpt.py.
+"""

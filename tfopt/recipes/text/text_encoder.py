@@ -1,0 +1,62 @@
+"""A small text encoder tells the package of a piece of source code: trained, pruned to 50% zeros, quantized to int8."""
+
+from tfopt.data.config import DataConfig
+from tfopt.pruning import PruningConfig
+from tfopt.quantization import QuantizationConfig
+from tfopt.recipe import ModelConfig, Recipe
+from tfopt.training import TrainingConfig
+
+RECIPE = Recipe(
+    name="text_encoder",
+    description="An encoder that tells the package of a piece of Python's standard library",
+    model=ModelConfig(
+        builder="text_encoder",
+        arguments={
+            "vocabulary": 16_384,
+            "width": 128,
+            "depth": 1,
+            "heads": 4,
+            "units": 256,
+            "max_length": 256,
+            "dropout": 0.3,
+            "token_dropout": 0.6,
+            "pool": "mean",
+        },
+    ),
+    data=DataConfig(source="text_classes", arguments={"tokens": "words", "length": 256, "min_files": 4}),
+    training=TrainingConfig(
+        epochs=5,
+        global_batch_size=64,
+        optimizer="adamw",
+        learning_rate=2e-3,
+        warmup_epochs=0.5,
+        weight_decay=0.05,
+        label_smoothing=0.1,
+    ),
+    pruning=PruningConfig(target_sparsity=0.5, epochs=2, learning_rate=5e-4),
+    quantization=QuantizationConfig(calibration_examples=128),
+    export_dir="saved_models/text_encoder",
+    forms={
+        "quick": {
+            "data": {"max_examples": 640},
+            "training": {"epochs": 2},
+            "pruning": {"epochs": 1},
+        },
+        # BERT-base, from random weights.
+        "full": {
+            "data": {"source": "imdb", "arguments": {"num_words": 20_000, "length": 512}},
+            "model": {
+                "arguments": {
+                    "vocabulary": 20_000,
+                    "width": 768,
+                    "depth": 12,
+                    "heads": 12,
+                    "units": 3072,
+                    "max_length": 512,
+                    "token_dropout": 0.1,
+                }
+            },
+            "training": {"epochs": 10, "learning_rate": 1e-4, "warmup_epochs": 1.0},
+        },
+    },
+)
