@@ -2,9 +2,9 @@
 
     python benchmarks/costs.py [--only resnet50 vit_base] [--only-new]
 
-The models are the published ones of tfopt/models/table.py and all recipes, each in the forms whose examples this
-machine has; the examples of "full" are of a known shape. Nothing is trained: parameters, multiply-adds and the memory
-of training come from the graphs. A few minutes on two cores.
+The models are the published ones of tfopt/models/table.py and those of all recipes in all forms. The shapes of examples
+that are not on every machine are known, and nothing is downloaded. Nothing is trained: parameters, multiply-adds and
+the memory of training come from the graphs. A few minutes on two cores.
 """
 
 from __future__ import annotations
@@ -19,22 +19,18 @@ import tyro
 from training_memory import RESULTS
 
 from tfopt.atomic.files import write_text
-from tfopt.errors import TfoptError
+from tfopt.data.config import DataConfig
 from tfopt.models.table import PUBLISHED_MODELS
 from tfopt.profiling.cost import model_cost
 from tfopt.recipe import Recipe
 from tfopt.recipes import RECIPES
 
 COSTS = Path(__file__).parents[1] / "tfopt" / "cli" / "lists" / "costs.json"
+BYTES = 256
 MEMORY_OF = {"batch_size": 32, "precision": "float32", "optimizer": "adam"}
 OPEN_SIZE = 128
-# Input shapes and outputs of data sets that are not on this machine.
-USUAL = {
-    "cifar10": ((32, 32, 3), 10),
-    "cifar100": ((32, 32, 3), 100),
-    "mnist": ((28, 28, 1), 10),
-    "fashion_mnist": ((28, 28, 1), 10),
-}
+# Sources whose examples every machine has.
+OFFLINE = ("diabetes", "digit_masks", "digits", "synthetic", "text", "text_classes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +45,9 @@ def main(options: Options) -> None:
     costs = json.loads(COSTS.read_text()) if COSTS.exists() else {"models": {}, "recipes": {}}
 
     def wanted(kind: str, name: str) -> bool:
-        return (not options.only or name in options.only) and not (options.only_new and name in costs[kind])
+        stored = costs[kind].get(name)
+        is_stored = stored is not None and (kind == "models" or list(stored["forms"]) == list(RECIPES[name].forms))
+        return (not options.only or name in options.only) and not (options.only_new and is_stored)
 
     for name in PUBLISHED_MODELS:
         if wanted("models", name):
@@ -90,19 +88,33 @@ def count_recipe(recipe: Recipe) -> dict[str, Any]:
 
 
 def _count_form(recipe: Recipe) -> dict[str, Any] | None:
-    """Returns the cost of a form; None if this machine has no example of it and the shape is unknown."""
-    try:
-        examples = recipe.data.load()
-        shape, outputs = examples.input_shape, examples.outputs
-    except (TfoptError, OSError):
-        if recipe.data.source not in USUAL:
-            return None
-        shape, outputs = USUAL[recipe.data.source]
-    model = recipe.model.build(shape, outputs)
+    """Returns the cost of a form; None if the shape of its examples is unknown."""
+    shape = _known_shape(recipe.data)
+    if shape is None:
+        return None
+    model = recipe.model.build(*shape)
     optimizer = recipe.training.optimizer
     batch_size = recipe.training.global_batch_size
     cost = _count(model, batch_size=batch_size, precision="float32", optimizer=optimizer)
     return {"task": recipe.find_task().name, "batch_size": batch_size, "optimizer": optimizer, **cost}
+
+
+def _known_shape(data: DataConfig) -> tuple[Any, int] | None:
+    """Returns the shape of one example and the number of outputs, without a download."""
+    arguments = data.arguments
+    size, name = arguments.get("image_size"), str(arguments.get("name") or arguments.get("directory"))
+    if name.startswith("imagenet"):
+        return (size, size, 3), 1000
+    if name.startswith("oxford_pets"):
+        return (size, size, 3), len(arguments["class_names"])
+    if data.source == "imdb":
+        return (arguments["length"],), 2
+    if data.source == "text" and "directory" in arguments:
+        return (arguments["length"],), BYTES
+    if data.source in OFFLINE:
+        examples = data.load()
+        return examples.input_shape, examples.outputs
+    return {"mnist": ((28, 28, 1), 10), "cifar10": ((32, 32, 3), 10)}.get(str(data.source))
 
 
 def _count(model: keras.Model, **settings: Any) -> dict[str, Any]:

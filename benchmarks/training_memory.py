@@ -2,11 +2,12 @@
 
     python benchmarks/training_memory.py [--only resnet_cifar_32 ...]
 
-Each cell trains in a process of its own, by Keras' `fit` under a plan without XLA. The figure is the peak resident
-memory of the process above that before the model is built: TensorFlow is then loaded, and has already trained a small
-model. It is the median over several calls of `fit`, after a first one that is not measured. glibc gives freed blocks
-back to the system at once. oneDNN is off, because it allocates from a pool that keeps what is freed. The estimate holds
-the tensors alone; the difference is the work space of the kernels and what two threads compute at the same time.
+Each cell trains in a process of its own, by Keras' `fit` under a plan without XLA. The measured figure has two parts.
+Weights, variables of the optimizer and the batch are counted. To them comes the peak of the resident memory in `fit`,
+above that of the process at rest between two calls, which already holds them, the graph and TensorFlow itself. It is
+the median over several calls, after a first one that is not measured. glibc gives freed blocks back to the system at
+once. oneDNN is off, because it allocates from a pool that keeps what is freed. The estimate holds the tensors alone;
+the difference is the work space of the kernels and what two threads compute at the same time.
 
 Results go to benchmarks/results/training_memory.json: `median_error` and `largest_error` are relative to the measured
 peak. The run takes about fifteen minutes on two cores.
@@ -113,7 +114,7 @@ def main(options: Options) -> None:
             for batch_size in case.batch_sizes:
                 cells.append(_start({"case": name, "batch_size": batch_size, "precision": precision}))
                 print(cells[-1], flush=True)
-    write(sorted(cells, key=lambda cell: list(CASES).index(cell["case"])))
+                write(sorted(cells, key=lambda cell: list(CASES).index(cell["case"])))
 
 
 def write(cells: list[dict[str, Any]]) -> None:
@@ -123,8 +124,8 @@ def write(cells: list[dict[str, Any]]) -> None:
 
     errors = [abs(cell["relative_error"]) for cell in cells]
     results = {
-        "what": f"peak of {STEPS} training steps, median of {ROUNDS}, above the process before the model is built; "
-        "without XLA and oneDNN, on a CPU",
+        "what": f"weights, optimizer and batch, and the peak of {STEPS} training steps above the process at rest, "
+        f"median of {ROUNDS}; without XLA and oneDNN, on a CPU",
         "tensorflow": tf.__version__,
         "median_error": round(median(errors), 3),
         "largest_error": round(max(errors), 3),
@@ -161,26 +162,23 @@ def run_cell(cell: dict[str, Any]) -> dict[str, Any]:
             global_batch_size=batch_size, precision=cell["precision"], jit_compile=False, strategy="none"
         )
     )
-    small = {**case.arguments, "units": (8,)} if case.builder == "mlp" else case.arguments
-    with plan.scope():
-        train(BUILDERS[case.builder](case.input_shape, case.outputs, **small), plan, case, batch_size=1)
-    gc.collect()
-    before = resident("VmRSS")
     with plan.scope():
         model = BUILDERS[case.builder](case.input_shape, case.outputs, **case.arguments)
     data = train(model, plan, case, batch_size)
-    gc.collect()
     peaks = []
     for _ in range(ROUNDS):
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew, without that of the first values
+        gc.collect()
+        at_rest = resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         model.fit(data, verbose=0, shuffle=False)
-        peaks.append(resident("VmHWM") - before)
-    measured = int(median(peaks))
+        peaks.append(resident("VmHWM") - at_rest)
     estimate = tfopt.training_memory(model, batch_size, optimizer=case.optimizer)
+    held = estimate.weights_bytes + estimate.optimizer_bytes + estimate.input_bytes
+    measured = held + int(median(peaks))
     return {
         **cell,
         "measured_bytes": measured,
-        "measured_range_bytes": [min(peaks), max(peaks)],
+        "measured_range_bytes": [held + min(peaks), held + max(peaks)],
         "estimated_bytes": estimate.total_bytes,
         "relative_error": round(estimate.total_bytes / measured - 1, 3),
         "parts": {name: value for name, value in estimate.to_dict().items() if name.endswith("_bytes")},

@@ -14,6 +14,8 @@ from tfopt.cli.lists.stored import stored_costs
 from tfopt.models.table import SMALL_MODELS
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+# Their training step takes long to trace, also with few channels.
+OF_MANY_LAYERS = ("efficientnet_v2", "mobilenet_v2", "mobilenet_v3")
 
 
 @pytest.fixture
@@ -41,7 +43,9 @@ def test_every_builder_has_recorded_cells_and_none_fails(builders):
         assert [cell for cell, outcome in outcomes.items() if outcome["status"] == "fails"] == [], name
 
 
-@pytest.mark.parametrize("name", SMALL_MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in OF_MANY_LAYERS)) for name in SMALL_MODELS]
+)
 def test_every_builder_trains_a_step_and_survives_save_and_reload(name, builders, tmp_path):
     trial = builders.Trial(name, tmp_path)  # trains a step in float32
     assert trial.save_and_reload() == ""

@@ -118,6 +118,7 @@ def test_stored_costs_are_what_is_counted(name, monkeypatch):
     assert json.loads(json.dumps(costs.count_model(name))) == stored_costs()["models"][name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_stored_costs_of_recipes_are_what_is_counted(name, monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)

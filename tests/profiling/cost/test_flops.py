@@ -1,5 +1,7 @@
 """The count of multiply-adds against arithmetic, against published figures and against TensorFlow's own profiler."""
 
+from dataclasses import replace
+
 import keras
 import pytest
 import tensorflow as tf
@@ -167,11 +169,19 @@ def _operations(node, names):
     return node.float_ops * (node.name in names) + sum(_operations(child, names) for child in node.children)
 
 
+@pytest.mark.slow
 def test_published_counts_of_keras_applications():
     # Sandler et al. 2018, table 4: 300 million multiply-adds.
     assert count_flops(keras.applications.MobileNetV2(weights=None)).multiply_adds == pytest.approx(300e6, rel=0.02)
     # He et al. 2016, table 1: 3.8 * 10^9 multiply-adds.
     assert count_flops(keras.applications.ResNet50(weights=None)).multiply_adds == pytest.approx(3.86e9, rel=0.005)
+
+
+@pytest.mark.slow
+def test_the_published_count_of_bert_base():
+    # Jiao et al. 2020 (TinyBERT), table 1: 22.5 * 10^9 floating-point operations for 128 tokens.
+    model = replace(PUBLISHED_MODELS["bert_base"], input_shape=(128,)).build()
+    assert count_flops(model).flops == pytest.approx(22.5e9, rel=0.02)
 
 
 @pytest.mark.slow
