@@ -43,7 +43,7 @@ STRENGTHS = (10.0, 100.0)
 
 
 def main() -> None:
-    results = {
+    results: dict[str, Any] = {
         "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
         "gpt": language_model(),
         "text_encoder": classifier(),
