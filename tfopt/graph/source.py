@@ -21,6 +21,7 @@ from tfopt.graph.frozen import FrozenGraph, free_graphs
 
 HALF = (tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum)
 FLOAT = tf.float32.as_datatype_enum
+LOWERED = "_lower_using_switch_merge"
 WIDENED = "_float32"
 TABLE_OPS = frozenset({"HashTableV2", "MutableHashTableV2", "LookupTableFindV2", "VocabFileLookup"})
 
@@ -92,8 +93,10 @@ def freeze(source: keras.Model | str | Path, signature: str = "serving_default",
         )
     if not isinstance(source, keras.Model):  # a loaded SavedModel sorts its inputs alphabetically: x_10 before x_9
         specs = dict(sorted(specs.items(), key=lambda item: _numbers_by_value(item[0])))
+    widened = _widen(graph_def)
+    _inline_control_flow(widened)
     graph = FrozenGraph(
-        graph_def=_widen(graph_def),
+        graph_def=widened,
         inputs=specs,
         outputs={
             key: (_short(tensor.name), tf.TensorSpec(tensor.shape, _widened(tensor.dtype)))
@@ -197,6 +200,17 @@ def _short(tensor: str) -> str:
 
 def _widened(dtype: Any) -> Any:
     return tf.float32 if dtype.as_datatype_enum in HALF else dtype
+
+
+def _inline_control_flow(graph_def: Any) -> None:
+    """Lets TensorFlow put the bodies of loops and branches into the graph before it optimizes the graph.
+
+    To make the weights constants, TensorFlow turns this off. The nodes of a loop then run unoptimized: an LSTM of 128
+    units on 16 steps takes four times as long for one example.
+    """
+    for node in (*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)):
+        if LOWERED in node.attr:
+            node.attr[LOWERED].b = True
 
 
 def _widen(graph_def: Any) -> Any:

@@ -36,7 +36,8 @@ class TinyPhotos(tensorflow_datasets.core.GeneratorBasedBuilder):
         )
 
     def _split_generators(self, dl_manager):
-        return {"train": self._generate_examples(range(40)), "test": self._generate_examples(range(40, 50))}
+        parts = {"train": range(40), "test": range(40, 50), "extra": range(45, 50)}
+        return {name: self._generate_examples(numbers) for name, numbers in parts.items()}
 
     def _generate_examples(self, numbers):
         for number in numbers:
@@ -78,6 +79,14 @@ def test_tfds_reads_what_tfds_wrote(prepared):
             np.testing.assert_array_equal(np.array(numbers_of(images)) % 3, labels)
         assert examples.train.element_spec[0].dtype == tf.string  # encoded until after the shuffle
     np.testing.assert_array_equal(tfds(name=prepared[1]).x_train, examples.x_train)
+
+
+def test_another_split_of_tfds_is_for_testing(prepared):
+    examples = tfds(name=prepared[1], test_split="extra")
+    assert (examples.size("train"), sorted(numbers_of(examples.x_test))) == (40, list(range(45, 50)))
+    for name in ("train", "tset"):
+        with pytest.raises(ConfigError, match=rf"test_split must be .* Received: test_split='{name}', .*'extra'"):
+            tfds(name=prepared[1], test_split=name)
 
 
 def test_other_features_and_shares_of_tfds(prepared):

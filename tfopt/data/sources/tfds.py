@@ -23,6 +23,7 @@ def tfds(
     targets: str | None = None,
     image_size: int | Sequence[int] | None = None,
     length: int = 512,
+    test_split: str = "test",
     test_fraction: float = 0.2,
     validation_fraction: float = 0.0,
 ) -> Examples:
@@ -40,7 +41,8 @@ def tfds(
         targets: Feature of the targets: classes or numbers.
         image_size: Side of the images in pixels, or (height, width). None keeps their size if all have the same.
         length: Number of bytes of a text. A shorter text is filled with 0.
-        test_fraction: Share of the train split for testing, if there is no test split.
+        test_split: Split for testing. Of imagenet2012 this is "validation": its test split has no classes.
+        test_fraction: Share of the train split for testing, if there is no split "test".
         validation_fraction: Share of the train split for validation, if there is no validation split.
     Returns: Images float32 [height, width, channels] in [0, 1], the bytes of a text int32 [length], or numbers; and
         class numbers or numbers.
@@ -81,7 +83,7 @@ def tfds(
         records = builder.as_dataset(split=split, decoders=decoders, shuffle_files=False, read_config=config)
         return records.map(lambda record: (record[x.name], record[y.name]))
 
-    train, validation, test = _splits(builder.info.splits, test_fraction, validation_fraction)
+    train, validation, test = _splits(builder.info.splits, test_split, test_fraction, validation_fraction)
     return Examples(
         name=f"tfds {builder.info.full_name}",
         train=part(train),
@@ -145,14 +147,23 @@ def _features(package: Any, builder: Any, inputs: str | None, targets: str | Non
     )
 
 
-def _splits(splits: Any, test_fraction: float, validation_fraction: float) -> tuple[str, str | None, str]:
+def _splits(
+    splits: Any, test_split: str, test_fraction: float, validation_fraction: float
+) -> tuple[str, str | None, str]:
     """Returns the splits of the parts, in the notation of TFDS."""
+    known = ", ".join(map(repr, splits))
     if "train" not in splits:
-        raise ConfigError(f"The data set must have a split 'train'. Received: {', '.join(map(repr, splits))}.")
+        raise ConfigError(f"The data set must have a split 'train'. Received: {known}.")
+    if test_split == "train" or test_split not in (*splits, "test"):
+        raise ConfigError(
+            f"test_split must be a split of the data set besides 'train'. Received: test_split={test_split!r}, with "
+            f"the splits {known}. Name one of them."
+        )
     size = splits["train"].num_examples
-    test = 0 if "test" in splits else round(size * test_fraction)
-    validation = 0 if "validation" in splits else round(size * validation_fraction)
-    if "test" not in splits and not test:
+    has_test, has_validation = test_split in splits, "validation" in splits and test_split != "validation"
+    test = 0 if has_test else round(size * test_fraction)
+    validation = 0 if has_validation else round(size * validation_fraction)
+    if not has_test and not test:
         raise ConfigError(
             f"The test part must hold examples. Received: test_fraction={test_fraction} of {size} examples, and no "
             "split 'test'. Set test_fraction=0.2."
@@ -160,6 +171,6 @@ def _splits(splits: Any, test_fraction: float, validation_fraction: float) -> tu
     kept = size - test - validation
     return (
         f"train[:{kept}]",
-        "validation" if "validation" in splits else f"train[{kept}:{size - test}]" if validation else None,
-        "test" if "test" in splits else f"train[{size - test}:]",
+        "validation" if has_validation else f"train[{kept}:{size - test}]" if validation else None,
+        test_split if has_test else f"train[{size - test}:]",
     )

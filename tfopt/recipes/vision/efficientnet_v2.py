@@ -22,7 +22,7 @@ RECIPE = Recipe(
             "model": {"arguments": {"alpha": 1.0}},
             "data": {
                 "source": "tfds",
-                "arguments": {"name": "imagenet2012", "image_size": 224},
+                "arguments": {"name": "imagenet2012", "image_size": 224, "test_split": "validation"},
                 "augment": {"crop": 28, "flip": "horizontal", "zoom": 0.25, "rand_augment": 2, "mixup": 0.2},
             },
             "training": {
