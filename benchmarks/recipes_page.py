@@ -23,7 +23,8 @@ def write_page() -> None:
 
 def page(text: str) -> str:
     """Returns docs/recipes.md with the table of the recorded results."""
-    rows = [row(name, json.loads((RESULTS / f"{name}.json").read_text())) for name in tfopt.recipes.RECIPES]
+    files = {name: RESULTS / f"{name}.json" for name in tfopt.recipes.RECIPES}
+    rows = [row(name, json.loads(file.read_text())) for name, file in files.items() if file.is_file()]
     head = ["recipe", "score", "float32", "pruned", "int8", "zeros", "int8 bytes", "float32", "int8", "time"]
     lines = [head, ["---", "---", *["---:"] * (len(head) - 2)], *rows]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -4,7 +4,8 @@
     python recipes/lstm.py --quick
     tfopt export saved_models/lstm/pruned saved_models/lstm/int8_weight_only --precision int8_weight_only
 
-The run takes about half a minute on two CPU cores (benchmarks/results/lstm.json).
+The run takes about 40 seconds on two CPU cores (benchmarks/results/lstm.json). Accuracy on the 360 held-out digits:
+float32 98.06%, pruned to 50% zeros 97.78%.
 
 There is no int8 stage: the products of an LSTM lie inside a loop, where int8 kernels do not run. Weights in int8 pay:
 the last command stores them in about a third of the bytes and computes in float32.

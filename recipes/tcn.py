@@ -4,7 +4,8 @@
     python recipes/tcn.py --quick
     python recipes/tcn.py --full
 
-The run takes about a minute on two CPU cores (benchmarks/results/tcn.json).
+The run takes about a minute on two CPU cores (benchmarks/results/tcn.json). Accuracy on the 360 held-out digits:
+float32 98.61%, pruned to 75% zeros 98.89%, int8 98.89% in 0.33 of the bytes.
 
 The full form trains the network of Bai et al. (2018) on sequential MNIST, where each of the 784 pixels is a step; the
 paper reports 99.0%. It has not been run: it needs a GPU and the data.
