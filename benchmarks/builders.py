@@ -132,10 +132,14 @@ class Trial:
     """The cells of one builder. Each returns its figure, and raises an error if it does not work."""
 
     def __init__(self, name: str, directory: Path) -> None:
+        from int8_models import calibrate_batch_norm
+
         from tfopt.models.table import SMALL_MODELS
 
         self.entry, self.directory = SMALL_MODELS[name], directory
         self.model = self.train(precision="float32", jit_compile=False, strategy="none")
+        # After one step the moving statistics are those of the start, and all outputs of a deep model are alike.
+        calibrate_batch_norm(self.model, self.examples(4 * BATCH)[0])
 
     def examples(self, count: int) -> tuple[Any, Any]:
         """Returns inputs, and targets of the model's task."""

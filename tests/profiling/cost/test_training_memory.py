@@ -87,7 +87,7 @@ def test_recurrent_layers_keep_what_each_step_needs_for_the_gradient():
     model = keras.Sequential([keras.Input((32, 8)), layers.LSTM(64), layers.Dense(1)])
     memory = training_memory(model, 64)
     a_state = 64 * 64 * 4
-    assert memory.activation_bytes > 32 * 5 * a_state
+    assert 5 * 32 * a_state < memory.activation_bytes < 20 * 32 * a_state  # each step reads the same weights
 
 
 def test_the_model_and_the_optimizer_are_unchanged():

@@ -145,8 +145,18 @@ def _list_bytes(operation: Any, tensor: Any, scope: Scope) -> int:
     result = repeated.body.graph.outputs[tensor.value_index].op
     while result.type == "Identity":
         result = result.inputs[0].op
-    added = result.inputs[-1] if result.type in ("TensorListPushBack", "TensorListSetItem") else None
-    return 0 if added is None else (repeated.rounds or 1) * _bytes(added)
+    if result.type not in ("TensorListPushBack", "TensorListSetItem"):
+        return 0
+    added = result.inputs[-1]
+    return 0 if _is_variable(added) else (repeated.rounds or 1) * _bytes(added)
+
+
+def _is_variable(tensor: Any) -> bool:
+    """Returns whether a tensor shares the memory of a variable: a loop keeps the weights for its gradient."""
+    operation = tensor.op
+    while operation.type == "Identity":
+        operation = operation.inputs[0].op
+    return bool(operation.type == "ReadVariableOp")
 
 
 def _inside(operation: Any, scope: Scope) -> Peak:
