@@ -33,9 +33,9 @@ def page(results: dict[str, Any], costs: dict[str, Any]) -> str:
         The parameters are those that are trained, and equal the published number. Multiply-adds are those of a forward
         pass of one example, counted by `tfopt.count_flops` in the graph: matrix products and convolutions, as in
         publications. A multiplication with its addition counts as one multiply-add, which is two floating-point
-        operations (FLOPs). Elementwise operations, normalization and pooling do not count. An open
-        length counts as {costs["open_size"]}. A training step has about three times the multiply-adds: for each product forward,
-        there are two backward, one for the inputs and one for the weights. The first layer needs no gradient for its
+        operations (FLOPs). Elementwise operations, normalization and pooling do not count. An open length counts as
+        {costs["open_size"]}. A training step has about three times the multiply-adds: for each product forward, there
+        are two backward, one for the inputs and one for the weights. The first layer needs no gradient for its
         inputs.""")
     estimated = _flowed(f"""
         The memory is `tfopt.training_memory` for a batch of {of["batch_size"]} with {of["optimizer"]} in
@@ -51,8 +51,8 @@ def page(results: dict[str, Any], costs: dict[str, Any]) -> str:
         logical devices) are a training step of {BATCH} examples with a finite loss. "reload" saves a .keras file, and
         the reloaded model has the same outputs bit for bit. "prune" sets {SPARSITY:.0%} of the weights to zero. The
         exports are verified in a fresh process, and the figure is the parity in the receipt: the distance of the
-        outputs from those of the Keras model, relative to their norm. The weights are those
-        after one step, so the int8 figure is not that of a trained model. A refused cell has the number of its reason.""")
+        outputs from those of the Keras model, relative to their norm. The weights are those after one step, so the
+        int8 figure is not that of a trained model. A refused cell has the number of its reason.""")
     return f"""# Models
 
 <!-- Written by benchmarks/builders_page.py from the table of models, tfopt/cli/lists/costs.json and

@@ -166,39 +166,15 @@ def utilization(monitor: tfopt.GpuMonitor) -> dict[str, Any]:
 
 
 def resnet50(size: int = 224) -> keras.Model:
-    """ResNet-50 as published (the stride in the first convolution of a block), on images of uint8."""
+    """ResNet-50 on images of uint8."""
     images = keras.Input((size, size, 3), dtype="uint8", name="image")
     scaled = layers.Rescaling(1 / 127.5, offset=-1, name="scale")(images)
-    body = keras.applications.ResNet50(weights=None, include_top=False, pooling="avg", input_tensor=scaled)
-    return keras.Model(images, layers.Dense(CLASSES, dtype="float32", name="logits")(body.output), name="resnet50")
+    return keras.Model(images, tfopt.models.resnet50((size, size, 3), CLASSES)(scaled), name="resnet50")
 
 
-def bert(
-    tokens: int = 128, depth: int = 12, width: int = 768, heads: int = 12, vocabulary: int = 30_522
-) -> keras.Model:
-    """The encoder of BERT: normalisation after each block part, a classifier on the first token."""
-    words = keras.Input((tokens,), dtype="int32", name="tokens")
-    x = layers.Embedding(vocabulary, width, name="words")(words)
-    x = AddPositions(name="positions")(x)
-    x = layers.LayerNormalization(epsilon=1e-12, name="norm")(x)
-    for number in range(depth):
-        attended = layers.MultiHeadAttention(heads, width // heads, dropout=0.1, name=f"attention{number}")(x, x)
-        attended = layers.Dropout(0.1)(attended)
-        x = layers.LayerNormalization(epsilon=1e-12, name=f"norm{number}a")(layers.Add()([x, attended]))
-        hidden = layers.Dense(4 * width, activation="gelu", name=f"up{number}")(x)
-        hidden = layers.Dropout(0.1)(layers.Dense(width, name=f"down{number}")(hidden))
-        x = layers.LayerNormalization(epsilon=1e-12, name=f"norm{number}b")(layers.Add()([x, hidden]))
-    return keras.Model(words, layers.Dense(CLASSES, dtype="float32", name="logits")(x[:, 0]), name="bert")
-
-
-class AddPositions(layers.Layer):
-    """Adds a learned vector for each position."""
-
-    def build(self, shape: tuple[int | None, ...]) -> None:
-        self.positions = self.add_weight(shape=shape[1:], initializer="random_normal", name="positions")
-
-    def call(self, x: Any) -> Any:
-        return x + self.positions
+def bert(length: int = 128, **arguments: int) -> keras.Model:
+    """The encoder of BERT-base on sentences of one length: no token fills short ones."""
+    return tfopt.models.text_encoder((length,), CLASSES, max_length=length, pad_token=None, **arguments)
 
 
 def images(model: keras.Model, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -209,7 +185,7 @@ def images(model: keras.Model, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 def sentences(model: keras.Model, count: int) -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(0)
-    vocabulary = model.get_layer("words").input_dim
+    vocabulary = model.get_layer("embedding").input_dim
     x = generator.integers(0, vocabulary, (count, *model.input_shape[1:]), dtype=np.int32)
     return x, generator.integers(0, CLASSES, count)
 
@@ -217,7 +193,7 @@ def sentences(model: keras.Model, count: int) -> tuple[np.ndarray, np.ndarray]:
 # Each model with its arguments for a tiny version, and its data.
 MODELS: dict[str, tuple[Callable[..., keras.Model], dict[str, int], Callable[..., tuple[np.ndarray, np.ndarray]]]] = {
     "resnet50": (resnet50, {"size": 32}, images),
-    "bert_base": (bert, {"tokens": 8, "depth": 2, "width": 32, "heads": 4, "vocabulary": 50}, sentences),
+    "bert_base": (bert, {"length": 8, "depth": 2, "width": 32, "heads": 4, "units": 128, "vocabulary": 50}, sentences),
 }
 
 

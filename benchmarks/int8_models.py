@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import keras
 import numpy as np
 import tensorflow as tf
-from gpu_training import AddPositions, bert
 from keras import layers
 
-from tfopt.models import tcn
+from tfopt.models import tcn, text_encoder, vit
 from tfopt.models.table import PUBLISHED_MODELS
 
 DAMPING = 0.2
@@ -94,23 +93,6 @@ def signals(count: int, seed: int = 0) -> np.ndarray:
     return tf.image.resize(coarse, (1024, 1), method="bicubic").numpy()[:, :, 0]
 
 
-def vit_small(size: int = 224, patch: int = 16, depth: int = 12, width: int = 384, heads: int = 6) -> keras.Model:
-    """The small vision transformer: normalisation before each block part, a classifier on the mean of the patches."""
-    images = keras.Input((size, size, 3), name="image")
-    x = layers.Conv2D(width, patch, strides=patch, name="patches")(images)
-    x = AddPositions(name="positions")(layers.Reshape((-1, width))(x))
-    for number in range(depth):
-        normed = layers.LayerNormalization(epsilon=1e-6, name=f"norm{number}a")(x)
-        x = layers.Add()(
-            [x, layers.MultiHeadAttention(heads, width // heads, name=f"attention{number}")(normed, normed)]
-        )
-        normed = layers.LayerNormalization(epsilon=1e-6, name=f"norm{number}b")(x)
-        hidden = layers.Dense(4 * width, activation="gelu", name=f"up{number}")(normed)
-        x = layers.Add()([x, layers.Dense(width, name=f"down{number}")(hidden)])
-    x = layers.GlobalAveragePooling1D()(layers.LayerNormalization(epsilon=1e-6, name="norm")(x))
-    return keras.Model(images, layers.Dense(1000, name="logits")(x), name="vit_small")
-
-
 def tiny() -> keras.Model:
     images = keras.Input((32, 32, 3), name="image")
     x = shortcut = layers.Conv2D(16, 3, padding="same", activation="relu")(images)
@@ -142,12 +124,15 @@ MODELS = {
     ),
     "bert_base": Case(
         what="BERT-base encoder with a classifier on the first of 128 tokens",
-        build=bert,
+        build=lambda: text_encoder((128,), 1000, pad_token=None),
         inputs=sentences,
         family="transformer",
     ),
     "vit_small": Case(
-        what="ViT-small, patches of 16, 224x224", build=vit_small, inputs=smooth_images, family="transformer"
+        what="ViT-small, patches of 16, 224x224",
+        build=lambda: vit((224, 224, 3), 1000, width=384, heads=6, pool="mean"),
+        inputs=smooth_images,
+        family="transformer",
     ),
     "tcn": Case(
         what="temporal convolutional network, 1024 steps",

@@ -22,7 +22,7 @@ from tfopt.errors import ConfigError, ExportError, TfoptWarning, TrainingError, 
 from tfopt.models import mlp
 from tfopt.pruning import PruningConfig
 from tfopt.quantization import QuantizationConfig
-from tfopt.recipe import QUICK_EPOCHS, ModelConfig, Recipe, with_changes
+from tfopt.recipe import ModelConfig, Recipe, with_changes
 from tfopt.recipes import RECIPES, find_recipe
 from tfopt.runner import run
 from tfopt.tasks.label_smoothing import SmoothedCrossEntropy
@@ -373,7 +373,9 @@ def test_digits_cnn_runs_quickly(tmp_path, monkeypatch):
     result = tfopt.run("digits_cnn", quick=True, console=silent())
     assert result.ok
     assert str(result.export_dir) == "saved_models/digits_cnn_quick"
-    assert [len(phase.history["loss"]) for phase in result.report.phases] == [QUICK_EPOCHS, QUICK_EPOCHS]
+    quick = RECIPES["digits_cnn"].form("quick")
+    epochs = [quick.training.epochs, quick.pruning.epochs]
+    assert [len(phase.history["loss"]) for phase in result.report.phases] == epochs
     assert list(result.receipts) == ["float32", "pruned", "int8"]
     assert result.receipts["pruned"].sparsity == pytest.approx(0.75, abs=0.001)
     assert result.receipts["int8"].kernels["_FusedQuantizedConv2D"] == 2
@@ -385,8 +387,8 @@ def test_the_demo_reaches_what_it_promises(tmp_path):
     result = run(dataclasses.replace(RECIPES["digits_cnn"], export_dir=str(tmp_path)), console=silent())
     assert result.ok
     float32, pruned, int8 = (result.receipts[each] for each in ("float32", "pruned", "int8"))
-    assert float32.accuracy >= 0.98
-    assert pruned.accuracy >= float32.accuracy - 0.01
+    assert float32.accuracy >= 0.985
+    assert pruned.accuracy >= 0.975
     assert int8.accuracy >= pruned.accuracy - 0.005
     assert float32.sparsity < 0.01
     assert pruned.sparsity == pytest.approx(0.75, abs=0.001)
