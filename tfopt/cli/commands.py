@@ -10,13 +10,13 @@ from typing import Any
 
 from tfopt.cli.data.commands import data_command
 from tfopt.cli.exit_codes import CHECK_FAILED, SUCCESS, WRONG_USE, CheckError
+from tfopt.cli.init_command import init_command
 from tfopt.cli.lists.model_commands import models_command
 from tfopt.cli.lists.recipe_commands import recipes_command
 from tfopt.cli.options import DevicesOptions, LaunchOptions, VerifyOptions
 from tfopt.cli.own_code import look_beside, read_recipe
 from tfopt.cli.parsing import parse_words, start_tensorflow
 from tfopt.cli.printing import ProgressConsole, print_json
-from tfopt.cli.project_commands import init_command
 from tfopt.errors import ArtifactError, ConfigError
 
 RUN_HELP = """\

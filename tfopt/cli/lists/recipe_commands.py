@@ -1,4 +1,4 @@
-"""The command `tfopt recipes`: the list of recipes, and the settings and the cost of one recipe."""
+"""The command `tfopt recipes`: the list of recipes, the settings and the cost of one, and how two differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from tfopt.cli.lists.stored import cost_texts, memory_note, stored_costs
 from tfopt.cli.own_code import read_recipe
 from tfopt.cli.parsing import parse_words
 from tfopt.cli.printing import print_json, print_rows
-from tfopt.cli.project_commands import diff_command
 from tfopt.number_text import short_bytes, short_count
 
 
@@ -36,9 +35,21 @@ class RecipeOptions:
     """Print JSON."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class DiffOptions:
+    """Lists the settings in which two recipes differ. A and B are recipes of `tfopt recipes` or .toml files."""
+
+    first: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="A")]
+    """Name of a recipe, or a .toml file."""
+    second: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="B")]
+    """Name of another recipe, or a .toml file."""
+    json: bool = False
+    """Print JSON."""
+
+
 def recipes_command(words: list[str]) -> int:
     if words[:1] == ["diff"]:
-        return diff_command(words[1:])
+        return _diff_command(words[1:])
     if any(not word.startswith("-") for word in words):
         return _recipe_command(words)
     options = parse_words(RecipesOptions, words, "tfopt recipes")
@@ -79,3 +90,28 @@ def _cost_text(cost: dict[str, Any] | None) -> str:
         f"{short_count(cost['parameters'])} parameters, {short_count(cost['multiply_adds'])} multiply-adds per "
         f"example, {short_bytes(cost['memory_bytes'])} to train a batch of {cost['batch_size']}"
     )
+
+
+def _diff_command(words: list[str]) -> int:
+    options = parse_words(DiffOptions, words, "tfopt recipes diff")
+    from tfopt.recipes import diff
+
+    found = diff(options.first, options.second)
+    if options.json:
+        print_json(
+            [{"setting": each.setting, "first": _plain(each.first), "second": _plain(each.second)} for each in found]
+        )
+        return SUCCESS
+    if not found:
+        print(f"{options.first} and {options.second} have the same settings")  # noqa: T201
+        return SUCCESS
+    print_rows([(each.setting, f"{_shown(each.first)} -> {_shown(each.second)}") for each in found])
+    return SUCCESS
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, str | int | float | bool | list | tuple | dict | None) else repr(value)
+
+
+def _shown(value: object) -> str:
+    return "off" if value is None else value if isinstance(value, str) else repr(value)
