@@ -25,7 +25,7 @@ def page(text: str) -> str:
     """Returns docs/recipes.md with the table of the recorded results."""
     files = {name: RESULTS / f"{name}.json" for name in tfopt.recipes.RECIPES}
     rows = [row(name, json.loads(file.read_text())) for name, file in files.items() if file.is_file()]
-    head = ["recipe", "score", "float32", "pruned", "int8", "zeros", "int8 bytes", "float32", "int8", "time"]
+    head = ["recipe", "score", "float32", "pruned", "int8", "zeros", "int8 size", "float32 speed", "int8 speed", "time"]
     lines = [head, ["---", "---", *["---:"] * (len(head) - 2)], *rows]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     return SECTION.sub(lambda match: f"{match[1]}\n{table}\n\n{match[2]}", text)
