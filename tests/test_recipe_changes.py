@@ -170,7 +170,7 @@ def test_all_settings_of_a_file_count_in_a_composition(tmp_path):
     assert (based.name, based.quantization) == ("base+q+b", None)
     assert based.pruning.epochs == RECIPES["digits_cnn"].pruning.epochs
     assert based.pruning.target_sparsity == 0.5, "0.75 is a default of digits_cnn, so it does not count"
-    assert based.model.builder == "mlp", "simple_cnn is the default"
+    assert based.model == RECIPES["digits_cnn"].model, "arguments count together with their builder"
     assert Recipe.from_toml(tmp_path / "plain.toml").pruning is None
 
 

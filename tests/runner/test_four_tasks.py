@@ -129,6 +129,7 @@ def test_a_task_runs_from_training_to_the_report(task, tmp_path):
         training=TrainingConfig(epochs=epochs, global_batch_size=16, learning_rate=0.01),
         pruning=PruningConfig(target_sparsity=0.5, epochs=1, learning_rate=1e-3),
         quantization=QuantizationConfig(max_accuracy_drop=0.02),
+        int8_nodes="all",  # the same in every run
         export_dir=str(tmp_path / "out"),
     )
     console = Console(file=io.StringIO(), width=200, color_system=None)
@@ -192,6 +193,7 @@ def test_two_inputs_and_two_outputs_go_through_every_stage(tmp_path):
         training=TrainingConfig(epochs=4, global_batch_size=32, learning_rate=0.01, checkpoint_dir=str(tmp_path / "c")),
         pruning=PruningConfig(target_sparsity=0.5, epochs=1, learning_rate=1e-3),
         quantization=QuantizationConfig(max_accuracy_drop=0.02),
+        int8_nodes="all",  # the same in every run
         export_dir=str(tmp_path / "out"),
     )
     result = run(recipe, console=Console(file=io.StringIO(), width=200))

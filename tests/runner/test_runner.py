@@ -36,6 +36,7 @@ TINY = Recipe(
     training=TrainingConfig(epochs=3, global_batch_size=16, learning_rate=0.01),
     pruning=PruningConfig(target_sparsity=0.5, epochs=2, frequency=1),
     quantization=QuantizationConfig(),
+    int8_nodes="all",  # the same in every run
 )
 TRAIN_ONLY = dataclasses.replace(TINY, pruning=None, quantization=None)
 
@@ -378,7 +379,7 @@ def test_digits_cnn_runs_quickly(tmp_path, monkeypatch):
     assert [len(phase.history["loss"]) for phase in result.report.phases] == epochs
     assert list(result.receipts) == ["float32", "pruned", "int8"]
     assert result.receipts["pruned"].sparsity == pytest.approx(0.75, abs=0.001)
-    assert result.receipts["int8"].kernels["_FusedQuantizedConv2D"] == 2
+    assert result.receipts["int8"].bytes_on_disk < 0.4 * result.receipts["float32"].bytes_on_disk
 
 
 @pytest.mark.slow

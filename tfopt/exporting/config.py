@@ -14,6 +14,7 @@ from tfopt.settings.validation import check_fields
 
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int8_weight_only", "int4_weight_only"]
 Int8Nodes = Literal["faster", "all"]
+FloatWeights = Literal["float32", "int8"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 
 
@@ -37,6 +38,10 @@ class ExportConfig:
     int8_nodes: Int8Nodes = "faster"
     """Nodes that run in int8: "faster" chooses the nodes that are measured to be faster in int8 on this machine; "all"
     chooses every node with an int8 kernel."""
+    float_weights: FloatWeights = "float32"
+    """With int8: how the weights of nodes that compute in float32 are stored. "int8" makes the artifact as small as if
+    all nodes ran in int8, and it decodes these weights once, before the first call. Nodes that the quantization
+    excludes keep float32 weights."""
     batch_sizes: Annotated[tuple[Annotated[int, Ge(1)], ...], MinLen(1)] = (1, 8)
     """Batch sizes at which int8_nodes="faster" measures the model. Each batch size counts the same."""
     node_times: Annotated[str, MinLen(1)] | None = None
@@ -57,6 +62,11 @@ class ExportConfig:
             raise ConfigError(
                 f"float_fallback belongs to precision='int8'. Received: precision={self.precision!r}, whose artifact "
                 "computes in float32 anyway. Leave float_fallback out."
+            )
+        if self.float_weights == "int8" and self.precision not in ("float32", "int8"):
+            raise ConfigError(
+                f"float_weights belongs to precision='int8'. Received: precision={self.precision!r}, which stores all "
+                "weights in its own way. Leave float_weights out."
             )
         if self.quantization.training:
             raise ConfigError(

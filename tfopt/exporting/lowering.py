@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,13 @@ from tfopt.exporting.int8.selection import CLOCK, select_int8
 from tfopt.exporting.signatures import DEFAULT, FLOAT, XLA
 from tfopt.exporting.weight_only.storage import encode_weights
 from tfopt.graph import FrozenGraph, fold_constants, freeze
-from tfopt.quantization import QuantizedModel, quantize
+from tfopt.graph.fold import WEIGHTED
+from tfopt.quantization import QuantizedModel, WeightOnlyConfig, quantize
 from tfopt.quantization.tfmot import freeze_tf_keras
 from tfopt.quantization.weight_only.keras_methods import KerasQuantized
-from tfopt.report import PassReport
+from tfopt.report import Change, PassReport
+
+STORED = "stored weights"  # the kind of the report's steps with weights that are stored in int8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,21 +72,39 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
 
 
 def _int8(model: QuantizedModel, config: ExportConfig, sample: Any) -> Lowered:
-    lowered = None
+    lowered, kept_float = None, [skip.name for skip in model.report.skipped if skip.kind in WEIGHTED]
     if config.int8_nodes == "faster" and model.report.changed:
         stored = None if config.node_times is None else Path(config.node_times)
         selection = select_int8(model, feeds_of(model.float_graph, sample, config.batch_sizes), stored)
         model, lowered = selection.model, selection.lowered
-        model.report.warn_if_unchanged("; ".join(step.detail for step in model.report.steps if step.kind == CLOCK))
     in_int8 = bool(model.report.changed)
     if lowered is None:
         lowered = lower_to_int8(model.graph) if in_int8 else model.in_float()
-    graphs = {DEFAULT: lowered}
+    graphs, report, precision = {DEFAULT: lowered}, model.report, "int8" if in_int8 else "float32"
+    if config.float_weights == "int8":
+        graphs[DEFAULT], stored_weights = _encode_rest(lowered, config.weight_only, kept_float)
+        report = replace(report, steps=[*report.steps, *stored_weights])
+        precision = "int8" if in_int8 else "int8_weight_only" if stored_weights else "float32"
+    if precision == "float32":
+        report.warn_if_unchanged("; ".join(step.detail for step in report.steps if step.kind == CLOCK))
     if config.float_fallback:
         graphs[FLOAT] = float_fallback(model.graph, lowered)
     if config.xla_signature:  # XLA has none of the int8 kernels
         graphs[XLA] = float_fallback(model.graph, lowered)
-    return Lowered(source=model.source, graphs=graphs, precision="int8" if in_int8 else "float32", report=model.report)
+    return Lowered(source=model.source, graphs=graphs, precision=precision, report=report)
+
+
+def _encode_rest(
+    graph: FrozenGraph, config: WeightOnlyConfig, kept_float: Sequence[str]
+) -> tuple[FrozenGraph, list[Change]]:
+    """Stores the float32 weights of a graph in int8, except those of nodes that the quantization left out."""
+    present = {node.name for node in graph.graph_def.node}
+    exclude = (*config.exclude, *(name for name in kept_float if name in present))
+    encoded, report = encode_weights(graph, "int8_weight_only", replace(config, decode="load", exclude=exclude))
+    return encoded, [
+        replace(change, kind=STORED, detail=f"{change.detail}; {change.kind} computes in float32")
+        for change in report.changed
+    ]
 
 
 def _float(model: str | Path | Any, config: ExportConfig) -> Lowered:
@@ -93,6 +114,7 @@ def _float(model: str | Path | Any, config: ExportConfig) -> Lowered:
         graph = source  # its weights are stored in few bits, for example by Keras in int4, and folding decoded them
     if config.precision != "float32":
         graph, report = encode_weights(graph, config.precision, config.weight_only)
+        report.warn_if_unchanged()
     return Lowered(
         source=source,
         graphs={DEFAULT: graph, **({XLA: graph} if config.xla_signature else {})},

@@ -63,7 +63,8 @@ def with_changes(config: T, changes: Mapping[str, Any], path: str = "") -> T:
 def changes_from_defaults(config: Any) -> dict[str, Any]:
     """Returns the settings in which a configuration differs from the defaults, as nested tables.
 
-    A stage that is on has a table, even if all its settings are defaults.
+    A stage that is on has a table, even if all its settings are defaults. Where arguments are set, their function is
+    named too.
 
     Example:
         >>> from tfopt.recipe import Recipe
@@ -81,6 +82,9 @@ def changes_from_defaults(config: Any) -> dict[str, Any]:
                 found[entry.name] = inner
         elif default is dataclasses.MISSING or value != default:
             found[entry.name] = value
+    for function, arguments in ARGUMENTS_OF.items():
+        if arguments in found and hasattr(config, function):  # they belong to this function, and to no other
+            found = {function: getattr(config, function), **found}
     return found
 
 

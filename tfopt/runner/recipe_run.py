@@ -233,7 +233,7 @@ class _Work:
             artifact = export(
                 exported,
                 target,
-                ExportConfig(int8_nodes=self.recipe.int8_nodes),
+                ExportConfig(int8_nodes=self.recipe.int8_nodes, float_weights="int8"),
                 calibration_data=self.calibration_data(),
                 baseline=None if baseline is None else export_dir / baseline,
             )

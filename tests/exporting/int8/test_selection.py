@@ -6,6 +6,7 @@ import json
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 from tfopt.errors import ConfigError, TfoptWarning
@@ -15,7 +16,7 @@ from tfopt.exporting.int8.node_times import TimedGraph, feeds_of
 from tfopt.exporting.int8.selection import fastest_fit, in_turns, select_int8, stay_float
 from tfopt.graph import freeze
 from tfopt.hardware import detect
-from tfopt.quantization import quantize
+from tfopt.quantization import QuantizationConfig, WeightOnlyConfig, quantize
 
 X = np.random.default_rng(0).normal(size=(16, 8, 8, 4)).astype("float32")
 
@@ -149,6 +150,39 @@ def test_by_the_clock_large_convolutions_are_int8_and_the_times_are_stored(tmp_p
     with pytest.warns(TfoptWarning, match=r"changed nothing: slower in int8: 1000\.000 ms in int8"):
         artifact = export(model, tmp_path / "b", config, calibration_data=x)
     assert artifact.precision == json.loads((tmp_path / "b" / "manifest.json").read_text())["precision"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("fast", "precision", "error"), [({"stem", "left"}, "int8", 0.15), (set(), "int8_weight_only", 0.05)]
+)
+@pytest.mark.filterwarnings("error")
+def test_weights_of_nodes_that_stay_float_are_stored_in_int8_if_asked(tmp_path, fast, precision, error):
+    model = residual()
+    quantized = quantize(model, QuantizationConfig(exclude=("*/right*",)), calibration_data=X)
+    times = table(tmp_path, quantized, {name: (2.0, 1.0) if name in fast else (1.0, 2.0) for name in NAMES})
+    config = ExportConfig(
+        precision="int8",
+        batch_sizes=(1,),
+        node_times=str(times),
+        float_weights="int8",
+        weight_only=WeightOnlyConfig(minimum_size=1),
+    )
+    artifact = export(quantized, tmp_path / "a", config)
+    assert artifact.precision == precision
+    stored = [step for step in artifact.report.steps if step.kind == "stored weights"]
+    assert len(stored) == len(NAMES) - len(fast) - 1
+    assert all("computes in float32" in step.detail for step in stored)
+    nodes = {node.name: node for node in quantized.float_graph.graph_def.node}
+    (kept,) = (skip.name for skip in quantized.report.skipped)  # excluded by name, so its weights stay float32
+    assert not any(nodes[kept].input[1] == step.name for step in stored)
+    loaded = tf.saved_model.load(str(tmp_path / "a")).signatures["serving_default"](tf.constant(X))
+    expected = model(X).numpy()
+    assert np.linalg.norm(next(iter(loaded.values())) - expected) < error * np.linalg.norm(expected)
+
+
+def test_stored_weights_belong_to_int8():
+    with pytest.raises(ConfigError, match="float_weights belongs to precision='int8'"):
+        ExportConfig(precision="float16", float_weights="int8")
 
 
 @pytest.mark.parametrize(

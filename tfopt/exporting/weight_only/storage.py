@@ -64,7 +64,6 @@ def encode_weights(graph: FrozenGraph, precision: str, config: WeightOnlyConfig)
         encoded.append((weights, stored))
         changed.append(Change(name=name, kind=kind, detail=f"{stored.detail}, {weights.shape}"))
     report = PassReport(name=precision, changed=changed, skipped=skipped, metrics=_metrics(encoded))
-    report.warn_if_unchanged()
     return graph.edited(editor), report
 
 

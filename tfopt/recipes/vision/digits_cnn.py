@@ -9,11 +9,11 @@ from tfopt.training import TrainingConfig
 
 RECIPE = Recipe(
     name="digits_cnn",
-    description="Two convolutions and three dense layers on 1,797 real handwritten digits",
-    model=ModelConfig(builder="simple_cnn", arguments={"dropout": 0.3}),
+    description="Three convolutions and three dense layers on 1,797 real handwritten digits",
+    model=ModelConfig(builder="simple_cnn", arguments={"filters": [32, 64, 64], "kernel_size": 3, "dropout": 0.3}),
     data=DataConfig(source="digits", augment=AugmentConfig(crop=4)),
-    training=TrainingConfig(epochs=40, global_batch_size=32, learning_rate=2e-3, label_smoothing=0.1),
-    pruning=PruningConfig(target_sparsity=0.75, epochs=20, learning_rate=1e-3),
+    training=TrainingConfig(epochs=20, global_batch_size=32, learning_rate=2e-3, label_smoothing=0.1),
+    pruning=PruningConfig(target_sparsity=0.75, epochs=12, learning_rate=1e-3),
     quantization=QuantizationConfig(),
     export_dir="saved_models/digits_cnn",
     forms={

@@ -13,7 +13,7 @@ RECIPE = Recipe(
     model=ModelConfig(builder="vit", arguments={"patch_size": 4, "width": 192, "depth": 4, "heads": 3}),
     data=DataConfig(source="digits", augment=AugmentConfig(crop=3, rotation_degrees=10, zoom=0.1)),
     training=TrainingConfig(
-        epochs=14,
+        epochs=18,
         global_batch_size=32,
         optimizer="adamw",
         learning_rate=1e-3,
