@@ -25,6 +25,7 @@ from tfopt.errors import ArtifactError, ConfigError
 from tfopt.exporting import ExportConfig, SavedModelProcess, export, time_in_turns, verify
 from tfopt.exporting.manifest import TensorRecord
 from tfopt.exporting.verification.scoring import chunks
+from tfopt.pruning import PruningConfig, prune
 from tfopt.quantization import quantize
 
 GENERATOR = np.random.default_rng(0)
@@ -106,6 +107,19 @@ def test_every_figure_of_the_int8_receipt(model, artifacts):
     assert receipt.tensorflow_version == tf.__version__
     assert receipt.unavailable == {}
     assert json.loads(receipt.to_json())["accuracy"] == receipt.accuracy
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8_weight_only"])
+def test_the_weights_of_a_loop_are_counted(tmp_path, precision):
+    recurrent = keras.Sequential([keras.Input((5, 16)), layers.LSTM(32), layers.Dense(4)])
+    prune(recurrent, PruningConfig(target_sparsity=0.5))
+    export(recurrent, tmp_path / "a", ExportConfig(precision=precision))
+    receipt = verify(tmp_path / "a", seconds=0.02)
+    kernels = [weight for weight in recurrent.get_weights() if weight.ndim == 2]
+    assert receipt.weight_count == sum(kernel.size for kernel in kernels) == (16 + 32) * 128 + 32 * 4
+    zeros = sum(int((kernel == 0).sum()) for kernel in kernels)
+    assert zeros > 3000
+    assert zeros <= receipt.zero_count <= zeros + 0.02 * receipt.weight_count  # int8 rounds the smallest ones to zero
 
 
 def test_the_float_receipt(model, artifacts):

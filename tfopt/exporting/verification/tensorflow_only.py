@@ -48,6 +48,7 @@ WEIGHTED = {
     "_FusedQuantizedDepthwiseConv2D": 1,
     "_QuantizedMatMul": 1,
 }
+LOOPS = ("While", "StatelessWhile")
 UNKNOWN_OP = "Op type not registered"
 CONVERSIONS = ("QuantizeV2", "Dequantize", "QuantizedMaxPool")
 
@@ -202,10 +203,13 @@ def count_kernels(function: Any) -> dict[str, int]:
 def count_weights(function: Any) -> dict[str, int]:
     """Counts the weights of a function's computing ops, and the zeros among them."""
     inlined = convert_variables_to_constants_v2(function, lower_control_flow=False)
+    bodies = {body.signature.name: body for body in inlined.graph.as_graph_def().library.function}
     sources = {}
     for operation in inlined.graph.get_operations():
-        if operation.type in WEIGHTED:
-            tensor = operation.inputs[WEIGHTED[operation.type]]
+        read = [operation.inputs[WEIGHTED[operation.type]]] if operation.type in WEIGHTED else []
+        if operation.type in LOOPS:
+            read = [operation.inputs[place] for place in weights_of_loop(bodies[operation.get_attr("body").name])]
+        for tensor in read:
             while tensor.op.type == "Identity":
                 tensor = tensor.op.inputs[0]
             if is_constant(tensor):
@@ -214,6 +218,22 @@ def count_weights(function: Any) -> dict[str, int]:
     weights = [value.numpy() for value in inlined.prune([], list(sources.values()))()] if sources else []
     counts = [(array.size, array.size - np.count_nonzero(array.view(plain(array.dtype)))) for array in weights]
     return {"weights": int(sum(size for size, _ in counts)), "zeros": int(sum(zeros for _, zeros in counts))}
+
+
+def weights_of_loop(body: Any) -> set[int]:
+    """Returns the places of the inputs of a loop that its body computes with and hands on unchanged."""
+    nodes = {node.name: node for node in body.node_def}
+    places = {argument.name: place for place, argument in enumerate(body.signature.input_arg)}
+
+    def place(tensor: str) -> int | None:
+        name = tensor.split(":")[0]
+        while name in nodes and nodes[name].op == "Identity":
+            name = nodes[name].input[0].split(":")[0]
+        return places.get(name)
+
+    kept = {here for here, output in enumerate(body.signature.output_arg) if place(body.ret[output.name]) == here}
+    read = {place(node.input[WEIGHTED[node.op]]) for node in body.node_def if node.op in WEIGHTED}
+    return {here for here in read if here in kept}
 
 
 def is_constant(tensor: Any) -> bool:

@@ -1,11 +1,12 @@
-"""An LSTM that reads real handwritten digits row by row: trained, and pruned to 50% zeros.
+"""An LSTM that reads real handwritten digits row by row: trained, pruned to 50% zeros, weights in int8.
 
-There is no int8 stage: the products of an LSTM lie inside a loop, where int8 kernels do not run. Exported with
-precision="int8_weight_only", the weights take about a third of the bytes.
+The products of an LSTM lie inside a loop, where int8 kernels do not run. So the int8 artifact stores the weights in
+int8 and computes in float32.
 """
 
 from tfopt.data.config import DataConfig
 from tfopt.pruning import PruningConfig
+from tfopt.quantization import QuantizationConfig
 from tfopt.recipe import ModelConfig, Recipe
 from tfopt.training import TrainingConfig
 
@@ -16,6 +17,7 @@ RECIPE = Recipe(
     data=DataConfig(source="digits", arguments={"image_size": 16}, random_shift=1),
     training=TrainingConfig(epochs=40, global_batch_size=32, learning_rate=3e-3, warmup_epochs=1),
     pruning=PruningConfig(target_sparsity=0.5, epochs=10, learning_rate=1e-3),
+    quantization=QuantizationConfig(),
     export_dir="saved_models/lstm",
     forms={
         "quick": {"training": {"epochs": 4}, "pruning": {"epochs": 2}},
