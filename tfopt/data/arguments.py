@@ -38,6 +38,7 @@ RULES: dict[str, Any] = {
     "num_classes": Size,
     "num_words": Size,
     "outputs": Size | None,
+    "overlap": Annotated[int, Ge(0)],
     "pack": bool,
     "path": str | None,
     "pattern": str,

@@ -1,6 +1,8 @@
 """Text files as tokens: what the examples hold, how files are split, and what is said of files that are no text."""
 
+import string
 import sysconfig
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -177,6 +179,28 @@ def test_classes_are_folders_and_files_stay_whole(corpus):
     assert [sum(int(each) % 2 == label for each in files["test"]) for label in (0, 1)] == [1, 1]
     with pytest.raises(ConfigError, match="at least two folders with min_files=6"):
         text_classes(directory=corpus, min_files=6)
+
+
+def test_training_pieces_overlap_and_test_pieces_do_not(tmp_path):
+    for label in ("a", "b"):
+        (tmp_path / label).mkdir()
+        for number, text_length in enumerate((26, 26, 26, 26, 3)):
+            (tmp_path / label / f"{number}.txt").write_text(string.ascii_lowercase[:text_length])
+    plain = text_classes(directory=tmp_path, length=8)
+    examples = text_classes(directory=tmp_path, length=8, overlap=4)
+
+    def texts(of, part):
+        return Counter(as_text(tokens[tokens > 0]) for tokens in of.arrays(part)[0])
+
+    assert texts(examples, "test") == texts(plain, "test")
+    found = texts(examples, "train")
+    files = sum(texts(plain, "train")[piece] for piece in ("abcdefgh", "abc"))
+    assert files == 8
+    assert files == sum(found[piece] for piece in ("abcdefgh", "abc"))
+    # Each file is covered, and no piece lies within the one before it.
+    assert set(found) - {"abc"} == {"abcdefgh", "efghijkl", "ijklmnop", "mnopqrst", "qrstuvwx", "uvwxyz"}
+    with pytest.raises(ConfigError, match=r"overlap must be smaller than length. Received: overlap=8, length=8"):
+        text_classes(directory=tmp_path, length=8, overlap=8)
 
 
 def test_an_encoding_that_python_does_not_know_is_refused(tmp_path):

@@ -20,6 +20,7 @@ def text_classes(
     pattern: str = "**/*",
     tokens: str | Path = BYTES,
     length: int = 256,
+    overlap: int = 0,
     encoding: str | None = None,
     separator: str | None = None,
     min_files: int = 5,
@@ -40,6 +41,8 @@ def text_classes(
         tokens: "bytes", "words" (parts of words, as hashes) or the path of a tokenizer.json of the package
             `tokenizers`.
         length: Number of tokens of an example. The separator fills the last piece of a file.
+        overlap: Number of tokens that a training piece shares with the piece before it, below `length`. More pieces of
+            the same files help when the files are few. Pieces of the other parts share none.
         encoding: Encoding of the files. None means that bytes are taken as they are, and that a tokenizer reads UTF-8.
         separator: Token of the tokenizer that ends a document. That of bytes and words is 0.
         min_files: Classes with fewer files are left out and noted.
@@ -50,13 +53,19 @@ def text_classes(
     Returns: Tokens int32 [length], and class numbers. The vocabulary of a model's embedding has 256 tokens for bytes
         and 16,384 for words.
     Raises:
-        ConfigError: A folder is missing or holds no text, a file is unreadable, or fewer than two classes remain.
+        ConfigError: A folder is missing or holds no text, a file is unreadable, fewer than two classes remain, or
+            overlap is not below length.
     Example:
         >>> examples = text_classes(pattern="[ej]*/*.py", length=64)
         >>> examples.class_names
         ('email', 'encodings', 'json')
     """
-    check_arguments(length=length, min_files=min_files)
+    check_arguments(length=length, overlap=overlap, min_files=min_files)
+    if overlap >= length:
+        raise ConfigError(
+            f"overlap must be smaller than length. Received: overlap={overlap}, length={length}. "
+            f"Half the length is usual: overlap={length // 2}."
+        )
     corpus = read_corpus(
         directory,
         pattern=pattern,
@@ -83,7 +92,7 @@ def text_classes(
     notes += (f"Files in no folder were left out: {outside}.",) if outside else ()
 
     def part(name: Split) -> Any:
-        return _part(name, corpus, names, length, seed)
+        return _part(name, corpus, names, length, overlap if name == "train" else 0, seed)
 
     return Examples(
         name=f"text_classes {corpus.name}",
@@ -97,7 +106,7 @@ def text_classes(
     )
 
 
-def _part(name: Split, corpus: Corpus, names: tuple[str, ...], length: int, seed: int) -> Any:
+def _part(name: Split, corpus: Corpus, names: tuple[str, ...], length: int, overlap: int, seed: int) -> Any:
     import tensorflow as tf
 
     numbers = {label: number for number, label in enumerate(names)}
@@ -105,15 +114,22 @@ def _part(name: Split, corpus: Corpus, names: tuple[str, ...], length: int, seed
     for document in corpus.documents:
         if document.part != name or document.label not in numbers:
             continue
-        count = -(-len(document.tokens) // length)
-        padded = np.full(count * length, corpus.tokens.separator, corpus.tokens.dtype)
-        padded[: len(document.tokens)] = document.tokens
-        rows.append(padded.reshape(count, length))
-        labels.append(np.full(count, numbers[document.label], np.int32))
+        pieces = _pieces(document.tokens, length, overlap, corpus.tokens.separator)
+        rows.append(pieces)
+        labels.append(np.full(len(pieces), numbers[document.label], np.int32))
     if not sum(map(len, rows)):
         raise ConfigError(f"The {name} part must hold text. Received: {len(rows)} files without any. Add files.")
     order = np.random.default_rng(seed).permutation(sum(map(len, rows)))
     return tf.data.Dataset.from_tensor_slices((np.concatenate(rows)[order], np.concatenate(labels)[order]))
+
+
+def _pieces(tokens: np.ndarray, length: int, overlap: int, separator: int) -> np.ndarray:
+    """Returns the pieces [pieces, length] of a file. The separator fills the last one."""
+    step = length - overlap
+    count = max(-(-(len(tokens) - overlap) // step), 1) if len(tokens) else 0
+    padded = np.full(count * step + overlap, separator, tokens.dtype)
+    padded[: len(tokens)] = tokens
+    return padded[np.arange(count)[:, None] * step + np.arange(length)]
 
 
 def _example(tokens: Any, label: Any) -> Any:

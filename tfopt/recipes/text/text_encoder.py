@@ -23,9 +23,11 @@ RECIPE = Recipe(
             "pool": "mean",
         },
     ),
-    data=DataConfig(source="text_classes", arguments={"tokens": "words", "length": 256, "min_files": 4}),
+    data=DataConfig(
+        source="text_classes", arguments={"tokens": "words", "length": 256, "overlap": 128, "min_files": 4}
+    ),
     training=TrainingConfig(
-        epochs=6,
+        epochs=4,
         global_batch_size=64,
         optimizer="adamw",
         learning_rate=2e-3,
@@ -33,7 +35,7 @@ RECIPE = Recipe(
         weight_decay=0.05,
         label_smoothing=0.1,
     ),
-    pruning=PruningConfig(target_sparsity=0.5, epochs=2, learning_rate=5e-4),
+    pruning=PruningConfig(target_sparsity=0.5, epochs=2, learning_rate=1e-3),
     quantization=QuantizationConfig(calibration_examples=128),
     export_dir="saved_models/text_encoder",
     forms={
@@ -57,6 +59,7 @@ RECIPE = Recipe(
                 }
             },
             "training": {"epochs": 10, "learning_rate": 1e-4, "warmup_epochs": 1.0},
+            "pruning": {"learning_rate": 5e-5},
         },
     },
 )
