@@ -5,9 +5,8 @@
     python recipes/text_encoder.py --full
 
 The examples are pieces of 256 tokens from the source files of Python's standard library; the classes are its packages
-with at least four files, 22 in Python 3.11. Two training pieces share 128 tokens, and the test pieces share none. The
-test files are held out as a whole. The run takes about three minutes on two CPU cores
-(benchmarks/results/text_encoder.json). benchmarks/text_baselines.py gives the accuracy of TF-IDF with
+with at least four files, 22 in Python 3.11. The test files are held out as a whole. The run takes about three minutes
+on two CPU cores (benchmarks/results/text_encoder.json). benchmarks/text_baselines.py gives the accuracy of TF-IDF with
 logistic regression on the same pieces.
 
 The full form trains BERT-base from random weights on the film reviews of IMDB. It downloads the data, or reads them

@@ -13,7 +13,7 @@ RECIPE = Recipe(
     model=ModelConfig(builder="gpt", arguments={"width": 128, "depth": 4, "heads": 4}),
     data=DataConfig(source="text", arguments={"length": 256, "test_fraction": 0.03}),
     training=TrainingConfig(
-        epochs=5,
+        epochs=4,
         steps_per_epoch=300,
         global_batch_size=16,
         optimizer="adamw",
@@ -22,7 +22,7 @@ RECIPE = Recipe(
         warmup_epochs=0.3,
         weight_decay=0.1,
     ),
-    pruning=PruningConfig(target_sparsity=0.5, epochs=1, learning_rate=1e-3),
+    pruning=PruningConfig(target_sparsity=0.5, epochs=2, learning_rate=2e-3),
     quantization=QuantizationConfig(calibration_examples=64),
     export_dir="saved_models/gpt",
     forms={
