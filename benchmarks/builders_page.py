@@ -49,7 +49,8 @@ def page(results: dict[str, Any], costs: dict[str, Any]) -> str:
         The small model of each builder (`SMALL_MODELS` in tfopt/models/table.py) runs with TensorFlow
         {results["tensorflow"]} and Keras {results["keras"]} on a CPU. The columns of precisions, XLA and mirrored (two
         logical devices) are a training step of {BATCH} examples with a finite loss. "reload" saves a .keras file, and
-        the reloaded model has the same outputs bit for bit. "prune" sets {SPARSITY:.0%} of the weights to zero. The
+        the reloaded model has the same outputs bit for bit; with convnext, gpt, text_encoder and vit, the program that
+        loads it must import tfopt, whose layers they have. "prune" sets {SPARSITY:.0%} of the weights to zero. The
         exports are verified in a fresh process, and the figure is the parity in the receipt: the distance of the
         outputs from those of the Keras model, relative to their norm. The weights are those after one step, so the
         int8 figure is not that of a trained model. A refused cell has the number of its reason.""")
@@ -74,9 +75,11 @@ the builders with their arguments. `tfopt models NAME` builds one model and coun
 
     tfopt models resnet50 --batch-size 128 --precision mixed_bfloat16
     tfopt models resnet_cifar --arguments depth=56 --input-shape 32 32 3 --outputs 100
+    tfopt models keras_hub:BertBackbone --input-shape 128 --outputs 5 \\
+        --arguments vocabulary_size=30522 num_layers=2 num_heads=4 hidden_dim=128 intermediate_dim=512
 
 Besides the names below, `builder` takes any model of keras.applications, such as `keras:DenseNet121`, any backbone of
-KerasHub, such as `keras_hub:ResNetBackbone`, if that package is installed, and a function of your own, as
+KerasHub, such as `keras_hub:BertBackbone`, with the extra `hub`, and a function of your own, as
 `my_package.my_module:build`.
 
 ## Builders

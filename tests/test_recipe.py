@@ -279,14 +279,20 @@ def test_builder_and_source_may_be_functions():
     ("make", "words"),
     [
         (lambda: ModelConfig(builder=build, arguments={"widht": 7}), ["takes: width.", "'widht': 7"]),
-        (lambda: ModelConfig(builder=lambda: None), ["takes: no arguments", "too many positional"]),
+        (
+            lambda: ModelConfig(builder=lambda: None),
+            ["a function of (input_shape, outputs, **arguments)", "which takes ()"],
+        ),
         (lambda: ModelConfig(builder=5), ["builder must be a name or a function", "builder=5"]),
         (lambda: DataConfig(source=None), ["source must be a name or a function", "source=None"]),
         (
             lambda: DataConfig(arguments={"imagesize": 3}),
             ["image_size, test_fraction, validation_fraction, seed", "imagesize"],
         ),
-        (lambda: ModelConfig(builder="mlp", arguments={"units": 5}).build((4,), 2), ["'mlp'", "{'units': 5}"]),
+        (
+            lambda: ModelConfig(builder="mlp", arguments={"units": 5}).build((4,), 2),
+            ["units must be a tuple", "units=5"],
+        ),
         (lambda: ModelConfig().build((8, 8, 1), 2), ["'simple_cnn'", "(8, 8, 1)"]),
         (lambda: DataConfig(arguments={"image_size": 0}).load(), ["image_size=0"]),
         (lambda: Recipe(name="x", model="mlp"), ["model must be a ModelConfig", "model='mlp'"]),

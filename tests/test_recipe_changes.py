@@ -174,6 +174,38 @@ def test_all_settings_of_a_file_count_in_a_composition(tmp_path):
     assert Recipe.from_toml(tmp_path / "plain.toml").pruning is None
 
 
+def test_a_file_with_a_base_has_a_directory_of_its_own(tmp_path):
+    write(tmp_path, plain='base = "digits_cnn"\nquantization = false', own='base = "digits_cnn"\nexport_dir = "there"')
+    assert Recipe.from_toml(tmp_path / "plain.toml").export_dir == "saved_models/plain"
+    assert Recipe.from_toml(tmp_path / "own.toml").export_dir == "there"
+
+
+def test_forms_are_added_to_the_others(tmp_path):
+    more = with_changes(RECIPES["digits_cnn"], {"forms": {"long": {"training": {"epochs": 99}}}})
+    assert set(more.forms) == {"quick", "full", "long"}
+    assert more.form("long").training.epochs == 99
+    write(tmp_path, mine='base = "digits_cnn"\n[forms.quick.training]\nepochs = 1')
+    mine = Recipe.from_toml(tmp_path / "mine.toml")
+    assert mine.form("full") and mine.quick().training.epochs == 1
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "mine.toml").write_bytes(b"\xef\xbb\xbf[training]\nepochs = 3\n")
+    assert Recipe.from_toml(tmp_path / "mine.toml").training.epochs == 3
+
+
+@pytest.mark.parametrize("changes", [[], None, "training"])
+def test_changes_are_a_table(changes):
+    with pytest.raises(ConfigError, match="changes must be a table of settings"):
+        with_changes(BASE, changes)
+
+
+@pytest.mark.parametrize("first", RECIPES)
+def test_any_two_recipes_can_be_composed(first):
+    for second in RECIPES:
+        assert compose(first, second).model.builder == RECIPES[second].model.builder
+
+
 def test_differences_name_each_setting():
     other = with_changes(BASE, {"name": "other", "pruning": False, "model": {"arguments": {"dropout": 0.2}}})
     found = {each.setting: (each.first, each.second) for each in diff(BASE, other)}
@@ -223,7 +255,10 @@ def test_own_code_goes_out_to_toml_and_comes_in_only_if_allowed(tmp_path):
         ("no_such_module:build", r"builder must name a module that Python can import.*no_such_module"),
         (f"{__name__}:nothing", r"builder must name .* Received: builder='.*:nothing' \(.*no attribute 'nothing'\)"),
         (f"{__name__}:BASE", "builder must be a name or a function"),
-        (f"{__name__}:rows", r"arguments must fit the builder '.*:rows', which takes: no arguments"),
+        (
+            f"{__name__}:rows",
+            r"builder must be a function of \(input_shape, outputs, .* Received: builder='.*:rows', which takes \(\)",
+        ),
     ],
 )
 def test_wrong_code_is_an_error_before_anything_is_built(name, message):

@@ -109,3 +109,56 @@ def test_a_run_has_one_form(workplace, capsys):
     assert "A run has one form at most. Received: quick, full" in capsys.readouterr().err
     assert main(["run", "digits_cnn", "--form", "nosuch"]) == 2
     assert "Unknown form 'nosuch'" in capsys.readouterr().err
+
+
+OWN_CODE = """
+import sys
+import keras
+
+def raises(input_shape, outputs):
+    raise KeyError("boom")
+
+def exits(input_shape, outputs):
+    sys.exit(5)
+
+def too_few():
+    pass
+
+def other_shape(input_shape, outputs):
+    inputs = keras.Input((9,))
+    return keras.Model(inputs, keras.layers.Dense(outputs)(inputs))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("raises", OWN_CODE, "own_code.py, line 6, raised KeyError: 'boom'"),
+        ("exits", OWN_CODE, "builder must not end the process. Received: builder='own_code:exits', which calls sys.ex"),
+        ("too_few", OWN_CODE, "builder must be a function of (input_shape, outputs, **arguments)"),
+        ("other_shape", OWN_CODE, "must have the shape of the examples, (8,). Received: 'functional"),
+        ("build", "import no_such_package", "builder must name a module whose own imports work"),
+        ("build", "1 / 0", "own_code.py, line 1, raised ZeroDivisionError"),
+        ("build", "def build(:", "own_code.py, line 1, raised SyntaxError"),
+        ("build", "raise SystemExit(3)", "builder must not end the process"),
+        ("build", "build = [1]", "builder must be a name or a function"),
+    ],
+)
+def test_an_error_in_own_code_is_wrong_use_and_names_its_place(workplace, capsys, name, code, words):
+    Path("own_code.py").write_text(code)
+    Path("mine.toml").write_text(
+        f'[model]\nbuilder = "own_code:{name}"\n[data]\nsource = "synthetic"\n'
+        "arguments = { examples = 40, input_shape = [8], num_classes = 2 }\n"
+    )
+    sys.modules.pop("own_code", None)
+    assert main(["run", "mine.toml", "--allow-code"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+    assert "bug" not in line
+
+
+def test_init_quotes_paths_and_needs_one(workplace, capsys):
+    assert main(["init", "a b/mine"]) == 0
+    assert "python 'a b/mine/train.py'" in capsys.readouterr().out
+    assert main(["init", ""]) == 2
+    assert "directory must be a path" in capsys.readouterr().err

@@ -258,3 +258,30 @@ def test_saved_models_reload(tmp_path):
         assert done.returncode == 0, done.stderr[-2000:]
     for name, expected in outputs.items():
         np.testing.assert_allclose(np.load(tmp_path / f"{name}.npy"), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "settings", "words"),
+    [
+        ("simple_cnn", 32, {}, "input_shape must be a tuple"),
+        ("simple_cnn", (32, 32, 1), {"filters": 5}, "filters must be a tuple"),
+        ("mlp", (8,), {"units": 5}, "units must be a tuple"),
+        ("mlp", (0,), {}, "input_shape must be a tuple of whole numbers of at least 1"),
+        ("resnet_cifar", (0, 32, 1), {}, "input_shape must be"),
+        ("mobilenet_v2", (32, 32, 3), {"alpha": 0}, "alpha must be a positive number"),
+        ("efficientnet_v2", (32, 32, 3), {"alpha": -1}, "alpha must be a positive number"),
+        ("tcn", (20, 3), {"blocks": 0}, "blocks must be a whole number of at least 1"),
+        ("lstm", (20, 3), {"vocabulary": 50}, "the number of tokens"),
+        ("gpt", (0,), {}, "input_shape must be"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_their_name(name, shape, settings, words):
+    with pytest.raises(ConfigError, match=words):
+        BUILDERS[name](shape, 10, **settings)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("outputs", [0, 2.0])
+def test_outputs_are_a_whole_number_of_at_least_one(name, outputs):
+    with pytest.raises(ConfigError, match=r"outputs must be a whole number of at least 1\. Received: outputs="):
+        BUILDERS[name](SMALL_MODELS[name].input_shape, outputs, **SMALL_MODELS[name].arguments)

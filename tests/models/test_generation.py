@@ -101,10 +101,12 @@ def test_the_compiled_model_dies_with_its_model():
         ([0.5], {}, "tokens must be integers. Received: float64"),
         ([64], {}, "tokens must be from 0 to 63, the vocabulary of the model. Received: 64 to 64"),
         (list(range(20)), {}, "has 24 positions. Received: 20 tokens and max_new_tokens=5"),
-        ([1], {"temperature": -1}, "temperature must be at least 0 and finite. Received: temperature=-1"),
-        ([1], {"top_k": 0}, "top_k must be at least 1, or None"),
-        ([1], {"top_p": 1.5}, "top_p must be above 0 and at most 1, or None"),
-        ([1], {"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        ([1], {"temperature": -1}, "temperature must be a number of at least 0. Received: temperature=-1"),
+        ([1], {"top_k": 0}, "top_k must be a whole number of at least 1 or None"),
+        ([1], {"top_p": 1.5}, "top_p must be in (0, 1] or None"),
+        ([1], {"max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1"),
+        ([1], {"seed": 1.5}, "seed must be a whole number"),
+        ([1], {"stop_token": 64}, "stop_token must be from 0 to 63"),
     ],
 )
 def test_wrong_arguments_are_refused(prompt, settings, words):

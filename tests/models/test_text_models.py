@@ -144,8 +144,11 @@ def test_logits_are_float32_and_outputs_return_from_a_file(name, tmp_path):
     ("build", "words"),
     [
         (lambda: text_encoder((8,), 2, width=30, heads=4), "width=30, heads=4. The nearest is width=32"),
-        (lambda: text_encoder((8,), 2, pool="max"), "pool must be 'token' or 'mean'. Received: pool='max'"),
-        (lambda: text_encoder((600,), 2, **{**TINY, "max_length": 512}), "Received: length=512 for 600 positions"),
+        (lambda: text_encoder((8,), 2, pool="max"), "Unknown pool 'max'. Expected one of"),
+        (lambda: text_encoder((600,), 2, **{**TINY, "max_length": 512}), "max_length=512 for an input of 600 tokens"),
+        (lambda: gpt((8,), 2, positions="learned", max_length=4), "max_length=4 for an input of 8 tokens"),
+        (lambda: text_encoder((8,), 2, **{**TINY, "pad_token": 999_999}), "pad_token must be a token"),
+        (lambda: text_encoder((8, 3), 2), "It is (length,)"),
         (lambda: gpt((8,), 2, positions="sine"), "positions must be 'rope' or 'learned'"),
         (lambda: gpt((None,), 2, positions="learned"), "max_length must be given"),
         (lambda: gpt((8,), 2, width=6, heads=2), "2 * heads with rotary positions. Received: width=6, heads=2"),

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import errno
 import sys
+import sysconfig
 import traceback
+from pathlib import Path
 
 from tfopt.cli.printing import print_json
 from tfopt.errors import ArtifactError, ConfigError, TfoptError, UnsupportedModelError
@@ -15,7 +17,10 @@ from tfopt.errors import ArtifactError, ConfigError, TfoptError, UnsupportedMode
 SUCCESS, CHECK_FAILED, WRONG_USE, NOT_FINISHED, UNEXPECTED, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 70, 130, 141
 LONGEST_MESSAGE = 300
 # Errors of the operating system that come from the machine (a full disk, no memory) and not from a bug in tfopt.
-OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+OF_THE_MACHINE = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    *(errno.EACCES, errno.EPERM),
+)
 
 
 class CheckError(Exception):
@@ -40,6 +45,7 @@ def report_error(error: BaseException, *, as_json: bool, show_traceback: bool) -
     code = _exit_code(error)
     if isinstance(error, CheckError):
         error = error.cause
+    place = None if isinstance(error, TfoptError) else _own_code(error)
     kind = type(error).__name__
     message = " ".join(str(error).split()) or kind
     if as_json:
@@ -48,6 +54,8 @@ def report_error(error: BaseException, *, as_json: bool, show_traceback: bool) -
         traceback.print_exception(error)
     if code == INTERRUPTED:
         message = "interrupted"
+    elif place is not None and code == WRONG_USE:
+        message = f"{place} raised {kind}: {message}{'' if show_traceback else ' (--traceback shows where)'}"
     elif code == UNEXPECTED:
         shown = message if len(message) <= LONGEST_MESSAGE else f"{message[: LONGEST_MESSAGE - 1]}…"
         hint = "" if show_traceback else "; --traceback shows where it occurred"
@@ -64,4 +72,19 @@ def _exit_code(error: BaseException) -> int:
     if isinstance(error, ConfigError | UnsupportedModelError | ArtifactError):
         return WRONG_USE  # the same command fails again, however often it is tried
     of_the_machine = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in OF_THE_MACHINE)
-    return NOT_FINISHED if of_the_machine or isinstance(error, TfoptError) else UNEXPECTED
+    if of_the_machine or isinstance(error, TfoptError):
+        return NOT_FINISHED
+    return UNEXPECTED if _own_code(error) is None else WRONG_USE
+
+
+def _own_code(error: BaseException) -> str | None:
+    """Returns the place in the user's own code (a builder, a source, a task) where an error began, or None."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{error.filename}, line {error.lineno},"
+    others = Path(__file__).parents[1], Path(sysconfig.get_path("stdlib"))
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        installed = {"site-packages", "dist-packages"}.intersection(file.parts) or any(map(file.is_relative_to, others))
+        if file.is_file() and not installed and not file.name.startswith("__autograph_generated"):
+            return f"{frame.filename}, line {frame.lineno},"
+    return None

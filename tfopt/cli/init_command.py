@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -33,6 +34,6 @@ def init_command(words: list[str]) -> int:
         print_json([str(script), str(recipe)])
         return SUCCESS
     print_rows([(str(script), "a model and examples"), (str(recipe), "the settings")])
-    print(f"\nRun it: python {script}")  # noqa: T201
-    print(f"or:     tfopt run {recipe} --allow-code")  # noqa: T201
+    print(f"\nRun it: python {shlex.quote(str(script))}")  # noqa: T201
+    print(f"or:     tfopt run {shlex.quote(str(recipe))} --allow-code")  # noqa: T201
     return SUCCESS

@@ -23,7 +23,7 @@ from tfopt.quantization.tfmot import freeze_tf_keras
 from tfopt.quantization.weight_only.keras_methods import KerasQuantized
 from tfopt.report import Change, PassReport
 
-STORED = "stored weights"  # the kind of the report's steps with weights that are stored in int8
+STORED = "weights stored in int8"  # the kind of the report's steps for nodes that compute in float32
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Lt, MinLen
+from annotated_types import Ge, Gt, Lt, MinLen
 
 from tfopt.settings.validation import Remedy, check_value
 
@@ -14,28 +14,39 @@ Side = AtLeastOne | None
 OfEachStage = Annotated[tuple[AtLeastOne, ...], MinLen(1), Remedy("Give one number for each stage.")]
 Share = Annotated[float, Ge(0), Lt(1), Remedy("It is a fraction; 0 is off.")]
 
+Shape = Annotated[tuple[Side, ...], MinLen(1)]
+OfTokens = Annotated[tuple[Side], Remedy("It is (length,), the number of tokens; None for any.")]
+
 # A list counts as a tuple.
 RULES: dict[str, Any] = {
+    "alpha": Annotated[float, Gt(0), Lt(math.inf), Remedy("1.0 is the published width.")],
+    "blocks": AtLeastOne,
     "depth": AtLeastOne,
     "depths": OfEachStage,
     "drop_path": Share,
     "dropout": Share,
+    "filters": AtLeastOne,
     "heads": AtLeastOne,
     "input_shape": Annotated[tuple[Side, Side, AtLeastOne], Remedy("It is (height, width, channels).")],
     "kernel_size": AtLeastOne,
     "layer_scale": Annotated[float, Ge(0), Lt(math.inf), Remedy("1e-6 is usual.")],
+    "max_length": AtLeastOne | None,
     "mlp_units": AtLeastOne | None,
     "norm_momentum": Annotated[float, Ge(0), Lt(1), Remedy("0.99 is usual, and 0.9 for a short training.")],
     "outputs": AtLeastOne,
     "patch_size": AtLeastOne,
     "pool": Literal["token", "mean"],
+    "steps": AtLeastOne | None,
+    "token_dropout": Share,
+    "units": tuple[AtLeastOne, ...],
+    "vocabulary": AtLeastOne | None,
     "width": AtLeastOne,
     "widths": OfEachStage,
 }
 
 
 def check_arguments(**values: Any) -> None:
-    """Raises ConfigError unless each argument of a builder of models of images follows the rule of its name.
+    """Raises ConfigError unless each argument of a builder follows the rule of its name.
 
     Example:
         >>> check_arguments(input_shape=(32, 32, 1), outputs=10, dropout=0.1)
@@ -46,3 +57,16 @@ def check_arguments(**values: Any) -> None:
     """
     for name, value in values.items():
         check_value(name, value, RULES[name])
+
+
+def check_shape(input_shape: Any, rule: Any = Shape) -> None:
+    """Raises ConfigError unless the shape of an example follows a rule; for images, see `check_arguments`.
+
+    Example:
+        >>> check_shape((None, 3))
+        >>> check_shape(32)
+        Traceback (most recent call last):
+        ...
+        tfopt.errors.ConfigError: input_shape must be ... Received: input_shape=32.
+    """
+    check_value("input_shape", input_shape, rule)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tfopt.models.arguments import check_arguments, check_shape
+
 if TYPE_CHECKING:
     import keras
 
@@ -31,6 +33,8 @@ def mlp(
     import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers
 
+    check_arguments(outputs=outputs, units=units, dropout=dropout)
+    check_shape(input_shape)
     inputs = keras.Input(tuple(input_shape), name="features")
     x = layers.Flatten(name="flatten")(inputs)
     for number, width in enumerate(units, start=1):

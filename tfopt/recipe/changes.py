@@ -14,6 +14,7 @@ from tfopt.settings.validation import field_types
 
 T = TypeVar("T")
 
+FORMS = "forms"
 # The setting that names a function, and the setting with its arguments.
 ARGUMENTS_OF = {"builder": "arguments", "source": "arguments", "optimizer": "optimizer_arguments"}
 
@@ -22,7 +23,7 @@ def with_changes(config: T, changes: Mapping[str, Any], path: str = "") -> T:
     """Returns a configuration with other settings, given as nested tables like those of a TOML file.
 
     A table changes the settings that it names. It turns a stage on that was off. False turns a stage off. `arguments`
-    are added to those of the same function. Another function has none of the earlier ones.
+    are added to those of the same function. Another function has none of the earlier ones. `forms` are added too.
 
     Args:
         config: A configuration, such as a Recipe.
@@ -36,6 +37,11 @@ def with_changes(config: T, changes: Mapping[str, Any], path: str = "") -> T:
         >>> recipe.training.epochs, recipe.quantization is None
         (3, False)
     """
+    if not isinstance(changes, Mapping):
+        raise ConfigError(
+            f"changes must be a table of settings. Received: {changes!r}. "
+            "Pass for example {'training': {'epochs': 3}}."
+        )
     types_of = field_types(type(config))
     found: dict[str, Any] = {
         arguments: {}
@@ -48,6 +54,8 @@ def with_changes(config: T, changes: Mapping[str, Any], path: str = "") -> T:
         current, nested = getattr(config, name), nested_config(types_of[name])
         if nested is not None:
             found[name] = _stage(f"{path}{name}", current, value, types_of[name], nested)
+        elif name == FORMS and isinstance(value, Mapping):
+            found[name] = {**current, **value}
         elif name in ARGUMENTS_OF.values() and isinstance(value, Mapping):
             found[name] = {**found.get(name, current), **value}
         else:

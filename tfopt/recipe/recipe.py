@@ -185,8 +185,6 @@ class Recipe:
         changes["name"] = f"{self.name}+{added}"
         if self.export_dir is not None and "export_dir" not in changes:
             changes["export_dir"] = f"{Path(self.export_dir)}+{added}"
-        if "forms" in changes:
-            changes["forms"] = {**self.forms, **changes["forms"]}
         return with_changes(self, changes)
 
     def __str__(self) -> str:
@@ -283,7 +281,10 @@ def _read(file: Path, allow_code: bool, read_before: tuple[Path, ...]) -> Recipe
         return Recipe.from_dict(values, allow_code=allow_code)
     if not allow_code:
         check_no_code(values)
-    return with_changes(_find_base(base, file, allow_code, (*read_before, file.resolve())), values)
+    changed = _find_base(base, file, allow_code, (*read_before, file.resolve()))
+    if changed.export_dir is not None and "export_dir" not in values:  # the artifacts of the base stay
+        values["export_dir"] = str(Path(changed.export_dir).with_name(Path(values["name"]).name))
+    return with_changes(changed, values)
 
 
 def _find_base(base: Any, file: Path, allow_code: bool, read_before: tuple[Path, ...]) -> Recipe:
@@ -301,7 +302,7 @@ def _find_base(base: Any, file: Path, allow_code: bool, read_before: tuple[Path,
 
 def _load(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(
             f"The recipe file must be readable. Received: {file} ({error.strerror}). Check the path."

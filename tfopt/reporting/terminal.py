@@ -5,6 +5,7 @@ Names and reasons must be `Text` and not strings, because rich would read "[conv
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -102,8 +103,11 @@ class ReceiptsTable:
         return table
 
 
+FIGURES = re.compile(r": [\d.]+ .*")  # the times in the reason of one node, which no other node has
+
+
 def pass_summary(report: PassReport) -> Text:
-    """Returns the result of a pass in a few lines: changes by kind, and skips by reason.
+    """Returns the result of a pass in a few lines: changes and steps by kind, and skips by reason.
 
     Example:
         >>> from tfopt.report import Change, Skip
@@ -122,9 +126,15 @@ def pass_summary(report: PassReport) -> Text:
         kinds = Counter(change.kind for change in report.changed)
         text.append("\n  changed  ", style="dim")
         text.append(", ".join(f"{count} {kind}" for kind, count in kinds.items()))
+    by_kind: dict[str, list[str]] = {}
+    for step in report.steps:
+        by_kind.setdefault(step.kind, []).append(step.detail)
+    for kind, details in by_kind.items():
+        text.append("\n  step     ", style="dim")
+        text.append(details[0] if len(details) == 1 else f"{len(details)} {kind}")
     by_reason: dict[str, list[str]] = {}
     for skip in report.skipped:
-        by_reason.setdefault(skip.reason, []).append(skip.name)
+        by_reason.setdefault(FIGURES.sub("", skip.reason), []).append(skip.name)
     for reason, names in by_reason.items():
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         text.append("\n  skipped  ", style="dim")

@@ -22,6 +22,7 @@ from tfopt.errors import UnsupportedModelError
 from tfopt.exporting import ExportConfig, export, verify_together
 from tfopt.profiling import GpuMonitor
 from tfopt.pruning.weights import find_weights
+from tfopt.quantization import QuantizedModel
 from tfopt.recipe import Recipe
 from tfopt.recipes import find_recipe
 from tfopt.report import PassReport, Phase, Receipt, RunReport
@@ -29,8 +30,8 @@ from tfopt.reporting.progress import FitProgress
 from tfopt.reporting.receipt_table import receipt_table
 from tfopt.reporting.terminal import PlanTable, pass_summary
 from tfopt.runner.augmentation import PlacedAugmentation, place_augmentation
-from tfopt.runner.outputs import are_shares, check_outputs
-from tfopt.runner.run_report import environment, print_line, print_score, write_reports
+from tfopt.runner.model_check import are_shares, check_input, check_outputs
+from tfopt.runner.run_report import environment, print_line, print_score, remove_reports, write_reports
 from tfopt.runner.stages import Fit, Stage, stages
 from tfopt.tasks import Task
 from tfopt.tasks.label_smoothing import smoothed
@@ -229,6 +230,8 @@ class _Work:
     def export(self, exported: Any, export_dir: Path, stage: Stage, baseline: str | None) -> None:
         """Exports what a stage returned."""
         target = export_dir / stage.artifact
+        if baseline is None:
+            remove_reports(export_dir)  # they would be of other artifacts
         with self.console.status(f"exporting {stage.artifact}"):
             artifact = export(
                 exported,
@@ -238,6 +241,9 @@ class _Work:
                 baseline=None if baseline is None else export_dir / baseline,
             )
         print_line(f"exported {target}, {artifact.bytes_on_disk:,} bytes", self.console)
+        if isinstance(exported, QuantizedModel) and artifact.report is not None and artifact.report != exported.report:
+            self.passes[-1] = artifact.report  # the export has chosen the nodes that are faster in int8
+            self.console.print(pass_summary(artifact.report))
 
 
 def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Console) -> RunResult:
@@ -314,6 +320,7 @@ def _build(settings: Recipe, decided: Plan, examples: Examples) -> keras.Model:
             f"The builder must return a built Keras 3 model. Received: {model!r} from {settings.model.builder!r}. "
             "Begin the model with keras.Input, or call it once on a batch."
         )
+    check_input(model, examples)
     check_outputs(model, examples, settings.find_task())
     if settings.pruning is not None:
         find_weights(model, settings.pruning.exclude)  # raises its errors before the training

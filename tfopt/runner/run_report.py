@@ -16,13 +16,21 @@ from tfopt.report import Phase, RunReport
 from tfopt.reporting.terminal import ReceiptsTable
 from tfopt.score_text import score_label, show_score
 
+RECEIPTS, PAGE = "receipts.json", "report.html"
+
+
+def remove_reports(export_dir: Path) -> None:
+    """Removes the receipts and the report of an earlier run, whose artifacts are about to be replaced."""
+    for name in (RECEIPTS, PAGE):
+        (export_dir / name).unlink(missing_ok=True)
+
 
 def write_reports(report: RunReport, export_dir: Path, console: Console) -> None:
     from tfopt.reporting.html_page import write_html  # here, because it imports matplotlib
 
     receipts = {name: receipt.to_dict() for name, receipt in report.receipts.items()}
-    write_text(export_dir / "receipts.json", json.dumps(receipts, indent=2))
-    page = write_html(report, export_dir / "report.html")
+    write_text(export_dir / RECEIPTS, json.dumps(receipts, indent=2))
+    page = write_html(report, export_dir / PAGE)
     console.print()
     console.print(ReceiptsTable(report.receipts))
     for receipt in report.receipts.values():

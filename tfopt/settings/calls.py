@@ -16,6 +16,8 @@ from tfopt.errors import ConfigError, TfoptError, unknown_name
 CODE = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)")
 # Names such as keras:DenseNet121 are models of these libraries.
 LIBRARIES = ("keras", "keras_hub")
+# What tfopt passes to the functions of a setting, before their arguments.
+POSITIONAL = {"builder": ("input_shape", "outputs")}
 
 
 def is_code(named: Any) -> bool:
@@ -33,7 +35,7 @@ def import_code(kind: str, name: str) -> Any:
     """Returns the object that `package.module:name` names.
 
     Raises:
-        ConfigError: There is no such module, or it has no such name.
+        ConfigError: There is no such module, its own imports fail, it ends the process, or it has no such name.
     Example:
         >>> import_code("source", "math:sqrt")(9.0)
         3.0
@@ -43,7 +45,15 @@ def import_code(kind: str, name: str) -> Any:
         found: Any = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
+    except SystemExit as error:
+        raise _ended(kind, name, error) from error
     except (ImportError, AttributeError) as error:
+        missing = error.name if isinstance(error, ImportError) else None
+        if missing is not None and not f"{module}.".startswith(f"{missing}."):
+            raise ConfigError(
+                f"{kind} must name a module whose own imports work. Received: {kind}={name!r} ({error}). "
+                "Install what it needs, or correct its imports."
+            ) from error
         raise ConfigError(
             f"{kind} must name a module that Python can import, and a name in it. Received: {kind}={name!r} ({error}). "
             "Correct the name, or add the module's directory to PYTHONPATH."
@@ -72,10 +82,13 @@ def call_named(
     if is_code(named):
         function = import_code(kind, named)
         _check_function(kind, named, function, registry, arguments, (None,) * len(positional))
-        return function(*positional, **arguments)
-    function = _registered(kind, named, registry)
-    if not isinstance(named, str):
-        return function(*positional, **arguments)
+    else:
+        function = _registered(kind, named, registry)
+    if is_code(named) or not isinstance(named, str):
+        try:
+            return function(*positional, **arguments)
+        except SystemExit as error:
+            raise _ended(kind, named, error) from error
     try:
         return function(*positional, **arguments)
     except TfoptError:
@@ -86,6 +99,13 @@ def call_named(
             f"arguments must have values that {kind} {named!r} accepts{given}. "
             f"Received: arguments={dict(arguments)} ({' '.join(str(error).split())}). Correct the values."
         ) from error
+
+
+def _ended(kind: str, named: Any, error: SystemExit) -> ConfigError:
+    return ConfigError(
+        f"{kind} must not end the process. Received: {kind}={named!r}, which calls sys.exit({error.code!r}). Put what "
+        "only a script does below if __name__ == '__main__'."
+    )
 
 
 def _registered(kind: str, named: Any, registry: Mapping[str, Any]) -> Any:
@@ -105,11 +125,22 @@ def _check_function(
     positional: tuple[None, ...],
 ) -> None:
     if not callable(function) or hasattr(function, "get_weights"):  # a model can be called, but builds nothing
+        what = f", which is of type {type(function).__name__}" if is_code(named) else ""
         raise ConfigError(
-            f"{kind} must be a name or a function. Received: {kind}={named!r}. "
+            f"{kind} must be a name or a function. Received: {kind}={named!r}{what}. "
             f"The names are {', '.join(map(repr, sorted(registry)))}."
         )
     signature = inspect.signature(function)
+    places = [
+        parameter
+        for parameter in signature.parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD, parameter.VAR_POSITIONAL)
+    ]
+    if len(places) < len(positional) and not any(each.kind is each.VAR_POSITIONAL for each in places):
+        raise ConfigError(
+            f"{kind} must be a function of ({', '.join(POSITIONAL[kind])}, **arguments). Received: {kind}={named!r}, "
+            f"which takes {signature}. Add the parameters."
+        )
     try:
         signature.bind(*positional, **arguments)
     except TypeError as error:

@@ -66,12 +66,12 @@ def test_the_list_of_recipes_names_descriptions_and_costs(capsys):
         assert recipe.description in shown
     listed = json.loads(printed(capsys, "recipes --json"))
     assert Recipe.from_dict(listed["recipes"]["digits_cnn"]) == RECIPES["digits_cnn"]
-    assert listed["costs"]["digits_cnn"]["parameters"] == 61_706
+    assert listed["costs"]["digits_cnn"]["parameters"] == 97_598
 
 
 def test_one_recipe_shows_its_settings_and_cost(capsys, tmp_path):
     shown = printed(capsys, "recipes digits_cnn")
-    assert "61.7 k parameters" in shown
+    assert "97.6 k parameters" in shown
     (tmp_path / "copy.toml").write_text(shown)
     assert Recipe.from_toml(tmp_path / "copy.toml") == RECIPES["digits_cnn"]  # the costs are comments
     (tmp_path / "mine.toml").write_text('[model]\nbuilder = "mlp"\n')

@@ -169,7 +169,7 @@ def test_weights_of_nodes_that_stay_float_are_stored_in_int8_if_asked(tmp_path, 
     )
     artifact = export(quantized, tmp_path / "a", config)
     assert artifact.precision == precision
-    stored = [step for step in artifact.report.steps if step.kind == "stored weights"]
+    stored = [step for step in artifact.report.steps if step.kind == "weights stored in int8"]
     assert len(stored) == len(NAMES) - len(fast) - 1
     assert all("computes in float32" in step.detail for step in stored)
     nodes = {node.name: node for node in quantized.float_graph.graph_def.node}

@@ -118,7 +118,8 @@ def _model(options: ModelOptions) -> tuple[ModelConfig, tuple[int | None, ...], 
     name = options.name
     entry = PUBLISHED_MODELS.get(name)
     if entry is not None:
-        config = ModelConfig(builder=entry.builder, arguments={**entry.arguments, **options.arguments})
+        known = next((builder for builder, function in BUILDERS.items() if function is entry.builder), name)
+        config = ModelConfig(builder=known, arguments={**entry.arguments, **options.arguments})
     elif ":" in name or name in BUILDERS:
         config = ModelConfig(builder=name, arguments=options.arguments)
         entry = next((each for each in PUBLISHED_MODELS.values() if each.builder is BUILDERS.get(name)), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -13,6 +13,9 @@ from tfopt.cli.own_code import read_recipe
 from tfopt.cli.parsing import parse_words
 from tfopt.cli.printing import print_json, print_rows
 from tfopt.number_text import short_bytes, short_count
+
+if TYPE_CHECKING:
+    from tfopt.recipe.differences import Difference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +108,7 @@ def _diff_command(words: list[str]) -> int:
     if not found:
         print(f"{options.first} and {options.second} have the same settings")  # noqa: T201
         return SUCCESS
-    print_rows([(each.setting, f"{_shown(each.first)} -> {_shown(each.second)}") for each in found])
+    print_rows([(each.setting, f"{_shown(each.first, each)} -> {_shown(each.second, each)}") for each in found])
     return SUCCESS
 
 
@@ -113,5 +116,7 @@ def _plain(value: object) -> object:
     return value if isinstance(value, str | int | float | bool | list | tuple | dict | None) else repr(value)
 
 
-def _shown(value: object) -> str:
-    return "off" if value is None else value if isinstance(value, str) else repr(value)
+def _shown(value: object, difference: Difference) -> str:
+    if value is None:
+        return "off" if "on" in (difference.first, difference.second) else "not set"
+    return value if isinstance(value, str) else repr(value)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from tfopt.errors import ConfigError
+from tfopt.models.arguments import check_arguments, check_shape
 from tfopt.models.sequences.steps import rows_of
 
 if TYPE_CHECKING:
@@ -57,6 +58,16 @@ def tcn(
     import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers
 
+    check_arguments(
+        outputs=outputs,
+        filters=filters,
+        kernel_size=kernel_size,
+        blocks=blocks,
+        dropout=dropout,
+        norm_momentum=norm_momentum,
+        steps=steps,
+    )
+    check_shape(input_shape)
     if pool not in ("last", "mean"):
         raise ConfigError(f"pool must be 'last' or 'mean'. Received: pool={pool!r}.")
     inputs = keras.Input(tuple(input_shape), name="sequence")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tfopt.errors import ConfigError
+from tfopt.models.arguments import OfTokens, Shape, check_arguments, check_shape
 from tfopt.models.sequences.steps import rows_of
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ def lstm(
     import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers
 
+    check_arguments(outputs=outputs, units=units, dropout=dropout, vocabulary=vocabulary, width=width, steps=steps)
+    check_shape(input_shape, Shape if vocabulary is None else OfTokens)
     if not units:
         raise ConfigError("units must hold the width of at least one layer. Received: units=(). Set (128,).")
     if vocabulary is None:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from tfopt.errors import ConfigError
-from tfopt.models.text.encoder import check_heads
+from tfopt.models.arguments import AtLeastOne, OfTokens, check_arguments, check_shape
+from tfopt.models.text.encoder import check_heads, check_length
+from tfopt.settings.validation import check_value
 
 if TYPE_CHECKING:
     import keras
@@ -45,7 +47,8 @@ def gpt(
         tied: Whether the output layer uses the weights of the embedding.
         dropout: Share of the activations behind the embedding, each attention and each dense part that training sets to
             zero.
-    Returns: A model from tokens int32 [batch, length] to logits of the next token [batch, length, outputs].
+    Returns: A model from tokens int32 [batch, length] to logits of the next token [batch, length, outputs]. A saved
+        .keras file loads in programs that import tfopt.
     Raises:
         ConfigError: width does not fit heads, positions is unknown, or the number of learned positions is.
     Example:
@@ -60,6 +63,9 @@ def gpt(
 
     from tfopt.models.layers import LearnedPositions
 
+    check_shape(input_shape, OfTokens)
+    check_arguments(outputs=outputs, width=width, depth=depth, heads=heads, max_length=max_length, dropout=dropout)
+    check_value("units", units, AtLeastOne | None)
     check_heads(width, heads)
     if positions not in ("rope", "learned"):
         raise ConfigError(f"positions must be 'rope' or 'learned'. Received: positions={positions!r}.")
@@ -69,6 +75,8 @@ def gpt(
             "max_length must be given with positions='learned' and input_shape=(None,). Received: max_length=None. "
             "Set the largest number of tokens."
         )
+    if positions == "learned" and table is not None:
+        check_length(input_shape, table)
     tokens = keras.Input(tuple(input_shape), dtype="int32", name="tokens")
     embedding = layers.ReversibleEmbedding if tied else layers.Embedding
     embed = embedding(outputs, width, name="embedding")

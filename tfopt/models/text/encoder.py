@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from tfopt.errors import ConfigError
+from tfopt.models.arguments import AtLeastOne, OfTokens, check_arguments, check_shape
+from tfopt.settings.validation import check_value
 
 if TYPE_CHECKING:
     import keras
@@ -47,7 +49,8 @@ def text_encoder(
         pool: Vector that the output layer reads: "token" is the first token's after BERT's pooler (a dense layer with
             tanh), "mean" is the mean over the tokens.
         pad_token: Token that fills short texts. Attention and the mean leave it out. None if there is none.
-    Returns: A model from tokens int32 [batch, length] to logits [batch, outputs].
+    Returns: A model from tokens int32 [batch, length] to logits [batch, outputs]. A saved .keras file loads in programs
+        that import tfopt.
     Raises:
         ConfigError: width is no multiple of heads, the length exceeds max_length, or pool is unknown.
     Example:
@@ -63,9 +66,25 @@ def text_encoder(
 
     from tfopt.models.layers import LearnedPositions
 
+    check_shape(input_shape, OfTokens)
+    check_arguments(
+        outputs=outputs,
+        vocabulary=vocabulary,
+        width=width,
+        depth=depth,
+        heads=heads,
+        dropout=dropout,
+        token_dropout=token_dropout,
+        pool=pool,
+    )
+    check_value("units", units, AtLeastOne)
+    check_value("max_length", max_length, AtLeastOne)
     check_heads(width, heads)
-    if pool not in ("token", "mean"):
-        raise ConfigError(f"pool must be 'token' or 'mean'. Received: pool={pool!r}.")
+    check_length(input_shape, max_length)
+    if pad_token is not None and not 0 <= pad_token < vocabulary:
+        raise ConfigError(
+            f"pad_token must be a token, from 0 to {vocabulary - 1}, or None. Received: pad_token={pad_token!r}."
+        )
     tokens = keras.Input(tuple(input_shape), dtype="int32", name="tokens")
     is_text = None if pad_token is None else ops.not_equal(tokens, pad_token)
     x = layers.Embedding(vocabulary, width, name="embedding")(tokens)
@@ -92,6 +111,16 @@ def check_heads(width: int, heads: int) -> None:
         raise ConfigError(
             f"width must be a multiple of heads. Received: width={width}, heads={heads}. "
             f"The nearest is width={max(1, round(width / heads)) * heads}."
+        )
+
+
+def check_length(input_shape: Sequence[int | None], max_length: int) -> None:
+    """Raises ConfigError if an input has more tokens than there are position vectors."""
+    length = input_shape[0]
+    if length is not None and length > max_length:
+        raise ConfigError(
+            f"max_length must be at least the length of the input. Received: max_length={max_length} for an input of "
+            f"{length} tokens. Set max_length={length}, or take shorter inputs."
         )
 
 

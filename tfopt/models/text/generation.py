@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from annotated_types import Ge, Gt, Le, Lt
 
 from tfopt.errors import ConfigError
+from tfopt.settings.validation import check_value
 
 if TYPE_CHECKING:
     import keras
+
+AtLeastOne = Annotated[int, Ge(1)]
+SETTINGS: dict[str, Any] = {
+    "max_new_tokens": AtLeastOne,
+    "temperature": Annotated[float, Ge(0), Lt(np.inf)],
+    "top_k": AtLeastOne | None,
+    "top_p": Annotated[float, Gt(0), Le(1)] | None,
+    "seed": Annotated[int, Ge(0)] | None,
+    "stop_token": Annotated[int, Ge(0)] | None,
+}
 
 
 def generate(
@@ -49,10 +61,22 @@ def generate(
     from tfopt.models.text.cached_model import cached_model  # here, because it imports TensorFlow
 
     prompts = _checked_prompts(tokens)
-    _check_settings(max_new_tokens, temperature, top_k, top_p)
+    _check_settings(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop_token=stop_token,
+    )
     cached = cached_model(model)
     outputs = int(model.output_shape[-1])
     _check_tokens(prompts, outputs)
+    if stop_token is not None and stop_token >= outputs:
+        raise ConfigError(
+            f"stop_token must be from 0 to {outputs - 1}, the vocabulary of the model. "
+            f"Received: stop_token={stop_token}."
+        )
     batch, length = prompts.shape
     total = length + max_new_tokens
     if cached.limit is not None and total > cached.limit:
@@ -137,12 +161,6 @@ def _check_tokens(prompts: np.ndarray, outputs: int) -> None:
         )
 
 
-def _check_settings(max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
-    for name, value, rule, fits in (
-        ("max_new_tokens", max_new_tokens, "at least 1", max_new_tokens >= 1),
-        ("temperature", temperature, "at least 0 and finite", 0 <= temperature < np.inf),
-        ("top_k", top_k, "at least 1, or None", top_k is None or top_k >= 1),
-        ("top_p", top_p, "above 0 and at most 1, or None", top_p is None or 0 < top_p <= 1),
-    ):
-        if not fits:
-            raise ConfigError(f"{name} must be {rule}. Received: {name}={value}.")
+def _check_settings(**settings: Any) -> None:
+    for name, value in settings.items():
+        check_value(name, value, SETTINGS[name])

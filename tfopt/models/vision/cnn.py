@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tfopt.models.arguments import OfEachStage, check_arguments
+from tfopt.settings.validation import check_value
+
 if TYPE_CHECKING:
     import keras
 
@@ -38,6 +41,8 @@ def simple_cnn(
     import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers
 
+    check_arguments(input_shape=input_shape, outputs=outputs, kernel_size=kernel_size, units=units, dropout=dropout)
+    check_value("filters", filters, OfEachStage)
     inputs = keras.Input(tuple(input_shape), name="image")
     x = inputs
     for number, width in enumerate(filters, start=1):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
 from tfopt.errors import unknown_name
+from tfopt.models.arguments import check_arguments
 from tfopt.models.vision.applications import body
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def mobilenet_v2(
     import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers
 
+    check_arguments(input_shape=input_shape, outputs=outputs, alpha=alpha, dropout=dropout, norm_momentum=norm_momentum)
     application = keras.applications.MobileNetV2(
         weights=None,
         include_top=False,
@@ -101,6 +103,7 @@ def mobilenet_v3(
     import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers
 
+    check_arguments(input_shape=input_shape, outputs=outputs, alpha=alpha, dropout=dropout, norm_momentum=norm_momentum)
     if size not in get_args(Size):
         raise unknown_name("size", str(size), get_args(Size))
     make = {"small": keras.applications.MobileNetV3Small, "large": keras.applications.MobileNetV3Large}[size]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tfopt.errors import ConfigError
+from tfopt.models.arguments import check_arguments
 
 if TYPE_CHECKING:
     import keras
@@ -40,6 +41,7 @@ def resnet_cifar(
     import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers
 
+    check_arguments(input_shape=input_shape, outputs=outputs, width=width, norm_momentum=norm_momentum)
     blocks, rest = divmod(depth - 2, 6)
     if rest or blocks < 1:
         raise ConfigError(
@@ -97,11 +99,7 @@ def resnet50(
     import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers
 
-    if not depths or min(depths) < 1:
-        raise ConfigError(
-            f"depths must have at least one block in each stage. Received: depths={tuple(depths)}. "
-            "(3, 4, 6, 3) is ResNet-50."
-        )
+    check_arguments(input_shape=input_shape, outputs=outputs, depths=depths, width=width, norm_momentum=norm_momentum)
     conv_norm = functools.partial(_conv_norm, momentum=norm_momentum)
     inputs = keras.Input(tuple(input_shape), name="image")
     if small_images:

@@ -24,6 +24,8 @@ def write_project(directory: str | Path) -> list[Path]:
         >>> [path.name for path in write_project(tempfile.mkdtemp())]
         ['train.py', 'recipe.toml']
     """
+    if not str(directory).strip():
+        raise ConfigError(f"directory must be a path. Received: {str(directory)!r}. '.' is the working directory.")
     folder = Path(directory)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"directory must be a directory. Received: {folder}, which is a file. Name another one.")

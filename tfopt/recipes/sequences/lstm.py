@@ -4,6 +4,7 @@ The products of an LSTM lie inside a loop, where int8 kernels do not run. So the
 int8 and computes in float32.
 """
 
+from tfopt.data.augment.config import AugmentConfig
 from tfopt.data.config import DataConfig
 from tfopt.pruning import PruningConfig
 from tfopt.quantization import QuantizationConfig
@@ -14,7 +15,7 @@ RECIPE = Recipe(
     name="lstm",
     description="An LSTM on the rows of 1,797 real handwritten digits",
     model=ModelConfig(builder="lstm", arguments={"units": [128], "dropout": 0.2}),
-    data=DataConfig(source="digits", arguments={"image_size": 16}, random_shift=1),
+    data=DataConfig(source="digits", arguments={"image_size": 16}, augment=AugmentConfig(crop=1)),
     training=TrainingConfig(epochs=40, global_batch_size=32, learning_rate=3e-3, warmup_epochs=1),
     pruning=PruningConfig(target_sparsity=0.5, epochs=10, learning_rate=1e-3),
     quantization=QuantizationConfig(),
@@ -22,7 +23,7 @@ RECIPE = Recipe(
     forms={
         "quick": {"training": {"epochs": 4}, "pruning": {"epochs": 2}},
         "full": {
-            "data": {"source": "imdb", "arguments": {"length": 400}, "random_shift": 0},
+            "data": {"source": "imdb", "arguments": {"length": 400}, "augment": {"crop": 0}},
             "model": {"arguments": {"vocabulary": 20_000, "bidirectional": True, "dropout": 0.5}},
             "training": {"epochs": 6, "global_batch_size": 64, "learning_rate": 1e-3},
             "pruning": {"epochs": 2},

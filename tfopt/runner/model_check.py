@@ -1,4 +1,4 @@
-"""Checks that the outputs of a model fit the targets of its task, before the training."""
+"""Checks that a model fits the examples: its input their shape, and its output the targets of the task."""
 
 from __future__ import annotations
 
@@ -13,6 +13,19 @@ from tfopt.tasks import TASKS, Task
 
 # The other tasks have class numbers as targets: one for each position of the outputs [batch, positions, classes].
 OF_VALUES = ("multi_label_classification", "regression")
+
+
+def check_input(model: keras.Model, examples: Examples) -> None:
+    """Raises ConfigError unless the input of a model has the shape of the examples. Several inputs are not checked."""
+    given = tf.nest.flatten(examples.element_spec[0])
+    if len(model.inputs) != 1 or len(given) != 1 or given[0].shape.rank is None:
+        return
+    taken, shape = tuple(model.inputs[0].shape)[1:], tuple(given[0].shape)
+    if not any(_alike(*pair) for pair in ((taken, shape), (taken, (*shape, 1)), ((*taken, 1), shape))):
+        raise ConfigError(
+            f"The input of a model must have the shape of the examples, {shape}. Received: {model.name!r}, which takes "
+            f"{taken}. Make the input of the builder from input_shape."
+        )
 
 
 def check_outputs(model: keras.Model, examples: Examples, task: Task) -> None:
