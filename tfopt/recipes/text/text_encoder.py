@@ -23,9 +23,11 @@ RECIPE = Recipe(
             "pool": "mean",
         },
     ),
-    data=DataConfig(source="text_classes", arguments={"tokens": "words", "length": 256, "min_files": 4}),
+    data=DataConfig(
+        source="text_classes", arguments={"tokens": "words", "length": 256, "overlap": 128, "min_files": 4}
+    ),
     training=TrainingConfig(
-        epochs=6,
+        epochs=5,
         global_batch_size=64,
         optimizer="adamw",
         learning_rate=2e-3,
