@@ -4,7 +4,7 @@
     python recipes/convnext.py --quick
     python recipes/convnext.py --full
 
-The run takes about 4 minutes on two CPU cores (benchmarks/results/convnext.json). Accuracy on the 360 held-out digits:
+The run takes about 2 minutes on two CPU cores (benchmarks/results/convnext.json). Accuracy on the 360 held-out digits:
 float32 98.33%, pruned to 48% zeros 98.61%, int8 98.61% in 0.30 of the bytes.
 
 The full form trains ConvNeXt-tiny (28.6 million parameters) on ImageNet for 300 epochs at 224x224 pixels, with the

@@ -5,7 +5,7 @@
     python recipes/lstm.py --full
 
 The run takes about 40 seconds on two CPU cores (benchmarks/results/lstm.json). Accuracy on the 360 held-out digits:
-float32 98.06%, pruned to 50% zeros 97.78%.
+float32 98.06%, pruned to 50% zeros 97.78%, int8 97.78% in 0.35 of the bytes.
 
 The products of an LSTM lie inside a loop, where int8 kernels do not run. So the int8 artifact stores the weights in
 int8 and computes in float32.

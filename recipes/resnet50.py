@@ -4,7 +4,7 @@
     python recipes/resnet50.py --quick
     python recipes/resnet50.py --full
 
-The run takes about 80 seconds on two CPU cores (benchmarks/results/resnet50.json). Accuracy on the 360 held-out digits:
+The run takes about a minute on two CPU cores (benchmarks/results/resnet50.json). Accuracy on the 360 held-out digits:
 float32 99.72%, pruned to 50% zeros 99.44%, int8 99.44% in 0.33 of the bytes.
 
 The full form trains ResNet-50 v1.5 on ImageNet for 90 epochs at 224x224 pixels, with the settings of Goyal et al. 2017
