@@ -4,8 +4,9 @@
     python recipes/gpt.py --quick
     python recipes/gpt.py --sample "def "
 
-The run takes about six minutes on two CPU cores (benchmarks/results/gpt.json). benchmarks/text_baselines.py gives the
-bits per byte of gzip and of a 5-gram model on the same held-out files.
+The run takes about 7 minutes on two CPU cores (benchmarks/results/gpt.json). Bits per byte on held-out files: float32
+1.77, pruned to 50% zeros 1.745, int8 1.746 in 0.31 of the bytes. gzip takes 1.90, and a 5-gram model 1.85
+(benchmarks/results/text_baselines.json).
 
 --sample trains in float32 alone, keeps the model in saved_models/gpt.keras, and continues the text. The next time it
 reads the model from there.
