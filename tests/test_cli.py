@@ -163,16 +163,16 @@ def failing(monkeypatch):
     """A command that does what it is given."""
 
     def command(action):
-        monkeypatch.setitem(COMMANDS, "fail", lambda words: action())
+        monkeypatch.setitem(COMMANDS, "fail", action)
 
     return command
 
 
 def raising(error):
-    def action():
-        raise error
-
-    return action
+    """Returns a command that raises an error in a file of tfopt, as a bug of tfopt would."""
+    names = {"error": error}
+    exec(compile("def action(words):\n    raise error", tfopt.cli.__file__, "exec"), names)
+    return names["action"]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_long_unexpected_message_is_cut(failing, capsys):
 
 @pytest.mark.filterwarnings("default")
 def test_warnings_are_lines_without_files_and_source(failing, capsys):
-    def warn():
+    def warn(words):
         warnings.warn("prune changed\nnothing", TfoptWarning, stacklevel=1)
         warnings.warn("of another library", RuntimeWarning, stacklevel=1)
         return 0

@@ -37,6 +37,7 @@ def test_init_writes_files_that_run_from_the_command(workplace, capsys):
     assert (workplace / "saved_models/mine/float32/saved_model.pb").is_file()
 
 
+@pytest.mark.slow
 def test_own_sources_and_tasks_work_wherever_a_name_does(workplace, capsys):
     write_project(".")
     Path("train.py").write_text(

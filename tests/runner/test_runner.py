@@ -443,7 +443,7 @@ def test_resume_goes_through_the_phases_that_were_done_and_begins_the_others(tmp
         run(insisting, console=silent())
 
 
-@pytest.mark.parametrize("where", ["auto", "device"])
+@pytest.mark.parametrize("where", [pytest.param("auto", marks=pytest.mark.slow), "device"])
 def test_mixed_examples_train_with_shares_of_classes(where, tmp_path):
     """The targets become shares of the classes, in the pipeline or in the step; the artifact knows nothing of it."""
     data = DataConfig(

@@ -189,7 +189,12 @@ def test_mixed_float16_scales_the_loss():
 @pytest.mark.parametrize(
     "optimizer",
     [
-        lambda: keras.optimizers.AdamW(weight_decay=0.1, global_clipnorm=0.5, use_ema=True, ema_overwrite_frequency=2),
+        pytest.param(
+            lambda: keras.optimizers.AdamW(
+                weight_decay=0.1, global_clipnorm=0.5, use_ema=True, ema_overwrite_frequency=2
+            ),
+            marks=pytest.mark.slow,
+        ),
         lambda: keras.optimizers.Adafactor(1e-2),  # whose slots have other shapes than the weights
     ],
 )
