@@ -1,8 +1,9 @@
 """Runs one recipe, and writes its report and receipts, and the same model as Keras exports it.
 
-    python benchmarks/recipe_run.py NAME SEED DIRECTORY
+    python benchmarks/recipe_run.py NAME SEED DIRECTORY [CHANGES]
 
-recipes.py starts it, in a process of its own for each run.
+CHANGES are settings of the recipe in JSON, for example '{"training": {"epochs": 3}}'. recipes.py and text_baselines.py
+start it, in a process of its own for each run.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import keras
 
 import tfopt
 from tfopt.atomic.files import write_text
+from tfopt.recipe import with_changes
 
 
-def main(name: str, seed: int, directory: Path) -> None:
-    recipe = tfopt.recipes.find_recipe(name)
+def main(name: str, seed: int, directory: Path, changes: str = "{}") -> None:
+    recipe = with_changes(tfopt.recipes.find_recipe(name), json.loads(changes))
     recipe = replace(
         recipe, export_dir=str(directory / "artifacts"), training=replace(recipe.training, seed=seed), forms={}
     )
@@ -40,4 +42,4 @@ def main(name: str, seed: int, directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])

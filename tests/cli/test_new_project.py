@@ -82,11 +82,13 @@ def test_init_keeps_what_is_there(workplace, capsys):
 
 
 def test_diff_lists_each_setting_once(workplace, capsys):
-    Path("mine.toml").write_text('base = "digits_cnn"\nquantization = false\n[training]\nepochs = 3')
+    changes = ["quantization = false", "[training]", "epochs = 3", "ema_momentum = 0.9"]
+    Path("mine.toml").write_text("\n".join(['base = "digits_cnn"', *changes]))
     assert main(["recipes", "diff", "digits_cnn", "mine.toml"]) == 0
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert (rows["name"], rows["quantization"]) == ("digits_cnn -> mine", "on -> off")
     assert rows["training.epochs"].endswith(" -> 3")
+    assert rows["training.ema_momentum"] == "not set -> 0.9"
     assert main(["recipes", "diff", "digits_cnn", "mine.toml", "--json"]) == 0
     found = {each["setting"]: each["second"] for each in json.loads(capsys.readouterr().out)}
     assert found["training.epochs"] == 3

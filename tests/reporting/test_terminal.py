@@ -149,3 +149,13 @@ def test_pass_summary_gathers_kinds_and_reasons():
         "  skipped  norm0, norm1, norm2 and 2 more: no kernel",
     ]
     assert str(pass_summary(PassReport(name="prune"))) == "prune: 0 changed, 0 skipped"
+
+
+def test_pass_summary_tells_the_steps_of_a_kind_in_one_line():
+    clock = Change(name="", kind="clock", detail="int8 in 3 of 5 nodes")
+    stored = [Change(name=f"dense{i}", kind="kernel stored in int8", detail=f"{i} values") for i in range(4)]
+    assert str(pass_summary(PassReport(name="quantize", steps=[clock, *stored]))).splitlines() == [
+        "quantize: 0 changed, 0 skipped",
+        "  step     int8 in 3 of 5 nodes",
+        "  step     4 kernel stored in int8",
+    ]

@@ -389,7 +389,7 @@ def test_the_demo_reaches_what_it_promises(tmp_path):
     assert result.ok
     float32, pruned, int8 = (result.receipts[each] for each in ("float32", "pruned", "int8"))
     assert float32.accuracy >= 0.985
-    assert pruned.accuracy >= 0.975
+    assert pruned.accuracy >= float32.accuracy - 0.01
     assert int8.accuracy >= pruned.accuracy - 0.005
     assert float32.sparsity < 0.01
     assert pruned.sparsity == pytest.approx(0.75, abs=0.001)
@@ -560,3 +560,31 @@ def test_label_smoothing_needs_classes():
     recipe = with_changes(recipe, {"data": {"source": lambda: arrays(np.zeros((20, 3)), np.zeros((20, 1)))}})
     with pytest.raises(ConfigError, match="label_smoothing must be 0 unless the loss of the task is a cross-entropy"):
         run(recipe, console=silent())
+
+
+def test_a_run_that_stops_leaves_no_report_of_other_artifacts(tmp_path, monkeypatch):
+    recipe = dataclasses.replace(TRAIN_ONLY, export_dir=str(tmp_path / "out"))
+    run(recipe, console=silent())
+    assert (tmp_path / "out" / "receipts.json").is_file()
+
+    def stop(*arguments, **settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tfopt.runner.recipe_run.verify_together", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe, console=silent())
+    assert [path.name for path in (tmp_path / "out").iterdir() if not path.name.startswith(".")] == ["float32"]
+
+
+def test_the_report_holds_the_nodes_that_the_export_chose(tmp_path):
+    settings = {
+        "pruning": False,
+        "int8_nodes": "faster",
+        "export_dir": str(tmp_path),
+        "model": {"arguments": {"units": [64, 64]}},
+    }
+    result = run(with_changes(TINY, settings), console=silent())
+    written = json.loads((tmp_path / "int8" / "manifest.json").read_text())["report"]
+    told = result.report.passes[-1]
+    assert [each.name for each in told.changed] == [each["name"] for each in written["changed"]]
+    assert [each.name for each in told.skipped] == [each["name"] for each in written["skipped"]]

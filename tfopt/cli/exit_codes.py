@@ -16,10 +16,18 @@ from tfopt.errors import ArtifactError, ConfigError, TfoptError, UnsupportedMode
 
 SUCCESS, CHECK_FAILED, WRONG_USE, NOT_FINISHED, UNEXPECTED, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 70, 130, 141
 LONGEST_MESSAGE = 300
-# Errors of the operating system that come from the machine (a full disk, no memory) and not from a bug in tfopt.
+# Errors of the operating system that come from the machine (a full disk, no memory, no permission) and not from a bug
+# in tfopt.
 OF_THE_MACHINE = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
-    *(errno.EACCES, errno.EPERM),
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EIO,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.EACCES,
+    errno.EPERM,
 )
 
 

@@ -41,7 +41,7 @@ class ExportConfig:
     float_weights: FloatWeights = "float32"
     """With int8: how the weights of nodes that compute in float32 are stored. "int8" makes the artifact as small as if
     all nodes ran in int8, and it decodes these weights once, before the first call. Nodes that the quantization
-    excludes keep float32 weights."""
+    excludes keep float32 weights, and so do weights of fewer values than weight_only.minimum_size."""
     batch_sizes: Annotated[tuple[Annotated[int, Ge(1)], ...], MinLen(1)] = (1, 8)
     """Batch sizes at which int8_nodes="faster" measures the model. Each batch size counts the same."""
     node_times: Annotated[str, MinLen(1)] | None = None

@@ -73,7 +73,8 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
 
 def _int8(model: QuantizedModel, config: ExportConfig, sample: Any) -> Lowered:
     lowered, kept_float = None, [skip.name for skip in model.report.skipped if skip.kind in WEIGHTED]
-    if config.int8_nodes == "faster" and model.report.changed:
+    quantized = bool(model.report.changed)
+    if config.int8_nodes == "faster" and quantized:
         stored = None if config.node_times is None else Path(config.node_times)
         selection = select_int8(model, feeds_of(model.float_graph, sample, config.batch_sizes), stored)
         model, lowered = selection.model, selection.lowered
@@ -85,7 +86,7 @@ def _int8(model: QuantizedModel, config: ExportConfig, sample: Any) -> Lowered:
         graphs[DEFAULT], stored_weights = _encode_rest(lowered, config.weight_only, kept_float)
         report = replace(report, steps=[*report.steps, *stored_weights])
         precision = "int8" if in_int8 else "int8_weight_only" if stored_weights else "float32"
-    if precision == "float32":
+    if quantized and precision == "float32":
         report.warn_if_unchanged("; ".join(step.detail for step in report.steps if step.kind == CLOCK))
     if config.float_fallback:
         graphs[FLOAT] = float_fallback(model.graph, lowered)

@@ -131,16 +131,13 @@ def _check_function(
             f"The names are {', '.join(map(repr, sorted(registry)))}."
         )
     signature = inspect.signature(function)
-    places = [
-        parameter
-        for parameter in signature.parameters.values()
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD, parameter.VAR_POSITIONAL)
-    ]
-    if len(places) < len(positional) and not any(each.kind is each.VAR_POSITIONAL for each in places):
+    try:
+        signature.bind_partial(*positional)
+    except TypeError as error:
         raise ConfigError(
             f"{kind} must be a function of ({', '.join(POSITIONAL[kind])}, **arguments). Received: {kind}={named!r}, "
             f"which takes {signature}. Add the parameters."
-        )
+        ) from error
     try:
         signature.bind(*positional, **arguments)
     except TypeError as error:

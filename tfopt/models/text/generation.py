@@ -9,12 +9,12 @@ import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 
 from tfopt.errors import ConfigError
+from tfopt.models.arguments import AtLeastOne
 from tfopt.settings.validation import check_value
 
 if TYPE_CHECKING:
     import keras
 
-AtLeastOne = Annotated[int, Ge(1)]
 SETTINGS: dict[str, Any] = {
     "max_new_tokens": AtLeastOne,
     "temperature": Annotated[float, Ge(0), Lt(np.inf)],
