@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 from tfopt.errors import ConfigError
-from tfopt.models.layers import ClassToken, LayerScale, LearnedPositions
+from tfopt.models.layers import ClassToken, LayerScale, LearnedPositions, SublinearMean
 
 X = np.random.default_rng(0).random((2, 5, 8), "float32")
 
@@ -51,6 +51,21 @@ def test_layer_scale_has_a_factor_for_each_channel():
     np.testing.assert_allclose(layer(X), X / 2)
     layer.factors.assign(np.arange(8.0))
     np.testing.assert_allclose(layer(X), X * np.arange(8.0))
+
+
+@pytest.mark.parametrize("pad_token", [None, 0])
+def test_a_repeated_token_counts_less_each_time(pad_token):
+    tokens = np.array([[3, 5, 3, 3, 0], [0, 0, 0, 0, 0]], "int32")
+    layer = SublinearMean(pad_token)
+    shares = {3: (1 + np.log(3)) / 3, 5: 1.0, 0: 0.0 if pad_token == 0 else 1.0}
+    weights = np.array([shares[token] for token in tokens[0]])
+    out = np.asarray(layer(X, tokens))
+    np.testing.assert_allclose(out[0], weights @ X[0] / weights.sum(), rtol=1e-5)
+    np.testing.assert_allclose(out[1], np.zeros(8) if pad_token == 0 else X[1].mean(0), rtol=1e-5)
+    half = SublinearMean.from_config({**layer.get_config(), "dtype": "mixed_float16"})
+    assert (half.pad_token, half(X, tokens).dtype) == (pad_token, "float16")
+    np.testing.assert_allclose(half(X, tokens), out, atol=2e-3)
+    assert layer.compute_output_shape(X.shape, tokens.shape) == out.shape
 
 
 @pytest.mark.parametrize("layer", [LearnedPositions(7), ClassToken(), LayerScale(0.1)], ids=lambda layer: layer.name)

@@ -42,7 +42,7 @@ def test_the_decoder_has_the_parameters_of_gpt_2():
     assert PUBLISHED_MODELS["gpt2_small"].build().count_params() == 124_439_808
 
 
-@pytest.mark.parametrize("pool", ["token", "mean"])
+@pytest.mark.parametrize("pool", ["token", "mean", "sublinear_mean"])
 def test_padding_does_not_change_the_logits(pool):
     model = text_encoder((None,), 4, **TINY, pool=pool)
     tokens = random_tokens(3, 9)

@@ -125,3 +125,45 @@ class LayerScale(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "initial": self.initial}
+
+
+@keras.saving.register_keras_serializable("tfopt")
+class SublinearMean(keras.layers.Layer):
+    """Averages the vectors of a text's tokens. A token that the text repeats counts less each time.
+
+    All places of a token that the text has c times weigh 1 + log(c) together, not c as in a plain mean. The vectors of
+    one token may differ from place to place. A text of nothing but padding gives zeros.
+
+    Args:
+        pad_token: Token that the mean leaves out. None if there is none.
+    Input: vectors [batch, length, width] and tokens int32 [batch, length]. Output: [batch, width].
+
+    Example:
+        >>> vectors = ops.convert_to_tensor([[[1.0], [1.0], [4.0]]])
+        >>> tokens = ops.convert_to_tensor([[7, 7, 8]])
+        >>> round(float(SublinearMean()(vectors, tokens)[0, 0]), 4)  # ((1 + log 2) * 1 + 1 * 4) / (1 + log 2 + 1)
+        2.1139
+
+    Reference:
+        Manning, Raghavan and Schuetze, "Introduction to Information Retrieval", 2008, section 6.4.1: sublinear term
+        frequencies.
+    """
+
+    def __init__(self, pad_token: int | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.pad_token = pad_token
+
+    def call(self, vectors: Any, tokens: Any) -> Any:
+        same = ops.equal(ops.expand_dims(tokens, 2), ops.expand_dims(tokens, 1))
+        counts = ops.sum(ops.cast(same, "float32"), axis=-1)
+        weights = (1 + ops.log(counts)) / counts
+        if self.pad_token is not None:
+            weights *= ops.cast(ops.not_equal(tokens, self.pad_token), "float32")
+        weights /= ops.maximum(ops.sum(weights, axis=1, keepdims=True), 1.0)
+        return ops.sum(vectors * ops.cast(ops.expand_dims(weights, 2), vectors.dtype), axis=1)
+
+    def compute_output_shape(self, vectors_shape: Any, tokens_shape: Any) -> Any:
+        return vectors_shape[0], vectors_shape[-1]
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "pad_token": self.pad_token}

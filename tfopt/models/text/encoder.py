@@ -27,7 +27,7 @@ def text_encoder(
     max_length: int = 512,
     dropout: float = 0.1,
     token_dropout: float = 0.0,
-    pool: Literal["token", "mean"] = "token",
+    pool: Literal["token", "mean", "sublinear_mean"] = "token",
     pad_token: int | None = 0,
 ) -> keras.Model:
     """Builds the encoder of BERT with an output layer. Each block normalizes after its attention and its dense layers.
@@ -47,7 +47,8 @@ def text_encoder(
         dropout: Share of the activations, and of the attention weights, that training sets to zero.
         token_dropout: Share of the tokens whose vectors training sets to zero. It helps when the texts are few.
         pool: Vector that the output layer reads: "token" is the first token's after BERT's pooler (a dense layer with
-            tanh), "mean" is the mean over the tokens.
+            tanh), "mean" is the mean over the tokens. "sublinear_mean" is a mean in which a repeated token counts less,
+            with a layer normalization after it. It helps where the words decide, as in TF-IDF.
         pad_token: Token that fills short texts. Attention and the mean leave it out. None if there is none.
     Returns: A model from tokens int32 [batch, length] to logits [batch, outputs]. A saved .keras file loads in programs
         that import tfopt.
@@ -64,7 +65,7 @@ def text_encoder(
     import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers, ops
 
-    from tfopt.models.layers import LearnedPositions
+    from tfopt.models.layers import LearnedPositions, SublinearMean
 
     check_shape(input_shape, OfTokens)
     check_arguments(
@@ -98,6 +99,9 @@ def text_encoder(
         x = _block(x, seen, heads, units, dropout, f"block{number}")
     if pool == "mean":
         x = layers.GlobalAveragePooling1D(name="mean")(x, mask=is_text)
+    elif pool == "sublinear_mean":
+        x = SublinearMean(pad_token, name="mean")(x, tokens)
+        x = layers.LayerNormalization(epsilon=EPSILON, name="mean_norm")(x)
     else:
         x = layers.Dense(width, activation="tanh", name="pooler")(x[:, 0])
     x = layers.Dropout(dropout, name="dropout")(x)

@@ -15,19 +15,19 @@ RECIPE = Recipe(
             "vocabulary": 16_384,
             "width": 128,
             "depth": 1,
-            "heads": 4,
+            "heads": 2,
             "units": 256,
             "max_length": 256,
             "dropout": 0.3,
             "token_dropout": 0.4,
-            "pool": "mean",
+            "pool": "sublinear_mean",
         },
     ),
     data=DataConfig(
         source="text_classes", arguments={"tokens": "words", "length": 256, "overlap": 128, "min_files": 4}
     ),
     training=TrainingConfig(
-        epochs=5,
+        epochs=6,
         global_batch_size=64,
         optimizer="adamw",
         learning_rate=2e-3,
@@ -56,6 +56,7 @@ RECIPE = Recipe(
                     "units": 3072,
                     "max_length": 512,
                     "token_dropout": 0.1,
+                    "pool": "mean",
                 }
             },
             "training": {"epochs": 10, "learning_rate": 1e-4, "warmup_epochs": 1.0},
