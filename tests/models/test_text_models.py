@@ -42,7 +42,7 @@ def test_the_decoder_has_the_parameters_of_gpt_2():
     assert PUBLISHED_MODELS["gpt2_small"].build().count_params() == 124_439_808
 
 
-@pytest.mark.parametrize("pool", ["token", "mean", "sublinear_mean"])
+@pytest.mark.parametrize("pool", ["token", "mean", "wide_and_deep"])
 def test_padding_does_not_change_the_logits(pool):
     model = text_encoder((None,), 4, **TINY, pool=pool)
     tokens = random_tokens(3, 9)
@@ -61,6 +61,16 @@ def test_token_dropout_silences_whole_tokens():
     silent = np.asarray(x == 0)
     np.testing.assert_array_equal(silent.all(-1), silent.any(-1))
     assert 0.3 < silent.mean() < 0.7
+
+
+def test_training_leaves_the_deep_part_out_for_half_of_the_texts():
+    model = text_encoder((16,), 4, **TINY, dropout=0.0, pool="wide_and_deep")
+    joined = keras.Model(model.input, model.get_layer("wide_and_deep").output)(random_tokens(100, 16), training=True)
+    wide, deep = np.split(np.asarray(joined), 2, axis=1)
+    assert np.abs(wide).max(-1).min() > 0
+    left_out = (deep == 0).all(-1)
+    assert 0.3 < left_out.mean() < 0.7
+    assert np.abs(deep[~left_out]).max(-1).min() > 0
 
 
 @pytest.mark.parametrize("positions", ["rope", "learned"])

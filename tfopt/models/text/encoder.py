@@ -27,7 +27,7 @@ def text_encoder(
     max_length: int = 512,
     dropout: float = 0.1,
     token_dropout: float = 0.0,
-    pool: Literal["token", "mean", "sublinear_mean"] = "token",
+    pool: Literal["token", "mean", "wide_and_deep"] = "token",
     pad_token: int | None = 0,
 ) -> keras.Model:
     """Builds the encoder of BERT with an output layer. Each block normalizes after its attention and its dense layers.
@@ -47,8 +47,10 @@ def text_encoder(
         dropout: Share of the activations, and of the attention weights, that training sets to zero.
         token_dropout: Share of the tokens whose vectors training sets to zero. It helps when the texts are few.
         pool: Vector that the output layer reads: "token" is the first token's after BERT's pooler (a dense layer with
-            tanh), "mean" is the mean over the tokens. "sublinear_mean" is a mean in which a repeated token counts less,
-            with a layer normalization after it. It helps where the words decide, as in TF-IDF.
+            tanh), "mean" is the mean over the tokens. "wide_and_deep" joins two means, of the embeddings alone and of
+            the blocks' outputs, in which a repeated token counts less, as in TF-IDF. For half of the texts training
+            leaves the second one out, so that the first learns all that the words tell. It helps when the texts are
+            few.
         pad_token: Token that fills short texts. Attention and the mean leave it out. None if there is none.
     Returns: A model from tokens int32 [batch, length] to logits [batch, outputs]. A saved .keras file loads in programs
         that import tfopt.
@@ -60,7 +62,8 @@ def text_encoder(
         (None, 4)
 
     Reference:
-        Devlin et al., "BERT", NAACL 2019, arXiv:1810.04805; the small sizes: Turc et al. 2019, arXiv:1908.08962.
+        Devlin et al., "BERT", NAACL 2019, arXiv:1810.04805; the small sizes: Turc et al. 2019, arXiv:1908.08962; wide
+        and deep: Cheng et al., DLRS 2016, arXiv:1606.07792.
     """
     import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers, ops
@@ -88,8 +91,8 @@ def text_encoder(
         )
     tokens = keras.Input(tuple(input_shape), dtype="int32", name="tokens")
     is_text = None if pad_token is None else ops.not_equal(tokens, pad_token)
-    x = layers.Embedding(vocabulary, width, name="embedding")(tokens)
-    x = LearnedPositions(max_length, name="positions")(x)
+    words = layers.Embedding(vocabulary, width, name="embedding")(tokens)
+    x = LearnedPositions(max_length, name="positions")(words)
     x = layers.LayerNormalization(epsilon=EPSILON, name="embedding_norm")(x)
     x = layers.Dropout(dropout, name="embedding_dropout")(x)
     if token_dropout:
@@ -99,9 +102,17 @@ def text_encoder(
         x = _block(x, seen, heads, units, dropout, f"block{number}")
     if pool == "mean":
         x = layers.GlobalAveragePooling1D(name="mean")(x, mask=is_text)
-    elif pool == "sublinear_mean":
-        x = SublinearMean(pad_token, name="mean")(x, tokens)
-        x = layers.LayerNormalization(epsilon=EPSILON, name="mean_norm")(x)
+    elif pool == "wide_and_deep":
+        if token_dropout:
+            words = layers.Dropout(token_dropout, noise_shape=(None, None, 1), name="word_dropout")(words)
+        wide, deep = (
+            layers.LayerNormalization(epsilon=EPSILON, name=f"{part}_norm")(
+                SublinearMean(pad_token, name=part)(vectors, tokens)
+            )
+            for part, vectors in (("wide", words), ("deep", x))
+        )
+        deep = layers.Dropout(0.5, noise_shape=(None, 1), name="deep_dropout")(deep)  # one draw for each text
+        x = layers.Concatenate(name="wide_and_deep")([wide, deep])
     else:
         x = layers.Dense(width, activation="tanh", name="pooler")(x[:, 0])
     x = layers.Dropout(dropout, name="dropout")(x)

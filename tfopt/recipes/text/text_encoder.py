@@ -20,7 +20,7 @@ RECIPE = Recipe(
             "max_length": 256,
             "dropout": 0.3,
             "token_dropout": 0.4,
-            "pool": "sublinear_mean",
+            "pool": "wide_and_deep",
         },
     ),
     data=DataConfig(
