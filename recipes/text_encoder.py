@@ -5,9 +5,12 @@
     python recipes/text_encoder.py --full
 
 The examples are pieces of 256 tokens from the source files of Python's standard library; the classes are its packages
-with at least four files, 22 in Python 3.11. The test files are held out as a whole. The run takes about three minutes
-on two CPU cores (benchmarks/results/text_encoder.json). benchmarks/text_baselines.py gives the accuracy of TF-IDF with
-logistic regression on the same pieces.
+with at least four files, 22 in Python 3.11. The test files are held out as a whole.
+
+The run takes about 4 minutes on two CPU cores (benchmarks/results/text_encoder.json). Accuracy on held-out pieces of
+files, the median of 3 seeds: float32 80.97%, pruned to 50% zeros 80.77%, int8 80.77% in 0.27 of the bytes. TF-IDF with
+logistic regression reaches 80.11% on the same pieces, with settings chosen by cross-validation on the training files
+(benchmarks/results/text_baselines.json).
 
 The full form trains BERT-base from random weights on the film reviews of IMDB. It downloads the data, or reads them
 with --data.arguments path=aclImdb_v1.tar.gz. It has not been run: it needs a GPU and the data.

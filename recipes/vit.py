@@ -5,7 +5,7 @@
     python recipes/vit.py --full
 
 The model has the width and the heads of ViT-tiny, but 4 blocks. It reads the images of 32x32 pixels as 64 patches.
-The run takes about 4 minutes on two CPU cores (benchmarks/results/vit.json). Accuracy on the 360 held-out digits, the
+The run takes about 3 minutes on two CPU cores (benchmarks/results/vit.json). Accuracy on the 360 held-out digits, the
 median of 3 seeds: float32 97.78%, pruned to 50% zeros 97.50%, int8 97.22% in 0.28 of the bytes.
 
 The full form trains DeiT-small (22 million parameters) on ImageNet for 300 epochs at 224x224 pixels, with the settings

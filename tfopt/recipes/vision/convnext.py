@@ -26,7 +26,7 @@ RECIPE = Recipe(
     quantization=QuantizationConfig(),
     export_dir="saved_models/convnext",
     forms={
-        "quick": {"training": {"epochs": 4}, "pruning": {"epochs": 2}},
+        "quick": {"training": {"epochs": 2}, "pruning": {"epochs": 1}},
         # The settings of the paper, without random erasing, which tfopt does not have.
         "full": {
             "description": "ConvNeXt-tiny on ImageNet, to be run on GPUs",

@@ -18,7 +18,7 @@ RECIPE = Recipe(
     quantization=QuantizationConfig(),
     export_dir="saved_models/unet",
     forms={
-        "quick": {"training": {"epochs": 3}, "pruning": {"epochs": 1}},
+        "quick": {"training": {"epochs": 2}, "pruning": {"epochs": 1}},
         "full": {
             "description": "U-Net of 4 steps on the masks of the Oxford-IIIT pets, to be run on a GPU",
             "model": {"arguments": {"width": 64, "depth": 4, "norm_momentum": 0.99}},

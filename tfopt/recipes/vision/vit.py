@@ -26,8 +26,8 @@ RECIPE = Recipe(
     forms={
         "quick": {
             "model": {"arguments": {"patch_size": 8}},
-            "training": {"epochs": 6, "warmup_epochs": 1},
-            "pruning": {"epochs": 2},
+            "training": {"epochs": 3, "warmup_epochs": 1},
+            "pruning": {"epochs": 1},
         },
         # The settings of DeiT, without repeated augmentation and random erasing, which tfopt does not have.
         "full": {
