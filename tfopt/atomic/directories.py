@@ -138,11 +138,28 @@ def check_target(final: Path) -> None:
 
 
 def _check_replaceable(final: Path) -> None:
-    if final.exists() and not _is_artifact(final) and not (final.is_dir() and not any(final.iterdir())):
-        raise ExportError(
-            f"The export directory must be new, empty or an earlier artifact (it would be replaced). "
-            f"Received: directory={final}, which holds something else. Choose another directory."
-        )
+    for _ in range(ATTEMPTS):
+        found = _identity(final)
+        try:
+            if found is None or _is_artifact(final) or (final.is_dir() and not any(final.iterdir())):
+                return
+        except FileNotFoundError:
+            continue  # another export moved it meanwhile
+        if _identity(final) == found:
+            break
+    raise ExportError(
+        f"The export directory must be new, empty or an earlier artifact (it would be replaced). "
+        f"Received: directory={final}, which holds something else. Choose another directory."
+    )
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Returns what tells a file from another one of the same name, or None if there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _is_artifact(directory: Path) -> bool:
