@@ -9,8 +9,8 @@ with at least four files, 22 in Python 3.11. The test files are held out as a wh
 
 The run takes about 4 minutes on two CPU cores (benchmarks/results/text_encoder.json). Accuracy on held-out pieces of
 files, the median of 3 seeds: float32 80.97%, pruned to 50% zeros 80.77%, int8 80.77% in 0.27 of the bytes. TF-IDF with
-logistic regression reaches 80.11% on the same pieces, with settings chosen by cross-validation on the training files
-(benchmarks/results/text_baselines.json).
+logistic regression reaches 80.11% on the same pieces (benchmarks/results/text_baselines.json); docs/recipes.md compares
+both on other splits of the files, and on whole files.
 
 The full form trains BERT-base from random weights on the film reviews of IMDB. It downloads the data, or reads them
 with --data.arguments path=aclImdb_v1.tar.gz. It has not been run: it needs a GPU and the data.
