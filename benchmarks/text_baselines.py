@@ -17,7 +17,6 @@ Results go to benchmarks/results/text_baselines.json. The run takes about forty 
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import json
 import subprocess
@@ -26,7 +25,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -309,7 +308,7 @@ def accuracy(parts: Sequence[tuple[np.ndarray, list[str]]]) -> float:
 def recipe_scores(artifacts: Path, split: int, test: list[Piece]) -> dict[str, dict[str, float]]:
     """Returns the accuracy of the recipe's artifacts, of pieces and of files."""
     data = tfopt.recipes.RECIPES["text_encoder"].data
-    examples = dataclasses.replace(data, arguments={**data.arguments, "seed": split}).load()
+    examples = replace(data, arguments={**data.arguments, "seed": split}).load()
     length, words = examples.input_shape[0], Words(None)
     tokens = np.zeros((len(test), length), np.int32)
     for row, piece in zip(tokens, test, strict=True):

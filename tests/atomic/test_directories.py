@@ -134,6 +134,16 @@ def test_a_reader_never_finds_nothing(memory):
     assert missed == 0
 
 
+@pytest.fixture
+def frequent_switches():
+    """Threads take turns 500 times as often as usual, so that they meet between two renames."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("frequent_switches")
 def test_threads_that_export_to_one_target(way, memory):
     final = memory / "a"
     with ThreadPoolExecutor(4) as pool:

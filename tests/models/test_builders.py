@@ -192,7 +192,7 @@ def test_a_depth_that_is_not_6n_plus_2_is_refused_with_the_nearest(depth, neares
         (lambda: small_vit(patch_size=5), "patch_size must divide height and width. Received: patch_size=5"),
         (lambda: vit((None, None, 3), 10), "patch_size=16 for NonexNone images. Resize them."),
         (lambda: small_vit(heads=3), "Received: width=16, heads=3. The nearest width is 15."),
-        (lambda: small_vit(pool="max"), "Unknown pool 'max'. Expected one of: 'mean', 'token', 'wide_and_deep'."),
+        (lambda: small_vit(pool="wide_and_deep"), "Unknown pool 'wide_and_deep'. Expected one of: 'mean', 'token'."),
         (lambda: small_vit(dropout=10), "dropout must be in [0, 1). Received: dropout=10."),
         (lambda: vit((16, 16), 3), "Received: input_shape=(16, 16). It is (height, width, channels)."),
         (lambda: small_convnext(depths=(1,)), "Received: depths=(1,), widths=(8, 16)."),

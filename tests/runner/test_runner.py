@@ -389,8 +389,8 @@ def test_the_demo_reaches_what_it_promises(tmp_path):
     assert result.ok
     float32, pruned, int8 = (result.receipts[each] for each in ("float32", "pruned", "int8"))
     assert float32.accuracy >= 0.985
-    assert pruned.accuracy >= 0.98
-    assert int8.accuracy >= pruned.accuracy - 0.006  # two of 360 digits
+    assert pruned.accuracy >= max(0.98, float32.accuracy - 0.01)
+    assert int8.accuracy >= pruned.accuracy - 0.005
     assert float32.sparsity < 0.01
     assert pruned.sparsity == pytest.approx(0.75, abs=0.001)
     assert int8.sparsity >= 0.749

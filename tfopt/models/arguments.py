@@ -35,7 +35,7 @@ RULES: dict[str, Any] = {
     "norm_momentum": Annotated[float, Ge(0), Lt(1), Remedy("0.99 is usual, and 0.9 for a short training.")],
     "outputs": AtLeastOne,
     "patch_size": AtLeastOne,
-    "pool": Literal["token", "mean", "wide_and_deep"],
+    "pool": Literal["token", "mean"],
     "steps": AtLeastOne | None,
     "token_dropout": Share,
     "units": tuple[AtLeastOne, ...],

@@ -1,4 +1,4 @@
-"""Small trained layers of the builders that Keras does not have.
+"""Small layers of the builders that Keras does not have.
 
 A .keras file with one of these layers loads in a program that has imported tfopt: Keras finds the layers by the names
 under which this module registers them. `import keras` must come before `import tfopt`, as sorted imports have it.

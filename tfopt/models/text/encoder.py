@@ -12,6 +12,7 @@ from tfopt.settings.validation import check_value
 if TYPE_CHECKING:
     import keras
 
+Pool = Literal["token", "mean", "wide_and_deep"]
 EPSILON = 1e-12  # of the layer normalizations, as in BERT
 
 
@@ -27,7 +28,7 @@ def text_encoder(
     max_length: int = 512,
     dropout: float = 0.1,
     token_dropout: float = 0.0,
-    pool: Literal["token", "mean", "wide_and_deep"] = "token",
+    pool: Pool = "token",
     pad_token: int | None = 0,
 ) -> keras.Model:
     """Builds the encoder of BERT with an output layer. Each block normalizes after its attention and its dense layers.
@@ -79,8 +80,8 @@ def text_encoder(
         heads=heads,
         dropout=dropout,
         token_dropout=token_dropout,
-        pool=pool,
     )
+    check_value("pool", pool, Pool)
     check_value("units", units, AtLeastOne)
     check_value("max_length", max_length, AtLeastOne)
     check_heads(width, heads)
