@@ -6,7 +6,7 @@ Each run is a process of its own. The artifacts of the first seed, and the same 
 it, are then loaded in a process each and timed in turns. With several seeds, the scores of all of them are recorded.
 
 Results go to benchmarks/results/RECIPE.json. README, docs/recipes.md and the scripts in recipes/ quote them;
-recipes_page.py writes the table of docs/recipes.md. All recipes with one seed take half an hour on two cores.
+recipes_page.py writes the table of docs/recipes.md. All recipes with one seed take 40 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Options:
     """Number of runs of each recipe, with the seeds 0, 1, 2 and so on."""
     batch_sizes: tuple[int, ...] = (1, 8)
     """Examples per timed call."""
-    rounds: int = 6
+    rounds: int = 12
     """Number of timing rounds."""
     seconds: float = 0.5
     """Timing per artifact and round, in seconds."""
@@ -74,7 +74,10 @@ def measure(name: str, directory: Path, options: Options) -> dict[str, Any]:
     for artifact, receipt in first["receipts"].items():
         receipt["artifact"] = f"saved_models/{name}/{artifact}"
         receipt["baseline"] = receipt["baseline"] and f"saved_models/{name}/{Path(receipt['baseline']).name}"
-    median_ms = times(name, [artifacts / each for each in ("keras", *receipts)], options)
+    calls = time_calls(name, [artifacts / each for each in ("keras", *receipts)], options)
+    median_ms = {
+        size: {artifact: round(median(rounds), 4) for artifact, rounds in each.items()} for size, each in calls.items()
+    }
     keras_bytes = sum(file.stat().st_size for file in (artifacts / "keras").rglob("*") if file.is_file())
     return first | {
         "score": score,
@@ -84,6 +87,9 @@ def measure(name: str, directory: Path, options: Options) -> dict[str, Any]:
         "faster_than_keras": {
             size: {artifact: round(each["keras"] / each[artifact], 2) for artifact in receipts}
             for size, each in median_ms.items()
+        },
+        "int8_against_float32": {
+            size: against(each["float32"], each["int8"]) for size, each in calls.items() if "int8" in each
         },
         "keras_bytes": keras_bytes,
         "share_of_keras_bytes": {
@@ -99,8 +105,11 @@ def run(name: str, seed: int, directory: Path) -> dict[str, Any]:
     return record
 
 
-def times(name: str, paths: list[Path], options: Options) -> dict[str, dict[str, float]]:
-    """Returns the median time of a call of each artifact in milliseconds, by batch size."""
+Rounds = list[list[float]]  # the milliseconds of every call, for each round
+
+
+def time_calls(name: str, paths: list[Path], options: Options) -> dict[str, dict[str, Rounds]]:
+    """Returns the times of the calls of each artifact, by batch size and name."""
     examples = tfopt.recipes.RECIPES[name].data.load()
     inputs, *_ = next(examples.batches("test", max(options.batch_sizes)).as_numpy_iterator())
     with contextlib.ExitStack() as stack:
@@ -108,15 +117,24 @@ def times(name: str, paths: list[Path], options: Options) -> dict[str, dict[str,
         for process in processes:
             (own,) = process.loaded["inputs"]  # every recipe has one input, which Keras' export names otherwise
             process.renamed = {"inputs": own}
-        return {
-            str(size): {
-                path.name: round(float(np.median(np.concatenate(calls))), 4)
-                for path, calls in zip(
-                    paths, alternate(processes, {"inputs": inputs[:size]}, options.seconds, options.rounds), strict=True
-                )
-            }
+        calls = {
+            str(size): alternate(processes, {"inputs": inputs[:size]}, options.seconds, options.rounds)
             for size in options.batch_sizes
         }
+    return {size: {path.name: rounds for path, rounds in zip(paths, each, strict=True)} for size, each in calls.items()}
+
+
+def median(rounds: Rounds) -> float:
+    return float(np.median(np.concatenate(rounds)))
+
+
+def against(baseline: Rounds, artifact: Rounds) -> dict[str, Any]:
+    """Returns the speed against a baseline as a receipt does: of the medians, and the range over the rounds."""
+    ratios = [float(np.median(one) / np.median(other)) for one, other in zip(baseline, artifact, strict=True)]
+    return {
+        "speedup": round(median(baseline) / median(artifact), 3),
+        "speedup_range": [round(min(ratios), 3), round(max(ratios), 3)],
+    }
 
 
 if __name__ == "__main__":

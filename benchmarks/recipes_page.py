@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ def write_page() -> None:
 def page(text: str) -> str:
     """Returns docs/recipes.md with the table of the recorded results."""
     rows = [row(name, json.loads((RESULTS / f"{name}.json").read_text())) for name in tfopt.recipes.RECIPES]
-    head = ["recipe", "score", "float32", "pruned", "int8", "zeros", "int8 size", "float32 speed", "int8 speed", "time"]
+    head = ["recipe", "score", "float32", "pruned", "int8", "zeros", "int8 size", "float32 speed", "int8 speed"]
+    head += ["int8 against float32", "time"]
     lines = [head, ["---", "---", *["---:"] * (len(head) - 2)], *rows]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     return SECTION.sub(lambda match: f"{match[1]}\n{table}\n\n{match[2]}", text)
@@ -45,6 +47,7 @@ def row(name: str, record: dict[str, Any]) -> list[str]:
         zeros,
         smaller,
         *(speeds(record["faster_than_keras"], artifact) for artifact in ("float32", "int8")),
+        verdicts(record) if int8 else "",
         f"{record['seconds']:.0f} s",
     ]
 
@@ -52,6 +55,13 @@ def row(name: str, record: dict[str, Any]) -> list[str]:
 def speeds(ratios: dict[str, dict[str, float]], artifact: str) -> str:
     """Returns how many times as fast as Keras' export an artifact is, for each batch size."""
     return " / ".join(f"{ratio[artifact]}x" for ratio in ratios.values() if artifact in ratio)
+
+
+def verdicts(record: dict[str, Any]) -> str:
+    """Returns the speed of int8 against float32 for each batch size, in words where it is within the noise."""
+    receipt = tfopt.Receipt(**record["receipts"]["int8"])
+    timed = [replace(receipt, **each) for each in record["int8_against_float32"].values()]
+    return " / ".join(each.verdict if each.verdict == "about even" else f"{each.speedup:.2f}x" for each in timed)
 
 
 if __name__ == "__main__":
