@@ -11,12 +11,14 @@ from keras import layers
 
 from tfopt.errors import ConfigError, TfoptWarning
 from tfopt.exporting import ExportConfig, export
-from tfopt.exporting.int8.assignment import SINK, SOURCE, FlowNetwork
+from tfopt.exporting.int8.assignment import SINK, SOURCE, FlowNetwork, fastest_assignment
 from tfopt.exporting.int8.node_times import TimedGraph, feeds_of
 from tfopt.exporting.int8.selection import fastest_fit, in_turns, select_int8, stay_float
-from tfopt.graph import freeze
+from tfopt.exporting.int8.time_table import read_table
+from tfopt.graph import GraphEditor, freeze
 from tfopt.hardware import detect
 from tfopt.quantization import QuantizationConfig, WeightOnlyConfig, quantize
+from tfopt.quantization.annotation.fusion import find_fusions
 
 X = np.random.default_rng(0).normal(size=(16, 8, 8, 4)).astype("float32")
 
@@ -94,6 +96,25 @@ def test_each_batch_size_counts_alike(tmp_path, quantized):
         fusion["float_ms"][1], fusion["int8_ms"][1] = (100.0, 110.0) if "head" in name else (100.0, 300.0)
     path.write_text(json.dumps(content))
     assert select(quantized, path, batch_sizes=(1, 8))[1] == {"head"}
+
+
+@pytest.mark.parametrize(("only", "expected"), [(1, {"stem", "left", "right"}), (8, {"right", "head"}), (None, {"right"})])
+def test_the_assignment_for_one_batch_size_leaves_ties_in_float(tmp_path, quantized, only, expected):
+    path = table(tmp_path, quantized, dict.fromkeys(NAMES, (1.0, 0.9)), batch_sizes=(1, 8))
+    content = json.loads(path.read_text())
+    for name, fusion in content["fusions"].items():
+        if "last" in name or "head" in name:
+            fusion["int8_ms"][0] = 1.01 if "last" in name else 9.0  # a tie, and far slower
+        if "right" not in name:
+            fusion["int8_ms"][1] = 0.5 if "head" in name else 2.0
+    path.write_text(json.dumps(content))
+    graph = quantized.float_graph
+    editor = GraphEditor(graph.graph_def)
+    fusions, _ = find_fusions(graph, editor, kept_float={})
+    feeds = feeds_of(graph, X, (1, 8))
+    chosen = fastest_assignment(quantized, editor, fusions, read_table(path, fusions, (1, 8)), feeds, only)
+    names = [name for fusion in fusions for name in NAMES if name in fusion.op]
+    assert {name for name, in_int8 in zip(names, chosen, strict=True) if in_int8} == expected
 
 
 def brute_force(nodes, edges):

@@ -7,7 +7,8 @@ too. Counts of operations do not tell, so the nodes are timed. There are four st
 2. time_table.py adds them up to a table of two times for each fusion. The table can be stored, and then decides for
    another machine.
 3. assignment.py finds the fastest assignment of the fusions to int8 and float.
-4. This module times whole graphs in turns, because the times of nodes can mislead. A model that int8 would make slower
+4. This module times whole graphs in turns, because the times of nodes can mislead. If each of them makes the model
+   slower at some batch size, the fastest assignment for that size alone is tried. A model that int8 would make slower
    stays float. The turns end as soon as it is clear which graphs make the model slower.
 """
 
@@ -99,30 +100,43 @@ def _measure_and_choose(
             candidates.insert(0, Selection(model=chosen, lowered=lowered))
             timed.insert(0, stack.enter_context(TimedGraph(lowered)))
         ratios = in_turns(single, timed, feeds)
+        least = dict(zip(feeds, min(ratios, key=sum), strict=True))
+        if fastest_fit(ratios) is None and len(feeds) > 1:
+            careful = _choose(quantized, editor, fusions, table, feeds, only=max(least, key=lambda size: least[size]))
+            if 0 < len(careful.report.changed) < len(chosen.report.changed):
+                lowered = lower_to_int8(careful.graph)
+                candidates.append(Selection(model=careful, lowered=lowered))
+                ratios += in_turns(single, [stack.enter_context(TimedGraph(lowered))], feeds)
     best_fit = fastest_fit(ratios)
     if best_fit is not None:
         return candidates[best_fit], table
-    least = dict(zip(feeds, min(ratios, key=sum), strict=True))
     return Selection(model=stay_float(quantized, chosen, least)), table
 
 
 def _choose(
-    quantized: QuantizedModel, editor: GraphEditor, fusions: Sequence[Fusion], table: TimeTable, feeds: Feeds
+    quantized: QuantizedModel,
+    editor: GraphEditor,
+    fusions: Sequence[Fusion],
+    table: TimeTable,
+    feeds: Feeds,
+    only: int | None = None,
 ) -> QuantizedModel:
     """Returns the model with the nodes in int8 that the table decides for. The report has the reason for the others."""
-    in_int8 = fastest_assignment(quantized, editor, fusions, table, feeds)
+    in_int8 = fastest_assignment(quantized, editor, fusions, table, feeds, only)
     slower = {
-        fusion.op: f"{_why(table.fusions[fusion.op])}: {table.fusions[fusion.op]}"
+        fusion.op: f"{_why(table.fusions[fusion.op], table.batch_sizes, only)}: {table.fusions[fusion.op]}"
         for fusion, chosen in zip(fusions, in_int8, strict=True)
         if not chosen
     }
     return quantized.leaving_float(slower) if slower else quantized
 
 
-def _why(times: FusionTimes) -> str:
-    if sum(times.int8_ms) > sum(times.float_ms):
-        return "slower in int8"
-    return "converting its tensors would cost more than int8 saves"
+def _why(times: FusionTimes, batch_sizes: Sequence[int], only: int | None) -> str:
+    counted = [only in (None, size) for size in batch_sizes]
+    at = "" if only is None else f" at batch size {only}, where int8 would make the model slower"
+    if np.dot(times.int8_ms, counted) > np.dot(times.float_ms, counted):
+        return f"slower in int8{at}"
+    return f"converting its tensors would cost more than int8 saves{at}"
 
 
 def stay_float(quantized: QuantizedModel, chosen: QuantizedModel, ratios: Mapping[int, float]) -> QuantizedModel:
