@@ -11,14 +11,12 @@ from keras import layers
 
 from tfopt.errors import ConfigError, TfoptWarning
 from tfopt.exporting import ExportConfig, export
-from tfopt.exporting.int8.assignment import SINK, SOURCE, FlowNetwork, fastest_assignment
+from tfopt.exporting.int8.assignment import SINK, SOURCE, FlowNetwork
 from tfopt.exporting.int8.node_times import TimedGraph, feeds_of
 from tfopt.exporting.int8.selection import fastest_fit, in_turns, select_int8, stay_float
-from tfopt.exporting.int8.time_table import read_table
-from tfopt.graph import GraphEditor, freeze
+from tfopt.graph import freeze
 from tfopt.hardware import detect
 from tfopt.quantization import QuantizationConfig, WeightOnlyConfig, quantize
-from tfopt.quantization.annotation.fusion import find_fusions
 
 X = np.random.default_rng(0).normal(size=(16, 8, 8, 4)).astype("float32")
 
@@ -98,23 +96,26 @@ def test_each_batch_size_counts_alike(tmp_path, quantized):
     assert select(quantized, path, batch_sizes=(1, 8))[1] == {"head"}
 
 
-@pytest.mark.parametrize(("only", "expected"), [(1, {"stem", "left", "right"}), (8, {"right", "head"}), (None, {"right"})])
-def test_the_assignment_for_one_batch_size_leaves_ties_in_float(tmp_path, quantized, only, expected):
-    path = table(tmp_path, quantized, dict.fromkeys(NAMES, (1.0, 0.9)), batch_sizes=(1, 8))
+@pytest.mark.parametrize(("one_kernel", "expected"), [([0.1, 9.0], 1), ([0.1, 21.0], 0), ([3.0, 1.0], 0)])
+def test_a_layer_normalization_gets_the_kernel_of_onednn_where_that_is_faster(tmp_path, one_kernel, expected):
+    """Each batch size counts alike: 1 ms of 2 weighs as much as 10 ms of 20."""
+    inputs = keras.Input((16, 64))
+    model = keras.Model(inputs, layers.Dense(64, name="head")(layers.LayerNormalization(name="norm")(inputs)))
+    x = np.random.default_rng(0).normal(size=(8, 16, 64)).astype("float32")
+    quantized = quantize(model, calibration_data=x)
+    feeds, path = feeds_of(quantized.float_graph, x, (1, 8)), tmp_path / "times.json"
+    select_int8(quantized, feeds, path)
     content = json.loads(path.read_text())
-    for name, fusion in content["fusions"].items():
-        if "last" in name or "head" in name:
-            fusion["int8_ms"][0] = 1.01 if "last" in name else 9.0  # a tie, and far slower
-        if "right" not in name:
-            fusion["int8_ms"][1] = 0.5 if "head" in name else 2.0
+    ((name, measured),) = content["layer_norms"].items()
+    assert all(ms > 0 for times in measured.values() for ms in times)
+    (fusion,) = content["fusions"]
+    content["fusions"][fusion] = {"float_ms": [2.0, 20.0], "int8_ms": [1.0, 10.0]}
+    content["layer_norms"][name] = {"float_ms": [1.0, 10.0], "int8_ms": one_kernel}
     path.write_text(json.dumps(content))
-    graph = quantized.float_graph
-    editor = GraphEditor(graph.graph_def)
-    fusions, _ = find_fusions(graph, editor, kept_float={})
-    feeds = feeds_of(graph, X, (1, 8))
-    chosen = fastest_assignment(quantized, editor, fusions, read_table(path, fusions, (1, 8)), feeds, only)
-    names = [name for fusion in fusions for name in NAMES if name in fusion.op]
-    assert {name for name, in_int8 in zip(names, chosen, strict=True) if in_int8} == expected
+    lowered = select_int8(quantized, feeds, path).lowered
+    assert sum(node.op == "_MklLayerNorm" for node in lowered.graph_def.node) == expected
+    plain, found = quantized.predict(x), lowered.predict(x)["output_0"]
+    np.testing.assert_allclose(found, plain, atol=1e-3 * np.abs(plain).max())
 
 
 def brute_force(nodes, edges):

@@ -68,12 +68,7 @@ class FlowNetwork:
 
 
 def fastest_assignment(
-    quantized: QuantizedModel,
-    editor: GraphEditor,
-    fusions: Sequence[Fusion],
-    table: TimeTable,
-    feeds: Feeds,
-    only: int | None = None,
+    quantized: QuantizedModel, editor: GraphEditor, fusions: Sequence[Fusion], table: TimeTable, feeds: Feeds
 ) -> list[bool]:
     """Returns for each fusion whether it runs in int8 in the fastest assignment.
 
@@ -83,13 +78,10 @@ def fastest_assignment(
         fusions: The fusions of that graph.
         table: The times of the fusions and of conversions.
         feeds: Inputs by name for each batch size. Each size has the same weight.
-        only: The batch size for which the assignment is the fastest. Fusions that are as fast stay float. None means
-            all batch sizes.
     """
     times, graph = table.fusions, quantized.float_graph
     totals = np.sum([times[fusion.op].float_ms for fusion in fusions], axis=0)
-    scales = WHOLE / np.maximum(totals, 1e-3) * [only in (None, size) for size in feeds]
-    tie = TIE if only is None else 1.0
+    scales = WHOLE / np.maximum(totals, 1e-3)
     conversion = _conversions(graph, tensors_with_ranges(editor, fusions), table, feeds, scales)
     network = FlowNetwork()
     entering = {
@@ -102,7 +94,7 @@ def fastest_assignment(
     for fusion in fusions:
         measured = times[fusion.op]
         network.edge(SOURCE, number[fusion.op], float(np.dot(measured.float_ms, scales)))
-        network.edge(number[fusion.op], SINK, float(np.dot(measured.int8_ms, scales)) / tie)
+        network.edge(number[fusion.op], SINK, float(np.dot(measured.int8_ms, scales)) / TIE)
     producers = {fusion.output: number[fusion.op] for fusion in fusions} | {name: number[name] for name in joints}
     inside = {node for fusion in fusions for node in fusion.nodes}.union(joints)
     for tensor in tensors_with_ranges(editor, fusions):

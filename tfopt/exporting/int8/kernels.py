@@ -29,7 +29,7 @@ graph computes what the annotated graph computes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -55,14 +55,15 @@ from tfopt.quantization.annotation.fusion import (
 from tfopt.quantization.annotation.ranged_tensors import SHARED_RANGE_OPS, values_of
 
 
-def lower_to_int8(graph: FrozenGraph) -> FrozenGraph:
+def lower_to_int8(graph: FrozenGraph, left_norms: Collection[str] = ()) -> FrozenGraph:
     """Returns the annotated graph with every fusion as an int8 kernel, and without fake quantization.
 
     Args:
         graph: A graph that tfopt.quantization.annotation.annotate returned.
+        left_norms: The last nodes of layer normalisations that do not get oneDNN's kernel.
     Returns: A graph that computes the same in int8, up to one step of each quantized tensor.
     """
-    graph = fuse_layer_norms(graph)
+    graph = fuse_layer_norms(graph, left_norms)
     editor = GraphEditor(graph.graph_def)
     fusions, _ = find_fusions(graph, editor, annotated=True)
     kernels = _Kernels(graph, editor, fusions)

@@ -3,11 +3,13 @@
 Keras writes (x - mean(x)) / sqrt(variance(x) + epsilon) * scale + offset as ten nodes, and each of them passes over the
 tensor. The nodes differ between versions and libraries, so they are not matched with a pattern. Instead, a group of
 nodes that begins with a mean is computed on random numbers, and the result is compared with the formula.
+
+TensorFlow prepares oneDNN's kernel anew at every call. For small tensors that takes longer than the ten nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,18 +45,41 @@ class LayerNorm:
     epsilon: float
 
 
-def fuse_layer_norms(graph: FrozenGraph) -> FrozenGraph:
-    """Returns the graph with one _MklLayerNorm node for each layer normalisation of float32, up to rounding."""
+def fuse_layer_norms(graph: FrozenGraph, leave: Collection[str] = ()) -> FrozenGraph:
+    """Returns the graph with one _MklLayerNorm node for each layer normalisation of float32, up to rounding.
+
+    Args:
+        graph: The graph.
+        leave: The last nodes of the layer normalisations that stay as they are.
+    """
     editor = GraphEditor(graph.graph_def)
-    means = [name for name in editor.topological() if editor.nodes[name].op == "Mean"]
-    if not means:
+    norms = [norm for norm in find_layer_norms(graph, editor) if norm.nodes[-1] not in leave]
+    if not norms:
         return graph
     shapes = graph.shapes()
-    for name in means:
-        found = _find(editor, name, shapes, graph.output_nodes)
-        if found is not None:
-            _fuse(editor, found, shapes[found.input])
+    for norm in norms:
+        _fuse(editor, norm, shapes[norm.input])
     return graph.edited(editor)
+
+
+def find_layer_norms(graph: FrozenGraph, editor: GraphEditor) -> list[LayerNorm]:
+    """Returns the layer normalisations of float32 in a graph.
+
+    Args:
+        graph: The graph.
+        editor: An editor of the graph.
+    """
+    means = [name for name in editor.topological() if editor.nodes[name].op == "Mean"]
+    if not means:
+        return []
+    shapes = graph.shapes()
+    found = (_find(editor, name, shapes, graph.output_nodes) for name in means)
+    return [norm for norm in found if norm is not None]
+
+
+def fused_name(norm: str) -> str:
+    """Returns the name of the kernel that computes a layer normalisation."""
+    return f"{norm}/fused"
 
 
 def _find(
@@ -155,7 +180,7 @@ def _fuse(editor: GraphEditor, norm: LayerNorm, shape: tf.TensorShape) -> None:
         source = _reshape(editor, f"{name}/rows", source, rows)
     fused = editor.add(
         "_MklLayerNorm",
-        f"{name}/fused",
+        fused_name(name),
         [
             source,
             editor.add_constant(f"{name}/scale", norm.scale),

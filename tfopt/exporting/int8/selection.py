@@ -5,10 +5,9 @@ too. Counts of operations do not tell, so the nodes are timed. There are four st
 
 1. node_times.py times the nodes of two graphs, one all float and one with as much int8 as possible.
 2. time_table.py adds them up to a table of two times for each fusion. The table can be stored, and then decides for
-   another machine.
+   another machine. It also says which layer normalisations oneDNN's kernel makes faster.
 3. assignment.py finds the fastest assignment of the fusions to int8 and float.
-4. This module times whole graphs in turns, because the times of nodes can mislead. If each of them makes the model
-   slower at some batch size, the fastest assignment for that size alone is tried. A model that int8 would make slower
+4. This module times whole graphs in turns, because the times of nodes can mislead. A model that int8 would make slower
    stays float. The turns end as soon as it is clear which graphs make the model slower.
 """
 
@@ -26,6 +25,7 @@ import numpy as np
 from tfopt.atomic.files import write_text
 from tfopt.exporting.int8.assignment import TIE, fastest_assignment
 from tfopt.exporting.int8.kernels import lower_to_int8
+from tfopt.exporting.int8.layer_norm import find_layer_norms
 from tfopt.exporting.int8.node_times import Feeds, TimedGraph, measure_nodes
 from tfopt.exporting.int8.time_table import FusionTimes, TimeTable, read_table, table_of
 from tfopt.graph import FrozenGraph, GraphEditor
@@ -50,7 +50,7 @@ class Selection:
 
     Attributes:
         model: The model with the chosen nodes quantized, and the times in its report.
-        lowered: Its int8 graph. None if it has not been computed.
+        lowered: Its int8 graph. None if nothing is in int8.
     """
 
     model: QuantizedModel
@@ -73,7 +73,9 @@ def select_int8(quantized: QuantizedModel, feeds: Feeds, stored: Path | None = N
     fusions, _ = find_fusions(quantized.float_graph, editor, kept_float=left)
     if stored is not None and stored.exists():
         table = read_table(stored, fusions, list(feeds))
-        selection = Selection(model=_choose(quantized, editor, fusions, table, feeds))
+        chosen = _choose(quantized, editor, fusions, table, feeds)
+        lowered = lower_to_int8(chosen.graph, table.slower_norms) if chosen.report.changed else None
+        selection = Selection(model=chosen, lowered=lowered)
     else:
         selection, table = _measure_and_choose(quantized, editor, fusions, feeds, stored)
     report = selection.model.report
@@ -85,58 +87,55 @@ def _measure_and_choose(
     quantized: QuantizedModel, editor: GraphEditor, fusions: Sequence[Fusion], feeds: Feeds, stored: Path | None
 ) -> tuple[Selection, TimeTable]:
     everything = lower_to_int8(quantized.graph)
+    norms = find_layer_norms(quantized.float_graph, editor)
     # The float graph takes as long as the graph of a float32 export. It differs in the values of weights, and in added
     # biases, which TensorFlow fuses into the ops before them.
     with ExitStack() as stack:
         single = stack.enter_context(TimedGraph(quantized.float_graph))
         int8 = stack.enter_context(TimedGraph(everything))
-        table = table_of(measure_nodes(single, int8, feeds), editor, fusions)
+        table = table_of(measure_nodes(single, int8, feeds), editor, fusions, norms)
         if stored is not None:
             write_text(stored, table.to_json() + "\n")
+
+        def lowered(model: QuantizedModel) -> Selection:
+            return Selection(model=model, lowered=lower_to_int8(model.graph, table.slower_norms))
+
         chosen = _choose(quantized, editor, fusions, table, feeds)
-        candidates, timed = [Selection(model=quantized, lowered=everything)], [int8]
+        candidates = [lowered(quantized) if table.slower_norms else Selection(model=quantized, lowered=everything)]
         if chosen is not quantized and chosen.report.changed:
-            lowered = lower_to_int8(chosen.graph)
-            candidates.insert(0, Selection(model=chosen, lowered=lowered))
-            timed.insert(0, stack.enter_context(TimedGraph(lowered)))
-        ratios = in_turns(single, timed, feeds)
-        least = dict(zip(feeds, min(ratios, key=sum), strict=True))
-        if fastest_fit(ratios) is None and len(feeds) > 1:
-            careful = _choose(quantized, editor, fusions, table, feeds, only=max(least, key=lambda size: least[size]))
-            if 0 < len(careful.report.changed) < len(chosen.report.changed):
-                lowered = lower_to_int8(careful.graph)
-                candidates.append(Selection(model=careful, lowered=lowered))
-                ratios += in_turns(single, [stack.enter_context(TimedGraph(lowered))], feeds)
+            candidates.insert(0, lowered(chosen))
+        ratios = _timed(single, candidates, feeds)
     best_fit = fastest_fit(ratios)
     if best_fit is not None:
         return candidates[best_fit], table
+    least = dict(zip(feeds, min(ratios, key=sum), strict=True))
     return Selection(model=stay_float(quantized, chosen, least)), table
 
 
+def _timed(single: TimedGraph, candidates: Sequence[Selection], feeds: Feeds) -> list[list[float]]:
+    """Returns `in_turns` for candidates."""
+    graphs = [each.lowered for each in candidates if each.lowered is not None]
+    with ExitStack() as stack:
+        return in_turns(single, [stack.enter_context(TimedGraph(graph)) for graph in graphs], feeds)
+
+
 def _choose(
-    quantized: QuantizedModel,
-    editor: GraphEditor,
-    fusions: Sequence[Fusion],
-    table: TimeTable,
-    feeds: Feeds,
-    only: int | None = None,
+    quantized: QuantizedModel, editor: GraphEditor, fusions: Sequence[Fusion], table: TimeTable, feeds: Feeds
 ) -> QuantizedModel:
     """Returns the model with the nodes in int8 that the table decides for. The report has the reason for the others."""
-    in_int8 = fastest_assignment(quantized, editor, fusions, table, feeds, only)
+    in_int8 = fastest_assignment(quantized, editor, fusions, table, feeds)
     slower = {
-        fusion.op: f"{_why(table.fusions[fusion.op], table.batch_sizes, only)}: {table.fusions[fusion.op]}"
+        fusion.op: f"{_why(table.fusions[fusion.op])}: {table.fusions[fusion.op]}"
         for fusion, chosen in zip(fusions, in_int8, strict=True)
         if not chosen
     }
     return quantized.leaving_float(slower) if slower else quantized
 
 
-def _why(times: FusionTimes, batch_sizes: Sequence[int], only: int | None) -> str:
-    counted = [only in (None, size) for size in batch_sizes]
-    at = "" if only is None else f" at batch size {only}, where int8 would make the model slower"
-    if np.dot(times.int8_ms, counted) > np.dot(times.float_ms, counted):
-        return f"slower in int8{at}"
-    return f"converting its tensors would cost more than int8 saves{at}"
+def _why(times: FusionTimes) -> str:
+    if sum(times.int8_ms) > sum(times.float_ms):
+        return "slower in int8"
+    return "converting its tensors would cost more than int8 saves"
 
 
 def stay_float(quantized: QuantizedModel, chosen: QuantizedModel, ratios: Mapping[int, float]) -> QuantizedModel:

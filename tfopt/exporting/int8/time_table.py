@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
 
 from tfopt.errors import ConfigError
 from tfopt.exporting.int8.kernels import lowered_names
+from tfopt.exporting.int8.layer_norm import LayerNorm, fused_name
 from tfopt.exporting.int8.node_times import NodeTimes
 from tfopt.graph import GraphEditor
 from tfopt.hardware import detect
@@ -40,6 +42,8 @@ class TimeTable(Record):
         fusions: The times of each fusion, by the name of its op. Version 0.1.0 called them "chains".
         sizes: Numbers of elements.
         conversions: For each op that converts a tensor, the milliseconds for each of `sizes`.
+        layer_norms: The times of each layer normalisation as single nodes and in one kernel of oneDNN, by the name of
+            its last node.
     """
 
     device: str
@@ -47,15 +51,29 @@ class TimeTable(Record):
     fusions: Annotated[dict[str, FusionTimes], Field(validation_alias=AliasChoices("fusions", "chains"))]
     sizes: list[int]
     conversions: dict[str, list[float]]
+    layer_norms: dict[str, FusionTimes] = field(default_factory=dict)
+
+    @property
+    def slower_norms(self) -> frozenset[str]:
+        """The layer normalisations that the kernel makes slower. Each batch size has the same weight."""
+        totals = np.sum([[1e-3] * len(self.batch_sizes), *(each.float_ms for each in self.fusions.values())], axis=0)
+        return frozenset(
+            name
+            for name, times in self.layer_norms.items()
+            if np.sum(np.array(times.int8_ms) / totals) > np.sum(np.array(times.float_ms) / totals)
+        )
 
 
-def table_of(nodes: NodeTimes, editor: GraphEditor, fusions: Sequence[Fusion]) -> TimeTable:
+def table_of(
+    nodes: NodeTimes, editor: GraphEditor, fusions: Sequence[Fusion], norms: Sequence[LayerNorm] = ()
+) -> TimeTable:
     """Returns the time of each fusion: the sum of the times of its nodes.
 
     Args:
         nodes: The times of the nodes.
         editor: An editor of the float graph.
         fusions: Its fusions.
+        norms: Its layer normalisations.
     """
     times = {
         fusion.op: FusionTimes(
@@ -73,6 +91,13 @@ def table_of(nodes: NodeTimes, editor: GraphEditor, fusions: Sequence[Fusion]) -
         fusions=times,
         sizes=nodes.sizes,
         conversions=nodes.conversions_ms,
+        layer_norms={
+            norm.nodes[-1]: FusionTimes(
+                float_ms=[sum(times.get(name, 0.0) for name in norm.nodes) for times in nodes.float_ms],
+                int8_ms=[times.get(fused_name(norm.nodes[-1]), 0.0) for times in nodes.int8_ms],
+            )
+            for norm in norms
+        },
     )
 
 
