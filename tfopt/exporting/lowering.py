@@ -88,10 +88,10 @@ def _int8(model: QuantizedModel, config: ExportConfig, sample: Any) -> Lowered:
         precision = "int8" if in_int8 else "int8_weight_only" if stored_weights else "float32"
     if quantized and precision == "float32":
         report.warn_if_unchanged("; ".join(step.detail for step in report.steps if step.kind == CLOCK))
-    if config.float_fallback:
-        graphs[FLOAT] = float_fallback(model.graph, lowered)
-    if config.xla_signature:  # XLA has none of the int8 kernels
-        graphs[XLA] = float_fallback(model.graph, lowered)
+    # XLA has none of the int8 kernels. A graph without them is its own fallback, and shares all its weights.
+    for name, wanted in ((FLOAT, config.float_fallback), (XLA, config.xla_signature)):
+        if wanted:
+            graphs[name] = float_fallback(model.graph, lowered) if in_int8 else graphs[DEFAULT]
     return Lowered(source=model.source, graphs=graphs, precision=precision, report=report)
 
 

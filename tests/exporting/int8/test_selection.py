@@ -1,7 +1,9 @@
 """Which nodes are chosen for int8: by tables of times made up for the purpose, and by the clock."""
 
+import contextlib
 import itertools
 import json
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -202,6 +204,28 @@ def test_weights_of_nodes_that_stay_float_are_stored_in_int8_if_asked(tmp_path, 
     assert np.linalg.norm(next(iter(loaded.values())) - expected) < error * np.linalg.norm(expected)
 
 
+@pytest.mark.parametrize("float_weights", ["float32", "int8"])
+def test_the_float_signatures_of_a_model_that_stays_float_take_no_space(tmp_path, float_weights):
+    model = large()
+    x = np.ones((2, 32, 32, 64), "float32")
+    quantized = quantize(model, calibration_data=x)
+    names = ("conv0", "conv1", "conv2")
+    times = table(tmp_path, quantized, dict.fromkeys(names, (1.0, 2.0)))
+    config = ExportConfig(precision="int8", batch_sizes=(1,), node_times=str(times), float_weights=float_weights)
+    sizes = {}
+    for fallback in (False, True):
+        directory = tmp_path / str(fallback)
+        with contextlib.nullcontext() if float_weights == "int8" else pytest.warns(TfoptWarning, match="nothing"):
+            export(quantized, directory, replace(config, float_fallback=fallback, xla_signature=fallback))
+        sizes[fallback] = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+    assert sizes[True] < 1.1 * sizes[False]  # two copies of the weights would make it far larger
+    signatures = tf.saved_model.load(str(tmp_path / "True")).signatures
+    results = [next(iter(signature(tf.constant(x)).values())) for signature in signatures.values()]
+    assert len(results) == 3
+    for result in results[1:]:
+        np.testing.assert_allclose(result, results[0], rtol=1e-4, atol=1e-6)
+
+
 def test_stored_weights_belong_to_int8():
     with pytest.raises(ConfigError, match="float_weights belongs to precision='int8'"):
         ExportConfig(precision="float16", float_weights="int8")
@@ -213,6 +237,11 @@ def test_stored_weights_belong_to_int8():
         (lambda content: "no JSON", "must be a file that an export wrote"),
         (lambda content: json.dumps(content | {"batch_sizes": [2]}), r"measured at batch sizes \[2\]"),
         (lambda content: json.dumps(content | {"fusions": {}}), "lacks '.*stem.*'"),
+        (
+            lambda content: json.dumps(content | {"layer_norms": {"norm": {"float_ms": [1.0], "int8_ms": []}}}),
+            r"a time of at least 0 for each of its batch sizes \[1\].*with \[\] for 'norm'",
+        ),
+        (lambda content: json.dumps(content).replace("0.5", "NaN", 1), r"a time of at least 0.*with \[nan\] for"),
     ],
 )
 def test_a_table_that_does_not_fit(tmp_path, quantized, change, message):

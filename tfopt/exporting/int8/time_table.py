@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +44,7 @@ class TimeTable(Record):
         sizes: Numbers of elements.
         conversions: For each op that converts a tensor, the milliseconds for each of `sizes`.
         layer_norms: The times of each layer normalisation as single nodes and in one kernel of oneDNN, by the name of
-            its last node.
+            its last node. Older files have none: then each gets the kernel.
     """
 
     device: str
@@ -114,6 +115,13 @@ def read_table(stored: Path, fusions: Sequence[Fusion], batch_sizes: Sequence[in
         raise ConfigError(
             f"node_times must be a file that an export wrote. Received: {stored} ({reason}). Remove it to measure anew."
         ) from error
+    for name, times in (table.fusions | table.layer_norms).items():
+        for each in (times.float_ms, times.int8_ms):
+            if len(each) != len(table.batch_sizes) or not all(0 <= ms < math.inf for ms in each):
+                raise ConfigError(
+                    f"node_times must have a time of at least 0 for each of its batch sizes {table.batch_sizes}. "
+                    f"Received: {stored}, with {each} for {name!r}. Remove it to measure anew."
+                )
     missing = [fusion.op for fusion in fusions if fusion.op not in table.fusions]
     if missing or table.batch_sizes != list(batch_sizes):
         wrong = f"which lacks {missing[0]!r}" if missing else f"measured at batch sizes {table.batch_sizes}"
