@@ -29,6 +29,7 @@ import tfopt
 from tfopt.atomic.files import write_text
 from tfopt.exporting import SavedModelProcess
 from tfopt.exporting.verification.process import alternate
+from tfopt.exporting.verification.verify import ratio_range
 from tfopt.report import score_names
 
 HERE = Path(__file__).parent
@@ -130,10 +131,9 @@ def median(rounds: Rounds) -> float:
 
 def against(baseline: Rounds, artifact: Rounds) -> dict[str, Any]:
     """Returns the speed against a baseline as a receipt does: of the medians, and the range over the rounds."""
-    ratios = [float(np.median(one) / np.median(other)) for one, other in zip(baseline, artifact, strict=True)]
     return {
         "speedup": round(median(baseline) / median(artifact), 3),
-        "speedup_range": [round(min(ratios), 3), round(max(ratios), 3)],
+        "speedup_range": [round(ratio, 3) for ratio in ratio_range(baseline, artifact)],
     }
 
 

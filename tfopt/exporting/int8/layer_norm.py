@@ -4,7 +4,7 @@ Keras writes (x - mean(x)) / sqrt(variance(x) + epsilon) * scale + offset as ten
 tensor. The nodes differ between versions and libraries, so they are not matched with a pattern. Instead, a group of
 nodes that begins with a mean is computed on random numbers, and the result is compared with the formula.
 
-TensorFlow prepares oneDNN's kernel anew at every call. For small tensors that takes longer than the ten nodes.
+oneDNN's kernel takes a fixed time at every call. For small tensors that is longer than the ten nodes take.
 """
 
 from __future__ import annotations

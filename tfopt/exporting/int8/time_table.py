@@ -65,9 +65,7 @@ class TimeTable(Record):
         )
 
 
-def table_of(
-    nodes: NodeTimes, editor: GraphEditor, fusions: Sequence[Fusion], norms: Sequence[LayerNorm] = ()
-) -> TimeTable:
+def table_of(nodes: NodeTimes, editor: GraphEditor, fusions: Sequence[Fusion], norms: Sequence[LayerNorm]) -> TimeTable:
     """Returns the time of each fusion: the sum of the times of its nodes.
 
     Args:

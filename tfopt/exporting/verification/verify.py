@@ -202,7 +202,7 @@ def _receipt(artifact: MeasuredArtifact, batch_size: int) -> Receipt:
         latency_ms_median=artifact.median_ms,
         latency_ms_p99=float(np.percentile(artifact.calls_ms, 99)),
         speedup=baseline.median_ms / artifact.median_ms if baseline else None,
-        speedup_range=_ratios(baseline.milliseconds, artifact.milliseconds) if baseline else None,
+        speedup_range=ratio_range(baseline.milliseconds, artifact.milliseconds) if baseline else None,
         kernels=artifact.process.loaded["kernels"],
         tensorflow_version=artifact.process.loaded["tensorflow"],
         device=_device(artifact.process.loaded["devices"]),
@@ -211,7 +211,7 @@ def _receipt(artifact: MeasuredArtifact, batch_size: int) -> Receipt:
     )
 
 
-def _ratios(baseline: list[list[float]], artifact: list[list[float]]) -> tuple[float, float]:
+def ratio_range(baseline: list[list[float]], artifact: list[list[float]]) -> tuple[float, float]:
     """Returns the least and the greatest ratio of the medians of one round."""
     ratios = [float(np.median(one) / np.median(other)) for one, other in zip(baseline, artifact, strict=True)]
     return min(ratios), max(ratios)
