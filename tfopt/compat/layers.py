@@ -63,6 +63,12 @@ def nodes_by_depth(graph: keras.Model) -> dict[int, list[Any]]:
     return nodes
 
 
+def calls_in_order(graph: keras.Model) -> list[Any]:
+    """Returns a functional model's calls in the order of computation, without its inputs."""
+    nodes = nodes_by_depth(graph)
+    return [node for depth in sorted(nodes, reverse=True) for node in nodes[depth] if not node.is_input]
+
+
 def standardize_inputs(graph: keras.Model, x: Any) -> list[Any]:
     """Returns inputs flat, in the model's order: `_standardize_inputs`, as a functional model does before a call."""
     return list(private(graph, "_standardize_inputs", takes=("inputs",))(x))
@@ -112,6 +118,17 @@ def input_signature(model: keras.Model) -> list[Any]:
 def output_projection(layer: keras.layers.GroupQueryAttention) -> keras.layers.EinsumDense:
     """Returns the last product of a GroupQueryAttention: `_output_dense`; only MultiHeadAttention has it in public."""
     return private(layer, "_output_dense")
+
+
+def grouped_projections(layer: keras.layers.GroupQueryAttention) -> list[keras.layers.EinsumDense]:
+    """Returns the products for query, key, value and output of a GroupQueryAttention: `_query_dense` and so on."""
+    return [private(layer, f"_{name}_dense") for name in ("query", "key", "value", "output")]
+
+
+def operation_name(operation: Any) -> str | None:
+    """Returns the class name of an operation of `keras.ops`, which are classes of keras.src.ops; None for others."""
+    kind = type(operation)
+    return kind.__name__ if kind.__module__.startswith("keras.src.ops.") else None
 
 
 def is_tf_keras_graph(model: Any) -> bool:

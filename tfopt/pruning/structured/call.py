@@ -1,0 +1,210 @@
+"""What a rule sees of a model: one call of a layer or operation, with the axes of its tensors and weights.
+
+A rule couples the axes of the inputs to those of the weights, says which settings of the layer have which size, counts
+the multiply-adds, and returns the axes of each output. It knows nothing of groups, scores or surgery.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import keras
+import numpy as np
+
+from tfopt.pruning.structured.elements import Axis, Elements, Fixed, Ids
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """A tensor of the model: its shape with the batch, None where a size is open, and the axis of each dimension."""
+
+    shape: tuple[int | None, ...]
+    axes: tuple[Axis, ...]
+
+    @property
+    def channels(self) -> Axis:
+        """The last axis."""
+        return self.axes[-1]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The size of an axis divided by a number, for settings that count groups or heads."""
+
+    ids: Ids
+    divisor: int
+
+
+Setting: TypeAlias = Any
+"""A value of a layer's config in which an axis (or a `Part` of it) stands for its size."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A variable of a layer: its layer's path, and the axis of each of its dimensions."""
+
+    layer: str
+    variable: Any
+    axes: list[Axis]
+
+
+@dataclass(frozen=True)
+class Resized:
+    """An operation of the model whose config holds sizes: its path in the model, and the settings by their path."""
+
+    operation: Any
+    path: str
+    settings: dict[tuple[str, ...], Setting]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Multiply-adds of one call: a constant times the sizes of axes."""
+
+    constant: int
+    axes: tuple[Ids, ...]
+
+
+@dataclass
+class Trace:
+    """What the rules found in a model.
+
+    Attributes:
+        elements: The elements of all axes.
+        weights: The variables with their axes, by id, in the order of computation.
+        resized: The operations whose config holds sizes, by id.
+        work: The multiply-adds.
+        heads: Axes whose elements are groups or heads. Their number need not be a multiple of anything.
+        normalized: Axes over which a layer computes statistics, with the layer's name.
+        widths: Whether such axes may lose elements, although the statistics then change.
+        rules: The rule of each class of layers, for rules of layers that contain others.
+        tensors: The tensors of the model and of nested models, by the id of the symbolic tensor.
+        open_sizes: Names of operations whose multiply-adds are unknown, because a size is open.
+    """
+
+    widths: bool = False
+    rules: Mapping[type, Rule] = field(default_factory=dict)
+    elements: Elements = field(default_factory=Elements)
+    weights: dict[int, Weight] = field(default_factory=dict)
+    resized: dict[int, Resized] = field(default_factory=dict)
+    work: list[Work] = field(default_factory=list)
+    heads: list[Ids] = field(default_factory=list)
+    normalized: list[tuple[Ids, str]] = field(default_factory=list)
+    open_sizes: list[str] = field(default_factory=list)
+    tensors: dict[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Call:
+    """One call of an operation.
+
+    Attributes:
+        trace: Where the rule notes what it finds.
+        operation: The layer, or the operation of `keras.ops`. `owner` is the layer of the model that contains it.
+        path: Path of the operation in the model.
+        arguments: Positional and named arguments, in which a `Tensor` stands for each tensor of the model.
+        shapes: Shapes of the outputs.
+        prefix: Path of the operation's config in that of `owner`.
+    """
+
+    trace: Trace
+    operation: Any
+    path: str
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    shapes: list[tuple[int | None, ...]]
+    owner: Any = None
+    prefix: tuple[str, ...] = ()
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors among the arguments, in order."""
+        return [each for each in keras.tree.flatten(self.arguments) if isinstance(each, Tensor)]
+
+    @property
+    def x(self) -> Tensor:
+        """The first tensor."""
+        return self.tensors[0]
+
+    def __str__(self) -> str:
+        return f"{self.path!r} ({type(self.operation).__name__})"
+
+    def join(self, one: Axis, other: Axis) -> None:
+        self.trace.elements.join(one, other)
+
+    def tie(self, rows: Ids) -> None:
+        self.trace.elements.tie(rows)
+
+    def fix(self, axis: Axis, reason: str) -> Fixed:
+        """Keeps all elements of an axis. The reason follows the name of the operation."""
+        fixed = Fixed(f"{self} {reason}")
+        self.join(axis, fixed)
+        return fixed
+
+    def fix_all(self, reason: str) -> list[tuple[Axis, ...]]:
+        """Keeps all elements of all inputs and outputs. Returns the axes of the outputs."""
+        for tensor in self.tensors:
+            self.fix_axes(tensor.axes, reason)
+        fixed = Fixed(f"{self} {reason}")
+        return [(fixed,) * len(shape) for shape in self.shapes]
+
+    def fix_axes(self, axes: Sequence[Axis], reason: str) -> tuple[Axis, ...]:
+        """Keeps all elements of some axes."""
+        return tuple(self.fix(axis, reason) for axis in axes)
+
+    def weight(self, variable: Any, axis: int) -> Ids:
+        """Returns the elements of an axis of a variable. They are the same for each call of a shared layer."""
+        weights = self.trace.weights
+        if id(variable) not in weights:
+            reason = f"{self} needs all of it"
+            weights[id(variable)] = Weight(self.path, variable, [Fixed(reason) for _ in variable.shape])
+        axes, axis = weights[id(variable)].axes, axis % len(variable.shape)
+        found = axes[axis]
+        if isinstance(found, Fixed):
+            found = axes[axis] = self.trace.elements.new(variable.shape[axis])
+        return found
+
+    def follow(self, variable: Any, axis: Axis, at: int = -1) -> None:
+        """Couples an axis of a variable to an axis of a tensor. A variable of None is left out."""
+        if variable is not None:
+            self.join(self.weight(variable, at), axis)
+
+    def normalized(self, axis: Axis) -> Axis:
+        """Returns an axis after statistics over it. It keeps all its elements, unless widths may change."""
+        if not self.trace.widths:
+            return self.fix(axis, "computes statistics over these channels, and widths=False keeps them")
+        if not isinstance(axis, Fixed):
+            self.trace.normalized.append((axis, self.path))
+        return axis
+
+    def resize(self, setting: str, value: Setting) -> None:
+        """Notes a setting of the operation whose value is a size. A shared layer has the same size in each call."""
+        path = (*self.prefix, setting)
+        owner = self.owner or self.operation
+        found = self.trace.resized.setdefault(id(owner), Resized(owner, self.path, {})).settings
+        if path in found:
+            for one, other in zip(axes_in(found[path]), axes_in(value), strict=True):
+                self.join(one, other)
+        found[path] = value
+
+    def work(self, sizes: Sequence[int | None], *axes: Axis | int) -> None:
+        """Counts sizes times the sizes of axes as multiply-adds."""
+        if None in sizes:
+            self.trace.open_sizes.append(str(self))
+        known = [size for size in sizes if size is not None] + [axis for axis in axes if isinstance(axis, int)]
+        ids = tuple(axis for axis in axes if isinstance(axis, np.ndarray))
+        self.trace.work.append(Work(math.prod(known), ids))
+
+
+Rule: TypeAlias = Callable[[Call], Sequence[tuple[Axis, ...]]]
+
+
+def axes_in(value: Setting) -> list[Ids]:
+    """Returns the axes in a setting."""
+    if isinstance(value, Part):
+        return [value.ids]
+    if isinstance(value, np.ndarray):
+        return [value]
+    return [axis for each in value for axis in axes_in(each)] if isinstance(value, list | tuple) else []

@@ -1,0 +1,175 @@
+"""Groups of channels that can be removed, each with the weights it runs through.
+
+The units of one group lie in the same axes of the same weights, equally often. So a group is what a layer calls its
+width: the filters of a convolution with the normalization after it and the rows of the next kernel; the heads of an
+attention; the units of an LSTM. Channels that an addition couples across blocks are one group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfopt.pruning.structured.call import Resized, Trace, Weight, axes_in
+from tfopt.pruning.structured.elements import Ids
+from tfopt.pruning.structured.tracing import trace_model
+from tfopt.report import Skip
+
+
+@dataclass(frozen=True)
+class Member:
+    """An axis of a weight that a group runs through. `indices` [units, times] are those of each unit."""
+
+    weight: Weight
+    dimension: int
+    indices: Ids
+
+    def __str__(self) -> str:
+        variable = self.weight.variable
+        return f"{self.weight.layer}.{variable.name} axis {self.dimension}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Channels that a model can lose one by one, each with all its weights.
+
+    Attributes:
+        name: Path of the first layer of the group, the one that computes the channels.
+        units: Numbers of the units.
+        members: The axes of weights that hold them.
+        channels: Number of channels of each unit.
+        whole: Whether a unit is a head or a group of channels. The number of units need not be a multiple of anything.
+        normalized: The layers that compute statistics over these channels. Without them the removal is exact.
+    """
+
+    name: str
+    units: Ids
+    members: tuple[Member, ...]
+    channels: int
+    whole: bool
+    normalized: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        what = f"{len(self.units)} units of {self.channels} channels" if self.whole else f"{len(self.units)} channels"
+        return f"{self.name}: {what} in " + ", ".join(map(str, self.members))
+
+    def step(self, round_to: int) -> int:
+        """Returns the number of units whose channels are a multiple of `round_to`. Heads count one by one."""
+        return 1 if self.whole else round_to // math.gcd(round_to, self.channels)
+
+
+class ChannelGroups:
+    """The groups of a model, and what the model costs with a part of their units.
+
+    Attributes:
+        groups: The groups, in the order of computation.
+        fixed: The layers whose width is kept, with the reasons.
+
+    Args:
+        model: A built functional or Sequential Keras 3 model with its channels last.
+        widths: Whether channels over which a layer computes statistics may be removed.
+
+    Example:
+        >>> from keras import layers
+        >>> model = keras.Sequential([keras.Input((4,)), layers.Dense(16, name="a"), layers.Dense(2, name="b")])
+        >>> print(ChannelGroups(model))
+        a: 16 channels in a.kernel axis 1, b.kernel axis 0, a.bias axis 0
+    """
+
+    def __init__(self, model: keras.Model, widths: bool = False) -> None:
+        self.trace: Trace = trace_model(model, widths)
+        self._unit_of, self._reasons = self.trace.elements.units()
+        self.groups = self._find_groups()
+        self.fixed = tuple(self._find_fixed())
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.groups))
+
+    @property
+    def all_kept(self) -> Any:
+        """A boolean for each unit, True. The other methods take such an array."""
+        return np.ones(int(self._unit_of.max(initial=0)) + 1, dtype=bool)
+
+    def kept_indices(self, axis: Any, kept: Any) -> Ids:
+        """Returns the indices of an axis that stay."""
+        return np.flatnonzero(kept[self._unit_of[axis]])
+
+    def size(self, axis: Any, kept: Any) -> int:
+        """Returns how many indices of an axis stay."""
+        return int(np.count_nonzero(kept[self._unit_of[axis]]))
+
+    def shape(self, weight: Weight, kept: Any) -> tuple[int, ...]:
+        """Returns the shape of a weight with the kept units alone."""
+        return tuple(
+            self.size(axis, kept) if isinstance(axis, np.ndarray) else int(size)
+            for axis, size in zip(weight.axes, weight.variable.shape, strict=True)
+        )
+
+    def removed_parameters(self, kept: Any) -> int:
+        """Returns the number of parameters that the removed units take with them."""
+        weights = self.trace.weights.values()
+        return sum(math.prod(weight.variable.shape) - math.prod(self.shape(weight, kept)) for weight in weights)
+
+    def multiply_adds(self, kept: Any) -> int:
+        """Returns the multiply-adds of an example, of the layers that tfopt follows."""
+        return sum(
+            work.constant * math.prod(self.size(axis, kept) for axis in work.axes) for work in self.trace.work
+        )
+
+    def _find_groups(self) -> tuple[Group, ...]:
+        places: dict[int, list[tuple[int, int, int]]] = defaultdict(list)  # unit -> (weight, dimension, index)
+        weights = list(self.trace.weights.values())
+        for number, weight in enumerate(weights):
+            for dimension, axis in enumerate(weight.axes):
+                if isinstance(axis, np.ndarray):
+                    for index, unit in enumerate(self._unit_of[axis].tolist()):
+                        places[unit].append((number, dimension, index))
+        alike: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+        for unit, found in sorted(places.items()):
+            if unit not in self._reasons:
+                alike[tuple((number, dimension) for number, dimension, _ in found)].append(unit)
+        whole = self._units_of(self.trace.heads)
+        groups = []
+        for signature, units in alike.items():
+            indices = np.array([[index for _, _, index in places[unit]] for unit in units])
+            columns: dict[tuple[int, int], list[int]] = defaultdict(list)
+            for column, place in enumerate(signature):
+                columns[place].append(column)
+            members = tuple(
+                Member(weights[number], dimension, indices[:, where]) for (number, dimension), where in columns.items()
+            )
+            groups.append(
+                Group(
+                    name=members[0].weight.layer,
+                    units=np.array(units),
+                    members=members,
+                    channels=min(member.indices.shape[1] for member in members),
+                    whole=bool(whole & set(units)),
+                    normalized=tuple(
+                        dict.fromkeys(name for axis, name in self.trace.normalized if self._units_of([axis]) & set(units))
+                    ),
+                )
+            )
+        return tuple(groups)
+
+    def _units_of(self, axes: Sequence[Ids]) -> set[int]:
+        return {unit for axis in axes for unit in np.unique(self._unit_of[axis]).tolist()}
+
+    def _find_fixed(self) -> list[Skip]:
+        fixed = []
+        for resized in self.trace.resized.values():
+            reasons = [self._reasons.get(unit) for unit in self._units_of(_axes_of(resized))]
+            if reasons and all(reasons):
+                kind = type(resized.operation).__name__
+                fixed.append(Skip(name=resized.path, kind=kind, reason=reasons[0] or ""))
+        return fixed
+
+
+def _axes_of(resized: Resized) -> list[Ids]:
+    return [axis for value in resized.settings.values() for axis in axes_in(value)]

@@ -1,0 +1,167 @@
+"""Layers with a kernel: dense layers, convolutions of every kind, and embeddings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from keras import layers
+
+from tfopt.pruning.structured.call import Call, Part, Rule
+from tfopt.pruning.structured.elements import Axis, Fixed, Ids
+from tfopt.pruning.structured.rules.elementwise import activated
+
+CHANNELS_FIRST = "has its channels first, and tfopt follows channels_last only"
+
+
+def dense(call: Call) -> Sequence[tuple[Axis, ...]]:
+    layer, x = call.operation, call.x
+    out = call.weight(layer.kernel, 1)
+    call.follow(layer.kernel, x.channels, at=0)
+    call.follow(layer.bias, out)
+    call.resize("units", out)
+    call.work(x.shape[1:-1], call.weight(layer.kernel, 0), out)
+    return [(*x.axes[:-1], activated(call, out, layer.activation))]
+
+
+def einsum_dense(call: Call) -> Sequence[tuple[Axis, ...]]:
+    """An axis that kernel and input share is coupled. A letter of the kernel and the output alone is a new axis."""
+    layer, x = call.operation, call.x
+    (terms, result), hidden = layer.equation.split("->"), len(x.shape)
+    left, kernel = terms.split(",")
+    # An ellipsis stands for the dimensions that the other letters leave.
+    dots = "".join(chr(0x100 + number) for number in range(hidden - len(left.replace("...", ""))))
+    left, result = left.replace("...", dots), result.replace("...", dots)
+    axes: dict[str, Axis] = dict(zip(left, x.axes, strict=True))
+    for number, letter in enumerate(kernel):
+        call.follow(layer.kernel, axes.setdefault(letter, call.weight(layer.kernel, number)), at=number)
+    out = [axes[letter] for letter in result]
+    if layer.bias is not None:  # its dimensions are the last ones of the output
+        for number in range(1, len(layer.bias.shape) + 1):
+            if result[-number] in layer.bias_axes:
+                call.follow(layer.bias, out[-number], at=-number)
+    given = list(layer.partial_output_shape)
+    for number in range(1, len(given) + 1):
+        if given[-number] is not None and isinstance(out[-number], np.ndarray):
+            given[-number] = out[-number]
+    call.resize("output_shape", given)
+    free = [size for letter, size in zip(left[1:], x.shape[1:], strict=True) if letter not in kernel]
+    call.work(free, *(call.weight(layer.kernel, number) for number in range(len(kernel))))
+    return [(*out[:-1], activated(call, out[-1], layer.activation))]
+
+
+def convolution(call: Call) -> Sequence[tuple[Axis, ...]]:
+    layer, x = call.operation, call.x
+    if layer.data_format != "channels_last":
+        return call.fix_all(CHANNELS_FIRST)
+    out = call.weight(layer.kernel, -1)
+    window = math.prod(layer.kernel_size)
+    if layer.groups == 1:
+        call.follow(layer.kernel, x.channels, at=-2)
+        call.work(call.shapes[0][1:-1], window, call.weight(layer.kernel, -2), out)
+    else:
+        _tie_groups(call, x.channels, out)
+        call.work(call.shapes[0][1:-1], window, int(layer.kernel.shape[-2]), out)
+    call.follow(layer.bias, out)
+    call.resize("filters", out)
+    return [(*_windows(call), activated(call, out, layer.activation))]
+
+
+def _tie_groups(call: Call, channels: Axis, out: Ids) -> None:
+    """Couples the channels of each group of a grouped convolution: a group is removed as a whole."""
+    groups = call.operation.groups
+    rows = out.reshape(groups, -1)
+    call.tie(rows)
+    if isinstance(channels, Fixed):
+        call.join(out, channels)
+        return
+    inside = channels.reshape(groups, -1)
+    call.tie(inside)
+    call.join(inside[:, 0], rows[:, 0])
+    call.resize("groups", Part(out, rows.shape[1]))
+    call.trace.heads.append(out)
+
+
+def transposed_convolution(call: Call) -> Sequence[tuple[Axis, ...]]:
+    layer, x = call.operation, call.x
+    if layer.data_format != "channels_last":
+        return call.fix_all(CHANNELS_FIRST)
+    out = call.weight(layer.kernel, -2)
+    call.follow(layer.kernel, x.channels, at=-1)
+    call.follow(layer.bias, out)
+    call.resize("filters", out)
+    call.work(x.shape[1:-1], math.prod(layer.kernel_size), call.weight(layer.kernel, -1), out)
+    return [(*_windows(call), activated(call, out, layer.activation))]
+
+
+def depthwise_convolution(call: Call) -> Sequence[tuple[Axis, ...]]:
+    layer, x = call.operation, call.x
+    if layer.data_format != "channels_last":
+        return call.fix_all(CHANNELS_FIRST)
+    inside = call.weight(layer.kernel, -2)
+    call.join(inside, x.channels)
+    out = np.repeat(inside, layer.depth_multiplier)
+    call.follow(layer.bias, out)
+    call.work(call.shapes[0][1:-1], math.prod(layer.kernel_size), out)
+    return [(*_windows(call), activated(call, out, layer.activation))]
+
+
+def separable_convolution(call: Call) -> Sequence[tuple[Axis, ...]]:
+    layer, x = call.operation, call.x
+    if layer.data_format != "channels_last":
+        return call.fix_all(CHANNELS_FIRST)
+    out = call.weight(layer.pointwise_kernel, -1)
+    inside = call.weight(layer.depthwise_kernel, -2)
+    call.join(inside, x.channels)
+    between = np.repeat(inside, layer.depth_multiplier)
+    call.follow(layer.pointwise_kernel, between, at=-2)
+    call.follow(layer.bias, out)
+    call.resize("filters", out)
+    call.work(call.shapes[0][1:-1], math.prod(layer.kernel_size), between)
+    call.work(call.shapes[0][1:-1], between, out)
+    return [(*_windows(call), activated(call, out, layer.activation))]
+
+
+def embedding(call: Call) -> Sequence[tuple[Axis, ...]]:
+    table = call.operation.embeddings
+    out = call.weight(table, 1)
+    call.resize("output_dim", out)
+    return [(*call.x.axes, out)]
+
+
+def reversible_embedding(call: Call) -> Sequence[tuple[Axis, ...]]:
+    layer = call.operation
+    args, named = call.arguments
+    if not (named.get("reverse") or any(arg is True for arg in args[1:])):
+        return embedding(call)
+    x = call.x
+    if layer.tie_weights:
+        call.follow(layer.embeddings, x.channels, at=1)
+    else:
+        call.follow(layer.reverse_embeddings, x.channels, at=0)
+    call.work((*x.shape[1:-1], layer.input_dim), call.weight(layer.embeddings, 1))
+    return [(*x.axes[:-1], Fixed("its axis is the vocabulary"))]
+
+
+def _windows(call: Call) -> tuple[Axis, ...]:
+    """Returns the axes over which a window slides. They keep all their elements."""
+    return (call.x.axes[0], *call.fix_axes(call.x.axes[1:-1], "slides its window over this axis"))
+
+
+PRODUCTS: dict[type, Rule] = {
+    layers.Dense: dense,
+    layers.EinsumDense: einsum_dense,
+    layers.Conv1D: convolution,
+    layers.Conv2D: convolution,
+    layers.Conv3D: convolution,
+    layers.Conv1DTranspose: transposed_convolution,
+    layers.Conv2DTranspose: transposed_convolution,
+    layers.Conv3DTranspose: transposed_convolution,
+    layers.DepthwiseConv1D: depthwise_convolution,
+    layers.DepthwiseConv2D: depthwise_convolution,
+    layers.SeparableConv1D: separable_convolution,
+    layers.SeparableConv2D: separable_convolution,
+    layers.Embedding: embedding,
+    layers.ReversibleEmbedding: reversible_embedding,
+}

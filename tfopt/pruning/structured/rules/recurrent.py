@@ -1,0 +1,98 @@
+"""Recurrent layers and the wrappers around layers: a unit is removed from all its gates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from keras import layers
+
+from tfopt.pruning.structured.call import Call, Rule, Tensor
+from tfopt.pruning.structured.elements import Axis, Fixed, Ids
+from tfopt.pruning.structured.rules.elementwise import activated
+
+GATES: dict[type, int] = {layers.LSTM: 4, layers.GRU: 3, layers.SimpleRNN: 1}
+
+
+def recurrent(call: Call) -> Sequence[tuple[Axis, ...]]:
+    """A kernel [channels, gates * units], a recurrent kernel [units, gates * units], and biases [gates * units]."""
+    layer, cell = call.operation, call.operation.cell
+    units = _units(call, layer)
+    call.follow(cell.kernel, call.x.channels, at=0)
+    steps = call.x.shape[1:2]
+    call.work(steps, call.weight(cell.kernel, 0), call.weight(cell.kernel, 1))
+    call.work(steps, units, call.weight(cell.recurrent_kernel, 1))
+    for state in call.tensors[1:]:
+        call.join(state.channels, units)
+    call.fix(call.x.axes[1], "reads it step by step")
+    call.resize("units", units)
+    out: Axis = units
+    for name in ("activation", "recurrent_activation"):
+        out = activated(call, out, getattr(cell, name, None))
+    steps_axis = (Fixed(f"{call} reads it step by step"),) if layer.return_sequences else ()
+    return [(call.x.axes[0], *steps_axis, out), *((call.x.axes[0], out) for _ in call.shapes[1:])]
+
+
+def _units(call: Call, layer: Any) -> Ids:
+    """Returns the units of a recurrent layer, after coupling them in all its weights."""
+    cell = layer.cell
+    gates = GATES[type(layer)]
+    units = call.weight(cell.recurrent_kernel, 0)
+    for variable in (cell.kernel, cell.recurrent_kernel, cell.bias):
+        call.follow(variable, np.tile(units, gates), at=-1)
+    return units
+
+
+def bidirectional(call: Call) -> Sequence[tuple[Axis, ...]]:
+    """Both directions keep the same units, so that their outputs can be added."""
+    layer = call.operation
+    directions = (layer.forward_layer, layer.backward_layer)
+    if any(type(inner) not in GATES for inner in directions) or layer.return_state or len(call.tensors) > 1:
+        return call.fix_all("is followed with LSTM, GRU and SimpleRNN layers without states only")
+    owner = call.owner or layer
+    outputs: list[tuple[Axis, ...]] = []
+    for name, inner in zip(("layer", "backward_layer"), directions, strict=True):
+        (out,) = recurrent(replace(call, operation=inner, owner=owner, prefix=(*call.prefix, name, "config")))
+        outputs.append(out)
+    one, other = (out[-1] for out in outputs)
+    call.join(one, other)
+    if layer.merge_mode is None:
+        return outputs
+    if layer.merge_mode == "concat":
+        if isinstance(one, Fixed) or isinstance(other, Fixed):
+            return [(*outputs[0][:-1], one if isinstance(one, Fixed) else other)]
+        return [(*outputs[0][:-1], np.concatenate([one, other]))]
+    return [outputs[0]]
+
+
+def time_distributed(call: Call) -> Sequence[tuple[Axis, ...]]:
+    """The layer inside sees each step as an example of the batch."""
+    inner, x = call.operation.layer, call.x
+    if type(inner) not in call.trace.rules:
+        return call.fix_all(f"contains a {type(inner).__name__}, which tfopt does not follow")
+    step = Tensor((x.shape[0], *x.shape[2:]), (x.axes[0], *x.axes[2:]))
+    before = len(call.trace.work)
+    (out,) = call.trace.rules[type(inner)](
+        replace(
+            call,
+            operation=inner,
+            owner=call.owner or call.operation,
+            prefix=(*call.prefix, "layer", "config"),
+            arguments=((step,), {}),
+            shapes=[(shape[0], *shape[2:]) for shape in call.shapes],
+        )
+    )
+    steps = x.shape[1]
+    for number in range(before, len(call.trace.work)):
+        work = call.trace.work[number]
+        call.trace.work[number] = replace(work, constant=work.constant * (steps or 1))
+    return [(out[0], call.fix(x.axes[1], "reads it step by step"), *out[1:])]
+
+
+RECURRENT: dict[type, Rule] = {
+    **dict.fromkeys(GATES, recurrent),
+    layers.Bidirectional: bidirectional,
+    layers.TimeDistributed: time_distributed,
+}
