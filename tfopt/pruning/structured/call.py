@@ -44,9 +44,10 @@ Setting: TypeAlias = Any
 
 @dataclass(frozen=True)
 class Weight:
-    """A variable of a layer: its layer's path, and the axis of each of its dimensions."""
+    """A variable of a layer: the path and class of the layer, and the axis of each of its dimensions."""
 
     layer: str
+    kind: str
     variable: Any
     axes: list[Axis]
 
@@ -159,7 +160,9 @@ class Call:
         weights = self.trace.weights
         if id(variable) not in weights:
             reason = f"{self} needs all of it"
-            weights[id(variable)] = Weight(self.path, variable, [Fixed(reason) for _ in variable.shape])
+            weights[id(variable)] = Weight(
+                self.path, type(self.operation).__name__, variable, [Fixed(reason) for _ in variable.shape]
+            )
         axes, axis = weights[id(variable)].axes, axis % len(variable.shape)
         found = axes[axis]
         if isinstance(found, Fixed):

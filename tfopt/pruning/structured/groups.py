@@ -56,8 +56,41 @@ class Group:
     normalized: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        what = f"{len(self.units)} units of {self.channels} channels" if self.whole else f"{len(self.units)} channels"
-        return f"{self.name}: {what} in " + ", ".join(map(str, self.members))
+        return f"{self.name}: {len(self.units)} {self.unit_name} in " + ", ".join(map(str, self.members))
+
+    @property
+    def kind(self) -> str:
+        """The class of the first layer."""
+        return self.members[0].weight.kind
+
+    @property
+    def unit_name(self) -> str:
+        """What a unit is, in the plural."""
+        if not self.whole:
+            return "channels"
+        return "heads" if self.channels == 1 else f"groups of {self.channels} channels"
+
+    def values(self) -> Any:
+        """Returns the values of all kernels that belong to each unit, [units, values]."""
+        return self._rows([member for member in self.members if len(member.weight.variable.shape) > 1])
+
+    def scales(self) -> Any:
+        """Returns the scales of the batch normalizations, [units, values]; None without any."""
+        found = [
+            member
+            for member in self.members
+            if member.weight.kind == "BatchNormalization" and member.weight.variable.name == "gamma"
+        ]
+        return self._rows(found) if found else None
+
+    def _rows(self, members: Sequence[Member]) -> Any:
+        rows = [
+            np.moveaxis(
+                np.asarray(keras.ops.convert_to_numpy(member.weight.variable), np.float32), member.dimension, 0
+            )[member.indices].reshape(len(self.units), -1)
+            for member in members
+        ]
+        return np.concatenate(rows, axis=1)
 
     def step(self, round_to: int) -> int:
         """Returns the number of units whose channels are a multiple of `round_to`. Heads count one by one."""
@@ -84,6 +117,7 @@ class ChannelGroups:
 
     def __init__(self, model: keras.Model, widths: bool = False) -> None:
         self.trace: Trace = trace_model(model, widths)
+        self._parameters = int(model.count_params())
         self._unit_of, self._reasons = self.trace.elements.units()
         self.groups = self._find_groups()
         self.fixed = tuple(self._find_fixed())
@@ -111,16 +145,24 @@ class ChannelGroups:
             for axis, size in zip(weight.axes, weight.variable.shape, strict=True)
         )
 
-    def removed_parameters(self, kept: Any) -> int:
-        """Returns the number of parameters that the removed units take with them."""
+    def mask(self, weight: Weight, kept: Any) -> Any:
+        """Returns a boolean array of a weight's shape, False where a value belongs to a removed unit."""
+        mask = np.ones(weight.variable.shape, dtype=bool)
+        for dimension, axis in enumerate(weight.axes):
+            if isinstance(axis, np.ndarray):
+                stays = kept[self._unit_of[axis]]
+                mask &= stays.reshape([-1 if each == dimension else 1 for each in range(mask.ndim)])
+        return mask
+
+    def parameters(self, kept: Any) -> int:
+        """Returns the number of parameters, those of the normalizations' statistics included."""
         weights = self.trace.weights.values()
-        return sum(math.prod(weight.variable.shape) - math.prod(self.shape(weight, kept)) for weight in weights)
+        removed = sum(math.prod(weight.variable.shape) - math.prod(self.shape(weight, kept)) for weight in weights)
+        return self._parameters - removed
 
     def multiply_adds(self, kept: Any) -> int:
         """Returns the multiply-adds of an example, of the layers that tfopt follows."""
-        return sum(
-            work.constant * math.prod(self.size(axis, kept) for axis in work.axes) for work in self.trace.work
-        )
+        return sum(work.constant * math.prod(self.size(axis, kept) for axis in work.axes) for work in self.trace.work)
 
     def _find_groups(self) -> tuple[Group, ...]:
         places: dict[int, list[tuple[int, int, int]]] = defaultdict(list)  # unit -> (weight, dimension, index)
@@ -152,7 +194,9 @@ class ChannelGroups:
                     channels=min(member.indices.shape[1] for member in members),
                     whole=bool(whole & set(units)),
                     normalized=tuple(
-                        dict.fromkeys(name for axis, name in self.trace.normalized if self._units_of([axis]) & set(units))
+                        dict.fromkeys(
+                            name for axis, name in self.trace.normalized if self._units_of([axis]) & set(units)
+                        )
                     ),
                 )
             )

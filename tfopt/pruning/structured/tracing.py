@@ -10,7 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfopt.compat.layers import calls_in_order, functional_class, operation_name
+from tfopt.compat.layers import calls_in_order, operation_name
+from tfopt.models.plain_models import as_functional, inputs_in_order, is_plain
 from tfopt.pruning.structured.call import Call, Tensor, Trace
 from tfopt.pruning.structured.elements import Axis, Fixed
 from tfopt.pruning.structured.rules import LAYER_RULES, OPERATION_RULES
@@ -36,16 +37,6 @@ def trace_model(model: keras.Model, widths: bool = False) -> Trace:
     return trace
 
 
-def is_followed(model: Any) -> bool:
-    """Returns whether a model is a plain functional or Sequential one, whose graph tells all that it computes."""
-    return type(model) in (functional_class(), keras.Sequential)
-
-
-def as_functional(model: Any) -> Any:
-    """Returns a functional model of the same layers, if the model is Sequential."""
-    return keras.Model(model.inputs, model.outputs) if isinstance(model, keras.Sequential) else model
-
-
 class _Walk:
     """The tensors of all graphs that were walked through, by the id of the symbolic tensor."""
 
@@ -61,7 +52,7 @@ class _Walk:
             operation = node.operation
             name = f"{path}/{operation.name}" if path else operation.name
             call = Call(self.trace, operation, name, arguments, [tuple(out.shape) for out in node.outputs])
-            axes = self._nested(call) if is_followed(operation) else self._call(call)
+            axes = self._nested(call) if is_plain(operation) else self._call(call)
             for out, each in zip(node.outputs, axes, strict=True):
                 self.tensors[id(out)] = Tensor(tuple(out.shape), each)
 
@@ -72,7 +63,7 @@ class _Walk:
         operation = call.operation
         if isinstance(operation, keras.Layer):
             rule = LAYER_RULES.get(type(operation))
-            if rule is not None and not _is_plain(operation):
+            if rule is not None and _is_quantized(operation):
                 return call.fix_all("is quantized or has a LoRA part")
         else:
             rule = OPERATION_RULES.get(operation_name(operation) or "")
@@ -80,7 +71,9 @@ class _Walk:
             return call.fix_all("is an operation that tfopt does not follow")
         axes = [tuple(each) for each in rule(call)]
         for each, shape in zip(axes, call.shapes, strict=True):
-            sizes = [axis.size if isinstance(axis, np.ndarray) else size for axis, size in zip(each, shape, strict=True)]
+            sizes = [
+                axis.size if isinstance(axis, np.ndarray) else size for axis, size in zip(each, shape, strict=True)
+            ]
             assert tuple(sizes) == shape, (str(call), sizes, shape)
         return axes
 
@@ -89,9 +82,7 @@ class _Walk:
         model = call.operation
         first = id(model) not in self._graphs
         graph = self._graphs.setdefault(id(model), as_functional(model))
-        inputs = call.arguments[0][0]
-        if isinstance(inputs, dict):
-            inputs = [inputs[tensor.name] for tensor in graph.inputs]
+        inputs = inputs_in_order(graph, call.arguments[0][0])
         for tensor, x in zip(graph.inputs, keras.tree.flatten(inputs), strict=True):
             if first:
                 axes = [self._like(axis, size) for axis, size in zip(x.axes, tensor.shape, strict=True)]
@@ -110,6 +101,6 @@ def _fixed(tensor: Any, reason: str) -> Tensor:
     return Tensor(tuple(tensor.shape), (Fixed(reason),) * len(tensor.shape))
 
 
-def _is_plain(layer: Any) -> bool:
-    """Returns whether the weights of a layer are what its class says: neither quantized nor with a LoRA part."""
-    return layer.dtype_policy.quantization_mode is None and not getattr(layer, "lora_enabled", False)
+def _is_quantized(layer: Any) -> bool:
+    """Returns whether a layer's weights are not what its class says: they are quantized or have a LoRA part."""
+    return layer.dtype_policy.quantization_mode is not None or getattr(layer, "lora_enabled", False)

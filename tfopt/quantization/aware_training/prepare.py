@@ -20,6 +20,7 @@ from tfopt.errors import UnsupportedLayerError, UnsupportedModelError
 from tfopt.graph import FrozenGraph, GraphEditor, freeze
 from tfopt.graph.edit import producer
 from tfopt.graph.fold import fold_constants
+from tfopt.models.plain_models import plain_copy
 from tfopt.quantization.annotation.exclude import check_exclude, matches
 from tfopt.quantization.annotation.fusion import Fusion, find_fusions_where
 from tfopt.quantization.annotation.range import Range
@@ -28,7 +29,7 @@ from tfopt.quantization.annotation.weight_grid import WeightGrid
 from tfopt.quantization.aware_training.fake_quant import FakeQuantize
 from tfopt.quantization.aware_training.folded_tensor import folded_tensor
 from tfopt.quantization.aware_training.layers import QUANTIZED, WITHOUT_KERNEL, FrozenLateBatchNormalization
-from tfopt.quantization.aware_training.rebuild import Place, check_rebuildable, plain_copy, rebuild
+from tfopt.quantization.aware_training.rebuild import Place, check_rebuildable, rebuild
 from tfopt.quantization.aware_training.split_layers import split_layer
 from tfopt.quantization.calibration.calibrate import calibrate
 from tfopt.quantization.config import QuantizationConfig

@@ -11,8 +11,9 @@ from typing import Any
 import keras
 from keras import layers
 
-from tfopt.compat.layers import functional_class, layers_inside, run_through_graph
+from tfopt.compat.layers import layers_inside, run_through_graph
 from tfopt.errors import UnsupportedLayerError, UnsupportedModelError
+from tfopt.models.plain_models import as_functional, inputs_in_order, is_plain, plain_copy
 from tfopt.pruning.masks import Mask, attach_mask
 from tfopt.quantization.aware_training.fake_quant import CallCount, WeightRange
 
@@ -36,7 +37,7 @@ def check_rebuildable(model: Any) -> None:
             f"model must be a Keras model to be trained with fake quantization. Received: {type(model).__name__}. "
             "Pass the functional or Sequential model itself; a SavedModel cannot be trained."
         )
-    if not _is_plain(model):
+    if not is_plain(model):
         raise UnsupportedModelError(
             "model must be functional or Sequential to be trained with fake quantization: the layers of a subclassed "
             f"model are connected in its own code. Received: {model.name!r} ({type(model).__name__}). "
@@ -77,9 +78,9 @@ def rebuild(
         return keras.tree.pack_sequence_as(tensors, flat)
 
     def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(operation, keras.Model) and _is_plain(operation):
-            inner = _functional(operation)
-            return run_through_graph(inner, _in_order(inner, args[0]), call)
+        if isinstance(operation, keras.Model) and is_plain(operation):
+            inner = as_functional(operation)
+            return run_through_graph(inner, inputs_in_order(inner, args[0]), call)
         if not isinstance(operation, layers.Layer):
             if operation not in new:
                 new[operation] = [_with_own_name(operation, names)]
@@ -93,30 +94,13 @@ def rebuild(
         copy_weights(operation, new[operation])
         return outputs
 
-    functional = _functional(model)
+    functional = as_functional(model)
     inputs = keras.tree.map_structure(
         lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name), functional.input
     )
     entering = keras.tree.map_structure(lambda x: attached(x.name, x), inputs)
     outputs = run_through_graph(functional, entering, call)
     return keras.Model(inputs, outputs, name=model.name)
-
-
-def plain_copy(layer: Any, **changes: Any) -> Any:
-    """Returns a new layer of the same class and config, apart from `changes`.
-
-    Raises:
-        UnsupportedLayerError: The layer's config does not give an equal layer.
-    """
-    if isinstance(layer, layers.Lambda):  # its config holds the function's bytecode, but no closure or globals
-        return layers.Lambda(layer.function, name=layer.name, dtype=layer.dtype_policy, arguments=layer.arguments)
-    try:
-        return type(layer).from_config({**layer.get_config(), **changes})
-    except (NotImplementedError, TypeError, ValueError) as error:
-        raise UnsupportedLayerError(
-            f"Layers must be rebuildable from their config. Received: {layer.name!r} ({type(layer).__name__}): "
-            f"{str(error).splitlines()[0]} Give the class a get_config that returns its constructor's arguments."
-        ) from error
 
 
 def copy_weights(source: Any, targets: Sequence[Any]) -> None:
@@ -142,22 +126,6 @@ def _without_ranges(layer: Any) -> list[Any]:
     parts = (part for part in layers_inside(layer) if isinstance(part, WeightRange | CallCount))
     ranges = {id(variable) for part in parts for variable in part.variables}
     return [variable for variable in layer.variables if id(variable) not in ranges]
-
-
-def _is_plain(model: Any) -> bool:
-    return type(model) in (functional_class(), keras.Sequential)
-
-
-def _functional(model: Any) -> Any:
-    """Returns a functional model of the same layers, if the model is Sequential."""
-    return keras.Model(model.inputs, model.outputs) if isinstance(model, keras.Sequential) else model
-
-
-def _in_order(model: Any, given: Any) -> Any:
-    """Returns the inputs in the order of the model, if they are given as a dict and the model takes no dict."""
-    if isinstance(given, dict) and not isinstance(model.input, dict):
-        return [given[tensor.name] for tensor in model.inputs]
-    return given
 
 
 def _with_own_name(operation: Any, names: set[str]) -> Any:

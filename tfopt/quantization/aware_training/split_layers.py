@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import layers
 
-from tfopt.quantization.aware_training.rebuild import plain_copy
+from tfopt.models.plain_models import plain_copy
 
 SEPARABLE = {
     layers.SeparableConv1D: (layers.DepthwiseConv1D, layers.Conv1D),

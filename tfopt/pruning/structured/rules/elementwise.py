@@ -15,11 +15,34 @@ from tfopt.pruning.structured.elements import Axis, Fixed
 # Functions of one value. Others, such as softmax, compute with all values of an axis.
 OF_ONE_VALUE = {
     activations.get(name)
-    for name in (
-        "celu elu exponential gelu hard_shrink hard_sigmoid hard_silu hard_tanh leaky_relu linear log_sigmoid mish relu "
-        "relu6 selu sigmoid silu soft_shrink softplus softsign sparse_plus sparse_sigmoid squareplus tanh tanh_shrink "
-        "threshold"
-    ).split()
+    for name in [
+        "celu",
+        "elu",
+        "exponential",
+        "gelu",
+        "hard_shrink",
+        "hard_sigmoid",
+        "hard_silu",
+        "hard_tanh",
+        "leaky_relu",
+        "linear",
+        "log_sigmoid",
+        "mish",
+        "relu",
+        "relu6",
+        "selu",
+        "sigmoid",
+        "silu",
+        "soft_shrink",
+        "softplus",
+        "softsign",
+        "sparse_plus",
+        "sparse_sigmoid",
+        "squareplus",
+        "tanh",
+        "tanh_shrink",
+        "threshold",
+    ]
 }
 
 
@@ -154,18 +177,72 @@ ELEMENTWISE: dict[type, Rule] = {
 
 OPERATIONS: dict[str, Rule] = {
     **dict.fromkeys(
-        (
-            "Absolute Cast Celu Ceil Clip Cos Elu Erf Exp Expm1 Floor Gelu HardSigmoid HardSilu HardTanh Identity "
-            "LeakyRelu Log Log1p LogSigmoid LogicalNot Mish Negative Reciprocal Relu Relu6 Round Rsqrt Selu Sigmoid Sign "
-            "Silu Sin Softplus Softsign Sqrt Square StopGradient Tanh TanhShrink ZerosLike OnesLike"
-        ).split(),
+        [
+            "Absolute",
+            "Cast",
+            "Celu",
+            "Ceil",
+            "Clip",
+            "Cos",
+            "Elu",
+            "Erf",
+            "Exp",
+            "Expm1",
+            "Floor",
+            "Gelu",
+            "HardSigmoid",
+            "HardSilu",
+            "HardTanh",
+            "Identity",
+            "LeakyRelu",
+            "Log",
+            "Log1p",
+            "LogSigmoid",
+            "LogicalNot",
+            "Mish",
+            "Negative",
+            "Reciprocal",
+            "Relu",
+            "Relu6",
+            "Round",
+            "Rsqrt",
+            "Selu",
+            "Sigmoid",
+            "Sign",
+            "Silu",
+            "Sin",
+            "Softplus",
+            "Softsign",
+            "Sqrt",
+            "Square",
+            "StopGradient",
+            "Tanh",
+            "TanhShrink",
+            "ZerosLike",
+            "OnesLike",
+        ],
         unchanged,
     ),
     **dict.fromkeys(
-        (
-            "Add Subtract Multiply Divide TrueDivide Maximum Minimum Power Mod Equal NotEqual Greater GreaterEqual Less "
-            "LessEqual LogicalAnd LogicalOr"
-        ).split(),
+        [
+            "Add",
+            "Subtract",
+            "Multiply",
+            "Divide",
+            "TrueDivide",
+            "Maximum",
+            "Minimum",
+            "Power",
+            "Mod",
+            "Equal",
+            "NotEqual",
+            "Greater",
+            "GreaterEqual",
+            "Less",
+            "LessEqual",
+            "LogicalAnd",
+            "LogicalOr",
+        ],
         broadcast,
     ),
     **dict.fromkeys(("Softmax", "LogSoftmax"), softmax),

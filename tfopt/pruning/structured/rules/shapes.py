@@ -265,5 +265,5 @@ SHAPE_OPERATIONS: dict[str, Rule] = {
     "ExpandDims": expand_dims,
     "Squeeze": squeeze,
     "GetItem": get_item,
-    **dict.fromkeys("Mean Sum Max Min Prod Var Std".split(), reduce),
+    **dict.fromkeys(["Mean", "Sum", "Max", "Min", "Prod", "Var", "Std"], reduce),
 }

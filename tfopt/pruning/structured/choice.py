@@ -1,0 +1,156 @@
+"""Which units of the groups stay: the best of each group, in numbers that meet the target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tfopt.errors import ConfigError
+from tfopt.pruning.structured.config import StructuredPruningConfig
+from tfopt.pruning.structured.criteria import CRITERIA
+from tfopt.pruning.structured.groups import ChannelGroups, Group
+
+HALVINGS = 20  # of the interval in which a target is sought
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A group with the order of its units, the most important first, and their scores in this order."""
+
+    group: Group
+    order: Any
+    scores: Any
+
+
+def rank(groups: Sequence[Group], config: StructuredPruningConfig) -> list[Ranked]:
+    """Scores the units of each group.
+
+    Raises:
+        ConfigError: The criterion did not return a finite score for each unit, or it does not apply to the group.
+    """
+    return [_ranked(group, _scores(group, config)) for group in groups]
+
+
+def _ranked(group: Group, scores: Any) -> Ranked:
+    order = np.argsort(-scores, kind="stable")
+    return Ranked(group, order, scores[order])
+
+
+def _scores(group: Group, config: StructuredPruningConfig) -> Any:
+    criterion = CRITERIA[config.criterion] if isinstance(config.criterion, str) else config.criterion
+    values = group.scales() if config.criterion == "bn_scale" else group.values()
+    scores = np.asarray(criterion(values), dtype=np.float64)
+    if scores.shape != (len(group.units),) or not np.isfinite(scores).all():
+        raise ConfigError(
+            f"criterion must return one finite score per channel. Received: shape {scores.shape} for the "
+            f"{len(group.units)} channels of {group.name!r}. Return an array of this length."
+        )
+    return scores
+
+
+def choose(channels: ChannelGroups, ranked: Sequence[Ranked], config: StructuredPruningConfig) -> Any:
+    """Returns a boolean for each unit of the model, True where it stays.
+
+    Raises:
+        ConfigError: A group would keep no channel, or the target cannot be reached.
+    """
+    target, value = config.target
+    if target == "ratio":
+        _check_ratio(ranked, config, value)
+        return _kept(channels, ranked, _counts(ranked, config, value, limit=config.scope == "global"))
+    cost = _costs(channels)[target]
+    return meet(channels, ranked, config, cost, value * cost(channels.all_kept))
+
+
+def _costs(channels: ChannelGroups) -> Mapping[str, Callable[[Any], int]]:
+    return {"target_flops": channels.multiply_adds, "target_parameters": channels.parameters}
+
+
+def meet(
+    channels: ChannelGroups,
+    ranked: Sequence[Ranked],
+    config: StructuredPruningConfig,
+    cost: Callable[[Any], float],
+    target: float,
+) -> Any:
+    """Returns the units that stay so that the cost is at most the target, and as near to it as the steps allow."""
+
+    def kept_at(share: float) -> tuple[list[int], Any]:
+        counts = _counts(ranked, config, share, limit=True)
+        return counts, _kept(channels, ranked, counts)
+
+    low, high = 0.0, 1.0
+    counts, kept = kept_at(high)
+    if cost(kept) > target:
+        all_kept = channels.all_kept
+        name, value = config.target
+        raise ConfigError(
+            f"{name} must be reachable. Received: {value:g}, and the smallest possible is "
+            f"{cost(kept) / cost(all_kept):.2f}, with max_ratio={config.max_ratio:g} and round_to={config.round_to}. "
+            "Set a larger target, a larger max_ratio or a smaller round_to."
+        )
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        middle_counts, middle_kept = kept_at(middle)
+        if cost(middle_kept) <= target:
+            high, counts, kept = middle, middle_counts, middle_kept
+        else:
+            low = middle
+    # The last step of the search may remove from many groups at once. What is not needed comes back.
+    for number in sorted(range(len(ranked)), key=lambda each: -_best_removed(ranked[each], counts[each])):
+        more = min(counts[number] + ranked[number].group.step(config.round_to), len(ranked[number].group.units))
+        tried = [*counts[:number], more, *counts[number + 1 :]]
+        tried_kept = _kept(channels, ranked, tried)
+        if cost(tried_kept) <= target:
+            counts, kept = tried, tried_kept
+    return kept
+
+
+def _best_removed(ranked: Ranked, count: int) -> float:
+    """Returns the highest score of a removed unit, as a share of the mean of its group."""
+    return ranked.scores[count] / (ranked.scores.mean() or 1.0) if count < len(ranked.scores) else -math.inf
+
+
+def _counts(ranked: Sequence[Ranked], config: StructuredPruningConfig, share: float, limit: bool) -> list[int]:
+    """Returns how many units of each group stay if the share of all is to be removed."""
+    if config.scope == "global":
+        relative = [each.scores / (each.scores.mean() or 1.0) for each in ranked]
+        flat = np.sort(np.concatenate(relative)) if relative else np.zeros(0)
+        removed = round(share * flat.size)
+        threshold = flat[removed - 1] if removed else -math.inf
+        wished = [float(np.count_nonzero(scores > threshold)) for scores in relative]
+    else:
+        wished = [len(each.scores) * (1 - share) for each in ranked]
+    return [
+        _rounded(each.group, count, config, (1 - config.max_ratio) * len(each.scores) if limit else 0.0)
+        for each, count in zip(ranked, wished, strict=True)
+    ]
+
+
+def _rounded(group: Group, count: float, config: StructuredPruningConfig, least: float) -> int:
+    """Returns the nearest number of whole steps, at least one step, or all units of a group of one step."""
+    step, units = group.step(config.round_to), len(group.units)
+    steps = max(math.floor(count / step + 0.5), math.ceil(least / step - 1e-9), 1)
+    return min(steps * step, units)
+
+
+def _check_ratio(ranked: Sequence[Ranked], config: StructuredPruningConfig, ratio: float) -> None:
+    for each in ranked if config.scope == "layer" else ():
+        units = len(each.group.units)
+        if units > 1 and units * (1 - ratio) < 0.5:
+            raise ConfigError(
+                f"ratio must leave at least one channel of each group. Received: ratio={ratio:g}, and "
+                f"{each.group.name!r} has {units}. Set {math.floor(100 * (units - 1) / units) / 100:g} or less, or "
+                "exclude it."
+            )
+
+
+def _kept(channels: ChannelGroups, ranked: Sequence[Ranked], counts: Sequence[int]) -> Any:
+    kept = channels.all_kept
+    for each, count in zip(ranked, counts, strict=True):
+        kept[each.group.units[each.order[count:]]] = False
+    return kept

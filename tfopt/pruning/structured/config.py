@@ -1,0 +1,96 @@
+"""Settings of structured pruning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Lt
+
+from tfopt.errors import ConfigError
+from tfopt.pruning.structured.criteria import CRITERIA
+from tfopt.settings.flags import BY_NAME
+from tfopt.settings.validation import Remedy, check_fields, check_name
+
+
+def _fraction(value: object) -> str:
+    meant = f"; did you mean {value / 100:g}?" if isinstance(value, (int, float)) and 1 < value < 100 else "."
+    return f"It is a share{meant}"
+
+
+def _is_function(value: object) -> bool:
+    return callable(value) and not isinstance(value, type)
+
+
+Share = Annotated[float, Gt(0), Lt(1), Remedy(_fraction)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructuredPruningConfig:
+    """How many channels a model loses, and which.
+
+    One of ratio, target_flops, target_parameters and target_latency says how many. Without any, ratio is 0.5.
+
+    Raises:
+        ConfigError: A value is out of range, a name is unknown, or two targets are given.
+
+    Example:
+        >>> StructuredPruningConfig(target_flops=0.5, scope="global").criterion
+        'l2'
+    """
+
+    ratio: Share | None = None
+    """Share of the channels to remove: of each group with scope="layer", of all groups together with scope="global"."""
+    target_flops: Share | None = None
+    """Share of the multiply-adds that the smaller model may have."""
+    target_parameters: Share | None = None
+    """Share of the parameters that the smaller model may have."""
+    target_latency: Share | None = None
+    """Share of the time of a call that the smaller model may take, measured on this machine."""
+    criterion: Annotated[str | Callable[[Any], Any], BY_NAME] = "l2"
+    """Order in which channels are removed: l1 or l2 (the norm of their weights), fpgm (those that others can replace),
+    bn_scale (the scale of the batch normalization), taylor (what the loss would change; needs data) or random. In Python
+    also a function from the weights [channels, values] of a group to scores [channels]; the lowest are removed first."""
+    scope: Literal["layer", "global"] = "layer"
+    """Scope of the order: "layer" removes the same share of each group; "global" ranks the channels of all groups
+    together, by their score divided by the mean of their group."""
+    round_to: Annotated[int, Ge(1)] = 8
+    """Widths stay multiples of this number, which kernels like. Heads and groups of channels count one by one."""
+    max_ratio: Share = 0.9
+    """Largest share of the channels that one group loses with scope="global" or a target."""
+    widths: bool = False
+    """Whether the widths that a layer normalization runs over may shrink too, such as the embedding of a transformer.
+    Its statistics change then, so the outputs change even where the removed channels were zero."""
+    exclude: tuple[str, ...] = ()
+    """Names or paths of layers whose channels are kept, with * and ? as wildcards. The name of a nested model keeps all
+    its layers."""
+    epochs: Annotated[int, Ge(1)] = 10
+    """Number of epochs of a recipe's fine-tuning."""
+    learning_rate: Annotated[float, Gt(0), Lt(math.inf)] | None = None
+    """Learning rate of a recipe's fine-tuning. By default the learning rate of its training."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_name("criterion", self.criterion, CRITERIA, or_a="a function", accepts=_is_function)
+        given = {name: value for name, value in self._amounts.items() if value is not None}
+        if len(given) > 1:
+            received = ", ".join(f"{name}={value:g}" for name, value in given.items())
+            raise ConfigError(
+                f"Only one of {', '.join(self._amounts)} may be set. Received: {received}. Set the one that counts."
+            )
+
+    @property
+    def _amounts(self) -> dict[str, float | None]:
+        return {
+            "ratio": self.ratio,
+            "target_flops": self.target_flops,
+            "target_parameters": self.target_parameters,
+            "target_latency": self.target_latency,
+        }
+
+    @property
+    def target(self) -> tuple[str, float]:
+        """The name and the value of what says how many channels are removed."""
+        return next(((name, value) for name, value in self._amounts.items() if value is not None), ("ratio", 0.5))
