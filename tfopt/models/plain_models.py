@@ -28,7 +28,7 @@ def inputs_in_order(model: Any, given: Any) -> Any:
     return given
 
 
-def plain_copy(layer: Any, **changes: Any) -> Any:
+def plain_copy(layer: Any, /, **changes: Any) -> Any:
     """Returns a new layer, or operation, of the same class and config, apart from `changes`.
 
     Raises:

@@ -1,7 +1,7 @@
 """Importance of channels: functions from the weights of a group, [channels, values], to a score for each channel.
 
-A row holds all values of the kernels that disappear with the channel: the filter that computes it, and the slices of the
-next kernels that read it.
+A row holds all values of the kernels that disappear with the channel: the filter that computes it, and the slices of
+the next kernels that read it.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ attention; the units of an LSTM. Channels that an addition couples across blocks
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -40,7 +41,8 @@ class Group:
     """Channels that a model can lose one by one, each with all its weights.
 
     Attributes:
-        name: Path of the first layer of the group, the one that computes the channels.
+        name: Path of the first layer of the group, the one that computes the channels. A second group of this layer gets
+            the name with ":2".
         units: Numbers of the units.
         members: The axes of weights that hold them.
         channels: Number of channels of each unit.
@@ -177,7 +179,7 @@ class ChannelGroups:
             if unit not in self._reasons:
                 alike[tuple((number, dimension) for number, dimension, _ in found)].append(unit)
         whole = self._units_of(self.trace.heads)
-        groups = []
+        groups: list[Group] = []
         for signature, units in alike.items():
             indices = np.array([[index for _, _, index in places[unit]] for unit in units])
             columns: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -188,7 +190,7 @@ class ChannelGroups:
             )
             groups.append(
                 Group(
-                    name=members[0].weight.layer,
+                    name=_free_name(members[0].weight.layer, {group.name for group in groups}),
                     units=np.array(units),
                     members=members,
                     channels=min(member.indices.shape[1] for member in members),
@@ -213,6 +215,12 @@ class ChannelGroups:
                 kind = type(resized.operation).__name__
                 fixed.append(Skip(name=resized.path, kind=kind, reason=reasons[0] or ""))
         return fixed
+
+
+def _free_name(layer: str, taken: set[str]) -> str:
+    """Returns the name of a layer's group, with a number if the layer has several: heads and output channels."""
+    numbered = (f"{layer}:{number}" for number in itertools.count(2))
+    return next(name for name in itertools.chain([layer], numbered) if name not in taken)
 
 
 def _axes_of(resized: Resized) -> list[Ids]:

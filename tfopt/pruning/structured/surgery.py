@@ -46,7 +46,8 @@ class _Rebuild:
         inputs = keras.tree.map_structure(self._input, graph.input)
         outputs = run_through_graph(graph, inputs, self._call)
         if isinstance(model, keras.Sequential):
-            return keras.Sequential([inputs, *(self._made[id(layer)] for layer in model.layers)], name=model.name)
+            made = [self._made[id(layer)] for layer in model.layers]
+            return keras.Sequential([*keras.tree.flatten(inputs), *made], name=model.name)
         return keras.Model(inputs, outputs, name=model.name)
 
     def _input(self, tensor: Any) -> Any:
@@ -79,6 +80,7 @@ class _Rebuild:
         for path, setting in resized.settings.items():
             place = config
             for name in path[:-1]:
+                place.pop("build_config", None)  # of a wrapped layer: it would be built for the old sizes
                 place = place[name]
             place[path[-1]] = self._value(setting)
         return plain_copy(operation, **config)
