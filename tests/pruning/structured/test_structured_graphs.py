@@ -1,4 +1,4 @@
-"""Random functional graphs: the shrunk model equals its masked parent, whatever is added, joined, shared or reshaped."""
+"""Random functional graphs: the shrunk model equals its masked parent, whatever is added, joined or shared."""
 
 import warnings
 

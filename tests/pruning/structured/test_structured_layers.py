@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
-
 from masked_parent import assert_equals_masked_parent, give_statistics
+
 from tfopt.models.text.attention import CausalAttention
 from tfopt.pruning.structured import StructuredPruningConfig, shrink
 

@@ -25,6 +25,7 @@ def _is_function(value: object) -> bool:
 
 
 Share = Annotated[float, Gt(0), Lt(1), Remedy(_fraction)]
+OptionalShare = Annotated[Annotated[float, Gt(0), Lt(1)] | None, Remedy(_fraction)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +42,13 @@ class StructuredPruningConfig:
         'l2'
     """
 
-    ratio: Share | None = None
+    ratio: OptionalShare = None
     """Share of the channels to remove: of each group with scope="layer", of all groups together with scope="global"."""
-    target_flops: Share | None = None
+    target_flops: OptionalShare = None
     """Share of the multiply-adds that the smaller model may have."""
-    target_parameters: Share | None = None
+    target_parameters: OptionalShare = None
     """Share of the parameters that the smaller model may have."""
-    target_latency: Share | None = None
+    target_latency: OptionalShare = None
     """Share of the time of a call that the smaller model may take, measured on this machine."""
     criterion: Annotated[str | Callable[[Any], Any], BY_NAME] = "l2"
     """Order in which channels are removed: l1 or l2 (the norm of their weights), fpgm (those that others can replace),

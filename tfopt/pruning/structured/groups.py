@@ -41,8 +41,8 @@ class Group:
     """Channels that a model can lose one by one, each with all its weights.
 
     Attributes:
-        name: Path of the first layer of the group, the one that computes the channels. A second group of this layer gets
-            the name with ":2".
+        name: Path of the first layer of the group, the one that computes the channels; with ":2" for a second group of
+            this layer.
         units: Numbers of the units.
         members: The axes of weights that hold them.
         channels: Number of channels of each unit.
@@ -131,6 +131,14 @@ class ChannelGroups:
     def all_kept(self) -> Any:
         """A boolean for each unit, True. The other methods take such an array."""
         return np.ones(int(self._unit_of.max(initial=0)) + 1, dtype=bool)
+
+    def groups_of(self, path: str) -> set[str]:
+        """Returns the names of the groups that are the width of a layer, or run through a layer without one."""
+        for resized in self.trace.resized.values():
+            if resized.path == path:
+                units = self._units_of(_axes_of(resized))
+                return {group.name for group in self.groups if units & set(group.units.tolist())}
+        return {group.name for group in self.groups if any(member.weight.layer == path for member in group.members)}
 
     def kept_indices(self, axis: Any, kept: Any) -> Ids:
         """Returns the indices of an axis that stay."""

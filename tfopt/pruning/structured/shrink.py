@@ -73,7 +73,7 @@ def shrink(model: keras.Model, config: StructuredPruningConfig | None = None, *,
     check_type("config", config, StructuredPruningConfig, "Pass for example tfopt.StructuredPruningConfig(ratio=0.5).")
     _check_model(model)
     channels = ChannelGroups(model, config.widths)
-    ranked, skipped = _ranked(channels, model, config)
+    ranked, skipped = _ranked(channels, config)
     kept = choose(channels, ranked, config)
     report = _report(channels, ranked, kept, skipped, config)
     report.warn_if_unchanged()
@@ -97,15 +97,13 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _ranked(
-    channels: ChannelGroups, model: keras.Model, config: StructuredPruningConfig
-) -> tuple[list[Ranked], list[Skip]]:
+def _ranked(channels: ChannelGroups, config: StructuredPruningConfig) -> tuple[list[Ranked], list[Skip]]:
     """Returns the groups that may shrink with the order of their units, and the others with the reasons."""
     excluded = _excluded(channels, config.exclude)
     skipped, open_groups = list(channels.fixed), []
     for group in channels.groups:
         reason = None
-        if any(member.weight.layer in excluded for member in group.members):
+        if group.name in excluded:
             reason = "excluded"
         elif len(group.units) <= group.step(config.round_to):
             count = len(group.units)
@@ -120,6 +118,7 @@ def _ranked(
 
 
 def _excluded(channels: ChannelGroups, patterns: tuple[str, ...]) -> set[str]:
+    """Returns the names of the groups that are the widths of the layers that a pattern names."""
     paths = {weight.layer for weight in channels.trace.weights.values()}
     paths |= {resized.path for resized in channels.trace.resized.values()}
     excluded: set[str] = set()
@@ -127,7 +126,7 @@ def _excluded(channels: ChannelGroups, patterns: tuple[str, ...]) -> set[str]:
         named = {path for path in paths if any(fnmatchcase(part, pattern) for part in _names(path))}
         if not named:
             raise ConfigError(f"exclude must name layers of the model. Received: {pattern!r}, which no layer has.")
-        excluded |= named
+        excluded.update(name for path in named for name in channels.groups_of(path))
     return excluded
 
 

@@ -30,7 +30,7 @@ def trace_model(model: keras.Model, widths: bool = False) -> Trace:
     for tensor in graph.inputs:
         walk.tensors[id(tensor)] = _fixed(tensor, f"it is the model's input {tensor.name!r}")
     walk.run(graph, "")
-    for name, tensor in zip(model.output_names, graph.outputs, strict=True):
+    for name, tensor in zip(graph.output_names, graph.outputs, strict=True):
         for axis in walk.tensors[id(tensor)].axes:
             trace.elements.join(axis, Fixed(f"it is the model's output {name!r}"))
     trace.tensors = walk.tensors

@@ -1,0 +1,193 @@
+"""How many channels leave, and which: targets, rounding, scope, criteria, and errors that leave the model as it was."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from masked_parent import examples, outputs
+
+import tfopt
+from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
+from tfopt.profiling.cost import count_flops
+from tfopt.pruning.structured import ChannelGroups, StructuredPruningConfig, shrink
+
+
+def convolutions():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            layers.Conv2D(16, 3, name="first"),
+            layers.BatchNormalization(name="norm"),
+            layers.ReLU(),
+            layers.Conv2D(32, 3, name="second"),
+            layers.Flatten(),
+            layers.Dense(4, name="logits"),
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def resnet():
+    keras.utils.set_random_seed(0)
+    return tfopt.models.resnet_cifar((32, 32, 3), 10)
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+@pytest.mark.parametrize(
+    ("target", "share"), [("target_flops", 0.5), ("target_flops", 0.2), ("target_parameters", 0.4)]
+)
+def test_a_target_is_met_as_nearly_as_the_steps_allow(resnet, target, share, scope):
+    result = shrink(resnet, StructuredPruningConfig(**{target: share, "scope": scope}))
+    what = "multiply_adds" if target == "target_flops" else "parameters"
+    metrics = result.report.metrics
+    assert metrics["multiply_adds"] == count_flops(result.model).multiply_adds
+    assert metrics["parameters"] == result.model.count_params()
+    assert 0.9 * share < metrics[what] / metrics[f"{what}_before"] <= share
+
+
+def test_widths_are_multiples_of_round_to(resnet):
+    result = shrink(resnet, StructuredPruningConfig(target_flops=0.37, round_to=4))
+    filters = [layer.filters for layer in result.model.layers if isinstance(layer, layers.Conv2D)]
+    assert any(number % 8 for number in filters)
+    assert not any(number % 4 for number in filters)
+
+
+def test_global_scope_takes_more_from_groups_of_unequal_channels():
+    model = convolutions()
+    kernel = model.get_layer("second").kernel
+    scales = np.where(np.arange(32) < 24, 0.01, 1.0)  # most filters of the second convolution are small
+    kernel.assign(kernel.numpy() * scales)
+    config = StructuredPruningConfig(ratio=0.4, scope="global", criterion=lambda weights: weights[:, :27].max(1))
+    result = shrink(model, config)  # the first values are those of the filter itself
+    assert len(result.channels["first"]) == 16
+    assert result.channels["second"] == tuple(range(24, 32))
+
+
+def test_a_group_keeps_what_max_ratio_says():
+    model = convolutions()
+    config = StructuredPruningConfig(target_parameters=0.5, max_ratio=0.5, scope="global", round_to=1)
+    result = shrink(model, config)
+    assert len(result.channels["first"]) >= 8
+    assert len(result.channels["second"]) >= 16
+
+
+def filters_of(model):
+    """The values of each channel of the first convolution: its filter, then the slice of the next kernel."""
+    first, second = (model.get_layer(name).kernel.numpy() for name in ("first", "second"))
+    return np.concatenate([np.moveaxis(first, 3, 0).reshape(16, -1), np.moveaxis(second, 2, 0).reshape(16, -1)], axis=1)
+
+
+REFERENCES = {
+    "l1": lambda model: np.abs(filters_of(model)).sum(1),
+    "l2": lambda model: np.linalg.norm(filters_of(model), axis=1),
+    "fpgm": lambda model: np.array(
+        [sum(np.linalg.norm(one - other) for other in filters_of(model)) for one in filters_of(model)]
+    ),
+    "bn_scale": lambda model: np.abs(model.get_layer("norm").gamma.numpy()),
+}
+
+
+@pytest.mark.parametrize("criterion", REFERENCES)
+def test_criteria_equal_numpy(criterion):
+    model = convolutions()
+    model.get_layer("norm").gamma.assign(np.random.default_rng(3).normal(size=16))
+    expected = np.sort(np.argsort(REFERENCES[criterion](model))[-8:])
+    result = shrink(model, StructuredPruningConfig(ratio=0.5, criterion=criterion))
+    assert result.channels["first"] == tuple(expected)
+    if criterion == "bn_scale":
+        assert [skip.reason for skip in result.report.skipped if skip.name == "second"] == [
+            "it has no batch normalization with a scale"
+        ]
+
+
+def test_a_function_is_a_criterion():
+    model = convolutions()
+    result = shrink(model, StructuredPruningConfig(ratio=0.5, criterion=lambda weights: np.arange(len(weights))))
+    assert result.channels["first"] == tuple(range(8, 16))
+
+
+def test_a_zero_channel_changes_nothing_when_it_leaves():
+    model = convolutions()
+    kernel, gamma = model.get_layer("first").kernel, model.get_layer("norm").gamma
+    dead = [1, 2, 5, 7, 8, 11, 12, 15]
+    kernel.assign(np.where(np.isin(np.arange(16), dead), 0, kernel.numpy()))
+    gamma.assign(np.where(np.isin(np.arange(16), dead), 0, 1))
+    inputs = examples(model)
+    before = outputs(model, inputs)
+    result = shrink(
+        model, StructuredPruningConfig(ratio=0.5, criterion=lambda w: w[:, :27].any(1), exclude=("second",))
+    )
+    assert set(result.channels["first"]) == set(range(16)) - set(dead)
+    for one, other in zip(before, outputs(result.model, inputs), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_dry_run_reports_the_same_and_makes_no_model():
+    model = convolutions()
+    config = StructuredPruningConfig(ratio=0.5)
+    dry, real = shrink(model, config, dry_run=True), shrink(model, config)
+    assert dry.model is None
+    assert str(dry.report) == str(real.report)
+    assert dry.channels == real.channels
+
+
+def test_groups_print_their_weights():
+    text = str(ChannelGroups(convolutions()))
+    assert text.splitlines() == [
+        "first: 16 channels in first.kernel axis 3, first.bias axis 0, norm.gamma axis 0, norm.beta axis 0, "
+        "norm.moving_mean axis 0, norm.moving_variance axis 0, second.kernel axis 2",
+        "second: 32 channels in second.kernel axis 3, second.bias axis 0, logits.kernel axis 0",
+    ]
+
+
+def test_excluded_layers_keep_their_channels():
+    result = shrink(convolutions(), StructuredPruningConfig(ratio=0.5, exclude=("first",)))
+    assert result.model.get_layer("first").filters == 16
+    assert [(skip.name, skip.reason) for skip in result.report.skipped if skip.name == "first"] == [
+        ("first", "excluded")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ratio": 50}, "ratio must be in (0, 1) or None. Received: ratio=50. It is a share; did you mean 0.5?"),
+        ({"ratio": 1.0}, "ratio must be in (0, 1) or None. Received: ratio=1.0"),
+        ({"ratio": 0.5, "target_flops": 0.5}, "Only one of ratio, target_flops"),
+        ({"criterion": "l22"}, "Did you mean 'l2'?"),
+        ({"round_to": 0}, "round_to must be"),
+        ({"exclude": ("frist",)}, "exclude must name layers of the model. Received: 'frist'"),
+        ({"ratio": 0.99}, "ratio must leave at least one channel of each group. Received: ratio=0.99"),
+        ({"target_flops": 0.001}, "target_flops must be reachable. Received: 0.001"),
+        ({"criterion": lambda weights: weights[:3]}, "criterion must return one finite score per channel"),
+    ],
+)
+def test_wrong_settings(settings, message):
+    model = convolutions()
+    before = model.get_weights()
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        shrink(model, StructuredPruningConfig(**settings))
+    assert all(np.array_equal(one, other) for one, other in zip(before, model.get_weights(), strict=True))
+
+
+def test_wrong_models():
+    class Own(keras.Model):
+        pass
+
+    for model, message in (
+        (Own(), "must be functional or Sequential"),
+        (keras.Sequential([layers.Dense(4)]), "must be built"),
+        ("model.keras", "must be a Keras 3 model"),
+    ):
+        with pytest.raises(UnsupportedModelError, match=message):
+            shrink(model)
+
+
+def test_a_model_without_removable_channels_warns():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3, name="logits")])
+    with pytest.warns(TfoptWarning, match="shrink changed nothing: it is the model's output 'logits'"):
+        result = shrink(model)
+    assert outputs(result.model, examples(model))[0].shape == (3, 3)
