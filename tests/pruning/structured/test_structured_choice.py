@@ -60,10 +60,22 @@ def test_global_scope_takes_more_from_groups_of_unequal_channels():
     kernel = model.get_layer("second").kernel
     scales = np.where(np.arange(32) < 24, 0.01, 1.0)  # most filters of the second convolution are small
     kernel.assign(kernel.numpy() * scales)
-    config = StructuredPruningConfig(ratio=0.4, scope="global", criterion=lambda weights: weights[:, :27].max(1))
+    config = StructuredPruningConfig(ratio=0.5, scope="global", criterion=lambda weights: weights[:, :27].max(1))
     result = shrink(model, config)  # the first values are those of the filter itself
     assert len(result.channels["first"]) == 16
     assert result.channels["second"] == tuple(range(24, 32))
+
+
+def test_a_target_of_latency_is_measured_here(resnet):
+    config = StructuredPruningConfig(target_latency=0.8, batch_size=8)
+    result = shrink(resnet, config)
+    metrics = result.report.metrics
+    assert 0 < metrics["latency_ms"] < metrics["latency_ms_before"]
+    assert metrics["multiply_adds"] < metrics["multiply_adds_before"]
+    open_size = keras.Sequential([keras.Input((None, None, 1)), layers.Conv2D(32, 3), layers.GlobalMaxPooling2D()])
+    open_size.add(layers.Dense(2))
+    with pytest.raises(ConfigError, match="The input must have fixed sizes"):
+        shrink(open_size, config)
 
 
 def test_a_group_keeps_what_max_ratio_says():

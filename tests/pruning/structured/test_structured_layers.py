@@ -199,6 +199,6 @@ def test_widths_under_a_layer_normalization_shrink_when_asked():
     result = shrink(model, config)
     first = model.layers[1]
     assert result.model.get_layer(first.name).filters == 4
-    assert "statistics of norm change" in str(result.report)
+    assert "the statistics of norm change" in str(result.report)
     kept = list(result.channels[first.name])
     np.testing.assert_array_equal(result.model.get_layer(first.name).kernel, first.kernel.numpy()[..., kept])

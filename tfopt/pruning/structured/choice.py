@@ -26,16 +26,23 @@ class Ranked:
     scores: Any
 
 
-def rank(groups: Sequence[Group], config: StructuredPruningConfig) -> list[Ranked]:
+def rank(groups: Sequence[Group], config: StructuredPruningConfig, kept: Any = None) -> list[Ranked]:
     """Scores the units of each group.
+
+    Args:
+        groups: The groups.
+        config: Its criterion.
+        kept: Boolean for each unit of the model, False where it was removed before. Such units come last.
 
     Raises:
         ConfigError: The criterion did not return a finite score for each unit, or it does not apply to the group.
     """
-    return [_ranked(group, _scores(group, config)) for group in groups]
+    return [_ranked(group, _scores(group, config), kept) for group in groups]
 
 
-def _ranked(group: Group, scores: Any) -> Ranked:
+def _ranked(group: Group, scores: Any, kept: Any) -> Ranked:
+    if kept is not None:
+        scores = np.where(kept[group.units], scores, min(scores.min(), 0.0) - 1)
     order = np.argsort(-scores, kind="stable")
     return Ranked(group, order, scores[order])
 
@@ -84,7 +91,7 @@ def meet(
         return counts, _kept(channels, ranked, counts)
 
     low, high = 0.0, 1.0
-    counts, kept = kept_at(high)
+    counts, kept = kept_at(high)  # the smallest model
     if cost(kept) > target:
         all_kept = channels.all_kept
         name, value = config.target
@@ -108,6 +115,11 @@ def meet(
         if cost(tried_kept) <= target:
             counts, kept = tried, tried_kept
     return kept
+
+
+def smallest(channels: ChannelGroups, ranked: Sequence[Ranked], config: StructuredPruningConfig) -> Any:
+    """Returns the units of the smallest model that `max_ratio` and `round_to` allow."""
+    return _kept(channels, ranked, _counts(ranked, config, 1.0, limit=True))
 
 
 def _best_removed(ranked: Ranked, count: int) -> float:

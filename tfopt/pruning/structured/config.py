@@ -67,6 +67,12 @@ class StructuredPruningConfig:
     exclude: tuple[str, ...] = ()
     """Names or paths of layers whose channels are kept, with * and ? as wildcards. The name of a nested model keeps all
     its layers."""
+    batch_size: Annotated[int, Ge(1)] = 1
+    """Batch size at which target_latency is measured."""
+    rounds: Annotated[int, Ge(1)] = 5
+    """Number of times at which ShrinkSchedule removes channels during a fit."""
+    end_step: Annotated[int, Ge(1)] | None = None
+    """Training step of the last round. By default after two thirds of the fit; the model recovers in the rest."""
     epochs: Annotated[int, Ge(1)] = 10
     """Number of epochs of a recipe's fine-tuning."""
     learning_rate: Annotated[float, Gt(0), Lt(math.inf)] | None = None

@@ -87,9 +87,9 @@ class Group:
 
     def _rows(self, members: Sequence[Member]) -> Any:
         rows = [
-            np.moveaxis(
-                np.asarray(keras.ops.convert_to_numpy(member.weight.variable), np.float32), member.dimension, 0
-            )[member.indices].reshape(len(self.units), -1)
+            np.moveaxis(member.weight.variable.numpy().astype(np.float32), member.dimension, 0)[member.indices].reshape(
+                len(self.units), -1
+            )
             for member in members
         ]
         return np.concatenate(rows, axis=1)
@@ -114,7 +114,7 @@ class ChannelGroups:
         >>> from keras import layers
         >>> model = keras.Sequential([keras.Input((4,)), layers.Dense(16, name="a"), layers.Dense(2, name="b")])
         >>> print(ChannelGroups(model))
-        a: 16 channels in a.kernel axis 1, b.kernel axis 0, a.bias axis 0
+        a: 16 channels in a.kernel axis 1, a.bias axis 0, b.kernel axis 0
     """
 
     def __init__(self, model: keras.Model, widths: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,9 +11,10 @@ import keras
 
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.models.plain_models import is_plain
-from tfopt.pruning.structured.choice import Ranked, choose, rank
+from tfopt.pruning.structured.choice import choose, rank
 from tfopt.pruning.structured.config import StructuredPruningConfig
 from tfopt.pruning.structured.groups import ChannelGroups, Group
+from tfopt.pruning.structured.latency import meet_latency
 from tfopt.pruning.structured.surgery import without_channels
 from tfopt.report import Change, PassReport, Skip
 from tfopt.settings.validation import check_type
@@ -71,11 +72,42 @@ def shrink(model: keras.Model, config: StructuredPruningConfig | None = None, *,
     """
     config = StructuredPruningConfig() if config is None else config
     check_type("config", config, StructuredPruningConfig, "Pass for example tfopt.StructuredPruningConfig(ratio=0.5).")
+    channels, groups, skipped = find_groups(model, config)
+    ranked = rank(groups, config)
+    if config.target_latency is None:
+        return finished(model, channels, groups, choose(channels, ranked, config), skipped, dry_run=dry_run)
+    kept, latency = meet_latency(model, channels, ranked, config)
+    times = {"latency_ms": latency.after_ms, "latency_ms_before": latency.before_ms}
+    return finished(model, channels, groups, kept, skipped, dry_run=dry_run, metrics=times)
+
+
+def find_groups(model: Any, config: StructuredPruningConfig) -> tuple[ChannelGroups, list[Group], list[Skip]]:
+    """Returns the channels of a model, the groups that may shrink, and the others with the reasons."""
     _check_model(model)
     channels = ChannelGroups(model, config.widths)
-    ranked, skipped = _ranked(channels, config)
-    kept = choose(channels, ranked, config)
-    report = _report(channels, ranked, kept, skipped, config)
+    excluded = _excluded(channels, config.exclude)
+    skipped, may_shrink = list(channels.fixed), []
+    for group in channels.groups:
+        reason = _reason_to_keep(group, config, group.name in excluded)
+        if reason is None:
+            may_shrink.append(group)
+        else:
+            skipped.append(Skip(name=group.name, kind=group.kind, reason=reason))
+    return channels, may_shrink, skipped
+
+
+def finished(
+    model: keras.Model,
+    channels: ChannelGroups,
+    groups: Sequence[Group],
+    kept: Any,
+    skipped: Sequence[Skip],
+    *,
+    dry_run: bool = False,
+    metrics: Mapping[str, float] | None = None,
+) -> ShrinkResult:
+    """Builds the smaller model of the kept units, with its report, and warns if nothing changed."""
+    report = _report(channels, groups, kept, skipped, metrics or {})
     report.warn_if_unchanged()
     smaller = None if dry_run else without_channels(model, channels, kept)
     return ShrinkResult(smaller, report, {group.name: _indices(group, kept) for group in channels.groups})
@@ -97,24 +129,15 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _ranked(channels: ChannelGroups, config: StructuredPruningConfig) -> tuple[list[Ranked], list[Skip]]:
-    """Returns the groups that may shrink with the order of their units, and the others with the reasons."""
-    excluded = _excluded(channels, config.exclude)
-    skipped, open_groups = list(channels.fixed), []
-    for group in channels.groups:
-        reason = None
-        if group.name in excluded:
-            reason = "excluded"
-        elif len(group.units) <= group.step(config.round_to):
-            count = len(group.units)
-            reason = f"it has {count * group.channels} channels, no more than the step of round_to={config.round_to}"
-        elif config.criterion == "bn_scale" and group.scales() is None:
-            reason = "it has no batch normalization with a scale"
-        if reason:
-            skipped.append(Skip(name=group.name, kind=group.kind, reason=reason))
-        else:
-            open_groups.append(group)
-    return rank(open_groups, config), skipped
+def _reason_to_keep(group: Group, config: StructuredPruningConfig, excluded: bool) -> str | None:
+    if excluded:
+        return "excluded"
+    if len(group.units) <= group.step(config.round_to):
+        what = f"{len(group.units)} {group.unit_name}"
+        return "it has one head or group" if group.whole else f"{what} are no more than round_to={config.round_to}"
+    if config.criterion == "bn_scale" and group.scales() is None:
+        return "it has no batch normalization with a scale"
+    return None
 
 
 def _excluded(channels: ChannelGroups, patterns: tuple[str, ...]) -> set[str]:
@@ -137,25 +160,27 @@ def _names(path: str) -> list[str]:
 
 
 def _report(
-    channels: ChannelGroups, ranked: list[Ranked], kept: Any, skipped: list[Skip], config: StructuredPruningConfig
+    channels: ChannelGroups, groups: Sequence[Group], kept: Any, skipped: Sequence[Skip], times: Mapping[str, float]
 ) -> PassReport:
-    changed = []
-    for group in (each.group for each in ranked):
+    changed, unchanged = [], []
+    for group in groups:
         left, size = len(_indices(group, kept)), len(group.units)
         if left == size:
-            skipped.append(Skip(name=group.name, kind=group.kind, reason=f"all {size} channels are needed"))
+            unchanged.append(Skip(name=group.name, kind=group.kind, reason=f"all {size} {group.unit_name} stay"))
             continue
-        exact = f"; statistics of {group.normalized[0]} change" if group.normalized else ""
-        what = f"{size} -> {left} {group.unit_name}, with {len(group.members) - 1} more weights{exact}"
-        changed.append(Change(name=group.name, kind=group.kind, detail=what))
+        detail = f"{size} -> {left} {group.unit_name}, in {len(group.members)} weights"
+        if group.normalized:
+            detail += f"; the statistics of {group.normalized[0]} change"
+        changed.append(Change(name=group.name, kind=group.kind, detail=detail))
     everything = channels.all_kept
     metrics = {
         "parameters": float(channels.parameters(kept)),
         "parameters_before": float(channels.parameters(everything)),
         "multiply_adds": float(channels.multiply_adds(kept)),
         "multiply_adds_before": float(channels.multiply_adds(everything)),
+        **times,
     }
-    return PassReport(name="shrink", changed=tuple(changed), skipped=tuple(skipped), metrics=metrics)
+    return PassReport(name="shrink", changed=tuple(changed), skipped=(*skipped, *unchanged), metrics=metrics)
 
 
 def _indices(group: Group, kept: Any) -> tuple[int, ...]:

@@ -97,7 +97,7 @@ class _Rebuild:
 
     def _carry_over(self, old: Any, new: Any) -> None:
         for one, other in zip(old.variables, new.variables, strict=True):
-            values = self._part(one, keras.ops.convert_to_numpy(one))
+            values = self._part(one, one.numpy())
             if values.shape != tuple(other.shape):
                 raise UnsupportedLayerError(
                     f"A layer that is rebuilt from its config must have the same weights. Received: {old.name!r} "
@@ -106,7 +106,7 @@ class _Rebuild:
                 )
             other.assign(values)
             if isinstance(one.constraint, Mask):
-                attach_mask(other).assign(self._part(one, keras.ops.convert_to_numpy(one.constraint.kept)))
+                attach_mask(other).assign(self._part(one, one.constraint.kept.numpy()))
         if isinstance(new, keras.layers.Normalization):
             new.finalize_state()  # it computes with constants made of its variables
 
