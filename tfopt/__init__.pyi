@@ -18,7 +18,7 @@ from .models.float32_outputs import float32_outputs
 from .profiling.cost import FlopCount, ModelCost, TrainingMemory, count_flops, model_cost, training_memory
 from .profiling.monitor import GpuMonitor
 from .profiling.tensor_cores import tensor_core_alignment
-from .pruning import PruningConfig, PruningSchedule, prune
+from .pruning import PruningConfig, PruningSchedule, ShrinkSchedule, StructuredPruningConfig, prune, shrink
 from .quantization import QuantizationConfig, QuantizedModel, WeightOnlyConfig, quantization_report, quantize
 from .recipe import ModelConfig, Recipe
 from .report import PassReport, Receipt
@@ -65,7 +65,10 @@ __all__ = [
     # passes
     "PruningConfig",
     "PruningSchedule",
+    "StructuredPruningConfig",
+    "ShrinkSchedule",
     "prune",
+    "shrink",
     "QuantizationConfig",
     "QuantizedModel",
     "WeightOnlyConfig",

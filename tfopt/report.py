@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tfopt import notebook
 from tfopt.errors import TfoptWarning
+from tfopt.number_text import short_count
 from tfopt.score_text import is_share, score_label, show_score
 
 MARKED_LOSS = 0.01
@@ -85,8 +86,18 @@ class PassReport(Record):
     @property
     def headline(self) -> str:
         """The numbers of changes and skips, and the figures, in one line."""
-        figures = "".join(f", {name} {value:.4g}" for name, value in self.metrics.items())
+        figures = "".join(f", {figure}" for figure in self._figures())
         return f"{self.name}: {len(self.changed)} changed, {len(self.skipped)} skipped{figures}"
+
+    def _figures(self) -> Iterator[str]:
+        """Yields each figure; "size" together with "size_before"."""
+        for name, value in self.metrics.items():
+            before = self.metrics.get(f"{name}_before")
+            words = name.replace("_", " ")
+            if before is not None:
+                yield f"{words} {short_count(before)} -> {short_count(value)}"
+            elif not name.endswith("_before"):
+                yield f"{words} {value:.4g}"
 
     def _repr_html_(self) -> str:
         rows = [("step", each.name, each.kind, each.detail) for each in self.steps]

@@ -4,5 +4,17 @@ from .criteria import CRITERIA
 from .masks import Mask
 from .prune import prune
 from .schedules import SCHEDULES
+from .structured import ShrinkResult, ShrinkSchedule, StructuredPruningConfig, shrink
 
-__all__ = ["CRITERIA", "SCHEDULES", "Mask", "PruningConfig", "PruningSchedule", "prune"]
+__all__ = [
+    "CRITERIA",
+    "SCHEDULES",
+    "Mask",
+    "PruningConfig",
+    "PruningSchedule",
+    "ShrinkResult",
+    "ShrinkSchedule",
+    "StructuredPruningConfig",
+    "prune",
+    "shrink",
+]

@@ -18,7 +18,7 @@ from tfopt import notebook
 from tfopt.data.config import DataConfig
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.exporting.config import Int8Nodes
-from tfopt.pruning import PruningConfig
+from tfopt.pruning import PruningConfig, StructuredPruningConfig
 from tfopt.quantization import QuantizationConfig
 from tfopt.recipe.changes import changes_from_defaults, with_changes
 from tfopt.recipe.chosen import chosen_settings, flat
@@ -37,7 +37,7 @@ QUICK_STEPS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A model builder with the settings for training, pruning, quantization and export.
+    """A model builder with the settings for training, shrinking, pruning, quantization and export.
 
     None turns a stage off.
 
@@ -60,6 +60,8 @@ class Recipe:
     """Settings of the examples."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
     """Settings of the training."""
+    shrink: StructuredPruningConfig | None = None
+    """Settings of the removal of whole channels, with fine-tuning. None turns it off."""
     pruning: PruningConfig | None = None
     """Settings of the pruning, with fine-tuning. None turns it off."""
     quantization: QuantizationConfig | None = None
@@ -69,7 +71,7 @@ class Recipe:
     this machine; "all" is every node with an int8 kernel, the same in every run. Weights are stored in int8 in any
     case."""
     export_dir: Annotated[str, MinLen(1)] | None = None
-    """Directory for float32/, pruned/, int8/, receipts.json and report.html. With None nothing is written."""
+    """Directory for float32/, shrunk/, pruned/, int8/, receipts.json and report.html. With None nothing is written."""
     forms: tyro.conf.Suppress[Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     """Other forms of the recipe by name, each a table of the settings that differ: "quick" runs in less than a minute,
     "full" trains on the usual data set."""
@@ -130,6 +132,7 @@ class Recipe:
         """
         if "quick" in self.forms:
             return self.form("quick")
+        shrink = self.shrink and replace(self.shrink, epochs=min(self.shrink.epochs, QUICK_EPOCHS))
         pruning = self.pruning and replace(self.pruning, epochs=min(self.pruning.epochs, QUICK_EPOCHS))
         quantization = self.quantization
         if quantization is not None and quantization.training:
@@ -142,6 +145,7 @@ class Recipe:
                 epochs=min(self.training.epochs, QUICK_EPOCHS),
                 steps_per_epoch=self.training.steps_per_epoch and min(self.training.steps_per_epoch, QUICK_STEPS),
             ),
+            shrink=shrink,
             pruning=pruning,
             quantization=quantization,
             forms={},

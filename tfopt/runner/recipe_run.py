@@ -21,6 +21,7 @@ from tfopt.data import EpochCounter, Examples, InputReport, decide, epoch_steps,
 from tfopt.errors import UnsupportedModelError
 from tfopt.exporting import ExportConfig, export, verify_together
 from tfopt.profiling import GpuMonitor
+from tfopt.pruning.structured.shrink import find_groups
 from tfopt.pruning.weights import find_weights
 from tfopt.quantization import QuantizedModel
 from tfopt.recipe import Recipe
@@ -52,7 +53,7 @@ class RunResult:
         model: The trained Keras model, pruned if the recipe prunes.
         plan: The plan of the training.
         report: The results and measurements of all stages, as plain records.
-        receipts: The receipt of each artifact by name ("float32", "pruned", "int8"); empty without an export.
+        receipts: The receipt of each artifact by name ("float32", "shrunk", "pruned", "int8"); empty without an export.
         export_dir: Directory of the artifacts, receipts.json and report.html; None without an export.
     """
 
@@ -91,8 +92,8 @@ class RunResult:
 def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | None = None) -> RunResult:
     """Runs a recipe from training to the report.
 
-    Exports the trained model as float32/. If the recipe prunes or quantizes, also exports the pruned model as pruned/
-    and the quantized model as int8/. Verifies each artifact in a fresh process, and writes receipts.json and
+    Exports the trained model as float32/. If the recipe shrinks, prunes or quantizes, also exports the results of these
+    stages as shrunk/, pruned/ and int8/. Verifies each artifact in a fresh process, and writes receipts.json and
     report.html beside them.
 
     Args:
@@ -322,6 +323,8 @@ def _build(settings: Recipe, decided: Plan, examples: Examples) -> keras.Model:
         )
     check_input(model, examples)
     check_outputs(model, examples, settings.find_task())
+    if settings.shrink is not None:
+        find_groups(model, settings.shrink)  # raises its errors before the training
     if settings.pruning is not None:
         find_weights(model, settings.pruning.exclude)  # raises its errors before the training
     return model

@@ -36,7 +36,7 @@ def write_reports(report: RunReport, export_dir: Path, console: Console) -> None
     for receipt in report.receipts.values():
         for problem in receipt.problems:
             print_line(f"{receipt.artifact}: {problem}", console, style="red")
-    for name in sorted({"float32", "pruned", "int8"} - set(report.receipts)):
+    for name in sorted({"float32", "shrunk", "pruned", "int8"} - set(report.receipts)):
         if (export_dir / name).exists():
             print_line(f"{export_dir / name} is from an earlier run", console)
     print_line(f"\nreport: {page}", console)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import keras
 
 from tfopt.data import Examples
-from tfopt.pruning import PruningConfig, PruningSchedule
+from tfopt.pruning import PruningConfig, PruningSchedule, ShrinkSchedule, StructuredPruningConfig, shrink
 from tfopt.quantization import QuantizationConfig, quantize
 from tfopt.recipe import Recipe
 from tfopt.report import PassReport
@@ -95,6 +95,32 @@ class Train:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shrink:
+    """Removes whole channels of the model: in rounds while it is trained on, or all at once before that."""
+
+    config: StructuredPruningConfig
+    learning_rate: float
+    artifact: str = "shrunk"
+    fits: Sequence[str] = ("shrink",)
+
+    def run(self, work: Work) -> Any:
+        rate = self.config.learning_rate or self.learning_rate
+        fit = Fit(name="shrink", epochs=self.config.epochs, learning_rate=rate)
+        if self.config.at_once:
+            result = shrink(work.model, self.config)
+            work.model = result.model
+            work.fit(fit)
+        else:
+            schedule = ShrinkSchedule(work.model, self.config)
+            work.fit(replace(fit, callbacks=[schedule]))
+            assert schedule.result is not None  # the fit has ended
+            result = schedule.result
+            work.model = result.model
+        work.note(result.report)
+        return work.model
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prune:
     """Prunes the model while it is trained on."""
 
@@ -148,6 +174,8 @@ def stages(recipe: Recipe) -> list[Stage]:
     """
     rate = recipe.training.learning_rate
     found: list[Stage] = [Train(epochs=recipe.training.epochs, learning_rate=rate)]
+    if recipe.shrink is not None:
+        found.append(Shrink(config=recipe.shrink, learning_rate=rate))
     if recipe.pruning is not None:
         found.append(Prune(config=recipe.pruning, learning_rate=rate))
     if recipe.quantization is not None:

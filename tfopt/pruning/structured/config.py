@@ -70,7 +70,8 @@ class StructuredPruningConfig:
     batch_size: Annotated[int, Ge(1)] = 1
     """Batch size at which target_latency is measured."""
     rounds: Annotated[int, Ge(1)] = 5
-    """Number of times at which ShrinkSchedule removes channels during a fit."""
+    """Number of times at which channels leave during a fit, with ShrinkSchedule. A recipe with 1, or with a target of
+    latency, removes them all before its fine-tuning."""
     end_step: Annotated[int, Ge(1)] | None = None
     """Training step of the last round. By default after two thirds of the fit; the model recovers in the rest."""
     epochs: Annotated[int, Ge(1)] = 10
@@ -96,6 +97,11 @@ class StructuredPruningConfig:
             "target_parameters": self.target_parameters,
             "target_latency": self.target_latency,
         }
+
+    @property
+    def at_once(self) -> bool:
+        """Whether a recipe removes all channels before its fine-tuning."""
+        return self.rounds == 1 or self.target_latency is not None
 
     @property
     def target(self) -> tuple[str, float]:

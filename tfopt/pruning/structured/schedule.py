@@ -76,7 +76,8 @@ class ShrinkSchedule(keras.callbacks.Callback):
         self._done = self._epoch_begin = self._steps_done = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._epoch_begin = self._steps_done
+        steps = self.params.get("steps")
+        self._epoch_begin = epoch * steps if steps else self._steps_done
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         due = sum(step <= self._epoch_begin + batch for step in self._rounds)
@@ -104,6 +105,8 @@ class ShrinkSchedule(keras.callbacks.Callback):
         wanted = value * progress if name == "ratio" else 1 - (1 - value) * progress
         change: dict[str, Any] = {name: wanted}
         config = replace(self.config, **change)
+        # From the weights, because a checkpoint may have been restored since.
+        self._kept = self._masked_units()
         self._kept &= choose(self._channels, rank(self._groups, config, self._kept), config)
         for weight, mask in self._masks:
             mask.assign(self._channels.mask(weight, self._kept) & mask.kept.numpy())
