@@ -47,7 +47,8 @@ def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
 
 def running_callbacks() -> keras.callbacks.CallbackList | None:
     """Returns the list that is calling a callback, or None: the `self` of a caller's frame; a callback is not told."""
-    check_reads(keras.callbacks.CallbackList.on_train_begin, "callbacks", "on_train_begin")
+    for calls in (keras.callbacks.CallbackList.on_train_begin, keras.callbacks.CallbackList.on_train_end):
+        check_reads(calls, "callbacks")
     frame = inspect.currentframe()
     while frame is not None:
         if isinstance(owner := frame.f_locals.get("self"), keras.callbacks.CallbackList):

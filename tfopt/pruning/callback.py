@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,20 +184,19 @@ class PruningSchedule(keras.callbacks.Callback):
         fit.updates(self.config.target_sparsity)
         if self._counter is not None:
             self._counter.assign([fit.steps_done, fit.next_update or 0, 0])  # a later fit makes updates of its own
-        self.enforce()
-        assert self.report is not None  # made by enforce
-        self.report.warn_if_unchanged()
+        self._enforce().warn_if_unchanged()
 
-    def enforce(self) -> None:
+    def _enforce(self) -> PassReport:
         """Applies the masks and makes the report again, after code other than the optimizer has written the weights."""
         for mask in self._masks:
             mask.enforce()
         self.report = make_report(self._weights, self._skipped)
+        return self.report
 
     def _stand_last(self) -> None:
         """Adds a callback at the end of the list, because a later one may restore weights when the training ends."""
         if (running := running_callbacks()) is not None:
-            running.callbacks.append(_Last(self, running))
+            running.callbacks.append(_Last(self._enforce, running))
 
     def _counted(self, epoch: int) -> tuple[int, int]:
         """Returns the number of steps counted before this epoch, and the next step before which the masks change."""
@@ -263,11 +263,11 @@ class PruningSchedule(keras.callbacks.Callback):
 class _Last(keras.callbacks.Callback):
     """Applies the masks after all other callbacks, and leaves their list."""
 
-    def __init__(self, pruning: PruningSchedule, running: keras.callbacks.CallbackList) -> None:
+    def __init__(self, enforce: Callable[[], PassReport], running: keras.callbacks.CallbackList) -> None:
         super().__init__()
-        self._pruning = pruning
+        self._enforce = enforce
         self._running = running
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._pruning.enforce()
+        self._enforce()
         self._running.callbacks.remove(self)
