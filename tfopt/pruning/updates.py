@@ -71,6 +71,12 @@ class MaskUpdates:
         if rises:
             self._counts = self._count()
 
+    def forget(self) -> None:
+        """Sets the sums of movements to zero, which may be those of an earlier fit."""
+        for mask in self._masks:
+            if mask.movement is not None:
+                mask.movement.assign(keras.ops.zeros_like(mask.movement))
+
     def _products(self) -> list[Products]:
         assert self._gradients is not None  # made for these settings
         return self._gradients.mean_products(self._data, self._config.gradient_batches)
