@@ -100,7 +100,7 @@ class PruningSchedule(keras.callbacks.Callback):
 
     def __init__(self, model: Any, config: PruningConfig | None = None, data: Any = None) -> None:
         super().__init__()
-        # Keras then need not wait for the logs of a step before it begins the next one, which costs short steps 5%.
+        # Keras then need not wait for the logs of a step before it begins the next one.
         self.async_safe = True
         if is_tf_keras(model):
             raise UnsupportedModelError(
