@@ -236,6 +236,10 @@ NAMES = [
     ],
     *[Name("keras.Model", name, FIT, reader="predict") for name in ("make_predict_function", "predict_function")],
     Name("keras.Model", "_symbolic_build", "trainer.symbolic_build(t.model, None)", takes=True),
+    *[
+        Name("keras.callbacks.CallbackList", "callbacks", "trainer.running_callbacks()", reader=reader)
+        for reader in ("on_train_begin", "on_train_end")
+    ],
     Name("t.model", "_compile_config", "trainer.compile_config(t.model)"),
     Name("t.model", "_initial_epoch", "trainer.set_initial_epoch(t.model, None)"),
     Name("keras.Model", "_initial_epoch", "trainer.set_initial_epoch(t.model, None)", reader="fit"),

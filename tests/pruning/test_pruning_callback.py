@@ -65,6 +65,10 @@ SETTINGS = {
     "mixed_float16 and momentum": {"dtype": "mixed_float16", "optimizer": sgd},
     "own loss scale": {"optimizer": lambda: keras.optimizers.LossScaleOptimizer(sgd())},
     "mixed_bfloat16": {"dtype": "mixed_bfloat16"},
+    "clipped gradients": {"optimizer": lambda: keras.optimizers.Adam(clipnorm=0.1)},
+    "moving averages that overwrite": {
+        "optimizer": lambda: keras.optimizers.Adam(use_ema=True, ema_overwrite_frequency=4)
+    },
     "gradient accumulation": {"optimizer": lambda: keras.optimizers.Adam(gradient_accumulation_steps=2)},
     "two replicas": {"replicas": 2},
     "two replicas and momentum": {"replicas": 2, "optimizer": sgd},
@@ -151,12 +155,20 @@ def test_a_fit_that_stops_early_ends_at_the_target():
     assert zeros(model) == [96, 48]
 
 
-def test_weights_restored_at_the_end_are_pruned():
-    """EarlyStopping puts back weights from before the last masks; standing after it, ours has the last word."""
+@pytest.mark.parametrize("order", [1, -1])
+def test_weights_restored_at_the_end_are_pruned(order):
+    """EarlyStopping puts back weights from before the last masks. Whatever the order, the masks have the last word."""
     model = compile_model(build())
     best = keras.callbacks.EarlyStopping("loss", mode="max", patience=9, restore_best_weights=True, start_from_epoch=0)
-    model.fit(data(), epochs=2, callbacks=[best, PruningSchedule(model, PruningConfig())], verbose=0)
+    pruning = PruningSchedule(model, PruningConfig())
+    others = [best, pruning, PruningSchedule(model, PruningConfig())][::order]
+    given = keras.callbacks.CallbackList(others, add_history=True, model=model, epochs=2, steps=12)
+    before = list(given.callbacks)
+    model.fit(data(), epochs=2, callbacks=given, verbose=0)
+    assert best.best_weights is not None
     assert zeros(model) == [96, 48]
+    assert pruning.report.metrics == {"sparsity": 0.75}
+    assert given.callbacks == before
 
 
 def test_initial_epoch_continues_the_schedule():
@@ -195,9 +207,10 @@ def pruned_fit(config, steps_per_execution, *, save_at=0, step=0, state=None):
     model = Replaying([keras.Input((8,)), *build().layers])
     compile_model(model, steps_per_execution=steps_per_execution, jit_compile=False)
     model.optimizer.build(model.trainable_variables)
-    pruning = PruningSchedule(model, config)
-    masks = [layer.kernel.constraint.kept for layer in model.layers]
-    variables = [*model.variables, *model.optimizer.variables, *masks]
+    pruning = PruningSchedule(model, config, data=data())
+    masks = [layer.kernel.constraint for layer in model.layers]
+    held = [each for mask in masks for each in (mask.kept, mask.counter, mask.movement) if each is not None]
+    variables = [*model.variables, *model.optimizer.variables, *held]
     for variable, value in zip(variables, state or [], strict=bool(state)):
         variable.assign(value)
     initial_epoch, model.done = divmod(step, STEPS_PER_EPOCH)
@@ -228,6 +241,12 @@ BREAKS = {
     "a callable": (24, 1, {"schedule": lambda step: 0.75 * min(1, step / 40)}),
     "a callable that falls": (36, 1, {"schedule": lambda step: 0.6 if 10 < step < 20 else 0.01 * step}),
     "random": (24, 1, {"criterion": "random"}),
+    "movement": (24, 1, {"criterion": "movement", "gradient_batches": 2}),
+    "movement, within an epoch, after an update": (22, 1, {"criterion": "movement", "gradient_batches": 2}),
+    "regrowth": (24, 1, {"regrowth": 0.3, "gradient_batches": 2}),
+    "regrowth, within an epoch, after an update": (22, 1, {"regrowth": 0.3, "gradient_batches": 2}),
+    "regrowth, within an epoch, executions of 4": (20, 4, {"regrowth": 0.3, "gradient_batches": 2}),
+    "taylor and regrowth": (24, 1, {"criterion": "taylor", "regrowth": 0.3, "gradient_batches": 2}),
     "within an epoch": (19, 1, {}),
     "within an epoch, after an update": (22, 1, {}),
     "within an epoch, executions of 4": (20, 4, {}),

@@ -36,7 +36,8 @@ from tfopt.pruning import PruningConfig
         ),
         (
             {"criterion": "magnitud"},
-            "Unknown criterion 'magnitud'. Expected one of: 'magnitude', 'random'. Did you mean 'magnitude'?",
+            "Unknown criterion 'magnitud'. Expected one of: 'magnitude', 'movement', 'random', 'snip', 'taylor'. "
+            "Did you mean 'magnitude'?",
         ),
         (
             {"schedule": "polynom"},
@@ -49,6 +50,14 @@ from tfopt.pruning import PruningConfig
         ({"scope": "model"}, "Unknown scope 'model'. Expected one of: 'global', 'layer'."),
         ({"begin_step": -1}, "begin_step must be a whole number of at least 0. Received: begin_step=-1."),
         ({"frequency": 0}, "frequency must be a whole number of at least 1. Received: frequency=0."),
+        (
+            {"regrowth": 1.0},
+            "regrowth must be in [0, 1). Received: regrowth=1.0.",
+        ),
+        (
+            {"gradient_batches": 0},
+            "gradient_batches must be a whole number of at least 1. Received: gradient_batches=0.",
+        ),
         ({"epochs": 0}, "epochs must be a whole number of at least 1. Received: epochs=0."),
         (
             {"begin_step": 5, "end_step": 5},

@@ -6,6 +6,7 @@ import pytest
 
 from tfopt.errors import ConfigError, UnsupportedLayerError
 from tfopt.pruning import CRITERIA, Mask
+from tfopt.pruning.criteria import score_weights
 from tfopt.pruning.masks import attach_mask, choose_masks, keep_highest
 from tfopt.pruning.weights import Weight
 
@@ -29,7 +30,7 @@ def test_the_number_of_zeros_is_exact_even_with_ties(sparsity, size, levels):
 def test_global_scope_ranks_all_weights_together():
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=(5, 7)), 3 * rng.normal(size=(4, 2, 3))]
-    masks = choose_masks([weight(array) for array in arrays], 0.6, CRITERIA["magnitude"], "global")
+    masks = choose_masks([weight(array) for array in arrays], [np.abs(array) for array in arrays], 0.6, "global")
     everything = np.sort(np.abs(np.concatenate([array.ravel() for array in arrays])))
     threshold = everything[round(0.6 * everything.size)]
     for array, mask in zip(arrays, masks, strict=True):
@@ -39,18 +40,18 @@ def test_global_scope_ranks_all_weights_together():
 def test_zeros_go_first_whatever_the_criterion():
     values = np.random.default_rng(0).normal(size=(20, 20))
     values[::2] = 0
-    (kept,) = choose_masks([weight(values)], 0.5, CRITERIA["random"], "layer")
+    (kept,) = choose_masks([weight(values)], [CRITERIA["random"](values)], 0.5, "layer")
     np.testing.assert_array_equal(kept, values != 0)
 
 
 def test_weights_that_are_not_finite_are_refused():
     with pytest.raises(UnsupportedLayerError, match=r"the kernel \(2,\) float32 of 'block/dense' \(Dense\)"):
-        choose_masks([weight([1.0, np.nan], path="block/dense")], 0.5, CRITERIA["magnitude"], "layer")
+        score_weights([weight([1.0, np.nan], path="block/dense")], "magnitude")
 
 
 def test_a_criterion_must_score_every_weight():
     with pytest.raises(ConfigError, match=r"criterion must return one score per weight. Received: shape \(\)"):
-        choose_masks([weight([1.0, 2.0])], 0.5, np.sum, "layer")
+        score_weights([weight([1.0, 2.0])], np.sum)
 
 
 def test_zeros_are_positive_zeros():

@@ -311,6 +311,20 @@ def test_pruning_has_its_own_learning_rate_or_that_of_the_training():
     assert last_rate(None) == pytest.approx(TINY.training.learning_rate)
 
 
+def test_a_recipe_prunes_by_gradients_with_regrowth_and_mixed_targets():
+    """Mixup makes shares of the targets of the loss, also of those that the gradients are computed with."""
+    data = DataConfig(
+        source="synthetic",
+        arguments={"examples": 96, "input_shape": [8, 8, 3], "num_classes": 4},
+        augment=AugmentConfig(mixup=0.2),
+    )
+    pruning = PruningConfig(target_sparsity=0.5, criterion="taylor", regrowth=0.2, epochs=1, frequency=2)
+    training = dataclasses.replace(TINY.training, epochs=1)
+    recipe = dataclasses.replace(TINY, data=data, training=training, pruning=pruning, quantization=None)
+    result = run(recipe, console=silent())
+    assert result.report.passes[0].metrics["sparsity"] == pytest.approx(0.5, abs=0.01)
+
+
 @pytest.mark.slow
 def test_two_replicas_run_a_recipe(two_replicas):
     training = dataclasses.replace(TINY.training, strategy=two_replicas)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,6 +43,18 @@ def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
     """Lets the `fit` that has begun start at an epoch: `_initial_epoch`, since its argument is given before."""
     check_reads(keras.Model.fit, "_initial_epoch")
     set_private(model, "_initial_epoch", epoch)
+
+
+def running_callbacks() -> keras.callbacks.CallbackList | None:
+    """Returns the list that is calling a callback, or None: the `self` of a caller's frame; a callback is not told."""
+    for calls in (keras.callbacks.CallbackList.on_train_begin, keras.callbacks.CallbackList.on_train_end):
+        check_reads(calls, "callbacks")
+    frame = inspect.currentframe()
+    while frame is not None:
+        if isinstance(owner := frame.f_locals.get("self"), keras.callbacks.CallbackList):
+            return owner
+        frame = frame.f_back
+    return None
 
 
 def built_under(model: keras.Model) -> tf.distribute.Strategy | None:

@@ -1,6 +1,6 @@
 from .callback import PruningSchedule
 from .config import PruningConfig
-from .criteria import CRITERIA
+from .criteria.scores import CRITERIA
 from .masks import Mask
 from .prune import prune
 from .schedules import SCHEDULES

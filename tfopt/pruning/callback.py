@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import keras
-import numpy as np
 
 from tfopt.compat.kinds import is_tf_keras
+from tfopt.compat.trainer import running_callbacks
 from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
 from tfopt.pruning.config import PruningConfig
-from tfopt.pruning.masks import attach_counter, attach_mask
-from tfopt.pruning.prune import PASS_A_CONFIG, retrace, set_sparsity
+from tfopt.pruning.criteria.gradients import check_data
+from tfopt.pruning.criteria.scores import needs_data
+from tfopt.pruning.masks import attach_counter, attach_mask, attach_movement
+from tfopt.pruning.prune import PASS_A_CONFIG, retrace
+from tfopt.pruning.regrowth import share_at
 from tfopt.pruning.schedules import SCHEDULES, Schedule, from_callable
+from tfopt.pruning.updates import MaskUpdates
 from tfopt.pruning.weights import find_weights, make_report
 from tfopt.report import PassReport
 from tfopt.settings.validation import check_type
-
-Counts = list[tuple[int, int]]
 
 
 @dataclass(kw_only=True)
@@ -30,18 +33,22 @@ class _Fit:
     Attributes:
         schedule: Function from a step to its sparsity.
         end_step: Step from which the sparsity stays at the target; infinite for a callable, which may never stay.
-        counts: For each prunable weight, how many of its values are masked, and how many it has.
+        exchanges_end: Step from which updates exchange no weights.
+        updates: Changes the masks.
         epoch_begin: First step of the current epoch.
         steps_done: Number of steps done, those of earlier epochs included.
         next_update: Next step before which the masks change; None before the first epoch.
+        updated_to: Number of steps whose updates are in the masks. A resumed fit that replays them changes nothing.
     """
 
     schedule: Schedule
     end_step: float
-    counts: Counts
+    exchanges_end: float
+    updates: MaskUpdates
     epoch_begin: int = 0
     steps_done: int = 0
     next_update: int | None = None
+    updated_to: int = 0
 
 
 class PruningSchedule(keras.callbacks.Callback):
@@ -59,25 +66,31 @@ class PruningSchedule(keras.callbacks.Callback):
     - Sparsity never falls, also in a second fit: a masked weight stays masked.
     - Every fit ends at `target_sparsity`, also a fit that is stopped early. If the schedule was not finished, the last
       weights are pruned with no step to recover.
-    - Put a callback that restores weights at the end, such as EarlyStopping, before this one in the list.
+    - A callback that restores weights at the end, such as EarlyStopping, may come before or after this one in the list:
+      the masks are applied to the weights that it restores.
+    - A criterion that needs gradients, and regrowth, read the first `gradient_batches` of the data at each update. Give
+      data that is not shuffled, or a resumed fit will see other batches, and choose other masks.
 
     Args:
         model: The built Keras 3 model to prune. `fit` may be called on another model that contains it.
         config: Settings of the pruning.
+        data: Batches of (inputs, targets) or (inputs, targets, weights) as a `tf.data.Dataset` or a list, for a
+            criterion that needs gradients of the loss that is trained, and for regrowth.
 
     Attributes:
         report: The pruned weights after a fit; None before.
 
     Raises:
         UnsupportedModelError: The model is not a Keras 3 model or is not built.
-        ConfigError: `exclude` names no layer. At the start of the fit: `end_step` is needed or leaves no step, or the
-            number of earlier steps is unknown.
+        ConfigError: `exclude` names no layer; data is needed, and is missing, empty, an iterator or without targets. At
+            the start of the fit: `end_step` is needed or leaves no step, or the number of earlier steps is unknown.
 
     Example:
+        >>> x, y = keras.ops.ones((32, 8)), keras.ops.ones((32, 4))
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
         >>> model.compile("sgd", "mse")
         >>> pruning = PruningSchedule(model, PruningConfig(target_sparsity=0.5, frequency=1))
-        >>> history = model.fit(np.ones((32, 8)), np.ones((32, 4)), batch_size=8, callbacks=[pruning], verbose=0)
+        >>> history = model.fit(x, y, batch_size=8, callbacks=[pruning], verbose=0)
         >>> history.history["sparsity"], pruning.report.metrics
         ([0.5], {'sparsity': 0.5})
 
@@ -85,8 +98,10 @@ class PruningSchedule(keras.callbacks.Callback):
         Zhu & Gupta, "To prune, or not to prune", arXiv:1710.01878.
     """
 
-    def __init__(self, model: Any, config: PruningConfig | None = None) -> None:
+    def __init__(self, model: Any, config: PruningConfig | None = None, data: Any = None) -> None:
         super().__init__()
+        # Keras then need not wait for the logs of a step before it begins the next one.
+        self.async_safe = True
         if is_tf_keras(model):
             raise UnsupportedModelError(
                 f"model must be a Keras 3 model. Received: the tf_keras model {model.name!r}. Wrap it with "
@@ -95,10 +110,16 @@ class PruningSchedule(keras.callbacks.Callback):
         self.config = PruningConfig() if config is None else config
         check_type("config", self.config, PruningConfig, PASS_A_CONFIG)
         self.report: PassReport | None = None
+        self._data = data
         self._weights, self._skipped = find_weights(model, self.config.exclude)
+        if needs_data(self.config.criterion) or self.config.regrowth:
+            check_data(data)
         # Attached here, because Keras has made its train function when the fit begins.
         self._masks = [attach_mask(weight.variable) for weight in self._weights]
         self._counter = attach_counter(self._masks[0]) if self._masks else None
+        if self.config.criterion == "movement":
+            for mask in self._masks:
+                attach_movement(mask)
         self._state: _Fit | None = None
         retrace(model)
 
@@ -115,10 +136,17 @@ class PruningSchedule(keras.callbacks.Callback):
                 f"Received: {self.model.name!r}, with other weights. Make the callback for this model."
             )
         schedule, end_step = self._plan_schedule()
-        self._state = _Fit(schedule=schedule, end_step=end_step, counts=self._count())
+        exchanges_end = self._find_end_step() if self.config.regrowth else end_step
+        updates = MaskUpdates(self.model, self._weights, self._masks, self.config, self._data)
+        self._state = _Fit(schedule=schedule, end_step=end_step, exchanges_end=exchanges_end, updates=updates)
+        self._stand_last()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         fit, steps_per_epoch = self._fit, self.params.get("steps")
+        if fit.next_update is None and self._counter is not None:
+            fit.updated_to = int(keras.ops.convert_to_numpy(self._counter)[2])
+            if not fit.updated_to:
+                fit.updates.forget()
         if steps_per_epoch or epoch == 0:
             fit.epoch_begin = epoch * (steps_per_epoch or 0)
             if fit.next_update is None:
@@ -133,33 +161,50 @@ class PruningSchedule(keras.callbacks.Callback):
         if fit.next_update is None or step < fit.next_update:
             return
         fit.next_update = self._update_after(step)
-        if step >= self.config.begin_step:
-            self._raise_to(fit.schedule(step))
+        if step < max(self.config.begin_step, fit.updated_to):
+            return
+        share = share_at(step, self.config.regrowth, self.config.begin_step, fit.exchanges_end)
+        fit.updates(fit.schedule(step), share, sample=step < fit.end_step)
+        if self._counter is not None:
+            fit.updated_to = step + 1
+            done, due, _ = keras.ops.convert_to_numpy(self._counter)
+            self._counter.assign([done, due, fit.updated_to])
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._fit.steps_done = self._fit.epoch_begin + batch + 1
+        self._fit.steps_done = max(self._fit.steps_done, self._fit.epoch_begin + batch + 1)  # in any order
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         fit = self._fit
         if self._counter is not None:
-            self._counter.assign([fit.steps_done, fit.next_update])
+            self._counter.assign([fit.steps_done, fit.next_update, fit.updated_to])
         unknown = not self.params.get("steps")
         if unknown and epoch == 0 and not self.model.stop_training:  # now the length of an epoch is known
             self._warn_if_beyond(self.config.end_step, fit.steps_done * self.params["epochs"])
         if logs is not None:
-            logs["sparsity"] = self._sparsity
+            logs["sparsity"] = fit.updates.sparsity
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._raise_to(self.config.target_sparsity)
+        fit = self._fit
+        fit.updates(self.config.target_sparsity)
+        if self._counter is not None:
+            self._counter.assign([fit.steps_done, fit.next_update or 0, 0])  # a later fit makes updates of its own
+        self._enforce().warn_if_unchanged()
+
+    def _enforce(self) -> PassReport:
+        """Applies the masks and makes the report again, after code other than the optimizer has written the weights."""
         for mask in self._masks:
-            # The moving averages of the optimizer or another callback may have written the weights.
             mask.enforce()
         self.report = make_report(self._weights, self._skipped)
-        self.report.warn_if_unchanged()
+        return self.report
+
+    def _stand_last(self) -> None:
+        """Adds a callback at the end of the list, because a later one may restore weights when the training ends."""
+        if (running := running_callbacks()) is not None:
+            running.callbacks.append(_Last(self._enforce, running))
 
     def _counted(self, epoch: int) -> tuple[int, int]:
         """Returns the number of steps counted before this epoch, and the next step before which the masks change."""
-        steps, due = (0, 0) if self._counter is None else map(int, keras.ops.convert_to_numpy(self._counter))
+        steps, due = (0, 0) if self._counter is None else map(int, keras.ops.convert_to_numpy(self._counter)[:2])
         if not steps and self._counter is not None:
             raise ConfigError(
                 f"The number of steps before epoch {epoch} must be known, because the schedule counts them. Received: "
@@ -218,32 +263,16 @@ class PruningSchedule(keras.callbacks.Callback):
                 stacklevel=2,
             )
 
-    def _raise_to(self, sparsity: float) -> None:
-        # Masks that already hold enough zeros stay. A resumed fit replays steps, with weights that were trained
-        # further; masks of the same size, chosen again from these weights, could differ.
-        if any(_zeros_at(sparsity, size) > masked for masked, size in self._groups()):
-            set_sparsity(self._weights, sparsity, self.config)
-            self._fit.counts = self._count()
 
-    @property
-    def _sparsity(self) -> float:
-        """The share of the prunable weights that the masks hold at zero."""
-        masked, size = _total(self._fit.counts)
-        return masked / size if size else 0.0
+class _Last(keras.callbacks.Callback):
+    """Applies the masks after all other callbacks, and leaves their list."""
 
-    def _groups(self) -> Counts:
-        """Returns the counts of the groups of weights that are ranked together."""
-        return self._fit.counts if self.config.scope == "layer" else [_total(self._fit.counts)]
+    def __init__(self, enforce: Callable[[], PassReport], running: keras.callbacks.CallbackList) -> None:
+        super().__init__()
+        self._enforce = enforce
+        self._running = running
 
-    def _count(self) -> Counts:
-        kept = [mask.kept.numpy() for mask in self._masks]
-        return [(int(np.count_nonzero(~one)), one.size) for one in kept]
-
-
-def _zeros_at(sparsity: float, size: int) -> int:
-    """Returns how many weights `masks.keep_highest` drops."""
-    return min(round(sparsity * size), size - 1)
-
-
-def _total(counts: Counts) -> tuple[int, int]:
-    return sum(masked for masked, _ in counts), sum(size for _, size in counts)
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._enforce()
+        # A new list: Keras is walking over the old one, and would miss the next if this one left it.
+        self._running.callbacks = [each for each in self._running.callbacks if each is not self]

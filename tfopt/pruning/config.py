@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Lt
 
 from tfopt.errors import ConfigError
-from tfopt.pruning.criteria import CRITERIA, Criterion
+from tfopt.pruning.criteria.scores import CRITERIA, Criterion
 from tfopt.pruning.schedules import SCHEDULES
 from tfopt.settings.flags import BY_NAME
 from tfopt.settings.validation import Remedy, check_fields, check_name
@@ -41,8 +41,9 @@ class PruningConfig:
     target_sparsity: Sparsity = 0.75
     """Share of zeros in the pruned weights at the end, from 0 to below 1."""
     criterion: Annotated[str | Criterion, BY_NAME] = "magnitude"
-    """Order in which weights are pruned: magnitude (the smallest first) or random. In Python also a function from
-    weights to scores; the lowest scores are pruned first."""
+    """Order in which weights are pruned: magnitude (the smallest first), random, or by gradients of the loss: taylor,
+    snip (before training) or movement (in fine-tuning). In Python also a function from weights, or from weights and
+    mean gradients, to scores; the lowest scores are pruned first."""
     scope: Literal["layer", "global"] = "layer"
     """Scope of the target: "layer" reaches it in every layer; "global" ranks the weights of all layers together."""
     schedule: Annotated[str | Callable[[int], Any], BY_NAME] = "polynomial"
@@ -57,6 +58,11 @@ class PruningConfig:
     rest."""
     frequency: Annotated[int, Ge(1)] = 10
     """Number of training steps between two updates of the masks."""
+    gradient_batches: Annotated[int, Ge(1)] = 8
+    """Number of batches of data over which gradients are averaged, for a criterion or regrowth that needs them."""
+    regrowth: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Share of the kept weights that each update of the masks exchanges: the smallest are dropped, and the pruned ones
+    with the largest gradients are kept instead. It falls to zero at end_step."""
     epochs: Annotated[int, Ge(1)] = 10
     """Number of epochs of a recipe's fine-tuning, during which it prunes."""
     learning_rate: Annotated[float, Gt(0), Lt(math.inf)] | None = None

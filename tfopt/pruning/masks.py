@@ -18,8 +18,6 @@ import numpy as np
 from keras import ops
 
 from tfopt.compat.tensorflow import strategy_of
-from tfopt.errors import ConfigError
-from tfopt.pruning.criteria import Criterion
 from tfopt.pruning.weights import Weight
 
 
@@ -33,6 +31,7 @@ class Mask(keras.constraints.Constraint):
         inner: The earlier constraint of the variable, which is still applied to the kept weights.
         counter: The step count of a `PruningSchedule`; None without one. It is here because checkpoints save the
             variables of a constraint.
+        movement: The sum of the scores of the criterion "movement" over the updates of a fit; None with other criteria.
         kept: Boolean `keras.Variable` of the same shape, True where the weight is kept. At first all weights are kept.
 
     Example:
@@ -47,6 +46,7 @@ class Mask(keras.constraints.Constraint):
         self.variable = variable
         self.inner = inner
         self.counter: Any = None
+        self.movement: Any = None
         with _beside(variable):
             self.kept = keras.Variable("ones", shape=variable.shape, dtype="bool", trainable=False, name="mask")
 
@@ -80,35 +80,62 @@ def attach_mask(variable: Any) -> Mask:
 def attach_counter(mask: Mask) -> Any:
     """Returns the counter of a mask. A mask without a counter gets one that is zero.
 
-    The counter holds two integers from the end of an epoch: the number of steps done, and the step of the next update.
+    The counter holds three integers. Two are from the end of an epoch: the number of steps done, and the step of the
+    next update. The third is the number of steps whose updates are done; zero after a fit.
 
     Example:
         >>> kernel = keras.Variable([1.0, -2.0, 3.0])
         >>> attach_counter(attach_mask(kernel)).numpy()
-        array([0, 0])
+        array([0, 0, 0])
     """
     if mask.counter is None:
         with _beside(mask.variable):
-            mask.counter = keras.Variable("zeros", shape=(2,), dtype="int64", trainable=False, name="pruning_steps")
+            mask.counter = keras.Variable("zeros", shape=(3,), dtype="int64", trainable=False, name="pruning_steps")
     return mask.counter
 
 
-def choose_masks(weights: Sequence[Weight], sparsity: float, criterion: Criterion, scope: str) -> list[np.ndarray]:
+def attach_movement(mask: Mask) -> Any:
+    """Returns the sum of movements of a mask, of the shape of the weights. A mask without one gets zeros.
+
+    Example:
+        >>> attach_movement(attach_mask(keras.Variable([1.0, -2.0]))).numpy()
+        array([0., 0.], dtype=float32)
+    """
+    if mask.movement is None:
+        shape = mask.variable.shape
+        with _beside(mask.variable):
+            mask.movement = keras.Variable("zeros", shape=shape, dtype="float32", trainable=False, name="movement")
+    return mask.movement
+
+
+def choose_masks(
+    weights: Sequence[Weight], scores: Sequence[np.ndarray], sparsity: float, scope: str
+) -> list[np.ndarray]:
     """Returns a boolean mask for each weight, True where it is kept.
 
-    With every criterion, weights that are already zero are pruned first, so that masks only grow and are found again
-    after saving and loading. At least one weight is kept per layer, or in the whole model with the global scope.
-
-    Raises:
-        UnsupportedLayerError: A weight is NaN or infinite.
-        ConfigError: The criterion did not return one score per weight.
+    Weights that are already pruned go first whatever their scores, so that masks only grow and are found again after
+    saving and loading. At least one weight is kept per layer, or in the whole model with the global scope.
     """
-    scores = [_scores(weight, criterion) for weight in weights]
-    if scope == "layer" or not scores:
-        return [keep_highest(score, sparsity) for score in scores]
-    kept = keep_highest(np.concatenate([score.ravel() for score in scores]), sparsity)
-    parts = np.split(kept, np.cumsum([score.size for score in scores])[:-1])
-    return [part.reshape(score.shape) for part, score in zip(parts, scores, strict=True)]
+    ranked = [np.where(pruned(weight), -np.inf, score) for weight, score in zip(weights, scores, strict=True)]
+    if scope == "layer" or not ranked:
+        return [keep_highest(score, sparsity) for score in ranked]
+    kept = keep_highest(np.concatenate([score.ravel() for score in ranked]), sparsity)
+    parts = np.split(kept, np.cumsum([score.size for score in ranked])[:-1])
+    return [part.reshape(score.shape) for part, score in zip(parts, ranked, strict=True)]
+
+
+def pruned(weight: Weight) -> np.ndarray:
+    """Returns True where a weight is already pruned: where its mask says so, or, without a mask, where it is zero.
+
+    A mask that keeps everything is that of a model just loaded, or of one that was never pruned. With another mask, a
+    zero that is kept was regrown and waits for its first step.
+    """
+    mask = weight.variable.constraint
+    if isinstance(mask, Mask):
+        dropped: np.ndarray = ~ops.convert_to_numpy(mask.kept)
+        if dropped.any():
+            return dropped
+    return weight.read() == 0
 
 
 def keep_highest(scores: np.ndarray, sparsity: float) -> np.ndarray:
@@ -139,15 +166,3 @@ def _beside(variable: Any) -> Iterator[None]:
     strategy = strategy_of(variable.value)
     with strategy.scope(), strategy.extended.colocate_vars_with(variable.value):
         yield
-
-
-def _scores(weight: Weight, criterion: Criterion) -> np.ndarray:
-    values = weight.read()
-    scores = np.asarray(criterion(values))
-    if scores.shape != values.shape or np.isnan(scores).any():
-        raise ConfigError(
-            f"criterion must return one score per weight. Received: shape {scores.shape}, "
-            f"{np.isnan(scores).sum()} of them NaN, for the {weight}. "
-            "Return an array of the shape of the weights."
-        )
-    return np.where(values == 0, -np.inf, scores)

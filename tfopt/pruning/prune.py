@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from keras import ops
 
 from tfopt.compat.kinds import is_tf_keras
 from tfopt.pruning.config import PruningConfig
-from tfopt.pruning.criteria import CRITERIA
+from tfopt.pruning.criteria.gradients import mean_products
+from tfopt.pruning.criteria.scores import needs_data, score_weights
 from tfopt.pruning.masks import attach_mask, choose_masks
 from tfopt.pruning.tfmot import prune_tf_keras
 from tfopt.pruning.weights import Weight, find_weights, make_report
@@ -19,7 +21,7 @@ from tfopt.settings.validation import check_type
 PASS_A_CONFIG = "Pass for example tfopt.PruningConfig(target_sparsity=0.5)."
 
 
-def prune(model: Any, config: PruningConfig | None = None) -> PassReport:
+def prune(model: Any, config: PruningConfig | None = None, data: Any = None) -> PassReport:
     """Sets the least important weights of a model to zero, in place, and holds them there in later training.
 
     Exactly `round(target_sparsity * size)` weights of each layer become zero. With `scope="global"` the number is
@@ -35,15 +37,19 @@ def prune(model: Any, config: PruningConfig | None = None) -> PassReport:
         model: A built functional, Sequential or subclassed Keras 3 model, under any dtype policy and strategy. tfmot
             prunes a functional or Sequential `tf_keras` (Keras 2) model, whose zeros do not stay zero in training.
         config: Share and choice of the weights. The settings of the schedule and the fine-tuning are not used.
+        data: Batches of (inputs, targets) or (inputs, targets, weights) as a `tf.data.Dataset` or any iterable, for a
+            criterion that needs gradients of the loss of `compile`. The first `gradient_batches` are read.
 
     Returns:
         A change for each pruned weight, a skip with the reason for each layer that is not pruned, and in `metrics` the
         "sparsity": the share of zeros in the pruned weights.
 
     Raises:
-        UnsupportedModelError: The model is not a Keras model or is not built.
+        UnsupportedModelError: The model is not a Keras model or is not built. The criterion needs gradients, and the
+            model is not compiled or a gradient is not finite.
         UnsupportedLayerError: A weight is NaN or infinite.
-        ConfigError: A pattern in `exclude` names no layer, or the criterion did not return a score per weight.
+        ConfigError: A pattern in `exclude` names no layer, the criterion did not return a score per weight, or it needs
+            data that is missing, empty or without targets.
 
     Example:
         >>> import keras
@@ -61,17 +67,23 @@ def prune(model: Any, config: PruningConfig | None = None) -> PassReport:
         report = prune_tf_keras(model, config)
     else:
         weights, skipped = find_weights(model, config.exclude)
-        set_sparsity(weights, config.target_sparsity, config)
+        products = None
+        if needs_data(config.criterion):
+            variables = [weight.variable for weight in weights]
+            products = mean_products(model, variables, data, config.gradient_batches)
+        scores = score_weights(weights, config.criterion, products)
+        set_sparsity(weights, scores, config.target_sparsity, config)
         retrace(model)
         report = make_report(weights, skipped)
     report.warn_if_unchanged()
     return report
 
 
-def set_sparsity(weights: Sequence[Weight], sparsity: float, config: PruningConfig) -> None:
+def set_sparsity(
+    weights: Sequence[Weight], scores: Sequence[np.ndarray], sparsity: float, config: PruningConfig
+) -> None:
     """Sets new masks that make the share `sparsity` of the weights zero. All masks are chosen before one is set."""
-    criterion = CRITERIA[config.criterion] if isinstance(config.criterion, str) else config.criterion
-    for weight, kept in zip(weights, choose_masks(weights, sparsity, criterion, config.scope), strict=True):
+    for weight, kept in zip(weights, choose_masks(weights, scores, sparsity, config.scope), strict=True):
         mask = attach_mask(weight.variable)
         mask.assign(kept & ops.convert_to_numpy(mask.kept))  # a masked weight stays masked
 

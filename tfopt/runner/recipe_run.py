@@ -215,6 +215,12 @@ class _Work:
         """Returns batches of training examples. The first ones are a fair sample; see Examples."""
         return self.examples.batches("train")
 
+    def gradient_data(self) -> Any:
+        """Returns batches of training examples without augmentation, with the targets that the loss of a fit takes."""
+        augment = self._augmentation.host or self._augmentation.device  # it makes shares of class numbers
+        plain = replace(self.plan, epoch=EpochCounter())
+        return plain.pipeline(self.examples, training=False, split="train", augment=augment)
+
     def measure_input(self) -> InputReport:
         """Measures the pipeline of the training, and how long a step would wait for it."""
         options = {**self.recipe.data.pipeline_arguments(), "augment": self._augmentation.host}

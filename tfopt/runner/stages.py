@@ -61,6 +61,9 @@ class Work(Protocol):
     def calibration_data(self) -> Any:
         """Returns batches of (inputs, targets)."""
 
+    def gradient_data(self) -> Any:
+        """Returns batches of (inputs, targets) as the loss of a fit takes them, in the same order whenever read."""
+
 
 class Stage(Protocol):
     """A stage of a run.
@@ -130,7 +133,7 @@ class Prune:
     fits: Sequence[str] = ("prune",)
 
     def run(self, work: Work) -> Any:
-        schedule = PruningSchedule(work.model, self.config)
+        schedule = PruningSchedule(work.model, self.config, data=work.gradient_data())
         rate = self.config.learning_rate or self.learning_rate
         work.fit(Fit(name="prune", epochs=self.config.epochs, learning_rate=rate, callbacks=[schedule]))
         assert schedule.report is not None  # the fit has ended

@@ -75,6 +75,7 @@ def state(model):
         ({}, (2, 8, 16)),  # before the first checkpoint, within and at the end of an epoch
         pytest.param({}, (5, 13, 28), marks=pytest.mark.slow),
         ({"pruning": True}, (5, 17)),
+        ({"pruning": "by gradients"}, (5, 17)),
         ({"pruning": True, "size_known": False}, (5, 17)),
         pytest.param(
             {"pruning": True, "size_known": False, "steps_per_execution": 3, "checkpoint_every": "epoch"},

@@ -85,8 +85,10 @@ def train(
     model = build(decided, decay_steps=steps * (decay_epochs or epochs), width=width, optimizer=optimizer)
     schedule = []
     if pruning:
-        pruned = PruningConfig(target_sparsity=0.75, frequency=4, end_step=steps * epochs * 2 // 3)
-        schedule = [PruningSchedule(model, pruned)]
+        by_gradients = {"criterion": "movement", "regrowth": 0.3, "gradient_batches": 2}
+        given = by_gradients if pruning == "by gradients" else {}
+        pruned = PruningConfig(target_sparsity=0.75, frequency=4, end_step=steps * epochs * 2 // 3, **given)
+        schedule = [PruningSchedule(model, pruned, data=decided.pipeline(examples(), training=False))]
     data = examples()
     batches = decided.pipeline(data)
     history = model.fit(

@@ -1,13 +1,8 @@
-"""Importance of weights: functions from an array of weights to scores of its shape. The lowest are pruned first."""
+"""Criteria that need the weights alone. The lowest scores are pruned first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
-
 import numpy as np
-
-Criterion: TypeAlias = Callable[[np.ndarray], np.ndarray]
 
 
 def magnitude(weights: np.ndarray) -> np.ndarray:
@@ -33,6 +28,3 @@ def random(weights: np.ndarray) -> np.ndarray:
         (2, 3)
     """
     return np.random.default_rng(0).random(weights.shape)
-
-
-CRITERIA: dict[str, Criterion] = {"magnitude": magnitude, "random": random}
