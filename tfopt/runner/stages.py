@@ -110,11 +110,11 @@ class Shrink:
         rate = self.config.learning_rate or self.learning_rate
         fit = Fit(name="shrink", epochs=self.config.epochs, learning_rate=rate)
         if self.config.at_once:
-            result = shrink(work.model, self.config)
+            result = shrink(work.model, self.config, work.gradient_data())
             work.model = result.model
             work.fit(fit)
         else:
-            schedule = ShrinkSchedule(work.model, self.config)
+            schedule = ShrinkSchedule(work.model, self.config, data=work.gradient_data())
             work.fit(replace(fit, callbacks=[schedule]))
             assert schedule.result is not None  # the fit has ended
             result = schedule.result

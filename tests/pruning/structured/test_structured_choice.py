@@ -5,6 +5,7 @@ import re
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 from masked_parent import examples, outputs
 
@@ -113,6 +114,35 @@ def test_criteria_equal_numpy(criterion):
         assert [skip.reason for skip in result.report.skipped if skip.name == "second"] == [
             "it has no batch normalization with a scale"
         ]
+
+
+def test_taylor_equals_gradients_by_hand():
+    model = convolutions()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    random = np.random.default_rng(0)
+    data = [(random.normal(size=(4, 8, 8, 3)).astype("f4"), np.arange(4)) for _ in range(3)]
+    weights = [model.get_layer("first").kernel, model.get_layer("first").bias, model.get_layer("second").kernel]
+    weights += [model.get_layer("norm").gamma, model.get_layer("norm").beta]
+    scores = np.zeros(16)
+    for inputs, targets in data[:2]:
+        with tf.GradientTape() as tape:
+            loss = model.loss(targets, model(inputs, training=False))
+        gradients = tape.gradient(loss, [weight.value for weight in weights])
+        kernel, bias, following, gamma, beta = (w.numpy() * g.numpy() for w, g in zip(weights, gradients, strict=True))
+        scores += (kernel.sum((0, 1, 2)) + bias + following.sum((0, 1, 3)) + gamma + beta) ** 2
+    config = StructuredPruningConfig(ratio=0.5, criterion="taylor", gradient_batches=2)
+    assert shrink(model, config, data).channels["first"] == tuple(np.sort(np.argsort(scores)[-8:]))
+    with pytest.raises(ConfigError, match="data must be given"):
+        shrink(model, config)
+
+
+def test_a_strided_convolution_of_pixels_keeps_sixteen_input_channels():
+    x = inputs = keras.Input((8, 8, 3))
+    x = layers.Conv2D(32, 3, name="first")(x)
+    x = layers.Conv2D(32, 1, strides=2, name="second")(x)
+    model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(x)))
+    result = shrink(model, StructuredPruningConfig(ratio=0.75))
+    assert [result.model.get_layer(name).filters for name in ("first", "second")] == [16, 8]
 
 
 def test_a_function_is_a_criterion():

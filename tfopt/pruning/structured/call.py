@@ -80,6 +80,7 @@ class Trace:
         work: The multiply-adds.
         heads: Axes whose elements are groups or heads. Their number need not be a multiple of anything.
         normalized: Axes over which a layer computes statistics, with the layer's name.
+        strided: Axes that a convolution of single pixels reads with a stride.
         widths: Whether such axes may lose elements, although the statistics then change.
         rules: The rule of each class of layers, for rules of layers that contain others.
         tensors: The tensors of the model and of nested models, by the id of the symbolic tensor.
@@ -94,6 +95,7 @@ class Trace:
     work: list[Work] = field(default_factory=list)
     heads: list[Ids] = field(default_factory=list)
     normalized: list[tuple[Ids, str]] = field(default_factory=list)
+    strided: list[Ids] = field(default_factory=list)
     open_sizes: list[str] = field(default_factory=list)
     tensors: dict[int, Tensor] = field(default_factory=dict)
 

@@ -26,18 +26,24 @@ class Ranked:
     scores: Any
 
 
-def rank(groups: Sequence[Group], config: StructuredPruningConfig, kept: Any = None) -> list[Ranked]:
+def rank(
+    groups: Sequence[Group], config: StructuredPruningConfig, *, kept: Any = None, products: Sequence[Any] | None = None
+) -> list[Ranked]:
     """Scores the units of each group.
 
     Args:
         groups: The groups.
         config: Its criterion.
         kept: Boolean for each unit of the model, False where it was removed before. Such units come last.
+        products: For the criterion "taylor", what `channel_products` returns.
 
     Raises:
         ConfigError: The criterion did not return a finite score for each unit, or it does not apply to the group.
     """
-    return [_ranked(group, _scores(group, config), kept) for group in groups]
+    return [
+        _ranked(group, _scores(group, config, None if products is None else products[number]), kept)
+        for number, group in enumerate(groups)
+    ]
 
 
 def _ranked(group: Group, scores: Any, kept: Any) -> Ranked:
@@ -47,9 +53,12 @@ def _ranked(group: Group, scores: Any, kept: Any) -> Ranked:
     return Ranked(group, order, scores[order])
 
 
-def _scores(group: Group, config: StructuredPruningConfig) -> Any:
+def _scores(group: Group, config: StructuredPruningConfig, products: Any) -> Any:
     criterion = CRITERIA[config.criterion] if isinstance(config.criterion, str) else config.criterion
-    values = group.scales() if config.criterion == "bn_scale" else group.values()
+    if config.criterion == "taylor":
+        values = products
+    else:
+        values = group.scales() if config.criterion == "bn_scale" else group.values()
     scores = np.asarray(criterion(values), dtype=np.float64)
     if scores.shape != (len(group.units),) or not np.isfinite(scores).all():
         raise ConfigError(
@@ -146,6 +155,7 @@ def _counts(ranked: Sequence[Ranked], config: StructuredPruningConfig, share: fl
 def _rounded(group: Group, count: float, config: StructuredPruningConfig, least: float) -> int:
     """Returns the nearest number of whole steps, at least one step, or all units of a group of one step."""
     step, units = group.step(config.round_to), len(group.units)
+    least = max(least, group.least_channels / group.channels)
     steps = max(math.floor(count / step + 0.5), math.ceil(least / step - 1e-9), 1)
     return min(steps * step, units)
 

@@ -52,8 +52,10 @@ class StructuredPruningConfig:
     """Share of the time of a call that the smaller model may take, measured on this machine."""
     criterion: Annotated[str | Callable[[Any], Any], BY_NAME] = "l2"
     """Order in which channels are removed: l1 or l2 (the norm of their weights), fpgm (those that others can replace),
-    bn_scale (the scale of the batch normalization) or random. In Python also a function from the weights of a group,
-    [channels, values], to scores [channels]; the lowest are removed first."""
+    bn_scale (the scale of the batch normalization), taylor (the change of the loss; needs data) or random. In Python
+    also a function from the weights of a group, [channels, values], to scores [channels]; the lowest leave first."""
+    gradient_batches: Annotated[int, Ge(1)] = 8
+    """Number of batches of data that the criterion taylor reads."""
     scope: Literal["layer", "global"] = "layer"
     """Scope of the order: "layer" removes the same share of each group; "global" ranks the channels of all groups
     together, by their score divided by the mean of their group."""

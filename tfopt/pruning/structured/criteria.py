@@ -78,4 +78,27 @@ def bn_scale(scales: Any) -> Any:
     return np.abs(scales).sum(axis=1)
 
 
-CRITERIA: dict[str, ChannelCriterion] = {"l1": l1, "l2": l2, "fpgm": fpgm, "bn_scale": bn_scale, "random": random}
+def taylor(products: Any) -> Any:
+    """Scores a channel by how much the loss changes without it, to first order, squared: the mean over batches.
+
+    It is given an array [channels, batches] instead of the kernels: for each batch the sum of weight * gradient over
+    all weights of the channel.
+
+    Example:
+        >>> taylor(np.array([[1.0, -3.0], [0.5, 0.5]]))
+        array([5.  , 0.25])
+
+    Reference:
+        Molchanov et al., "Importance Estimation for Neural Network Pruning", CVPR 2019, arXiv:1906.10771.
+    """
+    return np.square(products).mean(axis=1)
+
+
+CRITERIA: dict[str, ChannelCriterion] = {
+    "l1": l1,
+    "l2": l2,
+    "fpgm": fpgm,
+    "bn_scale": bn_scale,
+    "taylor": taylor,
+    "random": random,
+}

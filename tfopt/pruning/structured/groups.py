@@ -22,6 +22,10 @@ from tfopt.pruning.structured.elements import Ids
 from tfopt.pruning.structured.tracing import trace_model
 from tfopt.report import Skip
 
+# Input channels that a strided convolution of single pixels keeps. With fewer, oneDNN's kernel for the gradient of its
+# filter writes past its memory on processors with AVX-512 (oneDNN#6035, in TensorFlow 2.21): training crashes.
+LEAST_STRIDED = 16
+
 
 @dataclass(frozen=True)
 class Member:
@@ -48,6 +52,7 @@ class Group:
         channels: Number of channels of each unit.
         whole: Whether a unit is a head or a group of channels. The number of units need not be a multiple of anything.
         normalized: The layers that compute statistics over these channels. Without them the removal is exact.
+        least_channels: Number of channels that must stay.
     """
 
     name: str
@@ -56,6 +61,7 @@ class Group:
     channels: int
     whole: bool
     normalized: tuple[str, ...] = ()
+    least_channels: int = 1
 
     def __str__(self) -> str:
         return f"{self.name}: {len(self.units)} {self.unit_name} in " + ", ".join(map(str, self.members))
@@ -187,6 +193,7 @@ class ChannelGroups:
             if unit not in self._reasons:
                 alike[tuple((number, dimension) for number, dimension, _ in found)].append(unit)
         whole = self._units_of(self.trace.heads)
+        strided = self._units_of(self.trace.strided)
         groups: list[Group] = []
         for signature, units in alike.items():
             indices = np.array([[index for _, _, index in places[unit]] for unit in units])
@@ -203,6 +210,7 @@ class ChannelGroups:
                     members=members,
                     channels=min(member.indices.shape[1] for member in members),
                     whole=bool(whole & set(units)),
+                    least_channels=LEAST_STRIDED if strided & set(units) else 1,
                     normalized=tuple(
                         dict.fromkeys(
                             name for axis, name in self.trace.normalized if self._units_of([axis]) & set(units)

@@ -10,10 +10,12 @@ import keras
 import numpy as np
 
 from tfopt.errors import ConfigError, TfoptWarning
+from tfopt.pruning.criteria.gradients import check_data
 from tfopt.pruning.masks import attach_mask
 from tfopt.pruning.prune import retrace
-from tfopt.pruning.structured.choice import choose, rank
+from tfopt.pruning.structured.choice import Ranked, choose, rank
 from tfopt.pruning.structured.config import StructuredPruningConfig
+from tfopt.pruning.structured.gradients import channel_products
 from tfopt.pruning.structured.shrink import ShrinkResult, find_groups, finished
 
 
@@ -29,6 +31,7 @@ class ShrinkSchedule(keras.callbacks.Callback):
     Args:
         model: A built functional or Sequential Keras 3 model. `fit` may be called on another model that contains it.
         config: How many channels, and which. `rounds` and `end_step` say when.
+        data: Batches of (inputs, targets) for the criterion "taylor", read anew in each round.
 
     Attributes:
         result: What `tfopt.shrink` would return; None before the end of the fit.
@@ -51,7 +54,7 @@ class ShrinkSchedule(keras.callbacks.Callback):
         arXiv:1611.06440.
     """
 
-    def __init__(self, model: keras.Model, config: StructuredPruningConfig | None = None) -> None:
+    def __init__(self, model: keras.Model, config: StructuredPruningConfig | None = None, data: Any = None) -> None:
         super().__init__()
         self.config = StructuredPruningConfig() if config is None else config
         if self.config.target_latency is not None:
@@ -59,6 +62,9 @@ class ShrinkSchedule(keras.callbacks.Callback):
                 "target_latency cannot be met during a fit, because each try would be timed. Received: target_latency="
                 f"{self.config.target_latency:g}. Set target_flops, or call tfopt.shrink and train its result."
             )
+        self._data = data
+        if self.config.criterion == "taylor":
+            check_data(data)
         self.result: ShrinkResult | None = None
         self._parent = model
         self._channels, self._groups, self._skipped = find_groups(model, self.config)
@@ -70,7 +76,7 @@ class ShrinkSchedule(keras.callbacks.Callback):
         retrace(model)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        choose(self._channels, rank(self._groups, self.config), self.config)  # an unreachable target is an error now
+        choose(self._channels, self._rank(self.config), self.config)  # an unreachable target is an error now
         end = self._end_step()
         self._rounds = [max(1, round(end * (number + 1) / self.config.rounds)) for number in range(self.config.rounds)]
         self._done = self._epoch_begin = self._steps_done = 0
@@ -107,9 +113,15 @@ class ShrinkSchedule(keras.callbacks.Callback):
         config = replace(self.config, **change)
         # From the weights, because a checkpoint may have been restored since.
         self._kept = self._masked_units()
-        self._kept &= choose(self._channels, rank(self._groups, config, self._kept), config)
+        self._kept &= choose(self._channels, self._rank(config), config)
         for weight, mask in self._masks:
             mask.assign(self._channels.mask(weight, self._kept) & mask.kept.numpy())
+
+    def _rank(self, config: StructuredPruningConfig) -> list[Ranked]:
+        products = None
+        if config.criterion == "taylor":
+            products = channel_products(self._parent, self._groups, self._data, config.gradient_batches)
+        return rank(self._groups, config, kept=self._kept, products=products)
 
     def _masked_units(self) -> Any:
         """Returns the units that earlier masks have left."""

@@ -13,6 +13,7 @@ from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.models.plain_models import is_plain
 from tfopt.pruning.structured.choice import choose, rank
 from tfopt.pruning.structured.config import StructuredPruningConfig
+from tfopt.pruning.structured.gradients import channel_products
 from tfopt.pruning.structured.groups import ChannelGroups, Group
 from tfopt.pruning.structured.latency import meet_latency
 from tfopt.pruning.structured.surgery import without_channels
@@ -39,7 +40,9 @@ class ShrinkResult:
         return str(self.report)
 
 
-def shrink(model: keras.Model, config: StructuredPruningConfig | None = None, *, dry_run: bool = False) -> ShrinkResult:
+def shrink(
+    model: keras.Model, config: StructuredPruningConfig | None = None, data: Any = None, *, dry_run: bool = False
+) -> ShrinkResult:
     """Removes whole channels, heads and units, and returns a smaller dense model.
 
     tfopt follows the channels from layer to layer: a filter leaves with its bias, its normalization and the slices of
@@ -50,12 +53,13 @@ def shrink(model: keras.Model, config: StructuredPruningConfig | None = None, *,
     Args:
         model: A built functional or Sequential Keras 3 model with its channels last, which may contain others.
         config: How many channels, and which.
+        data: Batches of (inputs, targets) for the criterion "taylor", which needs gradients of the loss of `compile`.
         dry_run: Whether to only report what would change.
 
     Returns: The new model, the report, and the map from new to old channels. The given model is unchanged.
 
     Raises:
-        UnsupportedModelError: The model is subclassed or not built.
+        UnsupportedModelError: The model is subclassed or not built, or not compiled if the criterion needs gradients.
         UnsupportedLayerError: A layer cannot be rebuilt from its config.
         ConfigError: A pattern in `exclude` names no layer, a group would keep no channel, or no number of channels
             meets the target.
@@ -73,7 +77,8 @@ def shrink(model: keras.Model, config: StructuredPruningConfig | None = None, *,
     config = StructuredPruningConfig() if config is None else config
     check_type("config", config, StructuredPruningConfig, "Pass for example tfopt.StructuredPruningConfig(ratio=0.5).")
     channels, groups, skipped = find_groups(model, config)
-    ranked = rank(groups, config)
+    products = channel_products(model, groups, data, config.gradient_batches) if config.criterion == "taylor" else None
+    ranked = rank(groups, config, products=products)
     if config.target_latency is None:
         return finished(model, channels, groups, choose(channels, ranked, config), skipped, dry_run=dry_run)
     kept, latency = meet_latency(model, channels, ranked, config)

@@ -65,6 +65,8 @@ def convolution(call: Call) -> Sequence[tuple[Axis, ...]]:
         call.work(call.shapes[0][1:-1], window, int(layer.kernel.shape[-2]), out)
     call.follow(layer.bias, out)
     call.resize("filters", out)
+    if window == 1 < max(layer.strides) and isinstance(x.channels, np.ndarray):
+        call.trace.strided.append(x.channels)
     return [(*_windows(call), activated(call, out, layer.activation))]
 
 
