@@ -71,11 +71,12 @@ class StructuredPruningConfig:
     its layers."""
     batch_size: Annotated[int, Ge(1)] = 1
     """Batch size at which target_latency is measured."""
-    rounds: Annotated[int, Ge(1)] = 5
-    """Number of times at which channels leave during a fit, with ShrinkSchedule. A recipe with 1, or with a target of
-    latency, removes them all before its fine-tuning."""
+    rounds: Annotated[int, Ge(1)] = 1
+    """Number of times at which channels leave in a fit. A recipe with 1, or with a target of latency, removes them all
+    before its fine-tuning."""
     end_step: Annotated[int, Ge(1)] | None = None
-    """Training step of the last round. By default after two thirds of the fit; the model recovers in the rest."""
+    """Training step of the last of several rounds. By default after two thirds of the fit; the model recovers in the
+    rest."""
     epochs: Annotated[int, Ge(1)] = 10
     """Number of epochs of a recipe's fine-tuning."""
     learning_rate: Annotated[float, Gt(0), Lt(math.inf)] | None = None

@@ -22,9 +22,10 @@ from tfopt.pruning.structured.shrink import ShrinkResult, find_groups, finished
 class ShrinkSchedule(keras.callbacks.Callback):
     """Shrinks a model while it trains in Keras' own `fit`, in rounds, so that the channels left can adapt.
 
-    In each round the weights of the least important channels become zero, and stay zero. The rounds lie at equal
-    distances in the first two thirds of the fit. The model keeps its shape until the fit ends; then `result` has the
-    smaller model, which computes the same. It needs no further training.
+    In each round the weights of the least important channels become zero, and stay zero. The first round is before the
+    first step, the last one after two thirds of the fit, and the others lie between them at equal distances. The model
+    keeps its shape until the fit ends; then `result` has the smaller model, which computes the same. It needs no
+    further training.
 
     A channel that is zero never comes back. A second fit with a new callback goes on from the zeros of the first one.
 
@@ -77,8 +78,8 @@ class ShrinkSchedule(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         choose(self._channels, self._rank(self.config), self.config)  # an unreachable target is an error now
-        end = self._end_step()
-        self._rounds = [max(1, round(end * (number + 1) / self.config.rounds)) for number in range(self.config.rounds)]
+        end = self._end_step() if self.config.rounds > 1 else 0
+        self._rounds = np.linspace(0, end, self.config.rounds).round().astype(int).tolist()
         self._done = self._epoch_begin = self._steps_done = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
