@@ -2,7 +2,8 @@
 
     python benchmarks/pruning_accuracy.py --recipes resnet_cifar --seeds 5
 
-For each seed a recipe trains its model, and each kind of pruning fine-tunes a model of its own that was trained so. "structured" removes channels down to half of the multiply-adds; "heads and units" removes half of each group of a
+For each seed a recipe trains its model. Each kind of pruning then fine-tunes a model of its own that was trained so.
+"structured" removes channels down to half of the multiply-adds, or half of the heads and hidden units of a
 transformer. "from nothing" is a network of the shrunk shape with new weights, trained for as many epochs as training
 and fine-tuning together. The scores are those of the last epoch on the test examples.
 

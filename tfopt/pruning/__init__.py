@@ -1,6 +1,6 @@
-"""Pruning: weights are set to zero and stay zero during training.
+"""Pruning: weights become zero and stay zero in training, or whole channels leave the model.
 
-Start in prune.py, which prunes at once; callback.py prunes during `fit`.
+Start in prune.py, which prunes at once; callback.py prunes during `fit`. structured/ removes channels.
 """
 
 import lazy_loader

@@ -4,10 +4,11 @@ from .criteria.scores import CRITERIA
 from .masks import Mask
 from .prune import prune
 from .schedules import SCHEDULES
-from .structured import ShrinkResult, ShrinkSchedule, StructuredPruningConfig, shrink
+from .structured import ChannelGroups, ShrinkResult, ShrinkSchedule, StructuredPruningConfig, shrink
 
 __all__ = [
     "CRITERIA",
+    "ChannelGroups",
     "SCHEDULES",
     "Mask",
     "PruningConfig",

@@ -17,9 +17,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfopt.pruning.structured.call import Resized, Trace, Weight, axes_in
-from tfopt.pruning.structured.elements import Ids
-from tfopt.pruning.structured.tracing import trace_model
+from tfopt.pruning.channels.call import Resized, Trace, Weight, axes_in
+from tfopt.pruning.channels.elements import Ids
+from tfopt.pruning.channels.tracing import trace_model
 from tfopt.report import Skip
 
 # Input channels that a strided convolution of single pixels keeps. With fewer, oneDNN's kernel for the gradient of its

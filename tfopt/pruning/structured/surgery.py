@@ -12,8 +12,8 @@ from tfopt.compat.layers import run_through_graph
 from tfopt.compat.tensorflow import strategy_of
 from tfopt.errors import UnsupportedLayerError
 from tfopt.models.plain_models import as_functional, inputs_in_order, is_plain, plain_copy
+from tfopt.pruning.channels.call import Part, Setting
 from tfopt.pruning.masks import Mask, attach_mask
-from tfopt.pruning.structured.call import Part, Setting
 from tfopt.pruning.structured.groups import ChannelGroups
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from keras import layers
 
-from tfopt.pruning.structured.call import Call, Rule, Tensor
-from tfopt.pruning.structured.elements import Axis, Fixed, Ids
-from tfopt.pruning.structured.rules.elementwise import activated
+from tfopt.pruning.channels.call import Call, Rule, Tensor
+from tfopt.pruning.channels.elements import Axis, Fixed, Ids
+from tfopt.pruning.channels.elementwise import activated
 
 GATES: dict[type, int] = {layers.LSTM: 4, layers.GRU: 3, layers.SimpleRNN: 1}
 

@@ -10,8 +10,8 @@ from keras import layers
 
 from tfopt.compat.layers import grouped_projections
 from tfopt.models.text.attention import CausalAttention
-from tfopt.pruning.structured.call import Call, Part, Rule, Tensor
-from tfopt.pruning.structured.elements import Axis, Fixed, Ids
+from tfopt.pruning.channels.call import Call, Part, Rule, Tensor
+from tfopt.pruning.channels.elements import Axis, Fixed, Ids
 
 
 def multi_head_attention(call: Call) -> Sequence[tuple[Axis, ...]]:

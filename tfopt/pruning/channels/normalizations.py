@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from keras import layers
 
-from tfopt.pruning.structured.call import Call, Part, Rule
-from tfopt.pruning.structured.elements import Axis
+from tfopt.pruning.channels.call import Call, Part, Rule
+from tfopt.pruning.channels.elements import Axis
 
 
 def batch_normalization(call: Call) -> Sequence[tuple[Axis, ...]]:

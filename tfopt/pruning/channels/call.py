@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import keras
 import numpy as np
 
-from tfopt.pruning.structured.elements import Axis, Elements, Fixed, Ids
+from tfopt.pruning.channels.elements import Axis, Elements, Fixed, Ids
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,9 +12,18 @@ import numpy as np
 
 from tfopt.compat.layers import calls_in_order, operation_name
 from tfopt.models.plain_models import as_functional, inputs_in_order, is_plain
-from tfopt.pruning.structured.call import Call, Tensor, Trace
-from tfopt.pruning.structured.elements import Axis, Fixed
-from tfopt.pruning.structured.rules import LAYER_RULES, OPERATION_RULES
+from tfopt.pruning.channels.attention import ATTENTION
+from tfopt.pruning.channels.call import Call, Tensor, Trace
+from tfopt.pruning.channels.elements import Axis, Fixed
+from tfopt.pruning.channels.elementwise import ELEMENTWISE, OPERATIONS
+from tfopt.pruning.channels.normalizations import NORMALIZATIONS
+from tfopt.pruning.channels.products import PRODUCTS
+from tfopt.pruning.channels.recurrent import RECURRENT
+from tfopt.pruning.channels.shapes import SHAPE_OPERATIONS, SHAPES
+
+# A rule is chosen by the exact class: a subclass may compute something else.
+LAYER_RULES = {**PRODUCTS, **NORMALIZATIONS, **ELEMENTWISE, **SHAPES, **ATTENTION, **RECURRENT}
+OPERATION_RULES = {**OPERATIONS, **SHAPE_OPERATIONS}
 
 
 def trace_model(model: keras.Model, widths: bool = False) -> Trace:

@@ -9,8 +9,8 @@ import numpy as np
 from keras import activations, layers
 
 from tfopt.models.layers import LayerScale, LearnedPositions
-from tfopt.pruning.structured.call import Call, Rule, Tensor
-from tfopt.pruning.structured.elements import Axis, Fixed
+from tfopt.pruning.channels.call import Call, Rule, Tensor
+from tfopt.pruning.channels.elements import Axis, Fixed
 
 # Functions of one value. Others, such as softmax, compute with all values of an axis.
 OF_ONE_VALUE = {

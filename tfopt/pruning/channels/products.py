@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from keras import layers
 
-from tfopt.pruning.structured.call import Call, Part, Rule
-from tfopt.pruning.structured.elements import Axis, Fixed, Ids
-from tfopt.pruning.structured.rules.elementwise import activated
+from tfopt.pruning.channels.call import Call, Part, Rule
+from tfopt.pruning.channels.elements import Axis, Fixed, Ids
+from tfopt.pruning.channels.elementwise import activated
 
 CHANNELS_FIRST = "has its channels first, and tfopt follows channels_last only"
 

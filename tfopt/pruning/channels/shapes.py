@@ -9,8 +9,8 @@ import numpy as np
 from keras import layers
 
 from tfopt.models.layers import ClassToken
-from tfopt.pruning.structured.call import Call, Rule, Tensor
-from tfopt.pruning.structured.elements import Axis, Fixed
+from tfopt.pruning.channels.call import Call, Rule, Tensor
+from tfopt.pruning.channels.elements import Axis, Fixed
 
 NOT_FOLLOWED = "cuts or mixes this axis in a way that tfopt does not follow"
 
