@@ -221,6 +221,10 @@ NAMES = [
     Name("keras.src.backend.common.variables", "AutocastScope", "layers.no_autocast()", takes=True),
     Name("keras.src.export.export_utils", "get_input_signature", "layers.input_signature(t.model)", takes=True),
     Name("t.attention", "_output_dense", "layers.output_projection(t.attention)"),
+    *[
+        Name("t.attention", f"_{name}_dense", "layers.grouped_projections(t.attention)")
+        for name in ("query", "key", "value")
+    ],
     Name("t.tf_keras", "_is_graph_network", "layers.is_tf_keras_graph(t.tf_keras)"),
     # fit and evaluate
     Name("keras.Model", "_maybe_symbolic_build", FIT, takes=True),

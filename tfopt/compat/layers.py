@@ -121,8 +121,8 @@ def output_projection(layer: keras.layers.GroupQueryAttention) -> keras.layers.E
 
 
 def grouped_projections(layer: keras.layers.GroupQueryAttention) -> list[keras.layers.EinsumDense]:
-    """Returns the products for query, key, value and output of a GroupQueryAttention: `_query_dense` and so on."""
-    return [private(layer, f"_{name}_dense") for name in ("query", "key", "value", "output")]
+    """Returns the products for query, key and value of a GroupQueryAttention: `_query_dense` and so on."""
+    return [private(layer, "_query_dense"), private(layer, "_key_dense"), private(layer, "_value_dense")]
 
 
 def operation_name(operation: Any) -> str | None:

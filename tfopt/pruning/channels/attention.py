@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from keras import layers
 
-from tfopt.compat.layers import grouped_projections
+from tfopt.compat.layers import grouped_projections, output_projection
 from tfopt.models.text.attention import CausalAttention
 from tfopt.pruning.channels.call import Call, Part, Rule, Tensor
 from tfopt.pruning.channels.elements import Axis, Fixed, Ids
@@ -42,7 +42,7 @@ def group_query_attention(call: Call) -> Sequence[tuple[Axis, ...]]:
     query, value, key = _inputs(call)
     if layer.use_gate:
         return call.fix_all("has a gate, which tfopt does not follow")
-    to_query, to_key, to_value, back = grouped_projections(layer)
+    to_query, to_key, to_value = grouped_projections(layer)
     heads, shared = call.weight(to_query.kernel, 1), call.weight(to_key.kernel, 1)
     rows = heads.reshape(layer.num_key_value_heads, -1)
     call.tie(rows)
@@ -50,7 +50,7 @@ def group_query_attention(call: Call) -> Sequence[tuple[Axis, ...]]:
     _project(call, to_query, query, heads)
     _project(call, to_key, key, shared)
     _project(call, to_value, value, shared)
-    out = _project_back(call, back, query, heads)
+    out = _project_back(call, output_projection(layer), query, heads)
     call.trace.heads.append(heads)
     call.resize("num_query_heads", heads)
     call.resize("num_key_value_heads", shared)
