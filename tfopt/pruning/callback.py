@@ -21,7 +21,7 @@ from tfopt.pruning.prune import PASS_A_CONFIG, retrace
 from tfopt.pruning.regrowth import share_at
 from tfopt.pruning.schedules import SCHEDULES, Schedule, from_callable
 from tfopt.pruning.updates import MaskUpdates
-from tfopt.pruning.weights import find_weights, make_report
+from tfopt.pruning.weights import make_report, select_weights
 from tfopt.report import PassReport
 from tfopt.settings.validation import check_type
 
@@ -111,7 +111,7 @@ class PruningSchedule(keras.callbacks.Callback):
         check_type("config", self.config, PruningConfig, PASS_A_CONFIG)
         self.report: PassReport | None = None
         self._data = data
-        self._weights, self._skipped = find_weights(model, self.config.exclude)
+        self._weights, self._skipped = select_weights(model, self.config)
         if needs_data(self.config.criterion) or self.config.regrowth:
             check_data(data)
         # Attached here, because Keras has made its train function when the fit begins.

@@ -9,6 +9,7 @@ from annotated_types import Ge, Gt, Lt
 
 from tfopt.errors import ConfigError
 from tfopt.pruning.criteria.scores import CRITERIA, Criterion
+from tfopt.pruning.masks.patterns import parse_pattern
 from tfopt.pruning.schedules import SCHEDULES
 from tfopt.settings.flags import BY_NAME
 from tfopt.settings.validation import Remedy, check_fields, check_name
@@ -44,11 +45,17 @@ class PruningConfig:
     """Order in which weights are pruned: magnitude (the smallest first), random, or by gradients of the loss: taylor,
     snip (before training) or movement (in fine-tuning). In Python also a function from weights, or from weights and
     mean gradients, to scores; the lowest scores are pruned first."""
-    scope: Literal["layer", "global"] = "layer"
-    """Scope of the target: "layer" reaches it in every layer; "global" ranks the weights of all layers together."""
+    pattern: str = "unstructured"
+    """Weights that are pruned together: unstructured (each alone), n:m such as 2:4 (n of m successive inputs are kept,
+    which fixes target_sparsity at 1 - n/m) or blocks of inputs and outputs such as 4x4."""
+    transposable: bool = False
+    """Whether n:m holds along the outputs too, so that training can use it in both directions."""
+    scope: Literal["layer", "global", "erk"] = "layer"
+    """Scope of the target: "layer" reaches it in every layer; "global" ranks the weights of all layers together; "erk"
+    makes large kernels sparser than small ones (Erdos-Renyi-Kernel)."""
     schedule: Annotated[str | Callable[[int], Any], BY_NAME] = "polynomial"
-    """Sparsity over the steps of a fit: polynomial or constant. In Python also a function of the step, or a schedule of
-    tfmot."""
+    """Sparsity over the steps of a fit: polynomial, exponential, one_cycle or constant. In Python also a function of the
+    step, or a schedule of tfmot."""
     initial_sparsity: Sparsity = 0.0
     """Sparsity at begin_step. The polynomial schedule rises from it."""
     begin_step: Annotated[int, Ge(0)] = 0
@@ -68,13 +75,21 @@ class PruningConfig:
     learning_rate: Annotated[float, Gt(0), Lt(math.inf)] | None = None
     """Learning rate of a recipe's fine-tuning. By default the learning rate of its training."""
     exclude: tuple[str, ...] = ()
-    """Names or paths of layers that are not pruned, with * and ? as wildcards. The name of a nested model excludes all
-    its layers."""
+    """Names, paths or classes of layers that are not pruned, with * and ? as wildcards. The name of a nested model
+    excludes all its layers."""
+    include: tuple[str, ...] = ()
+    """Names, paths or classes of the only layers that are pruned. Without any, all are, except depthwise convolutions,
+    which must be named."""
+    keep_first: bool = False
+    """Whether the first layer is not pruned."""
+    keep_last: bool = False
+    """Whether the last layer is not pruned."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_name("criterion", self.criterion, CRITERIA, or_a="a function", accepts=_is_function)
         check_name("schedule", self.schedule, SCHEDULES, or_a="a function", accepts=_is_function)
+        self._check_pattern()
         if self.initial_sparsity > self.target_sparsity:
             raise ConfigError(
                 "initial_sparsity must not exceed target_sparsity. Received: "
@@ -88,6 +103,26 @@ class PruningConfig:
                 "Set a larger end_step, or None for two thirds of the fit."
             )
         self._check_end_of_schedule()
+
+    def _check_pattern(self) -> None:
+        zeros = parse_pattern(self.pattern, self.transposable).zeros
+        if self.regrowth and self.pattern != "unstructured":
+            raise ConfigError(
+                "regrowth must be 0 with a pattern, because it exchanges single weights. Received: "
+                f"regrowth={self.regrowth:g}, pattern={self.pattern!r}. Set regrowth=0, or pattern='unstructured'."
+            )
+        if zeros == 1:
+            return
+        if not math.isclose(self.target_sparsity, zeros):
+            raise ConfigError(
+                f"target_sparsity must be {zeros:g} with pattern={self.pattern!r}, which fixes it. Received: "
+                f"target_sparsity={self.target_sparsity:g}. Set target_sparsity={zeros:g}."
+            )
+        if self.scope != "layer":
+            raise ConfigError(
+                "scope must be 'layer' with a pattern n:m, which gives every layer the same sparsity. Received: "
+                f"scope={self.scope!r}, pattern={self.pattern!r}. Set scope='layer'."
+            )
 
     def _check_end_of_schedule(self) -> None:
         """Refuses a tfmot schedule with another target: the sparsity would jump at the end, without training."""

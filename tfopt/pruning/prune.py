@@ -12,9 +12,9 @@ from tfopt.compat.kinds import is_tf_keras
 from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.criteria.gradients import mean_products
 from tfopt.pruning.criteria.scores import needs_data, score_weights
-from tfopt.pruning.masks import attach_mask, choose_masks
+from tfopt.pruning.masks import attach_mask, choose_masks, parse_pattern
 from tfopt.pruning.tfmot import prune_tf_keras
-from tfopt.pruning.weights import Weight, find_weights, make_report
+from tfopt.pruning.weights import Weight, make_report, select_weights
 from tfopt.report import PassReport
 from tfopt.settings.validation import check_type
 
@@ -66,7 +66,7 @@ def prune(model: Any, config: PruningConfig | None = None, data: Any = None) -> 
     if is_tf_keras(model):
         report = prune_tf_keras(model, config)
     else:
-        weights, skipped = find_weights(model, config.exclude)
+        weights, skipped = select_weights(model, config)
         products = None
         if needs_data(config.criterion):
             variables = [weight.variable for weight in weights]
@@ -83,7 +83,8 @@ def set_sparsity(
     weights: Sequence[Weight], scores: Sequence[np.ndarray], sparsity: float, config: PruningConfig
 ) -> None:
     """Sets new masks that make the share `sparsity` of the weights zero. All masks are chosen before one is set."""
-    for weight, kept in zip(weights, choose_masks(weights, scores, sparsity, config.scope), strict=True):
+    masks = choose_masks(weights, scores, sparsity, config.scope, parse_pattern(config.pattern, config.transposable))
+    for weight, kept in zip(weights, masks, strict=True):
         mask = attach_mask(weight.variable)
         mask.assign(kept & ops.convert_to_numpy(mask.kept))  # a masked weight stays masked
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -46,6 +47,59 @@ def constant(initial_sparsity: float, target_sparsity: float, begin_step: int, e
     return lambda step: target_sparsity if step >= begin_step else 0.0
 
 
+def exponential(initial_sparsity: float, target_sparsity: float, begin_step: int, end_step: int) -> Schedule:
+    """Returns a schedule in which the kept share falls by the same factor in every step.
+
+        1 - (1 - initial) * ((1 - target) / (1 - initial)) ** ((step - begin) / (end - begin))
+
+    The sparsity is 0 before `begin_step`, and the target from `end_step` on.
+
+    Example:
+        >>> schedule = exponential(0.0, 0.75, begin_step=0, end_step=100)
+        >>> [round(schedule(step), 3) for step in (0, 50, 100, 150)]
+        [0.0, 0.5, 0.75, 0.75]
+    """
+
+    def sparsity(step: int) -> float:
+        if step < begin_step:
+            return 0.0
+        done = min(1.0, (step - begin_step) / (end_step - begin_step))
+        if done == 1:
+            return target_sparsity
+        return float(1 - (1 - initial_sparsity) * ((1 - target_sparsity) / (1 - initial_sparsity)) ** done)
+
+    return sparsity
+
+
+def one_cycle(initial_sparsity: float, target_sparsity: float, begin_step: int, end_step: int) -> Schedule:
+    """Returns a schedule that rises slowly, then fast in the middle, then slowly again: a logistic curve.
+
+        initial + (target - initial) * (1 + e ** (b - a)) / (1 + e ** (b - a * t)), t = (step - begin) / (end - begin)
+
+    with a = 14 and b = 5. The sparsity is 0 before `begin_step`, and the target from `end_step` on.
+
+    Example:
+        >>> schedule = one_cycle(0.0, 0.8, begin_step=0, end_step=100)
+        >>> [round(schedule(step), 3) for step in (0, 20, 40, 60, 100)]
+        [0.005, 0.08, 0.517, 0.773, 0.8]
+
+    Reference:
+        Hubens et al., "One-Cycle Pruning", ICIP 2022, arXiv:2107.02086.
+    """
+    a, b = 14, 5
+
+    def sparsity(step: int) -> float:
+        if step < begin_step:
+            return 0.0
+        done = min(1.0, (step - begin_step) / (end_step - begin_step))
+        if done == 1:
+            return target_sparsity
+        share = (1 + math.exp(b - a)) / (1 + math.exp(b - a * done))
+        return initial_sparsity + (target_sparsity - initial_sparsity) * share
+
+    return sparsity
+
+
 def from_callable(schedule: Callable[[int], Any]) -> Schedule:
     """Returns a schedule for a user's own function of the step, or for a schedule of tensorflow-model-optimization.
 
@@ -77,4 +131,9 @@ def from_callable(schedule: Callable[[int], Any]) -> Schedule:
     return sparsity
 
 
-SCHEDULES: dict[str, Callable[[float, float, int, int], Schedule]] = {"polynomial": polynomial, "constant": constant}
+SCHEDULES: dict[str, Callable[[float, float, int, int], Schedule]] = {
+    "polynomial": polynomial,
+    "exponential": exponential,
+    "one_cycle": one_cycle,
+    "constant": constant,
+}

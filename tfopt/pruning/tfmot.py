@@ -12,6 +12,7 @@ from typing import Any
 from tfopt.compat.layers import is_tf_keras_graph
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.pruning.config import PruningConfig
+from tfopt.pruning.masks.patterns import Blocks, NOfM, parse_pattern
 from tfopt.pruning.weights import Weight, make_report
 from tfopt.report import PassReport, Skip
 
@@ -35,7 +36,9 @@ def prune_tf_keras(model: Any, config: PruningConfig) -> PassReport:
     policy = _Exclude(config.exclude)
     schedule = pruning.ConstantSparsity(config.target_sparsity, begin_step=0, frequency=1)
     try:
-        wrapped = pruning.prune_low_magnitude(copy, pruning_schedule=schedule, pruning_policy=policy)
+        wrapped = pruning.prune_low_magnitude(
+            copy, pruning_schedule=schedule, pruning_policy=policy, **_pattern_arguments(config.pattern)
+        )
     except ValueError as error:
         raise UnsupportedModelError(f"tfmot cannot prune {model.name!r}: {error}") from error
     weights = []
@@ -52,6 +55,16 @@ def prune_tf_keras(model: Any, config: PruningConfig) -> PassReport:
             weights.append(Weight(path=wrapper.layer.name, kind=kind, attribute=attribute, variable=variable))
     model.set_weights(pruning.strip_pruning(wrapped).get_weights())
     return make_report(weights, policy.skipped)
+
+
+def _pattern_arguments(pattern: str) -> dict[str, Any]:
+    """Returns a pattern as tfmot's arguments; it counts the zeros of n:m, not the kept weights."""
+    parsed = parse_pattern(pattern)
+    if isinstance(parsed, NOfM):
+        return {"sparsity_m_by_n": (parsed.m - parsed.n, parsed.m)}
+    if isinstance(parsed, Blocks):
+        return {"block_size": (parsed.rows, parsed.columns)}
+    return {}
 
 
 def import_tfmot() -> Any:
@@ -87,6 +100,12 @@ def _check(model: Any, config: PruningConfig) -> None:
             "tfmot prunes tf_keras models, and takes criterion='magnitude' and scope='layer' only. "
             f"Received: criterion={config.criterion!r}, scope={config.scope!r}. "
             "Set these values, or use a Keras 3 model."
+        )
+    if config.transposable or config.include or config.keep_first or config.keep_last:
+        raise ConfigError(
+            "tfmot prunes tf_keras models, and has no transposable, include, keep_first and keep_last. Received: "
+            f"transposable={config.transposable}, include={config.include}, keep_first={config.keep_first}, "
+            f"keep_last={config.keep_last}. Leave these at their defaults, or use a Keras 3 model."
         )
     if not model.built:
         raise UnsupportedModelError(

@@ -12,7 +12,7 @@ from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.criteria.gradients import LossGradients
 from tfopt.pruning.criteria.scores import needs_data, score_weights
 from tfopt.pruning.criteria.sensitivity import Products
-from tfopt.pruning.masks import Mask, attach_movement
+from tfopt.pruning.masks import Mask, attach_movement, holds, parse_pattern
 from tfopt.pruning.prune import set_sparsity
 from tfopt.pruning.regrowth import exchange
 from tfopt.pruning.weights import Weight
@@ -58,7 +58,8 @@ class MaskUpdates:
         config = self._config
         # Masks that already hold enough zeros stay. A resumed fit replays steps, with weights that were trained
         # further; masks of the same size, chosen again from these weights, could differ.
-        rises = any(_zeros_at(sparsity, size) > masked for masked, size in self._groups())
+        pattern = parse_pattern(config.pattern, config.transposable)
+        rises = not holds(self._weights, self._masks, sparsity, config.scope, pattern)
         scored = rises or (sample and config.criterion == "movement")
         products = self._products() if exchanged or (scored and needs_data(config.criterion)) else None
         before = [keras.ops.convert_to_numpy(mask.kept) for mask in self._masks] if exchanged else []
@@ -96,18 +97,9 @@ class MaskUpdates:
         for weight, mask, old, means in zip(self._weights, self._masks, before, products, strict=True):
             mask.assign(exchange(keras.ops.convert_to_numpy(mask.kept), old, weight.read(), means.gradient, share))
 
-    def _groups(self) -> Counts:
-        """Returns the counts of the groups of weights that are ranked together."""
-        return self._counts if self._config.scope == "layer" else [_total(self._counts)]
-
     def _count(self) -> Counts:
         kept = [keras.ops.convert_to_numpy(mask.kept) for mask in self._masks]
         return [(int(np.count_nonzero(~one)), one.size) for one in kept]
-
-
-def _zeros_at(sparsity: float, size: int) -> int:
-    """Returns how many weights `masks.keep_highest` drops."""
-    return min(round(sparsity * size), size - 1)
 
 
 def _total(counts: Counts) -> tuple[int, int]:

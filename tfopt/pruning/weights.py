@@ -30,11 +30,14 @@ PRUNED: dict[tuple[type, ...], tuple[str, ...]] = {
     (layers.SimpleRNNCell, layers.GRUCell, layers.LSTMCell): ("kernel", "recurrent_kernel"),
 }
 
+DEPTHWISE = (layers.DepthwiseConv1D, layers.DepthwiseConv2D)
+TRANSPOSED = (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose)
+
+# The same for layers that are pruned only if `include` names them.
+PRUNED_IF_NAMED: dict[tuple[type, ...], tuple[str, ...]] = {DEPTHWISE: ("kernel",)}
+
 KEPT: dict[tuple[type, ...], str] = {
-    (
-        layers.DepthwiseConv1D,
-        layers.DepthwiseConv2D,
-    ): "a depthwise kernel has few weights, and only these for each channel",
+    DEPTHWISE: "a depthwise kernel has few weights, and only these for each channel",
     (
         layers.BatchNormalization,
         layers.LayerNormalization,
@@ -55,12 +58,14 @@ class Weight:
         kind: Class of its layer, for example "Dense".
         attribute: Name of the weight in that layer, for example "kernel".
         variable: The `keras.Variable` itself.
+        reduction: Axes over which the layer's product sums. Patterns lie along the last one.
     """
 
     path: str
     kind: str
     attribute: str
     variable: Any
+    reduction: tuple[int, ...] = (0,)
 
     def __str__(self) -> str:
         return f"{self.attribute} {tuple(self.variable.shape)} {self.variable.dtype} of {self.path!r} ({self.kind})"
@@ -80,18 +85,28 @@ class Weight:
         return values
 
 
-def find_weights(model: Any, exclude: tuple[str, ...] = ()) -> tuple[list[Weight], list[Skip]]:
+def find_weights(
+    model: Any,
+    exclude: tuple[str, ...] = (),
+    include: tuple[str, ...] = (),
+    *,
+    keep_first: bool = False,
+    keep_last: bool = False,
+) -> tuple[list[Weight], list[Skip]]:
     """Returns the prunable weights of a built Keras 3 model, and the skipped layers with the reasons.
 
     A weight that several layers share is returned once.
 
     Args:
         model: A built functional, Sequential or subclassed Keras 3 model, which may contain other models.
-        exclude: Patterns of layer names or paths, as in `PruningConfig`.
+        exclude: Patterns of layer names, paths or classes, as in `PruningConfig`.
+        include: Patterns of the only layers to prune; without any, all.
+        keep_first: Whether the first layer with prunable weights is left out.
+        keep_last: Whether the last one is.
 
     Raises:
         UnsupportedModelError: The model is not a Keras 3 model or is not built.
-        ConfigError: A pattern in `exclude` names no layer.
+        ConfigError: A pattern in `exclude` or `include` names no layer.
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), layers.Dense(3, name="a"), layers.Dense(2, name="b")])
@@ -103,18 +118,23 @@ def find_weights(model: Any, exclude: tuple[str, ...] = ()) -> tuple[list[Weight
     """
     _check_model(model)
     found = list(_walk(model, "", set()))
-    excluded = _excluded(found, exclude)
+    excluded, included = _named(found, exclude, "exclude"), _named(found, include, "include")
     weights: dict[int, Weight] = {}
     skipped: list[Skip] = []
     for path, layer in found:
         kind = type(layer).__name__
-        attributes = next((names for classes, names in PRUNED.items() if isinstance(layer, classes)), ())
+        attributes = _attributes(layer, PRUNED)
         reason = _reason_to_keep(layer, attributes, id(layer) in excluded)
+        if include and (attributes or id(layer) in included) and id(layer) not in excluded:
+            # A layer that is kept otherwise, a depthwise convolution, is pruned if it is named.
+            attributes = attributes or _attributes(layer, PRUNED_IF_NAMED)
+            reason = "not included" if id(layer) not in included else _reason_to_keep(layer, attributes, excluded=False)
         if reason:
             skipped.append(Skip(name=path, kind=kind, reason=reason))
             continue
         for attribute in attributes:
-            weight = Weight(path=path, kind=kind, attribute=attribute, variable=getattr(layer, attribute))
+            variable, reduction = getattr(layer, attribute), _reduction(layer, attribute)
+            weight = Weight(path=path, kind=kind, attribute=attribute, variable=variable, reduction=reduction)
             weights.setdefault(id(weight.variable), weight)
     if not weights and any(skip.reason == NOT_BUILT for skip in skipped):
         # Keras' model.build marks a subclassed model as built, but does not build its layers.
@@ -122,7 +142,21 @@ def find_weights(model: Any, exclude: tuple[str, ...] = ()) -> tuple[list[Weight
             f"model must be built, and its layers too. Received: {model.name!r}, whose layers have no weights. "
             "Call the model once on a batch first."
         )
-    return list(weights.values()), skipped
+    kept = list(weights.values())
+    for end, keep, name in ((0, keep_first, "first"), (-1, keep_last, "last")):
+        if keep and kept:
+            left_out = kept[end].path
+            reason = f"it is the {name} layer, and keep_{name} is set"
+            skipped += [Skip(name=left_out, kind=each.kind, reason=reason) for each in kept if each.path == left_out][
+                :1
+            ]
+            kept = [each for each in kept if each.path != left_out]
+    return kept, skipped
+
+
+def select_weights(model: Any, config: Any) -> tuple[list[Weight], list[Skip]]:
+    """Returns the weights that a `PruningConfig` chooses, and the skipped layers with the reasons."""
+    return find_weights(model, config.exclude, config.include, keep_first=config.keep_first, keep_last=config.keep_last)
 
 
 def make_report(weights: Sequence[Weight], skipped: Sequence[Skip]) -> PassReport:
@@ -160,19 +194,44 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _excluded(found: list[tuple[str, Any]], patterns: tuple[str, ...]) -> set[int]:
+def _named(found: list[tuple[str, Any]], patterns: tuple[str, ...], setting: str) -> set[int]:
     """Returns the ids of the layers that a pattern names, and of all layers inside them."""
-    excluded: set[int] = set()
+    chosen: set[int] = set()
     for pattern in patterns:
-        named = [layer for path, layer in found if fnmatchcase(layer.name, pattern) or fnmatchcase(path, pattern)]
+        named = [
+            layer
+            for path, layer in found
+            if any(fnmatchcase(name, pattern) for name in (layer.name, path, type(layer).__name__))
+        ]
         if not named:
             close = difflib.get_close_matches(pattern, [path for path, _ in found], n=1)
             remedy = f" Did you mean {close[0]!r}?" if close else ""
             raise ConfigError(
-                f"exclude must name layers of the model. Received: {pattern!r}, which no layer has.{remedy}"
+                f"{setting} must name layers of the model. Received: {pattern!r}, which no layer has.{remedy}"
             )
-        excluded.update(id(inner) for layer in named for inner in layers_inside(layer))
-    return excluded
+        chosen.update(id(inner) for layer in named for inner in layers_inside(layer))
+    return chosen
+
+
+def _attributes(layer: Any, table: dict[tuple[type, ...], tuple[str, ...]]) -> tuple[str, ...]:
+    return next((names for classes, names in table.items() if isinstance(layer, classes)), ())
+
+
+def _reduction(layer: Any, attribute: str) -> tuple[int, ...]:
+    """Returns the axes of a weight over which its product sums."""
+    rank = len(getattr(layer, attribute).shape)
+    if isinstance(layer, layers.EinsumDense):
+        terms, result = layer.equation.split("->")
+        kernel = terms.split(",")[1]
+        summed = tuple(axis for axis, letter in enumerate(kernel) if letter not in result)
+        return summed or (0,)
+    if attribute == "embeddings":
+        return (1,)
+    if attribute == "depthwise_kernel" or isinstance(layer, DEPTHWISE):
+        return tuple(range(rank - 2))
+    if isinstance(layer, TRANSPOSED):  # [window, outputs, inputs]
+        return (*range(rank - 2), rank - 1)
+    return tuple(range(rank - 1)) if rank > 2 else (0,)
 
 
 def _reason_to_keep(layer: Any, attributes: tuple[str, ...], excluded: bool) -> str | None:

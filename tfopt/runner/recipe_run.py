@@ -22,7 +22,7 @@ from tfopt.errors import UnsupportedModelError
 from tfopt.exporting import ExportConfig, export, verify_together
 from tfopt.profiling import GpuMonitor
 from tfopt.pruning.structured.shrink import find_groups
-from tfopt.pruning.weights import find_weights
+from tfopt.pruning.weights import select_weights
 from tfopt.quantization import QuantizedModel
 from tfopt.recipe import Recipe
 from tfopt.recipes import find_recipe
@@ -332,7 +332,7 @@ def _build(settings: Recipe, decided: Plan, examples: Examples) -> keras.Model:
     if settings.shrink is not None:
         find_groups(model, settings.shrink)  # raises its errors before the training
     if settings.pruning is not None:
-        find_weights(model, settings.pruning.exclude)  # raises its errors before the training
+        select_weights(model, settings.pruning)  # raises its errors before the training
     return model
 
 

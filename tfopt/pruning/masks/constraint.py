@@ -10,7 +10,7 @@ chooses the zeros first again, so that a second `prune` continues from the resul
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -18,7 +18,6 @@ import numpy as np
 from keras import ops
 
 from tfopt.compat.tensorflow import strategy_of
-from tfopt.pruning.weights import Weight
 
 
 class Mask(keras.constraints.Constraint):
@@ -106,58 +105,6 @@ def attach_movement(mask: Mask) -> Any:
         with _beside(mask.variable):
             mask.movement = keras.Variable("zeros", shape=shape, dtype="float32", trainable=False, name="movement")
     return mask.movement
-
-
-def choose_masks(
-    weights: Sequence[Weight], scores: Sequence[np.ndarray], sparsity: float, scope: str
-) -> list[np.ndarray]:
-    """Returns a boolean mask for each weight, True where it is kept.
-
-    Weights that are already pruned go first whatever their scores, so that masks only grow and are found again after
-    saving and loading. At least one weight is kept per layer, or in the whole model with the global scope.
-    """
-    ranked = [np.where(pruned(weight), -np.inf, score) for weight, score in zip(weights, scores, strict=True)]
-    if scope == "layer" or not ranked:
-        return [keep_highest(score, sparsity) for score in ranked]
-    kept = keep_highest(np.concatenate([score.ravel() for score in ranked]), sparsity)
-    parts = np.split(kept, np.cumsum([score.size for score in ranked])[:-1])
-    return [part.reshape(score.shape) for part, score in zip(parts, ranked, strict=True)]
-
-
-def pruned(weight: Weight) -> np.ndarray:
-    """Returns True where a weight is already pruned: where its mask says so, or, without a mask, where it is zero.
-
-    A mask that keeps everything is that of a model just loaded, or of one that was never pruned. With another mask, a
-    zero that is kept was regrown and waits for its first step.
-    """
-    mask = weight.variable.constraint
-    if isinstance(mask, Mask):
-        dropped: np.ndarray = ~ops.convert_to_numpy(mask.kept)
-        if dropped.any():
-            return dropped
-    return weight.read() == 0
-
-
-def keep_highest(scores: np.ndarray, sparsity: float) -> np.ndarray:
-    """Returns a boolean array of the same shape that is False at the `round(sparsity * size)` lowest scores.
-
-    The number is exact: among equal scores, the first are dropped and the last are kept. One element is always kept.
-    (tfmot rounds the number of kept elements, which differs by one if `sparsity * size` ends in .5.)
-
-    Example:
-        >>> keep_highest(np.array([3.0, 1.0, 1.0, 1.0]), sparsity=0.5)
-        array([ True, False, False,  True])
-    """
-    flat = scores.ravel()
-    dropped = min(round(sparsity * flat.size), flat.size - 1)
-    if dropped <= 0:
-        return np.ones(scores.shape, dtype=bool)
-    # A partition finds the threshold in linear time. Sorting 25 million weights takes seconds.
-    threshold = np.partition(flat, dropped - 1)[dropped - 1]
-    kept = flat > threshold
-    ties = np.flatnonzero(flat == threshold)
-    kept[ties[dropped - np.count_nonzero(flat < threshold) :]] = True
-    return kept.reshape(scores.shape)
 
 
 @contextlib.contextmanager
