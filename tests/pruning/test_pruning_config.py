@@ -41,13 +41,15 @@ from tfopt.pruning import PruningConfig
         ),
         (
             {"schedule": "polynom"},
-            "Unknown schedule 'polynom'. Expected one of: 'constant', 'polynomial'. Did you mean 'polynomial'?",
+            "Unknown schedule 'polynom'. Expected one of: 'constant', 'cyclic', 'exponential', 'one_cycle', 'polynomial'. "
+            "Did you mean 'polynomial'?",
         ),
         (
             {"schedule": 3},
-            "schedule must be a name or a function. Received: schedule=3. The names are 'constant', 'polynomial'.",
+            "schedule must be a name or a function. Received: schedule=3. The names are 'constant', 'cyclic', "
+            "'exponential', 'one_cycle', 'polynomial'.",
         ),
-        ({"scope": "model"}, "Unknown scope 'model'. Expected one of: 'global', 'layer'."),
+        ({"scope": "model"}, "Unknown scope 'model'. Expected one of: 'erk', 'global', 'layer'."),
         ({"begin_step": -1}, "begin_step must be a whole number of at least 0. Received: begin_step=-1."),
         ({"frequency": 0}, "frequency must be a whole number of at least 1. Received: frequency=0."),
         (

@@ -1,4 +1,4 @@
-"""Patterns of zeros: equal to tfmot's for Dense and Conv2D, to NumPy for the others, and exact in every kind of layer."""
+"""Patterns of zeros: equal to tfmot's for Dense and Conv2D, to NumPy for the others, and exact in every layer."""
 
 import itertools
 import re
@@ -43,13 +43,13 @@ def random_kernels(count):
     """Kernels of Dense and Conv2D in random shapes, without ties, with a random sparsity that rounds alike in both."""
     for number in range(count):
         dense = number % 2 == 0
-        shape = RANDOM.integers(3, 24, 2) if dense else (*RANDOM.integers(1, 4, 2), *RANDOM.integers(3, 16, 2))
+        shape = RANDOM.integers(5, 24, 2) if dense else (*RANDOM.integers(1, 4, 2), *RANDOM.integers(3, 16, 2))
         values = RANDOM.permutation(np.arange(1, np.prod(shape) + 1)).astype("f4").reshape(shape)
         values *= np.where(RANDOM.random(values.shape) < 0.5, -1, 1)
         yield values, (0,) if dense else (0, 1, 2), float(RANDOM.uniform(0.1, 0.9))
 
 
-def test_magnitude_blocks_and_n_of_m_equal_tfmot():
+def test_magnitude_and_n_of_m_equal_tfmot():
     for values, reduction, sparsity in random_kernels(50):
         dropped = np.count_nonzero(~tfmot_mask(values, sparsity))
         np.testing.assert_array_equal(
@@ -58,12 +58,18 @@ def test_magnitude_blocks_and_n_of_m_equal_tfmot():
         for n, m in ((2, 4), (1, 4), (3, 8)):
             expected = tfmot_mask(values, 0.5, sparsity_m_by_n=(m - n, m))
             np.testing.assert_array_equal(mask_of(values, reduction, 1 - n / m, f"{n}:{m}"), expected)
-        if values.ndim == 2:  # tfmot has blocks for Dense only
-            for rows, columns in ((4, 4), (1, 4), (3, 2)):
-                expected = tfmot_mask(values, sparsity, block_size=[rows, columns])
-                blocks = expected[::rows, ::columns]
-                share = np.count_nonzero(~blocks) / blocks.size
-                np.testing.assert_array_equal(mask_of(values, reduction, share, f"{rows}x{columns}"), expected)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(4, 4), (1, 4), (3, 2)])
+def test_blocks_of_a_dense_kernel_equal_tfmot(rows, columns):
+    # tfmot has blocks for Dense only. Of a kernel that is no multiple of the block it prunes other weights than it
+    # scores, because its pooling begins before the kernel.
+    for _ in range(17):
+        values = RANDOM.normal(size=RANDOM.integers(2, 6, 2) * (rows, columns)).astype("f4")
+        expected = tfmot_mask(values, float(RANDOM.uniform(0.1, 0.9)), block_size=[rows, columns])
+        blocks = expected[::rows, ::columns]
+        share = np.count_nonzero(~blocks) / blocks.size
+        np.testing.assert_array_equal(mask_of(values, (0,), share, f"{rows}x{columns}"), expected)
 
 
 def test_blocks_of_a_convolution_lie_in_its_matrix():
@@ -173,7 +179,7 @@ def test_masks_rise_during_a_fit_and_hold_at_its_end(settings, total):
     schedule = PruningSchedule(model, PruningConfig(frequency=2, **settings))
     history = model.fit(X, Y, batch_size=8, epochs=3, verbose=0, callbacks=[schedule])
     rising = history.history["sparsity"]
-    assert 0 < rising[0] < rising[-1] == rising[-2]
+    assert 0 < rising[0] < rising[-1]
     target = settings["target_sparsity"] if total is None else total
     assert schedule.report.metrics["sparsity"] == pytest.approx(target, abs=2e-3)
     before = [weight.read() == 0 for weight in find_weights(model)[0]]
@@ -181,6 +187,22 @@ def test_masks_rise_during_a_fit_and_hold_at_its_end(settings, total):
     assert all(
         np.array_equal(old, weight.read() == 0) for old, weight in zip(before, find_weights(model)[0], strict=True)
     )
+
+
+def test_a_cyclic_schedule_releases_weights():
+    model = small()
+    config = PruningConfig(schedule="cyclic", target_sparsity=0.8, frequency=1, end_step=32)
+    schedule = PruningSchedule(model, config)
+    zeros = []
+    count = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda *_, **__: zeros.append(np.count_nonzero(model.get_layer("dense").kernel == 0))
+    )
+    model.fit(X, Y, batch_size=8, epochs=5, verbose=0, callbacks=[schedule, count])
+    size = model.get_layer("dense").kernel.shape[0] * 16
+    assert zeros[0] == zeros[8] == zeros[16] == zeros[24] == 0
+    expected = [round((0.8 - 0.8 * (1 - step / 8) ** 3) * size) for step in range(1, 8)]
+    assert zeros[1:8] == zeros[9:16] == zeros[25:32] == expected
+    assert zeros[32] == zeros[-1] == round(0.8 * size)
 
 
 def test_layers_are_chosen_by_name_class_and_place():
@@ -229,5 +251,5 @@ def test_wrong_patterns(settings, message):
 
 
 def test_a_name_in_include_must_exist():
-    with pytest.raises(ConfigError, match="include must name layers of the model. Received: 'frist'"):
+    with pytest.raises(ConfigError, match=r"include must name layers of the model. Received: 'frist'"):
         prune(small(), PruningConfig(include=("frist",)))

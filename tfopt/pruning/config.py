@@ -54,8 +54,8 @@ class PruningConfig:
     """Scope of the target: "layer" reaches it in every layer; "global" ranks the weights of all layers together; "erk"
     makes large kernels sparser than small ones (Erdos-Renyi-Kernel)."""
     schedule: Annotated[str | Callable[[int], Any], BY_NAME] = "polynomial"
-    """Sparsity over the steps of a fit: polynomial, exponential, one_cycle or constant. In Python also a function of the
-    step, or a schedule of tfmot."""
+    """Sparsity over the steps of a fit: polynomial, exponential, one_cycle, cyclic (which releases weights again) or
+    constant. In Python also a function of the step, or a schedule of tfmot."""
     initial_sparsity: Sparsity = 0.0
     """Sparsity at begin_step. The polynomial schedule rises from it."""
     begin_step: Annotated[int, Ge(0)] = 0

@@ -10,6 +10,8 @@ from tfopt.errors import ConfigError
 
 Schedule: TypeAlias = Callable[[int], float]
 
+CYCLES = 4
+
 
 def polynomial(initial_sparsity: float, target_sparsity: float, begin_step: int, end_step: int) -> Schedule:
     """Returns a schedule that rises from the initial to the target sparsity, fast at first, then more and more slowly.
@@ -81,7 +83,7 @@ def one_cycle(initial_sparsity: float, target_sparsity: float, begin_step: int, 
     Example:
         >>> schedule = one_cycle(0.0, 0.8, begin_step=0, end_step=100)
         >>> [round(schedule(step), 3) for step in (0, 20, 40, 60, 100)]
-        [0.005, 0.08, 0.517, 0.773, 0.8]
+        [0.005, 0.08, 0.517, 0.774, 0.8]
 
     Reference:
         Hubens et al., "One-Cycle Pruning", ICIP 2022, arXiv:2107.02086.
@@ -96,6 +98,31 @@ def one_cycle(initial_sparsity: float, target_sparsity: float, begin_step: int, 
             return target_sparsity
         share = (1 + math.exp(b - a)) / (1 + math.exp(b - a * done))
         return initial_sparsity + (target_sparsity - initial_sparsity) * share
+
+    return sparsity
+
+
+def cyclic(initial_sparsity: float, target_sparsity: float, begin_step: int, end_step: int) -> Schedule:
+    """Returns a schedule of four equal cycles. Each rises from the initial to the target sparsity as `polynomial` does.
+
+    When a new cycle begins, the masks release weights, which then train again from zero. A weight that was pruned by
+    mistake can so come back. The sparsity is 0 before `begin_step`, and the target from `end_step` on.
+
+    Example:
+        >>> schedule = cyclic(0.0, 0.8, begin_step=0, end_step=100)
+        >>> [round(schedule(step), 3) for step in (0, 20, 25, 45, 50, 100)]
+        [0.0, 0.794, 0.0, 0.794, 0.0, 0.8]
+
+    Reference:
+        Srinivas et al., "Cyclical Pruning for Sparse Neural Networks", CVPR Workshops 2022, arXiv:2202.01290.
+    """
+    length = (end_step - begin_step) / CYCLES
+
+    def sparsity(step: int) -> float:
+        if not begin_step <= step < end_step:
+            return target_sparsity if step >= end_step else 0.0
+        remaining = 1 - (step - begin_step) % length / length
+        return target_sparsity + (initial_sparsity - target_sparsity) * remaining**3
 
     return sparsity
 
@@ -135,5 +162,6 @@ SCHEDULES: dict[str, Callable[[float, float, int, int], Schedule]] = {
     "polynomial": polynomial,
     "exponential": exponential,
     "one_cycle": one_cycle,
+    "cyclic": cyclic,
     "constant": constant,
 }

@@ -46,7 +46,7 @@ def prune_tf_keras(model: Any, config: PruningConfig) -> PassReport:
         if not getattr(wrapper, "pruning_vars", None):
             continue
         # A training step of the wrapped model would do the same with the masks and the weights.
-        wrapper.pruning_step.assign(0)
+        wrapper.pruning_step.assign(1)  # the only step in which tfmot chooses n:m
         wrapper.pruning_obj.conditional_mask_update()
         wrapper.pruning_obj.weight_mask_op()
         for variable, _, _ in wrapper.pruning_vars:

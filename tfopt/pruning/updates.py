@@ -51,11 +51,15 @@ class MaskUpdates:
         """Makes one update.
 
         Args:
-            sparsity: Share of zeros. Masks that hold enough stay.
+            sparsity: Share of zeros. Masks that hold enough stay, except that the schedule "cyclic" releases weights.
             exchanged: Share of the kept weights to exchange for pruned ones.
             sample: Whether to add to the movements, also if the masks stay.
         """
         config = self._config
+        releases = config.schedule == "cyclic" and sparsity < self.sparsity
+        if releases:
+            for mask in self._masks:
+                mask.assign(np.ones(mask.kept.shape, dtype=bool))
         # Masks that already hold enough zeros stay. A resumed fit replays steps, with weights that were trained
         # further; masks of the same size, chosen again from these weights, could differ.
         pattern = parse_pattern(config.pattern, config.transposable)
@@ -69,7 +73,7 @@ class MaskUpdates:
                 set_sparsity(self._weights, scores, sparsity, config)
         if exchanged and products is not None:
             self._exchange(before, products, exchanged)
-        if rises:
+        if rises or releases:
             self._counts = self._count()
 
     def forget(self) -> None:

@@ -38,7 +38,7 @@ def resnet():
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
 @pytest.mark.parametrize(
-    ("target", "share"), [("target_flops", 0.5), ("target_flops", 0.2), ("target_parameters", 0.4)]
+    ("target", "share"), [("target_flops", 0.5), ("target_flops", 0.3), ("target_parameters", 0.4)]
 )
 def test_a_target_is_met_as_nearly_as_the_steps_allow(resnet, target, share, scope):
     result = shrink(resnet, StructuredPruningConfig(**{target: share, "scope": scope}))
@@ -67,9 +67,9 @@ def test_global_scope_takes_more_from_groups_of_unequal_channels():
     assert result.channels["second"] == tuple(range(24, 32))
 
 
-def test_a_target_of_latency_is_measured_here(resnet):
-    config = StructuredPruningConfig(target_latency=0.8, batch_size=8)
-    result = shrink(resnet, config)
+def test_a_target_of_latency_is_measured_here():
+    config = StructuredPruningConfig(target_latency=0.7, batch_size=32)
+    result = shrink(tfopt.models.simple_cnn((32, 32, 3), 10), config)
     metrics = result.report.metrics
     assert 0 < metrics["latency_ms"] < metrics["latency_ms_before"]
     assert metrics["multiply_adds"] < metrics["multiply_adds_before"]
