@@ -358,7 +358,7 @@ def test_numpy_numbers_lists_and_paths_become_plain_values(tmp_path):
         (lambda: TrainingConfig(epochs=np.zeros(1000)), "whole number of at least 1. Received: epochs=array"),
         (lambda: PruningConfig(target_sparsity=np.float32(90)), "target_sparsity=90.0. .* did you mean 0.9"),
         (lambda: PruningConfig(learning_rate=float("inf")), "a positive number or None"),
-        (lambda: PruningConfig(schedule=dict), "must be a name or a function. .* 'constant', 'polynomial'"),
+        (lambda: PruningConfig(schedule=dict), "must be a name or a function. .* 'constant', 'cyclic'"),
         (lambda: QuantizationConfig(freeze_ranges_after=0), "Set training=True"),
         (lambda: ModelConfig(builder=keras.Sequential()), "builder must be a name or a function"),
         (lambda: Recipe(name="x", export_dir=""), "a string that is not empty or None"),

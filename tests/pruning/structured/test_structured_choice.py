@@ -68,8 +68,11 @@ def test_global_scope_takes_more_from_groups_of_unequal_channels():
 
 
 def test_a_target_of_latency_is_measured_here():
-    config = StructuredPruningConfig(target_latency=0.7, batch_size=32)
-    result = shrink(tfopt.models.simple_cnn((32, 32, 3), 10), config)
+    image = keras.Input((32, 32, 3))
+    hidden = layers.Conv2D(64, 3, activation="relu")(layers.Conv2D(64, 3, activation="relu")(image))
+    model = keras.Model(image, layers.Dense(4)(layers.GlobalMaxPooling2D()(hidden)))
+    config = StructuredPruningConfig(target_latency=0.6, batch_size=8)
+    result = shrink(model, config)
     metrics = result.report.metrics
     assert 0 < metrics["latency_ms"] < metrics["latency_ms_before"]
     assert metrics["multiply_adds"] < metrics["multiply_adds_before"]
