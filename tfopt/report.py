@@ -95,9 +95,9 @@ class PassReport(Record):
             before = self.metrics.get(f"{name}_before")
             words = name.replace("_", " ")
             if before is not None:
-                yield f"{words} {short_count(before)} -> {short_count(value)}"
+                yield f"{words} {_figure(before)} -> {_figure(value)}"
             elif not name.endswith("_before"):
-                yield f"{words} {value:.4g}"
+                yield f"{words} {_figure(value)}"
 
     def _repr_html_(self) -> str:
         rows = [("step", each.name, each.kind, each.detail) for each in self.steps]
@@ -123,6 +123,10 @@ class PassReport(Record):
         each = "; ".join(sorted({skip.reason for skip in self.skipped}))
         reasons = verdict or each or "the model has no layer or node that it can change"
         warnings.warn(f"{self.name} changed nothing: {reasons}.", TfoptWarning, stacklevel=3)
+
+
+def _figure(value: float) -> str:
+    return short_count(value) if abs(value) >= 1000 else f"{value:.4g}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -171,15 +171,6 @@ def test_a_zero_channel_changes_nothing_when_it_leaves():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_a_dry_run_reports_the_same_and_makes_no_model():
-    model = convolutions()
-    config = StructuredPruningConfig(ratio=0.5)
-    dry, real = shrink(model, config, dry_run=True), shrink(model, config)
-    assert dry.model is None
-    assert str(dry.report) == str(real.report)
-    assert dry.channels == real.channels
-
-
 def test_groups_print_their_weights():
     text = str(ChannelGroups(convolutions()))
     assert text.splitlines() == [
