@@ -86,11 +86,15 @@ class PassReport(Record):
     @property
     def headline(self) -> str:
         """The numbers of changes and skips, and the figures, in one line."""
-        figures = "".join(f", {figure}" for figure in self._figures())
+        figures = "".join(f", {figure}" for figure in self.figures)
         return f"{self.name}: {len(self.changed)} changed, {len(self.skipped)} skipped{figures}"
 
+    @property
+    def figures(self) -> list[str]:
+        """The metrics as text, "size" together with "size_before"."""
+        return list(self._figures())
+
     def _figures(self) -> Iterator[str]:
-        """Yields each figure; "size" together with "size_before"."""
         for name, value in self.metrics.items():
             before = self.metrics.get(f"{name}_before")
             words = name.replace("_", " ")
