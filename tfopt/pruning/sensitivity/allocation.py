@@ -1,10 +1,15 @@
-"""Shares for all layers from their curves: every layer is pruned until it alone would cost the same loss of score."""
+"""Shares for all layers from their curves: what costs the least score for each weight that it removes goes first.
+
+The loss of score of all layers together is taken for the sum of their single losses. Of each curve the convex hull from
+below counts, so that its first part is the cheapest. Then the cheapest parts of all curves, taken one after the other,
+have the least sum that removes so much.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-
-import numpy as np
+from dataclasses import dataclass
 
 from tfopt.errors import ConfigError
 
@@ -14,70 +19,110 @@ Losses = Mapping[str, Sequence[float]]
 Shares = dict[str, float]
 
 
-def drops_below(losses: Losses, shares: Sequence[float], most: float) -> Shares:
-    """Returns the largest share of each layer at which the loss is at most `most`, also at every smaller share.
+@dataclass(frozen=True)
+class Part:
+    """A straight part of the hull of one curve.
 
-    Example:
-        >>> drops_below({"a": (0.0, 0.2)}, (0.5, 0.9), 0.1)
-        {'a': 0.7}
+    Attributes:
+        price: Loss of score for each weight that is removed.
+        name: The layer.
+        begin, end: Shares at its ends.
+        loss: Loss of score from begin to end.
     """
-    found = {}
-    for name, curve in losses.items():
-        rising = np.maximum.accumulate([0.0, *curve])
-        at = [0.0, *shares]
-        above = np.flatnonzero(rising > most)
-        if not above.size:
-            found[name] = float(at[-1])
-            continue
-        end = above[0]
-        part = (most - rising[end - 1]) / (rising[end] - rising[end - 1])
-        found[name] = round(float(at[end - 1] + part * (at[end] - at[end - 1])), 6)
-    return found
+
+    price: float
+    name: str
+    begin: float
+    end: float
+    loss: float
 
 
-def meet(
+def cheapest(
     losses: Losses,
     shares: Sequence[float],
+    sizes: Mapping[str, float],
     removed: Callable[[Shares], float],
     wanted: float,
     budget: float,
     target: str,
 ) -> Shares:
-    """Returns shares with the smallest loss of a single layer for which `removed` is at least `wanted`.
+    """Returns shares with the least sum of losses for which `removed` is at least `wanted`, or that the budget allows.
+
+    Args:
+        losses: The loss of score of each layer at each share.
+        shares: The measured shares.
+        sizes: How much the whole of each layer is.
+        removed: Function from shares to the part of the model that is removed.
+        wanted: The part to remove; infinite to spend the whole budget.
+        budget: The largest sum of losses.
+        target: The target for the error, as text.
 
     Raises:
-        ConfigError: The shares at the budget, or the largest that were measured, remove too little.
+        ConfigError: The budget, or the largest measured shares, remove too little.
+
+    Example:
+        >>> sizes = {"a": 100, "b": 100}
+        >>> cheapest({"a": (0.1,), "b": (0.2,)}, (0.5,), sizes, lambda found: sum(found.values()) / 2, 0.4, 1.0, "")
+        {'a': 0.5, 'b': 0.3}
     """
-    worst = min(budget, max((max(curve) for curve in losses.values()), default=0.0))
-    high = drops_below(losses, shares, max(worst, 0.0))
-    if removed(high) < wanted:
-        limit = f"budget={budget:g}" if budget <= worst else f"the largest measured share {max(shares):g}"
-        raise ConfigError(
-            f"The target must be reachable. Received: {target}, and {limit} allows no more than {removed(high):.3f} "
-            "to be removed. Set a weaker target or a larger budget, or measure larger shares."
+    parts = sorted(
+        (part for name, curve in losses.items() for part in hull(name, curve, shares, sizes[name])),
+        key=lambda part: (part.price, part.begin),
+    )
+    found, spent = dict.fromkeys(losses, 0.0), 0.0
+    for part in parts:
+        affordable = 1.0 if part.loss <= budget - spent else (budget - spent) / part.loss
+        whole = found | {part.name: _at(part, affordable)}
+        if removed(whole) >= wanted:
+            return _last(part, affordable, found, removed, wanted)
+        found, spent = whole, spent + affordable * part.loss
+        if affordable < 1:
+            break
+    if wanted == float("inf"):
+        return found
+    limit = f"budget={budget:g}" if budget < float("inf") else f"the largest measured share {max(shares):g}"
+    raise ConfigError(
+        f"The target must be reachable. Received: {target}, and {limit} allows no more than {removed(found):.3f} to be "
+        "removed. Set a weaker target or a larger budget, or measure larger shares."
+    )
+
+
+def hull(name: str, curve: Sequence[float], shares: Sequence[float], size: float) -> list[Part]:
+    """Returns the parts of the convex hull of a curve from below. A loss below zero counts as zero.
+
+    Example:
+        >>> [(part.end, part.loss) for part in hull("a", (0.3, 0.2, 0.6), (0.25, 0.5, 0.75), 10)]
+        [(0.5, 0.2), (0.75, 0.4)]
+    """
+    points = [(0.0, 0.0)]
+    for point in zip(shares, (max(0.0, loss) for loss in curve), strict=True):
+        while len(points) > 1 and _slope(points[-2], points[-1]) >= _slope(points[-1], point):
+            points.pop()
+        points.append(point)
+    return [
+        Part(
+            max(0.0, _slope(one, other)) / max(size, 1e-12),
+            name,
+            one[0],
+            other[0],
+            round(max(0.0, other[1] - one[1]), 9),
         )
-    low = drops_below(losses, shares, 0.0)
-    if removed(low) >= wanted:  # even shares that cost nothing are more than is needed
-        return _between(dict.fromkeys(low, 0.0), low, removed, wanted)
-    least, most = 0.0, max(worst, 0.0)
+        for one, other in itertools.pairwise(points)
+    ]
+
+
+def _slope(one: tuple[float, float], other: tuple[float, float]) -> float:
+    return (other[1] - one[1]) / (other[0] - one[0])
+
+
+def _at(part: Part, fraction: float) -> float:
+    return round(part.begin + fraction * (part.end - part.begin), 6)
+
+
+def _last(part: Part, most: float, found: Shares, removed: Callable[[Shares], float], wanted: float) -> Shares:
+    """Returns the shares with only so much of a part as is needed."""
+    least = 0.0
     for _ in range(HALVINGS):
         middle = (least + most) / 2
-        tried = drops_below(losses, shares, middle)
-        if removed(tried) >= wanted:
-            most, high = middle, tried
-        else:
-            least, low = middle, tried
-    return _between(low, high, removed, wanted)  # where a curve is flat, its share jumps
-
-
-def _between(low: Shares, high: Shares, removed: Callable[[Shares], float], wanted: float) -> Shares:
-    """Returns shares on the line from `low`, which removes too little, to `high`, which removes enough."""
-
-    def at(part: float) -> Shares:
-        return {name: round(share + part * (high[name] - share), 6) for name, share in low.items()}
-
-    least, most = 0.0, 1.0
-    for _ in range(HALVINGS):
-        middle = (least + most) / 2
-        least, most = (least, middle) if removed(at(middle)) >= wanted else (middle, most)
-    return at(most)
+        least, most = (least, middle) if removed(found | {part.name: _at(part, middle)}) >= wanted else (middle, most)
+    return found | {part.name: _at(part, most)}

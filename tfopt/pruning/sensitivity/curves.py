@@ -12,7 +12,7 @@ import numpy as np
 from tfopt.atomic.files import whole_file
 from tfopt.errors import ConfigError
 from tfopt.pruning.config import PruningConfig
-from tfopt.pruning.sensitivity.allocation import drops_below, meet
+from tfopt.pruning.sensitivity.allocation import cheapest
 from tfopt.pruning.sensitivity.plot import draw
 from tfopt.pruning.structured.config import StructuredPruningConfig
 from tfopt.score_text import show_score
@@ -49,7 +49,7 @@ class Sensitivity:
     shares: tuple[float, ...]
     curves: Mapping[str, tuple[float, ...]]
     config: PruningConfig | StructuredPruningConfig
-    sizes: Mapping[str, int] = field(default_factory=dict, repr=False)
+    sizes: Mapping[str, float] = field(default_factory=dict, repr=False)
     cost: Callable[[Mapping[str, float]], float] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -65,15 +65,17 @@ class Sensitivity:
         target_flops: float | None = None,
         budget: float | None = None,
     ) -> Any:
-        """Returns a config with a share for each layer or group: insensitive ones are pruned more.
+        """Returns a config with a share for each layer or group: insensitive and large ones are pruned more.
 
-        All layers get the share at which pruning one alone costs the same loss of score. This loss is as small as the
-        target allows, or as large as the budget allows. Between measured shares the curves are straight lines.
+        The losses of score of the single layers are added, and the shares with the smallest sum are chosen. Between
+        measured shares the curves are straight lines. The sum is an estimate: what several layers lose together can be
+        more. A loss function tells layers apart better than an accuracy does.
 
         Args:
             target_sparsity: Share of zeros over all layers, for curves of zeros.
             target_flops: Share of the multiply-adds that may be left, for curves of channels.
-            budget: Largest loss of score that one layer alone may cause, for example 0.01 for a point of accuracy.
+            budget: Largest sum of losses, for example 0.01 for a point of accuracy. Without a target, as much is pruned
+                as it allows.
 
         Raises:
             ConfigError: Neither or the wrong target is given, or the target cannot be met within the budget or the
@@ -85,7 +87,7 @@ class Sensitivity:
             ...     curves={"a": (0.9, 0.8), "b": (0.8, 0.1)}, config=PruningConfig(), sizes={"a": 100, "b": 100},
             ... )
             >>> found.allocate(target_sparsity=0.5).sparsities
-            {'a': 0.7..., 'b': 0.2...}
+            {'a': 0.5, 'b': 0.5}
         """
         zeros = isinstance(self.config, PruningConfig)
         own, wrong = ("target_sparsity", target_flops) if zeros else ("target_flops", target_sparsity)
@@ -99,12 +101,11 @@ class Sensitivity:
         for name, value in ((own, target), ("budget", budget)):
             if value is not None and not 0 < value < (1 if name == own else float("inf")):
                 raise ConfigError(f"{name} must be a share above 0. Received: {name}={value:g}.")
+        wanted = float("inf") if target is None else target if zeros else 1 - target
+        sizes = self.sizes or {name: self._removed({name: self.shares[-1]}) for name in self.curves}
         most = float("inf") if budget is None else budget
-        if target is None:
-            chosen = drops_below(self.losses, self.shares, most)
-        else:
-            wanted = target if zeros else 1 - target
-            chosen = meet(self.losses, self.shares, self._removed, wanted, most, f"{own}={target:g}")
+        described = "" if target is None else f"{own}={target:g}"
+        chosen = cheapest(self.losses, self.shares, sizes, self._removed, wanted, most, described)
         if isinstance(self.config, StructuredPruningConfig):
             return self.config.with_ratios(chosen)
         return replace(self.config, target_sparsity=self._removed(chosen), sparsities=chosen, scope="layer")

@@ -126,13 +126,13 @@ class _Scorer:
                     "without a loss. Call model.compile, or pass a function as score."
                 )
             check_data(data)
+            if not isinstance(data, tf.data.Dataset | keras.utils.PyDataset):
+                self._data = _Batches(data)
 
     def __call__(self) -> float:
         if callable(self._score):
             return self._checked(float(self._score(self._model)))
-        takes = isinstance(self._data, tf.data.Dataset | keras.utils.PyDataset)
-        streamed = self._data if takes else (tuple(batch) for batch in self._data)  # Keras takes a list for arrays
-        results = self._model.evaluate(streamed, verbose=0, return_dict=True)
+        results = self._model.evaluate(self._data, verbose=0, return_dict=True)
         if not self.name:
             self.name = next((name for name in results if is_share(name)), "loss")
         if self.name not in results:
@@ -146,6 +146,20 @@ class _Scorer:
         if math.isnan(value):
             raise ConfigError(f"The score must be a number. Received: {self.name}=nan. Look for NaN in the data.")
         return value
+
+
+class _Batches(keras.utils.PyDataset):
+    """Batches as a data set of Keras, which takes a list for arrays."""
+
+    def __init__(self, batches: Any) -> None:
+        super().__init__()
+        self._batches = [tuple(batch) for batch in batches]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._batches[index]
 
 
 def _higher_is_better(name: str, given: bool | None) -> bool:
