@@ -179,7 +179,8 @@ def test_an_unknown_name_is_told_with_its_path_and_the_nearest(values, expected)
         ),
         (
             {"pruning": {"exclude": "conv1"}},
-            "pruning.exclude must be a tuple of strings. Received: pruning.exclude='conv1'. Did you mean ('conv1',)?",
+            "pruning.exclude must be a tuple of strings or functions. Received: pruning.exclude='conv1'. "
+            "Did you mean ('conv1',)?",
         ),
         (
             {"pruning": {"end_step": "x"}},

@@ -204,6 +204,10 @@ def test_changes_are_a_table(changes):
 @pytest.mark.parametrize("first", RECIPES)
 def test_any_two_recipes_can_be_composed(first):
     for second in RECIPES:
+        if {first, second} == {"resnet_sparse", "resnet_2_4"}:  # 2:4 has half zeros in every layer, and nothing else
+            with pytest.raises(ConfigError, match="pattern"):
+                compose(first, second)
+            continue
         assert compose(first, second).model.builder == RECIPES[second].model.builder
 
 

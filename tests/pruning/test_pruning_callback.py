@@ -160,8 +160,8 @@ def test_weights_restored_at_the_end_are_pruned(order):
     """EarlyStopping puts back weights from before the last masks. Whatever the order, the masks have the last word."""
     model = compile_model(build())
     best = keras.callbacks.EarlyStopping("loss", mode="max", patience=9, restore_best_weights=True, start_from_epoch=0)
-    pruning = PruningSchedule(model, PruningConfig())
-    others = [best, pruning, PruningSchedule(model, PruningConfig())][::order]
+    pruning = PruningSchedule(model, PruningConfig(keep_last=True))
+    others = [best, pruning, PruningSchedule(model, PruningConfig(keep_first=True))][::order]
     given = keras.callbacks.CallbackList(others, add_history=True, model=model, epochs=2, steps=12)
     before = list(given.callbacks)
     model.fit(data(), epochs=2, callbacks=given, verbose=0)

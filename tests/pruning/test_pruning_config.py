@@ -67,7 +67,10 @@ from tfopt.pruning import PruningConfig
             "Set a larger end_step, or None for two thirds of the fit.",
         ),
         ({"learning_rate": 0.0}, "learning_rate must be a positive number or None. Received: learning_rate=0.0."),
-        ({"exclude": "head"}, "exclude must be a tuple of strings. Received: exclude='head'. Did you mean ('head',)?"),
+        (
+            {"exclude": "head"},
+            "exclude must be a tuple of strings or functions. Received: exclude='head'. Did you mean ('head',)?",
+        ),
     ],
 )
 def test_wrong_settings_are_refused(settings, message):

@@ -222,6 +222,35 @@ def test_layers_are_chosen_by_name_class_and_place():
     assert reasons["first"] == "not included"
 
 
+def test_layers_are_chosen_by_class_object_and_function():
+    def pruned(**settings):
+        return {change.name for change in prune(small(), PruningConfig(target_sparsity=0.5, **settings)).changed}
+
+    assert pruned(include=(layers.Dense,)) == {"dense", "last"}
+    assert pruned(exclude=[lambda layer: getattr(layer, "units", 16) < 8]) == {"first", "dense"}
+    with pytest.raises(ConfigError, match="which no layer has"):
+        prune(small(), PruningConfig(include=(layers.LSTM,)))
+    with pytest.raises(
+        ConfigError, match=r"exclude must be a tuple of strings or functions. Received: exclude=\(3,\)."
+    ):
+        PruningConfig(exclude=(3,))
+
+
+def test_a_weight_has_one_schedule():
+    model = small()
+    prune(model, PruningConfig(target_sparsity=0.8))
+    assert prune(model, PruningConfig(target_sparsity=0.9)).metrics["sparsity"] == pytest.approx(0.9, abs=1e-3)
+    two = [PruningSchedule(model, PruningConfig(target_sparsity=0.95)) for _ in range(2)]
+    with pytest.raises(ConfigError, match=r"A weight must have one schedule in a fit. Received: two PruningSchedule"):
+        model.fit(X, Y, verbose=0, callbacks=two)
+    parts = [
+        PruningSchedule(model, PruningConfig(target_sparsity=0.95, **{which: ("dense",)}))
+        for which in ("include", "exclude")
+    ]
+    model.fit(X, Y, verbose=0, epochs=2, callbacks=parts)
+    assert parts[1].report.metrics["sparsity"] == pytest.approx(0.95, abs=1e-3)
+
+
 def test_tfmot_prunes_a_keras_2_model_in_a_pattern():
     import tf_keras
 

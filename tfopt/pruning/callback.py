@@ -83,7 +83,8 @@ class PruningSchedule(keras.callbacks.Callback):
     Raises:
         UnsupportedModelError: The model is not a Keras 3 model or is not built.
         ConfigError: `exclude` names no layer; data is needed, and is missing, empty, an iterator or without targets. At
-            the start of the fit: `end_step` is needed or leaves no step, or the number of earlier steps is unknown.
+            the start of the fit: `end_step` is needed or leaves no step, the number of earlier steps is unknown, or
+            another schedule prunes the same weight.
 
     Example:
         >>> x, y = keras.ops.ones((32, 8)), keras.ops.ones((32, 4))
@@ -135,11 +136,24 @@ class PruningSchedule(keras.callbacks.Callback):
                 "The model that is fitted must be, or contain, the model that PruningSchedule was made for. "
                 f"Received: {self.model.name!r}, with other weights. Make the callback for this model."
             )
+        self._check_is_the_only_one()
         schedule, end_step = self._plan_schedule()
         exchanges_end = self._find_end_step() if self.config.regrowth else end_step
         updates = MaskUpdates(self.model, self._weights, self._masks, self.config, self._data)
         self._state = _Fit(schedule=schedule, end_step=end_step, exchanges_end=exchanges_end, updates=updates)
         self._stand_last()
+
+    def _check_is_the_only_one(self) -> None:
+        running = running_callbacks()
+        own = {id(weight.variable) for weight in self._weights}
+        for other in () if running is None else running.callbacks:
+            if isinstance(other, PruningSchedule) and other is not self:
+                twice = [weight for weight in other._weights if id(weight.variable) in own]
+                if twice:
+                    raise ConfigError(
+                        "A weight must have one schedule in a fit. Received: two PruningSchedule callbacks for the "
+                        f"{twice[0]}. Remove one, or give each its own layers with include or exclude."
+                    )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         fit, steps_per_epoch = self._fit, self.params.get("steps")

@@ -11,7 +11,7 @@ from tfopt.errors import ConfigError
 from tfopt.pruning.criteria.scores import CRITERIA, Criterion
 from tfopt.pruning.masks.patterns import parse_pattern
 from tfopt.pruning.schedules import SCHEDULES
-from tfopt.settings.flags import BY_NAME, Shares
+from tfopt.settings.flags import BY_NAME, Layers, Shares
 from tfopt.settings.validation import Remedy, check_fields, check_name
 
 
@@ -77,10 +77,10 @@ class PruningConfig:
     sparsities: Shares = field(default_factory=dict, hash=False)
     """Sparsities of single layers, by their names, paths or classes, with * and ? as wildcards; the first that matches
     counts. The other layers get target_sparsity. `tfopt.sensitivity` finds such a table."""
-    exclude: tuple[str, ...] = ()
+    exclude: Layers = ()
     """Names, paths or classes of layers that are not pruned, with * and ? as wildcards. The name of a nested model
-    excludes all its layers."""
-    include: tuple[str, ...] = ()
+    excludes all its layers. In Python also classes, and functions from a layer to True or False."""
+    include: Layers = ()
     """Names, paths or classes of the only layers that are pruned. Without any, all are, except depthwise convolutions,
     which must be named."""
     keep_first: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from tfopt.compat.kinds import is_tf_keras
-from tfopt.errors import ConfigError
+from tfopt.errors import ConfigError, TfoptWarning
 from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.criteria.gradients import mean_products
 from tfopt.pruning.criteria.scores import needs_data, score_weights
@@ -80,6 +81,7 @@ def prune(model: Any, config: PruningConfig | None = None, data: Any = None, *, 
     else:
         weights, skipped = select_weights(model, config)
         masks = _choose(model, weights, config, data)
+        _warn_if_sparser(weights, masks, config)
         if dry_run:
             return _dry_report(model, weights, masks, skipped, config)
         _set(weights, masks)
@@ -87,6 +89,19 @@ def prune(model: Any, config: PruningConfig | None = None, data: Any = None, *, 
         report = make_report(weights, skipped)
     report.warn_if_unchanged()
     return report
+
+
+def _warn_if_sparser(weights: Sequence[Weight], masks: Sequence[Any], config: PruningConfig) -> None:
+    """Warns if a pruned model is pruned again to fewer zeros, which cannot be."""
+    size = sum(mask.size for mask in masks)
+    zeros = sum(int(np.count_nonzero(weight.read() == 0)) for weight in weights)
+    if zeros > sum(int(np.count_nonzero(~mask)) for mask in masks):
+        warnings.warn(
+            f"The weights already have {zeros / size:.1%} zeros, more than target_sparsity={config.target_sparsity:g} "
+            "asks for, and they stay. Load the model as it was before its pruning.",
+            TfoptWarning,
+            stacklevel=3,
+        )
 
 
 def _choose(model: Any, weights: Sequence[Weight], config: PruningConfig, data: Any) -> list[Any]:

@@ -6,6 +6,7 @@ The import of tfmot takes seconds and loads tf_keras, so only this module import
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -33,7 +34,7 @@ def prune_tf_keras(model: Any, config: PruningConfig) -> PassReport:
     pruning = import_tfmot().sparsity.keras
     copy = tf_keras.models.clone_model(model)
     copy.set_weights(model.get_weights())
-    policy = _Exclude(config.exclude)
+    policy = _Exclude([pattern for pattern in config.exclude if isinstance(pattern, str)])
     schedule = pruning.ConstantSparsity(config.target_sparsity, begin_step=0, frequency=1)
     try:
         wrapped = pruning.prune_low_magnitude(
@@ -80,7 +81,7 @@ def import_tfmot() -> Any:
 class _Exclude:
     """A pruning policy of tfmot that does not wrap the layers named by `exclude`."""
 
-    def __init__(self, patterns: tuple[str, ...]) -> None:
+    def __init__(self, patterns: Sequence[str]) -> None:
         self.patterns = patterns
         self.skipped: list[Skip] = []
 
@@ -119,5 +120,7 @@ def _check(model: Any, config: PruningConfig) -> None:
         )
     names = [layer.name for layer in model.submodules if hasattr(layer, "get_config")]
     for pattern in config.exclude:
+        if not isinstance(pattern, str):
+            raise ConfigError(f"exclude must hold names for a tf_keras model. Received: {pattern!r}. Name the layers.")
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(f"exclude must name layers of the model. Received: {pattern!r}, which no layer has.")

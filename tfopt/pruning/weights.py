@@ -7,10 +7,10 @@ pruned and not reported, because they are few compared with the kernel.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -45,6 +45,9 @@ KEPT: dict[tuple[type, ...], str] = {
         layers.RMSNormalization,
     ): "a normalization holds a scale and an offset per channel",
 }
+
+# The name, path or class of layers, a class, or a function from a layer to True or False.
+Pattern: TypeAlias = str | Callable[..., Any]
 
 NOT_BUILT = "it is not built, because the model never called it"
 
@@ -87,8 +90,8 @@ class Weight:
 
 def find_weights(
     model: Any,
-    exclude: tuple[str, ...] = (),
-    include: tuple[str, ...] = (),
+    exclude: Sequence[Pattern] = (),
+    include: Sequence[Pattern] = (),
     *,
     keep_first: bool = False,
     keep_last: bool = False,
@@ -218,23 +221,26 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _named(found: list[tuple[str, Any]], patterns: tuple[str, ...], setting: str) -> set[int]:
+def _named(found: list[tuple[str, Any]], patterns: Sequence[Pattern], setting: str) -> set[int]:
     """Returns the ids of the layers that a pattern names, and of all layers inside them."""
     chosen: set[int] = set()
     for pattern in patterns:
-        named = [
-            layer
-            for path, layer in found
-            if any(fnmatchcase(name, pattern) for name in (layer.name, path, type(layer).__name__))
-        ]
+        named = [layer for path, layer in found if _matches(layer, path, pattern)]
         if not named:
-            close = difflib.get_close_matches(pattern, [path for path, _ in found], n=1)
+            known = [path for path, _ in found]
+            close = difflib.get_close_matches(pattern, known, n=1) if isinstance(pattern, str) else []
             remedy = f" Did you mean {close[0]!r}?" if close else ""
             raise ConfigError(
                 f"{setting} must name layers of the model. Received: {pattern!r}, which no layer has.{remedy}"
             )
         chosen.update(id(inner) for layer in named for inner in layers_inside(layer))
     return chosen
+
+
+def _matches(layer: Any, path: str, pattern: Pattern) -> bool:
+    if isinstance(pattern, str):
+        return any(fnmatchcase(name, pattern) for name in (layer.name, path, type(layer).__name__))
+    return isinstance(layer, pattern) if isinstance(pattern, type) else bool(pattern(layer))
 
 
 def _is_named(weight: Weight, pattern: str) -> bool:

@@ -15,7 +15,7 @@ import textwrap
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import tyro
@@ -33,6 +33,19 @@ BY_NAME = tyro.constructors.PrimitiveConstructorSpec(
     is_instance=lambda instance: True,
     str_from_instance=lambda instance: [instance if isinstance(instance, str) else repr(instance)],
 )
+
+
+# For a field that chooses layers by patterns, or in Python also by classes and functions from a layer to True or False.
+Layers = Annotated[
+    tuple[str | Callable[..., Any], ...],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="LAYER",
+        instance_from_str=tuple,
+        is_instance=lambda instance: isinstance(instance, tuple),
+        str_from_instance=lambda instance: list(map(str, instance)),
+    ),
+]
 
 
 def _parse_arguments(words: list[str]) -> dict[str, Any]:
@@ -162,7 +175,7 @@ def stages(cls: type) -> dict[str, type]:
     Example:
         >>> from tfopt.recipe import Recipe
         >>> list(stages(Recipe))
-        ['pruning', 'quantization']
+        ['shrink', 'pruning', 'quantization']
     """
     hints = typing.get_type_hints(cls)
     optional = {name: hint for name, hint in hints.items() if type(None) in typing.get_args(hint)}

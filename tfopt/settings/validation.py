@@ -127,7 +127,7 @@ def error_for(name: str, value: Any, hint: Any) -> ConfigError:
         return unknown_name(name.rpartition(".")[2], value, map(str, get_args(bare)))
     remedies = [each.sentence for each in metadata if isinstance(each, Remedy)]
     sentences = [sentence if isinstance(sentence, str) else sentence(value) for sentence in remedies]
-    if isinstance(value, str) and get_origin(bare) is tuple and get_args(bare)[0] is str:
+    if isinstance(value, str) and get_origin(bare) is tuple and "strings" in rule(bare):
         sentences.append(f"Did you mean ({value!r},)?")
     received = f"{name} must be {rule(hint)}. Received: {name}={_shown(value)}."
     return ConfigError(" ".join([received, *filter(None, sentences)]))
@@ -151,6 +151,7 @@ def rule(hint: Any) -> str:
         return "a function"
     if get_origin(bare) is tuple:
         kind = rule(options[0]).removeprefix("a ").replace("string", "strings").replace("whole number", "whole numbers")
+        kind = kind.replace("name or a function", "strings or functions")
         return f"a tuple of {kind}{' and not empty' if any(isinstance(each, MinLen) for each in metadata) else ''}"
     if get_origin(bare) in (Mapping, dict):
         return "a table" + ("" if options[1] is Any else f" of values {rule(options[1])}")
