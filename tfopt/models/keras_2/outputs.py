@@ -1,0 +1,97 @@
+"""The outputs of a Keras 2 model and of its Keras 3 model are compared on random inputs."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfopt.errors import TfoptWarning, UnsupportedModelError
+
+BATCH = 2
+UNKNOWN_SIZE = 32  # of an image or a sequence of any size
+# Largest difference, relative to the largest output. A wrong epsilon or padding makes a larger one.
+TOLERANCE = {"float32": 1e-4, "float64": 1e-4}
+HALF_TOLERANCE = 3e-2
+
+
+def check_outputs(old: Any, new: keras.Model) -> None:
+    """Compares the outputs of both models, without changing either.
+
+    Raises:
+        UnsupportedModelError: They differ.
+    """
+    reason = _not_comparable(old)
+    if not reason:
+        inputs = _random_inputs(old)
+        try:
+            expected = old(inputs, training=False)
+        except (tf.errors.OpError, TypeError, ValueError) as error:
+            reason = f"the Keras 2 model does not take random inputs ({str(error).splitlines()[0]})"
+    if reason:
+        warnings.warn(
+            f"from_tf_keras did not compare the outputs of {old.name!r}: {reason}. The weights are equal. Compare the "
+            "outputs of both models on your data.",
+            TfoptWarning,
+            stacklevel=3,
+        )
+        return
+    received = new(inputs, training=False)
+    names = [name for name in old.output_names]
+    for name, reference, output in zip(names, tf.nest.flatten(expected), keras.tree.flatten(received), strict=True):
+        _compare(old, name, reference.numpy(), keras.ops.convert_to_numpy(output))
+
+
+def _compare(model: Any, name: str, expected: Any, received: Any) -> None:
+    tolerance = HALF_TOLERANCE if _computes_in_half(model) else TOLERANCE.get(expected.dtype.name, 0)
+    expected, received = expected.astype("float64"), received.astype("float64")
+    scale = max(1.0, float(np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected))))
+    equal = expected.shape == received.shape and np.allclose(
+        received, expected, rtol=0, atol=tolerance * scale, equal_nan=True
+    )
+    if not equal:
+        difference = "the shapes" if expected.shape != received.shape else np.nanmax(np.abs(expected - received))
+        raise UnsupportedModelError(
+            f"The outputs of both models must be equal. Received: the output {name!r} of {model.name!r}, which differs "
+            f"by {difference} on random inputs. Please report this with the model."
+        )
+
+
+def _not_comparable(model: Any) -> str:
+    """Returns why the outputs cannot be compared, or an empty string."""
+    for tensor in model.inputs:
+        dtype = tf.as_dtype(tensor.dtype)
+        if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
+            return f"it has an input of dtype {dtype.name}"
+        if "Sparse" in type(tensor).__name__:
+            return "it has a sparse input"
+    for layer in model.submodules:
+        if getattr(layer, "stateful", False) is True and hasattr(layer, "reset_states"):
+            return f"the layer {getattr(layer, 'name', '')!r} is stateful, and a call would change its state"
+    return ""
+
+
+def _random_inputs(model: Any) -> Any:
+    generator = np.random.default_rng(0)
+    # Indices must be in range for every embedding.
+    rows = [layer.input_dim for layer in model.submodules if isinstance(getattr(layer, "input_dim", None), int)]
+    limit = min(rows, default=2)
+
+    def random(tensor: Any) -> Any:
+        dtype = tf.as_dtype(tensor.dtype)
+        shape = [tensor.shape[0] or BATCH, *(size or UNKNOWN_SIZE for size in tensor.shape[1:])]
+        if dtype.is_floating:
+            values = generator.random(shape)
+        else:
+            values = generator.integers(0, 2 if dtype.is_bool else limit, shape)
+        return tf.constant(values, dtype=dtype) if math.prod(shape) else tf.zeros(shape, dtype)
+
+    return tf.nest.map_structure(random, model.input)
+
+
+def _computes_in_half(model: Any) -> bool:
+    return any(getattr(layer, "compute_dtype", "") in ("float16", "bfloat16") for layer in model.submodules)
