@@ -15,12 +15,10 @@ WITHOUT_EFFECT = frozenset(
     {"batch_input_shape", "build_config", "compile_config", "fused", "implementation", "input_length"}
     | {"query_shape", "key_shape", "value_shape", "vocabulary_size"}
 )
-# Keras 2 writes these into configs of convolutions that do not use them.
+# Keras 2 writes these into configs of layers that do not use them.
 UNUSED = {
-    "DepthwiseConv1D": {"groups"},
-    "DepthwiseConv2D": {"groups"},
-    "SeparableConv1D": {"groups", "kernel_initializer", "kernel_regularizer", "kernel_constraint"},
-    "SeparableConv2D": {"groups", "kernel_initializer", "kernel_regularizer", "kernel_constraint"},
+    "SeparableConv1D": {"kernel_initializer", "kernel_regularizer", "kernel_constraint"},
+    "SeparableConv2D": {"kernel_initializer", "kernel_regularizer", "kernel_constraint"},
 }
 RENAMED = {"LeakyReLU": {"alpha": "negative_slope"}}
 BASE_ARGUMENTS = {"name", "trainable", "dtype", "activity_regularizer"}  # of every layer
@@ -71,7 +69,7 @@ def convert_layer(layer: Any, convert: Callable[[Any], keras.Layer], custom_obje
             return (custom_objects[kind] if own else getattr(keras.layers, kind)).from_config(config)
         except UnsupportedLayerError:
             raise
-        except Exception as error:  # noqa: BLE001  Keras raises many kinds for a config it cannot read
+        except Exception as error:  # Keras raises many kinds for a config that it cannot read
             raise _unsupported(layer.name, kind, f"Keras 3 does not take its config: {error}") from error
 
 
@@ -97,8 +95,8 @@ def _layer_config(kind: str, config: Mapping[str, Any], name: str, custom: Mappi
             continue
         argument = RENAMED.get(kind, {}).get(argument, argument)
         if kind not in custom and argument not in _arguments(kind):
-            if value is None or value is False:  # what this argument would switch on is off
-                continue
+            if value is None or value is False or (argument, value) == ("groups", 1):
+                continue  # what this argument would switch on is off
             remedy = f"Keras 3 has no argument {argument!r}, here {value!r}. Build the layer without it."
             raise _unsupported(name, kind, remedy)
         translated[argument] = _value(argument, value, name, custom)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import Any
 
@@ -41,8 +40,8 @@ def check_outputs(old: Any, new: keras.Model) -> None:
         )
         return
     received = new(inputs, training=False)
-    names = [name for name in old.output_names]
-    for name, reference, output in zip(names, tf.nest.flatten(expected), keras.tree.flatten(received), strict=True):
+    outputs = zip(old.output_names, tf.nest.flatten(expected), keras.tree.flatten(received), strict=True)
+    for name, reference, output in outputs:
         _compare(old, name, reference.numpy(), keras.ops.convert_to_numpy(output))
 
 
@@ -85,10 +84,8 @@ def _random_inputs(model: Any) -> Any:
         dtype = tf.as_dtype(tensor.dtype)
         shape = [tensor.shape[0] or BATCH, *(size or UNKNOWN_SIZE for size in tensor.shape[1:])]
         if dtype.is_floating:
-            values = generator.random(shape)
-        else:
-            values = generator.integers(0, 2 if dtype.is_bool else limit, shape)
-        return tf.constant(values, dtype=dtype) if math.prod(shape) else tf.zeros(shape, dtype)
+            return tf.constant(generator.random(shape), dtype)
+        return tf.cast(generator.integers(0, 2 if dtype.is_bool else limit, shape), dtype)
 
     return tf.nest.map_structure(random, model.input)
 

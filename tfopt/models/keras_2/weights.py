@@ -19,7 +19,7 @@ def copy_weights(pairs: Sequence[tuple[Any, keras.Layer]]) -> None:
         UnsupportedLayerError: A layer has other weights than its Keras 2 layer.
     """
     copied: set[int] = set()
-    copies = []
+    copies: list[tuple[Any, Any]] = []
     for old, new in pairs:
         # An outer layer lists those of its inner layers too, which are copied by themselves.
         old_weights = [weight for weight in old.weights if id(weight) not in copied]
