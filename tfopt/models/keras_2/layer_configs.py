@@ -13,7 +13,7 @@ from tfopt.errors import UnsupportedLayerError
 # Arguments that Keras 3 does not take, and without which the layer computes the same.
 WITHOUT_EFFECT = frozenset(
     {"batch_input_shape", "build_config", "compile_config", "fused", "implementation", "input_length"}
-    | {"query_shape", "key_shape", "value_shape", "vocabulary_size"}
+    | {"query_shape", "key_shape", "value_shape", "rng_type", "vocabulary_size"}
 )
 # Keras 2 writes these into configs of layers that do not use them.
 UNUSED = {
@@ -22,8 +22,6 @@ UNUSED = {
 }
 RENAMED = {"LeakyReLU": {"alpha": "negative_slope"}}
 BASE_ARGUMENTS = {"name", "trainable", "dtype", "activity_regularizer"}  # of every layer
-# Wrappers whose inner layer is converted first, since it may be a model or be shared.
-WRAPPERS = ("TimeDistributed", "SpectralNormalization")
 REMEDIES = {
     "Lambda": "A Lambda holds Python code, which cannot be converted. Use operations of TensorFlow directly on the "
     'tensors, or write a layer class, and pass custom_objects={"Name": its Keras 3 class}.',
@@ -64,8 +62,8 @@ def convert_layer(layer: Any, convert: Callable[[Any], keras.Layer], custom_obje
     config = _layer_config(kind, _own_config(layer), layer.name, custom_objects)
     with keras.saving.custom_object_scope(dict(custom_objects)):
         try:
-            if kind in WRAPPERS and not own:
-                return getattr(keras.layers, kind)(**config | {"layer": convert(layer.layer)})
+            if kind == "TimeDistributed" and not own:  # the layer inside may be a model, or be shared
+                return keras.layers.TimeDistributed(**config | {"layer": convert(layer.layer)})
             return (custom_objects[kind] if own else getattr(keras.layers, kind)).from_config(config)
         except UnsupportedLayerError:
             raise

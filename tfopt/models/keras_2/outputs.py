@@ -22,7 +22,7 @@ def check_outputs(old: Any, new: keras.Model) -> None:
     """Compares the outputs of both models, without changing either.
 
     Raises:
-        UnsupportedModelError: They differ.
+        UnsupportedModelError: They differ, or the Keras 3 model cannot compute them.
     """
     reason = _not_comparable(old)
     if not reason:
@@ -39,7 +39,13 @@ def check_outputs(old: Any, new: keras.Model) -> None:
             stacklevel=3,
         )
         return
-    received = new(inputs, training=False)
+    try:
+        received = new(inputs, training=False)
+    except (tf.errors.OpError, TypeError, ValueError) as error:
+        raise UnsupportedModelError(
+            f"The Keras 3 model must take what the Keras 2 model takes. Received: {old.name!r}: {error} "
+            "Please report this with the model."
+        ) from error
     outputs = zip(old.output_names, tf.nest.flatten(expected), keras.tree.flatten(received), strict=True)
     for name, reference, output in outputs:
         _compare(old, name, reference.numpy(), keras.ops.convert_to_numpy(output))

@@ -22,7 +22,8 @@ def copy_weights(pairs: Sequence[tuple[Any, keras.Layer]]) -> None:
     copies: list[tuple[Any, Any]] = []
     for old, new in pairs:
         # An outer layer lists those of its inner layers too, which are copied by themselves.
-        old_weights = [weight for weight in old.weights if id(weight) not in copied]
+        # A vocabulary is no array; it lies in the config.
+        old_weights = [weight for weight in old.weights if id(weight) not in copied and hasattr(weight, "shape")]
         new_weights = [weight for weight in new.weights if id(weight) not in copied]
         old_shapes = [tuple(weight.shape) for weight in old_weights]
         new_shapes = [tuple(weight.shape) for weight in new_weights]
@@ -42,11 +43,25 @@ def copy_weights(pairs: Sequence[tuple[Any, keras.Layer]]) -> None:
 
 
 def copy_trainable_flags(pairs: Sequence[tuple[Any, keras.Layer]]) -> None:
-    """Gives each layer its trainable flag. A flag also sets those of all layers inside, so the outer ones come first.
+    """Lets Keras 3 train what Keras 2 trains.
+
+    In Keras 2, a layer with trainable=True is not trained if a model around it has trainable=False; in Keras 3 it is.
+    So in a frozen model all layers are frozen. A layer that is also used outside of it is trained.
 
     Args:
-        pairs: Each Keras 2 layer with its Keras 3 layer; inner layers come first.
+        pairs: Each Keras 2 layer with its Keras 3 layer. Inner layers come first; the whole model is the last.
     """
+    flags: dict[int, bool] = {}
+    _note_flags(pairs[-1][0], True, flags)
+    # A flag also sets those of all layers inside, so the outer ones come first.
     for old, new in reversed(pairs):
-        if new.trainable != old.trainable:
-            new.trainable = old.trainable
+        if new.trainable != flags[id(old)]:
+            new.trainable = flags[id(old)]
+
+
+def _note_flags(old: Any, outer: bool, flags: dict[int, bool]) -> None:
+    trained = outer and bool(old.trainable)
+    flags[id(old)] = flags.get(id(old), False) or trained
+    inner = old.layers if hasattr(old, "layers") else [old.layer] if hasattr(old, "layer") else []
+    for layer in inner:
+        _note_flags(layer, trained, flags)
