@@ -57,7 +57,7 @@ def from_tf_keras(model: Any, *, custom_objects: Mapping[str, Any] | None = None
     pairs = list(conversion.pairs.values())
     copy_weights(pairs)
     copy_trainable_flags(pairs)
-    check_outputs(model, converted)
+    check_outputs(pairs)
     return converted
 
 
@@ -85,23 +85,28 @@ class _Conversion:
         """Returns the Keras 3 model of a functional or Sequential model."""
         name = name_in_keras_3(model.name)
         inputs = [_input(model, place) for place in range(len(model.inputs))]
-        made: Any
-        if any(base.__name__ == "Sequential" for base in type(model).__mro__):
-            made = keras.Sequential([*inputs, *(self.layer(layer) for layer in model.layers)], name=name)
-        else:
-            tensors = {id(old): new for old, new in zip(model.inputs, inputs, strict=True)}
-            for node in calls_in_order(model):
-                outputs = self._call(node, tensors)
-                new = [tensor for tensor in keras.tree.flatten(outputs) if isinstance(tensor, keras.KerasTensor)]
-                tensors |= {id(old): tensor for old, tensor in zip(tf.nest.flatten(node.outputs), new, strict=True)}
-            made = keras.Model(_mapped(model.input, tensors), _mapped(model.output, tensors), name=name)
+        try:
+            if any(base.__name__ == "Sequential" for base in type(model).__mro__):
+                made = keras.Sequential([*inputs, *(self.layer(layer) for layer in model.layers)], name=name)
+            else:
+                tensors = {id(old): new for old, new in zip(model.inputs, inputs, strict=True)}
+                for node in calls_in_order(model):
+                    outputs = keras.tree.flatten(self._call(node, tensors))
+                    tensors |= {id(old): new for old, new in zip(tf.nest.flatten(node.outputs), outputs, strict=True)}
+                made = keras.Model(_mapped(model.input, tensors), _mapped(model.output, tensors), name=name)
+        except (TypeError, ValueError) as error:
+            raise UnsupportedModelError(
+                f"Keras 3 must be able to build the graph. Received: {model.name!r}: {error} "
+                "Change this in the Keras 2 model."
+            ) from error
         self.pairs[id(model)] = (model, made)
         return made
 
     def _call(self, node: Any, tensors: Mapping[int, Any]) -> Any:
         """Repeats a call of Keras 2 with the layer of Keras 3."""
         if is_operation(node.layer):
-            return convert_operation(node.layer, *_mapped((list(node.call_args), dict(node.call_kwargs)), tensors))
+            args, kwargs = _mapped((list(node.call_args), dict(node.call_kwargs)), tensors)
+            return convert_operation(node.layer, args, kwargs)
         # The order of the arguments has changed, so all but the first are given by name.
         names = list(inspect.signature(node.layer.call).parameters)
         named = dict(zip(names[1:], node.call_args[1:], strict=False)) | dict(node.call_kwargs)
@@ -121,7 +126,12 @@ class _Conversion:
 
 
 def _is_graph(layer: Any) -> bool:
-    return hasattr(layer, "inputs") and is_tf_keras_graph(layer)
+    """Returns whether a layer is a functional or Sequential model that runs its graph as Keras 2 does."""
+    return hasattr(layer, "inputs") and is_tf_keras_graph(layer) and _is_of_tf_keras(type(layer).call)
+
+
+def _is_of_tf_keras(function: Any) -> bool:
+    return function.__module__.startswith("tf_keras.")
 
 
 def _input(model: Any, place: int) -> Any:
@@ -166,7 +176,7 @@ def _check(model: Any) -> None:
         raise UnsupportedModelError(
             f"model must be built. Received: {model.name!r} without weights. Give it an Input layer."
         )
-    if not is_tf_keras_graph(model) or not kind.call.__module__.startswith("tf_keras."):
+    if not _is_graph(model):
         raise UnsupportedModelError(
             f"model must be functional or Sequential. Received: the subclassed {kind.__name__}. "
             "Write its class in Keras 3, and copy the weights with set_weights."

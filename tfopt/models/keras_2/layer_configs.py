@@ -21,7 +21,7 @@ UNUSED = {
     "SeparableConv2D": {"kernel_initializer", "kernel_regularizer", "kernel_constraint"},
 }
 RENAMED = {"LeakyReLU": {"alpha": "negative_slope"}}
-BASE_ARGUMENTS = {"name", "trainable", "dtype", "activity_regularizer"}  # of every layer
+BASE_ARGUMENTS = {"name", "trainable", "dtype", "activity_regularizer"}  # of every layer with **kwargs
 REMEDIES = {
     "Lambda": "A Lambda holds Python code, which cannot be converted. Use operations of TensorFlow directly on the "
     'tensors, or write a layer class, and pass custom_objects={"Name": its Keras 3 class}.',
@@ -93,8 +93,9 @@ def _layer_config(kind: str, config: Mapping[str, Any], name: str, custom: Mappi
             continue
         argument = RENAMED.get(kind, {}).get(argument, argument)
         if kind not in custom and argument not in _arguments(kind):
-            if value is None or value is False or (argument, value) == ("groups", 1):
-                continue  # what this argument would switch on is off
+            # It is off, or it is the flag that each layer gets later.
+            if value is None or value is False or (argument, value) in (("groups", 1), ("trainable", True)):
+                continue
             remedy = f"Keras 3 has no argument {argument!r}, here {value!r}. Build the layer without it."
             raise _unsupported(name, kind, remedy)
         translated[argument] = _value(argument, value, name, custom)
@@ -136,7 +137,9 @@ def _function_name(value: Any) -> Any:
 
 
 def _arguments(kind: str) -> set[str]:
-    return {*inspect.signature(getattr(keras.layers, kind).__init__).parameters} | BASE_ARGUMENTS
+    parameters = inspect.signature(getattr(keras.layers, kind).__init__).parameters
+    takes_more = any(each.kind == inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    return {*parameters} | (BASE_ARGUMENTS if takes_more else set())
 
 
 def _unsupported(name: str, kind: str, remedy: str) -> UnsupportedLayerError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from types import EllipsisType
 from typing import Any
 
@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from tfopt.compat.layers import calls_of, history
 from tfopt.errors import UnsupportedLayerError
 
 # Operations of one or two tensors, by TensorFlow's name.
@@ -120,7 +121,7 @@ def is_operation(layer: Any) -> bool:
 
 
 def convert_operation(layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Computes an operation on Keras 3 tensors.
+    """Computes an operation on Keras 3 tensors, and gives it the name that it has in Keras 2.
 
     Args:
         layer: The TFOpLambda of Keras 2.
@@ -129,6 +130,24 @@ def convert_operation(layer: Any, args: list[Any], kwargs: dict[str, Any]) -> An
     Raises:
         UnsupportedLayerError: The operation has no counterpart, or not with these arguments.
     """
+    outputs = _computed(layer, args, kwargs)
+    known = {id(tensor) for tensor in keras.tree.flatten((args, kwargs))}
+    made = list(dict.fromkeys(_operations_behind(keras.tree.flatten(outputs), known)))
+    for place, operation in enumerate(made):
+        operation.name = f"{layer.name}_part{place}" if place else layer.name
+    return outputs
+
+
+def _operations_behind(tensors: Iterable[Any], known: Container[int]) -> Iterator[Any]:
+    """Yields the operations that made tensors from known ones, the last first."""
+    for tensor in tensors:
+        if isinstance(tensor, keras.KerasTensor) and id(tensor) not in known:
+            operation, call, _ = history(tensor)
+            yield operation
+            yield from _operations_behind(calls_of(operation)[call].input_tensors, known)
+
+
+def _computed(layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     signature = inspect.signature(layer.function)
     values = {
         name: value

@@ -22,8 +22,7 @@ def copy_weights(pairs: Sequence[tuple[Any, keras.Layer]]) -> None:
     copies: list[tuple[Any, Any]] = []
     for old, new in pairs:
         # An outer layer lists those of its inner layers too, which are copied by themselves.
-        # A vocabulary is no array; it lies in the config.
-        old_weights = [weight for weight in old.weights if id(weight) not in copied and hasattr(weight, "shape")]
+        old_weights = [weight for weight in old.weights if id(weight) not in copied and _is_array(weight)]
         new_weights = [weight for weight in new.weights if id(weight) not in copied]
         old_shapes = [tuple(weight.shape) for weight in old_weights]
         new_shapes = [tuple(weight.shape) for weight in new_weights]
@@ -40,6 +39,11 @@ def copy_weights(pairs: Sequence[tuple[Any, keras.Layer]]) -> None:
     for _, new in pairs:
         if isinstance(new, keras.layers.Normalization):
             new.finalize_state()  # what it computes of its weights
+
+
+def _is_array(weight: Any) -> bool:
+    """Returns False for a vocabulary and for the summary of a Discretization, which lie in the new config."""
+    return hasattr(weight, "shape") and None not in weight.shape
 
 
 def copy_trainable_flags(pairs: Sequence[tuple[Any, keras.Layer]]) -> None:
