@@ -93,6 +93,35 @@ def test_an_embedding_masks_the_layers_behind_it():
     outputs_equal(old, new, np.array([[1, 2, 3, 0, 0, 0], [4, 0, 0, 0, 0, 0]], "float32"))
 
 
+def merged(merge, **options):
+    tokens = tf_keras.Input((None,), dtype="int32")
+    words = layers.Embedding(5, 4, mask_zero=True)(tokens)
+    shifted = layers.Masking(0.0)(layers.ZeroPadding1D((1, 0))(words)[:, :-1])
+    both = merge(**options)([words, layers.Dense(4)(words), words * 2.0, shifted])
+    return tf_keras.Model(tokens, layers.GlobalAveragePooling1D()(both))
+
+
+@pytest.mark.parametrize(
+    ("merge", "options"), [(layers.Add, {}), (layers.Concatenate, {}), (layers.Concatenate, {"axis": 2})]
+)
+def test_a_merge_has_the_mask_of_keras_2(merge, options, tmp_path):
+    """In Keras 3 an input without a mask takes the mask away, and two masks become one by an or."""
+    old = randomized(merged(merge, **options))
+    new = tfopt.from_tf_keras(old)
+    tokens = np.array([[1, 2, 3, 0, 0], [4, 1, 0, 0, 0]], "int32")
+    outputs_equal(old, new, tokens)
+    new.save(tmp_path / "new.keras")
+    outputs_equal(old, keras.models.load_model(tmp_path / "new.keras"), tokens)
+
+
+def test_a_sequential_model_without_an_input_takes_any_batch():
+    old = tf_keras.Sequential([layers.Dense(3, "relu"), layers.Dense(2)])
+    old(tf.zeros((1, 4)))
+    new = tfopt.from_tf_keras(old)
+    assert new.input_shape == (None, 4)
+    outputs_equal(old, new, batch((4,)))
+
+
 def test_words_and_adapted_statistics_come_along():
     text = layers.TextVectorization(output_sequence_length=4)
     text.adapt(["the cat sat", "the dog"])

@@ -17,7 +17,8 @@ from tfopt.compat.kinds import is_tf_keras
 from tfopt.compat.layers import calls_in_order, is_tf_keras_graph
 from tfopt.errors import UnsupportedLayerError, UnsupportedModelError
 from tfopt.models.keras_2.layer_configs import convert_layer, name_in_keras_3
-from tfopt.models.keras_2.operations import convert_operation, is_operation
+from tfopt.models.keras_2.masks import combine_masks
+from tfopt.models.keras_2.operations import convert_operation, is_operation, rename_automatic
 from tfopt.models.keras_2.outputs import check_outputs
 from tfopt.models.keras_2.weights import copy_trainable_flags, copy_weights
 
@@ -86,14 +87,16 @@ class _Conversion:
         name = name_in_keras_3(model.name)
         inputs = [_input(model, place) for place in range(len(model.inputs))]
         try:
-            if any(base.__name__ == "Sequential" for base in type(model).__mro__):
+            if _is_sequential(model):
                 made = keras.Sequential([*inputs, *(self.layer(layer) for layer in model.layers)], name=name)
             else:
                 tensors = {id(old): new for old, new in zip(model.inputs, inputs, strict=True)}
                 for node in calls_in_order(model):
                     outputs = keras.tree.flatten(self._call(node, tensors))
                     tensors |= {id(old): new for old, new in zip(tf.nest.flatten(node.outputs), outputs, strict=True)}
-                made = keras.Model(_mapped(model.input, tensors), _mapped(model.output, tensors), name=name)
+                ends = _mapped(model.output, tensors)
+                rename_automatic(keras.tree.flatten(ends), tensors.values())
+                made = keras.Model(_mapped(model.input, tensors), ends, name=name)
         except (TypeError, ValueError) as error:
             raise UnsupportedModelError(
                 f"Keras 3 must be able to build the graph. Received: {model.name!r}: {error} "
@@ -117,17 +120,23 @@ class _Conversion:
             first, named["initial_state"] = first[0], list(first[1:])
         layer = self.layer(node.layer)
         try:
-            return layer(first, **{name: value for name, value in named.items() if value is not None})
+            outputs = layer(first, **{name: value for name, value in named.items() if value is not None})
         except (TypeError, ValueError) as error:
             raise UnsupportedLayerError(
                 f"Each call must be one that Keras 3 takes. Received: {node.layer.name!r} "
                 f"({type(node.layer).__name__}): {error} Change this call in the Keras 2 model."
             ) from error
+        combine_masks(layer, first, outputs)
+        return outputs
 
 
 def _is_graph(layer: Any) -> bool:
     """Returns whether a layer is a functional or Sequential model that runs its graph as Keras 2 does."""
     return hasattr(layer, "inputs") and is_tf_keras_graph(layer) and _is_of_tf_keras(type(layer).call)
+
+
+def _is_sequential(model: Any) -> bool:
+    return any(base.__name__ == "Sequential" for base in type(model).__mro__)
 
 
 def _is_of_tf_keras(function: Any) -> bool:
@@ -141,8 +150,10 @@ def _input(model: Any, place: int) -> Any:
             f"Inputs must not be ragged. Received: the input {model.input_names[place]!r} of {model.name!r}. "
             "Use padded batches and a mask."
         )
+    # A Sequential without an Input has taken the batch size of its first call.
+    taken = _is_sequential(model) and not model.stateful
     return keras.Input(
-        batch_shape=tuple(tensor.shape),
+        batch_shape=(None if taken else tensor.shape[0], *tensor.shape[1:]),
         dtype=tf.as_dtype(tensor.dtype).name,
         sparse="Sparse" in type(tensor).__name__,
         name=name_in_keras_3(model.input_names[place]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import EllipsisType
 from typing import Any
 
@@ -131,20 +131,34 @@ def convert_operation(layer: Any, args: list[Any], kwargs: dict[str, Any]) -> An
         UnsupportedLayerError: The operation has no counterpart, or not with these arguments.
     """
     outputs = _computed(layer, args, kwargs)
-    known = {id(tensor) for tensor in keras.tree.flatten((args, kwargs))}
-    made = list(dict.fromkeys(_operations_behind(keras.tree.flatten(outputs), known)))
-    for place, operation in enumerate(made):
-        operation.name = f"{layer.name}_part{place}" if place else layer.name
+    given = {id(tensor) for tensor in keras.tree.flatten((args, kwargs))}
+    last = next((tensor for tensor in keras.tree.flatten(outputs) if id(tensor) not in given), None)
+    if last is not None:  # tf.identity makes nothing
+        history(last)[0].name = layer.name
     return outputs
 
 
-def _operations_behind(tensors: Iterable[Any], known: Container[int]) -> Iterator[Any]:
-    """Yields the operations that made tensors from known ones, the last first."""
-    for tensor in tensors:
-        if isinstance(tensor, keras.KerasTensor) and id(tensor) not in known:
-            operation, call, _ = history(tensor)
-            yield operation
-            yield from _operations_behind(calls_of(operation)[call].input_tensors, known)
+def rename_automatic(outputs: Iterable[Any], made: Iterable[Any]) -> None:
+    """Gives new names to operations whose automatic names others have: Keras 3 makes some for masks.
+
+    Args:
+        outputs: The outputs of the graph.
+        made: The tensors that are made on purpose, whose layers and operations keep their names.
+    """
+    on_purpose = {id(history(tensor)[0]) for tensor in made}
+    waiting, found = list(outputs), {}
+    seen = set()
+    while waiting:
+        operation, place, _ = history(waiting.pop())
+        if (id(operation), place) not in seen:
+            seen.add((id(operation), place))
+            found[id(operation)] = operation
+            waiting += calls_of(operation)[place].input_tensors
+    taken: set[str] = set()
+    for operation in sorted(found.values(), key=lambda each: id(each) not in on_purpose):
+        while operation.name in taken and not isinstance(operation, keras.Layer):
+            operation.name += "_1"
+        taken.add(operation.name)
 
 
 def _computed(layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
