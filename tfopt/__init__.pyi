@@ -15,6 +15,7 @@ from .exporting.saved_model import Artifact, export
 from .exporting.verification.verify import verify
 from .hardware import Hardware
 from .models.float32_outputs import float32_outputs
+from .models.keras_2.from_tf_keras import from_tf_keras
 from .profiling.cost import FlopCount, ModelCost, TrainingMemory, count_flops, model_cost, training_memory
 from .profiling.monitor import GpuMonitor
 from .profiling.tensor_cores import tensor_core_alignment
@@ -64,6 +65,7 @@ __all__ = [
     "ModelCost",
     "Hardware",
     # passes
+    "from_tf_keras",
     "PruningConfig",
     "PruningSchedule",
     "StructuredPruningConfig",
