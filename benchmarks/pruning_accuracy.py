@@ -3,7 +3,7 @@
     python benchmarks/pruning_accuracy.py --recipes resnet_cifar --seeds 5
 
 For each seed a recipe trains its model. Each kind of pruning then fine-tunes a model of its own that was trained so:
-"unstructured" with 90% zeros, "two_of_four" with the pattern 2:4.
+"unstructured" with 90% zeros, ranked over all layers together; "two_of_four" with the pattern 2:4.
 "structured" removes channels down to half of the multiply-adds, or half of the heads and hidden units of a
 transformer. "from nothing" is a network of the shrunk shape with new weights, trained for as many epochs as training
 and fine-tuning together. The scores are those of the last epoch on the test examples.
@@ -104,7 +104,7 @@ class Copy:
 
 def unstructured(recipe: Recipe) -> dict[str, Any]:
     assert recipe.pruning is not None
-    pruned = run(replace(recipe, pruning=replace(recipe.pruning, target_sparsity=SPARSITY)))
+    pruned = run(replace(recipe, pruning=replace(recipe.pruning, target_sparsity=SPARSITY, scope="global")))
     return {"dense": scores(pruned, 0), "pruned": scores(pruned, 1), "sparsity": SPARSITY}
 
 

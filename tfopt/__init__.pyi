@@ -19,6 +19,7 @@ from .profiling.cost import FlopCount, ModelCost, TrainingMemory, count_flops, m
 from .profiling.monitor import GpuMonitor
 from .profiling.tensor_cores import tensor_core_alignment
 from .pruning import PruningConfig, PruningSchedule, ShrinkSchedule, StructuredPruningConfig, prune, shrink
+from .pruning.sensitivity import Sensitivity, sensitivity
 from .quantization import QuantizationConfig, QuantizedModel, WeightOnlyConfig, quantization_report, quantize
 from .recipe import ModelConfig, Recipe
 from .report import PassReport, Receipt
@@ -69,6 +70,8 @@ __all__ = [
     "ShrinkSchedule",
     "prune",
     "shrink",
+    "sensitivity",
+    "Sensitivity",
     "QuantizationConfig",
     "QuantizedModel",
     "WeightOnlyConfig",

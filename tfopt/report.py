@@ -86,18 +86,22 @@ class PassReport(Record):
     @property
     def headline(self) -> str:
         """The numbers of changes and skips, and the figures, in one line."""
-        figures = "".join(f", {figure}" for figure in self._figures())
+        figures = "".join(f", {figure}" for figure in self.figures)
         return f"{self.name}: {len(self.changed)} changed, {len(self.skipped)} skipped{figures}"
 
+    @property
+    def figures(self) -> list[str]:
+        """The metrics as text, "size" together with "size_before"."""
+        return list(self._figures())
+
     def _figures(self) -> Iterator[str]:
-        """Yields each figure; "size" together with "size_before"."""
         for name, value in self.metrics.items():
             before = self.metrics.get(f"{name}_before")
             words = name.replace("_", " ")
             if before is not None:
-                yield f"{words} {short_count(before)} -> {short_count(value)}"
+                yield f"{words} {_figure(before)} -> {_figure(value)}"
             elif not name.endswith("_before"):
-                yield f"{words} {value:.4g}"
+                yield f"{words} {_figure(value)}"
 
     def _repr_html_(self) -> str:
         rows = [("step", each.name, each.kind, each.detail) for each in self.steps]
@@ -123,6 +127,10 @@ class PassReport(Record):
         each = "; ".join(sorted({skip.reason for skip in self.skipped}))
         reasons = verdict or each or "the model has no layer or node that it can change"
         warnings.warn(f"{self.name} changed nothing: {reasons}.", TfoptWarning, stacklevel=3)
+
+
+def _figure(value: float) -> str:
+    return short_count(value) if abs(value) >= 1000 else f"{value:.4g}"
 
 
 @dataclass(frozen=True, kw_only=True)

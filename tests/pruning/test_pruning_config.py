@@ -41,8 +41,8 @@ from tfopt.pruning import PruningConfig
         ),
         (
             {"schedule": "polynom"},
-            "Unknown schedule 'polynom'. Expected one of: 'constant', 'cyclic', 'exponential', 'one_cycle', 'polynomial'. "
-            "Did you mean 'polynomial'?",
+            "Unknown schedule 'polynom'. Expected one of: 'constant', 'cyclic', 'exponential', 'one_cycle', "
+            "'polynomial'. Did you mean 'polynomial'?",
         ),
         (
             {"schedule": 3},

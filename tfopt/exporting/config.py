@@ -49,6 +49,9 @@ class ExportConfig:
     If not, the times are measured and the file is written."""
     weight_only: WeightOnlyConfig = field(default_factory=WeightOnlyConfig)
     """Settings of stored weights, not used for float32 and int8."""
+    sparse_weights: bool = False
+    """With float32 or int8: whether weights with many zeros are stored without them, for a smaller artifact. They are
+    decoded once, before the first call, to exactly the same values. Calls are as fast as without."""
     float_fallback: bool = False
     """With int8: whether to write a second signature "serving_float", which computes in float32 with the same int8
     weights. A TensorFlow without the int8 kernels can call it."""
@@ -67,6 +70,11 @@ class ExportConfig:
             raise ConfigError(
                 f"float_weights belongs to precision='int8'. Received: precision={self.precision!r}, which stores all "
                 "weights in its own way. Leave float_weights out."
+            )
+        if self.sparse_weights and self.precision not in ("float32", "int8"):
+            raise ConfigError(
+                f"sparse_weights belongs to precision='float32' or 'int8'. Received: precision={self.precision!r}, "
+                "which stores all weights in its own way. Leave sparse_weights out."
             )
         if self.quantization.training:
             raise ConfigError(

@@ -16,6 +16,7 @@ from tfopt.exporting.int8.node_times import feeds_of
 from tfopt.exporting.int8.selection import CLOCK, select_int8
 from tfopt.exporting.signatures import DEFAULT, FLOAT, XLA
 from tfopt.exporting.weight_only.storage import encode_weights
+from tfopt.exporting.weight_only.zeros import encode_zeros
 from tfopt.graph import FrozenGraph, fold_constants, freeze
 from tfopt.graph.fold import WEIGHTED
 from tfopt.quantization import QuantizedModel, WeightOnlyConfig, quantize
@@ -66,9 +67,23 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
         )
     if config.precision == "int8" and not isinstance(model, QuantizedModel):
         model = quantize(model, config.quantization, calibration_data=calibration_data, evaluation_data=evaluation_data)
-    if isinstance(model, QuantizedModel):
-        return _int8(model, config, sample)
-    return _float(model, config)
+    lowered = _int8(model, config, sample) if isinstance(model, QuantizedModel) else _float(model, config)
+    return _without_zeros(lowered) if config.sparse_weights else lowered
+
+
+def _without_zeros(lowered: Lowered) -> Lowered:
+    """Stores weights without their zeros in all graphs, and reports those of the first."""
+    encoded = {name: encode_zeros(graph) for name, graph in lowered.graphs.items()}
+    graphs = {name: graph for name, (graph, _) in encoded.items()}
+    own = encoded[DEFAULT][1]
+    if not own.changed:
+        own.warn_if_unchanged("no weight has enough zeros" if own.skipped else "the model has no large weight")
+    if lowered.report is None:
+        return replace(lowered, graphs=graphs, report=own)
+    steps = [replace(change, kind=f"{change.kind}, stored without zeros") for change in own.changed]
+    metrics = {**lowered.report.metrics, **own.metrics}
+    report = replace(lowered.report, steps=[*lowered.report.steps, *steps], metrics=metrics)
+    return replace(lowered, graphs=graphs, report=report)
 
 
 def _int8(model: QuantizedModel, config: ExportConfig, sample: Any) -> Lowered:

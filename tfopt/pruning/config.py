@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Lt
@@ -11,7 +11,7 @@ from tfopt.errors import ConfigError
 from tfopt.pruning.criteria.scores import CRITERIA, Criterion
 from tfopt.pruning.masks.patterns import parse_pattern
 from tfopt.pruning.schedules import SCHEDULES
-from tfopt.settings.flags import BY_NAME
+from tfopt.settings.flags import BY_NAME, Shares
 from tfopt.settings.validation import Remedy, check_fields, check_name
 
 
@@ -74,6 +74,9 @@ class PruningConfig:
     """Number of epochs of a recipe's fine-tuning, during which it prunes."""
     learning_rate: Annotated[float, Gt(0), Lt(math.inf)] | None = None
     """Learning rate of a recipe's fine-tuning. By default the learning rate of its training."""
+    sparsities: Shares = field(default_factory=dict, hash=False)
+    """Sparsities of single layers, by their names, paths or classes, with * and ? as wildcards; the first that matches
+    counts. The other layers get target_sparsity. `tfopt.sensitivity` finds such a table."""
     exclude: tuple[str, ...] = ()
     """Names, paths or classes of layers that are not pruned, with * and ? as wildcards. The name of a nested model
     excludes all its layers."""
@@ -110,6 +113,12 @@ class PruningConfig:
             raise ConfigError(
                 "regrowth must be 0 with a pattern, because it exchanges single weights. Received: "
                 f"regrowth={self.regrowth:g}, pattern={self.pattern!r}. Set regrowth=0, or pattern='unstructured'."
+            )
+        if self.sparsities and (self.scope != "layer" or zeros != 1):
+            raise ConfigError(
+                "sparsities must be empty unless scope is 'layer' and the pattern does not fix the sparsity. Received: "
+                f"sparsities={dict(self.sparsities)}, scope={self.scope!r}, pattern={self.pattern!r}. "
+                "Set scope='layer' and pattern='unstructured', or no sparsities."
             )
         if zeros == 1:
             return

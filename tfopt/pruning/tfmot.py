@@ -101,11 +101,12 @@ def _check(model: Any, config: PruningConfig) -> None:
             f"Received: criterion={config.criterion!r}, scope={config.scope!r}. "
             "Set these values, or use a Keras 3 model."
         )
-    if config.transposable or config.include or config.keep_first or config.keep_last:
+    unknown = ("transposable", "include", "keep_first", "keep_last", "sparsities")
+    if given := {name: getattr(config, name) for name in unknown if getattr(config, name)}:
         raise ConfigError(
-            "tfmot prunes tf_keras models, and has no transposable, include, keep_first and keep_last. Received: "
-            f"transposable={config.transposable}, include={config.include}, keep_first={config.keep_first}, "
-            f"keep_last={config.keep_last}. Leave these at their defaults, or use a Keras 3 model."
+            f"tfmot prunes tf_keras models, and has no {', '.join(unknown)}. Received: "
+            f"{', '.join(f'{name}={value}' for name, value in given.items())}. Leave these at their defaults, or use "
+            "a Keras 3 model."
         )
     if not model.built:
         raise UnsupportedModelError(

@@ -15,7 +15,7 @@ from tfopt.pruning.criteria.sensitivity import Products
 from tfopt.pruning.masks import Mask, attach_movement, holds, parse_pattern
 from tfopt.pruning.prune import set_sparsity
 from tfopt.pruning.regrowth import exchange
-from tfopt.pruning.weights import Weight
+from tfopt.pruning.weights import Weight, layer_sparsities
 
 Counts = list[tuple[int, int]]
 
@@ -63,7 +63,8 @@ class MaskUpdates:
         # Masks that already hold enough zeros stay. A resumed fit replays steps, with weights that were trained
         # further; masks of the same size, chosen again from these weights, could differ.
         pattern = parse_pattern(config.pattern, config.transposable)
-        rises = not holds(self._weights, self._masks, sparsity, config.scope, pattern)
+        each = layer_sparsities(self._weights, config, sparsity)
+        rises = not holds(self._weights, self._masks, sparsity, config.scope, pattern, each)
         scored = rises or (sample and config.criterion == "movement")
         products = self._products() if exchanged or (scored and needs_data(config.criterion)) else None
         before = [keras.ops.convert_to_numpy(mask.kept) for mask in self._masks] if exchanged else []

@@ -145,23 +145,47 @@ def find_weights(
     kept = list(weights.values())
     for end, keep, name in ((0, keep_first, "first"), (-1, keep_last, "last")):
         if keep and kept:
-            left_out = kept[end].path
+            left_out = kept[end]
             reason = f"it is the {name} layer, and keep_{name} is set"
-            skipped += [Skip(name=left_out, kind=each.kind, reason=reason) for each in kept if each.path == left_out][
-                :1
-            ]
-            kept = [each for each in kept if each.path != left_out]
+            skipped.append(Skip(name=left_out.path, kind=left_out.kind, reason=reason))
+            kept = [each for each in kept if each.path != left_out.path]
     return kept, skipped
 
 
 def select_weights(model: Any, config: Any) -> tuple[list[Weight], list[Skip]]:
-    """Returns the weights that a `PruningConfig` chooses, and the skipped layers with the reasons."""
-    return find_weights(model, config.exclude, config.include, keep_first=config.keep_first, keep_last=config.keep_last)
+    """Returns the weights that a `PruningConfig` chooses, and the skipped layers with the reasons.
+
+    Raises:
+        UnsupportedModelError: The model is not a Keras 3 model or is not built.
+        ConfigError: A pattern in `exclude`, `include` or `sparsities` names no layer.
+    """
+    weights, skipped = find_weights(
+        model, config.exclude, config.include, keep_first=config.keep_first, keep_last=config.keep_last
+    )
+    for pattern in config.sparsities:
+        if not any(_is_named(weight, pattern) for weight in weights):
+            raise ConfigError(f"sparsities must name layers that are pruned. Received: {pattern!r}, which none has.")
+    return weights, skipped
 
 
-def make_report(weights: Sequence[Weight], skipped: Sequence[Skip]) -> PassReport:
-    """Returns the report of a pruning pass: the present zeros of each weight, and the skipped layers."""
-    zeros = [int(np.count_nonzero(weight.variable.numpy() == 0)) for weight in weights]
+def layer_sparsities(weights: Sequence[Weight], config: Any, sparsity: float) -> list[float] | None:
+    """Returns the sparsity of each weight when the schedule is at `sparsity`; None if all layers have the same."""
+    if not config.sparsities:
+        return None
+    targets = [
+        next((share for pattern, share in config.sparsities.items() if _is_named(weight, pattern)), None)
+        for weight in weights
+    ]
+    progress = sparsity / config.target_sparsity if config.target_sparsity else 1.0
+    return [sparsity if target is None else progress * target for target in targets]
+
+
+def make_report(
+    weights: Sequence[Weight], skipped: Sequence[Skip], masks: Sequence[np.ndarray] | None = None
+) -> PassReport:
+    """Returns the report of a pruning pass: the zeros of each weight, now or of its mask, and the skipped layers."""
+    masks = masks or [weight.variable.numpy() != 0 for weight in weights]
+    zeros = [int(np.count_nonzero(~mask)) for mask in masks]
     sizes = [int(np.prod(weight.variable.shape)) for weight in weights]
     changed, unchanged = [], []
     for weight, count, size in zip(weights, zeros, sizes, strict=True):
@@ -211,6 +235,12 @@ def _named(found: list[tuple[str, Any]], patterns: tuple[str, ...], setting: str
             )
         chosen.update(id(inner) for layer in named for inner in layers_inside(layer))
     return chosen
+
+
+def _is_named(weight: Weight, pattern: str) -> bool:
+    parts = weight.path.split("/")
+    names = (weight.kind, *parts, *("/".join(parts[: end + 1]) for end in range(len(parts))))
+    return any(fnmatchcase(name, pattern) for name in names)
 
 
 def _attributes(layer: Any, table: dict[tuple[type, ...], tuple[str, ...]]) -> tuple[str, ...]:

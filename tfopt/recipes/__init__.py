@@ -10,6 +10,7 @@ from pathlib import Path
 from tfopt.errors import unknown_name
 from tfopt.recipe import Difference, Recipe, differences, read_changes
 from tfopt.recipes import mlp
+from tfopt.recipes.pruned import resnet_2_4, resnet_shrunk, resnet_sparse
 from tfopt.recipes.sequences import lstm, tcn
 from tfopt.recipes.text import gpt, text_encoder
 from tfopt.recipes.vision import (
@@ -29,6 +30,9 @@ RECIPES: dict[str, Recipe] = {
     for module in (
         digits_cnn,
         resnet_cifar,
+        resnet_sparse,
+        resnet_2_4,
+        resnet_shrunk,
         resnet50,
         mobilenet_v2,
         mobilenet_v3,
@@ -58,7 +62,10 @@ __all__ = [
     "mobilenet_v2",
     "mobilenet_v3",
     "resnet50",
+    "resnet_2_4",
     "resnet_cifar",
+    "resnet_shrunk",
+    "resnet_sparse",
     "tcn",
     "text_encoder",
     "unet",

@@ -121,7 +121,7 @@ def pass_summary(report: PassReport) -> Text:
     text = Text()
     text.append(report.name, style="bold")
     text.append(f": {len(report.changed)} changed, {len(report.skipped)} skipped")
-    text.append("".join(f", {name} {value:.4g}" for name, value in report.metrics.items()))
+    text.append("".join(f", {figure}" for figure in report.figures))
     if report.changed:
         kinds = Counter(change.kind for change in report.changed)
         text.append("\n  changed  ", style="dim")

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import tyro
+from annotated_types import Ge, Lt
 
 from tfopt.errors import ConfigError
 
@@ -48,17 +49,19 @@ def _parse_arguments(words: list[str]) -> dict[str, Any]:
     return parsed
 
 
+_TABLE = tyro.constructors.PrimitiveConstructorSpec(
+    nargs="*",
+    metavar="KEY=VALUE",
+    instance_from_str=_parse_arguments,
+    is_instance=lambda instance: isinstance(instance, Mapping),
+    str_from_instance=lambda instance: [f"{key}={value}" for key, value in instance.items()],
+)
+
 # For a field that holds the keyword arguments of a function that a name selects.
-Arguments = Annotated[
-    Mapping[str, Any],
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs="*",
-        metavar="KEY=VALUE",
-        instance_from_str=_parse_arguments,
-        is_instance=lambda instance: isinstance(instance, Mapping),
-        str_from_instance=lambda instance: [f"{key}={value}" for key, value in instance.items()],
-    ),
-]
+Arguments = Annotated[Mapping[str, Any], _TABLE]
+
+# For a field that holds a share for each layer that a name or a pattern selects.
+Shares = Annotated[Mapping[str, Annotated[float, Ge(0), Lt(1)]], _TABLE]
 
 
 def parse(cls: type[T], arguments: Sequence[str], command: str, default: T | None = None) -> T:

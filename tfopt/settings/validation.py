@@ -153,7 +153,7 @@ def rule(hint: Any) -> str:
         kind = rule(options[0]).removeprefix("a ").replace("string", "strings").replace("whole number", "whole numbers")
         return f"a tuple of {kind}{' and not empty' if any(isinstance(each, MinLen) for each in metadata) else ''}"
     if get_origin(bare) in (Mapping, dict):
-        return "a table"
+        return "a table" + ("" if options[1] is Any else f" of values {rule(options[1])}")
     if bare in (int, float):
         return _rule_of_number(bare, metadata)
     if bare is str and any(isinstance(each, MinLen) for each in metadata):

@@ -67,6 +67,7 @@ def test_global_scope_takes_more_from_groups_of_unequal_channels():
     assert result.channels["second"] == tuple(range(24, 32))
 
 
+@pytest.mark.slow
 def test_a_target_of_latency_is_measured_here():
     image = keras.Input((32, 32, 3))
     hidden = layers.Conv2D(64, 3, activation="relu")(layers.Conv2D(64, 3, activation="relu")(image))
@@ -168,15 +169,6 @@ def test_a_zero_channel_changes_nothing_when_it_leaves():
     assert set(result.channels["first"]) == set(range(16)) - set(dead)
     for one, other in zip(before, outputs(result.model, inputs), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
-def test_a_dry_run_reports_the_same_and_makes_no_model():
-    model = convolutions()
-    config = StructuredPruningConfig(ratio=0.5)
-    dry, real = shrink(model, config, dry_run=True), shrink(model, config)
-    assert dry.model is None
-    assert str(dry.report) == str(real.report)
-    assert dry.channels == real.channels
 
 
 def test_groups_print_their_weights():

@@ -14,13 +14,18 @@ from tfopt.pruning.weights import Weight
 
 
 def choose_masks(
-    weights: Sequence[Weight], scores: Sequence[Any], sparsity: float, scope: str, pattern: Pattern | None = None
+    weights: Sequence[Weight],
+    scores: Sequence[Any],
+    sparsity: float,
+    scope: str,
+    pattern: Pattern | None = None,
+    each: Sequence[float] | None = None,
 ) -> list[Any]:
     """Returns a boolean mask for each weight, True where it is kept.
 
     Weights that are already pruned go first whatever their scores, so that masks only grow and are found again after
     saving and loading. At least one unit is kept per layer, or in the whole model with the global scope, unless a
-    pruned unit keeps weights itself.
+    pruned unit keeps weights itself. `each` gives the weights sparsities of their own.
     """
     pattern = pattern or Unstructured()
     ranked = [np.where(pruned(weight), -np.inf, score) for weight, score in zip(weights, scores, strict=True)]
@@ -28,24 +33,31 @@ def choose_masks(
     least = 1 if pattern.zeros == 1 else 0
     if scope == "global" and units:
         kept = keep_highest(np.concatenate(units), sparsity / pattern.zeros, least)
-        chosen = np.split(kept, np.cumsum([each.size for each in units])[:-1])
+        chosen = np.split(kept, np.cumsum([one.size for one in units])[:-1])
     else:
-        shares = [share / pattern.zeros for share in layer_sparsities(weights, sparsity, scope)]
-        chosen = [keep_highest(each, share, least) for each, share in zip(units, shares, strict=True)]
+        shares = each or _sparsities(weights, sparsity, scope)
+        chosen = [keep_highest(one, share / pattern.zeros, least) for one, share in zip(units, shares, strict=True)]
     return [
-        pattern.mask(score, weight.reduction, each) for weight, score, each in zip(weights, ranked, chosen, strict=True)
+        pattern.mask(score, weight.reduction, one) for weight, score, one in zip(weights, ranked, chosen, strict=True)
     ]
 
 
-def layer_sparsities(weights: Sequence[Weight], sparsity: float, scope: str) -> list[float]:
+def _sparsities(weights: Sequence[Weight], sparsity: float, scope: str) -> list[float]:
     """Returns the sparsity of each weight for a scope that ranks each layer alone."""
     if scope == "erk":
         return erk_sparsities([tuple(weight.variable.shape) for weight in weights], sparsity)
     return [sparsity] * len(weights)
 
 
-def holds(weights: Sequence[Weight], masks: Sequence[Mask], sparsity: float, scope: str, pattern: Pattern) -> bool:
-    """Returns whether masks hold a sparsity already."""
+def holds(
+    weights: Sequence[Weight],
+    masks: Sequence[Mask],
+    sparsity: float,
+    scope: str,
+    pattern: Pattern,
+    each: Sequence[float] | None = None,
+) -> bool:
+    """Returns whether masks hold a sparsity already. The arguments are those of `choose_masks`."""
     counts = [
         (int(np.count_nonzero(np.isneginf(units))), units.size)
         for weight, mask in zip(weights, masks, strict=True)
@@ -55,7 +67,7 @@ def holds(weights: Sequence[Weight], masks: Sequence[Mask], sparsity: float, sco
     if scope == "global":
         wanted = [(sum(done for done, _ in counts), sum(size for _, size in counts), sparsity)]
     else:
-        shares = layer_sparsities(weights, sparsity, scope)
+        shares = each or _sparsities(weights, sparsity, scope)
         wanted = [(done, size, share) for (done, size), share in zip(counts, shares, strict=True)]
     return all(_dropped(size, share / pattern.zeros, least) <= done for done, size, share in wanted)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ def choose(channels: ChannelGroups, ranked: Sequence[Ranked], config: Structured
     target, value = config.target
     if target == "ratio":
         _check_ratio(ranked, config, value)
-        return _kept(channels, ranked, _counts(ranked, config, value, limit=config.scope == "global"))
+        return kept_units(channels, ranked, counts_at(ranked, config))
     cost = _costs(channels)[target]
     return meet(channels, ranked, config, cost, value * cost(channels.all_kept))
 
@@ -97,7 +98,7 @@ def meet(
 
     def kept_at(share: float) -> tuple[list[int], Any]:
         counts = _counts(ranked, config, share, limit=True)
-        return counts, _kept(channels, ranked, counts)
+        return counts, kept_units(channels, ranked, counts)
 
     low, high = 0.0, 1.0
     counts, kept = kept_at(high)  # the smallest model
@@ -120,7 +121,7 @@ def meet(
     for number in sorted(range(len(ranked)), key=lambda each: -_best_removed(ranked[each], counts[each])):
         more = min(counts[number] + ranked[number].group.step(config.round_to), len(ranked[number].group.units))
         tried = [*counts[:number], more, *counts[number + 1 :]]
-        tried_kept = _kept(channels, ranked, tried)
+        tried_kept = kept_units(channels, ranked, tried)
         if cost(tried_kept) <= target:
             counts, kept = tried, tried_kept
     return kept
@@ -128,12 +129,17 @@ def meet(
 
 def smallest(channels: ChannelGroups, ranked: Sequence[Ranked], config: StructuredPruningConfig) -> Any:
     """Returns the units of the smallest model that `max_ratio` and `round_to` allow."""
-    return _kept(channels, ranked, _counts(ranked, config, 1.0, limit=True))
+    return kept_units(channels, ranked, _counts(ranked, config, 1.0, limit=True))
 
 
 def _best_removed(ranked: Ranked, count: int) -> float:
     """Returns the highest score of a removed unit, as a share of the mean of its group."""
     return ranked.scores[count] / (ranked.scores.mean() or 1.0) if count < len(ranked.scores) else -math.inf
+
+
+def counts_at(ranked: Sequence[Ranked], config: StructuredPruningConfig) -> list[int]:
+    """Returns how many units of each group stay with `ratio` and `ratios`."""
+    return _counts(ranked, config, config.target[1], limit=config.scope == "global")
 
 
 def _counts(ranked: Sequence[Ranked], config: StructuredPruningConfig, share: float, limit: bool) -> list[int]:
@@ -145,11 +151,16 @@ def _counts(ranked: Sequence[Ranked], config: StructuredPruningConfig, share: fl
         threshold = flat[removed - 1] if removed else -math.inf
         wished = [float(np.count_nonzero(scores > threshold)) for scores in relative]
     else:
-        wished = [len(each.scores) * (1 - share) for each in ranked]
+        wished = [len(each.scores) * (1 - _ratio(config, each.group, share)) for each in ranked]
     return [
         _rounded(each.group, count, config, (1 - config.max_ratio) * len(each.scores) if limit else 0.0)
         for each, count in zip(ranked, wished, strict=True)
     ]
+
+
+def _ratio(config: StructuredPruningConfig, group: Group, ratio: float) -> float:
+    """Returns the share that a group loses: that of `ratios`, or else `ratio`."""
+    return next((share for pattern, share in config.ratios.items() if fnmatchcase(group.name, pattern)), ratio)
 
 
 def _rounded(group: Group, count: float, config: StructuredPruningConfig, least: float) -> int:
@@ -160,9 +171,9 @@ def _rounded(group: Group, count: float, config: StructuredPruningConfig, least:
     return min(steps * step, units)
 
 
-def _check_ratio(ranked: Sequence[Ranked], config: StructuredPruningConfig, ratio: float) -> None:
+def _check_ratio(ranked: Sequence[Ranked], config: StructuredPruningConfig, value: float) -> None:
     for each in ranked if config.scope == "layer" else ():
-        units = len(each.group.units)
+        units, ratio = len(each.group.units), _ratio(config, each.group, value)
         if units > 1 and units * (1 - ratio) < 0.5:
             raise ConfigError(
                 f"ratio must leave at least one channel of each group. Received: ratio={ratio:g}, and "
@@ -171,7 +182,8 @@ def _check_ratio(ranked: Sequence[Ranked], config: StructuredPruningConfig, rati
             )
 
 
-def _kept(channels: ChannelGroups, ranked: Sequence[Ranked], counts: Sequence[int]) -> Any:
+def kept_units(channels: ChannelGroups, ranked: Sequence[Ranked], counts: Sequence[int]) -> Any:
+    """Returns a boolean for each unit of the model, True where it stays: the best of each group."""
     kept = channels.all_kept
     for each, count in zip(ranked, counts, strict=True):
         kept[each.group.units[each.order[count:]]] = False

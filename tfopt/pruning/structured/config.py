@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Lt
 
 from tfopt.errors import ConfigError
 from tfopt.pruning.structured.criteria import CRITERIA
-from tfopt.settings.flags import BY_NAME
+from tfopt.settings.flags import BY_NAME, Shares
 from tfopt.settings.validation import Remedy, check_fields, check_name
 
 
@@ -44,6 +44,9 @@ class StructuredPruningConfig:
 
     ratio: OptionalShare = None
     """Share of the channels to remove: of each group with scope="layer", of all groups together with scope="global"."""
+    ratios: Shares = field(default_factory=dict, hash=False)
+    """Ratios of single groups, by their names, with * and ? as wildcards; the first that matches counts. The other
+    groups lose `ratio`. `tfopt.sensitivity` finds such a table."""
     target_flops: OptionalShare = None
     """Share of the multiply-adds that the smaller model may have."""
     target_parameters: OptionalShare = None
@@ -92,6 +95,13 @@ class StructuredPruningConfig:
                 f"Only one of {', '.join(self._amounts)} may be set. Received: {received}. Set the one that counts."
             )
 
+        if self.ratios and (self.target[0] != "ratio" or self.scope != "layer"):
+            raise ConfigError(
+                "ratios must be empty with a target or with scope='global', which choose the ratios themselves. "
+                f"Received: ratios={dict(self.ratios)}, {self.target[0]}={self.target[1]:g}, scope={self.scope!r}. "
+                "Set only ratio and ratios."
+            )
+
     @property
     def _amounts(self) -> dict[str, float | None]:
         return {
@@ -100,6 +110,11 @@ class StructuredPruningConfig:
             "target_parameters": self.target_parameters,
             "target_latency": self.target_latency,
         }
+
+    def with_ratios(self, ratios: Mapping[str, float]) -> StructuredPruningConfig:
+        """Returns these settings with ratios in place of any target."""
+        no_targets: dict[str, Any] = dict.fromkeys(self._amounts)
+        return replace(self, **no_targets, ratios=dict(ratios), scope="layer")
 
     @property
     def at_once(self) -> bool:

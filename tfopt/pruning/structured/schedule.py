@@ -110,7 +110,8 @@ class ShrinkSchedule(keras.callbacks.Callback):
         """Removes more channels: `progress` is the share of the way to the target."""
         name, value = self.config.target
         wanted = value * progress if name == "ratio" else 1 - (1 - value) * progress
-        change: dict[str, Any] = {name: wanted}
+        ratios = {group: ratio * progress for group, ratio in self.config.ratios.items()}
+        change: dict[str, Any] = {name: wanted, "ratios": ratios}
         config = replace(self.config, **change)
         # From the weights, because a checkpoint may have been restored since.
         self._kept = self._masked_units()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -11,6 +11,7 @@ import keras
 
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.models.plain_models import is_plain
+from tfopt.pruning.payoff import payoff_of_channels
 from tfopt.pruning.structured.choice import choose, rank
 from tfopt.pruning.structured.config import StructuredPruningConfig
 from tfopt.pruning.structured.gradients import channel_products
@@ -54,7 +55,8 @@ def shrink(
         model: A built functional or Sequential Keras 3 model with its channels last, which may contain others.
         config: How many channels, and which.
         data: Batches of (inputs, targets) for the criterion "taylor", which needs gradients of the loss of `compile`.
-        dry_run: Whether to only report what would change.
+        dry_run: Whether to only report what would change, with more figures: the bytes of the weights as they are and
+            under gzip, and the median milliseconds of a call with `config.batch_size` examples on this machine.
 
     Returns: The new model, the report, and the map from new to old channels. The given model is unchanged.
 
@@ -79,11 +81,23 @@ def shrink(
     channels, groups, skipped = find_groups(model, config)
     products = channel_products(model, groups, data, config.gradient_batches) if config.criterion == "taylor" else None
     ranked = rank(groups, config, products=products)
+    times = {}
     if config.target_latency is None:
-        return finished(model, channels, groups, choose(channels, ranked, config), skipped, dry_run=dry_run)
-    kept, latency = meet_latency(model, channels, ranked, config)
-    times = {"latency_ms": latency.after_ms, "latency_ms_before": latency.before_ms}
-    return finished(model, channels, groups, kept, skipped, dry_run=dry_run, metrics=times)
+        kept = choose(channels, ranked, config)
+    else:
+        kept, latency = meet_latency(model, channels, ranked, config)
+        times = {"latency_ms_before": latency.before_ms, "latency_ms": latency.after_ms}
+    result = finished(model, channels, groups, kept, skipped, metrics=times)
+    if not dry_run:
+        return result
+    figures, unknown = payoff_of_channels(model, result.model, config.batch_size)
+    report = replace(
+        result.report,
+        name="shrink (dry run)",
+        skipped=(*result.report.skipped, *unknown),
+        metrics={**result.report.metrics, **figures},
+    )
+    return replace(result, model=None, report=report)
 
 
 def find_groups(model: Any, config: StructuredPruningConfig) -> tuple[ChannelGroups, list[Group], list[Skip]]:
@@ -91,6 +105,13 @@ def find_groups(model: Any, config: StructuredPruningConfig) -> tuple[ChannelGro
     _check_model(model)
     channels = ChannelGroups(model, config.widths)
     excluded = _excluded(channels, config.exclude)
+    for pattern in config.ratios:
+        if not any(fnmatchcase(group.name, pattern) for group in channels.groups):
+            names = ", ".join(repr(group.name) for group in channels.groups[:8])
+            raise ConfigError(
+                f"ratios must name groups of the model. Received: {pattern!r}, which none has. The groups are {names}"
+                f"{', ...' if len(channels.groups) > 8 else ''}."
+            )
     skipped, may_shrink = list(channels.fixed), []
     for group in channels.groups:
         reason = _reason_to_keep(group, config, group.name in excluded)
@@ -108,13 +129,12 @@ def finished(
     kept: Any,
     skipped: Sequence[Skip],
     *,
-    dry_run: bool = False,
     metrics: Mapping[str, float] | None = None,
 ) -> ShrinkResult:
     """Builds the smaller model of the kept units, with its report, and warns if nothing changed."""
     report = _report(channels, groups, kept, skipped, metrics or {})
     report.warn_if_unchanged()
-    smaller = None if dry_run else without_channels(model, channels, kept)
+    smaller = without_channels(model, channels, kept)
     return ShrinkResult(smaller, report, {group.name: _indices(group, kept) for group in channels.groups})
 
 

@@ -1,0 +1,141 @@
+"""The curves of a measurement of sensitivity, as a table, as a plot, and as a config that prunes by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfopt.atomic.files import whole_file
+from tfopt.errors import ConfigError
+from tfopt.pruning.config import PruningConfig
+from tfopt.pruning.sensitivity.allocation import drops_below, meet
+from tfopt.pruning.sensitivity.plot import draw
+from tfopt.pruning.structured.config import StructuredPruningConfig
+from tfopt.score_text import show_score
+
+PLOTS = (".svg", ".png", ".pdf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sensitivity:
+    """The score of a model against the share that is pruned of each layer or group alone.
+
+    Attributes:
+        score: Name of the score.
+        higher_is_better: Whether higher scores are better.
+        baseline: Score of the model as it is.
+        shares: Shares of zeros, or of removed channels, in rising order.
+        curves: For each layer or group by its name, the score at each share.
+        config: The config whose pruning was measured.
+
+    Example:
+        >>> print(Sensitivity(
+        ...     score="accuracy", higher_is_better=True, baseline=0.9, shares=(0.5, 0.9),
+        ...     curves={"conv": (0.89, 0.8), "dense": (0.9, 0.88)}, config=PruningConfig(),
+        ... ))
+        accuracy 90.00%; with a share of one layer pruned:
+                   50%      90%
+        conv    89.00%   80.00%
+        dense   90.00%   88.00%
+    """
+
+    score: str
+    higher_is_better: bool
+    baseline: float
+    shares: tuple[float, ...]
+    curves: Mapping[str, tuple[float, ...]]
+    config: PruningConfig | StructuredPruningConfig
+    sizes: Mapping[str, int] = field(default_factory=dict, repr=False)
+    cost: Callable[[Mapping[str, float]], float] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def losses(self) -> dict[str, tuple[float, ...]]:
+        """How much worse than the baseline each score is; negative where it is better."""
+        sign = 1 if self.higher_is_better else -1
+        return {name: tuple(sign * (self.baseline - score) for score in curve) for name, curve in self.curves.items()}
+
+    def allocate(
+        self,
+        *,
+        target_sparsity: float | None = None,
+        target_flops: float | None = None,
+        budget: float | None = None,
+    ) -> Any:
+        """Returns a config with a share for each layer or group: insensitive ones are pruned more.
+
+        All layers get the share at which pruning one alone costs the same loss of score. This loss is as small as the
+        target allows, or as large as the budget allows. Between measured shares the curves are straight lines.
+
+        Args:
+            target_sparsity: Share of zeros over all layers, for curves of zeros.
+            target_flops: Share of the multiply-adds that may be left, for curves of channels.
+            budget: Largest loss of score that one layer alone may cause, for example 0.01 for a point of accuracy.
+
+        Raises:
+            ConfigError: Neither or the wrong target is given, or the target cannot be met within the budget or the
+                measured shares.
+
+        Example:
+            >>> found = Sensitivity(
+            ...     score="accuracy", higher_is_better=True, baseline=0.9, shares=(0.5, 0.9),
+            ...     curves={"a": (0.9, 0.8), "b": (0.8, 0.1)}, config=PruningConfig(), sizes={"a": 100, "b": 100},
+            ... )
+            >>> found.allocate(target_sparsity=0.5).sparsities
+            {'a': 0.7..., 'b': 0.2...}
+        """
+        zeros = isinstance(self.config, PruningConfig)
+        own, wrong = ("target_sparsity", target_flops) if zeros else ("target_flops", target_sparsity)
+        target = target_sparsity if zeros else target_flops
+        if wrong is not None or (target is None and budget is None):
+            raise ConfigError(
+                f"{own} or budget must be given for curves of {'zeros' if zeros else 'channels'}. Received: "
+                f"target_sparsity={target_sparsity}, target_flops={target_flops}, budget={budget}. "
+                f"Pass for example {own}=0.5."
+            )
+        for name, value in ((own, target), ("budget", budget)):
+            if value is not None and not 0 < value < (1 if name == own else float("inf")):
+                raise ConfigError(f"{name} must be a share above 0. Received: {name}={value:g}.")
+        most = float("inf") if budget is None else budget
+        if target is None:
+            chosen = drops_below(self.losses, self.shares, most)
+        else:
+            wanted = target if zeros else 1 - target
+            chosen = meet(self.losses, self.shares, self._removed, wanted, most, f"{own}={target:g}")
+        if isinstance(self.config, StructuredPruningConfig):
+            return self.config.with_ratios(chosen)
+        return replace(self.config, target_sparsity=self._removed(chosen), sparsities=chosen, scope="layer")
+
+    def plot(self, path: str | Path) -> Path:
+        """Draws the curves into a file, the most sensitive in colour, and returns its path.
+
+        Raises:
+            ConfigError: The name does not end in .svg, .png or .pdf.
+        """
+        path = Path(path)
+        if path.suffix not in PLOTS:
+            raise ConfigError(f"path must end in {', '.join(PLOTS)}. Received: path={str(path)!r}.")
+        figure = draw(self.score, self.baseline, self.shares, self.curves, self.losses)
+        with whole_file(path) as file:
+            figure.savefig(file, format=path.suffix[1:], dpi=150)
+        return path
+
+    def __str__(self) -> str:
+        width = max(map(len, self.curves))
+        header = " ".join(f"{share:>8.0%}" for share in self.shares)
+        rows = [
+            f"{name:{width}} " + " ".join(f"{show_score(self.score, score):>8}" for score in curve)
+            for name, curve in self.curves.items()
+        ]
+        first = f"{self.score} {show_score(self.score, self.baseline)}; with a share of one layer pruned:"
+        return "\n".join([first, f"{'':{width}} {header}", *rows])
+
+    def _removed(self, shares: Mapping[str, float]) -> float:
+        """Returns the share of all zeros, or of the multiply-adds that leave."""
+        if self.cost is not None:
+            return 1 - self.cost(shares)
+        sizes = [self.sizes[name] for name in shares]
+        return float(np.dot(list(shares.values()), sizes) / sum(sizes))
