@@ -1,5 +1,6 @@
 """The Python in README and docs runs, block after block, in a process and a directory of its own."""
 
+import importlib
 import json
 import re
 import subprocess
@@ -85,8 +86,8 @@ def test_the_demo_table_is_the_recorded_run():
     assert [line.rstrip() for line in shown.splitlines()] == [line.rstrip() for line in capture.get().splitlines()]
 
 
-def test_the_table_of_recipes_is_the_recorded_runs(monkeypatch):
+@pytest.mark.parametrize("module", ["recipes_page", "pruning_page"])
+def test_the_tables_are_the_recorded_runs(module, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    from recipes_page import PAGE, page
-
-    assert page(PAGE.read_text()) == PAGE.read_text()
+    written = importlib.import_module(module)
+    assert written.page(written.PAGE.read_text()) == written.PAGE.read_text()

@@ -149,6 +149,7 @@ def attention():
 def test_attention_states_and_structures_of_inputs_and_outputs():
     old = randomized(attention())
     mask = RANDOM.random((3, 6, 6)) < 0.7
+    mask[..., 0] = True  # rows without any key differ: Keras 2 and Keras 3 give them other large negative scores
     outputs_equal(old, tfopt.from_tf_keras(old), {"a": batch(SEQUENCE), "b": mask, "c": batch((5,))})
 
 

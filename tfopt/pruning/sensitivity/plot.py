@@ -45,5 +45,8 @@ def draw(
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e4e6e8", linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), title="Most sensitive first")
+    lines, labels = axes.get_legend_handles_labels()
+    last = slice(bool(others), None)  # the others were drawn first, below
+    lines, labels = [*lines[last], *lines[: last.start]], [*labels[last], *labels[: last.start]]
+    axes.legend(lines, labels, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), title="Most sensitive first")
     return figure
