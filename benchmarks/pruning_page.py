@@ -58,7 +58,7 @@ def kinds() -> Table:
 
     sizes = resnet["bytes_on_disk"]
     return [
-        ["kind", "accuracy on the digits", "size of ResNet-50", "its speed, batch size 8"],
+        ["kind", "accuracy on the digits", "size of ResNet-50", "its speed"],
         ["90% zeros, `sparse_weights`", points("unstructured", "pruned"), *sparse("90%")],
         ["2:4, `sparse_weights`", points("two_of_four", "pruned"), *sparse("2:4")],
         [
