@@ -31,20 +31,26 @@ def outputs(model: keras.Model, inputs: list[np.ndarray]) -> list[np.ndarray]:
     return [each.numpy() for each in keras.tree.flatten(model(inputs if len(inputs) > 1 else inputs[0]))]
 
 
-def assert_equals_masked_parent(model: keras.Model, result: ShrinkResult, mattered: bool = True) -> None:
-    """Compares outputs on random inputs, after setting the weights of the removed channels in the parent to zero.
-
-    With `mattered` it also asserts that this changed the outputs of the parent.
-    """
+def masked_parent(model: keras.Model, result: ShrinkResult) -> keras.Model:
+    """Sets the weights of the removed channels to zero, in place, and returns the model."""
     channels = ChannelGroups(model)
     kept = channels.all_kept
     for group in channels.groups:
         kept[group.units] = False
         kept[group.units[list(result.channels[group.name])]] = True
-    inputs = examples(model)
-    whole = outputs(model, inputs)
     for weight in channels.trace.weights.values():
         weight.variable.assign(np.where(channels.mask(weight, kept), weight.variable.numpy(), 0))
+    return model
+
+
+def assert_equals_masked_parent(model: keras.Model, result: ShrinkResult, mattered: bool = True) -> None:
+    """Compares outputs on random inputs, after setting the weights of the removed channels in the parent to zero.
+
+    With `mattered` it also asserts that this changed the outputs of the parent.
+    """
+    inputs = examples(model)
+    whole = outputs(model, inputs)
+    masked_parent(model, result)
     expected, got = outputs(model, inputs), outputs(result.model, inputs)
     for before, masked, shrunk in zip(whole, expected, got, strict=True):
         assert np.abs(shrunk - masked).max() <= 1e-5 * max(np.abs(masked).max(), 1)
