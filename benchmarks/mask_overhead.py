@@ -44,6 +44,8 @@ class Options:
     """Steps between two updates of the masks, and per epoch."""
     only: tuple[str, ...] = ("mlp", "cnn", "transformer")
     """Models."""
+    xla: bool = False
+    """Whether XLA compiles the step. It joins the masks with the update of the weights."""
     quick: bool = False
     """Run two rounds of four steps as a test, not as a measurement."""
     out: Path = RESULTS / "mask_overhead.json"
@@ -52,7 +54,7 @@ class Options:
 
 def main(options: Options) -> dict[str, Any]:
     if options.quick:
-        options = Options(rounds=2, frequency=4, only=options.only, out=options.out)
+        options = Options(rounds=2, frequency=4, only=options.only, xla=options.xla, out=options.out)
     hardware = detect()
     results = {
         "what": f"training step with masks over that without, batch {BATCH}; medians over {options.rounds} alternating "
@@ -74,7 +76,7 @@ def compare(name: str, options: Options) -> dict[str, Any]:
     batches = tfopt.data.pipeline(examples(BATCH * options.frequency), batch_size=BATCH)
     sides = {"plain": build(), "masked": build()}
     for model in sides.values():
-        model.compile(**compilation(), jit_compile=False)
+        model.compile(**compilation(), jit_compile=options.xla)
     turns = 0
 
     def turn(side: str) -> Timer:

@@ -22,6 +22,7 @@ import tyro
 from annotated_types import Ge, Lt
 
 from tfopt.errors import ConfigError
+from tfopt.settings.validation import Remedy
 
 T = TypeVar("T")
 
@@ -74,7 +75,7 @@ _TABLE = tyro.constructors.PrimitiveConstructorSpec(
 Arguments = Annotated[Mapping[str, Any], _TABLE]
 
 # For a field that holds a share for each layer that a name or a pattern selects.
-Shares = Annotated[Mapping[str, Annotated[float, Ge(0), Lt(1)]], _TABLE]
+Shares = Annotated[Mapping[str, Annotated[float, Ge(0), Lt(1)]], _TABLE, Remedy("A share is a fraction, not per cent.")]
 
 
 def parse(cls: type[T], arguments: Sequence[str], command: str, default: T | None = None) -> T:

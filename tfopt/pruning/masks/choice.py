@@ -59,9 +59,7 @@ def holds(
 ) -> bool:
     """Returns whether masks hold a sparsity already. The arguments are those of `choose_masks`."""
     counts = [
-        (int(np.count_nonzero(np.isneginf(units))), units.size)
-        for weight, mask in zip(weights, masks, strict=True)
-        for units in [pattern.units(np.where(mask.kept.numpy(), 0.0, -np.inf), weight.reduction)]
+        pattern.count_pruned(mask.kept.numpy(), weight.reduction) for weight, mask in zip(weights, masks, strict=True)
     ]
     least = 1 if pattern.zeros == 1 else 0
     if scope == "global":
@@ -105,8 +103,14 @@ def keep_highest(scores: Any, sparsity: float, least: int = 1) -> Any:
     dropped = _dropped(flat.size, sparsity, least)
     if dropped <= 0:
         return np.ones(scores.shape, dtype=bool)
-    # A partition finds the threshold in linear time. Sorting 25 million weights takes seconds.
-    threshold = np.partition(flat, dropped - 1)[dropped - 1]
+    # A partition finds the threshold in linear time. Sorting 25 million weights takes seconds. Of scores that are -inf,
+    # those of weights that are pruned already, only the number counts.
+    known = np.isneginf(flat)
+    pruned_before = int(np.count_nonzero(known))
+    threshold = -np.inf
+    if dropped > pruned_before:
+        place = dropped - pruned_before - 1
+        threshold = np.partition(flat[~known] if pruned_before else flat, place)[place]
     kept = flat > threshold
     ties = np.flatnonzero(flat == threshold)
     kept[ties[dropped - np.count_nonzero(flat < threshold) :]] = True

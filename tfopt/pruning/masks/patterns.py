@@ -41,9 +41,17 @@ class Pattern(ABC):
     def mask(self, scores: Any, reduction: Sequence[int], kept: Any) -> Any:
         """Returns the mask of a kernel, True where a weight is kept, from a boolean for each unit."""
 
+    def count_pruned(self, kept: Any, reduction: Sequence[int]) -> tuple[int, int]:
+        """Returns how many units a mask prunes, and how many there are."""
+        units = self.units(np.where(kept, 0.0, -np.inf), reduction)
+        return int(np.count_nonzero(np.isneginf(units))), int(units.size)
+
 
 class Unstructured(Pattern):
     """Every weight is a unit."""
+
+    def count_pruned(self, kept: Any, reduction: Sequence[int]) -> tuple[int, int]:
+        return int(kept.size - np.count_nonzero(kept)), int(kept.size)
 
     def units(self, scores: Any, reduction: Sequence[int]) -> Any:
         return scores.ravel()
