@@ -185,6 +185,7 @@ CELLS = {
         "steps_per_execution": 4,
         "precision": "mixed_float16",
     },
+    "pipeline of two stages": {"strategy": "pipeline", "pipeline_devices": ("CPU:0", "CPU:1"), "micro_batches": 2},
 }
 
 

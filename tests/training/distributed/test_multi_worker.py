@@ -29,6 +29,14 @@ OTHERS = {
     "norm": {"norm": True},
     "norm_and_float16": {"norm": True, "precision": "mixed_float16", "jit_compile": True, "accumulate": 2},
 }
+PRUNED = {
+    "pruned": {"pruning": {"target_sparsity": 0.75, "frequency": 3}},
+    "regrown": {
+        "pruning": {"target_sparsity": 0.75, "frequency": 3, "criterion": "taylor", "regrowth": 0.3},
+        "jit_compile": True,
+        "accumulate": 2,
+    },
+}
 # Long enough to be interrupted.
 LONG = {"norm": True, "epochs": 24, "checkpoint_every": 10}
 
@@ -50,7 +58,12 @@ def assert_same_bits(found, expected):
 def launched(tmp_path_factory):
     """Returns the results of all cases, and of the long training without interruption, from one launch."""
     directory = tmp_path_factory.mktemp("results")
-    cases = {**EQUAL_TO_ONE_DEVICE, **OTHERS, "long": {**LONG, "checkpoint_dir": str(directory / "undisturbed")}}
+    cases = {
+        **EQUAL_TO_ONE_DEVICE,
+        **OTHERS,
+        **PRUNED,
+        "long": {**LONG, "checkpoint_dir": str(directory / "undisturbed")},
+    }
     request = json.dumps({"results": str(directory), "cases": cases})
     ended = subprocess.run(
         [sys.executable, "-c", LAUNCH, "launch", "--workers", "2", str(SCRIPT), request],
@@ -63,15 +76,17 @@ def launched(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("name", [*EQUAL_TO_ONE_DEVICE, *OTHERS, "long"])
+@pytest.mark.parametrize("name", [*EQUAL_TO_ONE_DEVICE, *OTHERS, *PRUNED, "long"])
 def test_two_workers_end_with_the_same_bits_and_logs(launched, name):
     assert_same_bits(results(launched, name, 1), results(launched, name, 0))
 
 
-@pytest.mark.parametrize("name", EQUAL_TO_ONE_DEVICE)
+@pytest.mark.parametrize("name", [*EQUAL_TO_ONE_DEVICE, *PRUNED])
 def test_two_workers_train_what_one_device_does(launched, name):
     history, found = results(launched, name, 0)
-    model, wanted = train("none")
+    model, wanted = train("none", pruning=PRUNED.get(name, {}).get("pruning"))
+    if name in PRUNED:
+        assert [history["zeros_0"][-1], history["zeros_1"][-1]] == [72, 24]
     assert history.keys() == wanted.keys()
     for figure, values in wanted.items():
         np.testing.assert_allclose(history[figure], values, rtol=1e-5, err_msg=figure)

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from tfopt.errors import TfoptWarning
+from tfopt.pruning import PruningConfig, PruningSchedule
 from tfopt.training import TrainingConfig, compile, plan
 
 EXAMPLES, BATCH = 101, 16  # the last batch has five examples, which workers cannot share alike
@@ -41,8 +42,21 @@ def build(*, norm):
     return model, keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.5)
 
 
-def train(strategy, *, norm=False, epochs=3, **settings):
-    """Trains and returns the model and its history."""
+class Zeros(keras.callbacks.Callback):
+    """Checks after every step that the weights outside the masks are zero. Logs the number of zeros of each kernel."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.kernels = [layer.kernel for layer in self.model.layers if hasattr(layer, "kernel")]
+        for kernel in self.kernels:
+            assert not np.asarray(kernel)[~np.asarray(kernel.constraint.kept)].any()
+
+    def on_epoch_end(self, epoch, logs=None):
+        for place, kernel in enumerate(self.kernels):
+            logs[f"zeros_{place}"] = int(np.count_nonzero(np.asarray(kernel) == 0))
+
+
+def train(strategy, *, norm=False, epochs=3, pruning=None, **settings):
+    """Trains and returns the model and its history. `pruning` holds the settings of a `PruningConfig`."""
     settings = {"precision": "float32", "jit_compile": False, "steps_per_execution": 1, **settings}
     decided = plan(TrainingConfig(strategy=strategy, global_batch_size=BATCH, **settings))
     keras.utils.set_random_seed(0)
@@ -50,11 +64,17 @@ def train(strategy, *, norm=False, epochs=3, **settings):
         model, optimizer = build(norm=norm)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     compile(model, decided, optimizer=optimizer, loss=loss, metrics=["accuracy"], weighted_metrics=["accuracy"])
+    callbacks = []
+    if pruning is not None:
+        x, y, weights = (array[:96].reshape(6, 16, *array.shape[1:]) for array in examples())
+        schedule = PruningSchedule(model, PruningConfig(**pruning), data=list(zip(x, y, weights, strict=True)))
+        callbacks = [Zeros(), schedule]
     validation = tuple(array[:VALIDATION] for array in examples())
     history = model.fit(
         decided.pipeline(examples()),
         validation_data=decided.pipeline(validation, training=False),
         epochs=epochs,
+        callbacks=callbacks,
         verbose=0,
     ).history
     return model, history
