@@ -10,7 +10,7 @@ from keras import layers
 
 import tfopt
 from tfopt import PruningConfig, Sensitivity, StructuredPruningConfig
-from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.errors import ConfigError, ExportError, UnsupportedModelError
 
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.normal(size=(96, 8, 8, 3)).astype("f4"), RANDOM.integers(0, 4, 96)
@@ -159,6 +159,10 @@ def test_the_table_and_the_plot(zeros, tmp_path):
     assert drawn.count("first") >= 1
     with pytest.raises(ConfigError, match=re.escape("path must end in .svg, .png, .pdf. Received: path='x.gif'")):
         zeros.plot("x.gif")
+    with pytest.raises(
+        ExportError, match=r"could not be written. Received: .*missing/x.svg .*choose another directory"
+    ):
+        zeros.plot(tmp_path / "missing" / "x.svg")
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,15 @@ def write_text(path: Path, text: str) -> None:
         >>> import tempfile
         >>> write_text(Path(tempfile.mkdtemp()) / "receipts.json", "{}")
     """
-    content = text.encode()
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a file so that its name always holds a whole file.
+
+    Raises:
+        ExportError: The file cannot be written. An earlier file stays as it is.
+    """
     try:
         with whole_file(path) as file:
             file.write(content)

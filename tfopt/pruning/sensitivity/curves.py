@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.atomic.files import whole_file
+from tfopt.atomic.files import write_bytes
 from tfopt.errors import ConfigError
 from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.sensitivity.allocation import cheapest
@@ -115,13 +116,15 @@ class Sensitivity:
 
         Raises:
             ConfigError: The name does not end in .svg, .png or .pdf.
+            ExportError: The file cannot be written. An earlier file stays as it is.
         """
         path = Path(path)
         if path.suffix not in PLOTS:
             raise ConfigError(f"path must end in {', '.join(PLOTS)}. Received: path={str(path)!r}.")
         figure = draw(self.score, self.baseline, self.shares, self.curves, self.losses)
-        with whole_file(path) as file:
-            figure.savefig(file, format=path.suffix[1:], dpi=150)
+        content = io.BytesIO()
+        figure.savefig(content, format=path.suffix[1:], dpi=150)
+        write_bytes(path, content.getvalue())
         return path
 
     def __str__(self) -> str:
