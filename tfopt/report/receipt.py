@@ -1,136 +1,16 @@
-"""The plain records that passes, plans and verifications return.
-
-A record holds only numbers and text, prints as a short table and becomes JSON. This module does not import TensorFlow.
-An unknown value is `None`, and `unavailable` gives the reason.
-"""
+"""The measurements of an exported artifact, and the comparison of two."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from tfopt import notebook
-from tfopt.errors import TfoptWarning
-from tfopt.number_text import short_count
+from tfopt.report.record import Record
 from tfopt.score_text import is_share, score_label, show_score
 
 MARKED_LOSS = 0.01
 """Reports mark an artifact that loses more than this: one point of a share such as accuracy, 1% of another score."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """The base of all records: it becomes a dict of plain values, or JSON."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=2)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decision(Record):
-    """One setting of a plan: its value, and the reason for it."""
-
-    setting: str
-    value: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change(Record):
-    """A layer (by its path) or a graph node (by its name) that a pass changed."""
-
-    name: str
-    kind: str
-    detail: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Skip(Record):
-    """A layer or a graph node that a pass did not change, with the reason."""
-
-    name: str
-    kind: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class PassReport(Record):
-    """The result of a pass.
-
-    Attributes:
-        name: Name of the pass, for example "prune".
-        changed: The changed layers or nodes.
-        skipped: The unchanged layers or nodes, each with the reason.
-        metrics: Figures of the whole pass, for example {"sparsity": 0.75}.
-        steps: The steps of the pass, in order.
-
-    Example:
-        >>> print(PassReport(name="prune", changed=(Change(name="conv", kind="Conv2D", detail="75.0% zeros"),)))
-        prune: 1 changed, 0 skipped
-          changed  conv (Conv2D): 75.0% zeros
-    """
-
-    name: str
-    changed: Sequence[Change] = ()
-    skipped: Sequence[Skip] = ()
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    steps: Sequence[Change] = ()
-
-    @property
-    def headline(self) -> str:
-        """The numbers of changes and skips, and the figures, in one line."""
-        figures = "".join(f", {figure}" for figure in self.figures)
-        return f"{self.name}: {len(self.changed)} changed, {len(self.skipped)} skipped{figures}"
-
-    @property
-    def figures(self) -> list[str]:
-        """The metrics as text, "size" together with "size_before"."""
-        return list(self._figures())
-
-    def _figures(self) -> Iterator[str]:
-        for name, value in self.metrics.items():
-            before = self.metrics.get(f"{name}_before")
-            words = name.replace("_", " ")
-            if before is not None:
-                yield f"{words} {_figure(before)} -> {_figure(value)}"
-            elif not name.endswith("_before"):
-                yield f"{words} {_figure(value)}"
-
-    def _repr_html_(self) -> str:
-        rows = [("step", each.name, each.kind, each.detail) for each in self.steps]
-        rows += [("changed", each.name, each.kind, each.detail) for each in self.changed]
-        rows += [("skipped", each.name, each.kind, each.reason) for each in self.skipped]
-        return notebook.block(self.headline, notebook.table(rows))
-
-    def __str__(self) -> str:
-        lines = [self.headline]
-        lines += [f"  step     {step.name} ({step.kind}): {step.detail}" for step in self.steps]
-        lines += [f"  changed  {change.name} ({change.kind}): {change.detail}" for change in self.changed]
-        lines += [f"  skipped  {skip.name} ({skip.kind}): {skip.reason}" for skip in self.skipped]
-        return "\n".join(lines)
-
-    def warn_if_unchanged(self, verdict: str = "") -> None:
-        """Warns if the pass changed nothing, because its caller expected a change.
-
-        Args:
-            verdict: The reason, if there is one for the whole pass. Otherwise the reasons of the skips are given.
-        """
-        if self.changed:
-            return
-        each = "; ".join(sorted({skip.reason for skip in self.skipped}))
-        reasons = verdict or each or "the model has no layer or node that it can change"
-        warnings.warn(f"{self.name} changed nothing: {reasons}.", TfoptWarning, stacklevel=3)
-
-
-def _figure(value: float) -> str:
-    return short_count(value) if abs(value) >= 1000 else f"{value:.4g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,65 +195,3 @@ def lost_score(name: str, first: Receipt, other: Receipt) -> bool:
         return False
     loss = before - after if first.higher_is_better else after - before
     return round(loss if is_share(name) else loss / (abs(before) or 1.0), 9) > MARKED_LOSS
-
-
-@dataclass(frozen=True, kw_only=True)
-class Phase(Record):
-    """One phase of training.
-
-    Attributes:
-        name: For example "train".
-        history: One value per epoch, by the name of the metric.
-        step_time_ms: Median time of the steps without tracing and compiling; None if there was no such step.
-        trace_seconds: Time to trace the step into a graph.
-        compile_seconds: Time that XLA took to compile; 0 without XLA.
-
-    Example:
-        >>> print(Phase(name="train", history={}, step_time_ms=1.84, trace_seconds=0.9))
-        train: 1.84 ms per step; tracing 0.9 s, compiling 0.0 s
-    """
-
-    name: str
-    history: Mapping[str, Sequence[float]]
-    # Phases with the same history are equal, even if their times differ.
-    step_time_ms: float | None = field(default=None, compare=False)
-    trace_seconds: float = field(default=0.0, compare=False)
-    compile_seconds: float = field(default=0.0, compare=False)
-
-    def __str__(self) -> str:
-        step = "step time unavailable" if self.step_time_ms is None else f"{self.step_time_ms:.3g} ms per step"
-        return f"{self.name}: {step}; tracing {self.trace_seconds:.1f} s, compiling {self.compile_seconds:.1f} s"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Utilization(Record):
-    """The load of the machine during training, sampled by GpuMonitor.
-
-    Attributes:
-        source: Source of the values, for example "NVML (NVIDIA H200)" or "psutil (no NVIDIA GPU found)".
-        seconds: Time of each sample since the start of training.
-        series: One value per sample, by a name that includes the unit, for example "gpu_utilization_percent".
-            A value that could not be read is None.
-    """
-
-    source: str
-    seconds: Sequence[float]
-    series: Mapping[str, Sequence[float | None]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunReport(Record):
-    """The results and measurements of one `tfopt run`. The HTML report and `--json` show them."""
-
-    recipe: str
-    description: str
-    task: str = "classification"
-    created: str
-    environment: Mapping[str, str]
-    plan: Sequence[Decision]
-    phases: Sequence[Phase]
-    utilization: Utilization | None
-    # A tfopt.data.InputReport of the training pipeline; None if it was not measured.
-    input: Record | None = None
-    passes: Sequence[PassReport]
-    receipts: Mapping[str, Receipt]

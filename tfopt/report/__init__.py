@@ -1,0 +1,32 @@
+"""The plain records that passes, plans, measurements and verifications return.
+
+Start in record.py, the base of all. A record holds only numbers and text, prints as a short table and becomes JSON. This package does not import TensorFlow.
+An unknown value is `None`, and `unavailable` gives the reason.
+"""
+
+from tfopt.report.pass_report import PassReport
+from tfopt.report.profile import Diagnosis, DiagnosisReport, OperatorTime, StepBreakdown, TraceSummary
+from tfopt.report.receipt import MARKED_LOSS, Receipt, lost_score, score_change, score_names
+from tfopt.report.record import Change, Decision, Record, Skip
+from tfopt.report.run_report import Phase, RunReport, Utilization
+
+__all__ = [
+    "Change",
+    "Decision",
+    "Diagnosis",
+    "DiagnosisReport",
+    "MARKED_LOSS",
+    "OperatorTime",
+    "PassReport",
+    "Phase",
+    "Receipt",
+    "Record",
+    "RunReport",
+    "Skip",
+    "StepBreakdown",
+    "TraceSummary",
+    "Utilization",
+    "lost_score",
+    "score_change",
+    "score_names",
+]

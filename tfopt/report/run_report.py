@@ -1,0 +1,75 @@
+"""The results of one run: its phases, the load of the machine, its passes and artifacts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tfopt.report.pass_report import PassReport
+from tfopt.report.profile import DiagnosisReport
+from tfopt.report.receipt import Receipt
+from tfopt.report.record import Decision, Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase(Record):
+    """One phase of training.
+
+    Attributes:
+        name: For example "train".
+        history: One value per epoch, by the name of the metric.
+        step_time_ms: Median time of the steps without tracing and compiling; None if there was no such step.
+        trace_seconds: Time to trace the step into a graph.
+        compile_seconds: Time that XLA took to compile; 0 without XLA.
+
+    Example:
+        >>> print(Phase(name="train", history={}, step_time_ms=1.84, trace_seconds=0.9))
+        train: 1.84 ms per step; tracing 0.9 s, compiling 0.0 s
+    """
+
+    name: str
+    history: Mapping[str, Sequence[float]]
+    # Phases with the same history are equal, even if their times differ.
+    step_time_ms: float | None = field(default=None, compare=False)
+    trace_seconds: float = field(default=0.0, compare=False)
+    compile_seconds: float = field(default=0.0, compare=False)
+
+    def __str__(self) -> str:
+        step = "step time unavailable" if self.step_time_ms is None else f"{self.step_time_ms:.3g} ms per step"
+        return f"{self.name}: {step}; tracing {self.trace_seconds:.1f} s, compiling {self.compile_seconds:.1f} s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utilization(Record):
+    """The load of the machine during training, sampled by GpuMonitor.
+
+    Attributes:
+        source: Source of the values, for example "NVML (NVIDIA H200)" or "psutil (no NVIDIA GPU found)".
+        seconds: Time of each sample since the start of training.
+        series: One value per sample, by a name that includes the unit, for example "gpu_utilization_percent".
+            A value that could not be read is None.
+    """
+
+    source: str
+    seconds: Sequence[float]
+    series: Mapping[str, Sequence[float | None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport(Record):
+    """The results and measurements of one `tfopt run`. The HTML report and `--json` show them."""
+
+    recipe: str
+    description: str
+    task: str = "classification"
+    created: str
+    environment: Mapping[str, str]
+    plan: Sequence[Decision]
+    phases: Sequence[Phase]
+    utilization: Utilization | None
+    # A tfopt.data.InputReport of the training pipeline; None if it was not measured.
+    input: Record | None = None
+    passes: Sequence[PassReport]
+    receipts: Mapping[str, Receipt]
+    # Where the time of a training step goes, and what to change; None if it was not measured.
+    diagnosis: DiagnosisReport | None = None
