@@ -12,7 +12,9 @@ PARTS = ("input", "host", "compute", "communication")
 
 @dataclass(frozen=True, kw_only=True)
 class StepBreakdown(Record):
-    """Where the time of a training step goes, in milliseconds per step. The four parts add up to the step.
+    """Where the time of a training step goes, in milliseconds per step.
+
+    Each of the four parts is measured by itself. They add up to the step, but for `unexplained_ms`.
 
     Attributes:
         step_ms: Mean time of a step, with everything that happens between two steps of an epoch.
@@ -56,6 +58,11 @@ class StepBreakdown(Record):
     def parts(self) -> dict[str, float]:
         """The milliseconds of each part, by its name."""
         return {part: getattr(self, f"{part}_ms") for part in PARTS}
+
+    @property
+    def unexplained_ms(self) -> float:
+        """The step without its four parts. Negative if they are longer than the step."""
+        return self.step_ms - sum(self.parts.values())
 
     def __str__(self) -> str:
         head = f"{self.step_ms:.3g} ms per step of {self.batch_size} examples, mean of {self.steps} steps"

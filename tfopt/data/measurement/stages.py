@@ -52,6 +52,7 @@ PASSIVE = (
     "PrivateThreadPool",
 )
 PYTHON_OPS = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
+RANDOM_OPS = ("Random", "StatelessRandom", "StatefulRandom", "StatefulUniform", "Multinomial", "SampleDistorted")
 PREFIX = re.compile(r"^__(?:inference|forward)_(?:Dataset_)?")
 
 
@@ -65,6 +66,7 @@ class Stage:
         kind: What it does, for example "map" or "shuffle".
         function: Name of the function that it calls; empty if there is none.
         calls_python: Whether this function calls Python.
+        is_random: Whether this function draws random numbers.
         inputs: The stages that it reads.
     """
 
@@ -73,6 +75,7 @@ class Stage:
     kind: str
     function: str
     calls_python: bool
+    is_random: bool = False
     inputs: list[Stage] = field(default_factory=list)
 
     @property
@@ -92,6 +95,11 @@ class Stage:
     def is_serial(self) -> bool:
         """Whether the function of the stage has one call at a time, although the stage could have several."""
         return self.node.op in ("MapDataset", "InterleaveDataset", "FilterDataset", "FlatMapDataset")
+
+    @property
+    def element_spec(self) -> tuple[tf.TensorSpec, ...]:
+        """The shapes and types of its outputs."""
+        return _spec(self.node)
 
     @property
     def is_passive(self) -> bool:
@@ -178,6 +186,7 @@ def _stage(node: Any, known: dict[str, Any], graph: Any, functions: dict[str, An
         kind=kind,
         function="" if kind == "generator" or not called else _function_name(called[0], kind),
         calls_python=any(op in PYTHON_OPS for op in ops),
+        is_random=any(op.startswith(RANDOM_OPS) for op in ops),
     )
     if kind == "generator":
         return made  # what it reads is only its own number

@@ -1,0 +1,148 @@
+"""Does the diagnosis find the cause, and is its estimated gain what mending the cause gives?
+
+    python benchmarks/diagnosis.py
+
+Sixteen training runs with one planted cause each, and four without one, are watched in a fresh process each. Then each
+planted run and the same run without its cause train in turns, in fresh processes that nothing watches. The time of a
+step, or of an example where the batch changes, is the mean over the epochs after the first. Results go to
+benchmarks/results/diagnosis.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+RESULTS = Path(__file__).parent / "results"
+WITHIN = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    only: tuple[str, ...] = ()
+    """Names of runs; empty for all."""
+    rounds: int = 3
+    """Number of times that each planted run and its mended twin train."""
+    out: Path = RESULTS / "diagnosis.json"
+    """Path of the results file."""
+
+
+def main(options: Options) -> dict[str, Any]:
+    import keras
+    import tensorflow as tf
+    from diagnosis_runs import HEALTHY, NEEDS_GPU, PLANTED
+
+    from tfopt.atomic.files import write_text
+    from tfopt.hardware import detect
+
+    hardware = detect()
+    planted = {name: _planted(name, options, name in NEEDS_GPU) for name in PLANTED if _asked(name, options)}
+    healthy = {name: _watched(name, options) for name in HEALTHY if _asked(name, options)}
+    results = {
+        "what": "causes planted in training runs, found by tfopt's diagnosis; gains are shares of the time per example",
+        "device": f"{hardware.cpu_model}, {hardware.logical_cores} cores",
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "load_average_before": round(os.getloadavg()[0], 2),
+        "first": sum(each["first"] == name for name, each in planted.items()),
+        "planted": planted,
+        "healthy_without_a_planted_cause_first": sum(each["first"] not in PLANTED for each in healthy.values()),
+        "healthy": healthy,
+    }
+    options.out.parent.mkdir(exist_ok=True)
+    write_text(options.out, json.dumps(results, indent=2) + "\n")
+    return results
+
+
+def _asked(name: str, options: Options) -> bool:
+    return not options.only or name in options.only
+
+
+def _planted(name: str, options: Options, needs_gpu: bool) -> dict[str, Any]:
+    found = _watched(name, options)
+    if needs_gpu:
+        return {**found, "measured_gain": None, "why": "the cause does not show on a processor"}
+    turns = [(_process("time", name, "planted"), _process("time", name, "mended")) for _ in range(options.rounds)]
+    before, after = (statistics.median(times) for times in zip(*turns, strict=True))
+    gain = 1 - after / before
+    estimated = found["gains"].get(name)
+    found |= {"planted_ms": before, "mended_ms": after, "measured_gain": gain, "estimated_gain": estimated}
+    found["within"] = estimated is not None and abs(estimated - gain) <= WITHIN * abs(gain)
+    print(f"{name:20} first {found['first']:20} estimated {estimated or 0:.2f} measured {gain:.2f}", flush=True)  # noqa: T201
+    return found
+
+
+def _watched(name: str, options: Options) -> dict[str, Any]:
+    found: dict[str, Any] = _process("watch", name, "planted")
+    if name.startswith("healthy"):
+        print(f"{name:20} first {found['first']}", flush=True)  # noqa: T201
+    return found
+
+
+def _process(what: str, name: str, how: str) -> Any:
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
+    command = [sys.executable, __file__, "--part", what, name, how]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise RuntimeError(f"{name} {how}: {ended.stderr[-2000:]}")
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def _part(what: str, name: str, how: str) -> Any:
+    from diagnosis_runs import HEALTHY, PLANTED
+
+    run = HEALTHY[name] if name in HEALTHY else lambda: PLANTED[name](how == "mended")
+    return _time(run) if what == "time" else _watch(run)
+
+
+def _watch(run: Any) -> dict[str, Any]:
+    from tfopt.diagnosis import report
+    from tfopt.diagnosis.hook import watched_fits
+
+    with watched_fits(steps=200) as seen:
+        run()
+    found = report(seen)
+    return {
+        "first": found.diagnoses[0].cause if found.diagnoses else "none",
+        "gains": {each.cause: each.gain for each in found.diagnoses},
+        "breakdown": {"step": found.breakdown.step_ms, **found.breakdown.parts},
+        "unchecked": dict(found.unchecked),
+    }
+
+
+def _time(run: Any) -> float:
+    """Returns the mean milliseconds per example over the epochs after the first."""
+    import keras
+
+    epochs: list[float] = []
+    original = keras.Model.fit
+
+    class Clock(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.begin = time.perf_counter()
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            epochs.append(time.perf_counter() - self.begin)
+
+    def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(model, *args, **{**kwargs, "callbacks": [*kwargs.get("callbacks", ()), Clock()]})
+
+    keras.Model.fit = fit
+    examples = run()
+    return 1e3 * statistics.fmean(epochs[1:] or epochs) / examples
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--part"]:
+        print(json.dumps(_part(*sys.argv[2:])))  # noqa: T201
+    else:
+        main(tyro.cli(Options))

@@ -1,0 +1,124 @@
+"""Watches a training, measures its step, and says what holds it back."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from tfopt.diagnosis.experiments import CannotMeasureError, unchanged
+from tfopt.diagnosis.measured import Measured
+from tfopt.diagnosis.observation import Observation
+from tfopt.diagnosis.rules import RULES
+from tfopt.diagnosis.rules.rule import AbsentError
+from tfopt.diagnosis.watch import watching
+from tfopt.errors import ConfigError, TrainingError
+from tfopt.hardware import detect
+from tfopt.report import Diagnosis, DiagnosisReport, StepBreakdown
+from tfopt.settings.validation import check_type
+
+
+def diagnose(model: keras.Model, *args: Any, steps: int = 100, **options: Any) -> DiagnosisReport:
+    """Trains a model for some steps, says where their time goes, and what would make them faster.
+
+    The arguments are those of `fit`. The model, its optimizer and the random generators are afterwards as they were
+    before. A generator has given some batches.
+
+    Args:
+        model: A compiled model.
+        args, options: The arguments of `keras.Model.fit`, with the data first.
+        steps: Number of steps to watch.
+    Returns: The parts of the step, and the causes that were found, the largest gain first.
+    Raises:
+        ConfigError: The model is not compiled, or `steps` is too small.
+        TrainingError: The training is too short to measure.
+    Example:
+        >>> import numpy as np
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
+        >>> model.compile("adam", "mse", run_eagerly=True)
+        >>> report = diagnose(model, np.zeros((640, 8)), np.zeros((640, 1)), steps=20)
+        >>> report.diagnoses[0].cause
+        'eager'
+    """
+    check_type("model", model, keras.Model)
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 4:
+        raise ConfigError(f"steps must be a whole number of at least 4. Received: steps={steps!r}. Use 100, the default.")
+    if not model.compiled:
+        raise ConfigError(f"model must be compiled. Received: {model.name!r}, which is not. Call model.compile first.")
+    observation = Observation(limit=steps, stops=True)
+    with _state_kept(model, args, options):
+        observe_fit(observation, model, model.fit, args, {"verbose": 0, **options, "epochs": 10**6})
+        observation.epochs = options.get("epochs", 2)
+        return report(observation)
+
+
+@contextlib.contextmanager
+def _state_kept(model: keras.Model, args: tuple[Any, ...], options: dict[str, Any]) -> Iterator[None]:
+    """Keeps the state of a model, which must be built before that."""
+    if not model.built or (model.optimizer is not None and not model.optimizer.built):
+        model.fit(*args, **{**options, "epochs": 1, "steps_per_epoch": 1, "verbose": 0, "callbacks": None})
+    with unchanged(model):
+        yield
+
+
+def observe_fit(
+    observation: Observation,
+    model: keras.Model,
+    fit: Any,
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+) -> Any:
+    """Runs a fit and adds its steps to an observation.
+
+    Args:
+        observation: Receives the times.
+        model: The model.
+        fit: The bound method to call.
+        args, options: Its arguments.
+    """
+    observation.data = args[0] if args else options.get("x")
+    observation.epochs += int(options.get("epochs", 1))
+    with watching(model, observation, options) as watched:
+        return fit(*args, **watched)
+
+
+def report(observation: Observation, name: str | None = None) -> DiagnosisReport:
+    """Runs the experiments on what was watched, and checks every rule.
+
+    Args:
+        observation: What was watched.
+        name: Name for the report; None takes that of the model.
+    Raises:
+        TrainingError: The training is too short to measure.
+    """
+    try:
+        measured = Measured(observation, detect())
+        parts = measured.breakdown
+    except CannotMeasureError as error:
+        raise TrainingError(f"The training cannot be measured: {error}.") from error
+    found: list[Diagnosis] = []
+    absent, unchecked = {}, {}
+    for rule in RULES:
+        try:
+            result = rule.check(measured)
+        except AbsentError as reason:
+            result = str(reason)
+        except CannotMeasureError as error:
+            unchecked[rule.cause] = str(error)
+            continue
+        if isinstance(result, Diagnosis):
+            found.append(dataclasses.replace(result, source=rule.source))
+        else:
+            absent[rule.cause] = result
+    found.sort(key=lambda each: -1.0 if each.gain is None else each.gain, reverse=True)
+    return DiagnosisReport(
+        name=name or measured.model.name, breakdown=parts, diagnoses=found, absent=absent, unchecked=unchecked
+    )
+
+
+def profile(model: keras.Model, *args: Any, steps: int = 100, **options: Any) -> StepBreakdown:
+    """Trains a model for some steps, and says where their time goes; see `diagnose`."""
+    return diagnose(model, *args, steps=steps, **options).breakdown

@@ -1,0 +1,80 @@
+"""Times the data set of a training alone: one batch when nothing else runs, and the same batches from memory."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfopt.data.epoch_order import PerEpoch
+from tfopt.data.measurement.measure import measure
+from tfopt.data.measurement.report import InputReport
+from tfopt.data.measurement.stages import Stage, stages_of
+from tfopt.diagnosis.experiments import CannotMeasureError, Timing
+
+SECONDS = 1.0
+FEWEST = 4
+# A sample of batches that fits in memory beside everything else.
+SAMPLE = 16
+
+
+@dataclass(kw_only=True)
+class InputTime:
+    """What a data set costs without a training.
+
+    Attributes:
+        batch: Wall and processor time of one batch.
+        from_memory: The same for batches that a cache keeps.
+        report: The speed of each stage.
+        stages: The stages, the sources first.
+    """
+
+    batch: Timing
+    from_memory: Timing
+    report: InputReport
+    stages: list[Stage]
+
+    def slowest(self) -> Stage | None:
+        """Returns the stage that limits the speed."""
+        return next((stage for stage in self.stages if stage.name == self.report.slowest), None)
+
+    def alone_ms(self, stage: Stage) -> float:
+        """Returns the milliseconds per batch of a stage alone."""
+        return next((each.batch_ms for each in self.report.stages if each.name == stage.name), 0.0)
+
+
+def input_time(data: Any) -> InputTime:
+    """Times a tf.data.Dataset of batches alone.
+
+    Raises:
+        CannotMeasureError: It is no data set that can be read again.
+    """
+    if not isinstance(data, tf.data.Dataset):
+        raise CannotMeasureError(f"the data is a {type(data).__name__}, whose stages cannot be seen")
+    dataset = data.of_epoch(0) if isinstance(data, PerEpoch) else data
+    try:
+        batch = _read(dataset)
+        report = measure(dataset, seconds=3.0)
+        stages = list(stages_of(dataset).walk())
+        return InputTime(
+            batch=batch, from_memory=_read(dataset.take(SAMPLE).cache().repeat()), report=report, stages=stages
+        )
+    except (tf.errors.OpError, ValueError) as error:
+        raise CannotMeasureError(" ".join(str(error).split())[:200]) from error
+
+
+def _read(dataset: tf.data.Dataset) -> Timing:
+    """Reads batches for about a second, after the first ones, which fill buffers and caches."""
+    iterator = iter(dataset.repeat())
+    for _ in range(SAMPLE if dataset.cardinality() == tf.data.INFINITE_CARDINALITY else 2):
+        next(iterator)
+    begin, cpu, count = time.perf_counter(), time.process_time(), 0
+    while count < FEWEST or time.perf_counter() - begin < SECONDS:
+        next(iterator)
+        count += 1
+        if time.perf_counter() - begin > 10 * SECONDS:
+            break
+    elapsed, used = time.perf_counter() - begin, time.process_time() - cpu
+    return Timing(ms=1e3 * elapsed / count, cpu_ms=1e3 * used / count)

@@ -1,0 +1,176 @@
+"""Everything that was measured of a training, for the rules: what was watched, and the experiments."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt.diagnosis.experiments import CannotMeasureError, Experiments
+from tfopt.diagnosis.input_time import InputTime, input_time
+from tfopt.diagnosis.observation import Call, Observation
+from tfopt.diagnosis.replicas import exchange_ms, replica_ms
+from tfopt.hardware import Hardware
+from tfopt.report import StepBreakdown
+
+# The step competes with the input pipeline for the processor if it takes so much longer than alone.
+COMPETES, COMPETES_MS = 1.15, 0.3
+
+
+@dataclass
+class Measured:
+    """The measurements of one training. The experiments run when a rule asks for them.
+
+    Attributes:
+        observation: What was watched.
+        hardware: The machine.
+        experiments: The experiments with the training step.
+    """
+
+    observation: Observation
+    hardware: Hardware
+
+    def __post_init__(self) -> None:
+        seen = self.observation
+        if seen.model is None or seen.batch is None or len(seen.calls) < 2:
+            raise CannotMeasureError(
+                f"fit must run at least 2 steps. Received: {seen.steps} steps. Train longer, or on more batches"
+            )
+        self.experiments = Experiments(seen.model, seen.batch, seen.spec)
+
+    @property
+    def model(self) -> keras.Model:
+        """The model."""
+        assert self.observation.model is not None  # checked in __post_init__
+        return self.observation.model
+
+    @property
+    def batch_size(self) -> int:
+        """Number of examples of a batch, over all replicas."""
+        first = next(each for each in keras.tree.flatten(self.observation.batch) if hasattr(each, "shape") or _parts(each))
+        return sum(int(part.shape[0]) for part in _parts(first) or [first])
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas."""
+        return int(self.model.distribute_strategy.num_replicas_in_sync)
+
+    @functools.cached_property
+    def input(self) -> InputTime | CannotMeasureError:
+        """The data set alone, or why it cannot be measured."""
+        try:
+            return input_time(self.observation.data)
+        except CannotMeasureError as error:
+            return error
+
+    @functools.cached_property
+    def replica_ms(self) -> list[float]:
+        """The time of each replica alone; empty with one replica."""
+        if self.replicas < 2:
+            return []
+        try:
+            return replica_ms(self.model, self.observation.batch)
+        except (tf.errors.OpError, ValueError, TypeError) as error:
+            raise CannotMeasureError(" ".join(str(error).split())[:200]) from error
+
+    @functools.cached_property
+    def breakdown(self) -> StepBreakdown:
+        """Where the time of a step goes. Each part is measured by itself."""
+        return _breakdown(self)
+
+    @functools.cached_property
+    def first_wait_ms(self) -> float:
+        """Time per step of the waits for the first batch of an epoch, beyond the usual wait."""
+        firsts = [call.wait_s for call in self.observation.calls if call.starts_epoch and call.wait_s is not None]
+        beyond = max(_mean(firsts) - _mean_wait(self.observation), 0.0) if firsts else 0.0
+        return 1e3 * beyond / self.batches_per_epoch
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Number of batches of an epoch, as far as it is known."""
+        seen = self.observation
+        epochs = sum(call.starts_epoch for call in seen.calls) or 1
+        return seen.batches_per_epoch or max(seen.steps // epochs, 1)
+
+    def step_with_input(self, wall_ms: float, cpu_ms: float) -> float:
+        """Returns the step time if a batch took this time alone and were prepared while a step runs.
+
+        The slower of the two sides decides. Both need processor cores, which a step on a GPU hardly does.
+        """
+        parts = self.breakdown
+        rest = parts.step_ms - parts.input_ms
+        rest_cpu = self.experiments.in_graph().cpu_ms + parts.host_ms
+        return max(rest, wall_ms, (rest_cpu + cpu_ms) / self.hardware.logical_cores)
+
+
+def _breakdown(measured: Measured) -> StepBreakdown:
+    seen, experiments = measured.observation, measured.experiments
+    builds = seen.builds
+    usual = [call for call in seen.calls[1:] if call not in builds]
+    steady = [call for call in usual if not call.starts_epoch] or usual or seen.calls
+    left_alone = [call for call in steady if call.wait_s is None] or steady
+    period, gap = _mean_ms(left_alone, "period_s"), _gap_ms(left_alone)
+    wait = 1e3 * _mean_wait(seen)
+    one_call, in_graph = experiments.one_call(), experiments.in_graph()
+    in_call = [call for call in steady if call.wait_s is not None]
+    beside_input = _mean_ms(in_call, "call_s") if in_call else one_call.ms
+    contention = beside_input - one_call.ms
+    if contention < (COMPETES - 1) * one_call.ms + COMPETES_MS:
+        contention = 0.0
+    # It cannot be more than the work of the input; otherwise another program was running.
+    contention = min(contention, 0.0 if isinstance(measured.input, CannotMeasureError) else measured.input.batch.cpu_ms)
+    build = 1e3 * sum(max(call.call_s - seen.usual_call_s, 0.0) for call in builds) / seen.steps
+    after = 1e3 * seen.after_epochs_s / seen.steps
+    dispatch = max(one_call.ms - in_graph.ms, 0.0)
+    exchange, replicas, unavailable = 0.0, [], {}
+    if measured.replicas > 1:
+        try:
+            replicas = measured.replica_ms
+            exchange = min(exchange_ms(measured.model), max(one_call.ms - max(replicas), 0.0))
+        except CannotMeasureError as error:
+            unavailable["replica_ms"] = str(error)
+    alone = measured.input
+    if isinstance(alone, CannotMeasureError):
+        unavailable["input_alone_ms"] = str(alone)
+    return StepBreakdown(
+        step_ms=period + measured.first_wait_ms + build + after,
+        input_ms=wait + measured.first_wait_ms + contention,
+        host_ms=gap + dispatch + build + after,
+        compute_ms=in_graph.ms - exchange,
+        communication_ms=exchange,
+        steps=seen.steps,
+        batch_size=measured.batch_size,
+        input_alone_ms=None if isinstance(alone, CannotMeasureError) else alone.batch.ms,
+        callbacks_ms=1e3 * sum(seen.callbacks_s.values()) / seen.steps,
+        build_ms=build,
+        traces=sum(call.traces for call in seen.calls[1:]),
+        replica_ms=replicas,
+        unavailable=unavailable,
+    )
+
+
+def _mean_ms(calls: list[Call], name: str) -> float:
+    return 1e3 * sum(getattr(call, name) for call in calls) / sum(call.steps for call in calls)
+
+
+def _gap_ms(calls: list[Call]) -> float:
+    """Returns the time between two calls."""
+    between = sum(call.period_s - call.call_s - (call.wait_s or 0.0) for call in calls)
+    return 1e3 * max(between, 0.0) / sum(call.steps for call in calls)
+
+
+def _mean_wait(seen: Observation) -> float:
+    waits = [call for call in seen.calls if call.wait_s is not None]
+    steady = [call for call in waits if not call.starts_epoch] or waits
+    return sum(call.wait_s or 0.0 for call in steady) / max(sum(call.steps for call in steady), 1)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _parts(value: Any) -> list[Any]:
+    return list(value.values) if isinstance(value, tf.distribute.DistributedValues) else []

@@ -1,0 +1,117 @@
+"""What was seen of a training: the time of each call of the training step, and what happened between the calls."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call of the training function, which runs one step or, with `steps_per_execution`, several.
+
+    Attributes:
+        fit: Number of the `fit`.
+        starts_epoch: Whether it is the first of an epoch.
+        steps: Number of steps.
+        period_s: Seconds from the end of the call before, or from the start of the epoch, to the end of this call.
+        call_s: Seconds in the call.
+        wait_s: Seconds of the wait for the batches; None if the call took them by itself.
+        traces: Number of times that the Python code of the step was traced.
+        shapes: Shapes of the first batch; None if the call took it by itself.
+    """
+
+    fit: int
+    starts_epoch: bool
+    steps: int
+    period_s: float
+    call_s: float
+    wait_s: float | None
+    traces: int
+    shapes: tuple[tuple[int, ...], ...] | None
+
+
+@dataclass(kw_only=True)
+class Observation:
+    """The training that was watched.
+
+    Attributes:
+        limit: Number of steps to watch.
+        stops: Whether a fit ends after these steps.
+        model: The model of the last `fit`; None before the first.
+        data: The first argument of that `fit`.
+        batch: The last full batch.
+        spec: The types and shapes of the batches.
+        batches_per_epoch: Number of batches of an epoch; None if unknown.
+        epochs: Number of epochs that `fit` was asked for, over all fits.
+        fits: Number of fits.
+        compilations: Number of calls of `compile` on the model after its first `fit`.
+        calls: The watched calls, in order.
+        callbacks_s: Seconds in the methods of each callback, by its class.
+        after_epochs_s: The part of `callbacks_s` at the ends of epochs, which is in no call's period.
+        copies_s: Seconds in which callbacks copied weights to the host.
+        copied_bytes: Bytes of these copies.
+        place: File and line of the last `fit`, as "train.py:12"; empty if unknown.
+    """
+
+    limit: int
+    stops: bool = False
+    model: keras.Model | None = None
+    data: Any = None
+    batch: Any = None
+    spec: Any = None
+    batches_per_epoch: int | None = None
+    epochs: int = 0
+    fits: int = 0
+    compilations: int = 0
+    calls: list[Call] = field(default_factory=list)
+    callbacks_s: Counter[str] = field(default_factory=Counter)
+    after_epochs_s: float = 0.0
+    copies_s: float = 0.0
+    copied_bytes: int = 0
+    place: str = ""
+
+    @property
+    def steps(self) -> int:
+        """Number of watched steps."""
+        return sum(call.steps for call in self.calls)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether all steps to watch were watched."""
+        return self.steps >= self.limit
+
+    @property
+    def builds(self) -> list[Call]:
+        """The calls in which the step was built again: all that traced or compiled, without the very first.
+
+        XLA compiles inside a call, and does not say so. A call with a new shape that takes far longer than the others
+        has compiled.
+        """
+        usual = self.usual_call_s
+        known: set[Any] = set()
+        found = []
+        for call in self.calls[1:]:
+            is_new = call.shapes is not None and call.shapes not in known
+            known.add(call.shapes)
+            if call.traces or (is_new and call.call_s > SLOW_CALL * usual):
+                found.append(call)
+        return found
+
+    @property
+    def usual_call_s(self) -> float:
+        """Median seconds of a call without a trace."""
+        return _median([call.call_s for call in self.calls[1:] if not call.traces])
+
+
+# A call that takes longer than so many usual ones has compiled.
+SLOW_CALL = 5
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else 0.0

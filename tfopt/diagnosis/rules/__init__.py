@@ -1,0 +1,9 @@
+"""The rules of the diagnosis: each looks for one cause of a slow training step.
+
+Start in rule.py, which lists all rules; each other file has the rules for one part of the step.
+"""
+
+from tfopt.diagnosis.rules.rule import Rule
+from tfopt.diagnosis.rules.table import RULES
+
+__all__ = ["RULES", "Rule"]

@@ -1,0 +1,126 @@
+"""Rules for the computation: batch, widths, XLA, precision."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from tfopt.diagnosis.experiments import CannotMeasureError, timing
+from tfopt.diagnosis.measured import Measured
+from tfopt.diagnosis.rules.rule import share
+from tfopt.models.structure import layer_path, layers_inside
+from tfopt.profiling.tensor_cores import Misalignment, tensor_core_alignment
+from tfopt.report import Diagnosis
+from tfopt.training.xla import xla_blockers
+
+# A tile of the tensor cores has 16 rows, so fewer examples leave it empty.
+SMALL_BATCH, LARGER = 16, 8
+XLA = WIDTHS = 0.05
+BATCH = 0.1
+
+
+def small_batch(measured: Measured) -> Diagnosis | str:
+    """Few examples per step use a processor badly."""
+    own = measured.batch_size // measured.replicas
+    if own >= SMALL_BATCH:
+        return f"{own} examples per replica (threshold {SMALL_BATCH})"
+    parts, experiments = measured.breakdown, measured.experiments
+    before, after = experiments.one_call().ms, experiments.with_examples(LARGER).ms
+    rest = parts.step_ms - before - parts.input_ms
+    new = (rest + after) / LARGER + parts.input_ms
+    gain = share(parts.step_ms - new, parts.step_ms)
+    if gain < BATCH:
+        return f"{LARGER} times the examples take {after / before:.1f} times as long"
+    return Diagnosis(
+        cause="small_batch",
+        title=f"a batch of {own} examples uses the device badly",
+        evidence=f"{LARGER} times the examples take {after / before:.1f} times as long: {before:.3g} and {after:.3g} ms",
+        gain=gain,
+        advice=f"batch_size={LARGER * own}, and a learning rate chosen for it. The gain is per example",
+        settings={"training.global_batch_size": str(LARGER * measured.batch_size)},
+    )
+
+
+def misaligned_widths(measured: Measured) -> Diagnosis | str:
+    """Widths that are no multiple of 8 do not fit tensor cores, or the vectors of a processor."""
+    alignment = tensor_core_alignment(measured.model)
+    rows = [row for row in alignment.rows if not row.is_output]
+    if not rows:
+        return f"all {alignment.layers} widths inside the model are multiples of {alignment.multiple}"
+    saved = sum(_padding_saves(measured, row) for row in rows)
+    gain = share(saved, measured.breakdown.step_ms)
+    on_gpu = bool(measured.hardware.gpus)
+    if gain < WIDTHS and not on_gpu:
+        return f"padding {len(rows)} widths would save {gain:.1%} of the step on this processor"
+    return Diagnosis(
+        cause="misaligned_widths",
+        title=f"{len(rows)} of {alignment.layers} widths are no multiple of {alignment.multiple}",
+        evidence="; ".join(f"{row.name}: {row.what}={row.width}" for row in rows[:3]),
+        gain=gain if gain >= WIDTHS else None,
+        advice="; ".join(f"{row.name}: {row.what}={row.padded}" for row in rows[:3]),
+    )
+
+
+def xla(measured: Measured) -> Diagnosis | str:
+    """XLA could join operations, or slows this step down."""
+    experiments, parts = measured.experiments, measured.breakdown
+    if measured.model.run_eagerly:
+        return "the step runs eagerly; see eager"
+    blockers = xla_blockers(measured.model)
+    if blockers and not measured.model.jit_compile:
+        return f"XLA cannot compile it: {blockers[0].name}: {blockers[0].reason}"
+    now = experiments.in_graph().ms
+    other = experiments.without_xla().ms if measured.model.jit_compile else experiments.with_xla().ms
+    gain = share(now - other, parts.step_ms)
+    words = "without" if measured.model.jit_compile else "with"
+    if gain < XLA:
+        return f"{other:.3g} ms {words} XLA, {now:.3g} ms as it is"
+    return Diagnosis(
+        cause="xla",
+        title="XLA slows this step down" if measured.model.jit_compile else "XLA is off",
+        evidence=f"{other:.3g} ms {words} XLA, {now:.3g} ms as it is (threshold {XLA:.0%})",
+        gain=gain,
+        advice=f"model.compile(..., jit_compile={not measured.model.jit_compile})",
+        settings={"training.jit_compile": str(not measured.model.jit_compile).lower()},
+    )
+
+
+def precision(measured: Measured) -> Diagnosis | str:
+    """Tensor cores multiply half precision several times as fast."""
+    rates = [gpu.peak_tflops for gpu in measured.hardware.gpus]
+    if not rates:
+        raise CannotMeasureError("there is no GPU")
+    known = rates[0]
+    policy = measured.model.dtype_policy.compute_dtype
+    if known is None or "float16" not in known:
+        raise CannotMeasureError("the rates of this GPU are unknown")
+    if policy != "float32":
+        return f"the model computes in {policy}"
+    half = "bfloat16" if "bfloat16" in known else "float16"
+    now = known.get("tensorfloat32", known["float32"])
+    parts = measured.breakdown
+    return Diagnosis(
+        cause="precision",
+        title="the model computes in float32",
+        evidence=f"peak {now:g} TFLOP/s in float32, {known[half]:g} TFLOP/s in {half}",
+        # At best the computation takes the share of the rates. Half of that is what memory-bound layers leave.
+        gain=share(parts.compute_ms * (1 - now / known[half]) / 2, parts.step_ms),
+        advice=f'keras.config.set_dtype_policy("mixed_{half}") before the model is built',
+        settings={"training.precision": f"mixed_{half}"},
+    )
+
+
+def _padding_saves(measured: Measured, row: Misalignment) -> float:
+    """Returns the milliseconds of a training step that the padded width of a Dense layer saves."""
+    layer = next(each for each in layers_inside(measured.model) if layer_path(measured.model, each) == row.name)
+    if not isinstance(layer, keras.layers.Dense):
+        return 0.0
+    rows, width = measured.batch_size, int(layer.kernel.shape[0])
+    saved = _product_ms(rows, width, row.width) - _product_ms(rows, width, row.padded)
+    return 3 * saved  # forward, and the gradients of inputs and weights
+
+
+def _product_ms(rows: int, width: int, units: int) -> float:
+    x, kernel = tf.random.stateless_normal((rows, width), (0, 0)), tf.random.stateless_normal((width, units), (0, 1))
+    product = tf.function(lambda: tf.matmul(x, kernel))
+    return timing(product, 1, seconds=0.1).ms

@@ -1,0 +1,197 @@
+"""Rules for the input: the step waits for its batch, or shares the processor with what makes it."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt.data.measurement.stages import Stage
+from tfopt.diagnosis.experiments import CannotMeasureError
+from tfopt.diagnosis.input_time import InputTime
+from tfopt.diagnosis.measured import Measured
+from tfopt.diagnosis.rules.rule import AbsentError, share
+from tfopt.report import Diagnosis
+
+# Waiting for less than this share of the step is not worth a change.
+WAITS = 0.1
+# A buffer of this part of its size still mixes well, and fills sooner.
+SMALLER_BUFFER = 16
+WIDE = (tf.float64, tf.int64)
+COMPUTES = ("map", "map and batch", "filter", "interleave", "flat_map", "TFRecord files", "text files", "record files")
+KEEPS = ("cache", "cache on disk", "arrays in memory")
+
+
+def slow_generator(measured: Measured) -> Diagnosis | str:
+    """The batches come from Python, one at a time."""
+    data = measured.observation.data
+    source = _python_source(data, measured)
+    if source is None:
+        return "the data does not come from Python code"
+    return _of_input(measured, "python_generator", f"{source} makes the batches in Python, one at a time", 0.0, 0.0, (
+        "Write the examples once to TFRecord files (tfopt data convert), or keep them in arrays and use "
+        "tf.data.Dataset.from_tensor_slices. A keras.utils.PyDataset can take workers=4, use_multiprocessing=True"
+    ))  # fmt: skip
+
+
+def full_shuffle(measured: Measured) -> Diagnosis | str:
+    """Each epoch begins with filling a large shuffle buffer."""
+    wait = measured.first_wait_ms
+    if share(wait, measured.breakdown.step_ms) < WAITS:
+        return f"the first batch of an epoch costs {wait:.3g} ms per step"
+    found = _input(measured)
+    stage = next((each for each in found.stages if each.kind == "shuffle"), None)
+    if stage is None:
+        return "there is no shuffle"
+    size = stage.size or 0
+    parts = measured.breakdown
+    new = measured.step_with_input(found.batch.ms, found.batch.cpu_ms) + wait / SMALLER_BUFFER
+    return Diagnosis(
+        cause="shuffle_buffer",
+        title=f"every epoch begins with filling a shuffle buffer of {size:,} elements",
+        evidence=f"the first batch of an epoch takes {wait * measured.batches_per_epoch:,.0f} ms longer than the others",
+        gain=share(parts.step_ms - new, parts.step_ms),
+        advice=f"shuffle(buffer_size={max(size // SMALLER_BUFFER, 1):,}), or shuffle file names or encoded examples "
+        "before they are decoded",
+        settings={"data.shuffle_buffer": str(max(size // SMALLER_BUFFER, 1))},
+    )
+
+
+def wide_dtype(measured: Measured) -> Diagnosis | str:
+    """The pipeline computes in 64 bits what the model takes in 32."""
+    stage, found = _limiting(measured)
+    wide = [spec.dtype for spec in stage.element_spec if spec.dtype in WIDE]
+    computes = stage.kind == "map" and tf.float64 in wide
+    if not computes:
+        return f"{stage.name} does not compute in float64"
+    saved = found.alone_ms(stage) / 2  # half of the bytes
+    return _of_stage(measured, "float64", f"{stage.name} computes in float64 on the host", saved, (
+        "cast to tf.float32 before computing: tf.cast(image, tf.float32). The model computes in float32"
+    ))  # fmt: skip
+
+
+def slow_map(measured: Measured) -> Diagnosis | str:
+    """A stage handles one element at a time."""
+    stage, found = _limiting(measured)
+    if stage.calls_python:
+        saved = found.alone_ms(stage)
+        words = f"{stage.name} runs Python code, one call at a time"
+        return _of_stage(measured, "slow_map", words, saved, "write it in TensorFlow, or convert the examples once")
+    if not stage.is_serial:
+        return f"{stage.name} runs in parallel"
+    cores = measured.hardware.logical_cores
+    saved = found.alone_ms(stage) * (1 - 1 / cores)
+    words = f"{stage.name} handles one element at a time on a machine with {cores} cores"
+    advice = f"{stage.kind}(..., num_parallel_calls=tf.data.AUTOTUNE) and .prefetch(tf.data.AUTOTUNE) at the end"
+    return _of_stage(measured, "slow_map", words, saved, advice)
+
+
+def host_augmentation(measured: Measured) -> Diagnosis | str:
+    """The processor changes examples at random, which the GPU could do."""
+    stage, found = _limiting(measured)
+    if not stage.is_random:
+        return f"{stage.name} draws no random numbers"
+    saved = found.alone_ms(stage)
+    return _of_stage(measured, "host_augmentation", f"{stage.name} augments on the processor", saved, (
+        "augment whole batches, on the device: tfopt.compile(..., augment=tfopt.data.AugmentConfig(where='device')), "
+        "or a Keras layer such as RandomFlip at the start of the model"
+    ))  # fmt: skip
+
+
+def no_cache(measured: Measured) -> Diagnosis | str:
+    """Every epoch computes the same examples again."""
+    stage, found = _limiting(measured)
+    if any(each.kind.lower() in KEEPS and each.kind != "arrays in memory" for each in found.stages):
+        return "there is a cache"
+    if stage.is_serial or stage.calls_python:
+        return f"{stage.name} is serial; see slow_map"
+    if stage.is_random or stage.kind not in COMPUTES:
+        return f"{stage.name} gives other elements in each epoch, or computes nothing"
+    if measured.observation.epochs < 2:
+        return "the training reads every example once"
+    return _of_input(
+        measured,
+        "no_cache",
+        f"{stage.name} computes the same examples in every epoch",
+        found.from_memory.ms,
+        found.from_memory.cpu_ms,
+        ".cache() after the map, before shuffle and augmentation; .cache(FILE) if the examples do not fit in memory",
+        {"data.cache": "memory"},
+    )
+
+
+def no_prefetch(measured: Measured) -> Diagnosis | str:
+    """A batch is made only when the step asks for it."""
+    stage, found = _limiting(measured)
+    if any(each.node.op.startswith("Prefetch") for each in found.stages[-3:]):
+        return "the pipeline ends with prefetch"
+    if stage.is_serial or stage.calls_python or stage.kind == "generator":
+        return f"{stage.name} is serial; see slow_map"
+    return _of_input(
+        measured, "no_prefetch", "a batch is made only when the step asks for it", found.batch.ms, found.batch.cpu_ms,
+        ".prefetch(tf.data.AUTOTUNE) at the end of the pipeline",
+    )  # fmt: skip
+
+
+def _of_stage(measured: Measured, cause: str, title: str, saved_ms: float, advice: str) -> Diagnosis | str:
+    """Returns a diagnosis for a stage that will take less time, and no longer while the step waits."""
+    found = _input(measured)
+    left = max(found.batch.ms - saved_ms, found.from_memory.ms)
+    # Parallel calls share the same work over the cores. What a stage no longer does, it no longer computes.
+    parallel = cause == "slow_map" and "one element at a time" in title
+    cpu = found.batch.cpu_ms if parallel else found.batch.cpu_ms * share(left, found.batch.ms)
+    return _of_input(measured, cause, title, left, cpu, advice)
+
+
+def _of_input(
+    measured: Measured,
+    cause: str,
+    title: str,
+    wall_ms: float,
+    cpu_ms: float,
+    advice: str,
+    settings: dict[str, str] | None = None,
+) -> Diagnosis | str:
+    parts = measured.breakdown
+    waits = share(parts.input_ms, parts.step_ms)
+    if waits < WAITS:
+        return f"the step waits for its batch for {waits:.1%} of its time"
+    new = measured.step_with_input(wall_ms, cpu_ms)
+    return Diagnosis(
+        cause=cause,
+        title=title,
+        evidence=f"the step waits for {waits:.0%} of its time, {parts.input_ms:.3g} of {parts.step_ms:.3g} ms "
+        f"(threshold {WAITS:.0%})",
+        gain=share(parts.step_ms - new, parts.step_ms),
+        advice=advice,
+        settings=settings or {},
+    )
+
+
+def _input(measured: Measured) -> InputTime:
+    waits = share(measured.breakdown.input_ms, measured.breakdown.step_ms)
+    if waits < WAITS:
+        raise AbsentError(f"the step waits for its batch for {waits:.1%} of its time")
+    if isinstance(measured.input, CannotMeasureError):
+        raise measured.input
+    return measured.input
+
+
+def _limiting(measured: Measured) -> tuple[Stage, InputTime]:
+    """Returns the stage that limits the input."""
+    found = _input(measured)
+    stage = found.slowest()
+    if stage is None:
+        raise CannotMeasureError("the slowest stage of the input is unknown")
+    return stage, found
+
+
+def _python_source(data: Any, measured: Measured) -> str | None:
+    if inspect.isgenerator(data) or isinstance(data, keras.utils.PyDataset):
+        return type(data).__name__
+    if isinstance(data, tf.data.Dataset):
+        stage, _ = _limiting(measured)
+        return "tf.data.Dataset.from_generator" if stage.kind == "generator" else None
+    return None

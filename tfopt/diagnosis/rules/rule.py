@@ -1,0 +1,43 @@
+"""What a rule is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tfopt.diagnosis.measured import Measured
+from tfopt.report import Diagnosis
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One cause of a slow step, and how to find it.
+
+    Attributes:
+        cause: Name of the cause.
+        check: Returns the diagnosis, or the figure that says that the cause is absent. Raises CannotMeasureError if it
+            cannot be checked.
+        threshold: What must hold for the diagnosis, in words.
+        remedy: What to change, in words.
+        source: Where the rule comes from.
+    """
+
+    cause: str
+    check: Callable[[Measured], Diagnosis | str]
+    threshold: str
+    remedy: str
+    source: str
+
+
+class AbsentError(Exception):
+    """The cause is absent; the message is the figure that says so."""
+
+
+def share(part: float, whole: float) -> float:
+    """Returns a share between 0 and 1.
+
+    Example:
+        >>> share(3, 4), share(-1, 4)
+        (0.75, 0.0)
+    """
+    return min(max(part / whole, 0.0), 1.0) if whole else 0.0
