@@ -1,0 +1,113 @@
+"""Runs a user's script in this process, as Python would run it, with a hook on Keras."""
+
+from __future__ import annotations
+
+import contextlib
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from tfopt.errors import ConfigError
+from tfopt.scripts.hook import FitHook, hooked
+
+OWN = Path(__file__).parent
+FAILED, INTERRUPTED = 1, 130
+
+
+def run_script(path: str, arguments: Sequence[str], hook: FitHook) -> int:
+    """Runs `python PATH ARGUMENTS` in this process, with the hook on `keras.Model.compile` and `keras.Model.fit`.
+
+    The script sees itself as `__main__`, its own `sys.argv` and its directory in `sys.path`. The working directory
+    stays. Afterwards, all of these and the two methods are as before, however the script ended.
+
+    Args:
+        path: A Python file; or "-m", and the name of a module as the first of the arguments.
+        arguments: The words after the script.
+        hook: Called for each compile and fit.
+    Returns: The exit code that Python would return: 1 after an error, whose traceback is printed on standard error.
+    Raises:
+        ConfigError: There is no such file or module.
+    Example:
+        >>> import tempfile, pathlib
+        >>> class Nothing:
+        ...     def compile(self, model, original, args, kwargs):
+        ...         original(*args, **kwargs)
+        ...     def fit(self, model, original, args, kwargs):
+        ...         return original(*args, **kwargs)
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     script = pathlib.Path(directory, "hello.py")
+        ...     _ = script.write_text("import sys; print(__name__, sys.argv[1]); sys.exit(3)")
+        ...     run_script(str(script), ["world"], Nothing())
+        __main__ world
+        3
+    """
+    is_module = path == "-m"
+    if is_module and not arguments:
+        raise ConfigError("The name of a module must follow -m. Received: -m alone. Write -m MODULE.")
+    if not is_module and not Path(path).exists():
+        raise ConfigError(f"The script must be a Python file. Received: {path}, which does not exist.")
+    words = list(arguments) if is_module else [path, *arguments]
+    begin = "" if is_module else str(Path(path).resolve().parent)
+    with _as_python_would(words, begin), hooked(hook):
+        try:
+            if is_module:
+                runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(path, run_name="__main__")
+        except SystemExit as asked:
+            return _exit_code(asked)
+        except BaseException as error:  # noqa: BLE001 - the script may raise anything; Python would print it too
+            _hide_own_frames(error)
+            sys.excepthook(type(error), error, error.__traceback__)
+            return INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+    return 0
+
+
+@contextlib.contextmanager
+def _as_python_would(words: list[str], begin: str) -> Iterator[None]:
+    """Sets `sys.argv`, and `sys.path` with the script's directory first."""
+    argv, path, hook = sys.argv, sys.path, sys.excepthook
+    sys.argv = words
+    # The first entry is that of the running command, in whose place Python puts the directory of a script.
+    sys.path = [*path] if sys.flags.safe_path else [begin, *path[1:]]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path, sys.excepthook = argv, path, hook
+
+
+def _exit_code(asked: SystemExit) -> int:
+    if asked.code is None:
+        return 0
+    if isinstance(asked.code, int):
+        return asked.code
+    print(asked.code, file=sys.stderr)  # noqa: T201 - as Python does
+    return FAILED
+
+
+def _hide_own_frames(error: BaseException) -> None:
+    """Removes the frames of this package, and of Python's runner of scripts, from an error and from its causes."""
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting:
+        each = waiting.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        each.__traceback__ = _of_others(each.__traceback__)
+        waiting += [each.__cause__, each.__context__]
+
+
+def _of_others(trace: TracebackType | None) -> TracebackType | None:
+    if trace is None:
+        return None
+    following = _of_others(trace.tb_next)
+    file = trace.tb_frame.f_code.co_filename
+    if file == "<frozen runpy>" or file == runpy.__file__ or Path(file).parent == OWN:
+        return following
+    return TracebackType(following, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
