@@ -3,8 +3,8 @@
     python benchmarks/diagnosis.py
 
 Sixteen training runs with one planted cause each, and four without one, are watched in a fresh process each. Then each
-planted run and the same run without its cause train in turns, in fresh processes that nothing watches. The time of a
-step, or of an example where the batch changes, is the mean over the epochs after the first. Results go to
+planted run and the same run without its cause train in turns, in another process, which nothing watches. The time of an
+example is the median over the epochs after the first. Results go to
 benchmarks/results/diagnosis.json.
 """
 
@@ -71,56 +71,65 @@ def _planted(name: str, options: Options, needs_gpu: bool) -> dict[str, Any]:
     found = _watched(name, options)
     if needs_gpu:
         return {**found, "measured_gain": None, "why": "the cause does not show on a processor"}
-    turns = [(_process("time", name, "planted"), _process("time", name, "mended")) for _ in range(options.rounds)]
+    turns = _process("time", name, str(options.rounds))
     before, after = (statistics.median(times) for times in zip(*turns, strict=True))
-    gain = 1 - after / before
+    gain = statistics.median(1 - mended / planted for planted, mended in turns)
     estimated = found["gains"].get(name)
     found |= {"planted_ms": before, "mended_ms": after, "measured_gain": gain, "estimated_gain": estimated}
     found["within"] = estimated is not None and abs(estimated - gain) <= WITHIN * abs(gain)
-    print(f"{name:20} first {found['first']:20} estimated {estimated or 0:.2f} measured {gain:.2f}", flush=True)  # noqa: T201
+    print(f"{name:20} first {found['first']:20} estimated {estimated or 0:.2f} measured {gain:.2f}", flush=True)
     return found
 
 
 def _watched(name: str, options: Options) -> dict[str, Any]:
-    found: dict[str, Any] = _process("watch", name, "planted")
+    found: dict[str, Any] = _process("watch", name, "1")
     if name.startswith("healthy"):
-        print(f"{name:20} first {found['first']}", flush=True)  # noqa: T201
+        print(f"{name:20} first {found['first']}", flush=True)
     return found
 
 
-def _process(what: str, name: str, how: str) -> Any:
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
-    command = [sys.executable, __file__, "--part", what, name, how]
+def _process(what: str, name: str, rounds: str) -> Any:
+    environment = {
+        **os.environ,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+    }
+    command = [sys.executable, __file__, "--part", what, name, rounds]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if ended.returncode:
-        raise RuntimeError(f"{name} {how}: {ended.stderr[-2000:]}")
+        raise RuntimeError(f"{name}: {ended.stderr[-2000:]}")
     return json.loads(ended.stdout.splitlines()[-1])
 
 
-def _part(what: str, name: str, how: str) -> Any:
+def _part(what: str, name: str, rounds: str) -> Any:
     from diagnosis_runs import HEALTHY, PLANTED
 
-    run = HEALTHY[name] if name in HEALTHY else lambda: PLANTED[name](how == "mended")
-    return _time(run) if what == "time" else _watch(run)
+    if what == "watch":
+        return _watch(HEALTHY[name] if name in HEALTHY else lambda: PLANTED[name](False))
+    return [[_time(lambda: PLANTED[name](False)), _time(lambda: PLANTED[name](True))] for _ in range(int(rounds))]
 
 
 def _watch(run: Any) -> dict[str, Any]:
     from tfopt.diagnosis import report
-    from tfopt.diagnosis.hook import watched_fits
+    from tfopt.diagnosis.hook import DoctorHook
+    from tfopt.scripts.hook import hooked
 
-    with watched_fits(steps=200) as seen:
+    doctor = DoctorHook(steps=200)
+    with hooked(doctor):
         run()
-    found = report(seen)
+    found = report(doctor.observation)
     return {
         "first": found.diagnoses[0].cause if found.diagnoses else "none",
         "gains": {each.cause: each.gain for each in found.diagnoses},
+        "why": [f"{each.title}: {each.evidence}" for each in found.diagnoses],
+        "unexplained_ms": found.breakdown.unexplained_ms,
         "breakdown": {"step": found.breakdown.step_ms, **found.breakdown.parts},
         "unchecked": dict(found.unchecked),
     }
 
 
 def _time(run: Any) -> float:
-    """Returns the mean milliseconds per example over the epochs after the first."""
+    """Returns the median milliseconds per example over the epochs after the first."""
     import keras
 
     epochs: list[float] = []
@@ -137,12 +146,15 @@ def _time(run: Any) -> float:
         return original(model, *args, **{**kwargs, "callbacks": [*kwargs.get("callbacks", ()), Clock()]})
 
     keras.Model.fit = fit
-    examples = run()
-    return 1e3 * statistics.fmean(epochs[1:] or epochs) / examples
+    try:
+        examples = run()
+    finally:
+        keras.Model.fit = original
+    return 1e3 * statistics.median(epochs[1:] or epochs) / examples
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--part"]:
-        print(json.dumps(_part(*sys.argv[2:])))  # noqa: T201
+        print(json.dumps(_part(*sys.argv[2:])))
     else:
         main(tyro.cli(Options))

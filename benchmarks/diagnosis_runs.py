@@ -1,7 +1,7 @@
 """Training runs with one planted cause of slowness each, the same runs without it, and runs with none.
 
-Each is plain Keras. `PLANTED` maps the name of the cause to a function that trains; its argument tells whether the cause
-is mended. `HEALTHY` has runs without a planted cause. A function returns the number of examples of an epoch.
+Each is plain Keras. `PLANTED` maps the name of the cause to a function that trains; its argument tells whether the
+cause is mended. `HEALTHY` has runs without a planted cause. A function returns the number of examples of an epoch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def rows(count: int, width: int = 64) -> tuple[np.ndarray, np.ndarray]:
 
 def compiled(model: keras.Model, **options: Any) -> keras.Model:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("adam", loss, **{"jit_compile": False, **options})
+    model.compile(options.pop("optimizer", "adam"), loss, **{"jit_compile": False, **options})
     return model
 
 
@@ -48,9 +48,10 @@ def cnn(**options: Any) -> keras.Model:
 
 
 @functools.cache
-def jpegs(count: int = 2048) -> tuple[np.ndarray, np.ndarray]:
-    x, y = images(count, 48)
-    return np.array([tf.io.encode_jpeg(each).numpy() for each in x]), y
+def jpegs(count: int = 1024) -> tuple[np.ndarray, np.ndarray]:
+    x, y = images(count, 24)
+    smooth = tf.cast(tf.image.resize(x, (144, 144)), tf.uint8)
+    return np.array([tf.io.encode_jpeg(each).numpy() for each in smooth]), y
 
 
 def decode(text: Any, label: Any) -> Any:
@@ -62,7 +63,7 @@ def slow_map(mended: bool) -> int:
     examples = tf.data.Dataset.from_tensor_slices(jpegs()).shuffle(64).map(decode, **parallel)
     batches = examples.batch(64).prefetch(AUTOTUNE) if mended else examples.batch(64)
     cnn().fit(batches, epochs=6, verbose=0)
-    return 2048
+    return 1024
 
 
 def small_batch(mended: bool) -> int:
@@ -76,7 +77,7 @@ def float64(mended: bool) -> int:
 
     def normalize(image: Any, label: Any) -> Any:
         value = tf.cast(image, kind) / 255
-        for _ in range(8):
+        for _ in range(24):
             value = tf.sqrt(tf.square(value - 0.5) + 0.1)
         return value, label
 
@@ -110,11 +111,11 @@ def python_generator(mended: bool) -> int:
     def batches() -> Iterator[Any]:
         while True:
             for start in range(0, len(x), 64):
-                made = [each.astype("float32").transpose(1, 0, 2) - each.mean() for each in x[start : start + 64]]
+                made = [each.astype("float32").transpose(1, 0, 2) - np.median(each) for each in x[start : start + 64]]
                 yield np.stack(made), y[start : start + 64]
 
     if mended:
-        whole = x.astype("float32").transpose(0, 2, 1, 3) - x.mean(axis=(1, 2, 3), keepdims=True)
+        whole = x.astype("float32").transpose(0, 2, 1, 3) - np.median(x, axis=(1, 2, 3), keepdims=True)
         cnn().fit(whole.astype("float32"), y, batch_size=64, epochs=6, verbose=0)
     else:
         cnn().fit(batches(), steps_per_epoch=32, epochs=6, verbose=0)
@@ -138,7 +139,7 @@ def no_cache(mended: bool) -> int:
     if mended:
         examples = examples.cache()
     cnn().fit(examples.shuffle(512).batch(64).prefetch(AUTOTUNE), epochs=6, verbose=0)
-    return 2048
+    return 1024
 
 
 def short_steps(mended: bool) -> int:
@@ -149,16 +150,17 @@ def short_steps(mended: bool) -> int:
 
 def host_metric(mended: bool) -> int:
     def ranked(truth: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        places = [np.argsort(-row).tolist().index(int(label)) for row, label in zip(scores, truth.ravel(), strict=True)]
+        pairs = zip(scores, truth.ravel(), strict=True)
+        places = [sorted(range(len(row)), key=lambda place: -row[place]).index(int(label)) for row, label in pairs]
         return np.float32(np.mean([1 / (1 + place) for place in places]))
 
     def mean_reciprocal_rank(truth: Any, scores: Any) -> Any:
         return tf.ensure_shape(tf.numpy_function(ranked, [truth, scores], tf.float32), ())
 
-    x, y = rows(8192)
+    x, y = rows(16384)
     metric = "sparse_categorical_accuracy" if mended else mean_reciprocal_rank
-    mlp(256, metrics=[metric]).fit(x, y, batch_size=256, epochs=6, verbose=0)
-    return 8192
+    mlp(256, metrics=[metric]).fit(x, y, batch_size=1024, epochs=6, verbose=0)
+    return 16384
 
 
 def blocking_callback(mended: bool) -> int:
@@ -188,9 +190,9 @@ def misaligned_widths(mended: bool) -> int:
 
 def shuffle_buffer(mended: bool) -> int:
     examples = tf.data.Dataset.from_tensor_slices(jpegs()).map(decode, AUTOTUNE)
-    examples = examples.shuffle(128 if mended else 2048).batch(64).prefetch(AUTOTUNE)
+    examples = examples.shuffle(64 if mended else 1024).batch(64).prefetch(AUTOTUNE)
     cnn().fit(examples, epochs=6, verbose=0)
-    return 2048
+    return 1024
 
 
 def eager(mended: bool) -> int:
@@ -213,7 +215,7 @@ def host_copies(mended: bool) -> int:
                 self.look()
 
     x, y = rows(2048)
-    mlp(1024, depth=4).fit(x, y, batch_size=32, epochs=3, verbose=0, callbacks=[Norms()])
+    mlp(1024, depth=4, optimizer="sgd").fit(x, y, batch_size=32, epochs=3, verbose=0, callbacks=[Norms()])
     return 2048
 
 
@@ -236,7 +238,8 @@ class SlowSecond(layers.Layer):
 
 def slow_replica(mended: bool) -> int:
     (cpu,) = tf.config.list_physical_devices("CPU")
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    if tf.config.get_logical_device_configuration(cpu) is None:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     x, y = rows(2048)
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         slow = [] if mended else [SlowSecond()]
@@ -260,7 +263,7 @@ def recompilation(mended: bool) -> int:
 def healthy_cnn() -> int:
     data = tf.data.Dataset.from_tensor_slices(jpegs()).map(decode, AUTOTUNE).cache().shuffle(512)
     cnn(steps_per_execution=8).fit(data.batch(64).prefetch(AUTOTUNE), epochs=6, verbose=0)
-    return 2048
+    return 1024
 
 
 def healthy_mlp() -> int:

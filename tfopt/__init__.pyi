@@ -1,5 +1,6 @@
 from . import data, models, recipes, tasks
 from .data.config import DataConfig
+from .diagnosis import diagnose, profile
 from .errors import (
     ArtifactError,
     ConfigError,
@@ -23,7 +24,7 @@ from .pruning import PruningConfig, PruningSchedule, ShrinkSchedule, StructuredP
 from .pruning.sensitivity import Sensitivity, sensitivity
 from .quantization import QuantizationConfig, QuantizedModel, WeightOnlyConfig, quantization_report, quantize
 from .recipe import ModelConfig, Recipe
-from .report import PassReport, Receipt
+from .report import DiagnosisReport, PassReport, Receipt, StepBreakdown
 from .runner import RunResult, run
 from .training import (
     Ledger,
@@ -57,6 +58,10 @@ __all__ = [
     "float32_outputs",
     "tensor_core_alignment",
     "GpuMonitor",
+    "diagnose",
+    "profile",
+    "DiagnosisReport",
+    "StepBreakdown",
     "count_flops",
     "FlopCount",
     "training_memory",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.cli.data.commands import data_command
+from tfopt.cli.doctor_command import doctor_command
 from tfopt.cli.exit_codes import CHECK_FAILED, SUCCESS, WRONG_USE, CheckError
 from tfopt.cli.init_command import init_command
 from tfopt.cli.lists.model_commands import models_command
@@ -147,6 +148,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "export": export_command,
     "verify": verify_command,
     "launch": launch_command,
+    "doctor": doctor_command,
     "data": data_command,
 }
 

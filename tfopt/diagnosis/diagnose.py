@@ -45,7 +45,9 @@ def diagnose(model: keras.Model, *args: Any, steps: int = 100, **options: Any) -
     """
     check_type("model", model, keras.Model)
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 4:
-        raise ConfigError(f"steps must be a whole number of at least 4. Received: steps={steps!r}. Use 100, the default.")
+        raise ConfigError(
+            f"steps must be a whole number of at least 4. Received: steps={steps!r}. Use 100, the default."
+        )
     if not model.compiled:
         raise ConfigError(f"model must be compiled. Received: {model.name!r}, which is not. Call model.compile first.")
     observation = Observation(limit=steps, stops=True)

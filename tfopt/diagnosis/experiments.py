@@ -20,6 +20,7 @@ from tfopt.diagnosis.watch import again
 from tfopt.errors import TfoptError
 from tfopt.training.checkpointing.random_state import read_random, write_random
 from tfopt.training.checkpointing.state import read_state, write_state
+from tfopt.training.step.runtime import is_trained_by_tfopt
 
 # Steps in one call, so that the time of the call itself no longer counts.
 IN_ONE_CALL = 16
@@ -86,14 +87,12 @@ class Experiments:
 
     def with_xla(self) -> Timing:
         """Times a step that XLA compiled, among many in one call."""
-        if self.is_distributed:
-            raise CannotMeasureError("the model runs under a distribution strategy")
+        self._check_xla_can_change()
         return self._timed("xla", IN_ONE_CALL, {"jit_compile": True, "run_eagerly": False})
 
     def without_xla(self) -> Timing:
         """Times a step without XLA, among many in one call."""
-        if self.is_distributed:
-            raise CannotMeasureError("the model runs under a distribution strategy")
+        self._check_xla_can_change()
         return self._timed("no_xla", IN_ONE_CALL, {"jit_compile": False, "run_eagerly": False})
 
     def as_graph(self) -> Timing:
@@ -111,6 +110,12 @@ class Experiments:
             raise CannotMeasureError("the model runs under a distribution strategy")
         batch = keras.tree.map_structure(lambda each: tf.repeat(each, factor, axis=0), self._batch)
         return self._timed(f"examples {factor}", 1, {}, batch=batch)
+
+    def _check_xla_can_change(self) -> None:
+        if self.is_distributed:
+            raise CannotMeasureError("the model runs under a distribution strategy")
+        if is_trained_by_tfopt(self.model):
+            raise CannotMeasureError("tfopt.compile has set the step; the plan says why XLA is on or off")
 
     def _timed(self, name: str, steps: int, settings: dict[str, Any], batch: Any = None) -> Timing:
         if name not in self._done:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfopt.diagnosis.experiments import CannotMeasureError, Experiments
+from tfopt.diagnosis.experiments import CannotMeasureError, Experiments, timing
 from tfopt.diagnosis.input_time import InputTime, input_time
 from tfopt.diagnosis.observation import Call, Observation
 from tfopt.diagnosis.replicas import exchange_ms, replica_ms
+from tfopt.diagnosis.watch import again
 from tfopt.hardware import Hardware
 from tfopt.report import StepBreakdown
 
+# Bytes that each thread hashes to count the cores: some 20 ms.
+HASHED = 2**25
 # The step competes with the input pipeline for the processor if it takes so much longer than alone.
 COMPETES, COMPETES_MS = 1.15, 0.3
 
@@ -50,7 +58,9 @@ class Measured:
     @property
     def batch_size(self) -> int:
         """Number of examples of a batch, over all replicas."""
-        first = next(each for each in keras.tree.flatten(self.observation.batch) if hasattr(each, "shape") or _parts(each))
+        first = next(
+            each for each in keras.tree.flatten(self.observation.batch) if hasattr(each, "shape") or _parts(each)
+        )
         return sum(int(part.shape[0]) for part in _parts(first) or [first])
 
     @property
@@ -82,6 +92,14 @@ class Measured:
         return _breakdown(self)
 
     @functools.cached_property
+    def taking_ms(self) -> float:
+        """Time to take a batch that is in memory, which a step inside TensorFlow does not need."""
+        if self.replicas > 1:
+            return 0.0
+        iterator = again([self.observation.batch], self.observation.spec, repeat=True)
+        return timing(lambda: next(iterator), 1, seconds=0.1).ms
+
+    @functools.cached_property
     def first_wait_ms(self) -> float:
         """Time per step of the waits for the first batch of an epoch, beyond the usual wait."""
         firsts = [call.wait_s for call in self.observation.calls if call.starts_epoch and call.wait_s is not None]
@@ -103,7 +121,7 @@ class Measured:
         parts = self.breakdown
         rest = parts.step_ms - parts.input_ms
         rest_cpu = self.experiments.in_graph().cpu_ms + parts.host_ms
-        return max(rest, wall_ms, (rest_cpu + cpu_ms) / self.hardware.logical_cores)
+        return max(rest, wall_ms, (rest_cpu + cpu_ms) / free_cores(self.hardware.logical_cores))
 
 
 def _breakdown(measured: Measured) -> StepBreakdown:
@@ -113,15 +131,17 @@ def _breakdown(measured: Measured) -> StepBreakdown:
     steady = [call for call in usual if not call.starts_epoch] or usual or seen.calls
     left_alone = [call for call in steady if call.wait_s is None] or steady
     period, gap = _mean_ms(left_alone, "period_s"), _gap_ms(left_alone)
-    wait = 1e3 * _mean_wait(seen)
+    wait = max(1e3 * _mean_wait(seen) - measured.taking_ms, 0.0)
     one_call, in_graph = experiments.one_call(), experiments.in_graph()
     in_call = [call for call in steady if call.wait_s is not None]
     beside_input = _mean_ms(in_call, "call_s") if in_call else one_call.ms
     contention = beside_input - one_call.ms
     if contention < (COMPETES - 1) * one_call.ms + COMPETES_MS:
         contention = 0.0
-    # It cannot be more than the work of the input; otherwise another program was running.
-    contention = min(contention, 0.0 if isinstance(measured.input, CannotMeasureError) else measured.input.batch.cpu_ms)
+    if not isinstance(measured.input, CannotMeasureError):
+        contention = min(contention, measured.input.batch.cpu_ms)  # more comes from other programs
+    elif not comes_from_python(seen.data):
+        contention = 0.0  # arrays cost nothing
     build = 1e3 * sum(max(call.call_s - seen.usual_call_s, 0.0) for call in builds) / seen.steps
     after = 1e3 * seen.after_epochs_s / seen.steps
     dispatch = max(one_call.ms - in_graph.ms, 0.0)
@@ -150,6 +170,40 @@ def _breakdown(measured: Measured) -> StepBreakdown:
         replica_ms=replicas,
         unavailable=unavailable,
     )
+
+
+@functools.cache
+def free_cores(logical_cores: int) -> float:
+    """Returns how many times as much all cores compute as one, at this moment.
+
+    It is less than their number with hyper-threads, and if other programs run.
+
+    Args:
+        logical_cores: Number of logical cores that this process may use.
+    Example:
+        >>> 0.5 < free_cores(1) < 1.5
+        True
+    """
+    data = bytes(HASHED)
+
+    def seconds(threads: int) -> float:
+        with ThreadPoolExecutor(threads) as pool:
+            begin = time.perf_counter()
+            list(pool.map(lambda _: hashlib.sha256(data).digest(), range(threads)))  # it releases Python's lock
+            return time.perf_counter() - begin
+
+    rounds = [logical_cores * seconds(1) / seconds(logical_cores) for _ in range(5)]
+    return statistics.median(rounds)
+
+
+def comes_from_python(data: Any) -> bool:
+    """Returns whether Python code makes the batches, one at a time.
+
+    Example:
+        >>> comes_from_python(iter([])), comes_from_python([1.0])
+        (True, False)
+    """
+    return isinstance(data, Iterator | keras.utils.PyDataset)
 
 
 def _mean_ms(calls: list[Call], name: str) -> float:

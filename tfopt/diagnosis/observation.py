@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,7 +69,7 @@ class Observation:
     fits: int = 0
     compilations: int = 0
     calls: list[Call] = field(default_factory=list)
-    callbacks_s: Counter[str] = field(default_factory=Counter)
+    callbacks_s: dict[str, float] = field(default_factory=dict)
     after_epochs_s: float = 0.0
     copies_s: float = 0.0
     copied_bytes: int = 0

@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.diagnosis.observation import Call, Observation
+from tfopt.training.step.runtime import next_steps
 
 HOOKS = tuple(name for name in vars(keras.callbacks.Callback) if name.startswith("on_"))
 # Methods that are called while Keras evaluates or predicts, which is no part of a training step.
@@ -43,6 +44,7 @@ def watching(model: keras.Model, observation: Observation, kwargs: dict[str, Any
             given.callbacks.insert(0, steps.epochs)
             scopes.callback(given.callbacks.remove, steps.epochs)
             steps.epochs.set_model(model)
+            steps.epochs.set_params(given.params)
         else:
             callbacks = list(given) if isinstance(given, list | tuple) else [] if given is None else [given]
             kwargs = {**kwargs, "callbacks": [steps.epochs, *callbacks]}
@@ -61,7 +63,7 @@ class _Epochs(keras.callbacks.Callback):
         self._steps = steps
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._steps.begin_epoch()
+        self._steps.begin_epoch(self.params.get("steps"))
 
 
 class _Steps:
@@ -77,7 +79,8 @@ class _Steps:
         self._splits = False
         self._on_gpu = bool(tf.config.list_physical_devices("GPU"))
 
-    def begin_epoch(self) -> None:
+    def begin_epoch(self, batches: int | None) -> None:
+        self.observation.batches_per_epoch = batches
         self._last, self._starts_epoch = time.perf_counter(), True
 
     @contextlib.contextmanager
@@ -119,8 +122,9 @@ class _Steps:
         taken: list[Any] = []
         wait = None
         self._splits = self._starts_epoch or not self._splits
-        if self._splits and self._can_split(iterator):
-            taken = _take(iterator, self.model.steps_per_execution)
+        count = next_steps(self.model)
+        if self._splits:
+            taken = _take(iterator, count)
             wait = time.perf_counter() - begin
             source = taken if isinstance(iterator, tf.distribute.DistributedIterator) else _again(taken, iterator)
             begin = time.perf_counter()
@@ -129,18 +133,16 @@ class _Steps:
             outputs = self._function(iterator)
         if self._on_gpu:
             keras.tree.map_structure(lambda value: value.numpy() if hasattr(value, "numpy") else value, outputs)
-        self._note(iterator, begin, wait, taken, self._traces - traces)
+        self._note(iterator, begin, wait, taken, count, self._traces - traces)
         if taken:
             del source
             taken.clear()
             self._last = time.perf_counter()  # the next call must not pay for the iterator that ends here
         return outputs
 
-    def _can_split(self, iterator: Any) -> bool:
-        # tfopt's step decides itself how many batches an execution takes.
-        return self.model.steps_per_execution == 1 or "make_test_function" not in vars(self.model)
-
-    def _note(self, iterator: Any, begin: float, wait: float | None, taken: Sequence[Any], traces: int) -> None:
+    def _note(
+        self, iterator: Any, begin: float, wait: float | None, taken: Sequence[Any], count: int, traces: int
+    ) -> None:
         end = time.perf_counter()
         seen = self.observation
         if taken:
@@ -151,7 +153,7 @@ class _Steps:
             Call(
                 fit=seen.fits,
                 starts_epoch=self._starts_epoch,
-                steps=len(taken) or self.model.steps_per_execution,
+                steps=len(taken) or count,
                 period_s=end - self._last,
                 call_s=end - begin,
                 wait_s=wait,
@@ -220,6 +222,7 @@ def _timed_callback(callback: Any, observation: Observation) -> Iterator[None]:
         if getattr(type(callback), name, None) is not getattr(keras.callbacks.Callback, name)
         and not any(word in name for word in OUTSIDE)
     ]
+    own_s = observation.callbacks_s
     before = {name: vars(callback).get(name) for name in own}
 
     def timed(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -231,7 +234,7 @@ def _timed_callback(callback: Any, observation: Observation) -> Iterator[None]:
             finally:
                 if not observation.is_enough:
                     seconds = time.perf_counter() - begin
-                    observation.callbacks_s[type(callback).__name__] += seconds
+                    own_s[type(callback).__name__] = own_s.get(type(callback).__name__, 0.0) + seconds
                     if name == "on_epoch_end":
                         observation.after_epochs_s += seconds
 

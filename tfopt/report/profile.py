@@ -128,7 +128,8 @@ class Diagnosis(Record):
         evidence: The figures that show it, against the threshold of the rule.
         gain: Share of the step time that the change saves, 0 to 1. None if it cannot be estimated on this machine.
         advice: The setting or the line of code to change.
-        settings: The settings of a recipe that apply the advice, such as {"training.precision": "mixed_bfloat16"}.
+        settings: The settings of a recipe that apply the advice, such as {"training.steps_per_execution": 16}.
+        changes_training: Whether the advice changes what the model learns, beyond rounding.
         source: Where the rule comes from.
     """
 
@@ -137,7 +138,8 @@ class Diagnosis(Record):
     evidence: str
     gain: float | None
     advice: str
-    settings: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, int | bool | str] = field(default_factory=dict)
+    changes_training: bool = False
     source: str = ""
 
     def __str__(self) -> str:

@@ -34,10 +34,11 @@ def small_batch(measured: Measured) -> Diagnosis | str:
     return Diagnosis(
         cause="small_batch",
         title=f"a batch of {own} examples uses the device badly",
-        evidence=f"{LARGER} times the examples take {after / before:.1f} times as long: {before:.3g} and {after:.3g} ms",
+        evidence=f"{LARGER} times the examples take {after / before:.1f} times as long ({after:.3g} ms)",
         gain=gain,
         advice=f"batch_size={LARGER * own}, and a learning rate chosen for it. The gain is per example",
-        settings={"training.global_batch_size": str(LARGER * measured.batch_size)},
+        settings={"training.global_batch_size": LARGER * measured.batch_size},
+        changes_training=True,
     )
 
 
@@ -81,7 +82,7 @@ def xla(measured: Measured) -> Diagnosis | str:
         evidence=f"{other:.3g} ms {words} XLA, {now:.3g} ms as it is (threshold {XLA:.0%})",
         gain=gain,
         advice=f"model.compile(..., jit_compile={not measured.model.jit_compile})",
-        settings={"training.jit_compile": str(not measured.model.jit_compile).lower()},
+        settings={"training.jit_compile": not measured.model.jit_compile},
     )
 
 
@@ -107,6 +108,7 @@ def precision(measured: Measured) -> Diagnosis | str:
         gain=share(parts.compute_ms * (1 - now / known[half]) / 2, parts.step_ms),
         advice=f'keras.config.set_dtype_policy("mixed_{half}") before the model is built',
         settings={"training.precision": f"mixed_{half}"},
+        changes_training=True,
     )
 
 

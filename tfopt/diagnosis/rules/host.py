@@ -52,8 +52,8 @@ def retraces(measured: Measured) -> Diagnosis | str:
         return f"the step was built {len(again)} times more, for {len(shapes)} shapes"
     return _build(
         measured, "retraces", f"the step was built again for new shapes, {len(shapes)} of them",
-        "give all batches one shape: batch(..., drop_remainder=True), padded_batch(padded_shapes=...), or a few lengths "
-        "with tf.data.Dataset.bucket_by_sequence_length",
+        "give all batches one shape: batch(..., drop_remainder=True), padded_batch(padded_shapes=...), or a few "
+        "lengths with tf.data.Dataset.bucket_by_sequence_length",
     )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def callbacks(measured: Measured) -> Diagnosis | str:
         return f"callbacks take {used:.1%} of the step"
     if seen.copies_s > sum(seen.callbacks_s.values()) / 2:
         return "the callbacks copy weights; see host_copies"
-    name, seconds = seen.callbacks_s.most_common(1)[0]
+    name, seconds = max(seen.callbacks_s.items(), key=lambda each: each[1])
     return Diagnosis(
         cause="blocking_callback",
         title=f"the callback {name} keeps the next step from starting",
@@ -134,7 +134,7 @@ def short_steps(measured: Measured) -> Diagnosis | str:
         evidence=f"{loop:.3g} of {parts.step_ms:.3g} ms are Python and the start of a call (threshold {CALLS:.0%})",
         gain=share(loop * (1 - 1 / IN_ONE_CALL), parts.step_ms),
         advice=f"model.compile(..., steps_per_execution={IN_ONE_CALL})",
-        settings={"training.steps_per_execution": str(IN_ONE_CALL)},
+        settings={"training.steps_per_execution": IN_ONE_CALL},
     )
 
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfopt.data.measurement.stages import Stage
 from tfopt.diagnosis.experiments import CannotMeasureError
 from tfopt.diagnosis.input_time import InputTime
-from tfopt.diagnosis.measured import Measured
+from tfopt.diagnosis.measured import Measured, comes_from_python
 from tfopt.diagnosis.rules.rule import AbsentError, share
 from tfopt.report import Diagnosis
 
 # Waiting for less than this share of the step is not worth a change.
 WAITS = 0.1
+# A first batch that takes less is the start of an iterator.
+SLOW_START_MS = 30.0
 # A buffer of this part of its size still mixes well, and fills sooner.
 SMALLER_BUFFER = 16
 WIDE = (tf.float64, tf.int64)
@@ -39,7 +40,8 @@ def slow_generator(measured: Measured) -> Diagnosis | str:
 def full_shuffle(measured: Measured) -> Diagnosis | str:
     """Each epoch begins with filling a large shuffle buffer."""
     wait = measured.first_wait_ms
-    if share(wait, measured.breakdown.step_ms) < WAITS:
+    per_epoch = wait * measured.batches_per_epoch
+    if share(wait, measured.breakdown.step_ms) < WAITS or per_epoch < SLOW_START_MS:
         return f"the first batch of an epoch costs {wait:.3g} ms per step"
     found = _input(measured)
     stage = next((each for each in found.stages if each.kind == "shuffle"), None)
@@ -51,11 +53,11 @@ def full_shuffle(measured: Measured) -> Diagnosis | str:
     return Diagnosis(
         cause="shuffle_buffer",
         title=f"every epoch begins with filling a shuffle buffer of {size:,} elements",
-        evidence=f"the first batch of an epoch takes {wait * measured.batches_per_epoch:,.0f} ms longer than the others",
+        evidence=f"the first batch of an epoch takes {per_epoch:,.0f} ms longer than the others",
         gain=share(parts.step_ms - new, parts.step_ms),
         advice=f"shuffle(buffer_size={max(size // SMALLER_BUFFER, 1):,}), or shuffle file names or encoded examples "
         "before they are decoded",
-        settings={"data.shuffle_buffer": str(max(size // SMALLER_BUFFER, 1))},
+        settings={"data.shuffle_buffer": max(size // SMALLER_BUFFER, 1)},
     )
 
 
@@ -135,6 +137,33 @@ def no_prefetch(measured: Measured) -> Diagnosis | str:
     )  # fmt: skip
 
 
+def input_bound(measured: Measured) -> Diagnosis | str:
+    """The input is too slow, and no other rule says why."""
+    if any(isinstance(_result(rule, measured), Diagnosis) for rule in SPECIFIC):
+        return "another rule says why the step waits"
+    parts = measured.breakdown
+    alone = measured.input
+    wall, cpu = (
+        (0.0, 0.0) if isinstance(alone, CannotMeasureError) else (alone.from_memory.ms, alone.from_memory.cpu_ms)
+    )
+    slowest = "" if isinstance(alone, CannotMeasureError) else f"; the slowest stage is {alone.report.slowest}"
+    return _of_input(
+        measured, "input_bound", f"the step waits for its batch{slowest}", wall, cpu,
+        "use more processor cores or a tf.data service (tfopt data serve), smaller images, or examples converted once "
+        f"to TFRecord files; a batch takes {parts.input_alone_ms or 0:.3g} ms alone",
+    )  # fmt: skip
+
+
+def _result(rule: Callable[[Measured], Diagnosis | str], measured: Measured) -> Diagnosis | str:
+    try:
+        return rule(measured)
+    except (AbsentError, CannotMeasureError) as reason:
+        return str(reason)
+
+
+SPECIFIC = (full_shuffle, slow_generator, wide_dtype, slow_map, host_augmentation, no_cache, no_prefetch)
+
+
 def _of_stage(measured: Measured, cause: str, title: str, saved_ms: float, advice: str) -> Diagnosis | str:
     """Returns a diagnosis for a stage that will take less time, and no longer while the step waits."""
     found = _input(measured)
@@ -152,7 +181,7 @@ def _of_input(
     wall_ms: float,
     cpu_ms: float,
     advice: str,
-    settings: dict[str, str] | None = None,
+    settings: dict[str, int | bool | str] | None = None,
 ) -> Diagnosis | str:
     parts = measured.breakdown
     waits = share(parts.input_ms, parts.step_ms)
@@ -189,7 +218,7 @@ def _limiting(measured: Measured) -> tuple[Stage, InputTime]:
 
 
 def _python_source(data: Any, measured: Measured) -> str | None:
-    if inspect.isgenerator(data) or isinstance(data, keras.utils.PyDataset):
+    if comes_from_python(data):
         return type(data).__name__
     if isinstance(data, tf.data.Dataset):
         stage, _ = _limiting(measured)

@@ -42,5 +42,6 @@ def communication(measured: Measured) -> Diagnosis | str:
         gain=used / 2,
         advice="TrainingConfig(accumulate=2) exchanges half as often; a larger batch per replica computes more between "
         "two exchanges",
-        settings={"training.accumulate": "2"},
+        settings={"training.accumulate": 2},
+        changes_training=True,
     )

@@ -82,6 +82,13 @@ RULES: tuple[Rule, ...] = (
         source=_TF_DATA,
     ),
     Rule(
+        cause="input_bound",
+        check=input.input_bound,
+        threshold="the step waits for 10% of its time, and no rule above says why",
+        remedy="more cores, a tf.data service, smaller examples",
+        source=_TF_DATA,
+    ),
+    Rule(
         cause="blocking_callback",
         check=host.callbacks,
         threshold="callbacks take 5% of the time",

@@ -263,6 +263,11 @@ class Runtime:
 
         return evaluate
 
+    def next_steps(self) -> int:
+        """Number of steps of the next call of the training function."""
+        executions = None if self._fit is None else self._fit.executions
+        return int(self.model.steps_per_execution if executions is None else executions.iterator.steps_per_execution)
+
     def _size(self, executions: Executions | None) -> int:
         return self.model.steps_per_execution if executions is None else executions.next()
 
@@ -303,6 +308,29 @@ def uninstall(model: keras.Model) -> None:
         if name in vars(model):
             delattr(model, name)
     model.train_function = model.test_function = model.predict_function = None
+
+
+def next_steps(model: keras.Model) -> int:
+    """Returns how many batches the next call of a model's training function takes, if the epoch still has them.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse", steps_per_execution=4)
+        >>> next_steps(model)
+        4
+    """
+    runtime = getattr(model, ATTRIBUTE, None)
+    return int(model.steps_per_execution) if runtime is None else runtime.next_steps()
+
+
+def is_trained_by_tfopt(model: keras.Model) -> bool:
+    """Returns whether tfopt's step trains a model.
+
+    Example:
+        >>> is_trained_by_tfopt(keras.Sequential())
+        False
+    """
+    return getattr(model, ATTRIBUTE, None) is not None
 
 
 def _is_of_tensorflow(iterator: Any) -> bool:

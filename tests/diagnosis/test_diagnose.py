@@ -1,0 +1,162 @@
+"""Known waits are found where they are; a cause is named; the model and the program are as they were."""
+
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfopt
+from tfopt.diagnosis import report
+from tfopt.diagnosis.hook import DoctorHook
+from tfopt.errors import ConfigError, TrainingError
+from tfopt.scripts.hook import hooked
+
+X = np.random.default_rng(0).random((640, 16), dtype=np.float32)
+Y = np.arange(640) % 4
+
+
+def network(**options):
+    keras.utils.set_random_seed(0)
+    body = [keras.layers.Dense(32, "relu"), keras.layers.Dropout(0.5), keras.layers.Dense(4)]
+    model = keras.Sequential([keras.Input((16,)), *body])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, **{"jit_compile": False, "metrics": ["accuracy"], **options})
+    return model
+
+
+def batches(wait_s=0.0):
+    def slowly(x, y):
+        def pause(value):
+            time.sleep(wait_s)
+            return value
+
+        return tf.ensure_shape(tf.numpy_function(pause, [x], tf.float32), (None, 16)), y
+
+    made = tf.data.Dataset.from_tensor_slices((X, Y)).batch(32)
+    return made.map(slowly) if wait_s else made.prefetch(2)
+
+
+class Sleep(keras.callbacks.Callback):
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(self.seconds)
+
+
+class Work(keras.layers.Layer):
+    """Takes a known time inside the step."""
+
+    def call(self, inputs):
+        def work(value):
+            time.sleep(0.02)
+            return value
+
+        return inputs + tf.stop_gradient(tf.ensure_shape(tf.numpy_function(work, [inputs], tf.float32), (None, 16)) * 0)
+
+
+def slow_step():
+    model = keras.Sequential([keras.Input((16,)), Work(), keras.layers.Dense(4)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("part", "run"),
+    [
+        ("input", lambda: tfopt.diagnose(network(), batches(0.02), steps=40, epochs=2)),
+        ("host", lambda: tfopt.diagnose(network(), batches(), steps=40, epochs=2, callbacks=[Sleep(0.02)])),
+        ("compute", lambda: tfopt.diagnose(slow_step(), batches(), steps=40, epochs=2)),
+    ],
+)
+def test_a_known_time_is_found_where_it_is(part, run):
+    found = run()
+    parts = found.breakdown
+    assert parts.parts[part] == pytest.approx(20, rel=0.15)
+    assert abs(parts.unexplained_ms) < 0.1 * parts.step_ms
+    assert parts.batch_size == 32
+    first = found.diagnoses[0]
+    if part == "input":
+        assert (first.cause, found.absent.get("no_cache", "")[-12:]) == ("slow_map", "see slow_map")
+        assert first.gain > 0.7
+    elif part == "host":
+        assert (first.cause, "Sleep" in first.title) == ("blocking_callback", True)
+        assert first.gain == pytest.approx(20 / parts.step_ms, rel=0.2)
+    else:
+        assert "python_in_step" in {each.cause for each in found.diagnoses}
+
+
+def test_the_model_is_as_it_was():
+    model, twin = network(), network()
+    twin.fit(X, Y, batch_size=32, shuffle=False, verbose=0)
+    model.fit(X, Y, batch_size=32, shuffle=False, verbose=0)
+    before = [each.copy() for each in model.get_weights()]
+    state = np.random.get_state()[1].copy()
+    callback = Sleep(0)
+    tfopt.diagnose(model, X, Y, batch_size=32, shuffle=False, steps=20, callbacks=[callback])
+    assert all(np.array_equal(one, other) for one, other in zip(before, model.get_weights(), strict=True))
+    assert np.array_equal(state, np.random.get_state()[1])
+    assert set(vars(model)) == set(vars(twin))
+    assert "on_train_batch_end" not in vars(callback)
+    for each in (model, twin):  # optimizer, metrics and the seeds of Dropout are the same too
+        each.fit(X, Y, batch_size=32, shuffle=False, verbose=0)
+    assert all(np.array_equal(one, other) for one, other in zip(model.get_weights(), twin.get_weights(), strict=True))
+
+
+@pytest.mark.parametrize("options", [{}, {"steps_per_execution": 4}, {"run_eagerly": True}], ids=str)
+def test_a_watched_fit_computes_the_same(options):
+    def train(model):
+        return model.fit(X[:600], Y[:600], batch_size=32, epochs=2, validation_split=0.1, verbose=0)
+
+    model, twin = network(**options), network(**options)
+    plain = train(twin)
+    doctor = DoctorHook(steps=30)
+    with hooked(doctor):
+        keras.utils.set_random_seed(0)
+        watched = train(model)
+    keras.utils.set_random_seed(0)
+    twin = network(**options)
+    keras.utils.set_random_seed(0)
+    plain = train(twin)
+    assert watched.history == plain.history
+    assert all(np.array_equal(one, other) for one, other in zip(model.get_weights(), twin.get_weights(), strict=True))
+    assert 30 <= doctor.observation.steps < 34
+
+
+def test_compiling_again_is_found_over_several_fits():
+    doctor = DoctorHook(steps=60)
+    with hooked(doctor):
+        model = network()
+        for _ in range(4):
+            model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+            model.fit(X, Y, batch_size=32, verbose=0)
+    found = report(doctor.observation)
+    assert found.diagnoses[0].cause == "recompilation"
+    assert "3 times more" in found.diagnoses[0].title
+
+
+def test_a_model_of_tfopt_is_measured_with_several_steps_in_a_call():
+    plan = tfopt.plan(tfopt.TrainingConfig(steps_per_execution=4, global_batch_size=32))
+    model = network()
+    tfopt.compile(model, plan, optimizer="adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    found = tfopt.diagnose(model, plan.pipeline((X, Y)), steps=40)
+    assert found.breakdown.steps >= 40
+    assert "tfopt.compile has set the step" in found.unchecked["xla"]
+    assert "small_batch" in found.absent
+
+
+@pytest.mark.parametrize(
+    ("run", "error", "message"),
+    [
+        (lambda: tfopt.diagnose(network(), X, Y, steps=2), ConfigError, "steps must be a whole number of at least 4"),
+        (lambda: tfopt.diagnose(keras.Sequential([keras.layers.Dense(1)]), X, Y), ConfigError, "must be compiled"),
+        (lambda: tfopt.diagnose("model", X, Y), ConfigError, "model must be"),
+        (lambda: report(DoctorHook().observation), TrainingError, "fit must run at least 2 steps. Received: 0 steps"),
+    ],
+)
+def test_errors(run, error, message):
+    with pytest.raises(error, match=message):
+        run()

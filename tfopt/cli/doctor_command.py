@@ -1,0 +1,141 @@
+"""`tfopt doctor`: where the time of a training step goes, and what to change."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfopt.cli.exit_codes import SUCCESS, WRONG_USE
+from tfopt.cli.own_code import look_beside, read_recipe
+from tfopt.cli.parsing import parse_words, start_tensorflow
+from tfopt.errors import ConfigError, TrainingError
+
+if TYPE_CHECKING:
+    from tfopt.report import DiagnosisReport
+
+HELP = """\
+usage: tfopt doctor [OPTIONS] SCRIPT.py [ARGS...] | NAME | FILE.toml
+
+  SCRIPT.py    a script that trains a Keras model with fit; it runs as it is, with its words ARGS. Or -m MODULE
+  NAME         a recipe, or a recipe file
+  --steps N    number of training steps to watch, 100 by default
+  --stop       end the script after these steps
+  --apply      for recipes: change the settings, measure again, and print both
+  --out DIR    write diagnosis.json and report.html
+  --json       print the report as JSON, after the output of the script
+
+The script's result and exit code are those that it has without this. Its model is measured when it has ended.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """Says where the time of a training step goes, and what to change."""
+
+    steps: int = 100
+    """Number of training steps to watch."""
+    stop: bool = False
+    """End the script after these steps."""
+    apply: bool = False
+    """For recipes: change the settings, measure again, and print both."""
+    out: str | None = None
+    """Directory for diagnosis.json and report.html."""
+    json: bool = False
+    """Print the report as JSON."""
+
+
+def doctor_command(words: list[str]) -> int:
+    """Runs `tfopt doctor`. The words after the script are the script's."""
+    if not words or words[0] in ("-h", "--help"):
+        print(HELP, end="")  # noqa: T201
+        return SUCCESS if words else WRONG_USE
+    place = target_place(words)
+    if place == len(words):
+        raise ConfigError(f"A script or a recipe must be named. Received: {' '.join(words)}. Write tfopt doctor NAME.")
+    options = parse_words(DoctorOptions, words[:place], "tfopt doctor")
+    if options.steps < 4:
+        raise ConfigError(f"steps must be at least 4. Received: steps={options.steps}. Leave it out for 100.")
+    target, rest = words[place], words[place + 1 :]
+    if target == "-m" or target.endswith(".py"):
+        if options.apply:
+            raise ConfigError(
+                "--apply is for recipes. Received: a script. Use tfopt accelerate to change its settings."
+            )
+        return _script(target, rest, options)
+    if rest:
+        raise ConfigError(f"A recipe takes no further words. Received: {' '.join(rest)}. Put the options before it.")
+    return _recipe(target, options)
+
+
+def target_place(words: list[str]) -> int:
+    """Returns the place of the script or recipe, which ends tfopt's own words.
+
+    Example:
+        >>> target_place(["--steps", "20", "--json", "train.py", "--json"])
+        3
+    """
+    place = 0
+    while place < len(words) and words[place].startswith("-") and words[place] != "-m":
+        place += 2 if words[place] in ("--steps", "--out") else 1
+    return place
+
+
+def _script(path: str, arguments: list[str], options: DoctorOptions) -> int:
+    from tfopt.scripts.doctor import diagnose_script
+
+    code, found = diagnose_script(path, arguments, steps=options.steps, stops=options.stop)
+    if isinstance(found, TrainingError):
+        print(f"tfopt: {found}", file=sys.stderr)  # noqa: T201
+        if options.json:
+            print(json.dumps({"error": {"type": "TrainingError", "message": str(found)}}))  # noqa: T201
+        return code
+    _show(found, options)
+    return code
+
+
+def _recipe(name: str, options: DoctorOptions) -> int:
+    recipe = read_recipe(name)
+    start_tensorflow()
+    look_beside()
+    from tfopt.runner.diagnosis import apply_advice, diagnose_recipe
+
+    found = diagnose_recipe(recipe, steps=options.steps)
+    if not options.apply:
+        _show(found, options)
+        return SUCCESS
+    changed, settings = apply_advice(recipe, found)
+    if not settings:
+        _show(found, options)
+        print("nothing to apply: no diagnosis has a setting that leaves the training as it is", file=sys.stderr)  # noqa: T201
+        return SUCCESS
+    after = diagnose_recipe(changed, steps=options.steps)
+    if options.json:
+        both = {"before": found.to_dict(), "applied": settings, "after": after.to_dict()}
+        print(json.dumps(both, indent=2))  # noqa: T201
+    else:
+        print(found)  # noqa: T201
+        print(f"\napplied: {', '.join(f'--{key} {value}' for key, value in settings.items())}\n")  # noqa: T201
+        print(after.breakdown)  # noqa: T201
+        print(f"\n{found.breakdown.step_ms:.3g} ms per step before, {after.breakdown.step_ms:.3g} ms after")  # noqa: T201
+    _write(after, options)
+    return SUCCESS
+
+
+def _show(found: DiagnosisReport, options: DoctorOptions) -> None:
+    print(found.to_json() if options.json else found)  # noqa: T201
+    _write(found, options)
+
+
+def _write(found: DiagnosisReport, options: DoctorOptions) -> None:
+    if options.out is None:
+        return
+    from tfopt.atomic.files import write_text
+    from tfopt.reporting.html_page import write_diagnosis_html
+
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / "diagnosis.json", found.to_json())
+    write_diagnosis_html(found, out / "report.html")

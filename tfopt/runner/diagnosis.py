@@ -1,0 +1,63 @@
+"""Diagnosis of a recipe: trains it for some steps, and can change its settings and measure again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+
+from tfopt.diagnosis import report
+from tfopt.diagnosis.hook import DoctorHook
+from tfopt.recipe import Recipe
+from tfopt.recipe.changes import with_changes
+from tfopt.report import DiagnosisReport
+from tfopt.runner.recipe_run import run
+from tfopt.scripts.hook import hooked
+
+# Epochs within which the steps to watch should be done. Causes such as a missing cache show from the second on.
+EPOCHS = 4
+
+
+def diagnose_recipe(recipe: Recipe, *, steps: int = 100) -> DiagnosisReport:
+    """Trains a recipe for some steps without exporting anything, and says what holds it back.
+
+    Args:
+        recipe: The recipe. Its pruning and quantization are left out.
+        steps: Number of training steps to watch.
+    Raises:
+        ConfigError: The recipe or its plan is wrong.
+        TrainingError: The training is too short to measure.
+    """
+    training = replace(recipe.training, epochs=EPOCHS, checkpoint_dir=None)
+    watched = replace(recipe, shrink=None, pruning=None, quantization=None, export_dir=None, training=training)
+    doctor = DoctorHook(steps, stops=True)
+    with hooked(doctor):
+        run(watched, console=Console(quiet=True))
+    return report(doctor.observation, recipe.name)
+
+
+def apply_advice(recipe: Recipe, found: DiagnosisReport) -> tuple[Recipe, dict[str, Any]]:
+    """Returns a recipe with the settings of the diagnoses, and these settings.
+
+    Advice that changes what the model learns, such as another batch size, is not applied.
+
+    Args:
+        recipe: The recipe.
+        found: Its diagnosis.
+    """
+    changes: dict[str, Any] = {}
+    for each in found.diagnoses:
+        if not each.changes_training:
+            changes |= each.settings
+    return with_changes(recipe, _nested(changes)), changes
+
+
+def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns {"training": {"epochs": 3}} for {"training.epochs": 3}."""
+    tables: dict[str, Any] = {}
+    for path, value in settings.items():
+        table, name = path.split(".")
+        tables.setdefault(table, {})[name] = value
+    return tables

@@ -1,0 +1,71 @@
+"""Watches an unmodified script while it trains, and says what holds the training back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tfopt.errors import TrainingError
+from tfopt.scripts.hook import script_line
+from tfopt.scripts.run_script import run_script
+
+if TYPE_CHECKING:
+    from tfopt.diagnosis.hook import DoctorHook
+    from tfopt.report import DiagnosisReport
+
+
+class _Doctor:
+    """A `FitHook` that imports TensorFlow only when the script trains: a script may set its environment before."""
+
+    def __init__(self, steps: int, *, stops: bool) -> None:
+        self._steps, self._stops = steps, stops
+        self.hook: DoctorHook | None = None
+        self.lines: list[str] = []
+
+    def compile(self, model: Any, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._made().compile(model, original, args, kwargs)
+
+    def fit(self, model: Any, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.lines.append(script_line())
+        history = self._made().fit(model, original, args, kwargs)
+        if self._stops and self._made().observation.is_enough:
+            raise SystemExit(0)
+        return history
+
+    def _made(self) -> DoctorHook:
+        if self.hook is None:
+            from tfopt.diagnosis.hook import DoctorHook
+
+            self.hook = DoctorHook(self._steps, stops=self._stops)
+        return self.hook
+
+
+def diagnose_script(
+    path: str, arguments: Sequence[str], *, steps: int = 100, stops: bool = False
+) -> tuple[int, DiagnosisReport | TrainingError]:
+    """Runs a script as Python would, watches its first training steps, and measures when it has ended.
+
+    The script computes what it computes without this. The experiments train its model further after its end.
+
+    Args:
+        path: A Python file; or "-m", and the name of a module as the first of the arguments.
+        arguments: The words after the script.
+        steps: Number of training steps to watch.
+        stops: Whether the script ends after these steps.
+    Returns: The script's exit code, and the report; or why there is none.
+    Raises:
+        ConfigError: There is no such file or module.
+    """
+    doctor = _Doctor(steps, stops=stops)
+    code = run_script(path, arguments, doctor)
+    if doctor.hook is None or not doctor.lines:
+        return code, TrainingError(
+            f"The script must train with keras.Model.fit. Received: {path}, which did not call it. "
+            "Call tfopt.diagnose on its model, or write its loop with fit."
+        )
+    from tfopt.diagnosis import report
+
+    try:
+        return code, report(doctor.hook.observation, f"{path}, fit in {doctor.lines[0]}")
+    except TrainingError as error:
+        return code, error
