@@ -102,7 +102,7 @@ class Measured:
     @functools.cached_property
     def first_wait_ms(self) -> float:
         """Time per step of the waits for the first batch of an epoch, beyond the usual wait."""
-        firsts = [call.wait_s for call in self.observation.calls if call.starts_epoch and call.wait_s is not None]
+        firsts = [call.wait_s for call in self.observation.settled if call.starts_epoch and call.wait_s is not None]
         beyond = max(_mean(firsts) - _mean_wait(self.observation), 0.0) if firsts else 0.0
         return 1e3 * beyond / self.batches_per_epoch
 
@@ -127,9 +127,9 @@ class Measured:
 def _breakdown(measured: Measured) -> StepBreakdown:
     seen, experiments = measured.observation, measured.experiments
     builds = seen.builds
-    usual = [call for call in seen.calls[1:] if call not in builds]
+    usual = [call for call in seen.settled if call not in builds and call is not seen.calls[0]]
     steady = [call for call in usual if not call.starts_epoch] or usual or seen.calls
-    left_alone = [call for call in steady if call.wait_s is None] or steady
+    left_alone = [call for call in steady if call.wait_s is None and not call.after_taken] or steady
     period, gap = _mean_ms(left_alone, "period_s"), _gap_ms(left_alone)
     wait = max(1e3 * _mean_wait(seen) - measured.taking_ms, 0.0)
     one_call, in_graph = experiments.one_call(), experiments.in_graph()
@@ -217,7 +217,7 @@ def _gap_ms(calls: list[Call]) -> float:
 
 
 def _mean_wait(seen: Observation) -> float:
-    waits = [call for call in seen.calls if call.wait_s is not None]
+    waits = [call for call in seen.settled if call.wait_s is not None]
     steady = [call for call in waits if not call.starts_epoch] or waits
     return sum(call.wait_s or 0.0 for call in steady) / max(sum(call.steps for call in steady), 1)
 

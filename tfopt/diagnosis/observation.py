@@ -21,6 +21,8 @@ class Call:
         period_s: Seconds from the end of the call before, or from the start of the epoch, to the end of this call.
         call_s: Seconds in the call.
         wait_s: Seconds of the wait for the batches; None if the call took them by itself.
+        after_taken: Whether the call before got its batches from here. Handing them over took time in which the input
+            went on, so this call waits less than usual.
         traces: Number of times that the Python code of the step was traced.
         shapes: Shapes of the first batch; None if the call took it by itself.
     """
@@ -31,6 +33,7 @@ class Call:
     period_s: float
     call_s: float
     wait_s: float | None
+    after_taken: bool
     traces: int
     shapes: tuple[tuple[int, ...], ...] | None
 
@@ -103,11 +106,23 @@ class Observation:
         return found
 
     @property
+    def settled(self) -> list[Call]:
+        """The calls without those of the first epoch, in which caches and buffers fill, if enough others are there."""
+        epoch, later = 0, []
+        for call in self.calls:
+            epoch += call.starts_epoch
+            if epoch > 1:
+                later.append(call)
+        return later if len(later) >= SETTLED else self.calls
+
+    @property
     def usual_call_s(self) -> float:
         """Median seconds of a call without a trace."""
         return _median([call.call_s for call in self.calls[1:] if not call.traces])
 
 
+# Calls after the first epoch that are enough to leave the first epoch out.
+SETTLED = 12
 # A call that takes longer than so many usual ones has compiled.
 SLOW_CALL = 5
 

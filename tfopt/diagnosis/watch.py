@@ -1,6 +1,6 @@
 """Watches `fit` of a model: times its steps, the waits for batches and the callbacks, without changing its result.
 
-A step takes its batch inside TensorFlow, so the wait for the batch cannot be seen from outside. Every second call gets
+A step takes its batch inside TensorFlow, so the wait for the batch cannot be seen from outside. Every fourth call gets
 its batches from here: they are taken from the iterator of `fit`, which is timed, and are handed to the same function in
 an iterator of the same type. So the same graph computes the same numbers. The calls between are left alone. They give
 the time of a step.
@@ -21,6 +21,8 @@ from tfopt.diagnosis.observation import Call, Observation
 from tfopt.training.step.runtime import next_steps
 
 HOOKS = tuple(name for name in vars(keras.callbacks.Callback) if name.startswith("on_"))
+# Calls that are left alone between two whose batches are taken here.
+LEFT_ALONE = 3
 # Methods that are called while Keras evaluates or predicts, which is no part of a training step.
 OUTSIDE = ("test", "predict", "train_begin", "train_end")
 
@@ -76,7 +78,7 @@ class _Steps:
         self._traces = 0
         self._last = time.perf_counter()
         self._starts_epoch = True
-        self._splits = False
+        self._since_taken = 0
         self._on_gpu = bool(tf.config.list_physical_devices("GPU"))
 
     def begin_epoch(self, batches: int | None) -> None:
@@ -121,9 +123,9 @@ class _Steps:
         begin, traces = time.perf_counter(), self._traces
         taken: list[Any] = []
         wait = None
-        self._splits = self._starts_epoch or not self._splits
+        self._since_taken = 0 if self._starts_epoch or self._since_taken == LEFT_ALONE else self._since_taken + 1
         count = next_steps(self.model)
-        if self._splits:
+        if self._since_taken == 0:
             taken = _take(iterator, count)
             wait = time.perf_counter() - begin
             source = taken if isinstance(iterator, tf.distribute.DistributedIterator) else _again(taken, iterator)
@@ -157,6 +159,7 @@ class _Steps:
                 period_s=end - self._last,
                 call_s=end - begin,
                 wait_s=wait,
+                after_taken=self._since_taken == 1,
                 traces=0 if self.model.run_eagerly else traces,
                 shapes=shapes if taken else None,
             )

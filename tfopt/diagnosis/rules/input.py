@@ -18,6 +18,8 @@ from tfopt.report import Diagnosis
 WAITS = 0.1
 # A first batch that takes less is the start of an iterator.
 SLOW_START_MS = 30.0
+# A shorter wait may be what taking a batch in Python costs.
+LEAST_MS = 0.5
 # A buffer of this part of its size still mixes well, and fills sooner.
 SMALLER_BUFFER = 16
 WIDE = (tf.float64, tf.int64)
@@ -142,6 +144,8 @@ def input_bound(measured: Measured) -> Diagnosis | str:
     if any(isinstance(_result(rule, measured), Diagnosis) for rule in SPECIFIC):
         return "another rule says why the step waits"
     parts = measured.breakdown
+    if parts.input_ms < LEAST_MS:
+        return f"the step waits {parts.input_ms:.2g} ms for its batch"
     alone = measured.input
     wall, cpu = (
         (0.0, 0.0) if isinstance(alone, CannotMeasureError) else (alone.from_memory.ms, alone.from_memory.cpu_ms)
