@@ -17,15 +17,17 @@ def run_with_fake_nvml(tmp_path_factory):
     compiler = shutil.which("cc") or shutil.which("gcc")
     if not compiler or sys.platform != "linux":
         pytest.skip("needs Linux and a C compiler to build the stand-in for NVIDIA's driver")
-    folder = tmp_path_factory.mktemp("fake_nvml")
-    library = folder / "libnvidia-ml.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, SOURCE], check=True)
+    folders = {"new": tmp_path_factory.mktemp("fake_nvml"), "old": tmp_path_factory.mktemp("old_nvml")}
+    for name, folder in folders.items():
+        age = ["-DOLD_DRIVER"] if name == "old" else []
+        library = folder / "libnvidia-ml.so.1"
+        subprocess.run([compiler, *age, "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, SOURCE], check=True)
 
-    def run(program: str, **environment: str) -> subprocess.CompletedProcess:
+    def run(program: str, driver: str = "new", **environment: str) -> subprocess.CompletedProcess:
         inherited = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         return subprocess.run(
             [sys.executable, "-c", program],
-            env={**inherited, "LD_LIBRARY_PATH": str(folder), **environment},
+            env={**inherited, "LD_LIBRARY_PATH": str(folders[driver]), **environment},
             capture_output=True,
             text=True,
             timeout=120,

@@ -1,6 +1,7 @@
 import itertools
 import json
 import math
+import sys
 import threading
 import time
 
@@ -9,14 +10,16 @@ import numpy as np
 import psutil
 import pytest
 
-from tfopt.errors import ConfigError
+from tfopt.errors import ArtifactError, ConfigError
 from tfopt.hardware import detect
-from tfopt.profiling.monitor import GpuMonitor
+from tfopt.profiling.monitoring.callback import LOGGED, GpuMonitor
+from tfopt.profiling.monitoring.command import monitor_command
+from tfopt.profiling.monitoring.workers import merge_workers
 
 FIT_TWICE_THEN_RAISE = """
 import json, os, time, warnings
 import keras, numpy as np
-from tfopt.profiling.monitor import GpuMonitor
+from tfopt.profiling.monitoring.callback import GpuMonitor
 
 class Raise(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
@@ -192,15 +195,63 @@ def test_a_second_fit_continues_the_timeline(fit):
     assert {len(values) for values in both.series.values()} == {len(both.seconds)}
 
 
-def test_after_fit_raised_sampling_can_be_stopped(fit):
+def test_after_fit_raised_sampling_ends_by_itself(fit):
     monitor = GpuMonitor(interval_s=0.05)
     with pytest.raises(RuntimeError, match="on purpose"):
         fit(monitor, Raise())
-    (thread,) = sampling_threads()
-    assert thread.daemon
-    monitor.stop()
+    for thread in sampling_threads():
+        assert thread.daemon
+        thread.join(10)
     assert sampling_threads() == []
     assert len(monitor.utilization.seconds) >= 2
+
+
+def test_the_logs_of_an_epoch_have_the_figures_of_the_machine(fit, tmp_path):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(loss="mse")
+    callbacks = [GpuMonitor(interval_s=0.05), keras.callbacks.CSVLogger(tmp_path / "log.csv"), Occupy(0.2, busy=True)]
+    history = model.fit(np.zeros((8, 4)), np.zeros((8, 1)), epochs=2, verbose=0, callbacks=callbacks)
+    names = LOGGED[:3] if detect().gpus else LOGGED[3:]
+    assert set(history.history) == {"loss", *names}
+    assert all(value > 0 for name in names for value in history.history[name])
+    assert set(names) < set((tmp_path / "log.csv").read_text().splitlines()[0].split(","))
+
+
+def test_it_watches_a_loop_without_fit():
+    with GpuMonitor(interval_s=0.05) as monitor:
+        time.sleep(0.3)
+    assert len(monitor.utilization.seconds) >= 3
+    assert sampling_threads() == []
+    with pytest.raises(RuntimeError, match="in the loop"), GpuMonitor(interval_s=0.05):
+        raise RuntimeError("in the loop")
+    assert sampling_threads() == []
+
+
+def test_the_timelines_of_workers_are_put_together(tmp_path, monkeypatch):
+    for index in range(2):
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"task": {"type": "worker", "index": index}}))
+        with GpuMonitor(interval_s=0.05, directory=tmp_path):
+            time.sleep(0.1)
+    merged = merge_workers(tmp_path)
+    assert {name.split("_")[0] for name in merged.series} == {"worker0", "worker1"}
+    assert merged.seconds == sorted(merged.seconds)
+    assert {len(values) for values in merged.series.values()} == {len(merged.seconds)}
+    (tmp_path / "utilization-worker1.json").write_text("{")
+    with pytest.raises(ArtifactError, match="A timeline is damaged. Received: .*worker1"):
+        merge_workers(tmp_path)
+    with pytest.raises(ArtifactError, match="must hold timelines of GpuMonitor"):
+        merge_workers(tmp_path / "nothing")
+
+
+def test_any_program_is_watched():
+    program = "import sys, time; time.sleep(0.4); sys.exit(3)"
+    code, timeline = monitor_command([sys.executable, "-c", program], interval_s=0.1)
+    assert code == 3
+    assert len(timeline.seconds) >= 3
+    code, _ = monitor_command([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"])
+    assert code == 128 + 15
+    with pytest.raises(ConfigError, match="must be a program. Received: no-such-program"):
+        monitor_command(["no-such-program"])
 
 
 def test_fitting_again_after_fit_raised_leaves_one_thread_at_most(fit):

@@ -3,12 +3,12 @@ import json
 import pytest
 
 from tfopt.hardware import detect
-from tfopt.profiling.nvml import Nvml, NvmlUnavailableError
+from tfopt.profiling.monitoring.nvml import Nvml, NvmlUnavailableError
 
 READ_ALL = """
 import json, os
 from tfopt.hardware import detect
-from tfopt.profiling.nvml import Nvml, NvmlUnavailableError
+from tfopt.profiling.monitoring.nvml import Nvml, NvmlUnavailableError
 
 def names(visible):
     os.environ["CUDA_VISIBLE_DEVICES"] = visible
@@ -38,22 +38,127 @@ def found(run_with_fake_nvml):
 
 def test_reads_every_gpu_in_units_and_none_where_unsupported(found):
     assert found["names"] == ["NVIDIA A100-SXM4-40GB", "NVIDIA T4-TEST"]
-    assert found["samples"] == [
-        {
-            "gpu_utilization_percent": 37.0,
-            "memory_used_bytes": 10 * 2**30,
-            "power_watts": 250.5,
-            "temperature_celsius": 61.0,
-            "sm_clock_mhz": 1410.0,
-        },
-        {
-            "gpu_utilization_percent": 83.0,
-            "memory_used_bytes": 4 * 2**30,
-            "power_watts": None,
-            "temperature_celsius": 45.0,
-            "sm_clock_mhz": 585.0,
-        },
+    first, second = found["samples"]
+    assert first == {
+        "gpu_utilization_percent": 37.0,
+        "memory_utilization_percent": 5.0,
+        "memory_used_bytes": 10 * 2**30,
+        "power_watts": 250.5,
+        "energy_joules": 0.0,
+        "temperature_celsius": 61.0,
+        "sm_clock_mhz": 1410.0,
+        "throttled": 0.0,
+        "pcie_sent_bytes_per_second": None,  # the turn of the other GPU
+        "pcie_received_bytes_per_second": None,
+        "nvlink_sent_bytes_per_second": None,
+        "nvlink_received_bytes_per_second": None,
+    }
+    assert second["gpu_utilization_percent"] == 83.0
+    assert second["power_watts"] is None
+    assert second["pcie_sent_bytes_per_second"] == 3_000_000
+    assert second["pcie_received_bytes_per_second"] == 3_500_000
+
+
+PLAY = """
+import json, os, pathlib, time
+from tfopt.profiling.monitoring import nvml as module
+module.FIRST_PAUSE_S = 0.0
+state = pathlib.Path(os.environ["FAKE_NVML_STATE"])
+os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+if os.environ.get("SLICE"):
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["SLICE"]
+played = []
+steps = json.loads(os.environ["TIMELINE"])
+state.write_text(steps[0])
+with module.Nvml() as nvml:
+    for step in steps:
+        state.write_text(step)
+        time.sleep(0.02)
+        played.append([gpu.to_dict() for gpu in nvml.sample()])
+    print(json.dumps({"names": nvml.names, "samples": played, "failures": nvml.failures, "throttles": nvml.throttles}))
+"""
+
+
+@pytest.fixture(scope="module")
+def play(run_with_fake_nvml, tmp_path_factory):
+    def run(*steps, driver="new", **environment):
+        state = tmp_path_factory.mktemp("state") / "state"
+        timeline = json.dumps(["\n".join(step) + "\n" for step in steps])
+        process = run_with_fake_nvml(PLAY, driver, FAKE_NVML_STATE=str(state), TIMELINE=timeline, **environment)
+        assert process.returncode == 0, process.stderr
+        return json.loads(process.stdout.splitlines()[-1])
+
+    return run
+
+
+def test_a_timeline_of_eight_gpus(play):
+    def step(number):
+        rows = [
+            [
+                f"{gpu} util {10 * gpu + number}",
+                f"{gpu} energy {1000 * (gpu + 1) * (number + 1)}",
+                f"{gpu} power {100 + gpu}",
+            ]
+            for gpu in range(8)
+        ]
+        links = [f"3 nvlink {1000 * number}"]
+        reasons = ["2 reasons 36", "4 reasons 1"]  # 36: power limit and temperature; 1: idle, which is no throttling
+        return ["count 8", *rows, *links, *(reasons if number == 1 else [])]
+
+    found = play(*(step(number) for number in range(9)))
+    samples = found["samples"]
+    assert len(found["names"]) == 8
+    assert [[gpu["gpu_utilization_percent"] for gpu in each] for each in samples] == [
+        [10 * gpu + number for gpu in range(8)] for number in range(9)
     ]
+    assert [gpu["energy_joules"] for gpu in samples[4]] == [4 * (gpu + 1) for gpu in range(8)]
+    assert samples[0][5]["power_watts"] == pytest.approx(0.105)
+    assert [gpu["throttled"] for gpu in samples[1]] == [0, 0, 1, 0, 0, 0, 0, 0]
+    assert found["throttles"] == {"power limit": 1, "temperature": 1}
+    measured = [sum(each[gpu]["pcie_sent_bytes_per_second"] is not None for each in samples) for gpu in range(8)]
+    assert sorted(measured) == [1] * 7 + [2]
+    links = samples[2][3]
+    assert links["nvlink_received_bytes_per_second"] == pytest.approx(2 * links["nvlink_sent_bytes_per_second"])
+    assert 0 < links["nvlink_sent_bytes_per_second"] <= 1024 * 1000 / 0.02
+    assert samples[2][0]["nvlink_sent_bytes_per_second"] is None
+    assert found["failures"] == {}
+
+
+def test_a_card_and_a_driver_that_are_lost_come_back(play):
+    well, lost, gone = ["count 2"], ["1 error 15"], ["init 9", "0 error 1", "1 error 1"]
+    found = play(well, lost, lost, well, well, gone, gone, well, well)
+    seen = [[gpu["gpu_utilization_percent"] for gpu in each] for each in found["samples"]]
+    assert seen[0] == [37, 83]
+    assert seen[2] == [37, None]  # the other card is still read
+    assert [37, 83] in seen[3:5]
+    assert seen[6] == [None, None]
+    assert seen[8] == [37, 83]
+    assert set(found["failures"]) >= {"GPU is lost"}
+
+
+def test_an_error_of_one_reading_leaves_the_others(play):
+    found = play(["0 error_power 999"], ["0 util 50"])
+    first, second = (each[0] for each in found["samples"])
+    assert (first["power_watts"], first["gpu_utilization_percent"]) == (None, 37)
+    assert (second["power_watts"], second["gpu_utilization_percent"]) == (250.5, 50)
+    assert sum(found["failures"].values()) == 1
+
+
+def test_a_driver_without_the_newer_calls(play):
+    found = play(["count 1"], driver="old")
+    (gpu,) = found["samples"][0]
+    assert gpu["gpu_utilization_percent"] == 37
+    assert {gpu[name] for name in ("energy_joules", "throttled", "pcie_sent_bytes_per_second")} == {None}
+    assert found["failures"] == {}
+
+
+def test_a_mig_slice_has_its_memory_and_no_utilization(play):
+    found = play(["0 mig 2"], SLICE="MIG-01")
+    (part,) = found["samples"][0]
+    assert found["names"] == ["NVIDIA A100-SXM4-40GB MIG 3g.20gb"]
+    assert part["memory_used_bytes"] == 2_000_000
+    assert part["gpu_utilization_percent"] is None
+    assert part["power_watts"] == 250.5
 
 
 @pytest.mark.parametrize(

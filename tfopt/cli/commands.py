@@ -14,6 +14,7 @@ from tfopt.cli.exit_codes import CHECK_FAILED, SUCCESS, WRONG_USE, CheckError
 from tfopt.cli.init_command import init_command
 from tfopt.cli.lists.model_commands import models_command
 from tfopt.cli.lists.recipe_commands import recipes_command
+from tfopt.cli.monitor_command import monitor_any_command
 from tfopt.cli.options import DevicesOptions, LaunchOptions, VerifyOptions
 from tfopt.cli.own_code import look_beside, read_recipe
 from tfopt.cli.parsing import parse_words, start_tensorflow
@@ -149,6 +150,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "verify": verify_command,
     "launch": launch_command,
     "doctor": doctor_command,
+    "monitor": monitor_any_command,
     "data": data_command,
 }
 

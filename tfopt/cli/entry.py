@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 
 from tfopt.cli.commands import COMMANDS
+from tfopt.cli.doctor_command import target_place
 from tfopt.cli.exit_codes import BROKEN_PIPE, SUCCESS, WRONG_USE, report_error
 from tfopt.cli.own_code import FLAG, code_of_files_allowed
 from tfopt.errors import unknown_name
@@ -28,9 +29,12 @@ usage: tfopt COMMAND [OPTIONS]
   export IN OUT        write a model (.keras or SavedModel) as a SavedModel: float32, int8, ...
   verify DIR           measure an exported artifact in a fresh process
   launch SCRIPT        run a script in several workers that train together
+  doctor SCRIPT|NAME   say where the time of a training step goes, and what to change
+  monitor -- COMMAND   sample the GPUs, or the processor, while any program runs
   data COMMAND         list, measure, convert or serve examples
 
-tfopt COMMAND --help shows the options of a command. --version prints the version. All commands but launch take
+tfopt COMMAND --help shows the options of a command. --version prints the version. All commands but launch, doctor
+and monitor, whose last words belong to another program, take
   --json        print JSON, also for errors
   --traceback   with an error, show where in the program it occurred
   --allow-code  import the builder, source or task that a recipe file names as package.module:name. Python looks for the
@@ -84,9 +88,16 @@ def _run(words: list[str]) -> int:
 
 
 def _own(words: Sequence[str]) -> Sequence[str]:
-    """Returns the words that are tfopt's: the words after launch belong to a script."""
+    """Returns the words that are tfopt's: the last words of some commands belong to a script."""
     command = next((word for word in words if not word.startswith("-")), None)
-    return words[: words.index("launch")] if command == "launch" else words
+    if command == "launch":
+        return words[: words.index("launch")]
+    if command == "monitor" and "--" in words:
+        return words[: words.index("--")]
+    if command == "doctor":
+        begin = words.index("doctor") + 1
+        return words[: begin + target_place(list(words[begin:]))]
+    return words
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """The load of the GPU during training, and the layers that do not fit its tensor cores.
 
-Start in monitor.py, the Keras callback that watches `fit`.
+Start in monitoring/callback.py, the Keras callback that watches `fit`.
 """
 
 import lazy_loader

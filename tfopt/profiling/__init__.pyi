@@ -1,4 +1,3 @@
-from .monitor import GpuMonitor
-from .nvml import GpuSample, Nvml, NvmlUnavailableError
+from .monitoring import GpuMonitor, GpuSample, Nvml, NvmlUnavailableError, merge_workers
 
-__all__ = ["GpuMonitor", "GpuSample", "Nvml", "NvmlUnavailableError"]
+__all__ = ["GpuMonitor", "GpuSample", "Nvml", "NvmlUnavailableError", "merge_workers"]

@@ -22,6 +22,7 @@ from rich.segment import ControlType, Segments
 from rich.table import Table
 from rich.text import Text
 
+from tfopt.profiling.monitoring.callback import LOGGED
 from tfopt.score_text import SCORE_LABELS
 
 SECONDS_BETWEEN_DRAWINGS = 0.1
@@ -31,6 +32,8 @@ GAP = "  "
 # The most important figures come first in the line, and stay longest on a narrow terminal.
 SHOWN_FIRST = ("loss", *SCORE_LABELS, "sparsity")
 KEPT_LONGEST = (*SCORE_LABELS, "loss", "sparsity")
+# What the line shows of GpuMonitor's figures, and their names there.
+LOADS = {"gpu_utilization_percent": "gpu", "process_cpu_percent": "cpu"}
 
 
 class FitProgress(keras.callbacks.Callback):
@@ -87,7 +90,7 @@ class FitProgress(keras.callbacks.Callback):
             self._draw()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        self._figures.update(logs or {})
+        self._figures.update(_with_load(logs or {}))
         self._steps = self._steps or self._step  # after one epoch the length of the data set is known
         self._step = self._steps
         if self._in_place:
@@ -212,6 +215,12 @@ def _names(figures: Mapping[str, Any]) -> list[str]:
 
 def _rank(name: str, order: tuple[str, ...]) -> int:
     return order.index(name) if name in order else len(order)
+
+
+def _with_load(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the figures of an epoch, of those of the machine only the load."""
+    shown = {LOADS.get(name, name): value for name, value in logs.items() if name in LOADS or name not in LOGGED}
+    return {name: f"{value:.0f}%" if name in LOADS.values() else value for name, value in shown.items()}
 
 
 def _duration(seconds: float) -> str:

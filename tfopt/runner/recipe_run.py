@@ -21,6 +21,7 @@ from tfopt.data import EpochCounter, Examples, InputReport, decide, epoch_steps,
 from tfopt.errors import UnsupportedModelError
 from tfopt.exporting import ExportConfig, export, verify_together
 from tfopt.profiling import GpuMonitor
+from tfopt.profiling.monitoring.callback import LOGGED
 from tfopt.pruning.structured.shrink import find_groups
 from tfopt.pruning.weights import select_weights
 from tfopt.quantization import QuantizedModel
@@ -193,7 +194,11 @@ class _Work:
         self.phases.append(
             Phase(
                 name=fit.name,
-                history={name: [float(value) for value in values] for name, values in history.history.items()},
+                history={
+                    name: [float(value) for value in values]
+                    for name, values in history.history.items()
+                    if name not in LOGGED  # the timeline of the report shows them
+                },
                 step_time_ms=steps_taken.step_time_ms,
                 trace_seconds=steps_taken.trace_seconds,
                 compile_seconds=steps_taken.compile_seconds,

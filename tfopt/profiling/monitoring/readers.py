@@ -1,0 +1,163 @@
+"""What a monitor reads at each sample: the GPUs, or the processor if there is no GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import Counter
+from typing import Protocol
+
+import psutil
+
+from tfopt.profiling.monitoring.dcgm import Dcgm
+from tfopt.profiling.monitoring.nvml import Nvml, NvmlUnavailableError
+
+Figures = dict[str, float | None]
+
+
+class Reader(Protocol):
+    """Reads all values at one moment.
+
+    Attributes:
+        source: Where the values come from.
+        failures: Error messages, each with the number of failed readings.
+    """
+
+    source: str
+    failures: Counter[str]
+
+    def read(self) -> Figures:
+        """Returns the values by name."""
+
+    def close(self) -> None:
+        """Releases what the reader holds."""
+
+    def notes(self) -> list[str]:
+        """Returns remarks for the summary."""
+
+
+class GpuReader:
+    """Reads the NVIDIA GPUs that this process may use.
+
+    Args:
+        interval_s: Seconds between samples.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        self._nvml = Nvml()
+        self._dcgm = Dcgm(interval_s)
+        self.source = f"NVML ({', '.join(self._nvml.names)})"
+        self.failures = self._nvml.failures
+        self._numbers = _numbers_on_the_bus(len(self._nvml.names))
+
+    def read(self) -> Figures:
+        figures: Figures = {}
+        for index, gpu in enumerate(self._nvml.sample()):
+            values = {**gpu.to_dict(), **self._dcgm.last(self._numbers[index])}
+            figures |= {f"gpu{index}_{name}": value for name, value in values.items()}
+        return figures
+
+    def close(self) -> None:
+        self._dcgm.close()
+        self._nvml.close()
+
+    def notes(self) -> list[str]:
+        throttles = self._nvml.throttles.most_common()
+        return [f"clocks lowered by {words} in {count} samples" for words, count in throttles]
+
+
+class ProcessReader:
+    """Reads the processor load and the memory of a process with its children, and of the machine.
+
+    Args:
+        reason: Why no GPU is read.
+        pid: The process; None is this one.
+    """
+
+    # psutil counts the scheduler's ticks of 10 ms. A percentage of only a few ticks would be random.
+    _SHORTEST_S = 0.1
+
+    def __init__(self, reason: str, pid: int | None = None) -> None:
+        self.source = f"psutil ({reason})"
+        self.failures: Counter[str] = Counter()
+        self._process = psutil.Process(pid)
+        self._with_children = pid is not None
+        self._seconds = 0.0
+        self._measured: float | None = None
+
+    def read(self) -> Figures:
+        process_cpu, system_cpu = self._cpu()
+        return {
+            "process_cpu_percent": process_cpu,
+            "system_cpu_percent": system_cpu,
+            "process_memory_bytes": self._memory(),
+            "system_memory_used_bytes": float(psutil.virtual_memory().used),
+        }
+
+    def close(self) -> None:
+        """Does nothing, because psutil has nothing to release."""
+
+    def notes(self) -> list[str]:
+        return []
+
+    def _tree(self) -> list[psutil.Process]:
+        if not self._with_children:
+            return [self._process]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [self._process, *self._process.children(recursive=True)]
+        return []
+
+    def _memory(self) -> float | None:
+        sizes = []
+        for process in self._tree():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                sizes.append(process.memory_info().rss)
+        return float(sum(sizes)) if sizes else None
+
+    def _cpu(self) -> tuple[float | None, float | None]:
+        """Returns the load since the last call. The first call returns None, and only starts the measurement."""
+        now, before = time.perf_counter(), self._measured
+        if before is not None and now - before < self._SHORTEST_S:
+            return None, None
+        self._measured = now
+        seconds, self._seconds = self._seconds, self._cpu_seconds()
+        system = psutil.cpu_percent()
+        if before is None:
+            return None, None
+        return 100 * max(self._seconds - seconds, 0.0) / (now - before), system
+
+    def _cpu_seconds(self) -> float:
+        total = 0.0
+        for process in self._tree():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                times = process.cpu_times()
+                total += times.user + times.system
+        return total
+
+
+def open_reader(interval_s: float, pid: int | None = None) -> Reader:
+    """Returns a reader of the GPUs, or of the processor if no GPU can be read.
+
+    Args:
+        interval_s: Seconds between samples.
+        pid: The process whose processor load is read; None is this one.
+    Example:
+        >>> reader = open_reader(0.5)
+        >>> reader.source.split(" ")[0] in ("NVML", "psutil")
+        True
+        >>> reader.close()
+    """
+    try:
+        return GpuReader(interval_s)
+    except NvmlUnavailableError as reason:
+        return ProcessReader(str(reason), pid)
+
+
+def _numbers_on_the_bus(count: int) -> list[int]:
+    """Returns the numbers by which DCGM knows the GPUs of this process; -1 for a GPU that is named otherwise."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return list(range(count))
+    entries = [entry.strip() for entry in visible.split(",")][:count]
+    return [int(entry) if entry.isdecimal() else -1 for entry in entries]
