@@ -16,6 +16,7 @@ MATRIX_SIZE = 2048
 # 256 MB for each array: far more than the caches of one processor.
 ARRAY_VALUES = 2**26
 SECONDS = 0.4
+SMALL_KERNELS = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +27,14 @@ class CpuPeak(Record):
         float32_gflops: Rate of a large float32 matrix product, in 10^9 operations per second.
         bfloat16_gflops: The same in bfloat16. Without instructions for bfloat16 it is lower.
         memory_gb_per_s: Bandwidth of the memory in 10^9 bytes per second.
+        kernel_us: Time of a kernel with almost nothing to compute, in a graph, in microseconds.
         logical_cores: Number of logical cores that this process may use.
     """
 
     float32_gflops: float
     bfloat16_gflops: float
     memory_gb_per_s: float
+    kernel_us: float
     logical_cores: int
 
 
@@ -56,6 +59,7 @@ def cpu_peak() -> CpuPeak:
             float32_gflops=_matmul_gflops(tf.float32),
             bfloat16_gflops=_matmul_gflops(tf.bfloat16),
             memory_gb_per_s=_memory_gb_per_s(),
+            kernel_us=_kernel_us(),
             logical_cores=logical_cores(),
         )
 
@@ -68,6 +72,19 @@ def _matmul_gflops(dtype: tf.DType) -> float:
 def _memory_gb_per_s() -> float:
     total, added = tf.Variable(tf.zeros(ARRAY_VALUES)), tf.ones(ARRAY_VALUES)
     return 1e-9 * 3 * 4 * ARRAY_VALUES / _best_seconds(lambda: total.assign_add(added, read_value=False))
+
+
+def _kernel_us() -> float:
+    vector = tf.ones((1, 8))
+    matrix = tf.linalg.eye(8)
+
+    @tf.function
+    def chain(value: tf.Tensor) -> tf.Tensor:
+        for _ in range(SMALL_KERNELS):  # each product needs the one before, so they run one after the other
+            value = tf.matmul(value, matrix)
+        return value
+
+    return 1e6 * _best_seconds(lambda: chain(vector)) / SMALL_KERNELS
 
 
 def _best_seconds(run: Callable[[], object]) -> float:

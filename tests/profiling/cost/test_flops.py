@@ -186,7 +186,7 @@ def test_the_published_count_of_bert_base():
 
 @pytest.mark.parametrize("length", [128, 384])
 def test_bert_base_has_the_products_of_its_formula(length):
-    """For each of 12 layers of width d: four projections (4 d d), two dense layers (8 d d), scores and values (2 n d)."""
+    """Each of 12 layers of width d: projections (4 d d), dense layers (8 d d), scores and values (2 n d)."""
     model = replace(PUBLISHED_MODELS["bert_base"], input_shape=(length,)).build()
     width = 768
     layer = length * (12 * width * width + 2 * length * width)
