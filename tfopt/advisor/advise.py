@@ -25,7 +25,9 @@ from tfopt.training import compile as compile_model
 # Memory that TensorFlow, its CUDA context and the work space of kernels take besides the tensors of a step.
 RESERVED_BYTES = 2**30
 MEASURED_SECONDS = 3.0
-LEAST_STEPS = 5
+# Steps of a timed epoch: one call into TensorFlow.
+STEPS = 10
+LEAST_EPOCHS = 3
 HEAD = ("GPU", "precision", "memory", "fits", "step ms", "examples/s", "per watt", "")
 
 
@@ -253,19 +255,35 @@ def _this_machine(recipe: Recipe, examples: Examples, batch: Any, decided: Plan,
 
 
 def measured_step_ms(recipe: Recipe, examples: Examples, batch: Any, decided: Plan) -> float:
-    """Returns the median time of a training step of a new model of the recipe, always on the same batch."""
+    """Returns the time of a training step of a new model of the recipe in `fit`, always on the same batch."""
     model = compiled_model(recipe, examples, decided)
     compile_model(model, decided, optimizer=model.optimizer, loss=model.loss)
-    size = recipe.training.global_batch_size
-    whole = keras.tree.map_structure(lambda value: _repeated(value, size), batch)
-    model.train_on_batch(*whole)  # traces and compiles
-    times: list[float] = []
-    end = time.perf_counter() + MEASURED_SECONDS
-    while len(times) < LEAST_STEPS or time.perf_counter() < end:
-        start = time.perf_counter()
-        model.train_on_batch(*whole)
-        times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times)
+    whole = keras.tree.map_structure(lambda value: _repeated(value, recipe.training.global_batch_size), batch)
+    data = tf.data.Dataset.from_tensors(whole).repeat()
+    timer = _Timer()
+    model.fit(data, steps_per_epoch=STEPS, epochs=LEAST_EPOCHS + 1000, verbose=0, shuffle=False, callbacks=[timer])
+    return 1e3 * statistics.median(timer.seconds) / STEPS
+
+
+class _Timer(keras.callbacks.Callback):
+    """Times the epochs but the first, and ends the training after MEASURED_SECONDS."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+        self._end = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._start = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        now = time.perf_counter()
+        if epoch == 0:  # it traces and compiles
+            self._end = now + MEASURED_SECONDS
+            return
+        self.seconds.append(now - self._start)
+        if now > self._end and len(self.seconds) >= LEAST_EPOCHS:
+            self.model.stop_training = True
 
 
 def _repeated(value: Any, size: int) -> Any:

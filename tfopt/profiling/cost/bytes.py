@@ -4,14 +4,15 @@ Assumption: each operation reads its inputs once and writes its outputs once, an
 operation to the next. There are two estimates.
 
 - Unfused: every operation is a kernel of its own, as TensorFlow runs them without XLA.
-- Fused: elementwise operations in a chain are one kernel, also with the reductions at its end, as XLA fuses them. Only
-  the values that leave the kernel are written, and what enters it is read once. Matrix products, convolutions and other
-  operations stay kernels of their own.
+- Fused: as XLA fuses. The result of an elementwise operation is written only if something else reads it: a matrix
+  product, a convolution, another kernel, or the caller. Otherwise each reader computes it again from what is in memory.
+  Reductions are the ends of such chains. Results that are computed from the same values at the same point of the graph
+  come from one kernel, which reads these once. Matrix products, convolutions and other operations stay kernels of their
+  own.
 
-A chain ends where a value has to go through another kernel first: the level of an operation is the number of kernels
-before it on the longest path, and only operations of one level fuse. An elementwise operation at the begin of a chain
-moves up to the level of its first reader, as XLA computes cheap operations where they are read. Both are estimates. XLA
-decides by the device whether a fusion pays, and kernels read some inputs more than once.
+The level of an operation is the number of kernels before it on the longest path. Only results of one level come from
+one kernel. Both are estimates. XLA decides by the device whether a fusion pays, and kernels read some inputs more than
+once.
 
 Reference:
     Williams et al., "Roofline: An Insightful Visual Performance Model for Multicore Architectures", CACM 2009.
@@ -45,10 +46,13 @@ MOVES_NOTHING = SHARES_INPUT | WRITES_NOTHING | {
     "TensorListElementShape", "TensorListFromTensor", "TensorListGetItem", "TensorListLength", "TensorListReserve",
     "VariableShape",
 }  # fmt: skip
+LOOKS_ONLY = MOVES_NOTHING - {"AssignVariableOp"}
 # Of a table, or of the whole, they read only what they return.
 READS_A_PART = frozenset({"Gather", "GatherNd", "GatherV2", "ResourceGather", "Slice", "Split", "StridedSlice"})
 # They read the variable, read the value and write the variable.
 UPDATES = frozenset({"AssignAddVariableOp", "AssignSubVariableOp", "ResourceScatterAdd", "ResourceScatterSub"})
+# Two results that share a smaller value, such as the learning rate, are not computed in one kernel for that.
+SHARED_BYTES = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +61,7 @@ class Kernel(Record):
 
     Attributes:
         name: Name of the operation; of a fusion, of its last operation.
-        kinds: The kinds of its operations.
+        kinds: The kinds of its operations; of a fusion, of those whose results it writes.
         multiply_adds: Multiply-adds of one execution.
         moved_bytes: Bytes that one execution reads and writes.
         dtype: Floating-point type in which it computes; "" without one.
@@ -70,16 +74,6 @@ class Kernel(Record):
     moved_bytes: int
     dtype: str
     executions: int = 1
-
-
-@dataclass
-class _Part:
-    """An operation of a graph while kernels are formed."""
-
-    operation: Any
-    multiply_adds: int
-    level: int
-    group: int
 
 
 def kernels(graph: Any, *, fused: bool) -> list[Kernel]:
@@ -113,9 +107,9 @@ def moved_bytes(found: Sequence[Kernel]) -> int:
 
 
 def _kernels(scope: Scope, executions: int, fused: bool) -> Iterator[Kernel]:
-    parts: list[_Part] = []
+    operations = needed_operations(scope.graph)
     levels: dict[Any, int] = {}
-    for operation in needed_operations(scope.graph):
+    for operation in operations:
         before = max((levels[tensor.op] for tensor in operation.inputs), default=0)
         inner = list(_inside(operation, scope, executions, fused))
         is_kernel = not inner and _is_kernel(operation)
@@ -123,12 +117,11 @@ def _kernels(scope: Scope, executions: int, fused: bool) -> Iterator[Kernel]:
         ends = bool(inner) or (is_kernel and operation.type not in ELEMENTWISE)
         levels[operation] = before + ends
         yield from inner
-        if is_kernel:
-            parts.append(_Part(operation, multiply_adds(operation) or 0, before, len(parts)))
+        if is_kernel and not (fused and operation.type in ELEMENTWISE | REDUCTIONS):
+            yield _kernel([operation], _moved_alone(operation), executions)
     if fused:
-        _move_up(parts)
-        _join(parts)
-    yield from _formed(parts, executions, scope)
+        for members, moved in _Fusions(scope, operations, levels).found():
+            yield _kernel(members, moved, executions)
 
 
 def _inside(operation: Any, scope: Scope, executions: int, fused: bool) -> Iterator[Kernel]:
@@ -141,84 +134,23 @@ def _inside(operation: Any, scope: Scope, executions: int, fused: bool) -> Itera
         yield from _kernels(repeated.body, executions * (repeated.rounds or 1), fused)
 
 
+def _kernel(members: Sequence[Any], moved: int, executions: int) -> Kernel:
+    floating = (_dtype(operation) for operation in members)
+    return Kernel(
+        name=members[-1].name,
+        kinds=tuple(operation.type for operation in members),
+        multiply_adds=sum(multiply_adds(operation) or 0 for operation in members),
+        moved_bytes=moved,
+        dtype=next((dtype for dtype in floating if dtype), ""),
+        executions=executions,
+    )
+
+
 def _is_kernel(operation: Any) -> bool:
     if operation.type in MOVES_NOTHING:
         return False
     tensors = (*operation.inputs, *operation.outputs)
     return any(each.dtype.is_floating or _bytes(each) > 64 for each in tensors if each.dtype != tf.resource)
-
-
-def _move_up(parts: Sequence[_Part]) -> None:
-    """Gives an elementwise operation that begins a chain the level of its first reader."""
-    of = {part.operation: part for part in parts}
-    for part in reversed(parts):
-        if part.operation.type not in ELEMENTWISE or part.operation.type in UPDATES:
-            continue
-        before = [of.get(_source(tensor).op) for tensor in part.operation.inputs]
-        if any(each and each.level == part.level and each.operation.type in ELEMENTWISE for each in before):
-            continue
-        readers = [of.get(reader) for tensor in part.operation.outputs for reader in _readers(tensor)]
-        if readers and all(readers):
-            part.level = max(part.level, min(each.level for each in readers if each))
-
-
-def _readers(tensor: Any) -> Iterator[Any]:
-    """Yields the operations that read a tensor, also where its memory is passed on."""
-    for reader in tensor.consumers():
-        if reader.type in SHARES_INPUT and reader.outputs:
-            yield from _readers(reader.outputs[0])
-        else:
-            yield reader
-
-
-def _join(parts: Sequence[_Part]) -> None:
-    """Gives the parts that fuse the same group: a chain of elementwise operations of one level, and its reductions."""
-    places = {part.operation: place for place, part in enumerate(parts)}
-    for part in parts:
-        if part.operation.type not in ELEMENTWISE and part.operation.type not in REDUCTIONS:
-            continue
-        for tensor in part.operation.inputs:
-            place = places.get(_source(tensor).op)
-            other = None if place is None else parts[place]
-            if other is None or other.operation.type not in ELEMENTWISE or other.level != part.level:
-                continue
-            first, second = _root(parts, part.group), _root(parts, other.group)
-            parts[max(first, second)].group = min(first, second)
-
-
-def _root(parts: Sequence[_Part], group: int) -> int:
-    while parts[group].group != group:
-        group = parts[group].group
-    return group
-
-
-def _source(tensor: Any) -> Any:
-    """Returns the tensor in whose memory a tensor lies."""
-    while tensor.op.type in SHARES_INPUT and len(tensor.op.inputs) > tensor.value_index:
-        tensor = tensor.op.inputs[tensor.value_index]
-    return tensor
-
-
-def _formed(parts: Sequence[_Part], executions: int, scope: Scope) -> Iterator[Kernel]:
-    groups: dict[int, list[_Part]] = {}
-    for part in parts:
-        groups.setdefault(_root(parts, part.group), []).append(part)
-    readers: dict[int, list[Any]] = {}
-    for operation in scope.graph.get_operations():
-        if operation.type not in MOVES_NOTHING or operation.type == "AssignVariableOp":
-            for tensor in operation.inputs:
-                readers.setdefault(id(_source(tensor)), []).append(operation)
-    results = {id(_source(tensor)) for tensor in scope.graph.outputs}
-    for members in groups.values():
-        inside = {part.operation for part in members}
-        yield Kernel(
-            name=members[-1].operation.name,
-            kinds=tuple(part.operation.type for part in members),
-            multiply_adds=sum(part.multiply_adds for part in members),
-            moved_bytes=_moved(inside, readers, results) if len(members) > 1 else _moved_alone(members[0].operation),
-            dtype=next((dtype for part in members if (dtype := _dtype(part.operation))), ""),
-            executions=executions,
-        )
 
 
 def _moved_alone(operation: Any) -> int:
@@ -230,19 +162,86 @@ def _moved_alone(operation: Any) -> int:
     return written + sum(_bytes(tensor) for tensor in operation.inputs)
 
 
-def _moved(inside: set[Any], readers: dict[int, list[Any]], results: set[int]) -> int:
-    """Returns the bytes that enter a fusion, each tensor once, and those that leave it."""
-    entering = {
-        id(source): source for each in inside for tensor in each.inputs if (source := _source(tensor)) is not None
-    }
-    moved = sum(_bytes(tensor) for tensor in entering.values() if tensor.op not in inside)
-    for operation in inside:
-        if operation.type in UPDATES:
-            moved += 2 * _bytes(operation.inputs[-1])
-        for tensor in operation.outputs:
-            if id(tensor) in results or any(reader not in inside for reader in readers.get(id(tensor), ())):
-                moved += _bytes(tensor)
-    return moved
+class _Fusions:
+    """The fusions of one graph: the operations whose results are written, by kernel.
+
+    Args:
+        scope: The graph.
+        operations: Its operations, each after those it needs.
+        levels: The level of each operation, where a kernel's own level is that of its readers.
+    """
+
+    def __init__(self, scope: Scope, operations: Sequence[Any], levels: dict[Any, int]) -> None:
+        self._needed = set(operations)
+        self._levels = levels
+        self._results = {id(_source(tensor)) for tensor in scope.graph.outputs}
+        # Each in the order of the graph, so that the values that an operation is computed from are known before it.
+        self._written: dict[Any, dict[int, Any]] = {}
+        self._values: dict[Any, dict[int, Any]] = {}
+        for operation in operations:
+            if operation.type not in ELEMENTWISE | REDUCTIONS or not _is_kernel(operation):
+                continue
+            values: dict[int, Any] = {}
+            for tensor in map(_source, operation.inputs):
+                if tensor.op in self._values and tensor.op not in self._written:
+                    values |= self._values[tensor.op]
+                else:
+                    values[id(tensor)] = tensor
+            self._values[operation] = values
+            if operation.type in REDUCTIONS | UPDATES or self._is_read(operation):
+                self._written[operation] = values
+
+    def found(self) -> Iterator[tuple[list[Any], int]]:
+        """Yields the operations whose results a kernel writes, and the bytes that it moves."""
+        groups: dict[Any, Any] = {operation: operation for operation in self._written}
+
+        def root(operation: Any) -> Any:
+            while groups[operation] is not operation:
+                operation = groups[operation]
+            return operation
+
+        readers: dict[tuple[int, int], Any] = {}
+        for operation, values in self._written.items():
+            level = self._levels[operation] - (operation.type in REDUCTIONS)
+            outputs = {id(tensor): tensor for tensor in operation.outputs}
+            for key, tensor in {**values, **outputs}.items():
+                if _bytes(tensor) >= SHARED_BYTES:
+                    groups[root(operation)] = root(readers.setdefault((key, level), operation))
+        members: dict[Any, list[Any]] = {}
+        for operation in self._written:
+            members.setdefault(root(operation), []).append(operation)
+        for each in members.values():
+            yield each, self._moved(each)
+
+    def _moved(self, members: Sequence[Any]) -> int:
+        inside = set(members)
+        values = {key: tensor for each in members for key, tensor in self._written[each].items()}
+        moved = sum(_bytes(tensor) for tensor in values.values() if tensor.op not in inside)
+        for operation in members:  # an update reads and writes its variable
+            moved += 2 * _bytes(operation.inputs[-1]) if operation.type in UPDATES else 0
+            moved += sum(_bytes(tensor) for tensor in operation.outputs)
+        return moved
+
+    def _is_read(self, operation: Any) -> bool:
+        """Returns whether something else than fused operations reads a result."""
+        waiting = list(operation.outputs)
+        while waiting:
+            tensor = waiting.pop()
+            if id(tensor) in self._results:
+                return True
+            for reader in tensor.consumers():
+                if reader.type in SHARES_INPUT:
+                    waiting += reader.outputs
+                elif reader in self._needed and reader.type not in ELEMENTWISE | REDUCTIONS | LOOKS_ONLY:
+                    return True
+        return False
+
+
+def _source(tensor: Any) -> Any:
+    """Returns the tensor in whose memory a tensor lies."""
+    while tensor.op.type in SHARES_INPUT and len(tensor.op.inputs) > tensor.value_index:
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
 
 
 def _dtype(operation: Any) -> str:
