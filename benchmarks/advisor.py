@@ -106,7 +106,8 @@ def main(options: Options) -> dict[str, Any] | None:
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "shares": {
-            "compute": device.COMPUTE_SHARE,
+            "tensor_cores": device.TENSOR_CORE_SHARE,
+            "cuda_cores": device.CUDA_CORE_SHARE,
             "memory": device.MEMORY_SHARE,
             "kernel_us": device.GPU_KERNEL_US,
             "cpu_compute": device.CPU_COMPUTE_SHARE,
@@ -160,13 +161,12 @@ def estimate(run: Run, found: Sequence[Kernel]) -> dict[str, Any]:
 
 def fit(traced: dict[Run, list[Kernel]]) -> None:
     """Prints the errors for several shares of the peaks."""
-    kept = device.COMPUTE_SHARE, device.MEMORY_SHARE
-    for compute in (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8):
-        for memory in (0.5, 0.6, 0.7, 0.8, 0.9):
-            device.COMPUTE_SHARE, device.MEMORY_SHARE = compute, memory
-            found = [estimate(run, kernels)["error"] for run, kernels in traced.items()]
-            print(compute, memory, errors(found), found)
-    device.COMPUTE_SHARE, device.MEMORY_SHARE = kept
+    for tensor in (0.5, 0.6, 0.7):
+        for cuda in (0.7, 0.8, 0.85, 0.9):
+            for memory in (0.7, 0.8, 0.9):
+                device.TENSOR_CORE_SHARE, device.CUDA_CORE_SHARE, device.MEMORY_SHARE = tensor, cuda, memory
+                found = [estimate(run, kernels)["error"] for run, kernels in traced.items()]
+                print(tensor, cuda, memory, errors(found), found)
 
 
 def errors(found: Sequence[float | None]) -> dict[str, float]:

@@ -12,7 +12,16 @@ import keras
 import tensorflow as tf
 
 from tfopt import notebook
-from tfopt.advisor.device import COMPUTE_SHARE, GPU_KERNEL_US, MEMORY_SHARE, Device, of_card, of_processor, step_seconds
+from tfopt.advisor.device import (
+    CUDA_CORE_SHARE,
+    GPU_KERNEL_US,
+    MEMORY_SHARE,
+    TENSOR_CORE_SHARE,
+    Device,
+    of_card,
+    of_processor,
+    step_seconds,
+)
 from tfopt.advisor.recipe_step import RecipeStep, compiled_model, first_batch, plan_on, recipe_step
 from tfopt.data import Examples
 from tfopt.hardware import GPU_CARDS, Gpu, GpuCard, Hardware, cpu_peak, detect, find_card
@@ -293,9 +302,10 @@ def _repeated(value: Any, size: int) -> Any:
 
 
 def _assumptions() -> list[str]:
-    shares = f"{COMPUTE_SHARE:.0%} of its dense peak, {MEMORY_SHARE:.0%} of its memory bandwidth"
+    shares = f"{TENSOR_CORE_SHARE:.0%} of the dense peak of its tensor cores, {CUDA_CORE_SHARE:.0%} of its CUDA cores"
     return [
-        f"Assumed of a GPU: {shares}, {GPU_KERNEL_US:g} us to start a kernel. The input keeps up.",
+        f"Assumed of a GPU: {shares}, {MEMORY_SHARE:.0%} of its memory bandwidth, "
+        f"{GPU_KERNEL_US:g} us for the start of a kernel. The input keeps up.",
         "Assumed of a step: a kernel reads its inputs and writes its outputs once; XLA fuses elementwise operations.",
         f"Memory: the tensors of a step, and {RESERVED_BYTES / 2**30:g} GiB for TensorFlow. Watts: those of the board.",
     ]

@@ -18,11 +18,14 @@ from tfopt.hardware import CpuPeak, GpuCard, Hardware
 from tfopt.profiling.cost import Kernel
 from tfopt.report import Record
 
-COMPUTE_SHARE = 0.5
-MEMORY_SHARE = 0.8
+TENSOR_CORE_SHARE = 0.6
+CUDA_CORE_SHARE = 0.85
+MEMORY_SHARE = 0.9
 GPU_KERNEL_US = 4.0
 # A convolution reaches less of the rate that a large matrix product reaches on a processor.
 CPU_COMPUTE_SHARE = 0.5
+# Depthwise convolutions have no matrix product: tensor cores do not compute them, and a processor reaches little.
+CPU_DEPTHWISE_SHARE = 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,7 @@ class Device(Record):
     Attributes:
         name: Name of the device.
         flops_per_s: Rate of matrix products and convolutions by the dtype of their inputs.
+        depthwise_flops_per_s: Rate of depthwise convolutions.
         bytes_per_s: Bandwidth of the memory.
         kernel_s: Time of a kernel's start.
         memory_bytes: Size of the memory.
@@ -40,6 +44,7 @@ class Device(Record):
 
     name: str
     flops_per_s: Mapping[str, float]
+    depthwise_flops_per_s: float
     bytes_per_s: float
     kernel_s: float
     memory_bytes: int
@@ -52,15 +57,17 @@ def of_card(name: str, card: GpuCard) -> Device:
     Example:
         >>> from tfopt.hardware import find_card
         >>> device = of_card("A100", find_card("A100"))
-        >>> device.flops_per_s["float32"] == COMPUTE_SHARE * 156e12
+        >>> device.flops_per_s["float32"] == TENSOR_CORE_SHARE * 156e12
         True
     """
-    rates = {dtype: 1e12 * COMPUTE_SHARE * rate for dtype, rate in card.peak_tflops.items()}
+    rates = {dtype: 1e12 * TENSOR_CORE_SHARE * rate for dtype, rate in card.peak_tflops.items()}
+    rates["float32"] = 1e12 * CUDA_CORE_SHARE * card.peak_tflops["float32"]
     if "tensorfloat32" in rates:
         rates["float32"] = rates["tensorfloat32"]
     return Device(
         name=name,
         flops_per_s=rates,
+        depthwise_flops_per_s=1e12 * CUDA_CORE_SHARE * card.peak_tflops["float32"],
         bytes_per_s=1e9 * MEMORY_SHARE * card.memory_gb_per_s,
         kernel_s=1e-6 * GPU_KERNEL_US,
         memory_bytes=card.memory_bytes,
@@ -76,6 +83,7 @@ def of_processor(hardware: Hardware, peak: CpuPeak) -> Device:
             "float32": 1e9 * CPU_COMPUTE_SHARE * peak.float32_gflops,
             "bfloat16": 1e9 * CPU_COMPUTE_SHARE * peak.bfloat16_gflops,
         },
+        depthwise_flops_per_s=1e9 * CPU_DEPTHWISE_SHARE * peak.float32_gflops,
         bytes_per_s=1e9 * peak.memory_gb_per_s,
         kernel_s=1e-6 * peak.kernel_us,
         memory_bytes=hardware.memory_bytes,
@@ -86,7 +94,10 @@ def step_seconds(kernels: Iterable[Kernel], device: Device) -> float | None:
     """Returns the time of a step; None if the device has no known rate for the dtype of a product.
 
     Example:
-        >>> device = Device(name="a", flops_per_s={"float32": 2e12}, bytes_per_s=1e12, kernel_s=1e-6, memory_bytes=1)
+        >>> device = Device(
+        ...     name="a", flops_per_s={"float32": 2e12}, depthwise_flops_per_s=1e11, bytes_per_s=1e12, kernel_s=1e-6,
+        ...     memory_bytes=2**30,
+        ... )
         >>> product = Kernel(name="b", kinds=("MatMul",), multiply_adds=10**9, moved_bytes=10**6, dtype="float32")
         >>> round(step_seconds([product], device), 6)
         0.001001
@@ -94,6 +105,8 @@ def step_seconds(kernels: Iterable[Kernel], device: Device) -> float | None:
     seconds = 0.0
     for kernel in kernels:
         rate = device.flops_per_s.get(kernel.dtype or "float32")
+        if kernel.kinds[0].startswith("Depthwise"):
+            rate = device.depthwise_flops_per_s
         if kernel.multiply_adds and rate is None:
             return None
         computing = 2 * kernel.multiply_adds / rate if rate else 0.0

@@ -22,16 +22,18 @@ class Link(Record):
         name: Name of the link.
         bytes_per_s: Rate in one direction.
         latency_s: Time of one message of a collective operation, with the start of its kernel.
+        reached: Share of the rate that a collective operation reaches.
     """
 
     name: str
     bytes_per_s: float
     latency_s: float
+    reached: float = REACHED
 
     @property
     def reached_bytes_per_s(self) -> float:
         """The rate that a collective operation reaches."""
-        return REACHED * self.bytes_per_s
+        return self.reached * self.bytes_per_s
 
 
 def _network(name: str, gigabits: float, latency_us: float) -> Link:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
@@ -67,7 +67,7 @@ class Cluster:
         """Returns the time in which GPUs sum a number of bytes.
 
         Example:
-            >>> link = Link(name="a link", bytes_per_s=1e9 / 0.78, latency_s=0.0)
+            >>> link = Link(name="a link", bytes_per_s=1e9, latency_s=0.0, reached=1.0)
             >>> round(Cluster(inside=link, between=link).all_reduce_s(1e9, 2), 3)
             1.0
         """
@@ -77,9 +77,9 @@ class Cluster:
         if hosts == 1:
             return _ring(size, gpus, self.inside)
         if self.algorithm == "ring":
-            slowest = min(self.inside, self.between, key=lambda link: link.bytes_per_s)
+            slowest = min(self.inside, self.between, key=lambda link: link.reached_bytes_per_s)
             latency = max(self.inside.latency_s, self.between.latency_s)
-            return _ring(size, gpus, Link(name=slowest.name, bytes_per_s=slowest.bytes_per_s, latency_s=latency))
+            return _ring(size, gpus, replace(slowest, latency_s=latency))
         within = _ring(size, min(gpus, self.gpus_per_host), self.inside) if self.gpus_per_host > 1 else 0.0
         return within + _ring(size, hosts, self.between)
 
