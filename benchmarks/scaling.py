@@ -7,8 +7,8 @@ There are two measurements:
     here       two and four logical devices, and two processes, on the cores of this machine: the model gets the step of
                one device, and the times in which two replicas sum a small and a large vector. It predicts the step of
                two and of four replicas. On shared cores, n replicas take n times as long to compute.
-    published  NVIDIA's runs of several GPUs, and Facebook's of 256: the model gets the published rate of the smaller run
-               and the links, and predicts the rate of the larger run
+    published  NVIDIA's runs of several GPUs, and Facebook's of 256: the model gets the published rate of the smaller
+               run and the links, and predicts the rate of the larger run
 
 Horovod, which NVIDIA's runs use, collects gradients in cycles of 5 ms by default. The model counts two cycles for each
 step of these runs; this number was chosen by the runs of ResNet-50 on eight GPUs, so only the others check it. Results

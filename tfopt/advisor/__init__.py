@@ -3,9 +3,10 @@
 Start in advise.py, which compares the GPUs of the table; scaling.py estimates a step on up to a thousand of them.
 """
 
-from tfopt.advisor.advise import Advice, CardEstimate, ThisMachine, advise
+from tfopt.advisor.advise import Advice, CardEstimate, advise
 from tfopt.advisor.links import LINKS, Link
 from tfopt.advisor.scaling import Cluster, ScaledStep, ScalingTable, scale
+from tfopt.advisor.this_machine import ThisMachine
 
 __all__ = [
     "LINKS",
