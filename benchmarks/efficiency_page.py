@@ -48,7 +48,8 @@ def published(results: dict[str, Any]) -> str:
         for run in results["published"]
     ]
     head = ("model", "GPU", "precision", "batch", "published examples/s", "estimated", "error")
-    return f"{table(head, rows, 4)}\n\n{errors('The error', results['published_error'])} Source: NVIDIA DeepLearningExamples."
+    error = errors("The error", results["published_error"])
+    return f"{table(head, rows, 4)}\n\n{error} Source: NVIDIA DeepLearningExamples."
 
 
 def here(results: dict[str, Any]) -> str:
@@ -57,7 +58,8 @@ def here(results: dict[str, Any]) -> str:
         for name, cell in results["here"].items()
     ]
     text = table(("recipe", "measured", "estimated", "error"), rows, 3)
-    return f"{text}\n\n{errors(f'The error on {results["device"]}', results['here_error'])}"
+    device = results["device"]
+    return f"{text}\n\n{errors(f'The error on {device}', results['here_error'])}"
 
 
 def shared_cores(results: dict[str, Any]) -> str:
@@ -101,8 +103,8 @@ def ethernet(results: dict[str, Any]) -> str:
     return (
         "Over Ethernet, Goyal et al. 2017 scale ResNet-50 from 8 to 256 P100 over 50 Gbit/s with an efficiency of\n"
         f"{found['published_efficiency']:.1%}. The model predicts {none['efficiency']:.1%} without overlap (error "
-        f"{none['error']:+.1%}) and\n{full['efficiency']:.1%} with full overlap (error {full['error']:+.1%}). Their hours "
-        "are rounded to whole hours."
+        f"{none['error']:+.1%}) and\n{full['efficiency']:.1%} with full overlap (error {full['error']:+.1%}). "
+        "Their hours are rounded to whole hours."
     )
 
 
