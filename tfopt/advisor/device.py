@@ -22,7 +22,8 @@ TENSOR_CORE_SHARE = 0.6
 CUDA_CORE_SHARE = 0.85
 MEMORY_SHARE = 0.9
 GPU_KERNEL_US = 4.0
-# A convolution reaches less of the rate that a large matrix product reaches on a processor.
+# A convolution reaches less of the rate that a large matrix product reaches on a processor. Both shares of a processor
+# were chosen by the recipes that benchmarks/advisor.py measures.
 CPU_COMPUTE_SHARE = 0.5
 # Depthwise convolutions have no matrix product: tensor cores do not compute them, and a processor reaches little.
 CPU_DEPTHWISE_SHARE = 0.03
