@@ -2,13 +2,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 import tensorflow as tf
 
-from tfopt.hardware import CPU_FEATURES, Gpu, Hardware, detect, peak_tflops
+from tfopt.hardware import CPU_FEATURES, GPU_CARDS, Gpu, Hardware, cpu_peak, detect, find_card, peak_tflops
 
 
 def test_detect_agrees_with_the_system():
@@ -116,3 +117,44 @@ def test_a_known_gpu_prints_its_figures_and_an_unknown_one_the_reasons():
 def test_it_serialises_to_json():
     hardware = detect()
     assert json.loads(hardware.to_json())["logical_cores"] == hardware.logical_cores
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "bandwidth", "watts"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 80, 2039, 400),
+        ("NVIDIA A100-SXM4-40GB", 40, 1555, 400),
+        ("NVIDIA A100 80GB PCIe", 80, 1935, 300),
+        ("NVIDIA A100-PCIE-40GB", 40, 1555, 250),
+        ("NVIDIA H100 80GB HBM3", 80, 3350, 700),
+        ("NVIDIA H200", 141, 4800, 700),
+        ("Tesla T4", 16, 320, 70),
+    ],
+)
+def test_the_variants_of_a_gpu_have_their_own_memory_and_power(name, gib, bandwidth, watts):
+    card = find_card(name)
+    assert (card.memory_gib, card.memory_gb_per_s, card.board_watts) == (gib, bandwidth, watts)
+
+
+def test_every_card_of_the_table_is_found_by_its_own_key_and_is_complete():
+    for key, card in GPU_CARDS.items():
+        assert find_card(f"NVIDIA {key}") is card  # no variant hides behind its family
+        assert card.peak_tflops["float16"] > card.peak_tflops["float32"]
+        # Operations per byte that both roofs allow: no slip of a power of ten.
+        assert 50 < 1e3 * card.peak_tflops["float16"] / card.memory_gb_per_s < 500
+        assert (card.nvlink_gb_per_s or 300) >= 300
+
+
+def test_the_measured_peak_is_reached_by_no_other_product():
+    """Nothing that TensorFlow computes here is much faster than the peak, and small products are slower."""
+    peak = cpu_peak()
+    assert peak is cpu_peak()  # measured once
+    matrix = tf.random.stateless_uniform((512, 512), (1, 2))
+    tf.matmul(matrix, matrix)
+    start = time.perf_counter()
+    for _ in range(20):
+        tf.matmul(matrix, matrix)
+    rate = 20 * 2 * 512**3 / (time.perf_counter() - start) / 1e9
+    assert rate < 1.3 * peak.float32_gflops
+    # A product of large matrices needs hundreds of operations per byte, or the peak would be that of the memory.
+    assert peak.float32_gflops > peak.memory_gb_per_s

@@ -237,7 +237,7 @@ def test_the_timelines_of_workers_are_put_together(tmp_path, monkeypatch):
     assert merged.seconds == sorted(merged.seconds)
     assert {len(values) for values in merged.series.values()} == {len(merged.seconds)}
     (tmp_path / "utilization-worker1.json").write_text("{")
-    with pytest.raises(ArtifactError, match="A timeline is damaged. Received: .*worker1"):
+    with pytest.raises(ArtifactError, match=r"A timeline is damaged. Received: .*worker1"):
         merge_workers(tmp_path)
     with pytest.raises(ArtifactError, match="must hold timelines of GpuMonitor"):
         merge_workers(tmp_path / "nothing")
@@ -250,7 +250,7 @@ def test_any_program_is_watched():
     assert len(timeline.seconds) >= 3
     code, _ = monitor_command([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"])
     assert code == 128 + 15
-    with pytest.raises(ConfigError, match="must be a program. Received: no-such-program"):
+    with pytest.raises(ConfigError, match=r"must be a program. Received: no-such-program"):
         monitor_command(["no-such-program"])
 
 

@@ -103,7 +103,7 @@ def test_a_timeline_of_eight_gpus(play):
         ]
         links = [f"3 nvlink {1000 * number}"]
         reasons = ["2 reasons 36", "4 reasons 1"]  # 36: power limit and temperature; 1: idle, which is no throttling
-        return ["count 8", *rows, *links, *(reasons if number == 1 else [])]
+        return ["count 8", *(line for row in rows for line in row), *links, *(reasons if number == 1 else [])]
 
     found = play(*(step(number) for number in range(9)))
     samples = found["samples"]

@@ -12,6 +12,7 @@ from tfopt.cli.data.commands import data_command
 from tfopt.cli.doctor_command import doctor_command
 from tfopt.cli.exit_codes import CHECK_FAILED, SUCCESS, WRONG_USE, CheckError
 from tfopt.cli.init_command import init_command
+from tfopt.cli.lists.advice import print_advice
 from tfopt.cli.lists.model_commands import models_command
 from tfopt.cli.lists.recipe_commands import recipes_command
 from tfopt.cli.monitor_command import monitor_any_command
@@ -69,6 +70,9 @@ def run_command(words: list[str]) -> int:
 def devices_command(words: list[str]) -> int:
     options = parse_words(DevicesOptions, words, "tfopt devices")
     start_tensorflow()
+    if options.advise is not None:
+        print_advice(options)
+        return SUCCESS
     from tfopt.hardware import detect
 
     hardware = detect()

@@ -6,17 +6,45 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
+from annotated_types import Ge
+
+from tfopt.settings.validation import check_fields
+
+AtLeastOne = Annotated[int, Ge(1)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DevicesOptions:
     """Shows the processor, its instructions for fast arithmetic, the memory and the GPUs of this machine.
 
-    An unknown value is shown with the reason.
+    An unknown value is shown with the reason. With --advise, estimates what a recipe would do on the GPUs that tfopt
+    knows.
     """
 
+    advise: Annotated[str | None, tyro.conf.arg(metavar="NAME|FILE.toml")] = None
+    """Recipe whose memory and step time are estimated on each known GPU, and measured on this machine."""
+    form: str | None = None
+    """Form of the recipe, for example full."""
+    input_shape: tuple[int, ...] | None = None
+    """Shape of one example, for a recipe of classification whose examples are not on this machine."""
+    outputs: AtLeastOne | None = None
+    """Number of classes, together with --input-shape."""
+    measure: bool = True
+    """Measure some steps on this machine, and state the error of the estimate for it."""
+    gpus: tuple[AtLeastOne, ...] = ()
+    """Numbers of GPUs, for example 1 8 64 512: the step of the recipe on so many, with its batch on each."""
+    card: str | None = None
+    """GPU for --gpus, as the advice names it. By default the best per watt."""
+    gpus_per_host: AtLeastOne = 8
+    """Number of GPUs of each host, for --gpus."""
+    network: str = "infiniband_8x200"
+    """Network between the hosts, for --gpus: ethernet_10, ethernet_25, ethernet_50, ethernet_100, infiniband_100,
+    infiniband_200, infiniband_8x200 or infiniband_8x400 (Gbit/s of each host)."""
     json: bool = False
     """Print JSON."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -184,6 +184,22 @@ def test_the_published_count_of_bert_base():
     assert count_flops(model).flops == pytest.approx(22.5e9, rel=0.02)
 
 
+@pytest.mark.parametrize("length", [128, 384])
+def test_bert_base_has_the_products_of_its_formula(length):
+    """Each of 12 layers of width d: projections (4 d d), dense layers (8 d d), scores and values (2 n d)."""
+    model = replace(PUBLISHED_MODELS["bert_base"], input_shape=(length,)).build()
+    width = 768
+    layer = length * (12 * width * width + 2 * length * width)
+    head = width * width + 2 * width  # the pooled first token, and two classes
+    assert count_flops(model).multiply_adds == pytest.approx(12 * layer + head, rel=1e-3)
+
+
+def test_the_published_count_of_vit_base_at_384_pixels():
+    # Liu et al. 2021 (Swin), table 1: ViT-B/16 at 384 * 384 pixels has 55.4 * 10^9 multiply-adds.
+    model = replace(PUBLISHED_MODELS["vit_base"], input_shape=(384, 384, 3)).build()
+    assert count_flops(model).multiply_adds == pytest.approx(55.4e9, rel=0.02)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, model in PUBLISHED_MODELS.items() if model.multiply_adds])
 def test_published_counts_of_the_table(name):

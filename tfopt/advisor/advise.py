@@ -1,0 +1,225 @@
+"""Compares the GPUs of the table for a recipe: memory, step time, examples per second and per watt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import tensorflow as tf
+
+from tfopt import notebook
+from tfopt.advisor.device import (
+    CUDA_CORE_SHARE,
+    GPU_KERNEL_US,
+    MEMORY_SHARE,
+    TENSOR_CORE_SHARE,
+    Device,
+    of_card,
+    step_seconds,
+)
+from tfopt.advisor.recipe_step import RecipeStep, first_batch, plan_on, recipe_step
+from tfopt.advisor.this_machine import ThisMachine, this_machine
+from tfopt.data import Examples
+from tfopt.hardware import GPU_CARDS, Gpu, GpuCard, Hardware, detect
+from tfopt.number_text import short_bytes
+from tfopt.recipe import Recipe
+from tfopt.report import Record
+from tfopt.training import Plan
+
+# Memory that TensorFlow, its CUDA context and the work space of kernels take besides the tensors of a step.
+RESERVED_BYTES = 2**30
+HEAD = ("GPU", "precision", "memory", "fits", "step ms", "examples/s", "per watt", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardEstimate(Record):
+    """What a recipe would do on one GPU.
+
+    Attributes:
+        name: The GPU, as in the table of tfopt.hardware.
+        precision: Name of the dtype policy that the plan chooses for it.
+        memory_bytes: Estimated memory of a step, with what TensorFlow itself takes.
+        fits: Whether that is at most the memory of the GPU.
+        step_ms: Estimated time of a step; None if it is unknown.
+        examples_per_s: Examples in a second.
+        examples_per_joule: Examples in a second for each watt of the board.
+        is_best: Whether it has the most examples per joule of the GPUs with enough memory.
+        unavailable: For each attribute above that is None, the reason.
+    """
+
+    name: str
+    precision: str
+    memory_bytes: int
+    fits: bool
+    step_ms: float | None
+    examples_per_s: float | None
+    examples_per_joule: float | None
+    is_best: bool = False
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice(Record):
+    """The GPUs of the table for a recipe.
+
+    Attributes:
+        recipe: Name of the recipe.
+        examples: Number of examples of a step.
+        gradient_bytes: Bytes of the gradients, which several GPUs would sum.
+        cards: The GPUs, the most examples per joule first, those without enough memory last.
+        here: This machine; None if it was not measured.
+        assumptions: What the estimates assume.
+    """
+
+    recipe: str
+    examples: int
+    gradient_bytes: int
+    cards: Sequence[CardEstimate]
+    here: ThisMachine | None = None
+    assumptions: Sequence[str] = ()
+
+    @property
+    def best(self) -> CardEstimate | None:
+        """The GPU with the most examples per joule of those with enough memory."""
+        return next((card for card in self.cards if card.is_best), None)
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Returns the table as text, without its head."""
+        return [
+            (
+                card.name,
+                card.precision,
+                short_bytes(card.memory_bytes),
+                "yes" if card.fits else "no",
+                _figure(card.step_ms, ".2f"),
+                _figure(card.examples_per_s, ",.0f"),
+                _figure(card.examples_per_joule, ".2f"),
+                "best per watt" if card.is_best else "",
+            )
+            for card in self.cards
+        ]
+
+    def _repr_html_(self) -> str:
+        notes = [(each, "") for each in self.assumptions]
+        return notebook.block(self.recipe, notebook.table(self.rows(), HEAD, figures=6), notebook.table(notes))
+
+    def __str__(self) -> str:
+        rows = [HEAD, *self.rows()]
+        widths = [max(len(row[place]) for row in rows) for place in range(len(HEAD))]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if place in (0, 1, 7) else cell.rjust(width)
+                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        here = [] if self.here is None else [str(self.here)]
+        return "\n".join([f"{self.recipe}: steps of {self.examples} examples", *lines, *here, *self.assumptions])
+
+
+def advise(
+    recipe: Recipe,
+    *,
+    examples: Examples | None = None,
+    cards: Sequence[str] | None = None,
+    hardware: Hardware | None = None,
+    measure: bool = True,
+) -> Advice:
+    """Estimates the memory and the step time of a recipe on the GPUs of the table.
+
+    The model is built and its training step traced, once for each precision. Nothing runs but the measured steps of
+    this machine.
+
+    Args:
+        recipe: The recipe.
+        examples: Examples that give the shapes of a batch; None loads those of the recipe.
+        cards: Keys of tfopt.hardware.GPU_CARDS; None means all.
+        hardware: This machine; None detects it.
+        measure: Whether to measure some steps on this machine, and state the error of the estimate for it.
+    Example:
+        >>> from tfopt.data.config import DataConfig
+        >>> from tfopt.recipe import ModelConfig
+        >>> small = Recipe(
+        ...     name="small",
+        ...     model=ModelConfig(builder="mlp", arguments={"units": [64]}),
+        ...     data=DataConfig(source="synthetic", arguments={"examples": 100, "input_shape": [8]}),
+        ... )
+        >>> advice = advise(small, cards=["A100", "L4"], measure=False)
+        >>> advice.best.name, [card.fits for card in advice.cards]
+        ('L4', [True, True])
+    """
+    examples = recipe.data.load() if examples is None else examples
+    batch = first_batch(recipe, examples)
+    traced: dict[tuple[str, bool], RecipeStep] = {}
+
+    def step_under(decided: Plan) -> RecipeStep:
+        key = decided.precision, decided.jit_compile
+        if key not in traced:
+            traced[key] = recipe_step(recipe, examples, batch, decided)
+        return traced[key]
+
+    estimates = []
+    for name in cards or GPU_CARDS:
+        decided = plan_on(recipe, _machine(name, GPU_CARDS[name]))
+        estimates.append(_estimate(of_card(name, GPU_CARDS[name]), decided.precision, step_under(decided)))
+    estimates.sort(key=lambda card: (not card.fits, -(card.examples_per_joule or 0.0)))
+    marked = [_marked(card, place) for place, card in enumerate(estimates)]
+    here = None
+    if measure:
+        decided = plan_on(recipe, hardware or detect())
+        here = this_machine(recipe, examples, batch, decided, step_under(decided))
+    step = next(iter(traced.values()))
+    return Advice(
+        recipe=recipe.name,
+        examples=step.examples,
+        gradient_bytes=step.gradient_bytes,
+        cards=marked,
+        here=here,
+        assumptions=_assumptions(),
+    )
+
+
+def _machine(name: str, card: GpuCard) -> Hardware:
+    gpu = Gpu(
+        name=name,
+        compute_capability=card.compute_capability,
+        memory_bytes=card.memory_bytes,
+        peak_tflops=card.peak_tflops,
+    )
+    return Hardware(logical_cores=1, memory_bytes=0, gpus=(gpu,), tensorflow_version=tf.__version__)
+
+
+def _estimate(device: Device, precision: str, step: RecipeStep) -> CardEstimate:
+    seconds = step_seconds(step.kernels, device)
+    rate = None if seconds is None else step.examples / (seconds * step.accumulate)
+    needed = step.memory.total_bytes + RESERVED_BYTES
+    reason = f"{device.name} has no known rate in {precision}"
+    unknown = ("step_ms", "examples_per_s", "examples_per_joule")
+    return CardEstimate(
+        name=device.name,
+        precision=precision,
+        memory_bytes=needed,
+        fits=needed <= device.memory_bytes,
+        step_ms=None if seconds is None else 1e3 * seconds * step.accumulate,
+        examples_per_s=rate,
+        examples_per_joule=None if rate is None or device.watts is None else rate / device.watts,
+        unavailable=dict.fromkeys(unknown, reason) if rate is None else {},
+    )
+
+
+def _marked(card: CardEstimate, place: int) -> CardEstimate:
+    return replace(card, is_best=True) if place == 0 and card.fits and card.examples_per_joule else card
+
+
+def _assumptions() -> list[str]:
+    shares = f"{TENSOR_CORE_SHARE:.0%} of the dense peak of its tensor cores, {CUDA_CORE_SHARE:.0%} of its CUDA cores"
+    return [
+        f"Assumed of a GPU: {shares}, {MEMORY_SHARE:.0%} of its memory bandwidth, "
+        f"{GPU_KERNEL_US:g} us for the start of a kernel. The input keeps up.",
+        "Assumed of a step: a kernel reads its inputs and writes its outputs once; XLA fuses elementwise operations.",
+        f"Memory: the tensors of a step, and {RESERVED_BYTES / 2**30:g} GiB for TensorFlow. Watts: those of the board.",
+    ]
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "unavailable" if value is None else format(value, form)

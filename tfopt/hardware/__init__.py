@@ -1,0 +1,25 @@
+"""The hardware of this machine, the figures of known GPUs, and the measured peaks of a processor.
+
+Start in machine.py, which lists what this machine has. gpus.py is the table of GPUs; processor_peak.py measures the
+peaks of a processor.
+"""
+
+from tfopt.hardware.gpus import GPU_CARDS, Gpu, GpuCard, find_card, peak_tflops
+from tfopt.hardware.machine import Hardware, detect
+from tfopt.hardware.processor import CPU_FEATURES, has_vnni, logical_cores
+from tfopt.hardware.processor_peak import CpuPeak, cpu_peak
+
+__all__ = [
+    "CPU_FEATURES",
+    "GPU_CARDS",
+    "CpuPeak",
+    "Gpu",
+    "GpuCard",
+    "Hardware",
+    "cpu_peak",
+    "detect",
+    "find_card",
+    "has_vnni",
+    "logical_cores",
+    "peak_tflops",
+]

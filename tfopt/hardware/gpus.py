@@ -1,0 +1,178 @@
+"""NVIDIA's GPUs for data centers: peak rates, memory, power and links, from the datasheets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tfopt.report import Record
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuCard(Record):
+    """What the datasheet of a GPU says.
+
+    Attributes:
+        peak_tflops: Dense peak rates in 10^12 operations per second by dtype; see the function `peak_tflops`.
+        memory_gib: Size of the memory. Datasheets write GB; the drivers report about as many GiB.
+        memory_gb_per_s: Bandwidth of the memory in 10^9 bytes per second.
+        board_watts: Largest power of the board.
+        nvlink_gb_per_s: Bandwidth of all NVLinks of the GPU, both directions together, in 10^9 bytes per second; None
+            without NVLink.
+        compute_capability: Major and minor number, for example (9, 0).
+        pcie_generation: Generation of the PCIe connection, which has 16 lanes.
+    """
+
+    peak_tflops: Mapping[str, float]
+    memory_gib: float
+    memory_gb_per_s: float
+    board_watts: float
+    nvlink_gb_per_s: float | None = None
+    compute_capability: tuple[int, int]
+    pcie_generation: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """Size of the memory in bytes."""
+        return int(self.memory_gib * GIB)
+
+
+def _peaks(float32: float, tensorfloat32: float, float16: float, int8: float) -> dict[str, float]:
+    """Returns peak rates by dtype. Since Ampere, bfloat16 has the rate of float16."""
+    half = {"float16": float16, "bfloat16": float16}
+    return {"float32": float32, "tensorfloat32": tensorfloat32, **half, "int8": int8}
+
+
+def _card(
+    rates: Mapping[str, float],
+    gib: float,
+    bandwidth: float,
+    watts: float,
+    nvlink: float | None,
+    pcie: int,
+    capability: tuple[int, int],
+) -> GpuCard:
+    return GpuCard(
+        peak_tflops=rates,
+        memory_gib=gib,
+        memory_gb_per_s=bandwidth,
+        board_watts=watts,
+        nvlink_gb_per_s=nvlink,
+        compute_capability=capability,
+        pcie_generation=pcie,
+    )
+
+
+_V100 = {"float32": 15.7, "float16": 125.0}
+_A100 = _peaks(19.5, 156.0, 312.0, 624.0)
+_HOPPER = _peaks(67.0, 494.5, 989.5, 1979.0)
+_HOPPER_NVL = _peaks(60.0, 417.5, 835.5, 1670.5)
+
+# Dense peaks in 10^12 operations per second: float32 on the CUDA cores, all others on the tensor cores; then the memory
+# in GiB and in GB/s, the power in W, NVLink in GB/s, the generation of PCIe, and the compute capability. If a datasheet
+# gives the rate with 2:4 sparsity, the dense rate is half of it. A key is words of the device name. The first key with
+# all its words in the name is used, so a variant comes before its family. Products with similar names (A10G, L40,
+# GH200) are not in the table.
+GPU_CARDS: dict[str, GpuCard] = {
+    # "NVIDIA V100 Tensor Core GPU" datasheet, January 2020. Of each V100, the smaller memory. SXM3 is the V100 of the
+    # DGX-2 ("NVIDIA DGX-2" datasheet, 2019).
+    "V100 SXM2": _card(_V100, 16, 900, 300, 300, 3, (7, 0)),
+    "V100 SXM3": _card(_V100, 32, 900, 350, 300, 3, (7, 0)),
+    "V100 PCIE": _card({"float32": 14.0, "float16": 112.0}, 16, 900, 250, None, 3, (7, 0)),
+    # "NVIDIA T4" product brief PB-09256-001.
+    "T4": _card({"float32": 8.1, "float16": 65.0, "int8": 130.0}, 16, 320, 70, None, 3, (7, 5)),
+    # "NVIDIA A10 Tensor Core GPU" datasheet, 2021.
+    "A10": _card(_peaks(31.2, 62.5, 125.0, 250.0), 24, 600, 150, None, 4, (8, 6)),
+    # "NVIDIA A100 Tensor Core GPU" datasheets of November 2020 (40 GB) and June 2021 (80 GB).
+    "A100 SXM4 80GB": _card(_A100, 80, 2039, 400, 600, 4, (8, 0)),
+    "A100 80GB PCIE": _card(_A100, 80, 1935, 300, 600, 4, (8, 0)),
+    "A100 PCIE 40GB": _card(_A100, 40, 1555, 250, 600, 4, (8, 0)),
+    "A100": _card(_A100, 40, 1555, 400, 600, 4, (8, 0)),
+    # "NVIDIA L4 Tensor Core GPU" and "NVIDIA L40S" datasheets, 2023.
+    "L4": _card(_peaks(30.3, 60.0, 121.0, 242.5), 24, 300, 72, None, 4, (8, 9)),
+    "L40S": _card(_peaks(91.6, 183.0, 362.05, 733.0), 48, 864, 350, None, 4, (8, 9)),
+    # "NVIDIA H100 Tensor Core GPU" datasheets: PCIe of 2022, SXM and NVL of 2024.
+    "H100 PCIE": _card(_peaks(51.0, 378.0, 756.5, 1513.0), 80, 2000, 350, 600, 5, (9, 0)),
+    "H100 NVL": _card(_HOPPER_NVL, 94, 3900, 400, 600, 5, (9, 0)),
+    "H100 HBM3": _card(_HOPPER, 80, 3350, 700, 900, 5, (9, 0)),
+    # "NVIDIA H200 Tensor Core GPU" datasheet, 2024.
+    "H200 NVL": _card(_HOPPER_NVL, 141, 4800, 600, 900, 5, (9, 0)),
+    "H200": _card(_HOPPER, 141, 4800, 700, 900, 5, (9, 0)),
+    # "NVIDIA DGX B200" datasheet, 2024: an eighth of the system's memory, bandwidth and NVLink; 1,000 W for each GPU
+    # ("NVIDIA Blackwell Architecture" technical brief).
+    "B200": _card(_peaks(75.0, 1100.0, 2250.0, 4500.0), 180, 8000, 1000, 1800, 5, (10, 0)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu(Record):
+    """One GPU that TensorFlow can use.
+
+    Attributes:
+        name: The product name, for example "NVIDIA H200".
+        compute_capability: Major and minor number, for example (9, 0).
+        memory_bytes: Total memory of the device.
+        peak_tflops: Peak rates by dtype; see the function `peak_tflops`.
+
+    Example:
+        >>> print(Gpu(name="NVIDIA A1", compute_capability=(8, 6)))
+        NVIDIA A1, compute capability 8.6, memory unavailable (NVML does not report it),
+        peak rates unavailable (not among the GPUs that tfopt knows)
+    """
+
+    name: str
+    compute_capability: tuple[int, int] | None = None
+    memory_bytes: int | None = None
+    peak_tflops: Mapping[str, float] | None = None
+
+    def __str__(self) -> str:
+        capability, memory = "unavailable (TensorFlow does not report it)", "unavailable (NVML does not report it)"
+        rates = "rates unavailable (not among the GPUs that tfopt knows)"
+        if self.compute_capability is not None:
+            capability = "{}.{}".format(*self.compute_capability)
+        if self.memory_bytes is not None:
+            memory = f"{self.memory_bytes / GIB:.1f} GiB"
+        if self.peak_tflops is not None:
+            rates = ", ".join(f"{dtype} {rate:g}" for dtype, rate in self.peak_tflops.items()) + " TFLOP/s"
+        return f"{self.name}, compute capability {capability}, memory {memory}, peak {rates}"
+
+
+def peak_tflops(gpu_name: str) -> dict[str, float] | None:
+    """Returns the peak rates of a GPU by dtype, or None if they are unknown.
+
+    The rates are dense (no 2:4 sparsity), in 10^12 operations per second. "float32" is the rate of the CUDA cores.
+    "tensorfloat32" is the rate of float32 matrix products in TensorFlow by default, since Ampere. A slice of a GPU
+    (MIG, vGPU) has only a share of the rates, and its name does not give the share, so its rates are unknown.
+
+    Args:
+        gpu_name: Product name of the GPU as TensorFlow or NVML reports it.
+
+    Example:
+        >>> peak_tflops("Tesla T4")
+        {'float32': 8.1, 'float16': 65.0, 'int8': 130.0}
+        >>> peak_tflops("NVIDIA A100-SXM4-40GB MIG 1g.5gb") is None
+        True
+    """
+    card = find_card(gpu_name)
+    return None if card is None else dict(card.peak_tflops)
+
+
+def find_card(gpu_name: str) -> GpuCard | None:
+    """Returns what the datasheet of a GPU says, or None if the GPU is not in the table.
+
+    A slice of a GPU (MIG, vGPU) has only a share of it, which its name does not give, so it is unknown too.
+
+    Args:
+        gpu_name: Product name of the GPU as TensorFlow or NVML reports it.
+
+    Example:
+        >>> find_card("NVIDIA L4").memory_gb_per_s
+        300
+    """
+    words = set(re.split(r"[^A-Z0-9]+", gpu_name.upper()))
+    if words & {"MIG", "GRID"}:
+        return None
+    return next((card for key, card in GPU_CARDS.items() if set(key.split()) <= words), None)
