@@ -13,10 +13,11 @@ from tfopt.cli.exit_codes import CHECK_FAILED, SUCCESS, WRONG_USE, CheckError
 from tfopt.cli.init_command import init_command
 from tfopt.cli.lists.model_commands import models_command
 from tfopt.cli.lists.recipe_commands import recipes_command
-from tfopt.cli.options import DevicesOptions, LaunchOptions, VerifyOptions
+from tfopt.cli.options import DevicesOptions, VerifyOptions
 from tfopt.cli.own_code import look_beside, read_recipe
 from tfopt.cli.parsing import parse_words, start_tensorflow
 from tfopt.cli.printing import ProgressConsole, print_json
+from tfopt.cli.script_commands import accelerate_command, launch_command
 from tfopt.errors import ArtifactError, ConfigError
 
 RUN_HELP = """\
@@ -126,18 +127,6 @@ def verify_command(words: list[str]) -> int:
     return SUCCESS if receipt.ok else CHECK_FAILED
 
 
-def launch_command(words: list[str]) -> int:
-    # A flag of the script may have the name of a flag of ours, so our flags end where the script begins.
-    place = 0
-    while place < len(words) and words[place].startswith("-") and words[place] != "-m":
-        place += 1 if "=" in words[place] or words[place] in ("-h", "--help") else 2
-    options = parse_words(LaunchOptions, words[:place], "tfopt launch")
-    start_tensorflow()
-    from tfopt.training.distributed.launch import launch
-
-    return launch(words[place:], options.workers, options.devices_per_worker)
-
-
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": run_command,
     "recipes": recipes_command,
@@ -147,6 +136,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "export": export_command,
     "verify": verify_command,
     "launch": launch_command,
+    "accelerate": accelerate_command,
     "data": data_command,
 }
 
