@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from tfopt.errors import TfoptError
 from tfopt.report import Change, PassReport, Skip
 from tfopt.scripts.hook import script_line
 from tfopt.scripts.run_script import run_script
@@ -65,7 +66,7 @@ def accelerate(path: str, arguments: Sequence[str], *, precision: str = "float32
         ...     _ = script.write_text(text)
         ...     done = accelerate(str(script), [])
         >>> done.exit_code, done.report.changed[0].detail
-        (0, "tfopt's step, 10 steps per call into TensorFlow, without XLA as Keras chose")
+        (0, "tfopt's step, 10 steps per call into TensorFlow, XLA off")
     """
     hook = AccelerateHook(precision=precision, xla=xla)
     with contextlib.ExitStack() as at_end:
@@ -101,25 +102,27 @@ class AccelerateHook:
         self, model: keras.Model, original: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Lets Keras compile the model, and puts the step under it."""
+        from tfopt.scripts.obstacles import gpus_unused, obstacle
+        from tfopt.training.step.runtime import uninstall
+
+        if self._plans.pop(model, None) is not None:
+            uninstall(model)
         if self.precision != "float32":
             self._keep_outputs_float32(model)
         original(*args, **kwargs)
-        self._plans.pop(model, None)
-        from tfopt.scripts.obstacles import gpus_unused, obstacle
-        from tfopt.training.compile import put_step
-        from tfopt.training.xla import xla_blockers
-
         place = script_line()
         found = obstacle(model, place)
         if found is None:
-            decided = self._plan()
-            if model.jit_compile and (not self.xla or xla_blockers(model)):
-                model.jit_compile = False
-            put_step(model, decided)
-            self._plans[model] = decided
-            found = gpus_unused(model, place, len(decided.hardware.gpus))
+            try:
+                found = gpus_unused(model, place, gpus=self._put_step(model))
+            except TfoptError as error:  # the script goes on without it
+                found = Skip(name=place, kind=type(model).__name__, reason=str(error))
         if found is not None:
             self._skip(found)
+        policy = model.dtype_policy.name
+        if self.precision != "float32" and policy != self._plan().precision:
+            reason = f"the script itself chose {policy}. Leave out set_dtype_policy, clear_session and dtype="
+            self._skip(Skip(name=place, kind=f"precision of {model.name}", reason=reason))
 
     def fit(
         self,
@@ -145,9 +148,7 @@ class AccelerateHook:
             self._skip(Skip(name=place, kind=f"fit of {model.name}", reason=reason))
             return original(*args, **kwargs)
         steps, reason = self._steps(model, given)
-        xla = "with XLA" if model.jit_compile else "without XLA"
-        xla += "" if self.xla else ", as --no-xla asks" if not model.jit_compile else ""
-        detail = f"tfopt's step, {reason}, {xla}{' as Keras chose' if self.xla else ''}"
+        detail = f"tfopt's step, {reason}, XLA {'on' if model.jit_compile else 'off'}"
         change = Change(name=place, kind=f"fit of {model.name}", detail=detail)
         self._changed[change] = self._changed.get(change, 0) + 1
         with _steps_per_execution(model, steps):
@@ -163,7 +164,7 @@ class AccelerateHook:
         if script is not None and "keras" in sys.modules:
             from tfopt.scripts.obstacles import own_loops
 
-            skipped += own_loops(script) if not self._changed else []
+            skipped += [] if self._fits else own_loops(script)
         changed = [
             Change(name=each.name, kind=each.kind, detail=each.detail + (f" ({times} times)" if times > 1 else ""))
             for each, times in self._changed.items()
@@ -190,9 +191,22 @@ class AccelerateHook:
         )
         return plan(config, self._hardware)
 
+    def _put_step(self, model: keras.Model) -> int:
+        """Puts the step under a compiled model. Returns the number of GPUs of this machine."""
+        from tfopt.training.compile import put_step
+        from tfopt.training.xla import xla_blockers
+
+        decided = self._plan()
+        if model.jit_compile and (not self.xla or xla_blockers(model)):
+            model.jit_compile = False
+        put_step(model, decided)
+        self._plans[model] = decided
+        return len(decided.hardware.gpus)
+
     def _steps(self, model: keras.Model, given: dict[str, Any]) -> tuple[int, str]:
         """Returns the steps of a call into TensorFlow, and the reason."""
         import keras
+        import tensorflow as tf
 
         from tfopt.scripts.obstacles import per_batch_callback
 
@@ -205,6 +219,8 @@ class AccelerateHook:
             return 1, f"one step per call because {callback} acts on each batch"
         if type(model).test_step is not keras.Model.test_step:
             return 1, f"one step per call because {type(model).__name__} has its own test_step"
+        if tf.config.functions_run_eagerly():
+            return 1, "one step per call because tf.config.run_functions_eagerly is on"
         steps = self._plans[model].steps_per_execution
         return steps, f"{steps} steps per call into TensorFlow"
 
