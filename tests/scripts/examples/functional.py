@@ -6,6 +6,7 @@ import sys
 import keras
 import numpy as np
 
+epochs = int(sys.argv[2]) if len(sys.argv) > 2 else 4
 keras.utils.set_random_seed(1)
 rng = np.random.default_rng(0)
 x = rng.normal(size=(330, 12)).astype("float32")
@@ -25,10 +26,10 @@ history = model.fit(
     x,
     y,
     batch_size=16,
-    epochs=4,
+    epochs=epochs,
     validation_split=0.2,
     class_weight={0: 1.0, 1: 2.0, 2: 0.5},
-    callbacks=[keras.callbacks.EarlyStopping(patience=3)],
+    callbacks=[keras.callbacks.EarlyStopping(patience=epochs)],
     verbose=2,
 )
 print(json.dumps({name: [round(value, 4) for value in values] for name, values in history.history.items()}))

@@ -21,6 +21,7 @@ def build(filters):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("out")
+    parser.add_argument("epochs", type=int, nargs="?", default=2)
     parser.add_argument("--filters", type=int, default=4)
     parser.add_argument("--report", action="store_true")
     options = parser.parse_args()
@@ -35,7 +36,9 @@ def main():
         return cross_entropy(labels, logits / temperature)
 
     model.compile("rmsprop", loss, metrics=["accuracy"])
-    history = model.fit(x, y, batch_size=16, epochs=2, shuffle=True, sample_weight=np.linspace(0, 1, 200), verbose=0)
+    history = model.fit(
+        x, y, batch_size=16, epochs=options.epochs, shuffle=True, sample_weight=np.linspace(0, 1, 200), verbose=0
+    )
     if options.report:
         print(f"{history.history['loss'][-1]:.4f}", sys.argv[2:])
     np.savez(options.out, *model.get_weights())
