@@ -72,6 +72,8 @@ def accelerate(path: str, arguments: Sequence[str], *, precision: str = "float32
     with contextlib.ExitStack() as at_end:
 
         def begin(keras: ModuleType) -> None:
+            if keras.config.backend() != "tensorflow":
+                return
             at_end.callback(keras.config.set_dtype_policy, keras.config.dtype_policy())
             hook.begin(keras)
 
@@ -102,6 +104,13 @@ class AccelerateHook:
         self, model: keras.Model, original: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Lets Keras compile the model, and puts the step under it."""
+        import keras
+
+        if keras.config.backend() != "tensorflow":
+            original(*args, **kwargs)
+            reason = f"Keras runs on {keras.config.backend()}, tfopt on TensorFlow. Set KERAS_BACKEND=tensorflow"
+            self._skip(Skip(name=script_line(), kind=type(model).__name__, reason=reason))
+            return
         from tfopt.scripts.obstacles import gpus_unused, obstacle
         from tfopt.training.step.runtime import uninstall
 

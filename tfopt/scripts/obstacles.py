@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfopt.compat.trainer import built_under
 from tfopt.report import Skip
@@ -149,7 +148,7 @@ def _calls(node: ast.AST, function: ast.FunctionDef | None) -> Iterator[tuple[in
 def _flat(callbacks: Any) -> list[Any]:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return list(callbacks.callbacks)
-    return [] if callbacks is None else list(tf.nest.flatten(callbacks))
+    return [] if callbacks is None else list(keras.tree.flatten(callbacks))
 
 
 def _passes_callbacks(fit: Any) -> bool:
