@@ -17,9 +17,11 @@ from tfopt.cli.lists.model_commands import models_command
 from tfopt.cli.lists.recipe_commands import recipes_command
 from tfopt.cli.monitor_command import monitor_any_command
 from tfopt.cli.options import DevicesOptions, LaunchOptions, VerifyOptions
+from tfopt.cli.options import DevicesOptions, VerifyOptions
 from tfopt.cli.own_code import look_beside, read_recipe
 from tfopt.cli.parsing import parse_words, start_tensorflow
 from tfopt.cli.printing import ProgressConsole, print_json
+from tfopt.cli.script_commands import accelerate_command, launch_command
 from tfopt.errors import ArtifactError, ConfigError
 
 RUN_HELP = """\
@@ -132,18 +134,6 @@ def verify_command(words: list[str]) -> int:
     return SUCCESS if receipt.ok else CHECK_FAILED
 
 
-def launch_command(words: list[str]) -> int:
-    # A flag of the script may have the name of a flag of ours, so our flags end where the script begins.
-    place = 0
-    while place < len(words) and words[place].startswith("-") and words[place] != "-m":
-        place += 1 if "=" in words[place] or words[place] in ("-h", "--help") else 2
-    options = parse_words(LaunchOptions, words[:place], "tfopt launch")
-    start_tensorflow()
-    from tfopt.training.distributed.launch import launch
-
-    return launch(words[place:], options.workers, options.devices_per_worker)
-
-
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": run_command,
     "recipes": recipes_command,
@@ -155,6 +145,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "launch": launch_command,
     "doctor": doctor_command,
     "monitor": monitor_any_command,
+    "accelerate": accelerate_command,
     "data": data_command,
 }
 

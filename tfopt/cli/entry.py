@@ -35,6 +35,11 @@ usage: tfopt COMMAND [OPTIONS]
 
 tfopt COMMAND --help shows the options of a command. --version prints the version. All commands but launch, doctor
 and monitor, whose last words belong to another program, take
+  accelerate SCRIPT    run an unmodified script with tfopt's training step in each fit that can have it
+  data COMMAND         list, measure, convert or serve examples
+
+tfopt COMMAND --help shows the options of a command. --version prints the version. All commands but launch and
+accelerate take
   --json        print JSON, also for errors
   --traceback   with an error, show where in the program it occurred
   --allow-code  import the builder, source or task that a recipe file names as package.module:name. Python looks for the
@@ -42,8 +47,9 @@ and monitor, whose last words belong to another program, take
 
 Exit codes: 0 success, 1 the check failed, 2 wrong use, 3 the command could not finish (the disk is full, the loss is
 not finite), 70 unexpected error: a bug in tfopt, 130 interrupted. launch returns the exit code of the worker that
-failed first.
+failed first, accelerate that of the script.
 """
+OF_SCRIPTS = ("launch", "accelerate")  # the words after these belong to a script
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,7 +85,9 @@ def _run(words: list[str]) -> int:
     try:
         if words[0] not in COMMANDS:
             raise unknown_name("command", words[0], COMMANDS)
-        with _one_line_warnings(), code_of_files_allowed(allow_code):
+        # A script's own warnings stay as Python shows them.
+        warns = contextlib.nullcontext() if words[0] == "accelerate" else _one_line_warnings()
+        with warns, code_of_files_allowed(allow_code):
             return COMMANDS[words[0]](words[1:])
     except BrokenPipeError:
         raise
@@ -98,6 +106,9 @@ def _own(words: Sequence[str]) -> Sequence[str]:
         begin = words.index("doctor") + 1
         return words[: begin + target_place(list(words[begin:]))]
     return words
+    """Returns the words that are tfopt's own, and not those of a script."""
+    command = next((word for word in words if not word.startswith("-")), None)
+    return words[: words.index(command)] if command in OF_SCRIPTS else words
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from annotated_types import Ge
@@ -87,3 +87,19 @@ class LaunchOptions:
     devices_per_worker: int | None = None
     """Number of GPUs for each worker, by default an equal share. Without GPUs, the number of logical CPU devices, by
     default one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccelerateOptions:
+    """Runs SCRIPT [ARGS...], a Python file or -m MODULE, with tfopt's training step in each fit that can have it.
+
+    The script is not changed and need not know tfopt. Write it after the options. Its output and its exit code stay. A
+    report on standard error says what was applied to which line, and what could not be.
+    """
+
+    precision: Literal["auto", "float32", "mixed_bfloat16", "mixed_float16"] = "float32"
+    """Dtype policy of the script's models. float32 changes nothing. The others change the weights beyond rounding."""
+    xla: bool = True
+    """Whether XLA may compile the step where Keras chose it."""
+    report: str | None = None
+    """File to which the report is written as JSON."""

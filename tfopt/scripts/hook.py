@@ -51,11 +51,14 @@ class FitHook(Protocol):
 
 
 @contextlib.contextmanager
-def hooked(hook: FitHook) -> Iterator[None]:
+def hooked(hook: FitHook, when_imported: Callable[[ModuleType], None] | None = None) -> Iterator[None]:
     """Within it, the hook is called for each `compile` and `fit`. Afterwards Keras' own methods are back.
 
     If Keras is not imported yet, its methods are replaced when it is.
 
+    Args:
+        hook: Called instead of the two methods.
+        when_imported: Called with Keras once it is imported, before the script uses it.
     Example:
         >>> import keras, numpy as np
         >>> class Count:
@@ -82,6 +85,8 @@ def hooked(hook: FitHook) -> Iterator[None]:
             owner = next(cls for cls in keras.Model.__mro__ if name in vars(cls))
             restore.append(functools.partial(setattr, owner, name, vars(owner)[name]))
             setattr(owner, name, _calling(hook, name, vars(owner)[name], busy))
+        if when_imported is not None:
+            when_imported(keras)
 
     finder = None
     if "keras" in sys.modules:

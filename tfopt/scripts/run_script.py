@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import runpy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 
 from tfopt.errors import ConfigError
 from tfopt.scripts.hook import FitHook, hooked
@@ -16,7 +16,13 @@ OWN = Path(__file__).parent
 FAILED, INTERRUPTED = 1, 130
 
 
-def run_script(path: str, arguments: Sequence[str], hook: FitHook) -> int:
+def run_script(
+    path: str,
+    arguments: Sequence[str],
+    hook: FitHook,
+    *,
+    when_imported: Callable[[ModuleType], None] | None = None,
+) -> int:
     """Runs `python PATH ARGUMENTS` in this process, with the hook on `keras.Model.compile` and `keras.Model.fit`.
 
     The script sees itself as `__main__`, its own `sys.argv` and its directory in `sys.path`. The working directory
@@ -26,6 +32,7 @@ def run_script(path: str, arguments: Sequence[str], hook: FitHook) -> int:
         path: A Python file; or "-m", and the name of a module as the first of the arguments.
         arguments: The words after the script.
         hook: Called for each compile and fit.
+        when_imported: Called with Keras once it is imported, before the script uses it.
     Returns: The exit code that Python would return: 1 after an error, whose traceback is printed on standard error.
     Raises:
         ConfigError: There is no such file or module.
@@ -50,7 +57,7 @@ def run_script(path: str, arguments: Sequence[str], hook: FitHook) -> int:
         raise ConfigError(f"The script must be a Python file. Received: {path}, which does not exist.")
     words = list(arguments) if is_module else [path, *arguments]
     begin = "" if is_module else str(Path(path).resolve().parent)
-    with _as_python_would(words, begin), hooked(hook):
+    with _as_python_would(words, begin), hooked(hook, when_imported):
         try:
             if is_module:
                 runpy.run_module(words[0], run_name="__main__", alter_sys=True)

@@ -116,6 +116,38 @@ def compile(
     return _report(model, plan, stages, blockers)
 
 
+def put_step(model: keras.Model, plan: Plan) -> None:
+    """Puts tfopt's training step under a model that Keras has compiled. Keras' settings of the model stay as they are.
+
+    The model keeps its optimizer, losses and metrics, its `jit_compile` and its `steps_per_execution`, and the errors
+    of TensorFlow. A later `model.compile` removes the step.
+
+    Args:
+        model: A compiled model without a `train_step` of its own.
+        plan: A plan whose strategy is that of the model.
+    Raises:
+        UnsupportedModelError: The model has its own `train_step`, or was built under another strategy.
+    Example:
+        >>> import numpy as np
+        >>> from tfopt.training.plan import plan
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> put_step(model, plan())
+        >>> model.fit(np.zeros((8, 4)), np.zeros((8, 1)), verbose=0).epoch
+        [0]
+    """
+    check_type("plan", plan, Plan, "Pass tfopt.plan(config).")
+    check_type("model", model, keras.Model)
+    _check_strategy(model, plan)
+    if type(model).train_step is not keras.Model.train_step:
+        raise UnsupportedModelError(
+            f"model must train by Keras' train_step. Received: {model.name!r}, whose class {type(model).__name__} has "
+            "its own. Override compute_loss instead of train_step."
+        )
+    runtime.uninstall(model)
+    _install(model, plan, None, bool(model.jit_compile), None, explain_errors=False)
+
+
 def _place_stages(model: keras.Model, plan: Plan) -> Stages | None:
     """Moves the model's variables to the devices of a pipeline, if the plan has one."""
     if not plan.stage_devices:
@@ -127,7 +159,12 @@ def _place_stages(model: keras.Model, plan: Plan) -> Stages | None:
 
 
 def _install(
-    model: keras.Model, plan: Plan, stages: Stages | None, jit_compile: bool, augmentation: Augmentation | None
+    model: keras.Model,
+    plan: Plan,
+    stages: Stages | None,
+    jit_compile: bool,
+    augmentation: Augmentation | None,
+    explain_errors: bool = True,
 ) -> None:
     config = plan.config
     augment = None if augmentation is None else StepAugmentation(augmentation, model, config.seed)
@@ -169,7 +206,7 @@ def _install(
         jit_compile=jit_compile,
         guard=Guard(
             stop_on_nan=config.stop_on_nan,
-            explain_memory=explain_memory,
+            explain_memory=explain_memory if explain_errors else None,
             last_checkpoint=(lambda: None) if resume is None else resume.last_checkpoint,
         ),
         resume=resume,

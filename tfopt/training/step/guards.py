@@ -36,12 +36,13 @@ class Guard:
 
     Attributes:
         stop_on_nan: Whether a loss that is not finite ends the training.
-        explain_memory: Returns the error message for a lack of memory: what to lower.
+        explain_memory: Returns the error message for a lack of memory: what to lower. None leaves all errors of
+            TensorFlow as they are.
         last_checkpoint: Returns the newest checkpoint in words, or None.
     """
 
     stop_on_nan: bool
-    explain_memory: Callable[[BaseException], str]
+    explain_memory: Callable[[BaseException], str] | None
     last_checkpoint: Callable[[], str | None]
 
     @contextlib.contextmanager
@@ -54,9 +55,11 @@ class Guard:
         """
         try:
             yield Watch(self, model, data, ledger)
-        except tf.errors.ResourceExhaustedError as error:
-            raise TrainingError(self.explain_memory(error)) from error
         except tf.errors.OpError as error:
+            if self.explain_memory is None:
+                raise
+            if isinstance(error, tf.errors.ResourceExhaustedError):
+                raise TrainingError(self.explain_memory(error)) from error
             if lost_worker(error):
                 raise TrainingError(
                     f"Another worker ended or cannot be reached: {_line_about_worker(error)} "

@@ -1,0 +1,265 @@
+"""Puts tfopt's training step under an unmodified script.
+
+What the script computes stays as it is: Keras compiles the model, prepares the data in its own order and calls the
+callbacks. Only the function that runs the steps is replaced, by one that makes several steps in a call into
+TensorFlow. A fit whose callbacks act on each batch still has one step per call. XLA stays as Keras
+chose it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from tfopt.errors import TfoptError
+from tfopt.report import Change, PassReport, Skip
+from tfopt.scripts.hook import script_line
+from tfopt.scripts.run_script import run_script
+
+if TYPE_CHECKING:
+    import keras
+
+    from tfopt.hardware import Hardware
+    from tfopt.training import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerated:
+    """The end of a script under `accelerate`.
+
+    Attributes:
+        exit_code: The exit code of the script.
+        report: What was applied to each fit, and what could not be, by the lines of the script.
+    """
+
+    exit_code: int
+    report: PassReport
+
+
+def accelerate(path: str, arguments: Sequence[str], *, precision: str = "float32", xla: bool = True) -> Accelerated:
+    """Runs a script that knows nothing of tfopt, with tfopt's training step in each `fit` that can have it.
+
+    Args:
+        path: A Python file; or "-m", and the name of a module as the first of the arguments.
+        arguments: The words after the script.
+        precision: The dtype policy that the script's models are built with; "float32" leaves it as it is. Others, and
+            "auto", change the weights beyond rounding.
+        xla: Whether XLA may compile the step where Keras chose it.
+    Raises:
+        ConfigError: There is no such script.
+    Example:
+        >>> import pathlib, tempfile
+        >>> text = '''
+        ... import keras, numpy as np
+        ... model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        ... model.compile("sgd", "mse")
+        ... model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)
+        ... '''
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     script = pathlib.Path(directory, "train.py")
+        ...     _ = script.write_text(text)
+        ...     done = accelerate(str(script), [])
+        >>> done.exit_code, done.report.changed[0].detail
+        (0, "tfopt's step, 10 steps per call into TensorFlow, XLA off")
+    """
+    hook = AccelerateHook(precision=precision, xla=xla)
+    with contextlib.ExitStack() as at_end:
+
+        def begin(keras: ModuleType) -> None:
+            if keras.config.backend() != "tensorflow":
+                return
+            at_end.callback(keras.config.set_dtype_policy, keras.config.dtype_policy())
+            hook.begin(keras)
+
+        code = run_script(path, arguments, hook, when_imported=None if precision == "float32" else begin)
+    return Accelerated(exit_code=code, report=hook.report(None if path == "-m" else path))
+
+
+@dataclass
+class AccelerateHook:
+    """Puts the step under each model that the script compiles, and decides the steps per execution of each fit."""
+
+    precision: str = "float32"
+    xla: bool = True
+    _changed: dict[Change, int] = field(default_factory=dict)
+    _skipped: dict[Skip, int] = field(default_factory=dict)
+    _plans: weakref.WeakKeyDictionary[Any, Plan] = field(default_factory=weakref.WeakKeyDictionary)
+    _hardware: Hardware | None = None
+    _fits: int = 0
+
+    def begin(self, keras: ModuleType) -> None:
+        """Sets the dtype policy that the script's models are built with."""
+        decided = self._plan()
+        keras.config.set_dtype_policy(decided.precision)
+        reason = next(each.reason for each in decided.decisions if each.setting == "precision")
+        self._changed[Change(name="the script", kind="precision", detail=f"{decided.precision}: {reason}")] = 1
+
+    def compile(
+        self, model: keras.Model, original: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Lets Keras compile the model, and puts the step under it."""
+        import keras
+
+        if keras.config.backend() != "tensorflow":
+            original(*args, **kwargs)
+            reason = f"Keras runs on {keras.config.backend()}, tfopt on TensorFlow. Set KERAS_BACKEND=tensorflow"
+            self._skip(Skip(name=script_line(), kind=type(model).__name__, reason=reason))
+            return
+        from tfopt.scripts.obstacles import gpus_unused, obstacle
+        from tfopt.training.step.runtime import uninstall
+
+        if self._plans.pop(model, None) is not None:
+            uninstall(model)
+        if self.precision != "float32":
+            self._keep_outputs_float32(model)
+        original(*args, **kwargs)
+        place = script_line()
+        found = obstacle(model, place)
+        if found is None:
+            try:
+                found = gpus_unused(model, place, gpus=self._put_step(model))
+            except TfoptError as error:  # the script goes on without it
+                found = Skip(name=place, kind=type(model).__name__, reason=str(error))
+        if found is not None:
+            self._skip(found)
+        policy = model.dtype_policy.name
+        if self.precision != "float32" and policy != self._plan().precision:
+            reason = f"the script itself chose {policy}. Leave out set_dtype_policy, clear_session and dtype="
+            self._skip(Skip(name=place, kind=f"precision of {model.name}", reason=reason))
+
+    def fit(
+        self,
+        model: keras.Model,
+        original: Callable[..., keras.callbacks.History],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> keras.callbacks.History:
+        """Trains with several steps per call where nothing in the script looks at single steps."""
+        self._fits += 1
+        if model not in self._plans:
+            return original(*args, **kwargs)
+        place = script_line()
+        try:
+            given = inspect.signature(original).bind(*args, **kwargs).arguments
+        except TypeError:
+            return original(*args, **kwargs)  # which raises the error of Keras
+        if not _has_own_callback(given.get("callbacks")):
+            from tfopt.training.step.runtime import uninstall
+
+            uninstall(model)
+            reason = f"the fit of {type(model).__name__} must pass its callbacks to super().fit, since tfopt adds one"
+            self._skip(Skip(name=place, kind=f"fit of {model.name}", reason=reason))
+            return original(*args, **kwargs)
+        steps, reason = self._steps(model, given)
+        detail = f"tfopt's step, {reason}, XLA {'on' if model.jit_compile else 'off'}"
+        change = Change(name=place, kind=f"fit of {model.name}", detail=detail)
+        self._changed[change] = self._changed.get(change, 0) + 1
+        with _steps_per_execution(model, steps):
+            return original(*args, **kwargs)
+
+    def report(self, script: str | None) -> PassReport:
+        """Returns what was applied, and what could not be.
+
+        Args:
+            script: The file of the script, whose own training loops are listed; None for a module.
+        """
+        skipped = list(self._skipped)
+        if script is not None and "keras" in sys.modules:
+            from tfopt.scripts.obstacles import own_loops
+
+            skipped += [] if self._fits else own_loops(script)
+        changed = [
+            Change(name=each.name, kind=each.kind, detail=each.detail + (f" ({times} times)" if times > 1 else ""))
+            for each, times in self._changed.items()
+        ]
+        if not changed and not skipped and not self._fits:
+            reason = "it called no fit of Keras. Train with model.fit, or see `tfopt doctor` for what the loop costs"
+            skipped = [Skip(name=script or "the module", kind="script", reason=reason)]
+        return PassReport(name="accelerate", changed=changed, skipped=skipped)
+
+    def _plan(self) -> Plan:
+        import tensorflow as tf
+
+        from tfopt.hardware import detect
+        from tfopt.training import TrainingConfig, plan
+
+        self._hardware = self._hardware or detect()
+        config = TrainingConfig(
+            precision=self.precision,  # type: ignore[arg-type]
+            strategy="none",
+            sparse_embedding_gradients=True,  # as Keras, for the same weights
+            stop_on_nan=False,
+            memory_growth=False,  # the script decides over the memory
+            tensor_float_32=bool(tf.config.experimental.tensor_float_32_execution_enabled()),
+        )
+        return plan(config, self._hardware)
+
+    def _put_step(self, model: keras.Model) -> int:
+        """Puts the step under a compiled model. Returns the number of GPUs of this machine."""
+        from tfopt.training.compile import put_step
+        from tfopt.training.xla import xla_blockers
+
+        decided = self._plan()
+        if model.jit_compile and (not self.xla or xla_blockers(model)):
+            model.jit_compile = False
+        put_step(model, decided)
+        self._plans[model] = decided
+        return len(decided.hardware.gpus)
+
+    def _steps(self, model: keras.Model, given: dict[str, Any]) -> tuple[int, str]:
+        """Returns the steps of a call into TensorFlow, and the reason."""
+        import keras
+        import tensorflow as tf
+
+        from tfopt.scripts.obstacles import per_batch_callback
+
+        asked = model.steps_per_execution
+        if asked != 1:
+            return asked, f"{asked} steps per call into TensorFlow as the script asks"
+        validates = bool(given.get("validation_data") is not None or given.get("validation_split"))
+        callback = per_batch_callback(given.get("callbacks"), validates=validates)
+        if callback is not None:
+            return 1, f"one step per call because {callback} acts on each batch"
+        if type(model).test_step is not keras.Model.test_step:
+            return 1, f"one step per call because {type(model).__name__} has its own test_step"
+        if tf.config.functions_run_eagerly():
+            return 1, "one step per call because tf.config.run_functions_eagerly is on"
+        steps = self._plans[model].steps_per_execution
+        return steps, f"{steps} steps per call into TensorFlow"
+
+    def _keep_outputs_float32(self, model: keras.Model) -> None:
+        from tfopt.models.float32_outputs import float32_outputs, half_outputs
+
+        if model.built and half_outputs(model):
+            for each in float32_outputs(model).changed:
+                self._changed[Change(name=each.name, kind=f"output of {model.name}", detail=each.detail)] = 1
+
+    def _skip(self, found: Skip) -> None:
+        self._skipped[found] = self._skipped.get(found, 0) + 1
+
+
+def _has_own_callback(callbacks: Any) -> bool:
+    """Returns whether the callback that counts the epochs of tfopt's step is among those of a fit."""
+    from tfopt.training.step.fit import FitCallback
+
+    return any(isinstance(each, FitCallback) for each in getattr(callbacks, "callbacks", callbacks) or [])
+
+
+@contextlib.contextmanager
+def _steps_per_execution(model: keras.Model, steps: int) -> Any:
+    """Runs so many steps per call within it. Functions that Keras made for another number are made anew."""
+    before = model.steps_per_execution
+    if steps == before:
+        yield
+        return
+    model.steps_per_execution, model.predict_function = steps, None
+    try:
+        yield
+    finally:
+        model.steps_per_execution, model.predict_function = before, None

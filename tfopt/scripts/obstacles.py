@@ -1,0 +1,161 @@
+"""What in a script keeps the plan away from a model or a fit: the place, the reason and the remedy."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from tfopt.compat.trainer import built_under
+from tfopt.report import Skip
+
+# The methods of a callback that Keras calls around each step. Under several steps per execution it calls them less.
+PER_BATCH = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+PER_TEST_BATCH = ("on_test_batch_begin", "on_test_batch_end")
+
+
+def _by_epoch(callback: Any) -> bool:
+    return bool(callback.save_freq == "epoch")
+
+
+# Methods of Keras' own callbacks that need no call for each step, and the condition for that.
+HARMLESS: dict[Any, Callable[[Any], bool]] = {
+    keras.callbacks.ProgbarLogger.on_train_batch_end: lambda callback: True,
+    keras.callbacks.ProgbarLogger.on_test_batch_end: lambda callback: True,
+    keras.callbacks.ModelCheckpoint.on_train_batch_end: _by_epoch,
+    keras.callbacks.BackupAndRestore.on_train_batch_end: _by_epoch,
+}
+
+
+def obstacle(model: keras.Model, compile_place: str) -> Skip | None:
+    """Returns the reason why a compiled model keeps Keras' own training step, or None.
+
+    Args:
+        model: A compiled model.
+        compile_place: The line of the script that compiled it.
+    Example:
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile(loss="mse", run_eagerly=True)
+        >>> print(obstacle(model, "train.py:7").reason)
+        run_eagerly=True runs each operation from Python. Leave it out once the model works
+    """
+    kind = type(model).__name__
+    for name in ("train_step", "make_train_function"):
+        method = getattr(model, name)
+        if getattr(method, "__func__", method) is not getattr(keras.Model, name):
+            remedy = "Override compute_loss instead" if name == "train_step" else "Leave it out"
+            return Skip(name=_place_of(method, compile_place), kind=kind, reason=f"it has its own {name}. {remedy}")
+    reason = None
+    if model.run_eagerly:
+        reason = "run_eagerly=True runs each operation from Python. Leave it out once the model works"
+    elif model.optimizer is None:
+        reason = "it has no optimizer. Pass one to compile"
+    elif built_under(model) is not None:
+        reason = (
+            f"it was built under {type(built_under(model)).__name__}, and Keras' rounding of uneven batches differs "
+            "from tfopt's. To use tfopt's step, call tfopt.plan and tfopt.compile in the script"
+        )
+    elif not _passes_callbacks(type(model).fit):
+        return Skip(
+            name=_place_of(type(model).fit, compile_place),
+            kind=kind,
+            reason="its fit takes no callbacks, and tfopt adds one. Let it take **kwargs, and pass them to super().fit",
+        )
+    return None if reason is None else Skip(name=compile_place, kind=kind, reason=reason)
+
+
+def per_batch_callback(callbacks: Any, *, validates: bool) -> str | None:
+    """Returns the class of the first callback that must be called for each batch, or None.
+
+    Args:
+        callbacks: The argument of `fit`.
+        validates: Whether the fit validates, so that the callbacks see its batches too.
+    Example:
+        >>> per_batch_callback([keras.callbacks.EarlyStopping()], validates=True)
+        >>> per_batch_callback([keras.callbacks.TerminateOnNaN()], validates=False)
+        'TerminateOnNaN'
+    """
+    for callback in _flat(callbacks):
+        for name in PER_BATCH + (PER_TEST_BATCH if validates else ()):
+            method = getattr(callback, name)
+            function = getattr(method, "__func__", method)
+            if function is getattr(keras.callbacks.Callback, name):
+                continue
+            if function not in HARMLESS or not HARMLESS[function](callback):
+                return type(callback).__name__
+    return None
+
+
+def gpus_unused(model: keras.Model, compile_place: str, gpus: int) -> Skip | None:
+    """Returns the remedy for a model that trains on one of several GPUs, or None."""
+    if gpus < 2 or built_under(model) is not None:
+        return None
+    reason = (
+        f"it trains on one of {gpus} GPUs, because it was built outside of a strategy. Build and compile it within "
+        "`with tf.distribute.MirroredStrategy().scope():`"
+    )
+    return Skip(name=compile_place, kind=type(model).__name__, reason=reason)
+
+
+def own_loops(script: str) -> list[Skip]:
+    """Returns the lines of a script that train without `fit`: the gradient tapes, and calls of `train_on_batch`.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        ...     _ = file.write("import tensorflow as tf\\ndef step(x):\\n    with tf.GradientTape() as t: pass")
+        ...     file.flush()
+        ...     [found] = own_loops(file.name)
+        >>> found.name.endswith(".py:3"), found.reason.split(". ")[1]
+        (True, 'Decorate step with @tf.function, or put the loss into compute_loss of a model and call fit')
+    """
+    try:
+        tree = ast.parse(Path(script).read_text())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    found = []
+    for line, name, function in _calls(tree, None):
+        if name == "GradientTape":
+            reason = "a loop of its own, without fit: nothing is applied. "
+            graph = function is not None and any("function" in ast.unparse(d) for d in function.decorator_list)
+            if function is not None and not graph:
+                reason += f"Decorate {function.name} with @tf.function, or put"
+            else:
+                reason += "Put"
+            reason += " the loss into compute_loss of a model and call fit"
+        elif name == "train_on_batch":
+            reason = "train_on_batch returns to Python after each step. Call fit with the data instead"
+        else:
+            continue
+        found.append(Skip(name=f"{script}:{line}", kind=name, reason=reason))
+    return found
+
+
+def _calls(node: ast.AST, function: ast.FunctionDef | None) -> Iterator[tuple[int, str, ast.FunctionDef | None]]:
+    """Yields the line and the last name of each call, with the function around it."""
+    function = node if isinstance(node, ast.FunctionDef) else function
+    if isinstance(node, ast.Call):
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        yield node.lineno, name, function
+    for child in ast.iter_child_nodes(node):
+        yield from _calls(child, function)
+
+
+def _flat(callbacks: Any) -> list[Any]:
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    return [] if callbacks is None else list(keras.tree.flatten(callbacks))
+
+
+def _passes_callbacks(fit: Any) -> bool:
+    parameters = inspect.signature(fit).parameters
+    return "callbacks" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+
+
+def _place_of(method: Any, otherwise: str) -> str:
+    code = getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None)
+    return otherwise if code is None else f"{code.co_filename}:{code.co_firstlineno}"
