@@ -431,7 +431,7 @@ def test_series_are_grouped_by_unit(render):
     labels = render(replace(sample_report(), utilization=usage)).attributes("aria-label")
     assert labels[-2:] == [
         "Percent over time: gpu utilization mean 1, cpu mean 2",
-        "Bytes per second over time: pcie received mean 3",
+        "Bytes per second over time: pcie received mean 3.0 B/s",
     ]
 
 

@@ -1,7 +1,7 @@
 """The plain records that passes, plans, measurements and verifications return.
 
-Start in record.py, the base of all. A record holds only numbers and text, prints as a short table and becomes JSON. This package does not import TensorFlow.
-An unknown value is `None`, and `unavailable` gives the reason.
+Start in record.py, the base of all. A record holds only numbers and text, prints as a short table and becomes JSON.
+This package does not import TensorFlow. An unknown value is `None`, and `unavailable` gives the reason.
 """
 
 from tfopt.report.pass_report import PassReport

@@ -18,7 +18,7 @@ from typing import Annotated
 from annotated_types import Ge
 
 from tfopt.errors import ArtifactError, ConfigError
-from tfopt.profiling.trace.events import HOST_PLANE, Line, read_lines
+from tfopt.profiling.trace.events import HOST_PLANE, Event, Line, read_lines
 from tfopt.profiling.trace.files import newest_trace, read_spaces
 from tfopt.profiling.trace.operators import COPIES, Operator, host_operators, input_calls, kernels
 from tfopt.report import OperatorTime, TraceSummary
@@ -59,9 +59,9 @@ def summarize(directory: str | Path, steps: int | None = None) -> TraceSummary:
         raise ArtifactError(
             f"A trace must hold at least one operator. Received: {trace}. Run a step of the model inside the block."
         )
-    copies = [event for line in ran for event in line.events if event.name.startswith(COPIES)]
-    first = min(each.start_ps for each in (*operators, *copies))
-    last = max(each.end_ps for each in (*operators, *copies))
+    copies: list[Event] = [event for line in ran for event in line.events if event.name.startswith(COPIES)]
+    first = min(each.start_ps for found in (operators, copies) for each in found)
+    last = max(each.end_ps for found in (operators, copies) for each in found)
     devices = len(by_device)
     busy = sum(_union_ps(found) for found in by_device.values()) / devices
     return TraceSummary(
