@@ -24,7 +24,7 @@ import pydantic
 
 RECORD = Path(__file__).with_suffix(".txt")
 PACKAGES = ("", ".data", ".exporting", ".models", ".profiling", ".pruning", ".quantization", ".recipes", ".training")
-COMMANDS = (["run", "digits_cnn"], ["recipes"], ["models"], ["devices"], ["export"], ["verify"], ["launch"])
+COMMANDS = (["run", "digits_cnn"], ["recipes"], ["models"], ["devices"], ["export"], ["verify"], ["report"], ["launch"])
 
 
 def describe() -> str:

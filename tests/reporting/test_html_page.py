@@ -137,7 +137,7 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.source, self.tags, self.words, self.rows = text, [], [], []
+        self.source, self.tags, self.words, self.rows, self.in_cell = text, [], [], [], False
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
@@ -146,11 +146,16 @@ class Page(HTMLParser):
             self.rows.append([])
         if tag in ("td", "th"):
             self.rows[-1].append("")
+            self.in_cell = True
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self.in_cell = False
 
     def handle_data(self, data):
         if not self.words or data.strip():
             self.words.append(data.strip())
-        if self.rows and self.rows[-1] and self.lasttag in ("td", "th", "code", "wbr", "sup"):
+        if self.in_cell:
             self.rows[-1][-1] += data.strip()
 
     @property

@@ -11,6 +11,9 @@ from tfopt.report import Record, RunReport, StepBreakdown, score_names
 
 Value = TypeVar("Value")
 
+# Series that end so count up from the start, so their total is the last value without the first.
+COUNTERS = ("_joules",)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Record):
@@ -24,7 +27,7 @@ class Comparison(Record):
         scores: Scores by artifact, as in "int8 accuracy".
         bytes_on_disk: Sizes of the artifacts.
         latency_ms_median: Median latencies of the artifacts.
-        utilization: Means of the samples by the name of the series.
+        utilization: Means of the samples by the name of the series. Of energy, which counts up, the total.
     """
 
     runs: Sequence[str]
@@ -65,7 +68,7 @@ def compare(reports: Mapping[str, RunReport]) -> Comparison:
         latency_ms_median=_side_by_side(
             runs, lambda run: {name: each.latency_ms_median for name, each in run.receipts.items()}
         ),
-        utilization=_side_by_side(runs, _means),
+        utilization=_side_by_side(runs, _load),
     )
 
 
@@ -96,7 +99,11 @@ def _scores(run: RunReport) -> dict[str, float]:
     return {f"{name} {score}": value for name, score, value in pairs if value is not None}
 
 
-def _means(run: RunReport) -> dict[str, float]:
+def _load(run: RunReport) -> dict[str, float]:
     series = run.utilization.series if run.utilization else {}
     known = {name: [value for value in values if value is not None] for name, values in series.items()}
-    return {name: sum(values) / len(values) for name, values in known.items() if values}
+    return {name: _total_or_mean(name, values) for name, values in known.items() if values}
+
+
+def _total_or_mean(name: str, values: Sequence[float]) -> float:
+    return values[-1] - values[0] if name.endswith(COUNTERS) else sum(values) / len(values)

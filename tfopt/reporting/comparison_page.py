@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.atomic.files import write_text
+from tfopt.number_text import grouped, short_bytes
 from tfopt.report import RunReport
 from tfopt.reporting import figures
 from tfopt.reporting.comparison import Comparison, compare
@@ -88,7 +89,7 @@ def _sections(found: Comparison) -> list[Section]:
         Section(
             id="utilization",
             title="Utilization",
-            heading="Mean of the samples",
+            heading="Mean, or total energy",
             rows={
                 name.replace("_", " "): _cells(values, _shown_as(name)) for name, values in found.utilization.items()
             },
@@ -106,7 +107,11 @@ def _sections(found: Comparison) -> list[Section]:
 
 
 def _shown_as(series: str) -> Callable[[float], str]:
-    return figures.show_bytes if series.endswith("bytes") else "{:.3g}".format
+    if series.endswith("bytes_per_second"):
+        return lambda value: f"{short_bytes(value)}/s"
+    if series.endswith("bytes"):
+        return figures.show_bytes
+    return grouped
 
 
 def _score_title(name: str) -> str:

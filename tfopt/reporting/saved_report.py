@@ -85,7 +85,7 @@ def _run_without_training(directory: Path, file: Path) -> RunReport:
 
 def _read(file: Path, kind: type[Found]) -> Found:
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = _with_tuples(json.loads(file.read_text(encoding="utf-8")))
         parts = _records_of_other_packages(values, kind)
         found = pydantic.TypeAdapter(kind).validate_python(values)
     except pydantic.ValidationError as error:
@@ -95,6 +95,13 @@ def _read(file: Path, kind: type[Found]) -> Found:
     except (OSError, ValueError, RecursionError) as error:
         raise _broken(file, str(error)) from error
     return _with_parts(found, parts)
+
+
+def _with_tuples(value: Any) -> Any:
+    """Returns JSON with tuples for lists: the sequences of a record do not change."""
+    if isinstance(value, dict):
+        return {name: _with_tuples(each) for name, each in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
 def _records_of_other_packages(values: Any, kind: type[Record]) -> dict[str, Record]:

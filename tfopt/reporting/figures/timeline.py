@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 
+from tfopt.number_text import grouped
 from tfopt.report import Utilization
 from tfopt.reporting.figures.drawing import (
     ALARM,
@@ -31,7 +32,8 @@ MOST_LINES = len(SERIES)
 # A page with every sample of a day would be large, and the drawing has about as many points across.
 MOST_POINTS = 500
 BYTES = {"bytes": "B", "bytes_per_second": "B/s"}
-# These units count up from the start, so their last value is the total.
+TITLES = {"mhz": "MHz", "celsius": "Degrees Celsius"}
+# These units count up from the start, so the total is the last value without the first.
 COUNTERS = frozenset({"joules"})
 
 
@@ -63,7 +65,7 @@ def utilization(record: Utilization) -> list[Plot]:
 def _divided(unit: str, series: Series) -> Iterator[tuple[str, Series]]:
     """Yields the title and the lines of each plot of one unit."""
     if len(series) <= MOST_LINES:
-        yield in_words(unit), series
+        yield TITLES.get(unit, in_words(unit)), series
         return
     by_figure: dict[str, dict[str, Sequence[float | None]]] = {}
     for label, values in series.items():
@@ -73,7 +75,7 @@ def _divided(unit: str, series: Series) -> Iterator[tuple[str, Series]]:
         names = list(lines)
         for start in range(0, len(names), MOST_LINES):
             part = {name: lines[name] for name in names[start : start + MOST_LINES]}
-            title = f"{in_words(figure)}, {unit.replace('_', ' ')}" if figure else in_words(unit)
+            title = f"{in_words(figure)}, {unit.replace('_', ' ')}" if figure else TITLES.get(unit, in_words(unit))
             yield title, part
 
 
@@ -100,7 +102,7 @@ def _usage(title: str, unit: str, series: Series, seconds: Sequence[float], mark
 
 
 def _note(values: Sequence[float], unit: str) -> str:
-    show = EngFormatter(unit=BYTES[unit], sep=" ", places=1) if unit in BYTES else "{:.3g}".format
+    show = EngFormatter(unit=BYTES[unit], sep=" ", places=1) if unit in BYTES else grouped
     known = known_values(values)
     if not known:
         return "unavailable (no sample could be read)"
