@@ -34,6 +34,7 @@ COMMANDS = (
     ["launch"],
     ["accelerate"],
 )
+COMMANDS = (["run", "digits_cnn"], ["recipes"], ["models"], ["devices"], ["export"], ["verify"], ["report"], ["launch"])
 
 
 def describe() -> str:

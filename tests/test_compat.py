@@ -322,6 +322,9 @@ NAMES = [
     Name("of_tf('framework.func_graph').FuncGraph", "_get_function", FUNCTION, takes=True),
     Name("type(t.dataset)", "_inputs", "tensorflow.inputs_of(t.dataset)", takes=True),
     Name("type(t.mirrored)", "distribute_strategy", "tensorflow.strategy_of(t.mirrored)"),
+    Name(
+        "importlib.import_module('tensorflow.tsl.profiler.protobuf.xplane_pb2')", "XSpace", "tensorflow.empty_xspace()"
+    ),
     Name("of_tf('data.ops.dataset_ops')", "UnaryUnchangedStructureDataset", "importlib.reload(datasets)", takes=True),
     Name(CONSTANTS, "convert_variables_to_constants_v2", "load_alone()"),
 ]

@@ -26,6 +26,16 @@ def short_bytes(value: float) -> str:
     return _short(value, BYTE_UNITS, " B")
 
 
+def grouped(value: float) -> str:
+    """Returns a number with three digits, or with all digits before the point if it has more.
+
+    Example:
+        >>> grouped(1980.4), grouped(36.54)
+        ('1,980', '36.5')
+    """
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+
+
 def _short(value: float, units: tuple[tuple[float, str], ...], smallest: str) -> str:
     for size, unit in units:
         if value >= 0.9995 * size:

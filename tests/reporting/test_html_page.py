@@ -137,7 +137,7 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.source, self.tags, self.words, self.rows = text, [], [], []
+        self.source, self.tags, self.words, self.rows, self.in_cell = text, [], [], [], False
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
@@ -146,11 +146,16 @@ class Page(HTMLParser):
             self.rows.append([])
         if tag in ("td", "th"):
             self.rows[-1].append("")
+            self.in_cell = True
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self.in_cell = False
 
     def handle_data(self, data):
         if not self.words or data.strip():
             self.words.append(data.strip())
-        if self.rows and self.rows[-1] and self.lasttag in ("td", "th", "code", "wbr", "sup"):
+        if self.in_cell:
             self.rows[-1][-1] += data.strip()
 
     @property
@@ -431,7 +436,7 @@ def test_series_are_grouped_by_unit(render):
     labels = render(replace(sample_report(), utilization=usage)).attributes("aria-label")
     assert labels[-2:] == [
         "Percent over time: gpu utilization mean 1, cpu mean 2",
-        "Bytes per second over time: pcie received mean 3",
+        "Bytes per second over time: pcie received mean 3.0 B/s",
     ]
 
 

@@ -22,6 +22,7 @@ from tfopt.cli.own_code import look_beside, read_recipe
 from tfopt.cli.parsing import parse_words, start_tensorflow
 from tfopt.cli.printing import ProgressConsole, print_json
 from tfopt.cli.script_commands import accelerate_command, launch_command
+from tfopt.cli.report_command import report_command
 from tfopt.errors import ArtifactError, ConfigError
 
 RUN_HELP = """\
@@ -142,6 +143,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "devices": devices_command,
     "export": export_command,
     "verify": verify_command,
+    "report": report_command,
     "launch": launch_command,
     "doctor": doctor_command,
     "monitor": monitor_any_command,

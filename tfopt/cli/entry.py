@@ -28,6 +28,7 @@ usage: tfopt COMMAND [OPTIONS]
   devices              show the processor, the memory and the GPUs of this machine
   export IN OUT        write a model (.keras or SavedModel) as a SavedModel: float32, int8, ...
   verify DIR           measure an exported artifact in a fresh process
+  report DIR...        write the HTML page of a saved report again, or a page that compares several runs
   launch SCRIPT        run a script in several workers that train together
   doctor SCRIPT|NAME   say where the time of a training step goes, and what to change
   monitor -- COMMAND   sample the GPUs, or the processor, while any program runs

@@ -143,3 +143,8 @@ def function_graph(graph: Any, name: str) -> Any:
         ['Placeholder', 'Abs', 'Identity']
     """
     return private(graph, "_get_function", takes=("name",))(name).graph
+
+
+def empty_xspace() -> Any:
+    """Returns an empty XSpace, the protobuf in which TensorFlow's profiler writes a trace; no public module has it."""
+    return imported("tensorflow.tsl.profiler.protobuf.xplane_pb2", "XSpace")()

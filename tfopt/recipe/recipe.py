@@ -71,7 +71,7 @@ class Recipe:
     this machine; "all" is every node with an int8 kernel, the same in every run. Weights are stored in int8 in any
     case."""
     export_dir: Annotated[str, MinLen(1)] | None = None
-    """Directory for float32/, shrunk/, pruned/, int8/, receipts.json and report.html. With None nothing is written."""
+    """Directory for float32/, shrunk/, pruned/, int8/, the receipts and the report. With None nothing is written."""
     forms: tyro.conf.Suppress[Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     """Other forms of the recipe by name, each a table of the settings that differ: "quick" runs in less than a minute,
     "full" trains on the usual data set."""

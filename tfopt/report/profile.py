@@ -77,7 +77,7 @@ class OperatorTime(Record):
     Attributes:
         name: Name of the operation or kernel.
         kind: Kind of the operation, for example "MatMul".
-        ms_per_step: Milliseconds per step.
+        ms_per_step: Milliseconds per step, without other operators that it runs. With several GPUs, the mean of them.
         share: Share of the time of all operators, 0 to 1.
         calls_per_step: Number of calls per step.
         on_device: Whether it ran on a GPU.
@@ -116,6 +116,26 @@ class TraceSummary(Record):
     copy_ms_per_step: float | None = None
     operators: Sequence[OperatorTime] = ()
     unavailable: Mapping[str, str] = field(default_factory=dict)
+
+    def show(self, attribute: str, form: str) -> str:
+        """Returns an attribute as text, or "unavailable (reason)" if its value is unknown."""
+        value = getattr(self, attribute)
+        if value is None:
+            return f"unavailable ({self.unavailable.get(attribute, 'not measured')})"
+        return form.format(value)
+
+    def rows(self) -> dict[str, str]:
+        """Returns the figures as text, by what they are."""
+        return {
+            "idle": f"{self.idle_share:.1%} of {self.span_ms:.3g} ms, {self.steps} steps",
+            "kernels in tensor cores": self.show("tensor_core_share", "{:.1%} of the time of all kernels"),
+            "copies of host and device": self.show("copy_ms_per_step", "{:.3g} ms per step"),
+        }
+
+    def __str__(self) -> str:
+        figures = [f"{name:26} {value}" for name, value in self.rows().items()]
+        times = [f"  {each.ms_per_step:>8.3g} ms {each.share:>5.0%}  {each.name}" for each in self.operators[:10]]
+        return "\n".join([self.directory, *figures, *times])
 
 
 @dataclass(frozen=True, kw_only=True)

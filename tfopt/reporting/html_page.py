@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import jinja2
-
 from tfopt.atomic.files import write_text
-from tfopt.report import RunReport
+from tfopt.report import DiagnosisReport, RunReport
 from tfopt.reporting import figures
-from tfopt.reporting.receipt_table import key_figures, receipt_table
+from tfopt.reporting.receipt_table import UNKNOWN, key_figures, receipt_table
+from tfopt.reporting.rendering import render
 
-TEMPLATE = "html_page.html.jinja"
+TEMPLATE = "run.html.jinja"
 
 
 def write_html(report: RunReport, path: Path) -> Path:
     """Writes a run's report as one HTML page that opens offline, and returns its path.
 
-    The page shows the plan with its reasons, the training curves, the load of the machine, the changes of each pass,
-    and the receipts of the artifacts side by side. The file appears whole or not at all.
+    The page shows the plan with its reasons, the training curves, where the time of a step goes and what to change,
+    the load of the machine, the changes of each pass, and the receipts of the artifacts side by side. The file appears
+    whole or not at all.
 
     Args:
         report: Results and measurements of the run. A stage that did not run is left out of the page.
@@ -34,26 +34,90 @@ def write_html(report: RunReport, path: Path) -> Path:
         ...     "Handwritten digits." in write_html(report, Path(directory) / "report.html").read_text()
         True
     """
-    templates = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    return _write(report, None, path)
+
+
+def write_diagnosis_html(report: DiagnosisReport, path: Path, *, after: DiagnosisReport | None = None) -> Path:
+    """Writes a diagnosis as one HTML page that opens offline, and returns its path.
+
+    Args:
+        report: The diagnosis.
+        path: File to write, in an existing directory. An existing file is replaced.
+        after: The diagnosis after the advice was applied. The page shows both steps, and what is left to change.
+
+    Example:
+        >>> import tempfile
+        >>> from tfopt.report import StepBreakdown
+        >>> breakdown = StepBreakdown(step_ms=10, input_ms=6, host_ms=1, compute_ms=3, steps=100, batch_size=32)
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     report = DiagnosisReport(name="mlp", breakdown=breakdown)
+        ...     "input 6 ms (60%)" in write_diagnosis_html(report, Path(directory) / "report.html").read_text()
+        True
+    """
+    return _write(run_of(after or report, name=report.name), report if after else None, path)
+
+
+def run_of(diagnosis: DiagnosisReport | None, *, name: str, created: str = "") -> RunReport:
+    """Returns the report of a run of which nothing is known but a diagnosis, or nothing at all."""
+    return RunReport(
+        recipe=name,
+        description="",
+        task="",
+        created=created,
+        environment={},
+        plan=(),
+        phases=(),
+        utilization=None,
+        passes=(),
+        receipts={},
+        diagnosis=diagnosis,
     )
-    page = templates.get_template(TEMPLATE).render(
+
+
+def _write(report: RunReport, before: DiagnosisReport | None, path: Path) -> Path:
+    diagnosis = report.diagnosis
+    measured = {"before": before, "after": diagnosis} if before else {"step": diagnosis}
+    breakdowns = {name: each.breakdown for name, each in measured.items() if each}
+    page = render(
+        TEMPLATE,
+        title=report.recipe,
         report=report,
         key_figures=key_figures(report.receipts),
         problems=[(name, problem) for name, receipt in report.receipts.items() for problem in receipt.problems],
         curves=figures.curves(report.phases),
         usage=figures.utilization(report.utilization) if report.utilization else (),
         bars=figures.bars(report.receipts),
+        steps=figures.step_stack(breakdowns),
+        step_note=_step_note(diagnosis) if diagnosis else "",
+        efficiency=_efficiency(diagnosis),
+        trace=diagnosis.trace if diagnosis else None,
         table=receipt_table(report.receipts, path.parent),
         source=_source(report),
         kernels=sorted({kernel for receipt in report.receipts.values() for kernel in receipt.kernels}),
+        dash=UNKNOWN,
     )
     write_text(path, page)
     return path
+
+
+def _step_note(diagnosis: DiagnosisReport) -> str:
+    found = diagnosis.breakdown
+    words = [f"Mean of {found.steps} steps with {found.batch_size} examples each."]
+    if found.input_alone_ms is not None:
+        words.append(f"The input pipeline alone makes a batch in {found.input_alone_ms:.3g} ms.")
+    if found.callbacks_ms:
+        words.append(f"Of the host's time, {found.callbacks_ms:.3g} ms are in callbacks.")
+    if found.traces:
+        words.append(f"The step was traced {found.traces} times again, {found.build_ms:.3g} ms per step.")
+    if len(found.replica_ms) > 1:
+        words.append(f"The replicas compute in {', '.join(f'{ms:.3g}' for ms in found.replica_ms)} ms.")
+    return " ".join(words)
+
+
+def _efficiency(diagnosis: DiagnosisReport | None) -> dict[str, str]:
+    """Returns the figures of tfopt.profiling.cost.Efficiency as text. This module knows no more of that record."""
+    rows = getattr(diagnosis.efficiency if diagnosis else None, "rows", None)
+    return {name[0].upper() + name[1:]: str(value) for name, value in rows().items()} if rows else {}
 
 
 def _source(report: RunReport) -> str:

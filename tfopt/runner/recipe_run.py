@@ -55,7 +55,8 @@ class RunResult:
         plan: The plan of the training.
         report: The results and measurements of all stages, as plain records.
         receipts: The receipt of each artifact by name ("float32", "shrunk", "pruned", "int8"); empty without an export.
-        export_dir: Directory of the artifacts, receipts.json and report.html; None without an export.
+        export_dir: Directory of the artifacts, receipts.json, report.json and report.html; None without an
+            export.
     """
 
     model: keras.Model

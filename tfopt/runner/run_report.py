@@ -16,20 +16,23 @@ from tfopt.report import Phase, RunReport
 from tfopt.reporting.terminal import ReceiptsTable
 from tfopt.score_text import score_label, show_score
 
-RECEIPTS, PAGE = "receipts.json", "report.html"
+RECEIPTS, PAGE, REPORT = "receipts.json", "report.html", "report.json"
 
 
 def remove_reports(export_dir: Path) -> None:
     """Removes the receipts and the report of an earlier run, whose artifacts are about to be replaced."""
-    for name in (RECEIPTS, PAGE):
+    for name in (RECEIPTS, PAGE, REPORT):
         (export_dir / name).unlink(missing_ok=True)
 
 
 def write_reports(report: RunReport, export_dir: Path, console: Console) -> None:
-    from tfopt.reporting.html_page import write_html  # here, because it imports matplotlib
+    # Here, because they import matplotlib.
+    from tfopt.reporting.html_page import write_html
+    from tfopt.reporting.saved_report import save_report
 
     receipts = {name: receipt.to_dict() for name, receipt in report.receipts.items()}
     write_text(export_dir / RECEIPTS, json.dumps(receipts, indent=2))
+    save_report(report, export_dir)
     page = write_html(report, export_dir / PAGE)
     console.print()
     console.print(ReceiptsTable(report.receipts))

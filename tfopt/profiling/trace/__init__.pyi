@@ -1,0 +1,4 @@
+from .recording import record_trace
+from .summary import summarize
+
+__all__ = ["record_trace", "summarize"]

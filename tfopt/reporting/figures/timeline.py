@@ -1,0 +1,147 @@
+"""The load of the machine over time: one plot per unit, and marks for the time in which clocks were throttled."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter
+
+from tfopt.number_text import grouped
+from tfopt.report import Utilization
+from tfopt.reporting.figures.drawing import (
+    ALARM,
+    SERIES,
+    THEME,
+    Line,
+    Plot,
+    draw_line,
+    in_words,
+    known_values,
+    make_axes,
+    to_svg,
+    with_unique_ids,
+)
+
+Series = Mapping[str, Sequence[float | None]]
+
+THROTTLED = "throttled"
+MOST_LINES = len(SERIES)
+# A page with every sample of a day would be large, and the drawing has about as many points across.
+MOST_POINTS = 500
+BYTES = {"bytes": "B", "bytes_per_second": "B/s"}
+TITLES = {"mhz": "MHz", "celsius": "Degrees Celsius"}
+# These units count up from the start, so the total is the last value without the first.
+COUNTERS = frozenset({"joules"})
+
+
+def utilization(record: Utilization) -> list[Plot]:
+    """Draws one plot per unit, so that the series on one axis can be compared.
+
+    A plot that would have more lines than there are colours is divided: one plot for each figure, with a line for each
+    GPU. A series whose name ends in "throttled" is no line. It marks the time in which it is not 0 in all plots.
+
+    Example:
+        >>> record = Utilization(source="NVML", seconds=[0, 1], series={"gpu0_power_watts": [300.0, 500.0]})
+        >>> utilization(record)[0].summary
+        'Watts over time: gpu0 power mean 400'
+    """
+    marked = [_throttled(record)] if any(name.endswith(THROTTLED) for name in record.series) else []
+    by_unit: dict[str, dict[str, Sequence[float | None]]] = {}
+    for name, values in record.series.items():
+        if not name.endswith(THROTTLED):
+            label, unit = _split_unit(name)
+            by_unit.setdefault(unit, {})[label] = values
+    plots = [
+        _usage(title, unit, lines, record.seconds, marked)
+        for unit, series in by_unit.items()
+        for title, lines in _divided(unit, series)
+    ]
+    return with_unique_ids("usage", plots)
+
+
+def _divided(unit: str, series: Series) -> Iterator[tuple[str, Series]]:
+    """Yields the title and the lines of each plot of one unit."""
+    if len(series) <= MOST_LINES:
+        yield TITLES.get(unit, in_words(unit)), series
+        return
+    by_figure: dict[str, dict[str, Sequence[float | None]]] = {}
+    for label, values in series.items():
+        match = re.fullmatch(r"(.*\bgpu ?\d+) (.+)", label)
+        by_figure.setdefault(match[2] if match else "", {})[match[1] if match else label] = values
+    for figure, lines in by_figure.items():
+        names = list(lines)
+        for start in range(0, len(names), MOST_LINES):
+            part = {name: lines[name] for name in names[start : start + MOST_LINES]}
+            title = f"{in_words(figure)}, {unit.replace('_', ' ')}" if figure else TITLES.get(unit, in_words(unit))
+            yield title, part
+
+
+def _usage(title: str, unit: str, series: Series, seconds: Sequence[float], marked: Sequence[Sequence[bool]]) -> Plot:
+    figure, axes = make_axes("seconds")
+    legend = []
+    for index, (label, samples) in enumerate(series.items()):
+        values = [math.nan if value is None else value for value in samples]
+        colour = SERIES[index % len(SERIES)]
+        line = Line(label=label, colour=colour, note=_note(values, unit), values=values)
+        times, means = _thinned(seconds, values)
+        draw_line(axes, times, Line(label=label, colour=colour, note="", values=means))
+        legend.append(line)
+    axes.set_xlim(0, max(seconds, default=0) or 1)
+    axes.set_ylim(bottom=0)
+    if unit in BYTES:
+        axes.yaxis.set_major_formatter(EngFormatter(unit=BYTES[unit]))
+    for samples in marked:
+        _mark(axes, seconds, samples)
+        share = sum(samples) / len(samples) if samples else 0.0
+        legend.append(Line(label="throttled", colour=THEME[ALARM], note=f"{share:.0%} of the time", values=[]))
+    notes = ", ".join(f"{line.label} {line.note}" for line in legend)
+    return Plot(title=title, summary=f"{title} over time: {notes}", legend=legend, svg=to_svg(figure))
+
+
+def _note(values: Sequence[float], unit: str) -> str:
+    show = EngFormatter(unit=BYTES[unit], sep=" ", places=1) if unit in BYTES else grouped
+    known = known_values(values)
+    if not known:
+        return "unavailable (no sample could be read)"
+    if unit in COUNTERS:
+        return f"total {show(known[-1] - known[0])}"
+    return f"mean {show(sum(known) / len(known))}"
+
+
+def _throttled(record: Utilization) -> list[bool]:
+    """Returns for each sample whether the clocks of any GPU were throttled."""
+    series = [values for name, values in record.series.items() if name.endswith(THROTTLED)]
+    return [any(sample) for sample in zip(*series, strict=True)]
+
+
+def _mark(axes: Axes, seconds: Sequence[float], samples: Sequence[bool]) -> None:
+    """Marks the time from each throttled sample to the next sample."""
+    start = None
+    for second, is_throttled in zip([*seconds, seconds[-1] if seconds else 0], [*samples, False], strict=True):
+        if is_throttled and start is None:
+            start = second
+        elif not is_throttled and start is not None:
+            axes.axvspan(start, second, ymin=0.97, color=ALARM, linewidth=0, gid="throttled")
+            start = None
+
+
+def _thinned(seconds: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Returns at most MOST_POINTS points, each the mean of the samples around it."""
+    size = math.ceil(len(values) / MOST_POINTS) or 1
+    if size == 1:
+        return list(seconds), list(values)
+    times, means = [], []
+    for start in range(0, len(values), size):
+        known = known_values(values[start : start + size])
+        times.append(seconds[start])
+        means.append(sum(known) / len(known) if known else math.nan)
+    return times, means
+
+
+def _split_unit(name: str) -> tuple[str, str]:
+    """Splits a figure's name: "pcie_bytes_per_second" is "pcie" in "bytes_per_second"."""
+    match = re.fullmatch(r"(.+?)_((?:[a-z]+_per_)?[a-z]+)", name)
+    return (in_words(match[1]).lower(), match[2]) if match else (name, "")

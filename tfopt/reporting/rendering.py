@@ -1,0 +1,22 @@
+"""The templates of the HTML pages. Every word from outside is escaped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render(template: str, **values: Any) -> str:
+    """Returns a page made of a template. A value that the template uses and that is not given is an error."""
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return templates.get_template(template).render(**values)
