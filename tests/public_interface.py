@@ -33,8 +33,10 @@ COMMANDS = (
     ["verify"],
     ["launch"],
     ["accelerate"],
+    ["report"],
+    ["doctor"],
+    ["monitor"],
 )
-COMMANDS = (["run", "digits_cnn"], ["recipes"], ["models"], ["devices"], ["export"], ["verify"], ["report"], ["launch"])
 
 
 def describe() -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tfopt.cli.exit_codes import SUCCESS, WRONG_USE
 from tfopt.cli.own_code import look_beside, read_recipe
 from tfopt.cli.parsing import parse_words, start_tensorflow
+from tfopt.cli.script_commands import split_at_script
 from tfopt.errors import ConfigError, TrainingError
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ usage: tfopt doctor [OPTIONS] SCRIPT.py [ARGS...] | NAME | FILE.toml
 
 The script's result and exit code are those that it has without this. Its model is measured when it has ended.
 """
+
+
+SWITCHES = ("--stop", "--apply", "--json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +56,13 @@ def doctor_command(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(HELP, end="")  # noqa: T201
         return SUCCESS if words else WRONG_USE
-    place = target_place(words)
-    if place == len(words):
+    own, asked = split_at_script(words, SWITCHES)
+    if not asked:
         raise ConfigError(f"A script or a recipe must be named. Received: {' '.join(words)}. Write tfopt doctor NAME.")
-    options = parse_words(DoctorOptions, words[:place], "tfopt doctor")
+    options = parse_words(DoctorOptions, own, "tfopt doctor")
     if options.steps < 4:
         raise ConfigError(f"steps must be at least 4. Received: steps={options.steps}. Leave it out for 100.")
-    target, rest = words[place], words[place + 1 :]
+    target, *rest = asked
     if target == "-m" or target.endswith(".py"):
         if options.apply:
             raise ConfigError(
@@ -68,19 +72,6 @@ def doctor_command(words: list[str]) -> int:
     if rest:
         raise ConfigError(f"A recipe takes no further words. Received: {' '.join(rest)}. Put the options before it.")
     return _recipe(target, options)
-
-
-def target_place(words: list[str]) -> int:
-    """Returns the place of the script or recipe, which ends tfopt's own words.
-
-    Example:
-        >>> target_place(["--steps", "20", "--json", "train.py", "--json"])
-        3
-    """
-    place = 0
-    while place < len(words) and words[place].startswith("-") and words[place] != "-m":
-        place += 2 if words[place] in ("--steps", "--out") else 1
-    return place
 
 
 def _script(path: str, arguments: list[str], options: DoctorOptions) -> int:

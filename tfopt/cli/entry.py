@@ -13,9 +13,10 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 
 from tfopt.cli.commands import COMMANDS
-from tfopt.cli.doctor_command import target_place
+from tfopt.cli.doctor_command import SWITCHES
 from tfopt.cli.exit_codes import BROKEN_PIPE, SUCCESS, WRONG_USE, report_error
 from tfopt.cli.own_code import FLAG, code_of_files_allowed
+from tfopt.cli.script_commands import split_at_script
 from tfopt.errors import unknown_name
 
 HELP = """\
@@ -30,17 +31,13 @@ usage: tfopt COMMAND [OPTIONS]
   verify DIR           measure an exported artifact in a fresh process
   report DIR...        write the HTML page of a saved report again, or a page that compares several runs
   launch SCRIPT        run a script in several workers that train together
+  accelerate SCRIPT    run an unmodified script with tfopt's training step in each fit that can have it
   doctor SCRIPT|NAME   say where the time of a training step goes, and what to change
   monitor -- COMMAND   sample the GPUs, or the processor, while any program runs
   data COMMAND         list, measure, convert or serve examples
 
-tfopt COMMAND --help shows the options of a command. --version prints the version. All commands but launch, doctor
-and monitor, whose last words belong to another program, take
-  accelerate SCRIPT    run an unmodified script with tfopt's training step in each fit that can have it
-  data COMMAND         list, measure, convert or serve examples
-
 tfopt COMMAND --help shows the options of a command. --version prints the version. All commands but launch and
-accelerate take
+accelerate take these options; doctor and monitor take them before the script or program.
   --json        print JSON, also for errors
   --traceback   with an error, show where in the program it occurred
   --allow-code  import the builder, source or task that a recipe file names as package.module:name. Python looks for the
@@ -48,7 +45,8 @@ accelerate take
 
 Exit codes: 0 success, 1 the check failed, 2 wrong use, 3 the command could not finish (the disk is full, the loss is
 not finite), 70 unexpected error: a bug in tfopt, 130 interrupted. launch returns the exit code of the worker that
-failed first, accelerate that of the script.
+failed first, accelerate and doctor that of
+the script, monitor that of the program.
 """
 OF_SCRIPTS = ("launch", "accelerate")  # the words after these belong to a script
 
@@ -87,7 +85,7 @@ def _run(words: list[str]) -> int:
         if words[0] not in COMMANDS:
             raise unknown_name("command", words[0], COMMANDS)
         # A script's own warnings stay as Python shows them.
-        warns = contextlib.nullcontext() if words[0] == "accelerate" else _one_line_warnings()
+        warns = contextlib.nullcontext() if words[0] in ("accelerate", "doctor") else _one_line_warnings()
         with warns, code_of_files_allowed(allow_code):
             return COMMANDS[words[0]](words[1:])
     except BrokenPipeError:
@@ -97,19 +95,17 @@ def _run(words: list[str]) -> int:
 
 
 def _own(words: Sequence[str]) -> Sequence[str]:
-    """Returns the words that are tfopt's: the last words of some commands belong to a script."""
+    """Returns the words that are tfopt's own, and not those of a script or a program."""
     command = next((word for word in words if not word.startswith("-")), None)
-    if command == "launch":
-        return words[: words.index("launch")]
+    if command in OF_SCRIPTS:
+        return words[: words.index(command)]
     if command == "monitor" and "--" in words:
         return words[: words.index("--")]
     if command == "doctor":
-        begin = words.index("doctor") + 1
-        return words[: begin + target_place(list(words[begin:]))]
+        begin = words.index(command) + 1
+        own, _ = split_at_script(list(words[begin:]), SWITCHES)
+        return words[: begin + len(own)]
     return words
-    """Returns the words that are tfopt's own, and not those of a script."""
-    command = next((word for word in words if not word.startswith("-")), None)
-    return words[: words.index(command)] if command in OF_SCRIPTS else words
 
 
 @contextlib.contextmanager
