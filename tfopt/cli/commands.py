@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.cli.data.commands import data_command
-from tfopt.cli.doctor_command import doctor_command
 from tfopt.cli.exit_codes import CHECK_FAILED, SUCCESS, WRONG_USE, CheckError
 from tfopt.cli.init_command import init_command
 from tfopt.cli.lists.advice import print_advice
 from tfopt.cli.lists.model_commands import models_command
 from tfopt.cli.lists.recipe_commands import recipes_command
-from tfopt.cli.monitor_command import monitor_any_command
 from tfopt.cli.options import DevicesOptions, VerifyOptions
 from tfopt.cli.own_code import look_beside, read_recipe
 from tfopt.cli.parsing import parse_words, start_tensorflow
 from tfopt.cli.printing import ProgressConsole, print_json
+from tfopt.cli.programs.doctor import doctor_command
+from tfopt.cli.programs.monitor import monitor_any_command
+from tfopt.cli.programs.scripts import accelerate_command, launch_command
 from tfopt.cli.report_command import report_command
-from tfopt.cli.script_commands import accelerate_command, launch_command
 from tfopt.errors import ArtifactError, ConfigError
 
 RUN_HELP = """\

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 
 from tfopt.cli.commands import COMMANDS
-from tfopt.cli.doctor_command import SWITCHES
 from tfopt.cli.exit_codes import BROKEN_PIPE, SUCCESS, WRONG_USE, report_error
 from tfopt.cli.own_code import FLAG, code_of_files_allowed
-from tfopt.cli.script_commands import split_at_script
+from tfopt.cli.programs.doctor import SWITCHES
+from tfopt.cli.programs.scripts import split_at_script
 from tfopt.errors import unknown_name
 
 HELP = """\

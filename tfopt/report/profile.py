@@ -179,6 +179,23 @@ class DiagnosisReport(Record):
         unchecked: For each rule that could not be checked, the reason.
         efficiency: A tfopt.profiling.cost.Efficiency: the use of the peak rate; None if it was not measured.
         trace: A summary of a profiler trace; None if none was asked for.
+
+    Example:
+        >>> step = StepBreakdown(step_ms=10, input_ms=6, host_ms=1, compute_ms=3, steps=100, batch_size=32)
+        >>> serial = Diagnosis(
+        ...     cause="slow_map", title="map decode is serial", evidence="the step waits for 60% of its time", gain=0.5,
+        ...     advice="map(..., num_parallel_calls=tf.data.AUTOTUNE)",
+        ... )
+        >>> print(DiagnosisReport(name="resnet", breakdown=step, diagnoses=(serial,)))
+        resnet
+        10 ms per step of 32 examples, mean of 100 steps
+          input            6 ms   60%
+          host             1 ms   10%
+          compute          3 ms   30%
+          communication    0 ms    0%
+        1. map decode is serial (saves about 50% of the step)
+          the step waits for 60% of its time
+          map(..., num_parallel_calls=tf.data.AUTOTUNE)
     """
 
     name: str

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tfopt.cli.exit_codes import SUCCESS, WRONG_USE
 from tfopt.cli.own_code import look_beside, read_recipe
 from tfopt.cli.parsing import parse_words, start_tensorflow
-from tfopt.cli.script_commands import split_at_script
+from tfopt.cli.programs.scripts import split_at_script
 from tfopt.errors import ConfigError, TrainingError
 
 if TYPE_CHECKING:
