@@ -6,8 +6,9 @@ The scripts are those of tests/scripts/examples. Each run is a fresh process; pl
 so does the side that begins. A run times every epoch of every fit but the first, which traces and compiles, with all
 work between the steps; of the script with a loop of its own, the whole script. Each round gives one ratio of two
 neighbouring runs. The result is the median of the ratios, with the interval that holds the true median with 95%
-probability whatever the distribution (order statistics), or the range of few rounds. The first epochs are compared
-too. Results go to benchmarks/results/accelerate.json. The run takes a quarter of an hour on two cores.
+probability whatever the distribution (order statistics), or the range of few rounds. The processor time of all threads
+is compared in the same way; other programs hardly affect it. So are the first epochs. Results go to
+benchmarks/results/accelerate.json. The run takes a quarter of an hour on two cores.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def compared(name: str, options: Options) -> dict[str, Any]:
         for side in SIDES[:: 1 if number % 2 else -1]:
             runs[side].append(fresh_process(name, side, options.epochs))
     result: dict[str, Any] = {"script": name}
-    for what in ("step", "start"):
+    for what in ("step", "processor", "start"):
         pairs = zip(*([run[f"{what}_ms"] for run in runs[side]] for side in SIDES), strict=True)
         ratios = sorted(accelerated / plain for plain, accelerated in pairs)
         lower, upper = interval(ratios)
@@ -121,16 +122,21 @@ def timed(name: str, side: str, epochs: int) -> dict[str, float]:
     hook = Plain() if side == "plain" else AccelerateHook()
     first: list[float] = []
     later: list[float] = []
+    busy: list[float] = []
 
     class Epochs(keras.callbacks.Callback):
         def on_train_begin(self, logs: Any = None) -> None:
-            self.is_first, self.begin = True, time.perf_counter()
+            self.is_first, self.begin, self.processor = True, time.perf_counter(), time.process_time()
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            now = time.perf_counter()
+            now, processor = time.perf_counter(), time.process_time()
             steps = self.params["steps"] or 1
-            (first if self.is_first else later).append((now - self.begin) * (1 if self.is_first else 1 / steps))
-            self.is_first, self.begin = False, now
+            if self.is_first:
+                first.append(now - self.begin)
+            else:
+                later.append((now - self.begin) / steps)
+                busy.append((processor - self.processor) / steps)
+            self.is_first, self.begin, self.processor = False, now, processor
 
     class Timed:
         def compile(self, model: Any, original: Any, args: Any, kwargs: Any) -> None:
@@ -142,14 +148,15 @@ def timed(name: str, side: str, epochs: int) -> dict[str, float]:
             return hook.fit(model, original, call.args, call.kwargs)
 
     with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stdout(io.StringIO()):
-        begin = time.perf_counter()
+        begin, processor = time.perf_counter(), time.process_time()
         code = run_script(str(EXAMPLES / f"{name}.py"), [str(Path(directory, "weights.npz")), str(epochs)], Timed())
-        whole = time.perf_counter() - begin
+        whole, whole_busy = time.perf_counter() - begin, time.process_time() - processor
     if code != ENDS.get(name, 0):
         raise SystemExit(f"{name} ended with exit code {code}")
     if not later:  # a loop of its own
-        return {"step_ms": whole * 1e3 / epochs, "start_ms": whole * 1e3 / epochs}
-    return {"step_ms": median(later) * 1e3, "start_ms": sum(first) * 1e3}
+        per_epoch = 1e3 / epochs
+        return {"step_ms": whole * per_epoch, "processor_ms": whole_busy * per_epoch, "start_ms": whole * per_epoch}
+    return {"step_ms": median(later) * 1e3, "processor_ms": median(busy) * 1e3, "start_ms": sum(first) * 1e3}
 
 
 if __name__ == "__main__":
