@@ -24,6 +24,8 @@ from tfopt.pruning import PruningConfig
 from tfopt.quantization import QuantizationConfig
 from tfopt.recipe import ModelConfig, Recipe, with_changes
 from tfopt.recipes import RECIPES, find_recipe
+from tfopt.reporting.html_page import write_html
+from tfopt.reporting.saved_report import load_report
 from tfopt.runner import run
 from tfopt.tasks.label_smoothing import SmoothedCrossEntropy
 from tfopt.training import TrainingConfig
@@ -71,7 +73,7 @@ def tiny(tmp_path_factory):
 def test_everything_is_written_and_nothing_else(tiny):
     result, _ = tiny
     names = {path.name for path in result.export_dir.iterdir()}
-    assert names == {"float32", "pruned", "int8", "receipts.json", "report.html"}
+    assert names == {"float32", "pruned", "int8", "receipts.json", "report.html", "report.json"}
     for name in ("float32", "pruned", "int8"):
         assert (result.export_dir / name / "manifest.json").is_file()
         signatures = tf.saved_model.load(str(result.export_dir / name)).signatures
@@ -135,6 +137,16 @@ def test_the_page_needs_nothing_beside_it(tiny):
     assert "<link" not in page
 
 
+def test_the_saved_report_renders_the_same_page(tiny):
+    result, _ = tiny
+    loaded = load_report(result.export_dir)
+    assert json.loads(loaded.to_json()) == json.loads(result.report.to_json())
+    again = write_html(loaded, result.export_dir / "again.html")
+    page = again.read_text(encoding="utf-8")
+    again.unlink()
+    assert page == (result.export_dir / "report.html").read_text(encoding="utf-8")
+
+
 def test_what_is_printed_tells_each_stage_and_whole_paths(tiny):
     result, text = tiny
     lines = text.splitlines()
@@ -150,7 +162,7 @@ def test_what_is_printed_tells_each_stage_and_whole_paths(tiny):
 def test_a_second_run_replaces_the_first(tmp_path):
     recipe = dataclasses.replace(TRAIN_ONLY, export_dir=str(tmp_path))
     first, second = run(recipe, console=silent()), run(recipe, console=silent())
-    assert {path.name for path in tmp_path.iterdir()} == {"float32", "receipts.json", "report.html"}
+    assert {path.name for path in tmp_path.iterdir()} == {"float32", "receipts.json", "report.html", "report.json"}
     assert list(second.receipts) == ["float32"]
     assert second.receipts["float32"].accuracy == first.receipts["float32"].accuracy
     assert first.report.passes == []
