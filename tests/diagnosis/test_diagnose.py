@@ -67,9 +67,15 @@ def slow_step():
 @pytest.mark.parametrize(
     ("part", "run"),
     [
-        ("input", lambda: tfopt.diagnose(network(), batches(0.02), steps=40, epochs=2)),
+        pytest.param(
+            "input",
+            lambda: tfopt.diagnose(network(), batches(0.02), steps=40, epochs=2),
+            marks=pytest.mark.slow,
+        ),
         ("host", lambda: tfopt.diagnose(network(), batches(), steps=40, epochs=2, callbacks=[Sleep(0.02)])),
-        ("compute", lambda: tfopt.diagnose(slow_step(), batches(), steps=40, epochs=2)),
+        pytest.param(
+            "compute", lambda: tfopt.diagnose(slow_step(), batches(), steps=40, epochs=2), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_known_time_is_found_where_it_is(part, run):
@@ -106,13 +112,16 @@ def test_the_model_is_as_it_was():
     assert all(np.array_equal(one, other) for one, other in zip(model.get_weights(), twin.get_weights(), strict=True))
 
 
-@pytest.mark.parametrize("options", [{}, {"steps_per_execution": 4}, {"run_eagerly": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"steps_per_execution": 4}, pytest.param({"run_eagerly": True}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_a_watched_fit_computes_the_same(options):
     def train(model):
         return model.fit(X[:600], Y[:600], batch_size=32, epochs=2, validation_split=0.1, verbose=0)
 
-    model, twin = network(**options), network(**options)
-    plain = train(twin)
+    model = network(**options)
     doctor = DoctorHook(steps=30)
     with hooked(doctor):
         keras.utils.set_random_seed(0)
@@ -138,6 +147,7 @@ def test_compiling_again_is_found_over_several_fits():
     assert "3 times more" in found.diagnoses[0].title
 
 
+@pytest.mark.slow
 def test_a_model_of_tfopt_is_measured_with_several_steps_in_a_call():
     plan = tfopt.plan(tfopt.TrainingConfig(steps_per_execution=4, global_batch_size=32))
     model = network()

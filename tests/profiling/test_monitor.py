@@ -40,8 +40,9 @@ class LoseForAWhile(keras.callbacks.Callback):  # NVML fails in some samples of 
             else:
                 del os.environ["FAKE_NVML_LOST"]
             until = len(monitor.utilization.seconds) + 2  # the first may have begun before
-            for _ in range(1000):  # ten seconds; two samples take a tenth of one
-                if len(monitor.utilization.seconds) >= until:
+            for _ in range(2000):  # twenty seconds; a lost GPU is looked for again after some tenths of one
+                values = monitor.utilization.series["gpu0_gpu_utilization_percent"]
+                if len(values) >= until and (values[-1] is None) == lost:
                     break
                 time.sleep(0.01)
 

@@ -122,5 +122,18 @@ def report(observation: Observation, name: str | None = None) -> DiagnosisReport
 
 
 def profile(model: keras.Model, *args: Any, steps: int = 100, **options: Any) -> StepBreakdown:
-    """Trains a model for some steps, and says where their time goes; see `diagnose`."""
+    """Trains a model for some steps, and says where their time goes; see `diagnose`.
+
+    Args:
+        model: A compiled model.
+        args, options: The arguments of `keras.Model.fit`, with the data first.
+        steps: Number of steps to watch.
+    Example:
+        >>> import numpy as np
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> parts = profile(model, np.zeros((640, 8)), np.zeros((640, 1)), steps=20)
+        >>> parts.steps, parts.batch_size
+        (20, 32)
+    """
     return diagnose(model, *args, steps=steps, **options).breakdown

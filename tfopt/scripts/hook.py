@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import inspect
 import sys
 import sysconfig
 import threading
@@ -152,7 +153,7 @@ def script_line() -> str:
         >>> script_line()
         'unknown'
     """
-    frame = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None and not (frame.f_code.co_filename == __file__ and frame.f_code.co_name == CALL):
         frame = frame.f_back  # type: ignore[assignment]
     while frame is not None and _is_library(frame.f_code.co_filename):

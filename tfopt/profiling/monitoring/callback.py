@@ -6,9 +6,9 @@ for the whole fit, because psutil measures the CPU load since the last call of t
 
 from __future__ import annotations
 
+import inspect
 import math
 import statistics
-import sys
 import threading
 import time
 import warnings
@@ -21,6 +21,7 @@ from typing import Any
 import keras
 import psutil
 
+from tfopt.compat.frames import frame_of_thread
 from tfopt.errors import ConfigError, TfoptWarning
 from tfopt.profiling.monitoring.readers import Figures, Reader, open_reader
 from tfopt.profiling.monitoring.workers import write_worker
@@ -134,7 +135,7 @@ class GpuMonitor(keras.callbacks.Callback):
         return "\n".join([*lines, *(f"  {note}" for note in self._notes)])
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self.start(_fit_frame(sys._getframe(1)))
+        self.start(_fit_frame(inspect.currentframe()))
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._epoch = (len(self._samples), time.perf_counter(), time.process_time())
@@ -242,7 +243,7 @@ def _fit_frame(frame: FrameType | None) -> FrameType | None:
 
 def _is_running(thread: int, frame_id: int, code: Any) -> bool:
     """Returns whether a call is still on the stack of a thread."""
-    frame = sys._current_frames().get(thread)
+    frame = frame_of_thread(thread)
     while frame is not None:
         if id(frame) == frame_id and frame.f_code is code:
             return True
