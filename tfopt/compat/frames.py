@@ -1,4 +1,4 @@
-"""Frames of other threads: `sys._current_frames`, which Python documents although its name begins with an underscore."""
+"""Frames of other threads: `sys._current_frames`, which Python documents in spite of its private name."""
 
 from __future__ import annotations
 

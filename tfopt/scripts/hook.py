@@ -155,9 +155,9 @@ def script_line() -> str:
     """
     frame = inspect.currentframe()
     while frame is not None and not (frame.f_code.co_filename == __file__ and frame.f_code.co_name == CALL):
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     while frame is not None and _is_library(frame.f_code.co_filename):
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "unknown" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
