@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfopt.diagnosis.experiments import CannotMeasureError, unchanged
 from tfopt.diagnosis.measured import Measured
@@ -15,13 +17,19 @@ from tfopt.diagnosis.observation import Observation
 from tfopt.diagnosis.rules import RULES
 from tfopt.diagnosis.rules.rule import AbsentError
 from tfopt.diagnosis.watch import watching
-from tfopt.errors import ConfigError, TrainingError
+from tfopt.errors import ConfigError, TfoptError, TrainingError
 from tfopt.hardware import detect
-from tfopt.report import Diagnosis, DiagnosisReport, StepBreakdown
+from tfopt.profiling.cost import efficiency
+from tfopt.profiling.trace import record_trace, summarize
+from tfopt.report import Diagnosis, DiagnosisReport, StepBreakdown, TraceSummary
 from tfopt.settings.validation import check_type
 
+TRACED_STEPS = 10
 
-def diagnose(model: keras.Model, *args: Any, steps: int = 100, **options: Any) -> DiagnosisReport:
+
+def diagnose(
+    model: keras.Model, *args: Any, steps: int = 100, trace_dir: str | Path | None = None, **options: Any
+) -> DiagnosisReport:
     """Trains a model for some steps, says where their time goes, and what would make them faster.
 
     The arguments are those of `fit`. The model, its optimizer and the random generators are afterwards as they were
@@ -31,6 +39,7 @@ def diagnose(model: keras.Model, *args: Any, steps: int = 100, **options: Any) -
         model: A compiled model.
         args, options: The arguments of `keras.Model.fit`, with the data first.
         steps: Number of steps to watch.
+        trace_dir: Directory for a trace of TensorFlow's profiler of some steps; None records none.
     Returns: The parts of the step, and the causes that were found, the largest gain first.
     Raises:
         ConfigError: The model is not compiled, or `steps` is too small.
@@ -54,7 +63,7 @@ def diagnose(model: keras.Model, *args: Any, steps: int = 100, **options: Any) -
     with _state_kept(model, args, options):
         observe_fit(observation, model, model.fit, args, {"verbose": 0, **options, "epochs": 10**6})
         observation.epochs = options.get("epochs", 2)
-        return report(observation)
+        return report(observation, trace_dir=trace_dir)
 
 
 @contextlib.contextmanager
@@ -87,12 +96,13 @@ def observe_fit(
         return fit(*args, **watched)
 
 
-def report(observation: Observation, name: str | None = None) -> DiagnosisReport:
+def report(observation: Observation, name: str | None = None, trace_dir: str | Path | None = None) -> DiagnosisReport:
     """Runs the experiments on what was watched, and checks every rule.
 
     Args:
         observation: What was watched.
         name: Name for the report; None takes that of the model.
+        trace_dir: Directory for a trace of TensorFlow's profiler of some steps; None records none.
     Raises:
         TrainingError: The training is too short to measure.
     """
@@ -115,10 +125,29 @@ def report(observation: Observation, name: str | None = None) -> DiagnosisReport
             found.append(dataclasses.replace(result, source=rule.source))
         else:
             absent[rule.cause] = result
+    reached = None
+    try:
+        reached = efficiency(measured.model, measured.batch_spec, parts.step_ms, measured.hardware)
+    except (TfoptError, ValueError, TypeError, tf.errors.OpError) as error:
+        unchecked["efficiency"] = " ".join(str(error).split())[:200]
     found.sort(key=lambda each: -1.0 if each.gain is None else each.gain, reverse=True)
     return DiagnosisReport(
-        name=name or measured.model.name, breakdown=parts, diagnoses=found, absent=absent, unchecked=unchecked
+        name=name or measured.model.name,
+        breakdown=parts,
+        diagnoses=found,
+        absent=absent,
+        unchecked=unchecked,
+        efficiency=reached,
+        trace=None if trace_dir is None else _traced(measured, trace_dir),
     )
+
+
+def _traced(measured: Measured, directory: str | Path) -> TraceSummary:
+    with measured.experiments.ready_step() as run, record_trace(directory) as mark:
+        for _ in range(TRACED_STEPS):
+            with mark():
+                run()
+    return summarize(directory)
 
 
 def profile(model: keras.Model, *args: Any, steps: int = 100, **options: Any) -> StepBreakdown:

@@ -111,6 +111,17 @@ class Experiments:
         batch = keras.tree.map_structure(lambda each: tf.repeat(each, factor, axis=0), self._batch)
         return self._timed(f"examples {factor}", 1, {}, batch=batch)
 
+    @contextlib.contextmanager
+    def ready_step(self) -> Iterator[Callable[[], None]]:
+        """Yields a function that runs one step in a call of its own, and has traced it already."""
+        with unchanged(self.model), self._set({"steps_per_execution": 1}):
+            self.model.make_train_function(force=True)
+            function: Callable[[Any], Any] = self.model.train_function
+            batches = [self._batch] if self.is_distributed else again([self._batch], self._spec, repeat=True)
+            for _ in range(2):
+                _finish(function(batches))
+            yield lambda: _finish(function(batches))
+
     def _check_xla_can_change(self) -> None:
         if self.is_distributed:
             raise CannotMeasureError("the model runs under a distribution strategy")

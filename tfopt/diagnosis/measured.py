@@ -64,6 +64,16 @@ class Measured:
         return sum(int(part.shape[0]) for part in _parts(first) or [first])
 
     @property
+    def batch_spec(self) -> Any:
+        """The shapes and types of a batch, over all replicas."""
+
+        def spec(value: Any) -> tf.TensorSpec:
+            parts = _parts(value) or [value]
+            return tf.TensorSpec((sum(int(each.shape[0]) for each in parts), *parts[0].shape[1:]), parts[0].dtype)
+
+        return keras.tree.map_structure(spec, self.observation.batch)
+
+    @property
     def replicas(self) -> int:
         """Number of replicas."""
         return int(self.model.distribute_strategy.num_replicas_in_sync)

@@ -115,11 +115,9 @@ def _records_of_other_packages(values: Any, kind: type[Record]) -> dict[str, Rec
         parts["input"] = pydantic.TypeAdapter(InputReport).validate_python(values.pop("input"))
     of_diagnosis = values.get("diagnosis") if kind is RunReport else values
     if isinstance(of_diagnosis, dict) and isinstance(of_diagnosis.get("efficiency"), Mapping):
-        from tfopt.profiling import cost  # here, because it imports TensorFlow
+        from tfopt.profiling.cost import Efficiency  # here, because it imports TensorFlow
 
-        efficiency = of_diagnosis.pop("efficiency")
-        if hasattr(cost, "Efficiency"):
-            parts["efficiency"] = pydantic.TypeAdapter(cost.Efficiency).validate_python(efficiency)
+        parts["efficiency"] = pydantic.TypeAdapter(Efficiency).validate_python(of_diagnosis.pop("efficiency"))
     return parts
 
 

@@ -20,12 +20,13 @@ from tfopt.scripts.hook import hooked
 EPOCHS = 4
 
 
-def diagnose_recipe(recipe: Recipe, *, steps: int = 100) -> DiagnosisReport:
+def diagnose_recipe(recipe: Recipe, *, steps: int = 100, trace_dir: str | None = None) -> DiagnosisReport:
     """Trains a recipe for some steps without exporting anything, and says what holds it back.
 
     Args:
         recipe: The recipe. Its pruning and quantization are left out.
         steps: Number of training steps to watch.
+        trace_dir: Directory for a trace of TensorFlow's profiler; None records none.
     Raises:
         ConfigError: The recipe or its plan is wrong.
         TrainingError: The training is too short to measure.
@@ -35,7 +36,7 @@ def diagnose_recipe(recipe: Recipe, *, steps: int = 100) -> DiagnosisReport:
     doctor = DoctorHook(steps, stops=True)
     with hooked(doctor):
         run(watched, console=Console(quiet=True))
-    return report(doctor.observation, recipe.name)
+    return report(doctor.observation, recipe.name, trace_dir)
 
 
 def apply_advice(recipe: Recipe, found: DiagnosisReport) -> tuple[Recipe, dict[str, Any]]:

@@ -41,7 +41,7 @@ class _Doctor:
 
 
 def diagnose_script(
-    path: str, arguments: Sequence[str], *, steps: int = 100, stops: bool = False
+    path: str, arguments: Sequence[str], *, steps: int = 100, stops: bool = False, trace_dir: str | None = None
 ) -> tuple[int, DiagnosisReport | TrainingError]:
     """Runs a script as Python would, watches its first training steps, and measures when it has ended.
 
@@ -52,6 +52,7 @@ def diagnose_script(
         arguments: The words after the script.
         steps: Number of training steps to watch.
         stops: Whether the script ends after these steps.
+        trace_dir: Directory for a trace of TensorFlow's profiler; None records none.
     Returns: The script's exit code, and the report; or why there is none.
     Raises:
         ConfigError: There is no such file or module.
@@ -66,6 +67,6 @@ def diagnose_script(
     from tfopt.diagnosis import report
 
     try:
-        return code, report(doctor.hook.observation, f"{path}, fit in {doctor.lines[0]}")
+        return code, report(doctor.hook.observation, f"{path}, fit in {doctor.lines[0]}", trace_dir)
     except TrainingError as error:
         return code, error

@@ -25,6 +25,7 @@ usage: tfopt doctor [OPTIONS] SCRIPT.py [ARGS...] | NAME | FILE.toml
   --steps N    number of training steps to watch, 100 by default
   --stop       end the script after these steps
   --apply      for recipes: change the settings, measure again, and print both
+  --trace DIR  record a trace of TensorFlow's profiler of ten steps, for XProf or Perfetto, and list its operators
   --out DIR    write diagnosis.json and report.html
   --json       print the report as JSON, after the output of the script
 
@@ -45,6 +46,8 @@ class DoctorOptions:
     """End the script after these steps."""
     apply: bool = False
     """For recipes: change the settings, measure again, and print both."""
+    trace: str | None = None
+    """Directory for a trace of TensorFlow's profiler of ten steps."""
     out: str | None = None
     """Directory for diagnosis.json and report.html."""
     json: bool = False
@@ -77,7 +80,7 @@ def doctor_command(words: list[str]) -> int:
 def _script(path: str, arguments: list[str], options: DoctorOptions) -> int:
     from tfopt.scripts.doctor import diagnose_script
 
-    code, found = diagnose_script(path, arguments, steps=options.steps, stops=options.stop)
+    code, found = diagnose_script(path, arguments, steps=options.steps, stops=options.stop, trace_dir=options.trace)
     if isinstance(found, TrainingError):
         print(f"tfopt: {found}", file=sys.stderr)  # noqa: T201
         if options.json:
@@ -93,7 +96,7 @@ def _recipe(name: str, options: DoctorOptions) -> int:
     look_beside()
     from tfopt.runner.diagnosis import apply_advice, diagnose_recipe
 
-    found = diagnose_recipe(recipe, steps=options.steps)
+    found = diagnose_recipe(recipe, steps=options.steps, trace_dir=options.trace)
     if not options.apply:
         _show(found, options)
         return SUCCESS
@@ -111,7 +114,7 @@ def _recipe(name: str, options: DoctorOptions) -> int:
         print(f"\napplied: {', '.join(f'--{key} {value}' for key, value in settings.items())}\n")  # noqa: T201
         print(after.breakdown)  # noqa: T201
         print(f"\n{found.breakdown.step_ms:.3g} ms per step before, {after.breakdown.step_ms:.3g} ms after")  # noqa: T201
-    _write(after, options)
+    _write(found, options, after)
     return SUCCESS
 
 
@@ -120,13 +123,13 @@ def _show(found: DiagnosisReport, options: DoctorOptions) -> None:
     _write(found, options)
 
 
-def _write(found: DiagnosisReport, options: DoctorOptions) -> None:
+def _write(found: DiagnosisReport, options: DoctorOptions, after: DiagnosisReport | None = None) -> None:
     if options.out is None:
         return
-    from tfopt.atomic.files import write_text
     from tfopt.reporting.html_page import write_diagnosis_html
+    from tfopt.reporting.saved_report import save_report
 
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    write_text(out / "diagnosis.json", found.to_json())
-    write_diagnosis_html(found, out / "report.html")
+    save_report(after or found, out)
+    write_diagnosis_html(found, out / "report.html", after=after)

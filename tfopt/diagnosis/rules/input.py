@@ -22,7 +22,6 @@ SLOW_START_MS = 30.0
 LEAST_MS = 0.5
 # A buffer of this part of its size still mixes well, and fills sooner.
 SMALLER_BUFFER = 16
-WIDE = (tf.float64, tf.int64)
 COMPUTES = ("map", "map and batch", "filter", "interleave", "flat_map", "TFRecord files", "text files", "record files")
 KEEPS = ("cache", "cache on disk", "arrays in memory")
 
@@ -66,9 +65,7 @@ def full_shuffle(measured: Measured) -> Diagnosis | str:
 def wide_dtype(measured: Measured) -> Diagnosis | str:
     """The pipeline computes in 64 bits what the model takes in 32."""
     stage, found = _limiting(measured)
-    wide = [spec.dtype for spec in stage.element_spec if spec.dtype in WIDE]
-    computes = stage.kind == "map" and tf.float64 in wide
-    if not computes:
+    if not _is_wide(stage):
         return f"{stage.name} does not compute in float64"
     saved = found.alone_ms(stage) / 2  # half of the bytes
     return _of_stage(measured, "float64", f"{stage.name} computes in float64 on the host", saved, (
@@ -111,6 +108,8 @@ def no_cache(measured: Measured) -> Diagnosis | str:
         return "there is a cache"
     if stage.is_serial or stage.calls_python:
         return f"{stage.name} is serial; see slow_map"
+    if _is_wide(stage):
+        return f"{stage.name} computes in float64; see float64"
     if stage.is_random or stage.kind not in COMPUTES:
         return f"{stage.name} gives other elements in each epoch, or computes nothing"
     if measured.observation.epochs < 2:
@@ -219,6 +218,10 @@ def _limiting(measured: Measured) -> tuple[Stage, InputTime]:
     if stage is None:
         raise CannotMeasureError("the slowest stage of the input is unknown")
     return stage, found
+
+
+def _is_wide(stage: Stage) -> bool:
+    return stage.kind == "map" and any(spec.dtype == tf.float64 for spec in stage.element_spec)
 
 
 def _python_source(data: Any, measured: Measured) -> str | None:
