@@ -86,7 +86,7 @@ def test_the_demo_table_is_the_recorded_run():
     assert [line.rstrip() for line in shown.splitlines()] == [line.rstrip() for line in capture.get().splitlines()]
 
 
-@pytest.mark.parametrize("module", ["recipes_page", "pruning_page"])
+@pytest.mark.parametrize("module", ["recipes_page", "pruning_page", "profiling_page"])
 def test_the_tables_are_the_recorded_runs(module, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     written = importlib.import_module(module)

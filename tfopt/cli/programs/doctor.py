@@ -86,7 +86,11 @@ def _script(path: str, arguments: list[str], options: DoctorOptions) -> int:
         if options.json:
             print(json.dumps({"error": {"type": "TrainingError", "message": str(found)}}))  # noqa: T201
         return code
-    _show(found, options)
+    if options.json:
+        print(found.to_json())  # noqa: T201
+    else:
+        print(f"tfopt: {found}", file=sys.stderr)  # noqa: T201 - standard output is the script's
+    _write(found, options)
     return code
 
 
