@@ -7,8 +7,8 @@ import sys
 import keras
 import numpy as np
 import pytest
+from test_accelerate import ARGUMENTS, CODES, EXAMPLES, without_times
 
-from scripts.test_accelerate import ARGUMENTS, CODES, EXAMPLES, without_times
 from tfopt.cli import main
 from tfopt.errors import ConfigError, TrainingError
 from tfopt.scripts.doctor import diagnose_script
