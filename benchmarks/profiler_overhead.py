@@ -4,8 +4,8 @@
 
 The same model trains on the same data in turns, with the monitor and without; the side that begins alternates. A turn
 is a `fit` of two epochs, of which the second is timed. The result is the median of the ratios of two neighbouring
-turns, with the interval that holds the true median with 95% probability whatever the distribution (order statistics). Where
-there is no GPU the monitor reads the processor load. Results go to benchmarks/results/profiler_overhead.json.
+turns, with the interval that holds the true median with 95% probability whatever the distribution (order statistics).
+Where there is no GPU the monitor reads the processor load. Results go to benchmarks/results/profiler_overhead.json.
 """
 
 from __future__ import annotations
