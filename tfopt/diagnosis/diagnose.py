@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfopt.diagnosis.experiments import CannotMeasureError, unchanged
 from tfopt.diagnosis.measured import Measured
@@ -17,14 +16,15 @@ from tfopt.diagnosis.observation import Observation
 from tfopt.diagnosis.rules import RULES
 from tfopt.diagnosis.rules.rule import AbsentError
 from tfopt.diagnosis.watch import watching
-from tfopt.errors import ConfigError, TfoptError, TrainingError
+from tfopt.errors import ConfigError, TrainingError
 from tfopt.hardware import detect
-from tfopt.profiling.cost import efficiency
 from tfopt.profiling.trace import record_trace, summarize
 from tfopt.report import Diagnosis, DiagnosisReport, StepBreakdown, TraceSummary
 from tfopt.settings.validation import check_type
 
 TRACED_STEPS = 10
+# A change that saves less of the step than this is not advised.
+WORTH = 0.05
 
 
 def diagnose(
@@ -121,15 +121,17 @@ def report(observation: Observation, name: str | None = None, trace_dir: str | P
         except CannotMeasureError as error:
             unchecked[rule.cause] = str(error)
             continue
-        if isinstance(result, Diagnosis):
+        if isinstance(result, Diagnosis) and (result.gain is None or result.gain >= WORTH):
             found.append(dataclasses.replace(result, source=rule.source))
+        elif isinstance(result, Diagnosis):
+            absent[rule.cause] = f"{result.title}: that would save {result.gain:.1%} (threshold {WORTH:.0%})"
         else:
             absent[rule.cause] = result
     reached = None
     try:
-        reached = efficiency(measured.model, measured.batch_spec, parts.step_ms, measured.hardware)
-    except (TfoptError, ValueError, TypeError, tf.errors.OpError) as error:
-        unchecked["efficiency"] = " ".join(str(error).split())[:200]
+        reached = measured.efficiency
+    except CannotMeasureError as error:
+        unchecked["efficiency"] = str(error)
     found.sort(key=lambda each: -1.0 if each.gain is None else each.gain, reverse=True)
     return DiagnosisReport(
         name=name or measured.model.name,

@@ -8,15 +8,15 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfopt.compat.trainer import built_under
-from tfopt.diagnosis.watch import again
+from tfopt.diagnosis.batches import again, batches_in_memory
 from tfopt.errors import TfoptError
 from tfopt.training.checkpointing.random_state import read_random, write_random
 from tfopt.training.checkpointing.state import read_state, write_state
@@ -24,8 +24,8 @@ from tfopt.training.step.runtime import is_trained_by_tfopt
 
 # Steps in one call, so that the time of the call itself no longer counts.
 IN_ONE_CALL = 16
-# Seconds of one experiment, without its trace, and the fewest calls.
-SECONDS, FEWEST = 0.6, 4
+# Seconds for each form of the step, without its trace, in so many turns; the fewest turns, and seconds of enough turns.
+SECONDS, TURNS, FEWEST, LONGEST = 0.8, 8, 4, 12.0
 
 
 class CannotMeasureError(TfoptError):
@@ -61,6 +61,34 @@ class Timing:
     cpu_ms: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The step in two forms, timed in turns, so that a change of the machine's speed meets both alike."""
+
+    before: Timing
+    after: Timing
+
+    @property
+    def saved(self) -> float:
+        """The share of the time that the second form saves; negative if it takes longer."""
+        return 1 - self.after.ms / self.before.ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """A form of the step.
+
+    Attributes:
+        steps: Steps in one call.
+        settings: Attributes of the model that are set.
+        source: What the training function is called with, without a strategy an iterator; None is the batch in memory.
+    """
+
+    steps: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    source: Any = None
+
+
 class Experiments:
     """The experiments with one model and one batch.
 
@@ -73,43 +101,48 @@ class Experiments:
     def __init__(self, model: keras.Model, batch: Any, spec: Any) -> None:
         self.model, self._batch, self._spec = model, batch, spec
         self.is_distributed = built_under(model) is not None
-        self._done: dict[str, Timing] = {}
+        self._done: dict[str, Pair] = {}
 
-    def one_call(self) -> Timing:
-        """Times a step in a call of its own, as `fit` runs it."""
-        return self._timed("one_call", 1, {})
+    def in_graph(self) -> Pair:
+        """Times a step as `fit` calls it, and among many in one call: what the device takes, without Python."""
+        asked = self.model.steps_per_execution
+        if self.is_distributed or self.model.run_eagerly or asked >= IN_ONE_CALL:
+            if "in_graph" not in self._done:
+                (alone,) = self._timed([Form(steps=asked)])
+                self._done["in_graph"] = Pair(before=alone, after=alone)
+            return self._done["in_graph"]
+        return self._pair("in_graph", Form(steps=asked), Form(steps=IN_ONE_CALL))
 
-    def in_graph(self) -> Timing:
-        """Times a step among many in one call: what the device takes, without Python."""
-        if self.is_distributed or self.model.run_eagerly:
-            return self.one_call()
-        return self._timed("in_graph", IN_ONE_CALL, {})
+    def handing_over(self) -> Pair:
+        """Times a step of several replicas whose batch comes from an iterator, and one that has its parts."""
+        iterator = batches_in_memory(self._batch, self._spec, self.model.distribute_strategy)
+        return self._pair("handing_over", Form(source=iterator), Form())
 
-    def with_xla(self) -> Timing:
-        """Times a step that XLA compiled, among many in one call."""
-        self._check_xla_can_change()
-        return self._timed("xla", IN_ONE_CALL, {"jit_compile": True, "run_eagerly": False})
+    def other_xla(self) -> Pair:
+        """Times a step among many in one call, and the same with the other setting of jit_compile."""
+        if self.is_distributed:
+            raise CannotMeasureError("the model runs under a distribution strategy")
+        if is_trained_by_tfopt(self.model):
+            raise CannotMeasureError("tfopt.compile has set the step; the plan says why XLA is on or off")
+        settings = {"jit_compile": not self.model.jit_compile, "run_eagerly": False}
+        return self._pair("xla", Form(steps=IN_ONE_CALL), Form(steps=IN_ONE_CALL, settings=settings))
 
-    def without_xla(self) -> Timing:
-        """Times a step without XLA, among many in one call."""
-        self._check_xla_can_change()
-        return self._timed("no_xla", IN_ONE_CALL, {"jit_compile": False, "run_eagerly": False})
+    def as_graph(self) -> Pair:
+        """Times a step that runs eagerly, and the same as a graph."""
+        return self._pair("as_graph", Form(), Form(settings={"run_eagerly": False}))
 
-    def as_graph(self) -> Timing:
-        """Times a step in a call of its own, as a graph although the model runs eagerly."""
-        return self._timed("graph", 1, {"run_eagerly": False})
-
-    def without_metrics(self) -> Timing:
-        """Times a step in a call of its own, without the metrics."""
+    def without_metrics(self) -> Pair:
+        """Times a step, and the same without the metrics."""
         nothing = {"compute_metrics": lambda *args, **kwargs: {"none": tf.constant(0.0)}}
-        return self._timed("no_metrics", 1, nothing)
+        return self._pair("without_metrics", Form(), Form(settings=nothing))
 
-    def with_examples(self, factor: int) -> Timing:
-        """Times a step with so many times the examples of the batch, in a call of its own."""
+    def with_examples(self, factor: int) -> Pair:
+        """Times a step, and one with so many times the examples."""
         if self.is_distributed:
             raise CannotMeasureError("the model runs under a distribution strategy")
         batch = keras.tree.map_structure(lambda each: tf.repeat(each, factor, axis=0), self._batch)
-        return self._timed(f"examples {factor}", 1, {}, batch=batch)
+        spec = keras.tree.map_structure(tf.TensorSpec.from_tensor, batch)
+        return self._pair(f"examples {factor}", Form(), Form(source=again([batch], spec, repeat=True)))
 
     @contextlib.contextmanager
     def ready_step(self) -> Iterator[Callable[[], None]]:
@@ -122,29 +155,51 @@ class Experiments:
                 _finish(function(batches))
             yield lambda: _finish(function(batches))
 
-    def _check_xla_can_change(self) -> None:
-        if self.is_distributed:
-            raise CannotMeasureError("the model runs under a distribution strategy")
-        if is_trained_by_tfopt(self.model):
-            raise CannotMeasureError("tfopt.compile has set the step; the plan says why XLA is on or off")
-
-    def _timed(self, name: str, steps: int, settings: dict[str, Any], batch: Any = None) -> Timing:
+    def _pair(self, name: str, before: Form, after: Form) -> Pair:
         if name not in self._done:
-            with unchanged(self.model), self._set({"steps_per_execution": steps, **settings}):
-                self._done[name] = self._measure(steps, self._batch if batch is None else batch, batch is not None)
+            first, second = self._timed([before, after])
+            self._done[name] = Pair(before=first, after=second)
         return self._done[name]
 
-    def _measure(self, steps: int, batch: Any, other_shape: bool) -> Timing:
+    def _timed(self, forms: Sequence[Form]) -> list[Timing]:
+        """Times forms of the step in turns."""
         try:
-            self.model.make_train_function(force=True)
-            function: Callable[[Any], Any] = self.model.train_function
-            if self.is_distributed:
-                return timing(lambda: function([batch]), 1)
-            spec = keras.tree.map_structure(tf.TensorSpec.from_tensor, batch) if other_shape else self._spec
-            iterator = again([batch], spec, repeat=True)
-            return timing(lambda: function(iterator), steps)
+            with unchanged(self.model):
+                calls = [self._ready(form) for form in forms]
+                samples: list[list[tuple[float, float]]] = [[] for _ in forms]
+                begin = time.perf_counter()
+                for turn in range(TURNS):
+                    for place in range(len(forms))[:: 1 if turn % 2 else -1]:
+                        with self._set(self._settings(forms[place])):
+                            samples[place] += _samples(calls[place], SECONDS / TURNS)
+                    if turn + 1 >= FEWEST and time.perf_counter() - begin > LONGEST:
+                        break
         except (tf.errors.OpError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
             raise CannotMeasureError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+        return [
+            Timing(
+                ms=1e3 * statistics.median(wall for wall, _ in each) / form.steps,
+                cpu_ms=1e3 * statistics.fmean(cpu for _, cpu in each) / form.steps,
+            )
+            for form, each in zip(forms, samples, strict=True)
+        ]
+
+    def _ready(self, form: Form) -> Callable[[], None]:
+        """Returns a call of the training function in a form, which is traced."""
+        source = form.source
+        if source is None:
+            source = (
+                [self._batch] * form.steps if self.is_distributed else again([self._batch], self._spec, repeat=True)
+            )
+        with self._set(self._settings(form)):
+            self.model.make_train_function(force=True)
+            function: Callable[[Any], Any] = self.model.train_function
+            for _ in range(2):
+                _finish(function(source))
+        return lambda: _finish(function(source))
+
+    def _settings(self, form: Form) -> dict[str, Any]:
+        return {"steps_per_execution": form.steps, **form.settings}
 
     @contextlib.contextmanager
     def _set(self, settings: dict[str, Any]) -> Iterator[None]:
@@ -166,25 +221,32 @@ class Experiments:
             self.model.train_function = function
 
 
-def timing(call: Callable[[], Any], steps: int, seconds: float = SECONDS) -> Timing:
-    """Times calls, each of so many steps, after one that may trace and compile.
+def timing(call: Callable[[], Any], seconds: float = SECONDS) -> Timing:
+    """Times calls, after some that may trace and compile.
 
     Example:
-        >>> timing(lambda: time.sleep(0.002), steps=2, seconds=0.05).ms > 0.9
+        >>> timing(lambda: time.sleep(0.002), seconds=0.05).ms > 1.9
         True
     """
     _finish(call())
     _finish(call())
-    times: list[float] = []
-    begin, cpu = time.perf_counter(), time.process_time()
-    while len(times) < FEWEST or time.perf_counter() - begin < seconds:
-        start = time.perf_counter()
-        _finish(call())
-        times.append(time.perf_counter() - start)
-        if len(times) >= 2 and time.perf_counter() - begin > 10 * seconds:
-            break
-    used = (time.process_time() - cpu) / len(times)
-    return Timing(ms=1e3 * statistics.median(times) / steps, cpu_ms=1e3 * used / steps)
+    found: list[tuple[float, float]] = []
+    while len(found) < FEWEST:
+        found += _samples(lambda: _finish(call()), seconds)
+    return Timing(
+        ms=1e3 * statistics.median(wall for wall, _ in found), cpu_ms=1e3 * statistics.fmean(cpu for _, cpu in found)
+    )
+
+
+def _samples(call: Callable[[], Any], seconds: float) -> list[tuple[float, float]]:
+    """Returns the wall and processor seconds of calls that take so long together, at least one."""
+    found: list[tuple[float, float]] = []
+    begin = time.perf_counter()
+    while not found or time.perf_counter() - begin < seconds:
+        start, cpu = time.perf_counter(), time.process_time()
+        call()
+        found.append((time.perf_counter() - start, time.process_time() - cpu))
+    return found
 
 
 def _finish(outputs: Any) -> None:

@@ -14,12 +14,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.diagnosis.experiments import CannotMeasureError, Experiments, timing
+from tfopt.diagnosis.experiments import CannotMeasureError, Experiments
 from tfopt.diagnosis.input_time import InputTime, input_time
 from tfopt.diagnosis.observation import Call, Observation
 from tfopt.diagnosis.replicas import exchange_ms, replica_ms
-from tfopt.diagnosis.watch import again
+from tfopt.errors import TfoptError
 from tfopt.hardware import Hardware
+from tfopt.profiling.cost import Efficiency, TrainCost, efficiency, train_cost
 from tfopt.report import StepBreakdown
 
 # Bytes that each thread hashes to count the cores: some 20 ms.
@@ -102,19 +103,54 @@ class Measured:
         return _breakdown(self)
 
     @functools.cached_property
-    def taking_ms(self) -> float:
-        """Time to take a batch that is in memory, which a step inside TensorFlow does not need."""
-        if self.replicas > 1:
-            return 0.0
-        iterator = again([self.observation.batch], self.observation.spec, repeat=True)
-        return timing(lambda: next(iterator), 1, seconds=0.1).ms
+    def builds(self) -> list[Call]:
+        """The calls in which the step was traced or compiled again."""
+        return self.observation.builds(self.experiments.in_graph().before.ms / 1e3)
+
+    @functools.cached_property
+    def steady(self) -> list[Call]:
+        """The calls to measure: none that builds the step, and if possible none that begins an epoch."""
+        seen = self.observation
+        usual = [call for call in seen.settled if call not in self.builds and call is not seen.calls[0]]
+        return [call for call in usual if not call.starts_epoch] or usual or seen.calls
+
+    @functools.cached_property
+    def call_ms(self) -> float:
+        """Time of a step that has its batch in hand: the start of the call, and the computation."""
+        timed = [call for call in self.steady if call.in_hand]
+        timed = timed or [call for call in self.steady if call.wait_s is not None]
+        return _mean_ms(timed, "call_s") if timed else self.experiments.in_graph().before.ms
+
+    @functools.cached_property
+    def efficiency(self) -> Efficiency:
+        """The use of the peak rates."""
+        try:
+            return efficiency(self.model, self.batch_spec, self.breakdown.step_ms, self.hardware)
+        except (TfoptError, ValueError, TypeError, tf.errors.OpError) as error:
+            raise CannotMeasureError(" ".join(str(error).split())[:200]) from error
+
+    @functools.cached_property
+    def cost(self) -> TrainCost:
+        """The operations, bytes and kernels of a step, over all replicas."""
+        try:
+            return train_cost(self.model, self.batch_spec)
+        except (TfoptError, ValueError, TypeError, tf.errors.OpError) as error:
+            raise CannotMeasureError(" ".join(str(error).split())[:200]) from error
+
+    @functools.cached_property
+    def wait_ms(self) -> float:
+        """Mean wait of a step that begins no epoch."""
+        waits = [call for call in self.steady if call.wait_s is not None and not call.starts_epoch]
+        return _mean_ms(waits, "wait_s") if waits else 0.0
 
     @functools.cached_property
     def first_wait_ms(self) -> float:
-        """Time per step of the waits for the first batch of an epoch, beyond the usual wait."""
-        firsts = [call.wait_s for call in self.observation.settled if call.starts_epoch and call.wait_s is not None]
-        beyond = max(_mean(firsts) - _mean_wait(self.observation), 0.0) if firsts else 0.0
-        return 1e3 * beyond / self.batches_per_epoch
+        """Time per step of the waits for the first batches of an epoch, beyond the usual waits."""
+        firsts = [call for call in self.observation.settled if call.starts_epoch and call.wait_s is not None]
+        if not firsts:
+            return 0.0
+        beyond = sum(1e3 * (call.wait_s or 0.0) - self.wait_ms * call.steps for call in firsts) / len(firsts)
+        return max(beyond, 0.0) / self.batches_per_epoch
 
     @property
     def batches_per_epoch(self) -> int:
@@ -130,36 +166,31 @@ class Measured:
         """
         parts = self.breakdown
         rest = parts.step_ms - parts.input_ms
-        rest_cpu = self.experiments.in_graph().cpu_ms + parts.host_ms
+        rest_cpu = self.experiments.in_graph().after.cpu_ms + parts.host_ms
         return max(rest, wall_ms, (rest_cpu + cpu_ms) / free_cores(self.hardware.logical_cores))
 
 
 def _breakdown(measured: Measured) -> StepBreakdown:
-    seen, experiments = measured.observation, measured.experiments
-    builds = seen.builds
-    usual = [call for call in seen.settled if call not in builds and call is not seen.calls[0]]
-    steady = [call for call in usual if not call.starts_epoch] or usual or seen.calls
-    left_alone = [call for call in steady if call.wait_s is None and not call.after_taken] or steady
+    seen, forms = measured.observation, measured.experiments.in_graph()
+    left_alone = [call for call in measured.steady if call.is_left_alone] or measured.steady
     period, gap = _mean_ms(left_alone, "period_s"), _gap_ms(left_alone)
-    wait = max(1e3 * _mean_wait(seen) - measured.taking_ms, 0.0)
-    one_call, in_graph = experiments.one_call(), experiments.in_graph()
-    in_call = [call for call in steady if call.wait_s is not None]
-    beside_input = _mean_ms(in_call, "call_s") if in_call else one_call.ms
-    contention = beside_input - one_call.ms
-    if contention < (COMPETES - 1) * one_call.ms + COMPETES_MS:
+    wait, call = measured.wait_ms, measured.call_ms
+    contention = call - forms.before.ms
+    if contention < (COMPETES - 1) * forms.before.ms + COMPETES_MS:
         contention = 0.0
     if not isinstance(measured.input, CannotMeasureError):
         contention = min(contention, measured.input.batch.cpu_ms)  # more comes from other programs
     elif not comes_from_python(seen.data):
         contention = 0.0  # arrays cost nothing
-    build = 1e3 * sum(max(call.call_s - seen.usual_call_s, 0.0) for call in builds) / seen.steps
+    dispatch = (call - contention) * max(forms.saved, 0.0)
+    build = sum(max(1e3 * each.call_s - call * each.steps, 0.0) for each in measured.builds) / seen.steps
     after = 1e3 * seen.after_epochs_s / seen.steps
-    dispatch = max(one_call.ms - in_graph.ms, 0.0)
     exchange, replicas, unavailable = 0.0, [], {}
     if measured.replicas > 1:
         try:
             replicas = measured.replica_ms
-            exchange = min(exchange_ms(measured.model), max(one_call.ms - max(replicas), 0.0))
+            exchange = min(exchange_ms(measured.model), max(call - max(replicas), 0.0))
+            wait += call * max(measured.experiments.handing_over().saved, 0.0)
         except CannotMeasureError as error:
             unavailable["replica_ms"] = str(error)
     alone = measured.input
@@ -169,7 +200,7 @@ def _breakdown(measured: Measured) -> StepBreakdown:
         step_ms=period + measured.first_wait_ms + build + after,
         input_ms=wait + measured.first_wait_ms + contention,
         host_ms=gap + dispatch + build + after,
-        compute_ms=in_graph.ms - exchange,
+        compute_ms=max(call - dispatch - contention - exchange, 0.0),
         communication_ms=exchange,
         steps=seen.steps,
         batch_size=measured.batch_size,
@@ -224,16 +255,6 @@ def _gap_ms(calls: list[Call]) -> float:
     """Returns the time between two calls."""
     between = sum(call.period_s - call.call_s - (call.wait_s or 0.0) for call in calls)
     return 1e3 * max(between, 0.0) / sum(call.steps for call in calls)
-
-
-def _mean_wait(seen: Observation) -> float:
-    waits = [call for call in seen.settled if call.wait_s is not None]
-    steady = [call for call in waits if not call.starts_epoch] or waits
-    return sum(call.wait_s or 0.0 for call in steady) / max(sum(call.steps for call in steady), 1)
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _parts(value: Any) -> list[Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,9 +18,9 @@ class Call:
         steps: Number of steps.
         period_s: Seconds from the end of the call before, or from the start of the epoch, to the end of this call.
         call_s: Seconds in the call.
-        wait_s: Seconds of the wait for the batches; None if the call took them by itself.
-        after_taken: Whether the call before got its batches from here. Handing them over took time in which the input
-            went on, so this call waits less than usual.
+        wait_s: Seconds of the wait for the batches; None if it was not timed.
+        in_hand: Whether its batches were taken before it began.
+        after_taken: Whether the call before got its batches from here, so that this call waits more or less than usual.
         traces: Number of times that the Python code of the step was traced.
         shapes: Shapes of the first batch; None if the call took it by itself.
     """
@@ -33,9 +31,15 @@ class Call:
     period_s: float
     call_s: float
     wait_s: float | None
+    in_hand: bool
     after_taken: bool
     traces: int
     shapes: tuple[tuple[int, ...], ...] | None
+
+    @property
+    def is_left_alone(self) -> bool:
+        """Whether it ran as it does when nothing watches."""
+        return self.wait_s is None and not self.in_hand and not self.after_taken
 
 
 @dataclass(kw_only=True)
@@ -88,20 +92,22 @@ class Observation:
         """Whether all steps to watch were watched."""
         return self.steps >= self.limit
 
-    @property
-    def builds(self) -> list[Call]:
-        """The calls in which the step was built again: all that traced or compiled, without the very first.
+    def builds(self, usual_s: float) -> list[Call]:
+        """Returns the calls in which the step was built again: all that traced or compiled, without the very first.
 
-        XLA compiles inside a call, and does not say so. A call with a new shape that takes far longer than the others
-        has compiled.
+        XLA compiles inside a call, and does not say so. If the shapes vary, a call that takes far longer than usual has
+        compiled, unless its shapes were seen before.
+
+        Args:
+            usual_s: The usual seconds of a step without its wait.
         """
-        usual = self.usual_call_s
-        known: set[Any] = set()
+        varied = len({call.shapes for call in self.calls} - {None}) > 1
+        known: set[Any] = {self.calls[0].shapes} if self.calls else set()
         found = []
         for call in self.calls[1:]:
-            is_new = call.shapes is not None and call.shapes not in known
+            is_new = varied and (call.shapes is None or call.shapes not in known)
             known.add(call.shapes)
-            if call.traces or (is_new and call.call_s > SLOW_CALL * usual):
+            if call.traces or (is_new and call.call_s > max(SLOW_CALL * usual_s * call.steps, COMPILES_S)):
                 found.append(call)
         return found
 
@@ -116,16 +122,12 @@ class Observation:
         return later if len(later) >= SETTLED else self.calls
 
     @property
-    def usual_call_s(self) -> float:
-        """Median seconds of a call without a trace."""
-        return _median([call.call_s for call in self.calls[1:] if not call.traces])
+    def step_in_hand_s(self) -> float:
+        """Seconds of the last step whose batches were taken before it began; 0 if there is none yet."""
+        return next((each.call_s / each.steps for each in reversed(self.calls) if each.shapes is not None), 0.0)
 
 
 # Calls after the first epoch that are enough to leave the first epoch out.
 SETTLED = 12
-# A call that takes longer than so many usual ones has compiled.
-SLOW_CALL = 5
-
-
-def _median(values: Sequence[float]) -> float:
-    return statistics.median(values) if values else 0.0
+# A call that takes longer than so many usual ones, and than so many seconds, has compiled.
+SLOW_CALL, COMPILES_S = 5, 0.02

@@ -1,9 +1,11 @@
 """Watches `fit` of a model: times its steps, the waits for batches and the callbacks, without changing its result.
 
-A step takes its batch inside TensorFlow, so the wait for the batch cannot be seen from outside. Every fourth call gets
-its batches from here: they are taken from the iterator of `fit`, which is timed, and are handed to the same function in
-an iterator of the same type. So the same graph computes the same numbers. The calls between are left alone. They give
-the time of a step.
+A step takes its batch inside TensorFlow, so the wait for the batch cannot be seen from outside. Two of six calls get
+their batches from here: they are taken from the iterator of `fit` and are handed to the same function in an iterator of
+the same type. So the same graph computes the same numbers. Taking the first batch is timed: this is the wait for it.
+The second call is timed: it has its batch in hand and begins as soon after the first as usual, when the threads of
+TensorFlow are still awake, so this is the time of a step without a wait. The call after these two finds an input that
+had more time or less than usual. The other calls are left alone. They give the time of a step as it is.
 """
 
 from __future__ import annotations
@@ -11,18 +13,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfopt.diagnosis.batches import Hand, again, batches_in_memory
 from tfopt.diagnosis.observation import Call, Observation
-from tfopt.training.step.runtime import next_steps
+from tfopt.training.step.runtime import is_trained_by_tfopt, next_steps
 
 HOOKS = tuple(name for name in vars(keras.callbacks.Callback) if name.startswith("on_"))
-# Calls that are left alone between two whose batches are taken here.
-LEFT_ALONE = 3
+# The places of calls in a cycle: batches are taken for the first two; the third comes after that; the others are left
+# alone.
+CYCLE, AFTER, LEFT_ALONE = 6, 2, (2, 3, 4, 5)
+Distributed = tf.distribute.DistributedIterator
 # Methods that are called while Keras evaluates or predicts, which is no part of a training step.
 OUTSIDE = ("test", "predict", "train_begin", "train_end")
 
@@ -78,12 +83,21 @@ class _Steps:
         self._traces = 0
         self._last = time.perf_counter()
         self._starts_epoch = True
-        self._since_taken = 0
+        self._place, self._epoch = -1, 0  # the place in the cycle
+        self._in_epoch = 0  # steps
+        self._spare: tuple[Any, list[Any], Any] | None = (
+            None  # for the next call: its iterator, batches and their iterator
+        )
+        self._in_memory: Any = None
+        self._hand: Hand | None = None
         self._on_gpu = bool(tf.config.list_physical_devices("GPU"))
 
     def begin_epoch(self, batches: int | None) -> None:
         self.observation.batches_per_epoch = batches
-        self._last, self._starts_epoch = time.perf_counter(), True
+        self._last, self._starts_epoch, self._in_epoch = time.perf_counter(), True, 0
+        # Of every two epochs, one begins with a timed wait, and one with a call that is left alone.
+        self._epoch += 1
+        self._place = (0 if self._epoch % 2 else LEFT_ALONE[1]) - 1
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -115,91 +129,131 @@ class _Steps:
                     delattr(self.model, name)
             if isinstance(self.model.train_function, functools.partial):
                 self.model.train_function = self._function
+            self._close_hand()
 
     def _call(self, iterator: Any) -> Any:
         seen = self.observation
-        if seen.is_enough or not isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator):
+        spare, self._spare = self._spare, None
+        given, source = spare[1:] if spare is not None and spare[0] is iterator else ([], iterator)
+        if not given and (seen.is_enough or not isinstance(iterator, tf.data.Iterator | Distributed)):
             return self._function(iterator)
-        begin, traces = time.perf_counter(), self._traces
-        taken: list[Any] = []
-        wait = None
-        self._since_taken = 0 if self._starts_epoch or self._since_taken == LEFT_ALONE else self._since_taken + 1
-        count = next_steps(self.model)
-        if self._since_taken == 0:
-            taken = _take(iterator, count)
-            wait = time.perf_counter() - begin
-            source = taken if isinstance(iterator, tf.distribute.DistributedIterator) else _again(taken, iterator)
-            begin = time.perf_counter()
-            outputs = self._function(source)
-        else:
-            outputs = self._function(iterator)
+        traces, count = self._traces, next_steps(self.model)
+        self._place = (self._place + 1) % CYCLE
+        batches, wait = given, None
+        if not given and self._place == 0:
+            batches, wait = self._paced(iterator, count)
+            source = self._handed_over(batches, iterator, count)
+            if self._has_two_more(count) and (more := _take(iterator, count, or_none=True)):
+                self._spare = iterator, more, self._handed_over(more, iterator, count)
+        began_call = time.perf_counter()
+        outputs = self._function(source)
         if self._on_gpu:
             keras.tree.map_structure(lambda value: value.numpy() if hasattr(value, "numpy") else value, outputs)
-        self._note(iterator, begin, wait, taken, count, self._traces - traces)
-        if taken:
-            del source
-            taken.clear()
-            self._last = time.perf_counter()  # the next call must not pay for the iterator that ends here
+        end = time.perf_counter()
+        if wait is not None:
+            wait = max(wait - len(batches) * self._taking(batches[0], iterator, paused=count > 1), 0.0)
+        self._note(batches, iterator, Call(
+            fit=seen.fits,
+            starts_epoch=self._starts_epoch,
+            steps=len(batches) or count,
+            period_s=end - self._last,
+            call_s=end - began_call,
+            wait_s=wait,
+            in_hand=bool(given),
+            after_taken=self._place == AFTER,
+            traces=0 if self.model.run_eagerly else self._traces - traces,
+            shapes=tuple(tuple(each.shape) for each in _tensors(batches[0])) if batches else None,
+        ))  # fmt: skip
+        # What was done here between two calls must not count for the next one.
+        self._last = end if self._place in LEFT_ALONE else time.perf_counter()
         return outputs
 
-    def _note(
-        self, iterator: Any, begin: float, wait: float | None, taken: Sequence[Any], count: int, traces: int
-    ) -> None:
-        end = time.perf_counter()
+    def _paced(self, iterator: Any, count: int) -> tuple[list[Any], float]:
+        """Takes the batches of a call, and returns the seconds that it waited for them.
+
+        Between two of them it pauses as long as a step takes: the input goes on meanwhile, as it does in the call.
+        """
+        batches: list[Any] = []
+        wait = 0.0
+        for place in range(count):
+            if place:
+                time.sleep(self.observation.step_in_hand_s)
+            begin = time.perf_counter()
+            taken = _take(iterator, 1, or_none=bool(batches))
+            wait += time.perf_counter() - begin
+            if not taken:
+                break
+            batches += taken
+        return batches, wait
+
+    def _note(self, batches: list[Any], iterator: Any, call: Call) -> None:
         seen = self.observation
-        if taken:
-            shapes = tuple(tuple(each.shape) for each in _tensors(taken[0]))
-            if seen.batch is None or _size(taken[0]) >= _size(seen.batch):
-                seen.batch, seen.spec = taken[0], iterator.element_spec
-        seen.calls.append(
-            Call(
-                fit=seen.fits,
-                starts_epoch=self._starts_epoch,
-                steps=len(taken) or count,
-                period_s=end - self._last,
-                call_s=end - begin,
-                wait_s=wait,
-                after_taken=self._since_taken == 1,
-                traces=0 if self.model.run_eagerly else traces,
-                shapes=shapes if taken else None,
-            )
-        )
-        self._last, self._starts_epoch = end, False
+        if batches and (seen.batch is None or _size(batches[0]) >= _size(seen.batch)):
+            seen.batch, seen.spec = batches[0], iterator.element_spec
+        seen.calls.append(call)
+        self._in_epoch += call.steps
+        self._starts_epoch = False
         if seen.stops and seen.is_enough:
             self.model.stop_training = True
 
+    def _has_two_more(self, count: int) -> bool:
+        """Returns whether this epoch has a call after this one, so that a batch taken for it is used."""
+        if is_trained_by_tfopt(self.model):  # its next call may have fewer steps
+            return False
+        batches = self.observation.batches_per_epoch
+        return batches is None or self._in_epoch + 2 * count <= batches
 
-def _take(iterator: Any, count: int) -> list[Any]:
-    """Returns the next batches. Raises StopIteration if there is none, as the training function does."""
-    taken = [next(iterator)]
-    for _ in range(count - 1):
-        batch = next(iterator, None)
-        if batch is None:
-            break
-        taken.append(batch)
+    def _taking(self, batch: Any, iterator: Any, *, paused: bool) -> float:
+        """Returns the seconds that it takes here and now to take a batch that is in memory: that is no wait.
+
+        Args:
+            batch: A batch.
+            iterator: The iterator of the fit.
+            paused: Whether the other batches were taken after pauses, in which threads fall asleep.
+        """
+        if self._in_memory is None:
+            self._in_memory = batches_in_memory(batch, iterator.element_spec, self.model.distribute_strategy)
+            _take(self._in_memory, 1)
+        if paused:
+            time.sleep(self.observation.step_in_hand_s)
+        begin = time.perf_counter()
+        _take(self._in_memory, 1)
+        return time.perf_counter() - begin
+
+    def _handed_over(self, batches: list[Any], iterator: Any, count: int) -> Any:
+        """Returns what gives the training function batches that were taken."""
+        if isinstance(iterator, Distributed):
+            return batches
+        if len(batches) < count:  # the last call of an epoch, whose iterator must end
+            return again(batches, iterator.element_spec)
+        if self._hand is None or self._hand.spec != iterator.element_spec:
+            self._close_hand()
+            self._hand = Hand(iterator.element_spec)
+        return self._hand.give(batches)
+
+    def _close_hand(self) -> None:
+        if self._hand is not None:
+            self._hand.close()
+        self._hand = None
+
+
+def _take(iterator: Any, count: int, *, or_none: bool = False) -> list[Any]:
+    """Returns the next batches. Raises as the training function does if there is none, unless that is allowed."""
+    take = _next_of_replicas if isinstance(iterator, Distributed) else next
+    taken: list[Any] = []
+    try:
+        for _ in range(count):
+            taken.append(take(iterator))
+    except (StopIteration, tf.errors.OutOfRangeError):
+        if not taken and not or_none:
+            raise
     return taken
 
 
-def again(batches: Sequence[Any], spec: Any, *, repeat: bool = False) -> Any:
-    """Returns an iterator over batches, with the types and shapes of another iterator, so that nothing is traced anew.
-
-    Example:
-        >>> iterator = again([(tf.zeros((2, 3)),)], (tf.TensorSpec((None, 3)),))
-        >>> iterator.element_spec, len(list(iterator))
-        ((TensorSpec(shape=(None, 3), dtype=tf.float32, name=None),), 1)
-    """
-    dataset = functools.reduce(lambda first, other: first.concatenate(other), map(_alone, batches))
-    if repeat:
-        dataset = dataset.repeat()
-    return iter(tf.data.experimental.from_variant(tf.data.experimental.to_variant(dataset), spec))
-
-
-def _again(batches: Sequence[Any], iterator: Any) -> Any:
-    return again(batches, iterator.element_spec)
-
-
-def _alone(batch: Any) -> tf.data.Dataset:
-    return tf.data.Dataset.from_tensors(batch)
+@tf.function(reduce_retracing=True)
+def _next_of_replicas(iterator: Any) -> Any:
+    """Returns the next batch of all replicas, as the training function takes it; from Python it takes far longer."""
+    return iterator.get_next()
 
 
 def _tensors(batch: Any) -> list[Any]:

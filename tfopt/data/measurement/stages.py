@@ -137,6 +137,31 @@ class Stage:
         variants = [tf.data.experimental.to_variant(feed) for feed in feeds]
         return tf.data.experimental.from_variant(made(*variants), _spec(self.node))
 
+    def with_buffer(self, last: Stage, size: int) -> tf.data.Dataset:
+        """Returns the whole pipeline as a data set in which this shuffle has a buffer of another size.
+
+        Args:
+            last: The last stage of the pipeline.
+            size: Number of elements.
+        """
+        graph = tf.compat.v1.GraphDef()
+        graph.CopyFrom(self.graph)
+        kept = [node for node in graph.node if node.op != "_Retval"]
+        del graph.node[:]
+        graph.node.extend(kept)
+        buffer = graph.node.add(name="other_buffer_size", op="Const")
+        buffer.attr["dtype"].type = tf.int64.as_datatype_enum
+        buffer.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(size, tf.int64))
+        own = next(node for node in graph.node if node.name == self.node.name)
+        own.input[1] = buffer.name
+
+        def build() -> tf.Tensor:
+            (made,) = tf.graph_util.import_graph_def(graph, return_elements=[f"{last.node.name}:0"], name="")
+            return made
+
+        made = tf.function(functools.partial(build), autograph=False)
+        return tf.data.experimental.from_variant(made(), _spec(last.node))
+
     def walk(self) -> Iterator[Stage]:
         """Yields the stages of this pipeline, the sources first."""
         for each in self.inputs:

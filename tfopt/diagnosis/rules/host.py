@@ -21,12 +21,12 @@ def eager(measured: Measured) -> Diagnosis | str:
     """The step runs operation by operation."""
     if not measured.model.run_eagerly:
         return "the step runs as a graph"
-    before, after = measured.experiments.one_call().ms, measured.experiments.as_graph().ms
+    pair = measured.experiments.as_graph()
     return Diagnosis(
         cause="eager",
         title="the step runs eagerly, operation by operation",
-        evidence=f"run_eagerly=True: {before:.3g} ms per step, and {after:.3g} ms as a graph",
-        gain=share(before - after, measured.breakdown.step_ms),
+        evidence=f"run_eagerly=True: {pair.before.ms:.3g} ms per step, and {pair.after.ms:.3g} ms as a graph",
+        gain=share(measured.call_ms * pair.saved, measured.breakdown.step_ms),
         advice="model.compile(..., run_eagerly=False), and no tf.config.run_functions_eagerly(True)",
     )
 
@@ -34,7 +34,7 @@ def eager(measured: Measured) -> Diagnosis | str:
 def recompilation(measured: Measured) -> Diagnosis | str:
     """The model is compiled anew, so every fit traces the step again."""
     seen = measured.observation
-    again = [call for call in seen.builds if call.starts_epoch and call.fit > 1]
+    again = [call for call in measured.builds if call.starts_epoch and call.fit > 1]
     if not again or seen.compilations < len(again):
         return f"{seen.compilations} calls of compile after the first fit"
     return _build(
@@ -46,7 +46,7 @@ def recompilation(measured: Measured) -> Diagnosis | str:
 def retraces(measured: Measured) -> Diagnosis | str:
     """New shapes build the step again."""
     seen = measured.observation
-    again = [call for call in seen.builds if not (call.starts_epoch and call.fit > 1)]
+    again = [call for call in measured.builds if not (call.starts_epoch and call.fit > 1)]
     shapes = {call.shapes for call in seen.calls if call.shapes is not None}
     if not again or len(shapes) < 2:
         return f"the step was built {len(again)} times more, for {len(shapes)} shapes"
@@ -97,8 +97,8 @@ def host_metrics(measured: Measured) -> Diagnosis | str:
     found = sorted(set(_python_ops(measured)))
     if not found:
         return "no operation of the step calls Python"
-    before, after = measured.experiments.one_call().ms, measured.experiments.without_metrics().ms
-    gain = share(before - after, measured.breakdown.step_ms)
+    pair = measured.experiments.without_metrics()
+    gain = share(measured.call_ms * pair.saved, measured.breakdown.step_ms)
     if gain < METRICS:
         return Diagnosis(
             cause="python_in_step",
@@ -111,7 +111,8 @@ def host_metrics(measured: Measured) -> Diagnosis | str:
     return Diagnosis(
         cause="host_metric",
         title="a metric runs in Python",
-        evidence=f"{', '.join(found)} in the step; {before:.3g} ms per step with the metrics, {after:.3g} ms without",
+        evidence=f"{', '.join(found)} in the step; {pair.before.ms:.3g} ms per step with the metrics, "
+        f"{pair.after.ms:.3g} ms without",
         gain=gain,
         advice="use a metric of keras.metrics, or compute it in a callback at the end of an epoch",
     )

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfopt.data.measurement.stages import Stage
 from tfopt.diagnosis.experiments import CannotMeasureError
-from tfopt.diagnosis.input_time import InputTime
+from tfopt.diagnosis.input_time import InputTime, start_saved
 from tfopt.diagnosis.measured import Measured, comes_from_python
 from tfopt.diagnosis.rules.rule import AbsentError, share
 from tfopt.report import Diagnosis
@@ -22,6 +22,8 @@ SLOW_START_MS = 30.0
 LEAST_MS = 0.5
 # A buffer of this part of its size still mixes well, and fills sooner.
 SMALLER_BUFFER = 16
+# A buffer that fills in more than the rest of this share of the time is not what the first batch waits for.
+SOONER = 0.3
 COMPUTES = ("map", "map and batch", "filter", "interleave", "flat_map", "TFRecord files", "text files", "record files")
 KEEPS = ("cache", "cache on disk", "arrays in memory")
 
@@ -48,14 +50,16 @@ def full_shuffle(measured: Measured) -> Diagnosis | str:
     stage = next((each for each in found.stages if each.kind == "shuffle"), None)
     if stage is None:
         return "there is no shuffle"
-    size = stage.size or 0
-    parts = measured.breakdown
-    new = measured.step_with_input(found.batch.ms, found.batch.cpu_ms) + wait / SMALLER_BUFFER
+    size, parts = stage.size or 0, measured.breakdown
+    saved = start_saved(found, SMALLER_BUFFER, measured.batches_per_epoch)
+    if saved < SOONER:
+        return f"a buffer of a {SMALLER_BUFFER}th of its size would fill in {1 - saved:.0%} of the time"
+    new = measured.step_with_input(found.batch.ms, found.batch.cpu_ms)
     return Diagnosis(
         cause="shuffle_buffer",
         title=f"every epoch begins with filling a shuffle buffer of {size:,} elements",
         evidence=f"the first batch of an epoch takes {per_epoch:,.0f} ms longer than the others",
-        gain=share(parts.step_ms - new, parts.step_ms),
+        gain=share(min(parts.step_ms - new, wait * saved), parts.step_ms),
         advice=f"shuffle(buffer_size={max(size // SMALLER_BUFFER, 1):,}), or shuffle file names or encoded examples "
         "before they are decoded",
         settings={"data.shuffle_buffer": max(size // SMALLER_BUFFER, 1)},
