@@ -31,7 +31,7 @@ import tyro
 import tfopt
 from tfopt.advisor import advise, device
 from tfopt.atomic.files import write_text
-from tfopt.hardware import GPU_CARDS, cpu_peak, detect
+from tfopt.hardware import GPU_CARDS, KERNEL_START_US, cpu_peak, detect
 from tfopt.profiling.cost import Kernel, kernels
 from tfopt.profiling.cost.training import train_graph
 from tfopt.recipes import RECIPES
@@ -109,7 +109,7 @@ def main(options: Options) -> dict[str, Any] | None:
             "tensor_cores": device.TENSOR_CORE_SHARE,
             "cuda_cores": device.CUDA_CORE_SHARE,
             "memory": device.MEMORY_SHARE,
-            "kernel_us": device.GPU_KERNEL_US,
+            "kernel_us": KERNEL_START_US,
             "cpu_compute": device.CPU_COMPUTE_SHARE,
         },
         "published": published,

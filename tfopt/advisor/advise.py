@@ -10,7 +10,6 @@ import tensorflow as tf
 from tfopt import notebook
 from tfopt.advisor.device import (
     CUDA_CORE_SHARE,
-    GPU_KERNEL_US,
     MEMORY_SHARE,
     TENSOR_CORE_SHARE,
     Device,
@@ -215,7 +214,7 @@ def _assumptions() -> list[str]:
     shares = f"{TENSOR_CORE_SHARE:.0%} of the dense peak of its tensor cores, {CUDA_CORE_SHARE:.0%} of its CUDA cores"
     return [
         f"Assumed of a GPU: {shares}, {MEMORY_SHARE:.0%} of its memory bandwidth, "
-        f"{GPU_KERNEL_US:g} us for the start of a kernel. The input keeps up.",
+        f"{KERNEL_START_US:g} us for the start of a kernel. The input keeps up.",
         "Assumed of a step: a kernel reads its inputs and writes its outputs once; XLA fuses elementwise operations.",
         f"Memory: the tensors of a step, and {RESERVED_BYTES / 2**30:g} GiB for TensorFlow. Watts: those of the board.",
     ]

@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tfopt.hardware import CpuPeak, GpuCard, Hardware
+from tfopt.hardware import KERNEL_START_US, CpuPeak, GpuCard, Hardware
 from tfopt.profiling.cost import Kernel
 from tfopt.report import Record
 
 TENSOR_CORE_SHARE = 0.6
 CUDA_CORE_SHARE = 0.85
 MEMORY_SHARE = 0.9
-GPU_KERNEL_US = 4.0
 # A convolution reaches less of the rate that a large matrix product reaches on a processor. Both shares of a processor
 # were chosen by the recipes that benchmarks/advisor.py measures.
 CPU_COMPUTE_SHARE = 0.5
@@ -70,7 +69,7 @@ def of_card(name: str, card: GpuCard) -> Device:
         flops_per_s=rates,
         depthwise_flops_per_s=1e12 * CUDA_CORE_SHARE * card.peak_tflops["float32"],
         bytes_per_s=1e9 * MEMORY_SHARE * card.memory_gb_per_s,
-        kernel_s=1e-6 * GPU_KERNEL_US,
+        kernel_s=1e-6 * KERNEL_START_US,
         memory_bytes=card.memory_bytes,
         watts=card.board_watts,
     )

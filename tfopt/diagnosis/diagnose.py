@@ -9,22 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfopt.diagnosis.experiments import CannotMeasureError, unchanged
 from tfopt.diagnosis.measured import Measured
 from tfopt.diagnosis.observation import Observation
 from tfopt.diagnosis.rules import RULES
-from tfopt.diagnosis.rules.rule import AbsentError
+from tfopt.diagnosis.rules.rule import WORTH, AbsentError
 from tfopt.diagnosis.watch import watching
 from tfopt.errors import ConfigError, TrainingError
 from tfopt.hardware import detect
+from tfopt.profiling.monitoring.callback import GpuMonitor
 from tfopt.profiling.trace import record_trace, summarize
 from tfopt.report import Diagnosis, DiagnosisReport, StepBreakdown, TraceSummary
 from tfopt.settings.validation import check_type
 
 TRACED_STEPS = 10
-# A change that saves less of the step than this is not advised.
-WORTH = 0.05
+# Seconds between two samples of the GPUs.
+SAMPLED_S = 0.1
 
 
 def diagnose(
@@ -92,8 +94,11 @@ def observe_fit(
     """
     observation.data = args[0] if args else options.get("x")
     observation.epochs += int(options.get("epochs", 1))
-    with watching(model, observation, options) as watched:
-        return fit(*args, **watched)
+    with contextlib.ExitStack() as scopes:
+        if tf.config.list_physical_devices("GPU"):
+            monitor = scopes.enter_context(GpuMonitor(SAMPLED_S))
+            scopes.callback(lambda: setattr(observation, "load", monitor.utilization))
+        return fit(*args, **scopes.enter_context(watching(model, observation, options)))
 
 
 def report(observation: Observation, name: str | None = None, trace_dir: str | Path | None = None) -> DiagnosisReport:

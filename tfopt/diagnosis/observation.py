@@ -7,6 +7,8 @@ from typing import Any
 
 import keras
 
+from tfopt.report import Utilization
+
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
@@ -62,7 +64,7 @@ class Observation:
         after_epochs_s: The part of `callbacks_s` at the ends of epochs, which is in no call's period.
         copies_s: Seconds in which callbacks copied weights to the host.
         copied_bytes: Bytes of these copies.
-        place: File and line of the last `fit`, as "train.py:12"; empty if unknown.
+        load: The load of the GPUs meanwhile; None without a GPU.
     """
 
     limit: int
@@ -80,7 +82,7 @@ class Observation:
     after_epochs_s: float = 0.0
     copies_s: float = 0.0
     copied_bytes: int = 0
-    place: str = ""
+    load: Utilization | None = None
 
     @property
     def steps(self) -> int:

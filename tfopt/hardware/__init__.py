@@ -4,7 +4,7 @@ Start in machine.py, which lists what this machine has. gpus.py is the table of 
 peaks of a processor.
 """
 
-from tfopt.hardware.gpus import GPU_CARDS, Gpu, GpuCard, find_card, peak_tflops
+from tfopt.hardware.gpus import GPU_CARDS, KERNEL_START_US, Gpu, GpuCard, find_card, peak_tflops
 from tfopt.hardware.machine import Hardware, detect
 from tfopt.hardware.processor import CPU_FEATURES, has_vnni, logical_cores
 from tfopt.hardware.processor_peak import CpuPeak, cpu_peak
@@ -12,6 +12,7 @@ from tfopt.hardware.processor_peak import CpuPeak, cpu_peak
 __all__ = [
     "CPU_FEATURES",
     "GPU_CARDS",
+    "KERNEL_START_US",
     "CpuPeak",
     "Gpu",
     "GpuCard",

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from tfopt.report import Record
 
+# Microseconds until a small kernel has started; the value that fits published training runs best (docs/efficiency.md).
+KERNEL_START_US = 4.0
 GIB = 2**30
 
 

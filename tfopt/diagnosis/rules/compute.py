@@ -24,7 +24,7 @@ def small_batch(measured: Measured) -> Diagnosis | str:
     own = measured.batch_size // measured.replicas
     if own >= SMALL_BATCH:
         return f"{own} examples per replica (threshold {SMALL_BATCH})"
-    gain, longer = _gain_of_examples(measured, LARGER)
+    gain, longer = gain_of_examples(measured, LARGER)
     if gain < BATCH:
         return f"{LARGER} times the examples take {longer:.1f} times as long"
     return Diagnosis(
@@ -108,7 +108,7 @@ def precision(measured: Measured) -> Diagnosis | str:
     )
 
 
-def _gain_of_examples(measured: Measured, factor: int) -> tuple[float, float]:
+def gain_of_examples(measured: Measured, factor: int) -> tuple[float, float]:
     """Returns the share of the time per example that a larger batch saves, and how many times as long a step takes."""
     parts, pair = measured.breakdown, measured.experiments.with_examples(factor)
     rest = parts.step_ms - measured.call_ms - parts.input_ms

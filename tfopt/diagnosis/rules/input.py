@@ -24,6 +24,8 @@ LEAST_MS = 0.5
 SMALLER_BUFFER = 16
 # A buffer that fills in more than the rest of this share of the time is not what the first batch waits for.
 SOONER = 0.3
+# tfopt augments batches at least so many times as fast as Keras' layers on a processor (docs/pipeline.md).
+BATCHED = 3
 COMPUTES = ("map", "map and batch", "filter", "interleave", "flat_map", "TFRecord files", "text files", "record files")
 KEEPS = ("cache", "cache on disk", "arrays in memory")
 
@@ -98,11 +100,18 @@ def host_augmentation(measured: Measured) -> Diagnosis | str:
     stage, found = _limiting(measured)
     if not stage.is_random:
         return f"{stage.name} draws no random numbers"
-    saved = found.alone_ms(stage)
-    return _of_stage(measured, "host_augmentation", f"{stage.name} augments on the processor", saved, (
-        "augment whole batches, on the device: tfopt.compile(..., augment=tfopt.data.AugmentConfig(where='device')), "
-        "or a Keras layer such as RandomFlip at the start of the model"
-    ))  # fmt: skip
+    on_gpu = bool(measured.hardware.gpus)
+    saved = found.alone_ms(stage) * (1.0 if on_gpu else 1 - 1 / BATCHED)
+    on_device = (
+        "augment on the device: tfopt.compile(..., augment=tfopt.data.AugmentConfig(...)), or a Keras layer such as "
+        "RandomFlip at the start of the model"
+    )
+    in_batches = (
+        "augment whole batches instead of single images: call tfopt.data.Augmentation(tfopt.data.AugmentConfig(...), "
+        "outputs=CLASSES) in a map after batch"
+    )
+    advice = on_device if on_gpu else in_batches
+    return _of_stage(measured, "host_augmentation", f"{stage.name} augments on the processor", saved, advice)
 
 
 def no_cache(measured: Measured) -> Diagnosis | str:

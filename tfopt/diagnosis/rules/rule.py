@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from tfopt.diagnosis.measured import Measured
 from tfopt.report import Diagnosis
 
+# A change that saves less of the step than this is not advised.
+WORTH = 0.05
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:

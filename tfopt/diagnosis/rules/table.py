@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from tfopt.diagnosis.rules import compute, host, input, replicas
+from tfopt.diagnosis.rules import compute, device, host, input, replicas
 from tfopt.diagnosis.rules.rule import Rule
 
 _TF_DATA = "https://www.tensorflow.org/guide/data_performance"
 _FUNCTION = "https://www.tensorflow.org/guide/function"
 _KERAS_COMPILE = "https://keras.io/api/models/model_training_apis/"
 _TENSOR_CORES = "https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/"
+_XLA = "https://openxla.org/xla/tf2xla"
+_ROOFLINE = "https://docs.nvidia.com/deeplearning/performance/dl-performance-gpu-background/"
+_NVML = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -135,6 +138,34 @@ RULES: tuple[Rule, ...] = (
         check=compute.precision,
         threshold="float32 on a GPU whose tensor cores are faster in half precision",
         remedy="mixed_bfloat16 or mixed_float16",
+        source=_TENSOR_CORES,
+    ),
+    Rule(
+        cause="small_kernels",
+        check=device.small_kernels,
+        threshold="starting kernels takes 20% of the computation, at 4 us each on a GPU, measured on a processor",
+        remedy="XLA, a larger batch",
+        source=_XLA,
+    ),
+    Rule(
+        cause="memory_bound",
+        check=device.memory_bound,
+        threshold="the computation reaches 50% of the memory bandwidth, and more of it than of the peak rate",
+        remedy="half precision, XLA",
+        source=_ROOFLINE,
+    ),
+    Rule(
+        cause="throttled",
+        check=device.throttled,
+        threshold="the GPU lowers its clocks in 10% of the samples",
+        remedy="cooling, or a higher power limit",
+        source=_NVML,
+    ),
+    Rule(
+        cause="unused_memory",
+        check=device.unused_memory,
+        threshold="tensors take at most 50% of the memory of the GPU, and twice the examples save 10% per example",
+        remedy="a larger batch",
         source=_TENSOR_CORES,
     ),
     Rule(
