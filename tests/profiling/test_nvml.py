@@ -114,7 +114,7 @@ def test_a_timeline_of_eight_gpus(play):
     assert [gpu["energy_joules"] for gpu in samples[4]] == [4 * (gpu + 1) for gpu in range(8)]
     assert samples[0][5]["power_watts"] == pytest.approx(0.105)
     assert [gpu["throttled"] for gpu in samples[1]] == [0, 0, 1, 0, 0, 0, 0, 0]
-    assert found["throttles"] == {"power limit": 1, "temperature": 1}
+    assert found["throttles"] == {"gpu2: power limit": 1, "gpu2: temperature": 1}
     measured = [sum(each[gpu]["pcie_sent_bytes_per_second"] is not None for each in samples) for gpu in range(8)]
     assert sorted(measured) == [1] * 7 + [2]
     links = samples[2][3]

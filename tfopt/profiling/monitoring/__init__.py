@@ -5,7 +5,8 @@ any program.
 """
 
 from tfopt.profiling.monitoring.callback import GpuMonitor
-from tfopt.profiling.monitoring.nvml import GpuSample, Nvml, NvmlUnavailableError
+from tfopt.profiling.monitoring.gpus import NvmlUnavailableError
+from tfopt.profiling.monitoring.nvml import GpuSample, Nvml
 from tfopt.profiling.monitoring.workers import merge_workers
 
 __all__ = ["GpuMonitor", "GpuSample", "Nvml", "NvmlUnavailableError", "merge_workers"]

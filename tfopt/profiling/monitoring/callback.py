@@ -97,6 +97,7 @@ class GpuMonitor(keras.callbacks.Callback):
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._failures: Counter[str] = Counter()
+        self._unavailable: dict[str, str] = {}
         self._notes: list[str] = []
         self._epoch = (0, 0.0, 0.0)  # samples, wall time and processor time at its start
 
@@ -130,7 +131,8 @@ class GpuMonitor(keras.callbacks.Callback):
         for name in utilization.series:
             mean, highest = summary[f"{name}_mean"], summary[f"{name}_max"]
             known = mean is not None and highest is not None
-            figures = f"mean {mean:,.1f}, max {highest:,.1f}" if known else "unavailable (no value could be read)"
+            why = self._unavailable.get(name, "no value could be read")
+            figures = f"mean {mean:,.1f}, max {highest:,.1f}" if known else f"unavailable ({why})"
             lines.append(f"  {name:32} {figures}")
         return "\n".join([*lines, *(f"  {note}" for note in self._notes)])
 
@@ -170,7 +172,8 @@ class GpuMonitor(keras.callbacks.Callback):
             self._began = time.perf_counter()
         self._stopping = threading.Event()
         reader = open_reader(self.interval_s)
-        self.source, self._failures, self._notes = reader.source, reader.failures, []
+        self.source, self._failures, self._unavailable = reader.source, reader.failures, reader.unavailable
+        self._notes = []
         watched = None if fit is None else (threading.get_ident(), id(fit), fit.f_code)
         self._thread = threading.Thread(
             target=self._record,

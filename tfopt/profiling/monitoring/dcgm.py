@@ -40,9 +40,9 @@ class Dcgm:
         self._thread = threading.Thread(target=self._read, name="tfopt-dcgmi", daemon=True)
         self._thread.start()
 
-    def last(self, gpu: int) -> dict[str, float]:
+    def last(self, gpu: int | None) -> dict[str, float]:
         """Returns the last values of a GPU, by its number on the bus; empty if there are none."""
-        return dict(self._last.get(gpu, {}))
+        return {} if gpu is None else dict(self._last.get(gpu, {}))
 
     def close(self) -> None:
         """Ends `dcgmi`."""

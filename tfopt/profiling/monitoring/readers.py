@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections import Counter
 from typing import Protocol
@@ -11,7 +10,8 @@ from typing import Protocol
 import psutil
 
 from tfopt.profiling.monitoring.dcgm import Dcgm
-from tfopt.profiling.monitoring.nvml import Nvml, NvmlUnavailableError
+from tfopt.profiling.monitoring.gpus import NvmlUnavailableError
+from tfopt.profiling.monitoring.nvml import Nvml
 
 Figures = dict[str, float | None]
 
@@ -22,10 +22,12 @@ class Reader(Protocol):
     Attributes:
         source: Where the values come from.
         failures: Error messages, each with the number of failed readings.
+        unavailable: Why a figure never has a value.
     """
 
     source: str
     failures: Counter[str]
+    unavailable: dict[str, str]
 
     def read(self) -> Figures:
         """Returns the values by name."""
@@ -49,12 +51,12 @@ class GpuReader:
         self._dcgm = Dcgm(interval_s)
         self.source = f"NVML ({', '.join(self._nvml.names)})"
         self.failures = self._nvml.failures
-        self._numbers = _numbers_on_the_bus(len(self._nvml.names))
+        self.unavailable = self._nvml.unavailable
 
     def read(self) -> Figures:
         figures: Figures = {}
-        for index, gpu in enumerate(self._nvml.sample()):
-            values = {**gpu.to_dict(), **self._dcgm.last(self._numbers[index])}
+        for index, (gpu, number) in enumerate(zip(self._nvml.sample(), self._nvml.numbers, strict=True)):
+            values = {**gpu.to_dict(), **self._dcgm.last(number)}
             figures |= {f"gpu{index}_{name}": value for name, value in values.items()}
         return figures
 
@@ -81,6 +83,7 @@ class ProcessReader:
     def __init__(self, reason: str, pid: int | None = None) -> None:
         self.source = f"psutil ({reason})"
         self.failures: Counter[str] = Counter()
+        self.unavailable: dict[str, str] = {}
         self._process = psutil.Process(pid)
         self._with_children = pid is not None
         self._seconds = 0.0
@@ -142,6 +145,7 @@ def open_reader(interval_s: float, pid: int | None = None) -> Reader:
     Args:
         interval_s: Seconds between samples.
         pid: The process whose processor load is read; None is this one.
+
     Example:
         >>> reader = open_reader(0.5)
         >>> reader.source.split(" ")[0] in ("NVML", "psutil")
@@ -152,12 +156,3 @@ def open_reader(interval_s: float, pid: int | None = None) -> Reader:
         return GpuReader(interval_s)
     except NvmlUnavailableError as reason:
         return ProcessReader(str(reason), pid)
-
-
-def _numbers_on_the_bus(count: int) -> list[int]:
-    """Returns the numbers by which DCGM knows the GPUs of this process; -1 for a GPU that is named otherwise."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return list(range(count))
-    entries = [entry.strip() for entry in visible.split(",")][:count]
-    return [int(entry) if entry.isdecimal() else -1 for entry in entries]
