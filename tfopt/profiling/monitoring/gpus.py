@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +16,8 @@ UNSUPPORTED = (
     pynvml.NVMLError_FunctionNotFound,
     pynvml.NVMLError_NoPermission,
     pynvml.NVMLError_InvalidArgument,
+    pynvml.NVMLError_ArgumentVersionMismatch,
+    pynvml.NVMLError_Deprecated,
 )
 
 
@@ -33,6 +36,7 @@ class Gpu:
     Attributes:
         number: Number of the GPU on the bus.
         name: Product name.
+        uuid: NVML's identifier.
         handle: NVML's handle; None while the GPU is lost.
         whole: The handle of the whole GPU.
         is_slice: Whether it is a MIG slice.
@@ -42,7 +46,7 @@ class Gpu:
         self.number, self.handle, self.whole = number, handle, handle if whole is None else whole
         self.is_slice = whole is not None
         self.name = _text(pynvml.nvmlDeviceGetName(handle))
-        self._uuid, self._uuid_of_whole = _uuid(handle), _uuid(self.whole)
+        self.uuid, self._uuid_of_whole = _uuid(handle), _uuid(self.whole)
         self._joules = 0.0
         self._counter: float | None = None
         self._links: tuple[float, tuple[float, float]] | None = None
@@ -51,7 +55,7 @@ class Gpu:
         """Finds the handle after the driver was opened again. It stays None if the GPU is still lost."""
         try:
             self.whole = pynvml.nvmlDeviceGetHandleByUUID(self._uuid_of_whole)
-            self.handle = _slice(self.whole, self._uuid) if self.is_slice else self.whole
+            self.handle = _slice(self.whole, self.uuid) if self.is_slice else self.whole
         except pynvml.NVMLError:
             self.handle = None
 
@@ -91,39 +95,48 @@ def link_bytes(handle: Any) -> tuple[float, float]:
     return sent, received
 
 
-def visible_gpus(cuda_visible_devices: str | None) -> list[Gpu]:
+def visible_gpus(cuda_visible_devices: str | None, failures: Counter[str]) -> list[Gpu]:
     """Returns the GPUs that CUDA_VISIBLE_DEVICES names by index, or by the start of a UUID, in its order.
 
-    As in CUDA, the first entry that names no GPU ends the list.
+    As in CUDA, the first entry that names no GPU ends the list, and a GPU that is lost at the start has no index.
+
+    Args:
+        cuda_visible_devices: The variable; None if it is not set.
+        failures: Receives the errors of lost GPUs.
     """
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    if not handles:
-        raise NvmlUnavailableError("the NVIDIA driver reports no GPU")
+    gpus: list[Gpu] = []
+    lost: pynvml.NVMLError | None = None
+    for number in range(pynvml.nvmlDeviceGetCount()):
+        try:
+            gpus.append(Gpu(number, pynvml.nvmlDeviceGetHandleByIndex(number)))
+        except pynvml.NVMLError as error:
+            lost = error
+            failures[f"GPU {number} of the bus: {error}"] += 1
+    if not gpus:
+        raise lost or NvmlUnavailableError("the NVIDIA driver reports no GPU")
     if cuda_visible_devices is None:
-        return [Gpu(number, handle) for number, handle in enumerate(handles)]
+        return gpus
     visible: list[Gpu] = []
     for entry in cuda_visible_devices.split(","):
-        gpu = _named(entry.strip(), handles)
+        gpu = _named(entry.strip(), gpus)
         if gpu is None:
             break
         visible.append(gpu)
     if not visible:
-        raise NvmlUnavailableError(
-            f"CUDA_VISIBLE_DEVICES={cuda_visible_devices!r} hides the {len(handles)} NVIDIA GPUs"
-        )
+        raise NvmlUnavailableError(f"CUDA_VISIBLE_DEVICES={cuda_visible_devices!r} hides the {len(gpus)} NVIDIA GPUs")
     return visible
 
 
-def _named(entry: str, handles: list[Any]) -> Gpu | None:
+def _named(entry: str, gpus: list[Gpu]) -> Gpu | None:
     if entry.isdecimal():
-        return Gpu(int(entry), handles[int(entry)]) if int(entry) < len(handles) else None
-    found: list[tuple[int, Any, Any | None]] = []
-    for number, whole in enumerate(handles):
-        if entry.startswith("MIG-") and (part := _slice(whole, entry)) is not None:
-            found.append((number, part, whole))
-        elif entry.startswith("GPU-") and _uuid(whole).startswith(entry):
-            found.append((number, whole, None))
-    return Gpu(*found[0]) if len(found) == 1 else None
+        return gpus[int(entry)] if int(entry) < len(gpus) else None
+    found: list[Gpu] = []
+    for gpu in gpus:
+        if entry.startswith("MIG-") and (part := _slice(gpu.whole, entry)) is not None:
+            found.append(Gpu(gpu.number, part, gpu.whole))
+        elif entry.startswith("GPU-") and gpu.uuid.startswith(entry):
+            found.append(gpu)
+    return found[0] if len(found) == 1 else None
 
 
 def _slice(whole: Any, uuid: str) -> Any | None:

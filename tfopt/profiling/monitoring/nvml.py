@@ -124,7 +124,7 @@ class Nvml:
         try:
             self._open()
             try:
-                self._gpus = visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+                self._gpus = visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), self.failures)
             except BaseException:
                 self.close()
                 raise
