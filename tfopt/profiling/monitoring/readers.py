@@ -9,7 +9,7 @@ from typing import Protocol
 
 import psutil
 
-from tfopt.profiling.monitoring.dcgm import Dcgm
+from tfopt.profiling.monitoring.dcgm import FIELDS, Dcgm
 from tfopt.profiling.monitoring.gpus import NvmlUnavailableError
 from tfopt.profiling.monitoring.nvml import Nvml
 
@@ -22,12 +22,14 @@ class Reader(Protocol):
     Attributes:
         source: Where the values come from.
         failures: Error messages, each with the number of failed readings.
-        unavailable: Why a figure never has a value.
     """
 
     source: str
     failures: Counter[str]
-    unavailable: dict[str, str]
+
+    @property
+    def unavailable(self) -> dict[str, str]:
+        """Why a figure has no value."""
 
     def read(self) -> Figures:
         """Returns the values by name."""
@@ -51,7 +53,14 @@ class GpuReader:
         self._dcgm = Dcgm(interval_s)
         self.source = f"NVML ({', '.join(self._nvml.names)})"
         self.failures = self._nvml.failures
-        self.unavailable = self._nvml.unavailable
+
+    @property
+    def unavailable(self) -> dict[str, str]:
+        why = self._dcgm.reason
+        if why is None:
+            return {**self._nvml.unavailable}
+        places = [f"gpu{index}_" for index in range(len(self._nvml.names))] if self._dcgm.runs else [""]
+        return {**self._nvml.unavailable, **{f"{gpu}{name}": why for gpu in places for name in FIELDS.values()}}
 
     def read(self) -> Figures:
         figures: Figures = {}
@@ -66,7 +75,8 @@ class GpuReader:
 
     def notes(self) -> list[str]:
         throttles = self._nvml.throttles.most_common()
-        return [f"clocks lowered by {words} in {count} samples" for words, count in throttles]
+        notes = [f"clocks lowered by {words} in {count} samples" for words, count in throttles]
+        return [*notes, self._dcgm.reason] if self._dcgm.runs and self._dcgm.reason is not None else notes
 
 
 class ProcessReader:
@@ -74,7 +84,7 @@ class ProcessReader:
 
     Args:
         reason: Why no GPU is read.
-        pid: The process; None is this one.
+        pid: The process; None is this one, without its children.
     """
 
     # psutil counts the scheduler's ticks of 10 ms. A percentage of only a few ticks would be random.
@@ -84,17 +94,18 @@ class ProcessReader:
         self.source = f"psutil ({reason})"
         self.failures: Counter[str] = Counter()
         self.unavailable: dict[str, str] = {}
-        self._process = psutil.Process(pid)
-        self._with_children = pid is not None
-        self._seconds = 0.0
+        self._pid = pid
+        self._process: psutil.Process | None = None  # asked for at each reading, so that an error is one of the reading
+        self._seconds: float | None = None
         self._measured: float | None = None
 
     def read(self) -> Figures:
-        process_cpu, system_cpu = self._cpu()
+        tree = self._tree()
+        process_cpu, system_cpu = self._cpu(tree)
         return {
             "process_cpu_percent": process_cpu,
             "system_cpu_percent": system_cpu,
-            "process_memory_bytes": self._memory(),
+            "process_memory_bytes": _memory(tree),
             "system_memory_used_bytes": float(psutil.virtual_memory().used),
         }
 
@@ -105,38 +116,47 @@ class ProcessReader:
         return []
 
     def _tree(self) -> list[psutil.Process]:
-        if not self._with_children:
-            return [self._process]
+        """Returns the processes that are read; none if the program has ended."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            return [self._process, *self._process.children(recursive=True)]
+            self._process = self._process or psutil.Process(self._pid)
+            if self._pid is None:
+                return [self._process]
+            if self._process.is_running():  # its number may be that of another process by now
+                return [self._process, *self._process.children(recursive=True)]
         return []
 
-    def _memory(self) -> float | None:
-        sizes = []
-        for process in self._tree():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                sizes.append(process.memory_info().rss)
-        return float(sum(sizes)) if sizes else None
-
-    def _cpu(self) -> tuple[float | None, float | None]:
+    def _cpu(self, tree: list[psutil.Process]) -> tuple[float | None, float | None]:
         """Returns the load since the last call. The first call returns None, and only starts the measurement."""
         now, before = time.perf_counter(), self._measured
         if before is not None and now - before < self._SHORTEST_S:
             return None, None
         self._measured = now
-        seconds, self._seconds = self._seconds, self._cpu_seconds()
+        seconds, self._seconds = self._seconds, _cpu_seconds(tree, with_ended=self._pid is not None)
         system = psutil.cpu_percent()
         if before is None:
             return None, None
+        if seconds is None or self._seconds is None:
+            return None, system
         return 100 * max(self._seconds - seconds, 0.0) / (now - before), system
 
-    def _cpu_seconds(self) -> float:
-        total = 0.0
-        for process in self._tree():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                times = process.cpu_times()
-                total += times.user + times.system
-        return total
+
+def _memory(tree: list[psutil.Process]) -> float | None:
+    sizes = []
+    for process in tree:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            sizes.append(process.memory_info().rss)
+    return float(sum(sizes)) if any(sizes) else None
+
+
+def _cpu_seconds(tree: list[psutil.Process], *, with_ended: bool) -> float | None:
+    """Returns the processor time of processes, also of their children that have ended."""
+    total = None
+    for process in tree:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            times = process.cpu_times()
+            of_ended = times.children_user + times.children_system if with_ended else 0.0
+            total = (total or 0.0) + times.user + times.system + of_ended
+    return total
 
 
 def open_reader(interval_s: float, pid: int | None = None) -> Reader:
@@ -156,3 +176,5 @@ def open_reader(interval_s: float, pid: int | None = None) -> Reader:
         return GpuReader(interval_s)
     except NvmlUnavailableError as reason:
         return ProcessReader(str(reason), pid)
+    except Exception as error:  # noqa: BLE001 - a broken driver is no reason to stop
+        return ProcessReader(f"no NVIDIA GPU can be read: {type(error).__name__}: {error}", pid)
