@@ -51,12 +51,13 @@ def test_json_follows_the_output_of_the_program(capfd):
 
 
 def test_the_processor_time_of_a_child_that_has_ended_counts(capfd):
-    busy = "end = $(date +%s); i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done"
-    loop = f"for n in 1 2 3; do sh -c '{busy.partition('; ')[2]}'; done"  # each loop is a process of its own
-    assert main(["monitor", "--json", "--interval", "0.1", "--", "sh", "-c", loop]) == 0
+    count = "i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done"
+    three_processes = f"for n in 1 2 3; do sh -c '{count}'; done"
+    assert main(["monitor", "--json", "--interval", "0.1", "--", "sh", "-c", three_processes]) == 0
     series = json.loads(capfd.readouterr().out)["series"]
     if "process_cpu_percent" in series:
-        assert all(value > 20 for value in series["process_cpu_percent"] if value is not None)
+        known = [value for value in series["process_cpu_percent"] if value is not None]
+        assert all(value > 0 for value in known)  # less time than before would count as none
 
 
 @pytest.mark.parametrize("out", ["missing/load.json", "."])
