@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import tfopt
+from tfopt.hardware import detect
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -46,6 +47,18 @@ def test_without_a_gpu_the_gpu_benchmark_ends_with_code_2_and_the_reason(tmp_pat
     run = _run("gpu_training.py", "--out", str(tmp_path))
     assert run.returncode == 2
     assert "needs a GPU" in run.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_gpu_the_profile_of_a_gpu_is_skipped_with_the_reason(monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    gpu_profile = importlib.import_module("gpu_profile")
+    assert gpu_profile.joules([0, 1, 2, 4], [100.0, None, 300.0, 300.0]) == 2 * 200 + 2 * 300
+    assert gpu_profile.joules([0, 1], [None, 100.0]) is None
+    if detect().gpus:
+        pytest.skip("this machine has a GPU")
+    assert gpu_profile.main(gpu_profile.Options(out=tmp_path / "profile.json")) == {}
+    assert "skipped, because it needs a GPU: TensorFlow sees none" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 

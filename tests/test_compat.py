@@ -296,6 +296,7 @@ NAMES = [
     Name("of_tf('eager.context')", "context", "tensorflow.eager_context()", takes=True),
     Name("of_tf('eager.context').context()", "_seed", "tensorflow.eager_seed()"),
     Name("of_tf('eager.context').context()", "_rng", "tensorflow.eager_generator()"),
+    Name("of_tf('eager.context').context()", "_context_handle", "tensorflow.has_started()"),
     Name("of_tf('eager.context').Context", "has_function", "tensorflow.register_functions([])", takes=True),
     Name("of_tf('eager.context').Context", "add_function_def", "tensorflow.register_functions([])", takes=True),
     Name("of_tf('ops.stateful_random_ops')", "global_generator", "tensorflow.global_generator()"),

@@ -7,11 +7,13 @@
  *     init CODE             what the start of the library returns
  *     GPU KEY VALUE         a value of a GPU: util, memutil, used, power (mW), temperature, clock, energy (mJ),
  *                           reasons, pcie (kB/s), nvlink (KiB), mig (number of slices)
+ *     GPU handle CODE       what the search for the GPU returns
  *     GPU error CODE        every reading of the GPU returns this code
  *     GPU error_KEY CODE    the reading of one value returns this code
  *
  * While the environment variable FAKE_NVML_LOST is set, every reading says that the GPU fell off the bus. With
- * -DOLD_DRIVER the library lacks the newer calls. Layouts and numbers are those of NVIDIA's nvml.h.
+ * -DOLD_DRIVER the library lacks the newer calls, and has the reasons of low clocks under their older name. Layouts and
+ * numbers are those of NVIDIA's nvml.h.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -91,7 +93,7 @@ int nvmlDeviceGetCount_v2(unsigned int *count) { *count = (unsigned int)state(-1
 int nvmlDeviceGetHandleByIndex_v2(unsigned int index, Gpu **gpu) {
     if (index >= (unsigned int)state(-1, "count", 2)) return INVALID_ARGUMENT;
     *gpu = &gpus[index];
-    return SUCCESS;
+    return (int)state((int)index, "handle", SUCCESS);
 }
 
 int nvmlDeviceGetHandleByUUID(const char *uuid, Gpu **gpu) {
@@ -144,15 +146,19 @@ int nvmlDeviceGetClockInfo(Gpu *gpu, int clock, unsigned int *mhz) {
     return reading(gpu, "clock");
 }
 
-#ifndef OLD_DRIVER
-int nvmlDeviceGetTotalEnergyConsumption(Gpu *gpu, unsigned long long *millijoules) {
-    *millijoules = (unsigned long long)value(gpu, "energy", 5000000, 0);
-    return *millijoules ? reading(gpu, "energy") : NOT_SUPPORTED;
-}
-
 int nvmlDeviceGetCurrentClocksThrottleReasons(Gpu *gpu, unsigned long long *reasons) {
     *reasons = (unsigned long long)value(gpu, "reasons", 0, 1);
     return reading(gpu, "reasons");
+}
+
+#ifndef OLD_DRIVER
+int nvmlDeviceGetCurrentClocksEventReasons(Gpu *gpu, unsigned long long *reasons) {
+    return nvmlDeviceGetCurrentClocksThrottleReasons(gpu, reasons);
+}
+
+int nvmlDeviceGetTotalEnergyConsumption(Gpu *gpu, unsigned long long *millijoules) {
+    *millijoules = (unsigned long long)value(gpu, "energy", 5000000, 0);
+    return *millijoules ? reading(gpu, "energy") : NOT_SUPPORTED;
 }
 
 int nvmlDeviceGetPcieThroughput(Gpu *gpu, int direction, unsigned int *kilobytes) {

@@ -1,14 +1,18 @@
+"""NVML as the driver answers: a stand-in for its library, under the real nvidia-ml-py."""
+
 import json
+import shutil
 
 import pytest
 
 from tfopt.hardware import detect
-from tfopt.profiling.monitoring.nvml import Nvml, NvmlUnavailableError
+from tfopt.profiling import Nvml, NvmlUnavailableError
 
 READ_ALL = """
 import json, os
 from tfopt.hardware import detect
-from tfopt.profiling.monitoring.nvml import Nvml, NvmlUnavailableError
+from tfopt.profiling import Nvml, NvmlUnavailableError
+from tfopt.profiling.monitoring.readers import open_reader
 
 def names(visible):
     os.environ["CUDA_VISIBLE_DEVICES"] = visible
@@ -21,6 +25,9 @@ def names(visible):
 with Nvml() as nvml:
     found = {"names": nvml.names, "samples": [sample.to_dict() for sample in nvml.sample()]}
 nvml.close()
+reader = open_reader(0.5)
+reader.close()
+found["why"] = reader.unavailable
 found["hardware"] = detect().to_dict()
 entries = ["1", "1,0", "GPU-b", "0,7,1", "GPU-", "", "-1", "MIG-GPU-aaaaaaaa"]
 found["visible"] = {entry: names(entry) for entry in entries}
@@ -59,6 +66,12 @@ def test_reads_every_gpu_in_units_and_none_where_unsupported(found):
     assert second["pcie_received_bytes_per_second"] == 3_500_000
 
 
+def test_without_dcgmi_its_figures_are_unavailable_with_the_reason(found):
+    if shutil.which("dcgmi"):
+        pytest.skip("this machine has DCGM")
+    assert found["why"]["sm_active_percent"] == found["why"]["tensor_active_percent"] == "dcgmi is not installed"
+
+
 PLAY = """
 import json, os, pathlib, time
 from tfopt.profiling.monitoring import nvml as module
@@ -67,15 +80,18 @@ state = pathlib.Path(os.environ["FAKE_NVML_STATE"])
 os.environ.pop("CUDA_VISIBLE_DEVICES", None)
 if os.environ.get("SLICE"):
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["SLICE"]
-played = []
+played, times = [], []
 steps = json.loads(os.environ["TIMELINE"])
 state.write_text(steps[0])
 with module.Nvml() as nvml:
     for step in steps:
         state.write_text(step)
         time.sleep(0.02)
+        before = time.monotonic()
         played.append([gpu.to_dict() for gpu in nvml.sample()])
-    print(json.dumps({"names": nvml.names, "samples": played, "failures": nvml.failures, "throttles": nvml.throttles}))
+        times.append((before, time.monotonic()))
+    found = {"names": nvml.names, "numbers": nvml.numbers, "samples": played, "times": times}
+    print(json.dumps({**found, "failures": nvml.failures, "throttles": nvml.throttles, "why": nvml.unavailable}))
 """
 
 
@@ -91,49 +107,75 @@ def play(run_with_fake_nvml, tmp_path_factory):
     return run
 
 
+# What the stand-in is told, and what the sample must say of it.
+SCRIPTED = {
+    "util": ("gpu_utilization_percent", 1),
+    "memutil": ("memory_utilization_percent", 1),
+    "used": ("memory_used_bytes", 1),
+    "power": ("power_watts", 1e-3),
+    "temperature": ("temperature_celsius", 1),
+    "clock": ("sm_clock_mhz", 1),
+}
+
+
 def test_a_timeline_of_eight_gpus(play):
+    def value(gpu, key, number):
+        return 1 + 10 * gpu + number + 100 * list(SCRIPTED).index(key)
+
     def step(number):
-        rows = [
-            [
-                f"{gpu} util {10 * gpu + number}",
-                f"{gpu} energy {1000 * (gpu + 1) * (number + 1)}",
-                f"{gpu} power {100 + gpu}",
-            ]
-            for gpu in range(8)
-        ]
+        rows = [f"{gpu} {key} {value(gpu, key, number)}" for gpu in range(8) for key in SCRIPTED]
+        rows += [f"{gpu} energy {1000 * (gpu + 1) * (number + 1)}" for gpu in range(8)]
+        rows += [f"{gpu} pcie {1000 * gpu + number}" for gpu in range(8)]
         links = [f"3 nvlink {1000 * number}"]
         reasons = ["2 reasons 36", "4 reasons 1"]  # 36: power limit and temperature; 1: idle, which is no throttling
-        return ["count 8", *(line for row in rows for line in row), *links, *(reasons if number == 1 else [])]
+        return ["count 8", *rows, *links, *(reasons if number == 1 else [])]
 
     found = play(*(step(number) for number in range(9)))
     samples = found["samples"]
     assert len(found["names"]) == 8
-    assert [[gpu["gpu_utilization_percent"] for gpu in each] for each in samples] == [
-        [10 * gpu + number for gpu in range(8)] for number in range(9)
-    ]
-    assert [gpu["energy_joules"] for gpu in samples[4]] == [4 * (gpu + 1) for gpu in range(8)]
-    assert samples[0][5]["power_watts"] == pytest.approx(0.105)
+    for number, gpus in enumerate(samples):
+        for index, gpu in enumerate(gpus):
+            for key, (name, unit) in SCRIPTED.items():
+                assert gpu[name] == pytest.approx(unit * value(index, key, number)), (number, index, name)
+            assert gpu["energy_joules"] == pytest.approx(number * (index + 1))
+            if index == (number + 1) % 8:  # its turn
+                assert gpu["pcie_received_bytes_per_second"] == 1000 * (1000 * index + number + 500)
+                assert gpu["pcie_sent_bytes_per_second"] == 1000 * (1000 * index + number)
+            else:
+                assert gpu["pcie_sent_bytes_per_second"] is None
     assert [gpu["throttled"] for gpu in samples[1]] == [0, 0, 1, 0, 0, 0, 0, 0]
-    assert found["throttles"] == {"power limit": 1, "temperature": 1}
-    measured = [sum(each[gpu]["pcie_sent_bytes_per_second"] is not None for each in samples) for gpu in range(8)]
-    assert sorted(measured) == [1] * 7 + [2]
+    assert found["throttles"] == {"gpu2: power limit": 1, "gpu2: temperature": 1}
+    (before, _), (_, after) = found["times"][1:3]
     links = samples[2][3]
     assert links["nvlink_received_bytes_per_second"] == pytest.approx(2 * links["nvlink_sent_bytes_per_second"])
-    assert 0 < links["nvlink_sent_bytes_per_second"] <= 1024 * 1000 / 0.02
+    assert 1024 * 1000 / (after - before) <= links["nvlink_sent_bytes_per_second"] <= 1024 * 1000 / 0.02
     assert samples[2][0]["nvlink_sent_bytes_per_second"] is None
+    assert found["why"]["gpu0_nvlink_sent_bytes_per_second"] == "Not Supported"
+    assert not [name for name in found["why"] if name.startswith("gpu3")]
     assert found["failures"] == {}
 
 
 def test_a_card_and_a_driver_that_are_lost_come_back(play):
-    well, lost, gone = ["count 2"], ["1 error 15"], ["init 9", "0 error 1", "1 error 1"]
-    found = play(well, lost, lost, well, well, gone, gone, well, well)
+    # The energy of the driver that comes back counts from zero again.
+    energies = [9000, 9000, 9000, 9000, 11000, 11000, 11000, 500, 1500]
+    well, lost, gone = [], ["1 error 15"], ["init 9", "0 error 1", "1 error 1"]
+    steps = [well, lost, lost, well, well, gone, gone, well, well]
+    found = play(*(["count 2", f"0 energy {mj}", *step] for mj, step in zip(energies, steps, strict=True)))
     seen = [[gpu["gpu_utilization_percent"] for gpu in each] for each in found["samples"]]
     assert seen[0] == [37, 83]
     assert seen[2] == [37, None]  # the other card is still read
     assert [37, 83] in seen[3:5]
     assert seen[6] == [None, None]
     assert seen[8] == [37, 83]
+    assert found["samples"][8][0]["energy_joules"] == pytest.approx(2 + 0.5 + 1)
     assert set(found["failures"]) >= {"GPU is lost"}
+
+
+def test_a_card_that_is_lost_before_the_start_leaves_the_others(play):
+    found = play(["count 3", "1 handle 15"])
+    assert found["names"] == ["NVIDIA A100-SXM4-40GB"] * 2
+    assert found["numbers"] == [0, 2]  # of the bus, as DCGM counts
+    assert found["failures"] == {"GPU 1 of the bus: GPU is lost": 1}
 
 
 def test_an_error_of_one_reading_leaves_the_others(play):
@@ -145,20 +187,25 @@ def test_an_error_of_one_reading_leaves_the_others(play):
 
 
 def test_a_driver_without_the_newer_calls(play):
-    found = play(["count 1"], driver="old")
+    found = play(["count 1", "0 reasons 8"], driver="old")
     (gpu,) = found["samples"][0]
     assert gpu["gpu_utilization_percent"] == 37
-    assert {gpu[name] for name in ("energy_joules", "throttled", "pcie_sent_bytes_per_second")} == {None}
+    assert {gpu[name] for name in ("energy_joules", "pcie_received_bytes_per_second")} == {None}
+    assert found["why"]["gpu0_energy_joules"] == "Function Not Found"
+    assert found["throttles"] == {"gpu0: hardware slowdown": 1}  # the call has another name there
     assert found["failures"] == {}
 
 
 def test_a_mig_slice_has_its_memory_and_no_utilization(play):
-    found = play(["0 mig 2"], SLICE="MIG-01")
+    found = play(["0 mig 2"], ["0 mig 0", "0 error 16"], ["0 mig 2"], ["0 mig 2"], SLICE="MIG-01")
     (part,) = found["samples"][0]
     assert found["names"] == ["NVIDIA A100-SXM4-40GB MIG 3g.20gb"]
     assert part["memory_used_bytes"] == 2_000_000
     assert part["gpu_utilization_percent"] is None
+    assert found["why"]["gpu0_gpu_utilization_percent"] == "NVML does not measure it for a MIG slice"
     assert part["power_watts"] == 250.5
+    assert found["samples"][1][0]["memory_used_bytes"] is None
+    assert found["samples"][3][0]["memory_used_bytes"] == 2_000_000  # the same slice after a reset
 
 
 @pytest.mark.parametrize(

@@ -425,9 +425,15 @@ def test_samples_that_could_not_be_read_are_gaps(render):
 
 
 def test_a_series_without_any_sample_is_listed_as_unavailable(render):
-    usage = Utilization(source="NVML", seconds=[0.0, 1.0], series={"gpu_power_watts": [None, None]})
+    series = {"gpu0_power_watts": [None, None], "gpu1_power_watts": [None, None]}
+    why = {"gpu1_power_watts": "Not Supported"}
+    notes = ["clocks lowered by gpu0: temperature in 2 samples"]
+    usage = Utilization(source="NVML", seconds=[0.0, 1.0], series=series, unavailable=why, notes=notes)
     page = render(replace(sample_report(), utilization=usage))
-    assert "Watts over time: gpu power unavailable (no sample could be read)" in page.attributes("aria-label")
+    assert (
+        "Watts over time: gpu0 power unavailable (no sample could be read), gpu1 power unavailable (Not Supported)"
+    ) in page.attributes("aria-label")
+    assert "NVML; clocks lowered by gpu0: temperature in 2 samples" in page.text
 
 
 def test_series_are_grouped_by_unit(render):

@@ -176,3 +176,15 @@ def test_sparsity_from_another_callback_is_shown(model):
     progress = FitProgress(console=Console(file=file))
     model.fit(X, Y, epochs=1, verbose=0, callbacks=[Sparsity(), progress])
     assert "sparsity 0.75" in file.getvalue()
+
+
+@pytest.mark.parametrize(("power", "shown"), [(250.4, "250 W"), (float("nan"), "unavailable")])
+def test_the_figures_of_a_gpu_are_shown_and_not_what_is_unknown(model, power, shown):
+    class Machine(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs):
+            logs |= {"gpu_utilization_percent": 87.5, "gpu_power_watts": power, "gpu_memory_used_bytes": 8e10}
+            logs["gpu_tensorflow_memory_peak_bytes"] = 3.21e9
+
+    file = io.StringIO()
+    model.fit(X, Y, epochs=1, verbose=0, callbacks=[Machine(), FitProgress(console=Console(file=file))])
+    assert f"  gpu 88%  memory 3.21 GB  power {shown}  took" in file.getvalue()

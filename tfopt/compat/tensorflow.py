@@ -27,6 +27,14 @@ def eager_context() -> Any:
     return imported("tensorflow.python.eager.context", "context", takes=())()
 
 
+def has_started() -> bool:
+    """Returns whether TensorFlow has started its devices: `_context_handle` of the eager context.
+
+    Every public question for the devices starts them, after which memory growth cannot be set.
+    """
+    return private(eager_context(), "_context_handle") is not None
+
+
 def global_generator() -> tf.random.Generator | None:
     """Returns TensorFlow's generator if there is one: `tf.random.get_global_generator()` would make it."""
     return imported("tensorflow.python.ops.stateful_random_ops", "global_generator")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tfopt.number_text import short_bytes
 from tfopt.report.pass_report import PassReport
 from tfopt.report.profile import DiagnosisReport
 from tfopt.report.receipt import Receipt
@@ -48,11 +50,50 @@ class Utilization(Record):
         seconds: Time of each sample since the start of training.
         series: One value per sample, by a name that includes the unit, for example "gpu_utilization_percent".
             A value that could not be read is None.
+        unavailable: For each figure without values, the reason. It may name figures that have no series.
+        notes: Remarks, for example why clocks were lowered, and which errors happened.
+
+    Example:
+        >>> load = Utilization(
+        ...     source="NVML (A100)", seconds=(0, 1),
+        ...     series={"gpu0_memory_used_bytes": (1e9, 3e9), "gpu0_energy_joules": (0, 250)},
+        ...     unavailable={"gpu0_power_watts": "Not Supported"},
+        ... )
+        >>> print(load)
+        NVML (A100): 2 samples in 1.0 s
+          gpu0_memory_used_bytes           mean 2.00 GB, max 3.00 GB
+          gpu0_energy_joules               total 250.0
+          gpu0_power_watts                 unavailable (Not Supported)
     """
 
     source: str
     seconds: Sequence[float]
     series: Mapping[str, Sequence[float | None]]
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        lasted = self.seconds[-1] if self.seconds else 0.0
+        lines = [f"{self.source}: {len(self.seconds)} samples in {lasted:.1f} s"]
+        for name in dict.fromkeys([*self.series, *self.unavailable]):
+            known = [value for value in self.series.get(name, ()) if value is not None]
+            why = self.unavailable.get(name, "no value could be read")
+            lines.append(f"  {name:32} {_in_short(name, known) if known else f'unavailable ({why})'}")
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+
+
+def _in_short(name: str, values: Sequence[float]) -> str:
+    """Returns what the values of a series come to, in the unit of its name."""
+    mean, most = statistics.fmean(values), max(values)
+    if name.endswith("_joules"):  # counts up
+        return f"total {values[-1] - values[0]:,.1f}"
+    if name.endswith("throttled"):
+        return f"{mean:.0%} of the samples"
+    if name.endswith("_bytes_per_second"):
+        return f"mean {short_bytes(mean)}/s, max {short_bytes(most)}/s"
+    if name.endswith("_bytes"):
+        return f"mean {short_bytes(mean)}, max {short_bytes(most)}"
+    return f"mean {mean:,.1f}, max {most:,.1f}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,8 +121,10 @@ def _efficiency(diagnosis: DiagnosisReport | None) -> dict[str, str]:
 
 
 def _source(report: RunReport) -> str:
-    """Returns the source of the utilization. Without a GPU, the reason of NVML is left out."""
-    source = report.utilization.source if report.utilization else ""
+    """Returns the source of the utilization, with remarks. Without a GPU, the reason of NVML is left out."""
+    if report.utilization is None:
+        return ""
+    source = report.utilization.source
     if source.startswith("psutil") and report.environment.get("GPU") == "none":
-        return "psutil (no GPU)"
-    return source
+        source = "psutil (no GPU)"
+    return "; ".join([source, *report.utilization.notes])

@@ -10,8 +10,9 @@ On a narrow terminal, the bar is left out first, then the steps, then the less i
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -22,7 +23,8 @@ from rich.segment import ControlType, Segments
 from rich.table import Table
 from rich.text import Text
 
-from tfopt.profiling.monitoring.callback import LOGGED
+from tfopt.number_text import short_bytes
+from tfopt.profiling.monitoring.epoch_logs import LOGGED
 from tfopt.score_text import SCORE_LABELS
 
 SECONDS_BETWEEN_DRAWINGS = 0.1
@@ -32,8 +34,13 @@ GAP = "  "
 # The most important figures come first in the line, and stay longest on a narrow terminal.
 SHOWN_FIRST = ("loss", *SCORE_LABELS, "sparsity")
 KEPT_LONGEST = (*SCORE_LABELS, "loss", "sparsity")
-# What the line shows of GpuMonitor's figures, and their names there.
-LOADS = {"gpu_utilization_percent": "gpu", "process_cpu_percent": "cpu"}
+# What the line shows of GpuMonitor's figures: their names there, and how they are written.
+LOADS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "gpu_utilization_percent": ("gpu", "{:.0f}%".format),
+    "gpu_tensorflow_memory_peak_bytes": ("memory", short_bytes),
+    "gpu_power_watts": ("power", "{:.0f} W".format),
+    "process_cpu_percent": ("cpu", "{:.0f}%".format),
+}
 
 
 class FitProgress(keras.callbacks.Callback):
@@ -218,9 +225,12 @@ def _rank(name: str, order: tuple[str, ...]) -> int:
 
 
 def _with_load(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the figures of an epoch, of those of the machine only the load."""
-    shown = {LOADS.get(name, name): value for name, value in logs.items() if name in LOADS or name not in LOGGED}
-    return {name: f"{value:.0f}%" if name in LOADS.values() else value for name, value in shown.items()}
+    """Returns the figures of an epoch, of those of the machine only some, as text."""
+    figures = {name: value for name, value in logs.items() if name not in LOGGED}
+    for name, (label, write) in LOADS.items():
+        if name in logs:
+            figures[label] = "unavailable" if math.isnan(logs[name]) else write(logs[name])
+    return figures
 
 
 def _duration(seconds: float) -> str:

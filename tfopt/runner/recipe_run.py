@@ -21,7 +21,7 @@ from tfopt.data import EpochCounter, Examples, InputReport, decide, epoch_steps,
 from tfopt.errors import UnsupportedModelError
 from tfopt.exporting import ExportConfig, export, verify_together
 from tfopt.profiling import GpuMonitor
-from tfopt.profiling.monitoring.callback import LOGGED
+from tfopt.profiling.monitoring.epoch_logs import LOGGED
 from tfopt.pruning.structured.shrink import find_groups
 from tfopt.pruning.weights import select_weights
 from tfopt.quantization import QuantizedModel

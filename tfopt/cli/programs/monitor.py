@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfopt.cli.exit_codes import SUCCESS, WRONG_USE
+from tfopt.cli.exit_codes import NOT_FINISHED, SUCCESS, WRONG_USE, report_error
 from tfopt.cli.parsing import parse_words
-from tfopt.errors import ConfigError
-from tfopt.report import Utilization
+from tfopt.errors import ConfigError, ExportError
 
 HELP = """\
 usage: tfopt monitor [--interval S] [--out FILE.json] [--json] -- COMMAND [ARGS...]
@@ -47,26 +46,35 @@ def monitor_any_command(words: list[str]) -> int:
         )
     place = words.index("--")
     options = parse_words(MonitorOptions, words[:place], "tfopt monitor")
+    out = None if options.out is None else _writable(options.out)
     from tfopt.profiling.monitoring.command import monitor_command
 
-    code, timeline = monitor_command(words[place + 1 :], options.interval)
-    if options.out is not None:
+    code, load = monitor_command(words[place + 1 :], options.interval)
+    if options.json:
+        print(load.to_json())  # noqa: T201
+    else:
+        print(load, file=sys.stderr)  # noqa: T201
+    if out is not None:
         from tfopt.atomic.files import write_text
 
-        write_text(Path(options.out), timeline.to_json())
-    if options.json:
-        print(timeline.to_json())  # noqa: T201
-    else:
-        print(_summary(timeline), file=sys.stderr)  # noqa: T201
+        try:
+            write_text(out, load.to_json())
+        except ExportError as error:  # the program has run; its exit code says more
+            report_error(error, as_json=False, show_traceback=False)
+            return code or NOT_FINISHED
     return code
 
 
-def _summary(timeline: Utilization) -> str:
-    lines = [f"{timeline.source}: {len(timeline.seconds)} samples"]
-    for name, values in timeline.series.items():
-        known = [value for value in values if value is not None]
-        if known:
-            lines.append(f"  {name:32} mean {statistics.fmean(known):,.1f}, max {max(known):,.1f}")
-        else:
-            lines.append(f"  {name:32} unavailable (no value could be read)")
-    return "\n".join(lines)
+def _writable(out: str) -> Path:
+    """Returns the file that is written at the end. A program of hours must not run before it shows that it cannot."""
+    path = Path(out)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError("it is a directory")
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise ConfigError(
+            f"--out must be a file that can be written. Received: --out {out} ({error}). The program has not run. "
+            "Make the directory, or choose another."
+        ) from error
+    return path

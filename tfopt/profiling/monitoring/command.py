@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
-import time
-from collections.abc import Sequence
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
 from tfopt.errors import ConfigError
-from tfopt.profiling.monitoring.readers import Figures, open_reader
+from tfopt.profiling.monitoring.readers import open_reader
+from tfopt.profiling.monitoring.sampling import Sampling, timeline
 from tfopt.report import Utilization
 
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+Process = subprocess.Popen[bytes]
+HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def monitor_command(command: Sequence[str], interval_s: float = 0.5) -> tuple[int, Utilization]:
     """Runs a program, and samples the GPUs or its processor load until it ends.
 
-    Signals are handed on to the program.
+    Signals are handed on to the program. Its standard input and output are those of this process.
 
     Args:
         command: The program and its words.
@@ -28,50 +32,70 @@ def monitor_command(command: Sequence[str], interval_s: float = 0.5) -> tuple[in
         ConfigError: The program cannot be started, or the interval is not above 0.
     Example:
         >>> import sys
-        >>> code, timeline = monitor_command([sys.executable, "-c", "raise SystemExit(3)"], interval_s=0.1)
-        >>> code, len(timeline.seconds) >= 1
+        >>> code, load = monitor_command([sys.executable, "-c", "raise SystemExit(3)"], interval_s=0.1)
+        >>> code, len(load.seconds) >= 1
         (3, True)
     """
-    if not interval_s > 0:
+    if not 0 < interval_s <= threading.TIMEOUT_MAX:
         raise ConfigError(f"interval_s must be above 0. Received: interval_s={interval_s}. Use 0.5, the default.")
-    try:
-        process = subprocess.Popen(list(command))
-    except OSError as error:
-        raise ConfigError(
-            f"The command must be a program. Received: {command[0]} ({error}). Check its name."
-        ) from error
-    before = {each: signal.signal(each, lambda number, _: process.send_signal(number)) for each in FORWARDED}
-    samples: list[tuple[float, Figures]] = []
-    began = time.perf_counter()
-    try:
-        reader = open_reader(interval_s, process.pid)
+    with _signals_handed_on() as hand_to:
         try:
-            while True:
-                samples.append((time.perf_counter() - began, _read(reader)))
-                try:
-                    process.wait(interval_s)
-                    break
-                except subprocess.TimeoutExpired:
-                    continue
-        finally:
-            reader.close()
+            process = subprocess.Popen(list(command))
+        except OSError as error:
+            raise ConfigError(
+                f"The command must be a program. Received: {command[0]} ({error}). Check its name."
+            ) from error
+        hand_to(process)
+        sampling = Sampling(lambda: open_reader(interval_s, process.pid), interval_s)
+        code = process.wait()
+        sampling.stop()
+    return (128 - code if code < 0 else code), timeline([sampling])
+
+
+@contextmanager
+def _signals_handed_on() -> Iterator[Callable[[Process], None]]:
+    """Hands signals on to a program, which would otherwise be left alone when they end this process.
+
+    Yields:
+        A function that takes the program.
+    """
+    started: list[Process] = []
+    early: list[int] = []
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        # The terminal sends Ctrl-C to the program too, and a second one would break off what the first one began.
+        if number == signal.SIGINT and _is_in_foreground():
+            return
+        if not started:
+            early.append(number)
+        for process in started:
+            process.send_signal(number)
+
+    def take(process: Process) -> None:
+        started.append(process)
+        for number in early:
+            process.send_signal(number)
+
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield take
+        return
+    before = {each: signal.signal(each, hand_on) for each in HANDED_ON}
+    try:
+        yield take
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-    names = dict.fromkeys(name for _, figures in samples for name in figures)
-    timeline = Utilization(
-        source=reader.source,
-        seconds=[seconds for seconds, _ in samples],
-        series={name: [figures.get(name) for _, figures in samples] for name in names},
-    )
-    code = process.returncode
-    return (128 - code if code < 0 else code), timeline
 
 
-def _read(reader: Any) -> Figures:
+def _is_in_foreground() -> bool:
+    """Returns whether Ctrl-C in the terminal reaches this process and the programs that it starts."""
     try:
-        figures: Figures = reader.read()
-    except Exception as error:  # noqa: BLE001 - the program goes on after any error of a reading
-        reader.failures[f"{type(error).__name__}: {error}"] += 1
-        return {}
-    return figures
+        terminal = os.open("/dev/tty", os.O_RDONLY)
+    except OSError:  # there is none
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

@@ -17,36 +17,34 @@ from typing import Any
 
 import pynvml
 
-from tfopt.errors import TfoptError
+from tfopt.profiling.monitoring.gpus import UNSUPPORTED, Gpu, NvmlUnavailableError, link_bytes, visible_gpus
 from tfopt.report import Record
 
 # A driver that has gone is looked for again after the first time, then after twice as long, up to the second.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
-# Clocks below the highest because the chip is idle, or because somebody set them, are no throttling.
+# Clocks below the highest because the chip is idle, because somebody set them, or because other GPUs of a group run
+# slower, are no throttling.
 THROTTLES = {
     0x4: "power limit",
     0x8: "hardware slowdown",
     0x20: "temperature",
     0x40: "hardware temperature limit",
     0x80: "power brake",
+    0x200: "board limit",
+    0x400: "reliability limit",
 }
-_LOST = (
-    pynvml.NVMLError_GpuIsLost,
+# One card has gone; the others are still read.
+_CARD_LOST = (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_ResetRequired)
+# The driver has gone, and all cards with it.
+_DRIVER_LOST = (
     pynvml.NVMLError_Uninitialized,
     pynvml.NVMLError_DriverNotLoaded,
     pynvml.NVMLError_LibRmVersionMismatch,
-    pynvml.NVMLError_ResetRequired,
 )
-_UNSUPPORTED = (
-    pynvml.NVMLError_NotSupported,
-    pynvml.NVMLError_FunctionNotFound,
-    pynvml.NVMLError_NoPermission,
-    pynvml.NVMLError_InvalidArgument,
-)
-
-
-class NvmlUnavailableError(TfoptError):
-    """No NVIDIA GPU can be read; the message is the reason."""
+RATES = "gpu_utilization_percent memory_utilization_percent"
+PCIE = "pcie_sent_bytes_per_second pcie_received_bytes_per_second"
+LINKS = "nvlink_sent_bytes_per_second nvlink_received_bytes_per_second"
+OF_SLICE = "NVML does not measure it for a MIG slice"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +94,9 @@ class Nvml:
         names: The GPUs' product names, in the order of `sample`.
         failures: Error messages of NVML, each with the number of failed readings. A value that a GPU does not support
             is not a failure.
-        throttles: Why clocks were lowered, each with the number of samples.
+        throttles: Why clocks were lowered, as in "gpu0: temperature", each with the number of samples.
+        unavailable: Why a figure has no value, for example "gpu0_power_watts": "Not Supported".
+        numbers: The GPUs' numbers on the bus; None for a MIG slice.
 
     Raises:
         NvmlUnavailableError: There is no driver or no GPU, or CUDA_VISIBLE_DEVICES hides all GPUs.
@@ -112,23 +112,27 @@ class Nvml:
     """
 
     names: tuple[str, ...]
+    numbers: tuple[int | None, ...]
 
     def __init__(self) -> None:
         self.failures: Counter[str] = Counter()
         self.throttles: Counter[str] = Counter()
-        self._is_open = self._is_lost = False
-        self._tried, self._pause_s = 0.0, FIRST_PAUSE_S
+        self.unavailable: dict[str, str] = {}
+        self._is_open = False
+        self._tried, self._pause_s = -LONGEST_PAUSE_S, FIRST_PAUSE_S
         self._turn = 0
         try:
             self._open()
             try:
-                self._gpus = _visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
+                self._gpus = visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), self.failures)
             except BaseException:
                 self.close()
                 raise
         except pynvml.NVMLError as error:
             raise NvmlUnavailableError(f"no NVIDIA GPU can be read: {error}") from error
         self.names = tuple(gpu.name for gpu in self._gpus)
+        # DCGM has no figures of a slice under the number of the GPU.
+        self.numbers = tuple(None if gpu.is_slice else gpu.number for gpu in self._gpus)
 
     def sample(self) -> tuple[GpuSample, ...]:
         """Returns the present values of each GPU.
@@ -136,12 +140,12 @@ class Nvml:
         A value that cannot be read now is None, and `failures` counts it. The next sample may have it again, because
         some errors of NVML are temporary, such as a timeout of the driver.
         """
-        if self._is_lost:
+        if any(gpu.handle is None for gpu in self._gpus):
             self._reconnect()
         self._turn += 1
         pcie = self._turn % len(self._gpus)
-        samples = tuple(self._sample(gpu, with_pcie=index == pcie) for index, gpu in enumerate(self._gpus))
-        if not self._is_lost:
+        samples = tuple(self._sample(index, gpu, with_pcie=index == pcie) for index, gpu in enumerate(self._gpus))
+        if all(gpu.handle is not None for gpu in self._gpus):
             self._pause_s = FIRST_PAUSE_S
         return samples
 
@@ -163,6 +167,7 @@ class Nvml:
         self._is_open = True
 
     def _reconnect(self) -> None:
+        """Opens the driver again, which finds cards that came back. Handles of before are not valid after that."""
         now = time.monotonic()
         if now - self._tried < self._pause_s:
             return
@@ -172,170 +177,84 @@ class Nvml:
             self._open()
         except pynvml.NVMLError as error:
             self.failures[str(error)] += 1
+            self._lose_all()
             return
-        self._is_lost = False
         for gpu in self._gpus:
             gpu.find_again()
 
-    def _sample(self, gpu: _Gpu, *, with_pcie: bool) -> GpuSample:
-        if gpu.handle is None or not self._is_open:
-            self._is_lost = True  # it may come back
+    def _lose_all(self) -> None:
+        for gpu in self._gpus:
+            gpu.handle = None
+
+    def _sample(self, index: int, gpu: Gpu, *, with_pcie: bool) -> GpuSample:
+        if gpu.handle is None:
             return GpuSample()
         handle, whole = gpu.handle, gpu.whole
-        rates = None if gpu.is_slice else self._read(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
-        reasons = self._read(lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(whole))
+
+        def read(names: str, query: Callable[[], Any]) -> Any:
+            return self._read(gpu, [f"gpu{index}_{name}" for name in names.split()], query)
+
+        def number(name: str, query: Callable[[], float], scale: float = 1.0) -> float | None:
+            value = read(name, query)
+            return None if value is None else scale * float(value)
+
+        rates = None
+        if not gpu.is_slice:
+            rates = read(RATES, lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
+        else:
+            self.unavailable |= {f"gpu{index}_{name}": OF_SLICE for name in RATES.split()}
+        reasons = read("throttled", lambda: _clock_reasons(whole))
         words = [name for bit, name in THROTTLES.items() if reasons is not None and int(reasons) & bit]
-        self.throttles.update(words)
-        links = gpu.links_per_second(self._read(lambda: _link_bytes(whole)))
+        self.throttles.update(f"gpu{index}: {name}" for name in words)
+        links = gpu.links_per_second(read(LINKS, lambda: link_bytes(whole)))
+        pcie: list[float | None] = [None, None]
+        if with_pcie:
+            counters = (pynvml.NVML_PCIE_UTIL_TX_BYTES, pynvml.NVML_PCIE_UTIL_RX_BYTES)
+            pcie = [  # in kB/s
+                number(name, lambda counter=counter: pynvml.nvmlDeviceGetPcieThroughput(whole, counter), 1000.0)  # type: ignore[misc]
+                for name, counter in zip(PCIE.split(), counters, strict=True)
+            ]
         return GpuSample(
             gpu_utilization_percent=None if rates is None else float(rates.gpu),
             memory_utilization_percent=None if rates is None else float(rates.memory),
-            memory_used_bytes=self._number(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used),
-            power_watts=self._number(lambda: pynvml.nvmlDeviceGetPowerUsage(whole) / 1000),
+            memory_used_bytes=number("memory_used_bytes", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used),
+            power_watts=number("power_watts", lambda: pynvml.nvmlDeviceGetPowerUsage(whole), 1e-3),
             energy_joules=gpu.since_opened(
-                self._number(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(whole) / 1000)
+                number("energy_joules", lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(whole), 1e-3)
             ),
-            temperature_celsius=self._number(
-                lambda: pynvml.nvmlDeviceGetTemperature(whole, pynvml.NVML_TEMPERATURE_GPU)
+            temperature_celsius=number(
+                "temperature_celsius",
+                lambda: pynvml.nvmlDeviceGetTemperature(whole, pynvml.NVML_TEMPERATURE_GPU),
             ),
-            sm_clock_mhz=self._number(lambda: pynvml.nvmlDeviceGetClockInfo(whole, pynvml.NVML_CLOCK_SM)),
+            sm_clock_mhz=number("sm_clock_mhz", lambda: pynvml.nvmlDeviceGetClockInfo(whole, pynvml.NVML_CLOCK_SM)),
             throttled=None if reasons is None else float(bool(words)),
-            pcie_sent_bytes_per_second=self._pcie(whole, pynvml.NVML_PCIE_UTIL_TX_BYTES) if with_pcie else None,
-            pcie_received_bytes_per_second=self._pcie(whole, pynvml.NVML_PCIE_UTIL_RX_BYTES) if with_pcie else None,
+            pcie_sent_bytes_per_second=pcie[0],
+            pcie_received_bytes_per_second=pcie[1],
             nvlink_sent_bytes_per_second=links[0],
             nvlink_received_bytes_per_second=links[1],
         )
 
-    def _pcie(self, handle: Any, direction: int) -> float | None:
-        return self._number(lambda: 1000 * pynvml.nvmlDeviceGetPcieThroughput(handle, direction))  # in kB/s
-
-    def _number(self, query: Callable[[], float]) -> float | None:
-        value = self._read(query)
-        return None if value is None else float(value)
-
-    def _read(self, query: Callable[[], Any]) -> Any:
-        if self._is_lost:
+    def _read(self, gpu: Gpu, names: list[str], query: Callable[[], Any]) -> Any:
+        if gpu.handle is None:  # lost by a reading before
             return None
         try:
-            return query()
-        except _UNSUPPORTED:
+            value = query()
+        except UNSUPPORTED as error:
+            self.unavailable |= dict.fromkeys(names, str(error))
             return None
-        except _LOST as error:
-            self.failures[str(error)] += 1
-            self._is_lost = True
         except pynvml.NVMLError as error:
             self.failures[str(error)] += 1
-        return None
-
-
-class _Gpu:
-    """One GPU or MIG slice.
-
-    Attributes:
-        name: Product name.
-        handle: NVML's handle; None while the GPU is lost.
-        whole: The handle of the whole GPU.
-        is_slice: Whether it is a MIG slice.
-    """
-
-    def __init__(self, handle: Any, whole: Any | None = None) -> None:
-        self.handle, self.whole = handle, handle if whole is None else whole
-        self.is_slice = whole is not None
-        self.name = _text(pynvml.nvmlDeviceGetName(handle))
-        self._uuid, self._uuid_of_whole = _uuid(handle), _uuid(self.whole)
-        self._first_joules: float | None = None
-        self._links: tuple[float, tuple[float, float]] | None = None
-
-    def find_again(self) -> None:
-        """Finds the handle after the driver was opened again."""
-        try:
-            self.whole = pynvml.nvmlDeviceGetHandleByUUID(self._uuid_of_whole)
-            self.handle = _slice(self.whole, self._uuid) if self.is_slice else self.whole
-        except pynvml.NVMLError:
-            self.handle = None
-
-    def since_opened(self, joules: float | None) -> float | None:
-        """Returns the energy since the first reading. NVML counts since the driver was loaded."""
-        if joules is None:
+            if isinstance(error, _CARD_LOST):
+                gpu.handle = None
+            elif isinstance(error, _DRIVER_LOST):
+                self._lose_all()
             return None
-        if self._first_joules is None:
-            self._first_joules = joules
-        elif joules < self._first_joules:  # the driver was loaded again
-            self._first_joules = 0.0
-        return joules - self._first_joules
-
-    def links_per_second(self, counted: tuple[float, float] | None) -> tuple[float | None, float | None]:
-        """Returns the traffic over NVLink since the last reading."""
-        before, self._links = self._links, None if counted is None else (time.monotonic(), counted)
-        if before is None or self._links is None:
-            return None, None
-        seconds = self._links[0] - before[0]
-        sent, received = (max(now - then, 0.0) / seconds for now, then in zip(self._links[1], before[1], strict=True))
-        return sent, received
+        return value
 
 
-def _link_bytes(handle: Any) -> tuple[float, float]:
-    """Returns the bytes sent and received over all NVLinks since the driver was loaded."""
-    fields = (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
-    every_link = 0xFFFFFFFF
-    values = pynvml.nvmlDeviceGetFieldValues(handle, [(field, every_link) for field in fields])
-    for value in values:
-        if value.nvmlReturn != pynvml.NVML_SUCCESS:
-            raise pynvml.NVMLError_NotSupported
-    sent, received = (1024.0 * value.value.ullVal for value in values)  # in KiB
-    return sent, received
-
-
-def _visible(cuda_visible_devices: str | None) -> list[_Gpu]:
-    """Returns the GPUs that CUDA_VISIBLE_DEVICES names by index, or by the start of a UUID, in its order.
-
-    As in CUDA, the first entry that names no GPU ends the list.
-    """
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    if not handles:
-        raise NvmlUnavailableError("the NVIDIA driver reports no GPU")
-    if cuda_visible_devices is None:
-        return [_Gpu(handle) for handle in handles]
-    visible: list[_Gpu] = []
-    for entry in cuda_visible_devices.split(","):
-        gpu = _named(entry.strip(), handles)
-        if gpu is None:
-            break
-        visible.append(gpu)
-    if not visible:
-        raise NvmlUnavailableError(
-            f"CUDA_VISIBLE_DEVICES={cuda_visible_devices!r} hides the {len(handles)} NVIDIA GPUs"
-        )
-    return visible
-
-
-def _named(entry: str, handles: list[Any]) -> _Gpu | None:
-    if entry.isdecimal():
-        return _Gpu(handles[int(entry)]) if int(entry) < len(handles) else None
-    if entry.startswith("MIG-"):
-        found = [(whole, part) for whole in handles if (part := _slice(whole, entry)) is not None]
-        return _Gpu(found[0][1], found[0][0]) if len(found) == 1 else None
-    matches = [handle for handle in handles if entry.startswith("GPU-") and _uuid(handle).startswith(entry)]
-    return _Gpu(matches[0]) if len(matches) == 1 else None
-
-
-def _slice(whole: Any, uuid: str) -> Any | None:
-    """Returns the handle of a MIG slice of a GPU by the start of its UUID, or None."""
-    found = []
+def _clock_reasons(handle: Any) -> int:
+    """Returns the bits that say why the clocks are low. Older drivers have the call under its older name."""
     try:
-        for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(whole)):
-            with suppress(pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument):  # a place without a slice
-                part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, index)
-                if _uuid(part).startswith(uuid):
-                    found.append(part)
-    except _UNSUPPORTED:
-        return None
-    return found[0] if len(found) == 1 else None
-
-
-def _uuid(handle: Any) -> str:
-    return _text(pynvml.nvmlDeviceGetUUID(handle))
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+        return int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+    except pynvml.NVMLError_FunctionNotFound:
+        return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))

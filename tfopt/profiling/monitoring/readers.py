@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections import Counter
 from typing import Protocol
 
 import psutil
 
-from tfopt.profiling.monitoring.dcgm import Dcgm
-from tfopt.profiling.monitoring.nvml import Nvml, NvmlUnavailableError
+from tfopt.profiling.monitoring.dcgm import FIELDS, Dcgm
+from tfopt.profiling.monitoring.gpus import NvmlUnavailableError
+from tfopt.profiling.monitoring.nvml import Nvml
 
 Figures = dict[str, float | None]
 
@@ -26,6 +26,10 @@ class Reader(Protocol):
 
     source: str
     failures: Counter[str]
+
+    @property
+    def unavailable(self) -> dict[str, str]:
+        """Why a figure has no value."""
 
     def read(self) -> Figures:
         """Returns the values by name."""
@@ -49,12 +53,19 @@ class GpuReader:
         self._dcgm = Dcgm(interval_s)
         self.source = f"NVML ({', '.join(self._nvml.names)})"
         self.failures = self._nvml.failures
-        self._numbers = _numbers_on_the_bus(len(self._nvml.names))
+
+    @property
+    def unavailable(self) -> dict[str, str]:
+        why = self._dcgm.reason
+        if why is None:
+            return {**self._nvml.unavailable}
+        places = [f"gpu{index}_" for index in range(len(self._nvml.names))] if self._dcgm.runs else [""]
+        return {**self._nvml.unavailable, **{f"{gpu}{name}": why for gpu in places for name in FIELDS.values()}}
 
     def read(self) -> Figures:
         figures: Figures = {}
-        for index, gpu in enumerate(self._nvml.sample()):
-            values = {**gpu.to_dict(), **self._dcgm.last(self._numbers[index])}
+        for index, (gpu, number) in enumerate(zip(self._nvml.sample(), self._nvml.numbers, strict=True)):
+            values = {**gpu.to_dict(), **self._dcgm.last(number)}
             figures |= {f"gpu{index}_{name}": value for name, value in values.items()}
         return figures
 
@@ -64,7 +75,8 @@ class GpuReader:
 
     def notes(self) -> list[str]:
         throttles = self._nvml.throttles.most_common()
-        return [f"clocks lowered by {words} in {count} samples" for words, count in throttles]
+        notes = [f"clocks lowered by {words} in {count} samples" for words, count in throttles]
+        return [*notes, self._dcgm.reason] if self._dcgm.runs and self._dcgm.reason is not None else notes
 
 
 class ProcessReader:
@@ -72,7 +84,7 @@ class ProcessReader:
 
     Args:
         reason: Why no GPU is read.
-        pid: The process; None is this one.
+        pid: The process; None is this one, without its children.
     """
 
     # psutil counts the scheduler's ticks of 10 ms. A percentage of only a few ticks would be random.
@@ -81,17 +93,19 @@ class ProcessReader:
     def __init__(self, reason: str, pid: int | None = None) -> None:
         self.source = f"psutil ({reason})"
         self.failures: Counter[str] = Counter()
-        self._process = psutil.Process(pid)
-        self._with_children = pid is not None
-        self._seconds = 0.0
+        self.unavailable: dict[str, str] = {}
+        self._pid = pid
+        self._process: psutil.Process | None = None  # asked for at each reading, so that an error is one of the reading
+        self._seconds: float | None = None
         self._measured: float | None = None
 
     def read(self) -> Figures:
-        process_cpu, system_cpu = self._cpu()
+        tree = self._tree()
+        process_cpu, system_cpu = self._cpu(tree)
         return {
             "process_cpu_percent": process_cpu,
             "system_cpu_percent": system_cpu,
-            "process_memory_bytes": self._memory(),
+            "process_memory_bytes": _memory(tree),
             "system_memory_used_bytes": float(psutil.virtual_memory().used),
         }
 
@@ -102,38 +116,47 @@ class ProcessReader:
         return []
 
     def _tree(self) -> list[psutil.Process]:
-        if not self._with_children:
-            return [self._process]
+        """Returns the processes that are read; none if the program has ended."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            return [self._process, *self._process.children(recursive=True)]
+            self._process = self._process or psutil.Process(self._pid)
+            if self._pid is None:
+                return [self._process]
+            if self._process.is_running():  # its number may be that of another process by now
+                return [self._process, *self._process.children(recursive=True)]
         return []
 
-    def _memory(self) -> float | None:
-        sizes = []
-        for process in self._tree():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                sizes.append(process.memory_info().rss)
-        return float(sum(sizes)) if sizes else None
-
-    def _cpu(self) -> tuple[float | None, float | None]:
+    def _cpu(self, tree: list[psutil.Process]) -> tuple[float | None, float | None]:
         """Returns the load since the last call. The first call returns None, and only starts the measurement."""
         now, before = time.perf_counter(), self._measured
         if before is not None and now - before < self._SHORTEST_S:
             return None, None
         self._measured = now
-        seconds, self._seconds = self._seconds, self._cpu_seconds()
+        seconds, self._seconds = self._seconds, _cpu_seconds(tree, with_ended=self._pid is not None)
         system = psutil.cpu_percent()
         if before is None:
             return None, None
+        if seconds is None or self._seconds is None:
+            return None, system
         return 100 * max(self._seconds - seconds, 0.0) / (now - before), system
 
-    def _cpu_seconds(self) -> float:
-        total = 0.0
-        for process in self._tree():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                times = process.cpu_times()
-                total += times.user + times.system
-        return total
+
+def _memory(tree: list[psutil.Process]) -> float | None:
+    sizes = []
+    for process in tree:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            sizes.append(process.memory_info().rss)
+    return float(sum(sizes)) if any(sizes) else None
+
+
+def _cpu_seconds(tree: list[psutil.Process], *, with_ended: bool) -> float | None:
+    """Returns the processor time of processes, also of their children that have ended."""
+    total = None
+    for process in tree:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            times = process.cpu_times()
+            of_ended = times.children_user + times.children_system if with_ended else 0.0
+            total = (total or 0.0) + times.user + times.system + of_ended
+    return total
 
 
 def open_reader(interval_s: float, pid: int | None = None) -> Reader:
@@ -142,6 +165,7 @@ def open_reader(interval_s: float, pid: int | None = None) -> Reader:
     Args:
         interval_s: Seconds between samples.
         pid: The process whose processor load is read; None is this one.
+
     Example:
         >>> reader = open_reader(0.5)
         >>> reader.source.split(" ")[0] in ("NVML", "psutil")
@@ -152,12 +176,5 @@ def open_reader(interval_s: float, pid: int | None = None) -> Reader:
         return GpuReader(interval_s)
     except NvmlUnavailableError as reason:
         return ProcessReader(str(reason), pid)
-
-
-def _numbers_on_the_bus(count: int) -> list[int]:
-    """Returns the numbers by which DCGM knows the GPUs of this process; -1 for a GPU that is named otherwise."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return list(range(count))
-    entries = [entry.strip() for entry in visible.split(",")][:count]
-    return [int(entry) if entry.isdecimal() else -1 for entry in entries]
+    except Exception as error:  # noqa: BLE001 - a broken driver is no reason to stop
+        return ProcessReader(f"no NVIDIA GPU can be read: {type(error).__name__}: {error}", pid)

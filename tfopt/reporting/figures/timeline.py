@@ -54,8 +54,9 @@ def utilization(record: Utilization) -> list[Plot]:
         if not name.endswith(THROTTLED):
             label, unit = _split_unit(name)
             by_unit.setdefault(unit, {})[label] = values
+    reasons = {_split_unit(name): why for name, why in record.unavailable.items()}
     plots = [
-        _usage(title, unit, lines, record.seconds, marked)
+        _usage(title, unit, lines, record.seconds, marked, reasons)
         for unit, series in by_unit.items()
         for title, lines in _divided(unit, series)
     ]
@@ -79,13 +80,20 @@ def _divided(unit: str, series: Series) -> Iterator[tuple[str, Series]]:
             yield title, part
 
 
-def _usage(title: str, unit: str, series: Series, seconds: Sequence[float], marked: Sequence[Sequence[bool]]) -> Plot:
+def _usage(
+    title: str,
+    unit: str,
+    series: Series,
+    seconds: Sequence[float],
+    marked: Sequence[Sequence[bool]],
+    reasons: Mapping[tuple[str, str], str],
+) -> Plot:
     figure, axes = make_axes("seconds")
     legend = []
     for index, (label, samples) in enumerate(series.items()):
         values = [math.nan if value is None else value for value in samples]
         colour = SERIES[index % len(SERIES)]
-        line = Line(label=label, colour=colour, note=_note(values, unit), values=values)
+        line = Line(label=label, colour=colour, note=_note(values, unit, reasons.get((label, unit))), values=values)
         times, means = _thinned(seconds, values)
         draw_line(axes, times, Line(label=label, colour=colour, note="", values=means))
         legend.append(line)
@@ -101,11 +109,11 @@ def _usage(title: str, unit: str, series: Series, seconds: Sequence[float], mark
     return Plot(title=title, summary=f"{title} over time: {notes}", legend=legend, svg=to_svg(figure))
 
 
-def _note(values: Sequence[float], unit: str) -> str:
+def _note(values: Sequence[float], unit: str, why: str | None) -> str:
     show = EngFormatter(unit=BYTES[unit], sep=" ", places=1) if unit in BYTES else grouped
     known = known_values(values)
     if not known:
-        return "unavailable (no sample could be read)"
+        return f"unavailable ({why or 'no sample could be read'})"
     if unit in COUNTERS:
         return f"total {show(known[-1] - known[0])}"
     return f"mean {show(sum(known) / len(known))}"

@@ -1,0 +1,177 @@
+"""The thread that reads all values, from before the first step to after the last.
+
+What is watched never waits for the thread, except at the start for the first answer and at the end for the last sample,
+each for some seconds at most: a driver that hangs must not stop a training. It is one thread for the whole time, which
+also opens and closes what it reads.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from tfopt.compat.frames import frame_of_thread
+from tfopt.profiling.monitoring.readers import Figures, Reader
+from tfopt.profiling.monitoring.workers import WorkerFile
+from tfopt.report import Utilization
+
+NOT_SAMPLED = "not sampled yet"
+ANSWER_S = 10.0
+# An interval may be an hour long. The end of the watched call is noticed after this time at most.
+LONGEST_WAIT_S = 0.5
+
+
+class Sampling:
+    """Reads all values until it is stopped, or until the call that it watches has ended.
+
+    Args:
+        open_reader: Returns what is read. The thread calls it.
+        interval_s: Seconds between samples.
+        began: `time.perf_counter()` from which the times of the samples count; None is now.
+        during: A call. When it has ended without a word, because it raised an error, sampling ends too.
+        path: File that receives each sample too; see WorkerFile.
+
+    Attributes:
+        source: Where the values come from.
+        samples: Time and values of each sample.
+        failures: Error messages, each with the number of failed readings.
+    """
+
+    def __init__(
+        self,
+        open_reader: Callable[[], Reader],
+        interval_s: float,
+        *,
+        began: float | None = None,
+        during: FrameType | None = None,
+        path: Path | None = None,
+    ) -> None:
+        self.source = f"no answer within {ANSWER_S:.0f} s"
+        self.samples: list[tuple[float, Figures]] = []
+        self.failures: Counter[str] = Counter()
+        self._open_reader, self._interval_s, self._path = open_reader, interval_s, path
+        self._reader: Reader | None = None
+        self._file: WorkerFile | None = None
+        self._began = time.perf_counter() if began is None else began
+        # The frame itself, and not its id: after the call, another one may get the same id.
+        self._during, self._caller = during, threading.get_ident()
+        self._answered, self._stopping = threading.Event(), threading.Event()
+        self._given_up = False
+        self._thread = threading.Thread(target=self._run, name="tfopt-GpuMonitor", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the system has no more threads
+            self._cannot_read(error)
+        else:
+            self._answered.wait(ANSWER_S)
+
+    @property
+    def unavailable(self) -> dict[str, str]:
+        """Why a figure has no value."""
+        return {} if self._reader is None else dict(self._reader.unavailable)
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks for the summary."""
+        notes = [] if self._reader is None else self._reader.notes()
+        return [*notes, *(f"{words} ({count} times)" for words, count in self.failures.most_common(3))]
+
+    @property
+    def unwritable(self) -> str | None:
+        """Why the file could not be written; None if it could."""
+        return None if self._file is None else self._file.problem
+
+    def stop(self) -> None:
+        """Takes the last sample and ends sampling."""
+        self._stopping.set()
+        if self._thread.ident is None:
+            return
+        self._thread.join(ANSWER_S)
+        if self._thread.is_alive():
+            self._given_up = True
+            self.failures[f"no answer for {ANSWER_S:.0f} s from {self.source}"] += 1
+
+    def _run(self) -> None:
+        try:
+            reader = self._open_reader()
+            self._reader, self.source, self.failures = reader, reader.source, reader.failures
+        except Exception as error:  # noqa: BLE001 - what is watched goes on after any error
+            self._cannot_read(error)
+            self._answered.set()
+            return
+        if self._path is not None:
+            self._file = WorkerFile(self._path, reader.source)
+        try:
+            due = time.monotonic()
+            while True:
+                self._sample(reader)
+                self._answered.set()
+                # A reading that takes longer than the interval must not keep a core busy.
+                due = max(due + self._interval_s, time.monotonic() + self._interval_s / 2)
+                if not self._wait(due):
+                    break
+            self._sample(reader)
+        finally:
+            self._during = None
+            with suppress(Exception):  # nothing is left to be lost
+                reader.close()
+            if self._file is not None:
+                self._file.close(self.unavailable, self.notes)
+
+    def _wait(self, due: float) -> bool:
+        """Waits for the next sample. Returns False if there is none, because sampling ends."""
+        while True:
+            left = due - time.monotonic()
+            if self._stopping.wait(min(max(left, 0.0), LONGEST_WAIT_S)):
+                return False
+            if self._during is not None and not _is_running(self._during, self._caller):
+                return False
+            if left <= LONGEST_WAIT_S:
+                return True
+
+    def _sample(self, reader: Reader) -> None:
+        try:
+            figures = reader.read()
+        except Exception as error:  # noqa: BLE001 - what is watched goes on; a warning at its end reports the error
+            self.failures[f"{type(error).__name__}: {error}"] += 1
+            figures = {}
+        if not self._given_up:
+            self.samples.append((time.perf_counter() - self._began, figures))
+            if self._file is not None:
+                self._file.write(figures)
+
+    def _cannot_read(self, error: Exception) -> None:
+        self.source = f"unavailable ({type(error).__name__}: {error})"
+        self.failures[f"{type(error).__name__}: {error}"] += 1
+
+
+def timeline(samplings: Iterable[Sampling]) -> Utilization:
+    """Returns the samples of one sampling after the other as one record."""
+    every = list(samplings)
+    samples = [sample for each in every for sample in list(each.samples)]  # the thread may add one at the same time
+    names = dict.fromkeys(name for _, figures in samples for name in figures)
+    unavailable: dict[str, str] = {}
+    for each in every:
+        unavailable |= each.unavailable
+    return Utilization(
+        source=every[-1].source if every else NOT_SAMPLED,
+        seconds=[seconds for seconds, _ in samples],
+        series={name: [figures.get(name) for _, figures in samples] for name in names},
+        unavailable=unavailable,
+        notes=list(dict.fromkeys(note for each in every for note in each.notes)),
+    )
+
+
+def _is_running(call: FrameType, thread: int) -> bool:
+    """Returns whether a call is still on the stack of a thread."""
+    frame = frame_of_thread(thread)
+    while frame is not None:
+        if frame is call:
+            return True
+        frame = frame.f_back
+    return False
