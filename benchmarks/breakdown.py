@@ -72,7 +72,7 @@ def _part(name: str) -> dict[str, Any]:
     import tfopt
 
     model, data, options, known = RUNS[name]()
-    found = tfopt.diagnose(model, data, steps=120, epochs=3, **options).breakdown
+    found = tfopt.diagnose(model, data, steps=240, epochs=3, **options).breakdown
     return {
         "step_ms": found.step_ms,
         "parts": {part: round(ms, 3) for part, ms in found.parts.items()},

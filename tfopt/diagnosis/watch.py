@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -43,7 +44,7 @@ def watching(model: keras.Model, observation: Observation, kwargs: dict[str, Any
     """
     observation.model, observation.fits = model, observation.fits + 1
     with contextlib.ExitStack() as scopes:
-        steps = _Steps(model, observation)
+        steps = _Steps(model, observation, scopes.enter_context(_collections()))
         scopes.enter_context(steps.installed())
         given = kwargs.get("callbacks")
         if isinstance(given, keras.callbacks.CallbackList):
@@ -62,6 +63,39 @@ def watching(model: keras.Model, observation: Observation, kwargs: dict[str, Any
         yield kwargs
 
 
+class _Collections:
+    """The time in which Python collects garbage.
+
+    A collection of all objects takes some hundred milliseconds and comes once in thousands of steps. Among the few
+    steps that are watched it would count far too much, so it is left out.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = self._began = 0.0
+
+    def note(self, phase: str, info: dict[str, int]) -> None:
+        now = time.perf_counter()
+        if phase == "start":
+            self._began = now
+        else:
+            self._seconds += now - self._began
+
+    def seconds(self) -> float:
+        """Returns the seconds since it was asked last."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+
+@contextlib.contextmanager
+def _collections() -> Iterator[_Collections]:
+    found = _Collections()
+    gc.callbacks.append(found.note)
+    try:
+        yield found
+    finally:
+        gc.callbacks.remove(found.note)
+
+
 class _Epochs(keras.callbacks.Callback):
     """Tells when an epoch begins. It has no method for batches: Keras would wait for the results of each batch."""
 
@@ -76,8 +110,8 @@ class _Epochs(keras.callbacks.Callback):
 class _Steps:
     """The training function of a model, timed."""
 
-    def __init__(self, model: keras.Model, observation: Observation) -> None:
-        self.model, self.observation = model, observation
+    def __init__(self, model: keras.Model, observation: Observation, collections: _Collections) -> None:
+        self.model, self.observation, self._collections = model, observation, collections
         self.epochs = _Epochs(self)
         self._function: Any = None
         self._traces = 0
@@ -95,6 +129,7 @@ class _Steps:
     def begin_epoch(self, batches: int | None) -> None:
         self.observation.batches_per_epoch = batches
         self._last, self._starts_epoch, self._in_epoch = time.perf_counter(), True, 0
+        self._collections.seconds()
         # Of every two epochs, one begins with a timed wait, and one with a call that is left alone.
         self._epoch += 1
         self._place = (0 if self._epoch % 2 else LEFT_ALONE[1]) - 1
@@ -145,19 +180,20 @@ class _Steps:
             source = self._handed_over(batches, iterator, count)
             if self._has_two_more(count) and (more := _take(iterator, count, or_none=True)):
                 self._spare = iterator, more, self._handed_over(more, iterator, count)
+        waited_s = self._collections.seconds()  # before the call, since the last one
         began_call = time.perf_counter()
         outputs = self._function(source)
         if self._on_gpu:
             keras.tree.map_structure(lambda value: value.numpy() if hasattr(value, "numpy") else value, outputs)
-        end = time.perf_counter()
+        end, in_call_s = time.perf_counter(), self._collections.seconds()
         if wait is not None:
             wait = max(wait - len(batches) * self._taking(batches[0], iterator, paused=count > 1), 0.0)
         self._note(batches, iterator, Call(
             fit=seen.fits,
             starts_epoch=self._starts_epoch,
             steps=len(batches) or count,
-            period_s=end - self._last,
-            call_s=end - began_call,
+            period_s=end - self._last - waited_s - in_call_s,
+            call_s=end - began_call - in_call_s,
             wait_s=wait,
             in_hand=bool(given),
             after_taken=self._place == AFTER,
@@ -165,7 +201,11 @@ class _Steps:
             shapes=tuple(tuple(each.shape) for each in _tensors(batches[0])) if batches else None,
         ))  # fmt: skip
         # What was done here between two calls must not count for the next one.
-        self._last = end if self._place in LEFT_ALONE else time.perf_counter()
+        if self._place not in LEFT_ALONE:
+            self._last = time.perf_counter()
+            self._collections.seconds()
+        else:
+            self._last = end
         return outputs
 
     def _paced(self, iterator: Any, count: int) -> tuple[list[Any], float]:
