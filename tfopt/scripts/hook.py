@@ -165,7 +165,18 @@ def script_line() -> str:
         frame = frame.f_back
     while frame is not None and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
-    return "unknown" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return "unknown" if frame is None else place(frame.f_code.co_filename, frame.f_lineno)
+
+
+def place(file: str, line: int) -> str:
+    """Returns a line of a file as "file:line", the file from the working directory on if it is there.
+
+    Example:
+        >>> place("/elsewhere/train.py", 7)
+        '/elsewhere/train.py:7'
+    """
+    path = Path(file)
+    return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else file}:{line}"
 
 
 @functools.cache
