@@ -333,6 +333,13 @@ def test_wrong_words_are_refused_before_the_script_runs(tmp_path, capfd):
         assert shown.out == ""
 
 
+OTHER_POLICY = """
+keras.config.set_dtype_policy("float32")
+with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+    model = build()
+"""
+
+
 def test_precision_changes_only_when_asked(tmp_path):
     script = tmp_path / "script.py"
     text = BEGIN.replace("keras.backend.clear_session()\n", "") + "model = build()\nmodel.fit(x, y, verbose=0)"
@@ -344,7 +351,7 @@ def test_precision_changes_only_when_asked(tmp_path):
     assert done.report.skipped == []
     assert keras.config.dtype_policy().name == "float32"
     assert [each.kind.split()[0] for each in accelerate(str(script), []).report.changed] == ["fit"]
-    script.write_text(text.replace("model = build()", "keras.config.set_dtype_policy('float32')\nmodel = build()"))
+    script.write_text(text.replace("model = build()", OTHER_POLICY))
     (skip,) = accelerate(str(script), [], precision="mixed_bfloat16").report.skipped
     assert "the script itself chose float32" in skip.reason
 

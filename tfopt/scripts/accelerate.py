@@ -92,12 +92,14 @@ class AccelerateHook:
     _skipped: dict[Skip, int] = field(default_factory=dict)
     _plans: weakref.WeakKeyDictionary[Any, Plan] = field(default_factory=weakref.WeakKeyDictionary)
     _hardware: Hardware | None = None
+    _policy: str = "float32"
     _fits: int = 0
 
     def begin(self, keras: ModuleType) -> None:
         """Sets the dtype policy that the script's models are built with."""
         decided = self._plan()
-        keras.config.set_dtype_policy(decided.precision)
+        self._policy = decided.precision
+        keras.config.set_dtype_policy(self._policy)
         reason = next(each.reason for each in decided.decisions if each.setting == "precision")
         self._changed[Change(name="the script", kind="precision", detail=f"{decided.precision}: {reason}")] = 1
 
@@ -130,7 +132,7 @@ class AccelerateHook:
         if found is not None:
             self._skip(found)
         policy = model.dtype_policy.name
-        if self.precision != "float32" and policy != self._plan().precision:
+        if policy != self._policy and self.precision != "float32":
             reason = f"the script itself chose {policy}. Leave out set_dtype_policy, clear_session and dtype="
             self._skip(Skip(name=place, kind=f"precision of {model.name}", reason=reason))
 

@@ -122,6 +122,7 @@ def put_step(model: keras.Model, plan: Plan) -> None:
 
     The model keeps its optimizer, losses and metrics, its `jit_compile` and its `steps_per_execution`, and the errors
     of TensorFlow. A later `model.compile` removes the step.
+    Under a strategy, each replica runs Keras' own step; see step/keras_step.py.
 
     Args:
         model: A compiled model without a `train_step` of its own.
