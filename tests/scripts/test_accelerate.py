@@ -87,7 +87,45 @@ np.savez(sys.argv[1], **found)
 """
 SEVERAL = "10 steps per call into TensorFlow"
 
+REPLICAS = """
+from tfopt.training.distributed.strategy import mirrored_strategy
+
+class Noise(keras.layers.Layer):
+    def call(self, x, training=False):
+        return x + 0.1 * tf.random.normal(tf.shape(x)) if training else x
+
+with mirrored_strategy().scope():
+    layers = [keras.layers.Dense(6, activity_regularizer="l2"), keras.layers.BatchNormalization(), Noise()]
+    model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dropout(0.3), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.01, clipnorm=0.1), "mse", metrics=["mae"])
+weights = np.linspace(0, 1, 149)
+# the last batch is uneven: 3 examples and 2
+history = model.fit(x[:149], y[:149], 16, epochs=2, validation_split=0.3, sample_weight=weights, verbose=0)
+keep("strategy", model, history)
+found["on batch"] = np.array([model.train_on_batch(x[:16], y[:16]) for _ in range(2)])
+"""
+
 FITS = {
+    # The strategy of this process, since a second one would collide with it.
+    "two replicas": (REPLICAS, "Keras' step on 2 replicas of MirroredStrategy, " + SEVERAL),
+    "two losses": (
+        """
+inputs = keras.Input((4,))
+model = keras.Model(inputs, {"a": keras.layers.Dense(1)(inputs), "b": keras.layers.Dense(1)(inputs)})
+model.compile("adam", {"a": "mse", "b": "mae"}, loss_weights={"a": 1.0, "b": 0.3})
+keep("two", model, model.fit(x=x, y={"a": y, "b": y}, batch_size=16, epochs=2, validation_split=0.2, verbose=0))
+""",
+        SEVERAL,
+    ),
+    "data of unknown length": (
+        """
+model = build()
+data = tf.data.Dataset.from_tensor_slices((x, y)).batch(20).filter(lambda x, y: True)
+keep("unknown", model, model.fit(data, epochs=3, verbose=0))
+found["iterations"] = np.array(model.optimizer.iterations)  # Keras counts one more in each epoch
+""",
+        "one step per call because the number of batches is unknown",
+    ),
     "callbacks that write files": (
         """
 model = build()
@@ -242,9 +280,17 @@ LEFT = {
         "model = build(Own)\nmodel.fit(x, y)",
         "must pass its callbacks to super().fit",
     ),
-    "strategy": (
-        "with tf.distribute.OneDeviceStrategy('CPU:0').scope():\n    model = build()\nmodel.fit(x, y, verbose=0)",
-        "it was built under OneDeviceStrategy",
+    "own compute_metrics": (
+        "class Own(keras.Sequential):\n    def compute_metrics(self, *args, **kwargs):\n"
+        "        return {**super().compute_metrics(*args, **kwargs), 'more': 1.0}\n"
+        "model = build(Own)\nassert 'more' in model.fit(x, y, verbose=0).history",
+        "it has its own compute_metrics. Add values to those of get_metrics_result",
+    ),
+    "own steps per execution": (
+        "model = build()\nmodel.compile('sgd', 'mse', steps_per_execution=4)\n"
+        "data = tf.data.Dataset.from_tensor_slices((x, y)).batch(16).repeat()\n"
+        "model.fit(data, steps_per_epoch=10, verbose=0)",
+        "it asks for steps_per_execution=4 itself. Leave it out",
     ),
 }
 
@@ -254,12 +300,12 @@ def test_what_cannot_have_the_step_is_left_to_keras_and_listed_with_the_line(bot
     text, reason = LEFT[name]
     report = both(text + "\nfound['weights'] = model.get_weights()[0]\n")
     assert report.changed == []
-    (skip,) = report.skipped
+    skip = report.skipped[-1]
     assert reason in skip.reason
     lines = Path("script.py").read_text().splitlines()
     file, _, line = skip.name.rpartition(":")
     assert file == "script.py"
-    assert re.search(r"compile\(|fit\(|def fit", lines[int(line) - 1])
+    assert re.search(r"compile\(|fit\(|def (fit|compute_metrics)", lines[int(line) - 1])
 
 
 def test_errors_of_the_script_stay_and_the_report_still_comes(tmp_path, capfd):
@@ -287,6 +333,13 @@ def test_wrong_words_are_refused_before_the_script_runs(tmp_path, capfd):
         assert shown.out == ""
 
 
+OTHER_POLICY = """
+keras.config.set_dtype_policy("float32")
+with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+    model = build()
+"""
+
+
 def test_precision_changes_only_when_asked(tmp_path):
     script = tmp_path / "script.py"
     text = BEGIN.replace("keras.backend.clear_session()\n", "") + "model = build()\nmodel.fit(x, y, verbose=0)"
@@ -298,7 +351,7 @@ def test_precision_changes_only_when_asked(tmp_path):
     assert done.report.skipped == []
     assert keras.config.dtype_policy().name == "float32"
     assert [each.kind.split()[0] for each in accelerate(str(script), []).report.changed] == ["fit"]
-    script.write_text(text.replace("model = build()", "keras.config.set_dtype_policy('float32')\nmodel = build()"))
+    script.write_text(text.replace("model = build()", OTHER_POLICY))
     (skip,) = accelerate(str(script), [], precision="mixed_bfloat16").report.skipped
     assert "the script itself chose float32" in skip.reason
 

@@ -2,8 +2,9 @@
 
 import keras
 import pytest
+import tensorflow as tf
 
-from tfopt.scripts.obstacles import own_loops, per_batch_callback
+from tfopt.scripts.obstacles import has_unknown_length, obstacle, own_loops, per_batch_callback
 
 
 class OnTestBatch(keras.callbacks.Callback):
@@ -48,6 +49,27 @@ def test_batches_of_the_validation_count_only_where_there_is_one():
     assert per_batch_callback(OnTestBatch(), validates=False) is None
     assert per_batch_callback(OnTestBatch(), validates=True) == "OnTestBatch"
     assert per_batch_callback(None, validates=True) is None
+
+
+def test_data_whose_end_is_unknown_is_found():
+    class Endless(keras.utils.PyDataset):
+        num_batches = None
+
+    data, strategy = tf.data.Dataset.range(8).batch(4), tf.distribute.OneDeviceStrategy("CPU:0")
+    unknown = data.filter(lambda batch: True)
+    for known in (data, data.repeat(), strategy.experimental_distribute_dataset(data), [1.0], None):
+        assert not has_unknown_length(known)
+    for each in (unknown, strategy.experimental_distribute_dataset(unknown), (i for i in ()), Endless()):
+        assert has_unknown_length(each)
+
+
+def test_what_keras_itself_cannot_run_under_a_strategy_is_left_to_it():
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        assert obstacle(model, "train.py:1") is None
+        model.compile("sgd", "mse", jit_compile=True)
+    assert "jit_compile=True under a strategy. Leave it out" in obstacle(model, "train.py:1").reason
 
 
 def test_loops_without_fit_are_found_with_their_line_and_remedy(tmp_path):

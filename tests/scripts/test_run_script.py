@@ -133,13 +133,15 @@ def test_exit_code_and_error_are_those_of_python(tmp_path, capfd, methods_stay, 
         assert shown == stderr
 
 
-def test_words_path_and_name_are_those_of_python(tmp_path, capfd, methods_stay):
+def test_words_path_and_name_are_those_of_python(tmp_path, capfd, monkeypatch, methods_stay):
     write(tmp_path, "NAME = 'beside'", "beside.py")
     text = (
         "import beside, sys, os\n"
         "if __name__ == '__main__':\n    print(beside.NAME, sys.argv, sys.path[0], os.getcwd(), __file__)"
     )
-    script = write(tmp_path, text)
+    write(tmp_path, text)
+    monkeypatch.chdir(tmp_path)
+    script = "script.py"
     plain = subprocess.run([sys.executable, script, "--json", "a b"], capture_output=True, text=True, check=True)
     assert run_script(script, ["--json", "a b"], Recorder()) == 0
     assert capfd.readouterr().out == plain.stdout
@@ -161,8 +163,8 @@ def test_what_is_no_script_is_refused():
 
 
 def test_keras_is_hooked_when_the_script_imports_it_and_not_before(tmp_path):
-    """In a process of its own, since Keras is imported here."""
-    write(tmp_path, "import sys; assert 'keras' not in sys.modules\nimport keras\n" + MODELS, "late.py")
+    """In a process of its own, since Keras is imported here. TensorFlow looks for Keras, and imports it later."""
+    write(tmp_path, "import sys; assert 'keras' not in sys.modules\nimport tensorflow\n" + MODELS, "late.py")
     program = (
         "import sys; sys.path.insert(0, 'HERE')\nfrom tfopt.scripts import run_script\n"
         "class Hook:\n"

@@ -24,6 +24,7 @@ from tfopt.scripts.run_script import run_script
 
 if TYPE_CHECKING:
     import keras
+    import tensorflow as tf
 
     from tfopt.hardware import Hardware
     from tfopt.training import Plan
@@ -91,12 +92,14 @@ class AccelerateHook:
     _skipped: dict[Skip, int] = field(default_factory=dict)
     _plans: weakref.WeakKeyDictionary[Any, Plan] = field(default_factory=weakref.WeakKeyDictionary)
     _hardware: Hardware | None = None
+    _policy: str = "float32"
     _fits: int = 0
 
     def begin(self, keras: ModuleType) -> None:
         """Sets the dtype policy that the script's models are built with."""
         decided = self._plan()
-        keras.config.set_dtype_policy(decided.precision)
+        self._policy = decided.precision
+        keras.config.set_dtype_policy(self._policy)
         reason = next(each.reason for each in decided.decisions if each.setting == "precision")
         self._changed[Change(name="the script", kind="precision", detail=f"{decided.precision}: {reason}")] = 1
 
@@ -129,7 +132,7 @@ class AccelerateHook:
         if found is not None:
             self._skip(found)
         policy = model.dtype_policy.name
-        if self.precision != "float32" and policy != self._plan().precision:
+        if policy != self._policy and self.precision != "float32":
             reason = f"the script itself chose {policy}. Leave out set_dtype_policy, clear_session and dtype="
             self._skip(Skip(name=place, kind=f"precision of {model.name}", reason=reason))
 
@@ -157,7 +160,7 @@ class AccelerateHook:
             self._skip(Skip(name=place, kind=f"fit of {model.name}", reason=reason))
             return original(*args, **kwargs)
         steps, reason = self._steps(model, given)
-        detail = f"tfopt's step, {reason}, XLA {'on' if model.jit_compile else 'off'}"
+        detail = f"{self._step_of(model)}, {reason}, XLA {'on' if model.jit_compile else 'off'}"
         change = Change(name=place, kind=f"fit of {model.name}", detail=detail)
         self._changed[change] = self._changed.get(change, 0) + 1
         with _steps_per_execution(model, steps):
@@ -183,7 +186,7 @@ class AccelerateHook:
             skipped = [Skip(name=script or "the module", kind="script", reason=reason)]
         return PassReport(name="accelerate", changed=changed, skipped=skipped)
 
-    def _plan(self) -> Plan:
+    def _plan(self, strategy: tf.distribute.Strategy | None = None) -> Plan:
         import tensorflow as tf
 
         from tfopt.hardware import detect
@@ -192,8 +195,9 @@ class AccelerateHook:
         self._hardware = self._hardware or detect()
         config = TrainingConfig(
             precision=self.precision,  # type: ignore[arg-type]
-            strategy="none",
-            sparse_embedding_gradients=True,  # as Keras, for the same weights
+            strategy=strategy or "none",
+            sparse_embedding_gradients=strategy is None,  # as Keras, for the same weights
+            global_batch_size=64 if strategy is None else strategy.num_replicas_in_sync,  # the script decides over it
             stop_on_nan=False,
             memory_growth=False,  # the script decides over the memory
             tensor_float_32=bool(tf.config.experimental.tensor_float_32_execution_enabled()),
@@ -202,10 +206,11 @@ class AccelerateHook:
 
     def _put_step(self, model: keras.Model) -> int:
         """Puts the step under a compiled model. Returns the number of GPUs of this machine."""
+        from tfopt.compat.trainer import built_under
         from tfopt.training.compile import put_step
         from tfopt.training.xla import xla_blockers
 
-        decided = self._plan()
+        decided = self._plan(built_under(model))
         if model.jit_compile and (not self.xla or xla_blockers(model)):
             model.jit_compile = False
         put_step(model, decided)
@@ -217,7 +222,7 @@ class AccelerateHook:
         import keras
         import tensorflow as tf
 
-        from tfopt.scripts.obstacles import per_batch_callback
+        from tfopt.scripts.obstacles import has_unknown_length, per_batch_callback
 
         asked = model.steps_per_execution
         if asked != 1:
@@ -230,8 +235,17 @@ class AccelerateHook:
             return 1, f"one step per call because {type(model).__name__} has its own test_step"
         if tf.config.functions_run_eagerly():
             return 1, "one step per call because tf.config.run_functions_eagerly is on"
+        if given.get("steps_per_epoch") is None and has_unknown_length(given.get("x")):
+            return 1, "one step per call because the number of batches is unknown: set it with assert_cardinality"
         steps = self._plans[model].steps_per_execution
         return steps, f"{steps} steps per call into TensorFlow"
+
+    def _step_of(self, model: keras.Model) -> str:
+        strategy = self._plans[model].strategy
+        if strategy is None:
+            return "tfopt's step"
+        replicas = strategy.num_replicas_in_sync
+        return f"Keras' step on {replicas} replica{'s' if replicas > 1 else ''} of {type(strategy).__name__}"
 
     def _keep_outputs_float32(self, model: keras.Model) -> None:
         from tfopt.models.float32_outputs import float32_outputs, half_outputs

@@ -124,19 +124,26 @@ class _AfterImport(MetaPathFinder):
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self._name = name
         self._then = then
+        self._asks = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._name:
+        if fullname != self._name or self._asks:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._asks = True  # the others
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._asks = False
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def execute_then(module: ModuleType) -> None:
+            # Only now: TensorFlow asks where Keras is, and imports it later.
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
             execute(module)
             self._then(module)
 
@@ -158,7 +165,18 @@ def script_line() -> str:
         frame = frame.f_back
     while frame is not None and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
-    return "unknown" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return "unknown" if frame is None else place(frame.f_code.co_filename, frame.f_lineno)
+
+
+def place(file: str, line: int) -> str:
+    """Returns a line of a file as "file:line", the file from the working directory on if it is there.
+
+    Example:
+        >>> place("/elsewhere/train.py", 7)
+        '/elsewhere/train.py:7'
+    """
+    path = Path(file)
+    return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else file}:{line}"
 
 
 @functools.cache

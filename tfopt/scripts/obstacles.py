@@ -9,13 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfopt.compat.trainer import built_under
 from tfopt.report import Skip
+from tfopt.scripts.hook import place
+from tfopt.training.distributed.strategy import is_multi_worker
 
 # The methods of a callback that Keras calls around each step. Under several steps per execution it calls them less.
 PER_BATCH = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 PER_TEST_BATCH = ("on_test_batch_begin", "on_test_batch_end")
+
+UNKNOWN = int(tf.data.UNKNOWN_CARDINALITY)
+
+# The methods of a model that keep it with Keras, and what to do instead.
+REMEDIES = {
+    "train_step": "Override compute_loss instead",
+    "make_train_function": "Leave it out",
+    "compute_metrics": "Add values to those of get_metrics_result instead",
+}
 
 
 def _by_epoch(callback: Any) -> bool:
@@ -44,21 +56,21 @@ def obstacle(model: keras.Model, compile_place: str) -> Skip | None:
         run_eagerly=True runs each operation from Python. Leave it out once the model works
     """
     kind = type(model).__name__
-    for name in ("train_step", "make_train_function"):
+    for name, remedy in REMEDIES.items():
         method = getattr(model, name)
         if getattr(method, "__func__", method) is not getattr(keras.Model, name):
-            remedy = "Override compute_loss instead" if name == "train_step" else "Leave it out"
             return Skip(name=_place_of(method, compile_place), kind=kind, reason=f"it has its own {name}. {remedy}")
     reason = None
     if model.run_eagerly:
         reason = "run_eagerly=True runs each operation from Python. Leave it out once the model works"
+    elif model.steps_per_execution != 1:  # Keras may run more steps than steps_per_epoch, and counts them otherwise
+        reason = f"it asks for steps_per_execution={model.steps_per_execution} itself. Leave it out"
     elif model.optimizer is None:
         reason = "it has no optimizer. Pass one to compile"
-    elif built_under(model) is not None:
-        reason = (
-            f"it was built under {type(built_under(model)).__name__}, and Keras' rounding of uneven batches differs "
-            "from tfopt's. To use tfopt's step, call tfopt.plan and tfopt.compile in the script"
-        )
+    elif model.jit_compile and built_under(model) is not None:
+        reason = "jit_compile=True under a strategy. Leave it out, as Keras' choice does"
+    elif _has_workers(built_under(model)):
+        reason = "the fit of Keras fails with several workers. Call tfopt.plan and tfopt.compile in the script"
     elif not _passes_callbacks(type(model).fit):
         return Skip(
             name=_place_of(type(model).fit, compile_place),
@@ -88,6 +100,24 @@ def per_batch_callback(callbacks: Any, *, validates: bool) -> str | None:
             if function not in HARMLESS or not HARMLESS[function](callback):
                 return type(callback).__name__
     return None
+
+
+def has_unknown_length(x: Any) -> bool:
+    """Returns whether the data of a fit decides where an epoch ends.
+
+    Keras then runs a step that finds no data. Parts of that step that need no data still take place: the optimizer
+    counts it, and so the weights of Adam depend on it.
+
+    Example:
+        >>> numbers = tf.data.Dataset.range(8).batch(4)
+        >>> has_unknown_length(numbers), has_unknown_length(numbers.filter(lambda batch: True))
+        (False, True)
+    """
+    if isinstance(x, tf.data.Dataset | tf.distribute.DistributedDataset):
+        return int(x.cardinality() if callable(x.cardinality) else x.cardinality) == UNKNOWN
+    if isinstance(x, keras.utils.PyDataset):
+        return x.num_batches is None
+    return isinstance(x, Iterator)
 
 
 def gpus_unused(model: keras.Model, compile_place: str, gpus: int) -> Skip | None:
@@ -158,4 +188,9 @@ def _passes_callbacks(fit: Any) -> bool:
 
 def _place_of(method: Any, otherwise: str) -> str:
     code = getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None)
-    return otherwise if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+    return otherwise if code is None else place(code.co_filename, code.co_firstlineno)
+
+
+def _has_workers(strategy: tf.distribute.Strategy | None) -> bool:
+    """Returns whether a strategy spans the workers of a cluster."""
+    return strategy is not None and is_multi_worker(strategy) and bool(strategy.cluster_resolver.cluster_spec().jobs)

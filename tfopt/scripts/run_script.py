@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import os
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
 
@@ -53,8 +56,9 @@ def run_script(
     is_module = path == "-m"
     if is_module and not arguments:
         raise ConfigError("The name of a module must follow -m. Received: -m alone. Write -m MODULE.")
-    if not is_module and not Path(path).exists():
-        raise ConfigError(f"The script must be a Python file. Received: {path}, which does not exist.")
+    if not is_module and not Path(path).is_file():
+        lacks = "is no file" if Path(path).exists() else "does not exist"
+        raise ConfigError(f"The script must be a Python file. Received: {path}, which {lacks}.")
     words = list(arguments) if is_module else [path, *arguments]
     begin = "" if is_module else str(Path(path).resolve().parent)
     with _as_python_would(words, begin), hooked(hook, when_imported):
@@ -62,7 +66,7 @@ def run_script(
             if is_module:
                 runpy.run_module(words[0], run_name="__main__", alter_sys=True)
             else:
-                runpy.run_path(path, run_name="__main__")
+                _run_file(path)
         except SystemExit as asked:
             return _exit_code(asked)
         except BaseException as error:  # noqa: BLE001 - the script may raise anything; Python would print it too
@@ -73,6 +77,19 @@ def run_script(
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
     return 0
+
+
+def _run_file(path: str) -> None:
+    """Runs a file as `__main__`. Its `__file__` is absolute, its `sys.argv[0]` as given; runpy makes them alike."""
+    file = os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - Python leaves "./" in it
+    module, before = ModuleType("__main__"), sys.modules["__main__"]
+    module.__file__, module.__loader__ = file, SourceFileLoader("__main__", file)
+    vars(module)["__builtins__"] = builtins
+    sys.modules["__main__"] = module
+    try:
+        exec(compile(Path(file).read_bytes(), file, "exec", dont_inherit=True), vars(module))
+    finally:
+        sys.modules["__main__"] = before
 
 
 @contextlib.contextmanager
@@ -98,7 +115,7 @@ def _exit_code(asked: SystemExit) -> int:
 
 
 def _hide_own_frames(error: BaseException) -> None:
-    """Removes the frames of this package, and of Python's runner of scripts, from an error and from its causes."""
+    """Removes the frames of this package, of imports and of Python's runner, from an error and from its causes."""
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
     while waiting:
@@ -115,6 +132,6 @@ def _of_others(trace: TracebackType | None) -> TracebackType | None:
         return None
     following = _of_others(trace.tb_next)
     file = trace.tb_frame.f_code.co_filename
-    if file == "<frozen runpy>" or file == runpy.__file__ or Path(file).parent == OWN:
+    if file.startswith(("<frozen runpy", "<frozen importlib")) or file == runpy.__file__ or Path(file).parent == OWN:
         return following
     return TracebackType(following, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)

@@ -28,6 +28,7 @@ from tfopt.training.plan import Plan
 from tfopt.training.step import runtime
 from tfopt.training.step.augment import StepAugmentation, for_model
 from tfopt.training.step.guards import Guard
+from tfopt.training.step.keras_step import KerasStep
 from tfopt.training.step.step import Step
 from tfopt.training.xla import xla_blockers
 
@@ -121,6 +122,7 @@ def put_step(model: keras.Model, plan: Plan) -> None:
 
     The model keeps its optimizer, losses and metrics, its `jit_compile` and its `steps_per_execution`, and the errors
     of TensorFlow. A later `model.compile` removes the step.
+    Under a strategy, each replica runs Keras' own step; see step/keras_step.py.
 
     Args:
         model: A compiled model without a `train_step` of its own.
@@ -145,7 +147,7 @@ def put_step(model: keras.Model, plan: Plan) -> None:
             "its own. Override compute_loss instead of train_step."
         )
     runtime.uninstall(model)
-    _install(model, plan, None, bool(model.jit_compile), None, explain_errors=False)
+    _install(model, plan, None, bool(model.jit_compile), None, as_keras=True)
 
 
 def _place_stages(model: keras.Model, plan: Plan) -> Stages | None:
@@ -164,12 +166,14 @@ def _install(
     stages: Stages | None,
     jit_compile: bool,
     augmentation: Augmentation | None,
-    explain_errors: bool = True,
+    as_keras: bool = False,
 ) -> None:
     config = plan.config
     augment = None if augmentation is None else StepAugmentation(augmentation, model, config.seed)
 
-    def make_step(jit: bool) -> Step:
+    def make_step(jit: bool) -> Step | KerasStep:
+        if as_keras and plan.strategy is not None:
+            return KerasStep(model)
         return Step(
             model,
             jit_compile=jit,
@@ -178,6 +182,7 @@ def _install(
             stages=stages,
             micro_batches=plan.micro_batches,
             augment=augment,
+            output_losses_as_keras=as_keras,
         )
 
     def explain_memory(error: BaseException) -> str:
@@ -206,7 +211,7 @@ def _install(
         jit_compile=jit_compile,
         guard=Guard(
             stop_on_nan=config.stop_on_nan,
-            explain_memory=explain_memory if explain_errors else None,
+            explain_memory=None if as_keras else explain_memory,
             last_checkpoint=(lambda: None) if resume is None else resume.last_checkpoint,
         ),
         resume=resume,

@@ -30,7 +30,7 @@ def compute_loss(
     Args:
         model: A compiled model, which has just been called on `x`.
         x, y, y_pred, sample_weight, training: As in `keras.Model.compute_loss`.
-        examples: The number of examples.
+        examples: The number of examples; None counts batches in the means of the outputs, as Keras does.
     """
     _cast_added_losses(model)
     with _output_losses_count(model, examples):
@@ -49,7 +49,7 @@ def _cast_added_losses(model: keras.Model) -> None:
 @contextlib.contextmanager
 def _output_losses_count(model: keras.Model, examples: Any) -> Iterator[None]:
     """While a loss is computed, weights the values of each output's loss metric by the number of examples."""
-    means = output_loss_means(model)  # the first call adds to it
+    means = [] if examples is None else output_loss_means(model)  # the first call adds to it
     for mean in means:
         mean.update_state = functools.partial(_count, mean, examples)
     try:

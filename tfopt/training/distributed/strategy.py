@@ -29,7 +29,7 @@ def choose_strategy(config: TrainingConfig, hardware: Hardware) -> tuple[Any, st
     Raises:
         ConfigError: Keras 3 cannot train under the strategy, or this machine or cluster lacks what it needs.
     """
-    if tf.distribute.has_strategy():
+    if tf.distribute.has_strategy() and tf.distribute.get_strategy() is not config.strategy:
         raise ConfigError(
             "A plan must be made outside a strategy's scope: strategies do not nest. "
             f"Received: a call within {type(tf.distribute.get_strategy()).__name__}. Call tfopt.plan before the scope, "

@@ -21,13 +21,13 @@ class Execution:
 
     Args:
         model: The model with the metrics and `steps_per_execution`.
-        run: Runs one step on a batch.
+        run: Runs one step on a batch. Returns its logs, or None if they are the results of the metrics.
         ledger: Records traces and, with `watch_shapes`, new input shapes.
         watch_shapes: Whether XLA compiles the step again for each new shape.
     """
 
     def __init__(
-        self, model: keras.Model, run: Callable[[Any], None], ledger: Ledger | None, *, watch_shapes: bool
+        self, model: keras.Model, run: Callable[[Any], Any], ledger: Ledger | None, *, watch_shapes: bool
     ) -> None:
         self._model = model
         self._run = run
@@ -70,13 +70,11 @@ class Execution:
 
     def _on_batch(self, batch: Any) -> dict[str, Any]:
         with self._traced(batch):
-            self._step(batch)
-            return self._model.get_metrics_result()
+            return self._step(batch) or self._model.get_metrics_result()
 
     def _on_next(self, iterator: Any) -> dict[str, Any]:
         with self._traced(iterator.element_spec):
-            self._step(iterator.get_next())
-            return self._model.get_metrics_result()
+            return self._step(iterator.get_next()) or self._model.get_metrics_result()
 
     def _on_several(self, iterator: Any, count: tf.Tensor) -> tuple[Any, dict[str, Any]]:
         def in_turn(done: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -111,10 +109,10 @@ class Execution:
                 )
             return done, self._model.get_metrics_result()
 
-    def _step(self, batch: Any) -> None:
+    def _step(self, batch: Any) -> Any:
         if self._watch_shapes and self._last_shapes is not None:
             self._watch(batch)
-        self._run(batch)
+        return self._run(batch)
 
     def _watch(self, batch: Any) -> None:
         """Reports a batch to the ledger if its shape is not that of the batch before."""

@@ -29,6 +29,7 @@ from tfopt.training.step.calls import MethodCall
 from tfopt.training.step.execution import Execution, Executions, of_one_replica
 from tfopt.training.step.fit import Fit, FitCallback
 from tfopt.training.step.guards import Guard
+from tfopt.training.step.keras_step import KerasStep
 from tfopt.training.step.ledger import ATTRIBUTE, Ledger
 from tfopt.training.step.step import Step
 from tfopt.training.xla import compilation_cause, compilation_failed
@@ -53,7 +54,7 @@ class Runtime:
         self,
         model: keras.Model,
         *,
-        make_step: Callable[[bool], Step],
+        make_step: Callable[[bool], Step | KerasStep],
         jit_compile: bool,
         guard: Guard,
         resume: Resume | None = None,
@@ -174,6 +175,8 @@ class Runtime:
     def build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Builds metrics and optimizer. Keras would build them in the traced step, which fails inside loops."""
         self._prepared = None
+        if self._step.is_of_keras:  # it may read a batch, and the order of the data depends on that
+            getattr(type(self.model), BUILD)(self.model, iterator=iterator, data_batch=data_batch)
         if iterator is not None:
             # Workers may have data of different lengths, and must run executions of the same size. So the data decides
             # where their epoch ends, unless steps_per_epoch does.
@@ -184,6 +187,8 @@ class Runtime:
             data_batch = keras.tree.map_structure(
                 lambda item: None if item is None else tf.convert_to_tensor(item), data_batch
             )
+        if self._step.is_of_keras:
+            return
         with self._strategy.scope():
             symbolic_build(self.model, self._step.spec(data_batch))
             if self.model.optimizer is not None and not self.model.optimizer.built:
@@ -278,7 +283,7 @@ class Runtime:
             "Let it take **kwargs, and call super().fit with them."
         )
 
-    def _execution(self, run: Callable[[Any], None], ledger: Ledger | None) -> Execution:
+    def _execution(self, run: Callable[[Any], Any], ledger: Ledger | None) -> Execution:
         return Execution(self.model, run, ledger, watch_shapes=self._step.jit_compile and ledger is not None)
 
     def _give_up_xla(self, error: BaseException) -> None:

@@ -49,7 +49,10 @@ class Step:
         stages: The stages of a pipeline, if the model is split over devices.
         micro_batches: The number of micro-batches of a pipeline, which run at the same time on different stages.
         augment: Changes the images of a batch before it is divided into micro-batches.
+        output_losses_as_keras: Whether the losses of single outputs weigh batches as in Keras; see losses.py.
     """
+
+    is_of_keras = False  # see keras_step.py
 
     def __init__(
         self,
@@ -61,9 +64,11 @@ class Step:
         stages: Stages | None = None,
         micro_batches: int = 1,
         augment: StepAugmentation | None = None,
+        output_losses_as_keras: bool = False,
     ) -> None:
         self.jit_compile = jit_compile
         self._augment = augment
+        self._output_losses_as_keras = output_losses_as_keras
         self._model = model
         self._accumulate = accumulate
         self._sparse_gradients = sparse_gradients
@@ -217,7 +222,7 @@ class Step:
         return self._loss(x, y, y_pred, weight, training=False), y_pred
 
     def _loss(self, x: Any, y: Any, y_pred: Any, weight: Any, *, training: bool) -> Any:
-        examples = _batch_size(x)
+        examples = None if self._output_losses_as_keras else _batch_size(x)
         return compute_loss(
             self._model, x=x, y=y, y_pred=y_pred, sample_weight=weight, training=training, examples=examples
         )
