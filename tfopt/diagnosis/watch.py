@@ -12,25 +12,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfopt.diagnosis.batches import Hand, again, batches_in_memory
+from tfopt.diagnosis.callbacks import callback_timed, copies_timed
+from tfopt.diagnosis.garbage import Collections, collections_timed
 from tfopt.diagnosis.observation import Call, Observation
 from tfopt.training.step.runtime import is_trained_by_tfopt, next_steps
 
-HOOKS = tuple(name for name in vars(keras.callbacks.Callback) if name.startswith("on_"))
 # The places of calls in a cycle: batches are taken for the first two; the third comes after that; the others are left
 # alone.
 CYCLE, AFTER, LEFT_ALONE = 6, 2, (2, 3, 4, 5)
 Distributed = tf.distribute.DistributedIterator
-# Methods that are called while Keras evaluates or predicts, which is no part of a training step.
-OUTSIDE = ("test", "predict", "train_begin", "train_end")
 
 
 @contextlib.contextmanager
@@ -44,7 +42,7 @@ def watching(model: keras.Model, observation: Observation, kwargs: dict[str, Any
     """
     observation.model, observation.fits = model, observation.fits + 1
     with contextlib.ExitStack() as scopes:
-        steps = _Steps(model, observation, scopes.enter_context(_collections()))
+        steps = _Steps(model, observation, scopes.enter_context(collections_timed()))
         scopes.enter_context(steps.installed())
         given = kwargs.get("callbacks")
         if isinstance(given, keras.callbacks.CallbackList):
@@ -58,42 +56,9 @@ def watching(model: keras.Model, observation: Observation, kwargs: dict[str, Any
             kwargs = {**kwargs, "callbacks": [steps.epochs, *callbacks]}
         for callback in callbacks:
             if callback is not steps.epochs:
-                scopes.enter_context(_timed_callback(callback, observation))
-        scopes.enter_context(_copies_timed(model, observation))
+                scopes.enter_context(callback_timed(callback, observation))
+        scopes.enter_context(copies_timed(model, observation))
         yield kwargs
-
-
-class _Collections:
-    """The time in which Python collects garbage.
-
-    A collection of all objects takes some hundred milliseconds and comes once in thousands of steps. Among the few
-    steps that are watched it would count far too much, so it is left out.
-    """
-
-    def __init__(self) -> None:
-        self._seconds = self._began = 0.0
-
-    def note(self, phase: str, info: dict[str, int]) -> None:
-        now = time.perf_counter()
-        if phase == "start":
-            self._began = now
-        else:
-            self._seconds += now - self._began
-
-    def seconds(self) -> float:
-        """Returns the seconds since it was asked last."""
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
-
-
-@contextlib.contextmanager
-def _collections() -> Iterator[_Collections]:
-    found = _Collections()
-    gc.callbacks.append(found.note)
-    try:
-        yield found
-    finally:
-        gc.callbacks.remove(found.note)
 
 
 class _Epochs(keras.callbacks.Callback):
@@ -110,7 +75,7 @@ class _Epochs(keras.callbacks.Callback):
 class _Steps:
     """The training function of a model, timed."""
 
-    def __init__(self, model: keras.Model, observation: Observation, collections: _Collections) -> None:
+    def __init__(self, model: keras.Model, observation: Observation, collections: Collections) -> None:
         self.model, self.observation, self._collections = model, observation, collections
         self.epochs = _Epochs(self)
         self._function: Any = None
@@ -308,68 +273,3 @@ def _flat(batch: Any) -> list[Any]:
 def _size(batch: Any) -> int:
     tensors = _tensors(batch)
     return int(tensors[0].shape[0] or 0) if tensors and len(tensors[0].shape) else 0
-
-
-@contextlib.contextmanager
-def _timed_callback(callback: Any, observation: Observation) -> Iterator[None]:
-    """Times the methods that a callback has itself and that run between the steps of an epoch."""
-    own = [
-        name
-        for name in HOOKS
-        if getattr(type(callback), name, None) is not getattr(keras.callbacks.Callback, name)
-        and not any(word in name for word in OUTSIDE)
-    ]
-    own_s = observation.callbacks_s
-    before = {name: vars(callback).get(name) for name in own}
-
-    def timed(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            begin = time.perf_counter()
-            try:
-                return method(*args, **kwargs)
-            finally:
-                if not observation.is_enough:
-                    seconds = time.perf_counter() - begin
-                    own_s[type(callback).__name__] = own_s.get(type(callback).__name__, 0.0) + seconds
-                    if name == "on_epoch_end":
-                        observation.after_epochs_s += seconds
-
-        return call
-
-    for name in own:
-        setattr(callback, name, timed(name, getattr(callback, name)))
-    try:
-        yield
-    finally:
-        for name, method in before.items():
-            if method is None:
-                delattr(callback, name)
-            else:
-                setattr(callback, name, method)
-
-
-@contextlib.contextmanager
-def _copies_timed(model: keras.Model, observation: Observation) -> Iterator[None]:
-    """Times `get_weights` and `numpy` of the model's variables, which copy weights to the host."""
-    original = keras.Variable.numpy
-    depth = 0
-
-    def numpy(variable: Any) -> Any:
-        nonlocal depth
-        begin = time.perf_counter()
-        depth += 1
-        try:
-            value = original(variable)
-        finally:
-            depth -= 1
-        if not depth and not observation.is_enough and observation.calls:
-            observation.copies_s += time.perf_counter() - begin
-            observation.copied_bytes += getattr(value, "nbytes", 0)
-        return value
-
-    keras.Variable.numpy = functools.wraps(original)(numpy)
-    try:
-        yield
-    finally:
-        keras.Variable.numpy = original

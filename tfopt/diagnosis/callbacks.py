@@ -1,0 +1,82 @@
+"""Times what callbacks do between the steps, and the weights that they copy to the host."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+from tfopt.diagnosis.observation import Observation
+
+HOOKS = tuple(name for name in vars(keras.callbacks.Callback) if name.startswith("on_"))
+# Methods that are called while Keras evaluates or predicts, which is no part of a training step.
+OUTSIDE = ("test", "predict", "train_begin", "train_end")
+
+
+@contextlib.contextmanager
+def callback_timed(callback: Any, observation: Observation) -> Iterator[None]:
+    """Times the methods that a callback has itself and that run between the steps of an epoch."""
+    own = [
+        name
+        for name in HOOKS
+        if getattr(type(callback), name, None) is not getattr(keras.callbacks.Callback, name)
+        and not any(word in name for word in OUTSIDE)
+    ]
+    own_s = observation.callbacks_s
+    before = {name: vars(callback).get(name) for name in own}
+
+    def timed(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                if not observation.is_enough:
+                    seconds = time.perf_counter() - begin
+                    own_s[type(callback).__name__] = own_s.get(type(callback).__name__, 0.0) + seconds
+                    if name == "on_epoch_end":
+                        observation.after_epochs_s += seconds
+
+        return call
+
+    for name in own:
+        setattr(callback, name, timed(name, getattr(callback, name)))
+    try:
+        yield
+    finally:
+        for name, method in before.items():
+            if method is None:
+                delattr(callback, name)
+            else:
+                setattr(callback, name, method)
+
+
+@contextlib.contextmanager
+def copies_timed(model: keras.Model, observation: Observation) -> Iterator[None]:
+    """Times `get_weights` and `numpy` of the model's variables, which copy weights to the host."""
+    original = keras.Variable.numpy
+    depth = 0
+
+    def numpy(variable: Any) -> Any:
+        nonlocal depth
+        begin = time.perf_counter()
+        depth += 1
+        try:
+            value = original(variable)
+        finally:
+            depth -= 1
+        if not depth and not observation.is_enough and observation.calls:
+            observation.copies_s += time.perf_counter() - begin
+            observation.copied_bytes += getattr(value, "nbytes", 0)
+        return value
+
+    keras.Variable.numpy = functools.wraps(original)(numpy)
+    try:
+        yield
+    finally:
+        keras.Variable.numpy = original
