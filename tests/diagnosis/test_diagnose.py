@@ -112,14 +112,28 @@ def test_the_model_is_as_it_was():
     assert all(np.array_equal(one, other) for one, other in zip(model.get_weights(), twin.get_weights(), strict=True))
 
 
+def arrays(model):
+    return model.fit(X[:600], Y[:600], batch_size=32, epochs=2, validation_split=0.1, verbose=0)
+
+
+def without_end(model):
+    """Each epoch goes on where the one before has stopped, so no batch may be lost between them."""
+    endless = tf.data.Dataset.from_tensor_slices((X, Y)).batch(32, drop_remainder=True).repeat()
+    return model.fit(endless, epochs=5, steps_per_epoch=7, verbose=0)
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"steps_per_execution": 4}, pytest.param({"run_eagerly": True}, marks=pytest.mark.slow)],
+    ("options", "train"),
+    [
+        ({}, arrays),
+        ({"steps_per_execution": 4}, arrays),
+        ({"steps_per_execution": 2}, without_end),
+        pytest.param({"run_eagerly": True}, arrays, marks=pytest.mark.slow),
+        pytest.param({}, without_end, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
-def test_a_watched_fit_computes_the_same(options):
-    def train(model):
-        return model.fit(X[:600], Y[:600], batch_size=32, epochs=2, validation_split=0.1, verbose=0)
+def test_a_watched_fit_computes_the_same(options, train):
 
     model = network(**options)
     doctor = DoctorHook(steps=30)

@@ -35,23 +35,25 @@ class Hand:
 
     def __init__(self, spec: Any) -> None:
         self.spec = spec
-        self._queue = tf.queue.FIFOQueue(MOST_BATCHES, [tf.variant], [()])
+        self._queue = tf.queue.FIFOQueue(MOST_BATCHES, [tf.variant, tf.bool], [(), ()])
         # A batch travels as a data set of one element, so that it may hold ragged and sparse tensors too.
-        dataset = tf.data.Dataset.range(tf.int64.max).flat_map(
-            lambda _: tf.data.experimental.from_variant(self._queue.dequeue(), spec)
+        handed = tf.data.Dataset.range(tf.int64.max).map(lambda _: self._queue.dequeue())
+        batches = handed.take_while(lambda _, goes_on: goes_on).flat_map(
+            lambda batch, _: tf.data.experimental.from_variant(batch, spec)
         )
         # A thread gets them ready, as at the end of a fast input: a step finds its batch there.
-        self._iterator = iter(dataset.prefetch(IN_ADVANCE).with_options(_as_it_is()))
+        self._iterator = iter(batches.prefetch(IN_ADVANCE).with_options(_as_it_is()))
 
     def give(self, batches: Sequence[Any]) -> Any:
         """Returns the iterator, whose next elements are these batches. It waits for more after them."""
         for batch in batches:
-            self._queue.enqueue(tf.data.experimental.to_variant(_alone(batch)))
+            self._queue.enqueue((tf.data.experimental.to_variant(_alone(batch)), True))
         return self._iterator
 
     def close(self) -> None:
         """Ends the iterator."""
-        self._queue.close(cancel_pending_enqueues=True)
+        # A queue that is closed while a thread waits for it would print an error.
+        self._queue.enqueue((tf.data.experimental.to_variant(tf.data.Dataset.range(0)), False))
 
 
 def again(batches: Sequence[Any], spec: Any, *, repeat: bool = False) -> Any:

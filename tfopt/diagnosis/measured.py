@@ -159,6 +159,17 @@ class Measured:
         epochs = sum(call.starts_epoch for call in seen.calls) or 1
         return seen.batches_per_epoch or max(seen.steps // epochs, 1)
 
+    def gain_of_examples(self, factor: int) -> tuple[float, float]:
+        """Returns the share of the time per example that a larger batch saves, and how many times as long a step takes.
+
+        Args:
+            factor: How many times as many examples.
+        """
+        parts, pair = self.breakdown, self.experiments.with_examples(factor)
+        rest = parts.step_ms - self.call_ms - parts.input_ms
+        new = (rest + self.call_ms * (1 - pair.saved)) / factor + parts.input_ms
+        return min(max(1 - new / parts.step_ms, 0.0), 1.0), 1 - pair.saved
+
     def step_with_input(self, wall_ms: float, cpu_ms: float) -> float:
         """Returns the step time if a batch took this time alone and were prepared while a step runs.
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfopt.diagnosis.experiments import CannotMeasureError, timing
 from tfopt.diagnosis.measured import Measured
+from tfopt.diagnosis.rules import device
 from tfopt.diagnosis.rules.rule import share
 from tfopt.models.structure import layer_path, layers_inside
 from tfopt.profiling.tensor_cores import Misalignment, tensor_core_alignment
@@ -24,7 +25,7 @@ def small_batch(measured: Measured) -> Diagnosis | str:
     own = measured.batch_size // measured.replicas
     if own >= SMALL_BATCH:
         return f"{own} examples per replica (threshold {SMALL_BATCH})"
-    gain, longer = gain_of_examples(measured, LARGER)
+    gain, longer = measured.gain_of_examples(LARGER)
     if gain < BATCH:
         return f"{LARGER} times the examples take {longer:.1f} times as long"
     return Diagnosis(
@@ -66,6 +67,9 @@ def xla(measured: Measured) -> Diagnosis | str:
     blockers = xla_blockers(measured.model)
     if blockers and not measured.model.jit_compile:
         return f"XLA cannot compile it: {blockers[0].name}: {blockers[0].reason}"
+    kernels = device.small_kernels(measured)
+    if not measured.model.jit_compile and isinstance(kernels, Diagnosis) and kernels.gain is not None:
+        return "the kernels are small; see small_kernels"
     pair = experiments.other_xla()
     gain = share(parts.compute_ms * pair.saved, parts.step_ms)
     words = "without" if measured.model.jit_compile else "with"
@@ -106,14 +110,6 @@ def precision(measured: Measured) -> Diagnosis | str:
         settings={"training.precision": f"mixed_{half}"},
         changes_training=True,
     )
-
-
-def gain_of_examples(measured: Measured, factor: int) -> tuple[float, float]:
-    """Returns the share of the time per example that a larger batch saves, and how many times as long a step takes."""
-    parts, pair = measured.breakdown, measured.experiments.with_examples(factor)
-    rest = parts.step_ms - measured.call_ms - parts.input_ms
-    new = (rest + measured.call_ms * (1 - pair.saved)) / factor + parts.input_ms
-    return share(parts.step_ms - new, parts.step_ms), 1 - pair.saved
 
 
 def _padding_saves(measured: Measured, row: Misalignment) -> float:

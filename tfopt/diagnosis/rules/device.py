@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tfopt.diagnosis.experiments import CannotMeasureError
 from tfopt.diagnosis.measured import Measured
-from tfopt.diagnosis.rules.compute import gain_of_examples
 from tfopt.diagnosis.rules.rule import WORTH, share
 from tfopt.hardware import KERNEL_START_US, cpu_peak
 from tfopt.report import Diagnosis
@@ -31,15 +30,16 @@ def small_kernels(measured: Measured) -> Diagnosis | str:
     )
     if used < STARTS:
         return figures
+    gain = None if compiled else _saved_by_xla(measured)
     return Diagnosis(
         cause="small_kernels",
         title="the computation consists of many small kernels",
         evidence=f"{figures} (threshold {STARTS:.0%})",
-        gain=None if compiled else _saved_by_xla(measured),
+        gain=gain,
         advice="a larger batch, or fewer and wider layers"
-        if compiled
+        if gain is None
         else "model.compile(..., jit_compile=True), which joins kernels; a larger batch",
-        settings={} if compiled else {"training.jit_compile": True},
+        settings={} if gain is None else {"training.jit_compile": True},
     )
 
 
@@ -104,7 +104,7 @@ def unused_memory(measured: Measured) -> Diagnosis | str:
     used = max(peaks) / total
     if used > USED:
         return f"the training uses up to {used:.0%} of the memory"
-    gain, longer = gain_of_examples(measured, LARGER)
+    gain, longer = measured.gain_of_examples(LARGER)
     figures = f"{used:.0%} of the memory is used at most; {LARGER} times the examples take {longer:.2f} times as long"
     if gain < BATCH:
         return figures

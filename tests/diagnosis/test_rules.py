@@ -1,0 +1,130 @@
+"""Rules for what a processor does not show: real measurements of a small training, judged as those of a GPU."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfopt.data.measurement.stages import stages_of
+from tfopt.diagnosis.experiments import CannotMeasureError
+from tfopt.diagnosis.hook import DoctorHook
+from tfopt.diagnosis.input_time import input_time, start_saved
+from tfopt.diagnosis.measured import Measured
+from tfopt.diagnosis.observation import Call, Observation
+from tfopt.diagnosis.rules import compute, device
+from tfopt.hardware import Gpu, detect
+from tfopt.profiling.cost.efficiency import Roofs, compare
+from tfopt.report import Diagnosis, Utilization
+from tfopt.scripts.hook import hooked
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def measured():
+    body = [keras.layers.Dense(12, "relu") for _ in range(6)]
+    model = keras.Sequential([keras.Input((8,)), *body, keras.layers.Dense(4)])
+    model.compile("adam", "mse", jit_compile=False)
+    doctor = DoctorHook(steps=40)
+    with hooked(doctor):
+        model.fit(np.zeros((1280, 8)), np.zeros((1280, 4)), batch_size=32, verbose=0)
+    a100 = Gpu(name="NVIDIA A100-SXM4-40GB", compute_capability=(8, 0), memory_bytes=40 * GIB)
+    return Measured(doctor.observation, dataclasses.replace(detect(), gpus=(a100,)))
+
+
+def load(**series):
+    seconds = [float(place) for place in range(len(next(iter(series.values()))))]
+    return Utilization(
+        source="NVML", seconds=seconds, series={f"gpu0_{name}": values for name, values in series.items()}
+    )
+
+
+def test_lowered_clocks_cost_their_share(measured):
+    measured.observation.load = load(throttled=[0, 1, 1, None, 0], sm_clock_mhz=[1400, 700, 700, None, 1300])
+    found = device.throttled(measured)
+    parts = measured.breakdown
+    assert found.gain == pytest.approx(0.5 * 0.5 * parts.compute_ms / parts.step_ms)
+    assert "50% of the samples, at 700 instead of 1,400 MHz" in found.evidence
+    measured.observation.load = load(throttled=[0] * 19 + [1])
+    assert device.throttled(measured) == "clocks were lowered in 5% of the samples"
+    measured.observation.load = load(throttled=[None, None])
+    with pytest.raises(CannotMeasureError, match="does not say why clocks are low"):
+        device.throttled(measured)
+
+
+def test_memory_that_is_left_over_fits_a_larger_batch(measured):
+    measured.observation.load = load(tensorflow_memory_peak_bytes=[None, 4 * GIB, 10 * GIB])
+    found = device.unused_memory(measured)
+    assert found.evidence.startswith("25% of the memory is used at most")
+    assert 0.2 < found.gain < 0.6  # twice the examples take hardly longer in so small a network
+    assert found.settings == {"training.global_batch_size": 64}
+    assert found.changes_training
+    measured.observation.load = load(tensorflow_memory_peak_bytes=[30 * GIB])
+    assert device.unused_memory(measured) == "the training uses up to 75% of the memory"
+
+
+@pytest.mark.parametrize("rule", [device.throttled, device.unused_memory])
+def test_without_a_gpu_its_rules_cannot_look(measured, rule):
+    measured.observation.load = None
+    here = Measured(measured.observation, dataclasses.replace(measured.hardware, gpus=()))
+    with pytest.raises(CannotMeasureError, match="there is no GPU"):
+        rule(here)
+
+
+def test_many_small_kernels_are_counted(measured):
+    count = measured.cost.unfused_kernels
+    found = device.small_kernels(measured)
+    assert isinstance(found, Diagnosis)  # seven small products, their gradients and updates, for tens of microseconds
+    assert f"{count:,} kernels, 4 us to start each: {count * 0.004:.3g} of" in found.evidence
+    assert count > 7 * 3
+
+
+def test_a_computation_that_waits_for_memory(measured):
+    parts = measured.breakdown
+    of = {"flops_per_s": 1e15, "device": "a GPU", "dtype": "float32"}
+    by_share = {}
+    for share in (0.8, 0.3):
+        bandwidth = 1e9 / (share * parts.compute_ms / 1e3)
+        reached = compare(10**6, 10**9, parts.step_ms, Roofs(bytes_per_s=bandwidth, **of))
+        judged = Measured(measured.observation, measured.hardware)
+        vars(judged).update(efficiency=reached, breakdown=parts)
+        by_share[share] = device.memory_bound(judged)
+    assert "reaches 80% of the memory bandwidth" in by_share[0.8].evidence
+    assert by_share[0.3].startswith("the computation reaches 30% of the memory bandwidth")
+
+
+def test_a_graph_with_small_kernels_is_advised_xla_once(measured):
+    answers = device.small_kernels(measured), compute.xla(measured)
+    advised = [each for each in answers if isinstance(each, Diagnosis) and each.gain is not None]
+    assert len(advised) <= 1
+
+
+def test_a_shuffle_is_timed_with_a_smaller_buffer():
+    def slow(number):
+        return tf.cast(number, tf.float32) + 0 * tf.reduce_sum(tf.random.normal((100, 100)))
+
+    data = tf.data.Dataset.range(2000).map(slow).shuffle(1600).batch(20)
+    last = stages_of(data)
+    shuffle = next(each for each in last.walk() if each.kind == "shuffle")
+    other = shuffle.with_buffer(last, 7)
+    assert sorted(np.concatenate([batch[0] for batch in other.as_numpy_iterator()])) == list(range(2000))
+    assert [each.size for each in stages_of(other).walk() if each.kind == "shuffle"] == [7]
+    assert start_saved(input_time(data), 16, 100) > 0.5
+
+
+def call(place, ms, shapes=((8, 4),), traces=0):
+    return Call(
+        fit=1, starts_epoch=not place, steps=1, period_s=ms / 1e3, call_s=ms / 1e3, wait_s=None, in_hand=False,
+        after_taken=False, traces=traces, shapes=shapes,
+    )  # fmt: skip
+
+
+def test_a_call_that_compiles_for_a_new_shape_is_found_without_its_shape():
+    one, other = ((8, 4),), ((8, 5),)
+    calls = [call(0, 900), call(1, 2), call(2, 400, None), call(3, 2, other), call(4, 300, one), call(5, 3, traces=1)]
+    seen = Observation(limit=9, calls=calls)
+    assert seen.builds(0.002) == [calls[2], calls[5]]  # the fourth has the shapes of the first: only a busy machine
+    constant = [dataclasses.replace(each, shapes=each.shapes and one) for each in calls]
+    assert Observation(limit=9, calls=constant).builds(0.002) == [constant[5]]
