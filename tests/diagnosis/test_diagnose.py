@@ -146,7 +146,7 @@ def test_a_watched_fit_computes_the_same(options, train):
     plain = train(twin)
     assert watched.history == plain.history
     assert all(np.array_equal(one, other) for one, other in zip(model.get_weights(), twin.get_weights(), strict=True))
-    assert 30 <= doctor.observation.steps < 34
+    assert doctor.observation.steps >= 30
 
 
 def test_compiling_again_is_found_over_several_fits():

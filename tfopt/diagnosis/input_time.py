@@ -96,7 +96,7 @@ def input_time(data: Any) -> InputTime:
     dataset = data.of_epoch(0) if isinstance(data, PerEpoch) else data
     try:
         batch = _read(dataset)
-        report = measure(dataset, seconds=2.0)
+        report = measure(dataset, seconds=2 * SECONDS)
         stages = list(stages_of(dataset).walk())
         return InputTime(
             batch=batch, from_memory=_read(dataset.take(SAMPLE).cache().repeat()), report=report, stages=stages

@@ -49,7 +49,7 @@ class Observation:
     """The training that was watched.
 
     Attributes:
-        limit: Number of steps to watch.
+        limit: Number of steps to watch, and more where a call has several steps.
         stops: Whether a fit ends after these steps.
         model: The model of the last `fit`; None before the first.
         data: The first argument of that `fit`.
@@ -91,8 +91,8 @@ class Observation:
 
     @property
     def is_enough(self) -> bool:
-        """Whether all steps to watch were watched."""
-        return self.steps >= self.limit
+        """Whether all steps to watch were watched, in enough calls."""
+        return self.steps >= self.limit and len(self.calls) >= min(self.limit, CALLS)
 
     def builds(self, usual_s: float) -> list[Call]:
         """Returns the calls in which the step was built again: all that traced or compiled, without the very first.
@@ -129,6 +129,8 @@ class Observation:
         return next((each.call_s / each.steps for each in reversed(self.calls) if each.shapes is not None), 0.0)
 
 
+# With several steps in a call, so many calls are watched at least: four times each place of a cycle.
+CALLS = 24
 # Calls after the first epoch that are enough to leave the first epoch out.
 SETTLED = 12
 # A call that takes longer than so many usual ones, and than so many seconds, has compiled.

@@ -17,7 +17,7 @@ from tfopt.runner.recipe_run import run
 from tfopt.scripts.hook import hooked
 
 # Epochs within which the steps to watch should be done. Causes such as a missing cache show from the second on.
-EPOCHS = 4
+EPOCHS = 8
 
 
 def diagnose_recipe(recipe: Recipe, *, steps: int = 100, trace_dir: str | None = None) -> DiagnosisReport:

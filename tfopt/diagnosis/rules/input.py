@@ -26,6 +26,8 @@ SMALLER_BUFFER = 16
 SOONER = 0.3
 # tfopt augments batches at least so many times as fast as Keras' layers on a processor (docs/pipeline.md).
 BATCHED = 3
+# A stage that takes less of the time of a batch is not what makes it slow.
+COMPUTING = 0.2
 COMPUTES = ("map", "map and batch", "filter", "interleave", "flat_map", "TFRecord files", "text files", "record files")
 KEEPS = ("cache", "cache on disk", "arrays in memory")
 
@@ -119,6 +121,8 @@ def no_cache(measured: Measured) -> Diagnosis | str:
     stage, found = _limiting(measured)
     if any(each.kind.lower() in KEEPS and each.kind != "arrays in memory" for each in found.stages):
         return "there is a cache"
+    if stage.kind not in COMPUTES:
+        stage = _slowest_computation(found) or stage
     if stage.is_serial or stage.calls_python:
         return f"{stage.name} is serial; see slow_map"
     if _is_wide(stage):
@@ -231,6 +235,13 @@ def _limiting(measured: Measured) -> tuple[Stage, InputTime]:
     if stage is None:
         raise CannotMeasureError("the slowest stage of the input is unknown")
     return stage, found
+
+
+def _slowest_computation(found: InputTime) -> Stage | None:
+    """Returns the stage with a function that takes the longest, if that is a good part of a batch."""
+    computing = [each for each in found.stages if each.kind in COMPUTES]
+    slowest = max(computing, key=found.alone_ms, default=None)
+    return slowest if slowest is not None and found.alone_ms(slowest) >= COMPUTING * found.batch.ms else None
 
 
 def _is_wide(stage: Stage) -> bool:
