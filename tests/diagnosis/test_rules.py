@@ -16,7 +16,7 @@ from tfopt.diagnosis.observation import Call, Observation
 from tfopt.diagnosis.rules import compute, device
 from tfopt.hardware import Gpu, detect
 from tfopt.profiling.cost.efficiency import Roofs, compare
-from tfopt.report import Diagnosis, Utilization
+from tfopt.report import Diagnosis, StepBreakdown, Utilization
 from tfopt.scripts.hook import hooked
 
 GIB = 2**30
@@ -112,6 +112,12 @@ def test_a_shuffle_is_timed_with_a_smaller_buffer():
     assert sorted(np.concatenate([batch[0] for batch in other.as_numpy_iterator()])) == list(range(2000))
     assert [each.size for each in stages_of(other).walk() if each.kind == "shuffle"] == [7]
     assert start_saved(input_time(data), 16, 100) > 0.5
+
+
+def test_parts_that_do_not_add_up_say_so():
+    parts = {"step_ms": 10, "input_ms": 1, "host_ms": 1, "steps": 9, "batch_size": 4}
+    assert "The parts are 152% of the step" in str(StepBreakdown(compute_ms=13.2, **parts))
+    assert "The parts" not in str(StepBreakdown(compute_ms=8.5, **parts))
 
 
 def call(place, ms, shapes=((8, 4),), traces=0):

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from tfopt.report.record import Record
 
+# A larger difference of the parts to the step makes them doubtful.
+UNEXPLAINED = 0.1
 PARTS = ("input", "host", "compute", "communication")
 
 
@@ -64,10 +66,20 @@ class StepBreakdown(Record):
         """The step without its four parts. Negative if they are longer than the step."""
         return self.step_ms - sum(self.parts.values())
 
+    @property
+    def doubt(self) -> str:
+        """Says so if the parts differ much from the step; otherwise empty."""
+        if abs(self.unexplained_ms) <= UNEXPLAINED * self.step_ms:
+            return ""
+        together = sum(self.parts.values()) / self.step_ms
+        return (
+            f"The parts are {together:.0%} of the step: the machine was busy. Measure again, or more steps."
+        )
+
     def __str__(self) -> str:
         head = f"{self.step_ms:.3g} ms per step of {self.batch_size} examples, mean of {self.steps} steps"
         rows = [f"  {part:14} {ms:>8.3g} ms {ms / self.step_ms:>5.0%}" for part, ms in self.parts.items()]
-        return "\n".join([head, *rows])
+        return "\n".join([head, *rows, *([f"  {self.doubt}"] if self.doubt else [])])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -111,6 +111,8 @@ def _step_note(diagnosis: DiagnosisReport) -> str:
         words.append(f"The step was traced {found.traces} times again, {found.build_ms:.3g} ms per step.")
     if len(found.replica_ms) > 1:
         words.append(f"The replicas compute in {', '.join(f'{ms:.3g}' for ms in found.replica_ms)} ms.")
+    if found.doubt:
+        words.append(found.doubt)
     return " ".join(words)
 
 
