@@ -92,7 +92,9 @@ def observe_fit(
         fit: The bound method to call.
         args, options: Its arguments.
     """
-    observation.data = args[0] if args else options.get("x")
+    before, observation.data = observation.data, args[0] if args else options.get("x")
+    if before is not observation.data:  # other examples
+        observation.epochs = 0
     observation.epochs += int(options.get("epochs", 1))
     with contextlib.ExitStack() as scopes:
         if tf.config.list_physical_devices("GPU"):

@@ -56,7 +56,7 @@ class Observation:
         batch: The last full batch.
         spec: The types and shapes of the batches.
         batches_per_epoch: Number of batches of an epoch; None if unknown.
-        epochs: Number of epochs that `fit` was asked for, over all fits.
+        epochs: Number of epochs that `fit` was asked for on this data, over the last fits.
         fits: Number of fits.
         compilations: Number of calls of `compile` on the model after its first `fit`.
         calls: The watched calls, in order.

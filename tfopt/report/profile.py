@@ -72,9 +72,7 @@ class StepBreakdown(Record):
         if abs(self.unexplained_ms) <= UNEXPLAINED * self.step_ms:
             return ""
         together = sum(self.parts.values()) / self.step_ms
-        return (
-            f"The parts are {together:.0%} of the step: the machine was busy. Measure again, or more steps."
-        )
+        return f"The parts are {together:.0%} of the step: the machine was busy. Measure again, or more steps."
 
     def __str__(self) -> str:
         head = f"{self.step_ms:.3g} ms per step of {self.batch_size} examples, mean of {self.steps} steps"
