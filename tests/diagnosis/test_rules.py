@@ -77,7 +77,7 @@ def test_many_small_kernels_are_counted(measured):
     count = measured.cost.unfused_kernels
     found = device.small_kernels(measured)
     assert isinstance(found, Diagnosis)  # seven small products, their gradients and updates, for tens of microseconds
-    assert f"{count:,} kernels, 4 us to start each: {count * 0.004:.3g} of" in found.evidence
+    assert f"{count:,} kernels, 4 us to start each" in found.evidence
     assert count > 7 * 3
 
 

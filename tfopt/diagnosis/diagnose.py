@@ -61,6 +61,8 @@ def diagnose(
         )
     if not model.compiled:
         raise ConfigError(f"model must be compiled. Received: {model.name!r}, which is not. Call model.compile first.")
+    if not args and options.get("x") is None:
+        raise ConfigError("The data must follow the model, as in fit. Received: none. Pass it, for example x and y.")
     observation = Observation(limit=steps, stops=True)
     with _state_kept(model, args, options):
         observe_fit(observation, model, model.fit, args, {"verbose": 0, **options, "epochs": 10**6})
@@ -71,10 +73,12 @@ def diagnose(
 @contextlib.contextmanager
 def _state_kept(model: keras.Model, args: tuple[Any, ...], options: dict[str, Any]) -> Iterator[None]:
     """Keeps the state of a model, which must be built before that."""
+    stopped = getattr(model, "stop_training", None)
     if not model.built or (model.optimizer is not None and not model.optimizer.built):
         model.fit(*args, **{**options, "epochs": 1, "steps_per_epoch": 1, "verbose": 0, "callbacks": None})
     with unchanged(model):
         yield
+    model.stop_training = bool(stopped)
 
 
 def observe_fit(

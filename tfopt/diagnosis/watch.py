@@ -1,11 +1,11 @@
 """Watches `fit` of a model: times its steps, the waits for batches and the callbacks, without changing its result.
 
-A step takes its batch inside TensorFlow, so the wait for the batch cannot be seen from outside. Two of six calls get
-their batches from here: they are taken from the iterator of `fit` and are handed to the same function in an iterator of
-the same type. So the same graph computes the same numbers. Taking the first batch is timed: this is the wait for it.
-The second call is timed: it has its batch in hand and begins as soon after the first as usual, when the threads of
-TensorFlow are still awake, so this is the time of a step without a wait. The call after these two finds an input that
-had more time or less than usual. The other calls are left alone. They give the time of a step as it is.
+A step takes its batch inside TensorFlow, so the wait for the batch cannot be seen from outside. Two of some seven calls
+get their batches from here: they are taken from the iterator of `fit` and are handed to the same function in an
+iterator of the same type. So the same graph computes the same numbers. Taking the first batch is timed: this is the
+wait for it. The second call is timed: it has its batch in hand and begins as soon after the first as usual, when the
+threads of TensorFlow are still awake, so this is the time of a step without a wait. The call after these two finds an
+input that had more time or less than usual. The other calls are left alone. They give the time of a step as it is.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from tfopt.diagnosis.observation import Call, Observation
 from tfopt.training.step.runtime import is_trained_by_tfopt, next_steps
 
 # The places of calls in a cycle: batches are taken for the first two; the third comes after that; the others are left
-# alone.
-CYCLE, AFTER, LEFT_ALONE = 6, 2, (2, 3, 4, 5)
+# alone. The lengths of cycles vary: workers that prepare batches together deliver them together, for example every
+# third.
+AFTER, LENGTHS = 2, (6, 7, 8)
 Distributed = tf.distribute.DistributedIterator
 
 
@@ -82,7 +83,7 @@ class _Steps:
         self._traces = 0
         self._last = time.perf_counter()
         self._starts_epoch = True
-        self._place, self._epoch = -1, 0  # the place in the cycle
+        self._place, self._cycle, self._epoch = -1, 0, 0  # the place in the cycle
         self._in_epoch = 0  # steps
         self._spare: tuple[Any, list[Any], Any] | None = (
             None  # for the next call: its iterator, batches and their iterator
@@ -97,7 +98,7 @@ class _Steps:
         self._collections.seconds()
         # Of every two epochs, one begins with a timed wait, and one with a call that is left alone.
         self._epoch += 1
-        self._place = (0 if self._epoch % 2 else LEFT_ALONE[1]) - 1
+        self._place = (0 if self._epoch % 2 else AFTER + 1) - 1
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -138,7 +139,9 @@ class _Steps:
         if not given and (seen.is_enough or not isinstance(iterator, tf.data.Iterator | Distributed)):
             return self._function(iterator)
         traces, count = self._traces, next_steps(self.model)
-        self._place = (self._place + 1) % CYCLE
+        self._place += 1
+        if self._place == LENGTHS[self._cycle % len(LENGTHS)]:
+            self._place, self._cycle = 0, self._cycle + 1
         batches, wait = given, None
         if not given and self._place == 0:
             batches, wait = self._paced(iterator, count)
@@ -166,7 +169,7 @@ class _Steps:
             shapes=tuple(tuple(each.shape) for each in _tensors(batches[0])) if batches else None,
         ))  # fmt: skip
         # What was done here between two calls must not count for the next one.
-        if self._place not in LEFT_ALONE:
+        if self._place < AFTER:
             self._last = time.perf_counter()
             self._collections.seconds()
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -57,16 +58,18 @@ def diagnose_script(
     Raises:
         ConfigError: There is no such file or module.
     """
+    name = f"-m {arguments[0]}" if path == "-m" and arguments else path
     doctor = _Doctor(steps, stops=stops)
     code = run_script(path, arguments, doctor)
     if doctor.hook is None or not doctor.lines:
         return code, TrainingError(
-            f"The script must train with keras.Model.fit. Received: {path}, which did not call it. "
+            f"The script must train with keras.Model.fit. Received: {name}, which did not call it. "
             "Call tfopt.diagnose on its model, or write its loop with fit."
         )
     from tfopt.diagnosis import report
 
+    print("tfopt: the script has ended; measuring its step", file=sys.stderr, flush=True)  # noqa: T201
     try:
-        return code, report(doctor.hook.observation, f"{path}, fit in {doctor.lines[0]}", trace_dir)
+        return code, report(doctor.hook.observation, f"{name}, fit in {doctor.lines[0]}", trace_dir)
     except TrainingError as error:
         return code, error

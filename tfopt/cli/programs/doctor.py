@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfopt.cli.exit_codes import SUCCESS, WRONG_USE
 from tfopt.cli.own_code import look_beside, read_recipe
 from tfopt.cli.parsing import parse_words, start_tensorflow
+from tfopt.cli.programs.outputs import writable_directory
 from tfopt.cli.programs.scripts import split_at_script
 from tfopt.errors import ConfigError, TrainingError
 
@@ -22,7 +23,7 @@ usage: tfopt doctor [OPTIONS] SCRIPT.py [ARGS...] | NAME | FILE.toml
 
   SCRIPT.py    a script that trains a Keras model with fit; it runs as it is, with its words ARGS. Or -m MODULE
   NAME         a recipe, or a recipe file
-  --steps N    number of training steps to watch, 100 by default
+  --steps N    number of training steps to watch, 100 by default, at least 4
   --stop       end the script after these steps
   --apply      for recipes: change the settings, measure again, and print both
   --trace DIR  record a trace of TensorFlow's profiler of ten steps, for XProf or Perfetto, and list its operators
@@ -65,6 +66,9 @@ def doctor_command(words: list[str]) -> int:
     options = parse_words(DoctorOptions, own, "tfopt doctor")
     if options.steps < 4:
         raise ConfigError(f"steps must be at least 4. Received: steps={options.steps}. Leave it out for 100.")
+    for flag, directory in (("--out", options.out), ("--trace", options.trace)):
+        if directory is not None:
+            options = replace(options, **{flag.removeprefix("--"): str(writable_directory(flag, directory))})
     target, *rest = asked
     if target == "-m" or target.endswith(".py"):
         if options.apply:
@@ -134,6 +138,5 @@ def _write(found: DiagnosisReport, options: DoctorOptions, after: DiagnosisRepor
     from tfopt.reporting.saved_report import save_report
 
     out = Path(options.out)
-    out.mkdir(parents=True, exist_ok=True)
     save_report(after or found, out)
     write_diagnosis_html(found, out / "report.html", after=after)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 from tfopt.cli.exit_codes import NOT_FINISHED, SUCCESS, WRONG_USE, report_error
 from tfopt.cli.parsing import parse_words
+from tfopt.cli.programs.outputs import writable_file
 from tfopt.errors import ConfigError, ExportError
 
 HELP = """\
@@ -46,7 +45,7 @@ def monitor_any_command(words: list[str]) -> int:
         )
     place = words.index("--")
     options = parse_words(MonitorOptions, words[:place], "tfopt monitor")
-    out = None if options.out is None else _writable(options.out)
+    out = None if options.out is None else writable_file("--out", options.out)
     from tfopt.profiling.monitoring.command import monitor_command
 
     code, load = monitor_command(words[place + 1 :], options.interval)
@@ -63,18 +62,3 @@ def monitor_any_command(words: list[str]) -> int:
             report_error(error, as_json=False, show_traceback=False)
             return code or NOT_FINISHED
     return code
-
-
-def _writable(out: str) -> Path:
-    """Returns the file that is written at the end. A program of hours must not run before it shows that it cannot."""
-    path = Path(out)
-    try:
-        if path.is_dir():
-            raise IsADirectoryError("it is a directory")
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise ConfigError(
-            f"--out must be a file that can be written. Received: --out {out} ({error}). The program has not run. "
-            "Make the directory, or choose another."
-        ) from error
-    return path

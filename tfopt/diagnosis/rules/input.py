@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfopt.data.measurement.stages import Stage
@@ -38,10 +39,15 @@ def slow_generator(measured: Measured) -> Diagnosis | str:
     source = _python_source(data, measured)
     if source is None:
         return "the data does not come from Python code"
-    return _of_input(measured, "python_generator", f"{source} makes the batches in Python, one at a time", 0.0, 0.0, (
+    workers = int(getattr(data, "workers", 1) or 1)
+    how = "one at a time" if workers == 1 else f"with {workers} workers"
+    advice = (
         "Write the examples once to TFRecord files (tfopt data convert), or keep them in arrays and use "
-        "tf.data.Dataset.from_tensor_slices. A keras.utils.PyDataset can take workers=4, use_multiprocessing=True"
-    ))  # fmt: skip
+        "tf.data.Dataset.from_tensor_slices"
+    )
+    if isinstance(data, keras.utils.PyDataset) and not data.use_multiprocessing:
+        advice += f". Or give the PyDataset workers={max(4, 2 * workers)}, use_multiprocessing=True"
+    return _of_input(measured, "python_generator", f"{source} makes the batches in Python, {how}", 0.0, 0.0, advice)
 
 
 def full_shuffle(measured: Measured) -> Diagnosis | str:
@@ -159,6 +165,8 @@ def input_bound(measured: Measured) -> Diagnosis | str:
     """The input is too slow, and no other rule says why."""
     if any(isinstance(_result(rule, measured), Diagnosis) for rule in SPECIFIC):
         return "another rule says why the step waits"
+    if not isinstance(measured.observation.data, tf.data.Dataset) and not comes_from_python(measured.observation.data):
+        return "the data is in memory"
     parts = measured.breakdown
     if parts.input_ms < LEAST_MS:
         return f"the step waits {parts.input_ms:.2g} ms for its batch"

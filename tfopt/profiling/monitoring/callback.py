@@ -72,9 +72,9 @@ class GpuMonitor(keras.callbacks.Callback):
 
     def __init__(self, interval_s: float = 0.5, *, directory: str | Path | None = None) -> None:
         super().__init__()
-        if not 0 < interval_s <= threading.TIMEOUT_MAX:
+        if not isinstance(interval_s, int | float) or not 0 < interval_s <= threading.TIMEOUT_MAX:
             raise ConfigError(
-                f"interval_s must be a number of seconds above 0. Received: interval_s={interval_s}. "
+                f"interval_s must be a number of seconds above 0. Received: interval_s={interval_s!r}. "
                 "Use for example 0.5, the default."
             )
         self.interval_s = interval_s

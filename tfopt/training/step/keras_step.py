@@ -38,6 +38,7 @@ class KerasStep:
         """Returns the specs of a batch as the model is trained on it."""
         return batch
 
+    @tf.autograph.experimental.do_not_convert
     def synchronize(self) -> None:
         """Does nothing: Keras leaves this to the strategy."""
 
