@@ -86,7 +86,7 @@ def float64(mended: bool) -> int:
 
     def normalize(image: Any, label: Any) -> Any:
         value = tf.cast(image, kind) / 255
-        for _ in range(24):
+        for _ in range(96):
             value = tf.sqrt(tf.square(value - 0.5) + 0.1)
         return value, label
 

@@ -144,13 +144,26 @@ class Measured:
         return _mean_ms(waits, "wait_s") if waits else 0.0
 
     @functools.cached_property
-    def first_wait_ms(self) -> float:
-        """Time per step of the waits for the first batches of an epoch, beyond the usual waits."""
-        firsts = [call for call in self.observation.settled if call.starts_epoch and call.wait_s is not None]
-        if not firsts:
-            return 0.0
-        beyond = sum(1e3 * (call.wait_s or 0.0) - self.wait_ms * call.steps for call in firsts) / len(firsts)
-        return max(beyond, 0.0) / self.batches_per_epoch
+    def start_ms(self) -> float:
+        """Time per step of the starts of epochs, beyond a usual step: buffers fill, and threads start and end."""
+        firsts = [call for call in self.observation.settled if call.starts_epoch and call not in self.builds]
+        firsts = [call for call in firsts if call is not self.observation.calls[0]]
+        untouched = [call for call in firsts if call.is_left_alone]
+        if untouched:
+            beyond = [1e3 * call.period_s - self.period_ms * call.steps for call in untouched]
+        else:
+            beyond = [1e3 * call.wait_s - self.wait_ms * call.steps for call in firsts if call.wait_s is not None]
+        return max(statistics.fmean(beyond), 0.0) / self.batches_per_epoch if beyond else 0.0
+
+    @functools.cached_property
+    def period_ms(self) -> float:
+        """Mean time of a step that is left alone, with everything up to the next."""
+        return _mean_ms(self.left_alone, "period_s")
+
+    @functools.cached_property
+    def left_alone(self) -> list[Call]:
+        """The calls that ran as they do when nothing watches."""
+        return [call for call in self.steady if call.is_left_alone] or self.steady
 
     @property
     def batches_per_epoch(self) -> int:
@@ -183,8 +196,7 @@ class Measured:
 
 def _breakdown(measured: Measured) -> StepBreakdown:
     seen, forms = measured.observation, measured.experiments.in_graph()
-    left_alone = [call for call in measured.steady if call.is_left_alone] or measured.steady
-    period, gap = _mean_ms(left_alone, "period_s"), _gap_ms(left_alone)
+    gap = _gap_ms(measured.left_alone)
     wait, call = measured.wait_ms, measured.call_ms
     contention = call - forms.before.ms
     if contention < (COMPETES - 1) * forms.before.ms + COMPETES_MS:
@@ -208,8 +220,8 @@ def _breakdown(measured: Measured) -> StepBreakdown:
     if isinstance(alone, CannotMeasureError):
         unavailable["input_alone_ms"] = str(alone)
     return StepBreakdown(
-        step_ms=period + measured.first_wait_ms + build + after,
-        input_ms=wait + measured.first_wait_ms + contention,
+        step_ms=measured.period_ms + measured.start_ms + build + after,
+        input_ms=wait + measured.start_ms + contention,
         host_ms=gap + dispatch + build + after,
         compute_ms=max(call - dispatch - contention - exchange, 0.0),
         communication_ms=exchange,

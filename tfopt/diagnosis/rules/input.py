@@ -52,7 +52,7 @@ def slow_generator(measured: Measured) -> Diagnosis | str:
 
 def full_shuffle(measured: Measured) -> Diagnosis | str:
     """Each epoch begins with filling a large shuffle buffer."""
-    wait = measured.first_wait_ms
+    wait = measured.start_ms
     per_epoch = wait * measured.batches_per_epoch
     if share(wait, measured.breakdown.step_ms) < WAITS or per_epoch < SLOW_START_MS:
         return f"the first batch of an epoch costs {wait:.3g} ms per step"
@@ -216,12 +216,13 @@ def _of_input(
     if waits < WAITS:
         return f"the step waits for its batch for {waits:.1%} of its time"
     new = measured.step_with_input(wall_ms, cpu_ms)
+    steady = parts.step_ms - measured.start_ms  # the start of an epoch becomes shorter with the input
     return Diagnosis(
         cause=cause,
         title=title,
         evidence=f"the step waits for {waits:.0%} of its time, {parts.input_ms:.3g} of {parts.step_ms:.3g} ms "
         f"(threshold {WAITS:.0%})",
-        gain=share(parts.step_ms - new, parts.step_ms),
+        gain=share(steady - new, steady),
         advice=advice,
         settings=settings or {},
     )
