@@ -131,7 +131,7 @@ def without_end(model):
         pytest.param({"run_eagerly": True}, arrays, marks=pytest.mark.slow),
         pytest.param({}, without_end, marks=pytest.mark.slow),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_a_watched_fit_computes_the_same(options, train):
 
