@@ -8,13 +8,20 @@ import pytest
 import tensorflow as tf
 
 import tfopt
-from tfopt.diagnosis import report
+from tfopt.diagnosis import experiments, input_time, report
 from tfopt.diagnosis.hook import DoctorHook
 from tfopt.errors import ConfigError, TrainingError
 from tfopt.scripts.hook import hooked
 
 X = np.random.default_rng(0).random((640, 16), dtype=np.float32)
 Y = np.arange(640) % 4
+
+
+@pytest.fixture(autouse=True)
+def short_experiments(monkeypatch):
+    """The tests look for large effects, so short experiments are enough."""
+    monkeypatch.setattr(experiments, "SECONDS", 0.2)
+    monkeypatch.setattr(input_time, "SECONDS", 0.3)
 
 
 def network(**options):

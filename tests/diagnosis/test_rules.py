@@ -8,18 +8,25 @@ import pytest
 import tensorflow as tf
 
 from tfopt.data.measurement.stages import stages_of
+from tfopt.diagnosis import experiments
 from tfopt.diagnosis.experiments import CannotMeasureError
 from tfopt.diagnosis.hook import DoctorHook
 from tfopt.diagnosis.input_time import input_time, start_saved
 from tfopt.diagnosis.measured import Measured
-from tfopt.diagnosis.observation import Call, Observation
 from tfopt.diagnosis.rules import compute, device
+from tfopt.diagnosis.watching.observation import Call, Observation
 from tfopt.hardware import Gpu, detect
 from tfopt.profiling.cost.efficiency import Roofs, compare
 from tfopt.report import Diagnosis, StepBreakdown, Utilization
 from tfopt.scripts.hook import hooked
 
 GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def short_experiments(monkeypatch):
+    """The tests look for large effects, so short experiments are enough."""
+    monkeypatch.setattr(experiments, "SECONDS", 0.2)
 
 
 @pytest.fixture(scope="module")

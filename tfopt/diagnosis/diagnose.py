@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from tfopt.diagnosis.experiments import CannotMeasureError, unchanged
 from tfopt.diagnosis.measured import Measured
-from tfopt.diagnosis.observation import Observation
 from tfopt.diagnosis.rules import RULES
 from tfopt.diagnosis.rules.rule import WORTH, AbsentError
-from tfopt.diagnosis.watch import watching
+from tfopt.diagnosis.watching.observation import Observation
+from tfopt.diagnosis.watching.watch import watching
 from tfopt.errors import ConfigError, TrainingError
 from tfopt.hardware import detect
 from tfopt.profiling.monitoring.callback import GpuMonitor

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.compat.trainer import built_under
-from tfopt.diagnosis.batches import again, batches_in_memory
+from tfopt.diagnosis.watching.batches import again, batches_in_memory
 from tfopt.errors import TfoptError
 from tfopt.training.checkpointing.random_state import read_random, write_random
 from tfopt.training.checkpointing.state import read_state, write_state

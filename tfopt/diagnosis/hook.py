@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tfopt.diagnosis.diagnose import observe_fit
-from tfopt.diagnosis.observation import Observation
+from tfopt.diagnosis.watching.observation import Observation
 
 
 class DoctorHook:

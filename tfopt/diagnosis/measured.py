@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from tfopt.diagnosis.experiments import CannotMeasureError, Experiments
 from tfopt.diagnosis.input_time import InputTime, input_time
-from tfopt.diagnosis.observation import Call, Observation
 from tfopt.diagnosis.replicas import exchange_ms, replica_ms
+from tfopt.diagnosis.watching.observation import Call, Observation
 from tfopt.errors import TfoptError
 from tfopt.hardware import Hardware
 from tfopt.profiling.cost import Efficiency, TrainCost, efficiency, train_cost

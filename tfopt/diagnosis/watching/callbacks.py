@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from tfopt.diagnosis.observation import Observation
+from tfopt.diagnosis.watching.observation import Observation
 
 HOOKS = tuple(name for name in vars(keras.callbacks.Callback) if name.startswith("on_"))
 # Methods that are called while Keras evaluates or predicts, which is no part of a training step.

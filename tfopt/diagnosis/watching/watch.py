@@ -19,10 +19,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.diagnosis.batches import Hand, again, batches_in_memory
-from tfopt.diagnosis.callbacks import callback_timed, copies_timed
-from tfopt.diagnosis.garbage import Collections, collections_timed
-from tfopt.diagnosis.observation import Call, Observation
+from tfopt.diagnosis.watching.batches import Hand, again, batches_in_memory
+from tfopt.diagnosis.watching.callbacks import callback_timed, copies_timed
+from tfopt.diagnosis.watching.garbage import Collections, collections_timed
+from tfopt.diagnosis.watching.observation import Call, Observation
 from tfopt.training.step.runtime import is_trained_by_tfopt, next_steps
 
 # The places of calls in a cycle: batches are taken for the first two; the third comes after that; the others are left
