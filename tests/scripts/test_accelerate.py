@@ -94,7 +94,7 @@ class Noise(keras.layers.Layer):
     def call(self, x, training=False):
         return x + 0.1 * tf.random.normal(tf.shape(x)) if training else x
 
-with mirrored_strategy().scope():
+with mirrored_strategy("auto").scope():
     layers = [keras.layers.Dense(6, activity_regularizer="l2"), keras.layers.BatchNormalization(), Noise()]
     model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dropout(0.3), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.01, clipnorm=0.1), "mse", metrics=["mae"])

@@ -85,13 +85,11 @@ def pipeline_devices(config: TrainingConfig, hardware: Hardware) -> tuple[str, .
 
 
 @functools.cache
-def mirrored_strategy(
-    communication: Literal["auto", "nccl", "hierarchical_copy"] = "auto",
-) -> tf.distribute.MirroredStrategy:
+def mirrored_strategy(communication: Literal["auto", "nccl", "hierarchical_copy"]) -> tf.distribute.MirroredStrategy:
     """Returns the strategy over all GPUs, or over all logical CPUs if there is no GPU.
 
     A process has only one. Two strategies would give their collective operations the same numbers, and TensorFlow
-    would confuse them.
+    would confuse them. (No default: the cache would keep one strategy for no argument and another for "auto".)
     """
     reduction = REDUCTIONS.get(communication)
     # With TF_CONFIG set, TensorFlow's default would be the devices of the whole cluster. So they are named here.
