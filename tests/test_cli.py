@@ -97,6 +97,7 @@ WRONG = {
     "export": ["IN", "OUT"],
     "verify nowhere": ["nowhere", "manifest.json"],
     "verify": ["DIR"],
+    "devices --gpus-per-host 4": ["--gpus-per-host", "Add --advise NAME"],
 }
 
 

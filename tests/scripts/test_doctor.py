@@ -84,6 +84,8 @@ def test_a_script_that_cannot_be_measured_keeps_its_exit_code(tmp_path, text, co
         (["--steps", "2", "x.py"], "steps must be at least 4"),
         (["--apply", "x.py"], "--apply is for recipes"),
         (["--json"], "A script or a recipe must be named"),
+        (["--bogus", "x.py"], "Received: --bogus"),
+        (["."], "Received: ., a directory"),
         (["digits_cnn", "more"], "A recipe takes no further words"),
         (["no-such-script.py"], "no-such-script.py, which does not exist"),
     ],

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 import tyro
 from annotated_types import Ge
 
+from tfopt.errors import ConfigError
 from tfopt.settings.validation import check_fields
 
 AtLeastOne = Annotated[int, Ge(1)]
@@ -45,6 +46,12 @@ class DevicesOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.advise is None:
+            others = (each for each in fields(self) if each.name not in ("advise", "json"))
+            for each in others:
+                if getattr(self, each.name) != each.default:
+                    flag = f"--{each.name.replace('_', '-')}"
+                    raise ConfigError(f"{flag} needs a recipe. Received: no --advise. Add --advise NAME.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,10 @@ from tfopt.training.step.runtime import is_trained_by_tfopt
 IN_ONE_CALL = 16
 # Seconds for each form of the step, without its trace, in so many turns; the fewest turns, and seconds of enough turns.
 SECONDS, TURNS, FEWEST, LONGEST = 0.8, 8, 4, 12.0
+# A step that waits for its input runs so many seconds in each turn before it is timed: buffers fill or drain.
+SETTLES = 0.2
+# Batches that are kept as arrays, from which shuffled batches are taken.
+ARRAYS = 8
 
 
 class CannotMeasureError(TfoptError):
@@ -82,11 +86,13 @@ class Form:
         steps: Steps in one call.
         settings: Attributes of the model that are set.
         source: What the training function is called with, without a strategy an iterator; None is the batch in memory.
+        waits: Whether the step waits for an input pipeline. Then the mean of the calls counts: one call waits for many.
     """
 
     steps: int = 1
     settings: Mapping[str, Any] = field(default_factory=dict)
     source: Any = None
+    waits: bool = False
 
 
 class Experiments:
@@ -144,6 +150,44 @@ class Experiments:
         spec = keras.tree.map_structure(tf.TensorSpec.from_tensor, batch)
         return self._pair(f"examples {factor}", Form(), Form(source=again([batch], spec, repeat=True)))
 
+    def other_input(self, name: str, before: tf.data.Dataset, after: tf.data.Dataset) -> Pair:
+        """Times a step that reads its batches from a data set, and one that reads them from another.
+
+        Args:
+            name: A name for this change.
+            before: The data set of the training.
+            after: A data set with such batches.
+        """
+        return self._pair(f"input {name}", *(self._reading(each) for each in (before, after)))
+
+    def from_arrays(self) -> Pair:
+        """Times a step whose batch is in memory, and one whose batches are gathered from arrays in random order."""
+        if self.is_distributed:
+            raise CannotMeasureError("the model runs under a distribution strategy")
+        parts = keras.tree.flatten(self._batch)
+        if not all(isinstance(each, tf.Tensor) and each.shape.rank for each in parts):
+            raise CannotMeasureError("a batch holds other things than arrays of examples")
+        size = int(parts[0].shape[0])
+        arrays = keras.tree.map_structure(lambda each: tf.concat([each] * ARRAYS, 0), self._batch)
+        order = tf.data.Dataset.range(ARRAYS * size).shuffle(ARRAYS * size).repeat().batch(size, drop_remainder=True)
+        gathered = order.map(
+            lambda places: keras.tree.map_structure(lambda each: tf.gather(each, places), arrays), tf.data.AUTOTUNE
+        )
+        return self._pair("arrays", Form(), self._reading(gathered.prefetch(tf.data.AUTOTUNE)))
+
+    def _reading(self, dataset: tf.data.Dataset) -> Form:
+        """Returns the step that reads a data set, again and again."""
+        found = tf.nest.flatten(dataset.element_spec)
+        flat = tf.nest.flatten(self._spec)
+        if len(found) != len(flat):
+            raise CannotMeasureError(f"fit takes {len(flat)} tensors, the data set gives {len(found)}")
+        typed = [tf.TensorSpec(one.shape, other.dtype) for one, other in zip(flat, found, strict=True)]
+        variant = tf.data.experimental.to_variant(dataset.repeat())
+        batches = tf.data.experimental.from_variant(variant, tf.nest.pack_sequence_as(self._spec, typed))
+        if self.is_distributed:
+            batches = self.model.distribute_strategy.experimental_distribute_dataset(batches)
+        return Form(steps=self.model.steps_per_execution, source=iter(batches), waits=True)
+
     @contextlib.contextmanager
     def ready_step(self) -> Iterator[Callable[[], None]]:
         """Yields a function that runs one step in a call of its own, and has traced it already."""
@@ -171,6 +215,8 @@ class Experiments:
                 for turn in range(TURNS):
                     for place in range(len(forms))[:: 1 if turn % 2 else -1]:
                         with self._set(self._settings(forms[place])):
+                            if forms[place].waits:
+                                _samples(calls[place], SETTLES)
                             samples[place] += _samples(calls[place], SECONDS / TURNS)
                     if turn + 1 >= FEWEST and time.perf_counter() - begin > LONGEST:
                         break
@@ -178,7 +224,7 @@ class Experiments:
             raise CannotMeasureError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
         return [
             Timing(
-                ms=1e3 * statistics.median(wall for wall, _ in each) / form.steps,
+                ms=1e3 * (statistics.fmean if form.waits else statistics.median)(wall for wall, _ in each) / form.steps,
                 cpu_ms=1e3 * statistics.fmean(cpu for _, cpu in each) / form.steps,
             )
             for form, each in zip(forms, samples, strict=True)

@@ -1,7 +1,8 @@
-"""Times the data set of a training alone: one batch when nothing else runs, and the same batches from memory."""
+"""Times the data set of a training alone, and builds it again without the work of a stage."""
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from dataclasses import dataclass
@@ -11,13 +12,14 @@ import tensorflow as tf
 
 from tfopt.data.epoch_order import PerEpoch
 from tfopt.data.measurement.measure import measure
+from tfopt.data.measurement.rebuilt import continued, up_to
 from tfopt.data.measurement.report import InputReport
 from tfopt.data.measurement.stages import Stage, stages_of
 from tfopt.diagnosis.experiments import CannotMeasureError, Timing
 
 SECONDS = 1.0
 FEWEST = 4
-# A sample of batches that fits in memory beside everything else.
+# So many batches fit in memory beside everything else.
 SAMPLE = 16
 
 
@@ -26,14 +28,14 @@ class InputTime:
     """What a data set costs without a training.
 
     Attributes:
+        dataset: The data set. While it lives, TensorFlow keeps the functions of its stages.
         batch: Wall and processor time of one batch.
-        from_memory: The same for batches that a cache keeps.
         report: The speed of each stage.
         stages: The stages, the sources first.
     """
 
+    dataset: tf.data.Dataset
     batch: Timing
-    from_memory: Timing
     report: InputReport
     stages: list[Stage]
 
@@ -44,6 +46,23 @@ class InputTime:
     def alone_ms(self, stage: Stage) -> float:
         """Returns the milliseconds per batch of a stage alone."""
         return next((each.batch_ms for each in self.report.stages if each.name == stage.name), 0.0)
+
+    @property
+    def last(self) -> Stage:
+        """The stage that gives the batches."""
+        return self.stages[-1]
+
+    def without_work(self, stage: Stage) -> tf.data.Dataset:
+        """Returns the pipeline without the work of a stage and of all before it: a sample of its outputs is in memory.
+
+        The pipeline has no end.
+        """
+        per_batch = next((each.outputs_per_batch for each in self.report.stages if each.name == stage.name), 1.0)
+        batches = min(max(1e3 * SECONDS / max(self.batch.ms, 1e-3), FEWEST), SAMPLE)
+        sample = up_to(stage).take(math.ceil(batches * per_batch)).cache()
+        for _ in sample:  # a cache is only there after a whole pass
+            pass
+        return continued(stage, self.last, sample.repeat())
 
 
 def start_saved(found: InputTime, smaller: int, batches: int) -> float:
@@ -56,11 +75,12 @@ def start_saved(found: InputTime, smaller: int, batches: int) -> float:
     Raises:
         CannotMeasureError: The pipeline cannot be built again.
     """
-    last = found.stages[-1]
     shuffle = next(each for each in found.stages if each.kind == "shuffle")
     size = shuffle.size or 1
     try:
-        pipelines = [shuffle.with_buffer(last, each) for each in (size, max(size // smaller, 1))]
+        examples = up_to(shuffle.inputs[0])
+        buffers = (size, max(size // smaller, 1))
+        pipelines = [continued(shuffle, found.last, examples.shuffle(each)) for each in buffers]
         if any(each.kind.startswith("cache") for each in found.stages):
             for each in pipelines:
                 _fill(each, batches)
@@ -98,9 +118,7 @@ def input_time(data: Any) -> InputTime:
         batch = _read(dataset)
         report = measure(dataset, seconds=2 * SECONDS)
         stages = list(stages_of(dataset).walk())
-        return InputTime(
-            batch=batch, from_memory=_read(dataset.take(SAMPLE).cache().repeat()), report=report, stages=stages
-        )
+        return InputTime(dataset=dataset, batch=batch, report=report, stages=stages)
     except (tf.errors.OpError, ValueError) as error:
         raise CannotMeasureError(" ".join(str(error).split())[:200]) from error
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import statistics
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +20,6 @@ from tfopt.hardware import Hardware
 from tfopt.profiling.cost import Efficiency, TrainCost, efficiency, train_cost
 from tfopt.report import StepBreakdown
 
-# Bytes that each thread hashes to count the cores: some 20 ms.
-HASHED = 2**25
 # The step competes with the input pipeline for the processor if it takes so much longer than alone.
 COMPETES, COMPETES_MS = 1.15, 0.3
 
@@ -183,15 +178,39 @@ class Measured:
         new = (rest + self.call_ms * (1 - pair.saved)) / factor + parts.input_ms
         return min(max(1 - new / parts.step_ms, 0.0), 1.0), 1 - pair.saved
 
-    def step_with_input(self, wall_ms: float, cpu_ms: float) -> float:
-        """Returns the step time if a batch took this time alone and were prepared while a step runs.
+    def gain_of_input(self, name: str, change: Callable[[InputTime], tf.data.Dataset]) -> float:
+        """Returns the share of the step that another input saves: the step is timed with either.
 
-        The slower of the two sides decides. Both need processor cores, which a step on a GPU hardly does.
+        Args:
+            name: A name for the change.
+            change: Returns the changed data set.
         """
-        parts = self.breakdown
-        rest = parts.step_ms - parts.input_ms
-        rest_cpu = self.experiments.in_graph().after.cpu_ms + parts.host_ms
-        return max(rest, wall_ms, (rest_cpu + cpu_ms) / free_cores(self.hardware.logical_cores))
+        if isinstance(self.input, CannotMeasureError):
+            raise self.input
+        try:
+            pair = self.experiments.other_input(name, self.input.dataset, change(self.input))
+        except (tf.errors.OpError, ValueError, TypeError) as error:
+            raise CannotMeasureError(" ".join(str(error).split())[:200]) from error
+        return max(pair.saved, 0.0) * self._in_calls
+
+    def gain_of_arrays(self) -> float:
+        """Returns the share of the step that is saved if the examples are in arrays."""
+        pair = self.experiments.from_arrays()
+        return max(1 - (self._gap_ms + pair.after.ms) / self._steady_ms, 0.0)
+
+    @property
+    def _gap_ms(self) -> float:
+        return _gap_ms(self.left_alone)
+
+    @property
+    def _steady_ms(self) -> float:
+        """Time of a step without the starts of epochs, which become shorter with the input."""
+        return self.breakdown.step_ms - self.start_ms
+
+    @property
+    def _in_calls(self) -> float:
+        """The share of the step that is spent in calls of the training function, with their waits."""
+        return max(1 - self._gap_ms / self._steady_ms, 0.0)
 
 
 def _breakdown(measured: Measured) -> StepBreakdown:
@@ -234,30 +253,6 @@ def _breakdown(measured: Measured) -> StepBreakdown:
         replica_ms=replicas,
         unavailable=unavailable,
     )
-
-
-@functools.cache
-def free_cores(logical_cores: int) -> float:
-    """Returns how many times as much all cores compute as one, at this moment.
-
-    It is less than their number with hyper-threads, and if other programs run.
-
-    Args:
-        logical_cores: Number of logical cores that this process may use.
-    Example:
-        >>> 0.5 < free_cores(1) < 1.5
-        True
-    """
-    data = bytes(HASHED)
-
-    def seconds(threads: int) -> float:
-        with ThreadPoolExecutor(threads) as pool:
-            begin = time.perf_counter()
-            list(pool.map(lambda _: hashlib.sha256(data).digest(), range(threads)))  # it releases Python's lock
-            return time.perf_counter() - begin
-
-    rounds = [logical_cores * seconds(1) / seconds(logical_cores) for _ in range(5)]
-    return statistics.median(rounds)
 
 
 def comes_from_python(data: Any) -> bool:

@@ -61,9 +61,9 @@ def doctor_command(words: list[str]) -> int:
         print(HELP, end="")  # noqa: T201
         return SUCCESS if words else WRONG_USE
     own, asked = split_at_script(words, SWITCHES)
+    options = parse_words(DoctorOptions, own, "tfopt doctor")  # first: a wrong option may have taken the script's place
     if not asked:
         raise ConfigError(f"A script or a recipe must be named. Received: {' '.join(words)}. Write tfopt doctor NAME.")
-    options = parse_words(DoctorOptions, own, "tfopt doctor")
     if options.steps < 4:
         raise ConfigError(f"steps must be at least 4. Received: steps={options.steps}. Leave it out for 100.")
     for flag, directory in (("--out", options.out), ("--trace", options.trace)):
@@ -76,6 +76,8 @@ def doctor_command(words: list[str]) -> int:
                 "--apply is for recipes. Received: a script. Use tfopt accelerate to change its settings."
             )
         return _script(target, rest, options)
+    if Path(target).is_dir():
+        raise ConfigError(f"A script or a recipe must be named. Received: {target}, a directory. Name a file in it.")
     if rest:
         raise ConfigError(f"A recipe takes no further words. Received: {' '.join(rest)}. Put the options before it.")
     return _recipe(target, options)

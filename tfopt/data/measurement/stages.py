@@ -99,7 +99,7 @@ class Stage:
     @property
     def element_spec(self) -> tuple[tf.TensorSpec, ...]:
         """The shapes and types of its outputs."""
-        return _spec(self.node)
+        return element_spec(self.node)
 
     @property
     def is_passive(self) -> bool:
@@ -135,32 +135,7 @@ class Stage:
         # A partial: TensorFlow counts the traces of a Python function over all stages, and warns at too many.
         made = tf.function(functools.partial(build), autograph=False)
         variants = [tf.data.experimental.to_variant(feed) for feed in feeds]
-        return tf.data.experimental.from_variant(made(*variants), _spec(self.node))
-
-    def with_buffer(self, last: Stage, size: int) -> tf.data.Dataset:
-        """Returns the whole pipeline as a data set in which this shuffle has a buffer of another size.
-
-        Args:
-            last: The last stage of the pipeline.
-            size: Number of elements.
-        """
-        graph = tf.compat.v1.GraphDef()
-        graph.CopyFrom(self.graph)
-        kept = [node for node in graph.node if node.op != "_Retval"]
-        del graph.node[:]
-        graph.node.extend(kept)
-        buffer = graph.node.add(name="other_buffer_size", op="Const")
-        buffer.attr["dtype"].type = tf.int64.as_datatype_enum
-        buffer.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(size, tf.int64))
-        own = next(node for node in graph.node if node.name == self.node.name)
-        own.input[1] = buffer.name
-
-        def build() -> tf.Tensor:
-            (made,) = tf.graph_util.import_graph_def(graph, return_elements=[f"{last.node.name}:0"], name="")
-            return made
-
-        made = tf.function(functools.partial(build), autograph=False)
-        return tf.data.experimental.from_variant(made(), _spec(last.node))
+        return tf.data.experimental.from_variant(made(*variants), element_spec(self.node))
 
     def walk(self) -> Iterator[Stage]:
         """Yields the stages of this pipeline, the sources first."""
@@ -260,7 +235,8 @@ def _copy(node: Any, known: dict[str, Any], graph: Any) -> None:
         _copy(known[_node_name(name)], known, graph)
 
 
-def _spec(node: Any) -> tuple[tf.TensorSpec, ...]:
+def element_spec(node: Any) -> tuple[tf.TensorSpec, ...]:
+    """Returns the shapes and types of the elements of a stage, from its node."""
     # `in` first: looking a missing attribute up would add it to the node, empty.
     types = next(node.attr[name].list.type for name in ("output_types", "Toutput_types") if name in node.attr)
     shapes = node.attr["output_shapes"].list.shape

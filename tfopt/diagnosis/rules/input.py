@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.data.measurement.rebuilt import in_float32, in_parallel
 from tfopt.data.measurement.stages import Stage
 from tfopt.diagnosis.experiments import CannotMeasureError
 from tfopt.diagnosis.input_time import InputTime, start_saved
@@ -30,6 +31,7 @@ BATCHED = 3
 # A stage that takes less of the time of a batch is not what makes it slow.
 COMPUTING = 0.2
 COMPUTES = ("map", "map and batch", "filter", "interleave", "flat_map", "TFRecord files", "text files", "record files")
+AUTOTUNE = tf.data.AUTOTUNE
 KEEPS = ("cache", "cache on disk", "arrays in memory")
 
 
@@ -47,7 +49,10 @@ def slow_generator(measured: Measured) -> Diagnosis | str:
     )
     if isinstance(data, keras.utils.PyDataset) and not data.use_multiprocessing:
         advice += f". Or give the PyDataset workers={max(4, 2 * workers)}, use_multiprocessing=True"
-    return _of_input(measured, "python_generator", f"{source} makes the batches in Python, {how}", 0.0, 0.0, advice)
+    title = f"{source} makes the batches in Python, {how}"
+    if comes_from_python(data):
+        return _of_input(measured, "python_generator", title, measured.gain_of_arrays, advice)
+    return _of_input(measured, "python_generator", title, _without(measured, _limiting(measured)[0]), advice)
 
 
 def full_shuffle(measured: Measured) -> Diagnosis | str:
@@ -64,7 +69,7 @@ def full_shuffle(measured: Measured) -> Diagnosis | str:
     saved = start_saved(found, SMALLER_BUFFER, measured.batches_per_epoch)
     if saved < SOONER:
         return f"a buffer of a {SMALLER_BUFFER}th of its size would fill in {1 - saved:.0%} of the time"
-    new = measured.step_with_input(found.batch.ms, found.batch.cpu_ms)
+    new = max(parts.step_ms - parts.input_ms, found.batch.ms)  # a smaller buffer does not make batches sooner
     return Diagnosis(
         cause="shuffle_buffer",
         title=f"every epoch begins with filling a shuffle buffer of {size:,} elements",
@@ -78,38 +83,43 @@ def full_shuffle(measured: Measured) -> Diagnosis | str:
 
 def wide_dtype(measured: Measured) -> Diagnosis | str:
     """The pipeline computes in 64 bits what the model takes in 32."""
-    stage, found = _limiting(measured)
+    stage, _ = _limiting(measured)
     if not _is_wide(stage):
         return f"{stage.name} does not compute in float64"
-    saved = found.alone_ms(stage) / 2  # half of the bytes
-    return _of_stage(measured, "float64", f"{stage.name} computes in float64 on the host", saved, (
-        "cast to tf.float32 before computing: tf.cast(image, tf.float32). The model computes in float32"
-    ))  # fmt: skip
+    return _of_input(
+        measured, "float64", f"{stage.name} computes in float64 on the host",
+        lambda: measured.gain_of_input("float32", lambda found: in_float32(found.last)),
+        "cast to tf.float32 before computing: tf.cast(image, tf.float32). The model computes in float32",
+    )  # fmt: skip
 
 
 def slow_map(measured: Measured) -> Diagnosis | str:
     """A stage handles one element at a time."""
-    stage, found = _limiting(measured)
+    stage, _ = _limiting(measured)
     if stage.calls_python:
-        saved = found.alone_ms(stage)
         words = f"{stage.name} runs Python code, one call at a time"
-        return _of_stage(measured, "slow_map", words, saved, "write it in TensorFlow, or convert the examples once")
+        advice = "write it in TensorFlow, or convert the examples once"
+        return _of_input(measured, "slow_map", words, _without(measured, stage), advice)
     if not stage.is_serial:
         return f"{stage.name} runs in parallel"
     cores = measured.hardware.logical_cores
-    saved = found.alone_ms(stage) * (1 - 1 / cores)
     words = f"{stage.name} handles one element at a time on a machine with {cores} cores"
     advice = f"{stage.kind}(..., num_parallel_calls=tf.data.AUTOTUNE) and .prefetch(tf.data.AUTOTUNE) at the end"
-    return _of_stage(measured, "slow_map", words, saved, advice)
+    if stage.kind != "map":
+        return _of_input(measured, "slow_map", words, _without(measured, stage, 1 - 1 / cores), advice)
+
+    def gain() -> float:
+        return measured.gain_of_input("parallel", lambda found: in_parallel(stage, found.last).prefetch(AUTOTUNE))
+
+    return _of_input(measured, "slow_map", words, gain, advice)
 
 
 def host_augmentation(measured: Measured) -> Diagnosis | str:
     """The processor changes examples at random, which the GPU could do."""
-    stage, found = _limiting(measured)
+    stage, _ = _limiting(measured)
     if not stage.is_random:
         return f"{stage.name} draws no random numbers"
     on_gpu = bool(measured.hardware.gpus)
-    saved = found.alone_ms(stage) * (1.0 if on_gpu else 1 - 1 / BATCHED)
     on_device = (
         "augment on the device: tfopt.compile(..., augment=tfopt.data.AugmentConfig(...)), or a Keras layer such as "
         "RandomFlip at the start of the model"
@@ -119,7 +129,8 @@ def host_augmentation(measured: Measured) -> Diagnosis | str:
         "outputs=CLASSES) in a map after batch"
     )
     advice = on_device if on_gpu else in_batches
-    return _of_stage(measured, "host_augmentation", f"{stage.name} augments on the processor", saved, advice)
+    gain = _without(measured, stage, 1.0 if on_gpu else 1 - 1 / BATCHED)
+    return _of_input(measured, "host_augmentation", f"{stage.name} augments on the processor", gain, advice)
 
 
 def no_cache(measured: Measured) -> Diagnosis | str:
@@ -141,8 +152,7 @@ def no_cache(measured: Measured) -> Diagnosis | str:
         measured,
         "no_cache",
         f"{stage.name} computes the same examples in every epoch",
-        found.from_memory.ms,
-        found.from_memory.cpu_ms,
+        _without(measured, stage),
         ".cache() after the map, before shuffle and augmentation; .cache(FILE) if the examples do not fit in memory",
         {"data.cache": "memory"},
     )
@@ -156,7 +166,8 @@ def no_prefetch(measured: Measured) -> Diagnosis | str:
     if stage.is_serial or stage.calls_python or stage.kind == "generator":
         return f"{stage.name} is serial; see slow_map"
     return _of_input(
-        measured, "no_prefetch", "a batch is made only when the step asks for it", found.batch.ms, found.batch.cpu_ms,
+        measured, "no_prefetch", "a batch is made only when the step asks for it",
+        lambda: measured.gain_of_input("prefetch", lambda found: found.dataset.prefetch(AUTOTUNE)),
         ".prefetch(tf.data.AUTOTUNE) at the end of the pipeline",
     )  # fmt: skip
 
@@ -171,12 +182,10 @@ def input_bound(measured: Measured) -> Diagnosis | str:
     if parts.input_ms < LEAST_MS:
         return f"the step waits {parts.input_ms:.2g} ms for its batch"
     alone = measured.input
-    wall, cpu = (
-        (0.0, 0.0) if isinstance(alone, CannotMeasureError) else (alone.from_memory.ms, alone.from_memory.cpu_ms)
-    )
     slowest = "" if isinstance(alone, CannotMeasureError) else f"; the slowest stage is {alone.report.slowest}"
     return _of_input(
-        measured, "input_bound", f"the step waits for its batch{slowest}", wall, cpu,
+        measured, "input_bound", f"the step waits for its batch{slowest}",
+        lambda: measured.gain_of_input("from memory", lambda found: found.without_work(found.last)),
         "use more processor cores or a tf.data service (tfopt data serve), smaller images, or examples converted once "
         f"to TFRecord files; a batch takes {parts.input_alone_ms or 0:.3g} ms alone",
     )  # fmt: skip
@@ -192,22 +201,16 @@ def _result(rule: Callable[[Measured], Diagnosis | str], measured: Measured) -> 
 SPECIFIC = (full_shuffle, slow_generator, wide_dtype, slow_map, host_augmentation, no_cache, no_prefetch)
 
 
-def _of_stage(measured: Measured, cause: str, title: str, saved_ms: float, advice: str) -> Diagnosis | str:
-    """Returns a diagnosis for a stage that will take less time, and no longer while the step waits."""
-    found = _input(measured)
-    left = max(found.batch.ms - saved_ms, found.from_memory.ms)
-    # Parallel calls share the same work over the cores. What a stage no longer does, it no longer computes.
-    parallel = cause == "slow_map" and "one element at a time" in title
-    cpu = found.batch.cpu_ms if parallel else found.batch.cpu_ms * share(left, found.batch.ms)
-    return _of_input(measured, cause, title, left, cpu, advice)
+def _without(measured: Measured, stage: Stage, part: float = 1.0) -> Callable[[], float]:
+    """Returns a function that measures what the step gains if a stage takes no time, or loses this part of it."""
+    return lambda: part * measured.gain_of_input(stage.name, lambda found: found.without_work(stage))
 
 
 def _of_input(
     measured: Measured,
     cause: str,
     title: str,
-    wall_ms: float,
-    cpu_ms: float,
+    gain: Callable[[], float],
     advice: str,
     settings: dict[str, int | bool | str] | None = None,
 ) -> Diagnosis | str:
@@ -215,14 +218,16 @@ def _of_input(
     waits = share(parts.input_ms, parts.step_ms)
     if waits < WAITS:
         return f"the step waits for its batch for {waits:.1%} of its time"
-    new = measured.step_with_input(wall_ms, cpu_ms)
-    steady = parts.step_ms - measured.start_ms  # the start of an epoch becomes shorter with the input
+    try:
+        saved = gain()
+    except CannotMeasureError:  # such a pipeline cannot be built again: the waits are what can be saved
+        saved = waits
     return Diagnosis(
         cause=cause,
         title=title,
         evidence=f"the step waits for {waits:.0%} of its time, {parts.input_ms:.3g} of {parts.step_ms:.3g} ms "
         f"(threshold {WAITS:.0%})",
-        gain=share(steady - new, steady),
+        gain=share(saved, 1.0),
         advice=advice,
         settings=settings or {},
     )
