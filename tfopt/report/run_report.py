@@ -75,9 +75,11 @@ class Utilization(Record):
     def __str__(self) -> str:
         lasted = self.seconds[-1] if self.seconds else 0.0
         lines = [f"{self.source}: {len(self.seconds)} samples in {lasted:.1f} s"]
+        # A rate needs two samples, and the last one may come when a program has ended.
+        missing = "the time was too short" if len(self.seconds) < 3 else "no value could be read"
         for name in dict.fromkeys([*self.series, *self.unavailable]):
             known = [value for value in self.series.get(name, ()) if value is not None]
-            why = self.unavailable.get(name, "no value could be read")
+            why = self.unavailable.get(name, missing)
             lines.append(f"  {name:32} {_in_short(name, known) if known else f'unavailable ({why})'}")
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 

@@ -56,7 +56,8 @@ class EpochLogs:
 
     def begin(self) -> None:
         """Starts an epoch."""
-        self._first = len(self._sampling.samples)
+        before = self._sampling.samples.so_far()
+        self._after_s = before[-1][0] if before else -math.inf
         self._wall, self._processor = time.perf_counter(), time.process_time()
 
     def end(self) -> dict[str, float]:
@@ -68,7 +69,7 @@ class EpochLogs:
         return {name: figures[name] if name in figures else self._figure(*OF_GPUS[name]) for name in self._names}
 
     def _known_names(self) -> list[str]:
-        series = {name for _, figures in list(self._sampling.samples) for name in figures}
+        series = {name for _, figures in self._sampling.samples.so_far() for name in figures}
         given = {re.sub(r"^gpu\d+_", "", name) for name in series - set(self._sampling.unavailable)}
         has_gpus = any(re.fullmatch(r"gpu\d+_gpu_utilization_percent", name) for name in series)
         return [
@@ -77,14 +78,16 @@ class EpochLogs:
         ]
 
     def _figure(self, plain: str, combine: Combine) -> float:
-        samples, first = self._sampling.samples, self._first
-        own = [figures for _, figures in samples[first:] or samples[-1:]]
+        samples = self._sampling.samples.so_far()
+        own = [figures for seconds, figures in samples if seconds > self._after_s]
+        earlier = [figures for seconds, figures in samples if seconds <= self._after_s]
+        own = own or earlier[-1:]
         names = {name for sample in own for name in sample if re.fullmatch(rf"gpu\d+_{plain}", name)}
         of_gpus = []
         for name in names:
             known = [value for sample in own if (value := sample.get(name)) is not None]
             if known and name.endswith("_joules"):  # it counts up, also before the first sample of the epoch
-                before = (samples[place][1].get(name) for place in range(first - 1, -1, -1))
+                before = (figures.get(name) for figures in reversed(earlier))
                 of_gpus.append(known[-1] - next((value for value in before if value is not None), known[0]))
             elif known:
                 of_gpus.append(statistics.fmean(known))

@@ -16,7 +16,8 @@ from pathlib import Path
 from types import FrameType
 
 from tfopt.compat.frames import frame_of_thread
-from tfopt.profiling.monitoring.readers import Figures, Reader
+from tfopt.profiling.monitoring.readers import Reader
+from tfopt.profiling.monitoring.samples import Samples
 from tfopt.profiling.monitoring.workers import WorkerFile
 from tfopt.report import Utilization
 
@@ -52,7 +53,7 @@ class Sampling:
         path: Path | None = None,
     ) -> None:
         self.source = f"no answer within {ANSWER_S:.0f} s"
-        self.samples: list[tuple[float, Figures]] = []
+        self.samples = Samples()
         self.failures: Counter[str] = Counter()
         self._open_reader, self._interval_s, self._path = open_reader, interval_s, path
         self._reader: Reader | None = None
@@ -141,7 +142,7 @@ class Sampling:
             self.failures[f"{type(error).__name__}: {error}"] += 1
             figures = {}
         if not self._given_up:
-            self.samples.append((time.perf_counter() - self._began, figures))
+            self.samples.add(time.perf_counter() - self._began, figures)
             if self._file is not None:
                 self._file.write(figures)
 
@@ -153,7 +154,7 @@ class Sampling:
 def timeline(samplings: Iterable[Sampling]) -> Utilization:
     """Returns the samples of one sampling after the other as one record."""
     every = list(samplings)
-    samples = [sample for each in every for sample in list(each.samples)]  # the thread may add one at the same time
+    samples = [sample for each in every for sample in each.samples.so_far()]
     names = dict.fromkeys(name for _, figures in samples for name in figures)
     unavailable: dict[str, str] = {}
     for each in every:
