@@ -227,7 +227,7 @@ def host_copies(mended: bool) -> int:
                 self.look()
 
     x, y = rows(2048)
-    mlp(1024, depth=4, optimizer="sgd").fit(x, y, batch_size=32, epochs=3, verbose=0, callbacks=[Norms()])
+    mlp(1024, depth=4, optimizer="sgd").fit(x, y, batch_size=32, epochs=5, verbose=0, callbacks=[Norms()])
     return 2048
 
 

@@ -65,30 +65,37 @@ class InputTime:
         return continued(stage, self.last, sample.repeat())
 
 
-def start_saved(found: InputTime, smaller: int, batches: int) -> float:
-    """Returns the share of the wait for the first batch that a smaller shuffle buffer saves.
+def with_buffer(found: InputTime, smaller: int) -> tuple[tf.data.Dataset, tf.data.Dataset]:
+    """Returns a pipeline with its shuffle, and the same with a smaller buffer.
 
     Args:
         found: A pipeline with a shuffle.
         smaller: Part of the size that the buffer gets: 16 is a sixteenth.
-        batches: Number of batches of an epoch.
-    Raises:
-        CannotMeasureError: The pipeline cannot be built again.
     """
     shuffle = next(each for each in found.stages if each.kind == "shuffle")
-    size = shuffle.size or 1
+    size, examples = shuffle.size or 1, up_to(shuffle.inputs[0])
+    one, other = (continued(shuffle, found.last, examples.shuffle(each)) for each in (size, max(size // smaller, 1)))
+    return one, other
+
+
+def start_saved(before: tf.data.Dataset, after: tf.data.Dataset, fill: int = 0) -> float:
+    """Returns the share of the wait for the first batch that another pipeline saves.
+
+    Args:
+        before, after: The pipelines.
+        fill: Number of batches that are read before, so that caches are full.
+    Raises:
+        CannotMeasureError: A pipeline cannot be read.
+    """
+    pipelines = (before, after)
     try:
-        examples = up_to(shuffle.inputs[0])
-        buffers = (size, max(size // smaller, 1))
-        pipelines = [continued(shuffle, found.last, examples.shuffle(each)) for each in buffers]
-        if any(each.kind.startswith("cache") for each in found.stages):
-            for each in pipelines:
-                _fill(each, batches)
+        for each in pipelines if fill else ():
+            _fill(each, fill)
         rounds = [[_start_s(each) for each in pipelines] for _ in range(FEWEST)]
     except (tf.errors.OpError, ValueError, TypeError) as error:
         raise CannotMeasureError(" ".join(str(error).split())[:200]) from error
-    before, after = (statistics.median(times) for times in zip(*rounds, strict=True))
-    return max(1 - after / before, 0.0)
+    first, other = (statistics.median(times) for times in zip(*rounds, strict=True))
+    return max(1 - other / first, 0.0)
 
 
 def _start_s(dataset: tf.data.Dataset) -> float:
@@ -101,7 +108,7 @@ def _fill(dataset: tf.data.Dataset, batches: int) -> None:
     """Reads an epoch, which fills a cache, as far as that takes no more than some seconds."""
     begin = time.perf_counter()
     for number, _ in enumerate(dataset):
-        if number >= batches or time.perf_counter() - begin > 3 * SECONDS:
+        if number + 1 >= batches or time.perf_counter() - begin > 3 * SECONDS:
             return
 
 

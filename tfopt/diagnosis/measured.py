@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.diagnosis.experiments import CannotMeasureError, Experiments
-from tfopt.diagnosis.input_time import InputTime, input_time
+from tfopt.diagnosis.input_time import InputTime, input_time, start_saved
 from tfopt.diagnosis.replicas import exchange_ms, replica_ms
 from tfopt.diagnosis.watching.observation import Call, Observation
 from tfopt.errors import TfoptError
@@ -22,6 +22,8 @@ from tfopt.report import StepBreakdown
 
 # The step competes with the input pipeline for the processor if it takes so much longer than alone.
 COMPETES, COMPETES_MS = 1.15, 0.3
+# The starts of epochs are measured with another input if they take this share of the step.
+STARTS = 0.05
 
 
 @dataclass
@@ -148,7 +150,8 @@ class Measured:
             beyond = [1e3 * call.period_s - self.period_ms * call.steps for call in untouched]
         else:
             beyond = [1e3 * call.wait_s - self.wait_ms * call.steps for call in firsts if call.wait_s is not None]
-        return max(statistics.fmean(beyond), 0.0) / self.batches_per_epoch if beyond else 0.0
+        # Not the mean: TensorFlow may take a second, once in ten epochs, to end the iterators of several replicas.
+        return max(statistics.median_low(beyond), 0.0) / self.batches_per_epoch if beyond else 0.0
 
     @functools.cached_property
     def period_ms(self) -> float:
@@ -187,16 +190,20 @@ class Measured:
         """
         if isinstance(self.input, CannotMeasureError):
             raise self.input
+        before = self.input.dataset
         try:
-            pair = self.experiments.other_input(name, self.input.dataset, change(self.input))
+            after = change(self.input)
+            pair = self.experiments.other_input(name, before, after)
         except (tf.errors.OpError, ValueError, TypeError) as error:
             raise CannotMeasureError(" ".join(str(error).split())[:200]) from error
-        return max(pair.saved, 0.0) * self._in_calls
+        starts = share(self.start_ms, self.breakdown.step_ms)
+        saved = starts * start_saved(before, after) if starts >= STARTS else 0.0
+        return saved + share(self._steady_ms - self._gap_ms, self.breakdown.step_ms) * max(pair.saved, 0.0)
 
     def gain_of_arrays(self) -> float:
         """Returns the share of the step that is saved if the examples are in arrays."""
         pair = self.experiments.from_arrays()
-        return max(1 - (self._gap_ms + pair.after.ms) / self._steady_ms, 0.0)
+        return share(self._steady_ms - self._gap_ms - pair.after.ms, self.breakdown.step_ms)
 
     @property
     def _gap_ms(self) -> float:
@@ -204,13 +211,8 @@ class Measured:
 
     @property
     def _steady_ms(self) -> float:
-        """Time of a step without the starts of epochs, which become shorter with the input."""
+        """Time of a step without the starts of epochs."""
         return self.breakdown.step_ms - self.start_ms
-
-    @property
-    def _in_calls(self) -> float:
-        """The share of the step that is spent in calls of the training function, with their waits."""
-        return max(1 - self._gap_ms / self._steady_ms, 0.0)
 
 
 def _breakdown(measured: Measured) -> StepBreakdown:
@@ -263,6 +265,16 @@ def comes_from_python(data: Any) -> bool:
         (True, False)
     """
     return isinstance(data, Iterator | keras.utils.PyDataset)
+
+
+def share(part: float, whole: float) -> float:
+    """Returns a share between 0 and 1.
+
+    Example:
+        >>> share(3, 4), share(-1, 4)
+        (0.75, 0.0)
+    """
+    return min(max(part / whole, 0.0), 1.0) if whole else 0.0
 
 
 def _mean_ms(calls: list[Call], name: str) -> float:

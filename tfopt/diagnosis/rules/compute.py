@@ -6,9 +6,8 @@ import keras
 import tensorflow as tf
 
 from tfopt.diagnosis.experiments import CannotMeasureError, timing
-from tfopt.diagnosis.measured import Measured
+from tfopt.diagnosis.measured import Measured, share
 from tfopt.diagnosis.rules import device
-from tfopt.diagnosis.rules.rule import share
 from tfopt.models.structure import layer_path, layers_inside
 from tfopt.profiling.tensor_cores import Misalignment, tensor_core_alignment
 from tfopt.report import Diagnosis

@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from tfopt.data.measurement.stages import PYTHON_OPS
 from tfopt.diagnosis.experiments import IN_ONE_CALL, CannotMeasureError
-from tfopt.diagnosis.measured import Measured
-from tfopt.diagnosis.rules.rule import share
+from tfopt.diagnosis.measured import Measured, share
 from tfopt.report import Diagnosis
 
 # Below these shares of the step a change is not worth it.

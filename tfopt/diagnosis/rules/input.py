@@ -11,9 +11,9 @@ import tensorflow as tf
 from tfopt.data.measurement.rebuilt import in_float32, in_parallel
 from tfopt.data.measurement.stages import Stage
 from tfopt.diagnosis.experiments import CannotMeasureError
-from tfopt.diagnosis.input_time import InputTime, start_saved
-from tfopt.diagnosis.measured import Measured, comes_from_python
-from tfopt.diagnosis.rules.rule import AbsentError, share
+from tfopt.diagnosis.input_time import InputTime, start_saved, with_buffer
+from tfopt.diagnosis.measured import Measured, comes_from_python, share
+from tfopt.diagnosis.rules.rule import AbsentError
 from tfopt.report import Diagnosis
 
 # Waiting for less than this share of the step is not worth a change.
@@ -66,7 +66,12 @@ def full_shuffle(measured: Measured) -> Diagnosis | str:
     if stage is None:
         return "there is no shuffle"
     size, parts = stage.size or 0, measured.breakdown
-    saved = start_saved(found, SMALLER_BUFFER, measured.batches_per_epoch)
+    keeps = any(each.kind.startswith("cache") for each in found.stages)
+    try:
+        one, other = with_buffer(found, SMALLER_BUFFER)
+    except (tf.errors.OpError, ValueError, TypeError) as error:
+        raise CannotMeasureError(" ".join(str(error).split())[:200]) from error
+    saved = start_saved(one, other, measured.batches_per_epoch if keeps else 0)
     if saved < SOONER:
         return f"a buffer of a {SMALLER_BUFFER}th of its size would fill in {1 - saved:.0%} of the time"
     new = max(parts.step_ms - parts.input_ms, found.batch.ms)  # a smaller buffer does not make batches sooner

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tfopt.diagnosis.measured import Measured
-from tfopt.diagnosis.rules.rule import share
+from tfopt.diagnosis.measured import Measured, share
 from tfopt.report import Diagnosis
 
 SLOWER, EXCHANGE = 1.2, 0.2

@@ -34,13 +34,3 @@ class Rule:
 
 class AbsentError(Exception):
     """The cause is absent; the message is the figure that says so."""
-
-
-def share(part: float, whole: float) -> float:
-    """Returns a share between 0 and 1.
-
-    Example:
-        >>> share(3, 4), share(-1, 4)
-        (0.75, 0.0)
-    """
-    return min(max(part / whole, 0.0), 1.0) if whole else 0.0
