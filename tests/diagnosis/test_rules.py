@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfopt.data.measurement.stages import stages_of
 from tfopt.diagnosis import experiments
 from tfopt.diagnosis.experiments import CannotMeasureError
 from tfopt.diagnosis.hook import DoctorHook
-from tfopt.diagnosis.input_time import input_time, start_saved
+from tfopt.diagnosis.input_time import input_time, smaller_buffer, start_saved
 from tfopt.diagnosis.measured import Measured
 from tfopt.diagnosis.rules import compute, device
 from tfopt.diagnosis.watching.observation import Call, Observation
@@ -111,8 +112,12 @@ def test_a_shuffle_is_timed_with_a_smaller_buffer():
     def slow(number):
         return tf.cast(number, tf.float32) + 0 * tf.reduce_sum(tf.random.normal((100, 100)))
 
-    data = tf.data.Dataset.range(2000).map(slow).shuffle(1600).batch(20)
-    assert start_saved(input_time(data), 16, 100) > 0.5
+    data = tf.data.Dataset.range(600).map(slow).shuffle(480).batch(20)
+    found = input_time(data)
+    smaller = smaller_buffer(found, 16)
+    assert [each.size for each in stages_of(smaller).walk() if each.kind == "shuffle"] == [30]
+    assert sorted(np.concatenate([batch[0] for batch in smaller.as_numpy_iterator()])) == list(range(600))
+    assert start_saved(data, smaller) > 0.5
 
 
 def test_parts_that_do_not_add_up_say_so():

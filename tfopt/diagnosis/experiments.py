@@ -160,6 +160,39 @@ class Experiments:
         """
         return self._pair(f"input {name}", *(self._reading(each) for each in (before, after)))
 
+    def whole_epochs(self, name: str, before: tf.data.Dataset, after: tf.data.Dataset, batches: int) -> Pair:
+        """Times the steps of whole epochs, with the starts of their data sets.
+
+        Args:
+            name: A name for this change.
+            before: The data set of the training.
+            after: A data set with such batches, perhaps without an end.
+            batches: Number of batches of an epoch.
+        """
+        name = f"epochs {name}"
+        if name not in self._done:
+            asked = self.model.steps_per_execution
+            calls = max(batches // asked, 1)
+            sources = [self._typed(each) for each in (before, after)]
+            seconds: list[list[float]] = [[] for _ in sources]
+            try:
+                with unchanged(self.model), self._set({"steps_per_execution": asked}):
+                    self.model.make_train_function(force=True)
+                    function: Callable[[Any], Any] = self.model.train_function
+                    begin = time.perf_counter()
+                    for turn in range(TURNS + 1):  # the first one traces, and fills caches
+                        for place in range(2)[:: 1 if turn % 2 else -1]:
+                            seconds[place].append(_epoch_s(function, sources[place], calls))
+                        if turn >= FEWEST and time.perf_counter() - begin > LONGEST:
+                            break
+            except (tf.errors.OpError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
+                raise CannotMeasureError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+            one, other = (
+                Timing(ms=1e3 * statistics.median(each[1:]) / (calls * asked), cpu_ms=0.0) for each in seconds
+            )
+            self._done[name] = Pair(before=one, after=other)
+        return self._done[name]
+
     def from_arrays(self) -> Pair:
         """Times a step whose batch is in memory, and one whose batches are gathered from arrays in random order."""
         if self.is_distributed:
@@ -177,16 +210,20 @@ class Experiments:
 
     def _reading(self, dataset: tf.data.Dataset) -> Form:
         """Returns the step that reads a data set, again and again."""
+        return Form(steps=self.model.steps_per_execution, source=iter(self._typed(dataset.repeat())), waits=True)
+
+    def _typed(self, dataset: tf.data.Dataset) -> Any:
+        """Returns a data set whose batches have the structure of those of `fit`, divided over the replicas."""
         found = tf.nest.flatten(dataset.element_spec)
         flat = tf.nest.flatten(self._spec)
         if len(found) != len(flat):
             raise CannotMeasureError(f"fit takes {len(flat)} tensors, the data set gives {len(found)}")
         typed = [tf.TensorSpec(one.shape, other.dtype) for one, other in zip(flat, found, strict=True)]
-        variant = tf.data.experimental.to_variant(dataset.repeat())
+        variant = tf.data.experimental.to_variant(dataset)
         batches = tf.data.experimental.from_variant(variant, tf.nest.pack_sequence_as(self._spec, typed))
         if self.is_distributed:
-            batches = self.model.distribute_strategy.experimental_distribute_dataset(batches)
-        return Form(steps=self.model.steps_per_execution, source=iter(batches), waits=True)
+            return self.model.distribute_strategy.experimental_distribute_dataset(batches)
+        return batches
 
     @contextlib.contextmanager
     def ready_step(self) -> Iterator[Callable[[], None]]:
@@ -293,6 +330,18 @@ def _samples(call: Callable[[], Any], seconds: float) -> list[tuple[float, float
         call()
         found.append((time.perf_counter() - start, time.process_time() - cpu))
     return found
+
+
+def _epoch_s(function: Callable[[Any], Any], dataset: Any, calls: int) -> float:
+    """Returns the seconds of so many calls of a training function, from the start of the data set's iterator."""
+    begin = time.perf_counter()
+    iterator = iter(dataset)
+    for _ in range(calls):
+        try:
+            _finish(function(iterator))
+        except (StopIteration, tf.errors.OutOfRangeError):  # the last batches are too few for a call
+            break
+    return time.perf_counter() - begin
 
 
 def _finish(outputs: Any) -> None:

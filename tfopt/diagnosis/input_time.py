@@ -65,17 +65,21 @@ class InputTime:
         return continued(stage, self.last, sample.repeat())
 
 
-def with_buffer(found: InputTime, smaller: int) -> tuple[tf.data.Dataset, tf.data.Dataset]:
-    """Returns a pipeline with its shuffle, and the same with a smaller buffer.
+def smaller_buffer(found: InputTime, smaller: int) -> tf.data.Dataset:
+    """Returns a pipeline with a smaller shuffle.
 
     Args:
         found: A pipeline with a shuffle.
         smaller: Part of the size that the buffer gets: 16 is a sixteenth.
+    Raises:
+        CannotMeasureError: The pipeline cannot be built again.
     """
     shuffle = next(each for each in found.stages if each.kind == "shuffle")
-    size, examples = shuffle.size or 1, up_to(shuffle.inputs[0])
-    one, other = (continued(shuffle, found.last, examples.shuffle(each)) for each in (size, max(size // smaller, 1)))
-    return one, other
+    buffer = max((shuffle.size or 1) // smaller, 1)
+    try:
+        return continued(shuffle, found.last, up_to(shuffle.inputs[0]).shuffle(buffer))
+    except (tf.errors.OpError, ValueError, TypeError) as error:
+        raise CannotMeasureError(" ".join(str(error).split())[:200]) from error
 
 
 def start_saved(before: tf.data.Dataset, after: tf.data.Dataset, fill: int = 0) -> float:

@@ -22,8 +22,9 @@ from tfopt.report import StepBreakdown
 
 # The step competes with the input pipeline for the processor if it takes so much longer than alone.
 COMPETES, COMPETES_MS = 1.15, 0.3
-# The starts of epochs are measured with another input if they take this share of the step.
-STARTS = 0.05
+# The starts of epochs are measured with another input if they take this share of the step; in whole epochs, if those
+# are no longer than this.
+STARTS, EPOCH_MS = 0.05, 3000.0
 
 
 @dataclass
@@ -190,15 +191,18 @@ class Measured:
         """
         if isinstance(self.input, CannotMeasureError):
             raise self.input
-        before = self.input.dataset
+        before, parts = self.input.dataset, self.breakdown
+        starts, batches = share(self.start_ms, parts.step_ms), self.batches_per_epoch
         try:
             after = change(self.input)
+            if starts >= STARTS and batches * parts.step_ms <= EPOCH_MS:
+                pair = self.experiments.whole_epochs(name, before, after, batches)
+                return share(parts.step_ms - self._gap_ms, parts.step_ms) * max(pair.saved, 0.0)
             pair = self.experiments.other_input(name, before, after)
         except (tf.errors.OpError, ValueError, TypeError) as error:
             raise CannotMeasureError(" ".join(str(error).split())[:200]) from error
-        starts = share(self.start_ms, self.breakdown.step_ms)
         saved = starts * start_saved(before, after) if starts >= STARTS else 0.0
-        return saved + share(self._steady_ms - self._gap_ms, self.breakdown.step_ms) * max(pair.saved, 0.0)
+        return saved + share(self._steady_ms - self._gap_ms, parts.step_ms) * max(pair.saved, 0.0)
 
     def gain_of_arrays(self) -> float:
         """Returns the share of the step that is saved if the examples are in arrays."""

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfopt.data.measurement.rebuilt import in_float32, in_parallel
 from tfopt.data.measurement.stages import Stage
 from tfopt.diagnosis.experiments import CannotMeasureError
-from tfopt.diagnosis.input_time import InputTime, start_saved, with_buffer
+from tfopt.diagnosis.input_time import InputTime, smaller_buffer, start_saved
 from tfopt.diagnosis.measured import Measured, comes_from_python, share
 from tfopt.diagnosis.rules.rule import AbsentError
 from tfopt.report import Diagnosis
@@ -31,6 +31,7 @@ BATCHED = 3
 # A stage that takes less of the time of a batch is not what makes it slow.
 COMPUTING = 0.2
 COMPUTES = ("map", "map and batch", "filter", "interleave", "flat_map", "TFRecord files", "text files", "record files")
+MIXES = ("shuffle", "batch", "padded batch")
 AUTOTUNE = tf.data.AUTOTUNE
 KEEPS = ("cache", "cache on disk", "arrays in memory")
 
@@ -67,19 +68,17 @@ def full_shuffle(measured: Measured) -> Diagnosis | str:
         return "there is no shuffle"
     size, parts = stage.size or 0, measured.breakdown
     keeps = any(each.kind.startswith("cache") for each in found.stages)
-    try:
-        one, other = with_buffer(found, SMALLER_BUFFER)
-    except (tf.errors.OpError, ValueError, TypeError) as error:
-        raise CannotMeasureError(" ".join(str(error).split())[:200]) from error
+    one, other = smaller_buffer(found, 1), smaller_buffer(found, SMALLER_BUFFER)
     saved = start_saved(one, other, measured.batches_per_epoch if keeps else 0)
     if saved < SOONER:
         return f"a buffer of a {SMALLER_BUFFER}th of its size would fill in {1 - saved:.0%} of the time"
+    gain = measured.gain_of_input("smaller buffer", lambda found: other)
     new = max(parts.step_ms - parts.input_ms, found.batch.ms)  # a smaller buffer does not make batches sooner
     return Diagnosis(
         cause="shuffle_buffer",
         title=f"every epoch begins with filling a shuffle buffer of {size:,} elements",
         evidence=f"the first batch of an epoch takes {per_epoch:,.0f} ms longer than the others",
-        gain=share(min(parts.step_ms - new, wait * saved), parts.step_ms),
+        gain=min(gain, share(parts.step_ms - new, parts.step_ms)),
         advice=f"shuffle(buffer_size={max(size // SMALLER_BUFFER, 1):,}), or shuffle file names or encoded examples "
         "before they are decoded",
         settings={"data.shuffle_buffer": max(size // SMALLER_BUFFER, 1)},
@@ -208,7 +207,15 @@ SPECIFIC = (full_shuffle, slow_generator, wide_dtype, slow_map, host_augmentatio
 
 def _without(measured: Measured, stage: Stage, part: float = 1.0) -> Callable[[], float]:
     """Returns a function that measures what the step gains if a stage takes no time, or loses this part of it."""
-    return lambda: part * measured.gain_of_input(stage.name, lambda found: found.without_work(stage))
+
+    def gain() -> float:
+        found = _input(measured)
+        own = [found.alone_ms(each) for each in stage.walk() if each.kind not in MIXES]
+        mixing = [found.alone_ms(each) for each in stage.walk() if each.kind in MIXES]  # these are still to be done
+        of_all = share(sum(own), sum(own) + sum(mixing))
+        return part * of_all * measured.gain_of_input(stage.name, lambda found: found.without_work(stage))
+
+    return gain
 
 
 def _of_input(
