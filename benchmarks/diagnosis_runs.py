@@ -18,6 +18,7 @@ from keras import layers
 
 AUTOTUNE = tf.data.AUTOTUNE
 CLASSES = 10
+DISK_US = 100
 
 
 def images(count: int, size: int = 32) -> tuple[np.ndarray, np.ndarray]:
@@ -200,12 +201,23 @@ def misaligned_widths(mended: bool) -> int:
     return 4096
 
 
+def from_disk(x: np.ndarray, y: np.ndarray) -> tf.data.Dataset:
+    """Returns examples, each of which comes after the delay of a disk."""
+    examples = tf.data.Dataset.from_tensor_slices((x, y))
+    types, shapes = zip(*((spec.dtype, spec.shape) for spec in examples.element_spec), strict=True)
+    delayed = tf.raw_ops.SleepDataset(
+        input_dataset=tf.data.experimental.to_variant(examples), sleep_microseconds=DISK_US,
+        output_types=types, output_shapes=shapes,
+    )  # fmt: skip
+    return tf.data.experimental.from_variant(delayed, examples.element_spec)
+
+
 def shuffle_buffer(mended: bool) -> int:
-    """Each fit reads other files, as those of a data set that is too large to keep. The step takes longer than a batch."""
-    body = [layers.Rescaling(1 / 255), layers.Reshape((32, 96)), layers.LSTM(256), layers.Dense(CLASSES)]
+    """Each fit reads other files, as those of a data set that is too large to keep. A batch comes within a step."""
+    body = [layers.Rescaling(1 / 255), layers.Reshape((32, 96)), layers.LSTM(128), layers.Dense(CLASSES)]
     model = compiled(keras.Sequential([keras.Input((32, 32, 3)), *body]))
     for _ in range(7):
-        examples = tf.data.Dataset.from_tensor_slices(jpegs()).map(decode, AUTOTUNE)
+        examples = from_disk(*images(1024))
         model.fit(examples.shuffle(64 if mended else 1024).batch(64).prefetch(AUTOTUNE), verbose=0)
     return 1024
 
