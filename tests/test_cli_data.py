@@ -33,6 +33,7 @@ def test_examples_are_converted_and_the_files_measured(tmp_path, capsys):
     assert report["wait_ms"] < 5
 
 
+@pytest.mark.slow
 def test_the_pipeline_of_a_recipe_is_measured(capsys):
     assert main(["data", "measure", "digits_cnn", "--seconds", "0.5"]) == 0
     printed = capsys.readouterr().out

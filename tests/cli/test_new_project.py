@@ -97,6 +97,7 @@ def test_diff_lists_each_setting_once(workplace, capsys):
     assert main(["recipes", "diff", "mine.toml", "nosuch"]) == 2
 
 
+@pytest.mark.slow
 def test_several_recipes_run_as_one(workplace, capsys):
     Path("small.toml").write_text(
         "pruning = false\nquantization = false\n[training]\nepochs = 1\n[data]\nmax_examples = 40\n"

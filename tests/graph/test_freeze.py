@@ -365,6 +365,7 @@ def test_files_that_hold_no_model(tmp_path):
             freeze(source)
 
 
+@pytest.mark.slow
 def test_a_keras_file_with_an_unknown_layer(tmp_path):
     stack((3,), Counter()).save(tmp_path / "custom.keras")
     script = f"from tfopt.graph import freeze; freeze({str(tmp_path / 'custom.keras')!r})"
@@ -390,6 +391,7 @@ def test_a_batch_that_does_not_fit():
         graph.predict([image[0], vector])
 
 
+@pytest.mark.slow
 def test_heavy_graphs_are_freed_at_once():
     """TensorFlow leaves them in reference cycles, with the weights in each."""
     model = stack((4096,), layers.Dense(9000))  # 147 MB

@@ -115,7 +115,7 @@ RUNS = {
 }
 
 
-SLOW = ("multi_label_classification", "regression")
+SLOW = ("multi_label_classification", "regression", "segmentation")
 
 
 @pytest.mark.parametrize("task", [pytest.param(task, marks=[pytest.mark.slow] * (task in SLOW)) for task in RUNS])
@@ -174,6 +174,7 @@ def two_towers(input_shape, outputs):
     return keras.Model(inputs, {"digit": layers.Dense(outputs)(x), "odd": layers.Dense(1)(x)})
 
 
+@pytest.mark.slow
 def test_two_inputs_and_two_outputs_go_through_every_stage(tmp_path):
     losses = keras.losses
     task = Task(

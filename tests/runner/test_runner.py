@@ -323,6 +323,7 @@ def test_pruning_has_its_own_learning_rate_or_that_of_the_training():
     assert last_rate(None) == pytest.approx(TINY.training.learning_rate)
 
 
+@pytest.mark.slow
 def test_a_recipe_prunes_by_gradients_with_regrowth_and_mixed_targets():
     """Mixup makes shares of the targets of the loss, also of those that the gradients are computed with."""
     data = DataConfig(
@@ -527,6 +528,7 @@ def test_outputs_that_do_not_fit_the_task_are_refused_before_the_training(task, 
     assert words in str(caught.value)
 
 
+@pytest.mark.slow
 def test_one_hot_targets_are_classes(tmp_path):
     x, y = np.random.default_rng(0).normal(size=(60, 3)).astype("float32"), np.arange(60) % 3
     x[np.arange(60), y] += 8
@@ -588,6 +590,7 @@ def test_label_smoothing_needs_classes():
         run(recipe, console=silent())
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_leaves_no_report_of_other_artifacts(tmp_path, monkeypatch):
     recipe = dataclasses.replace(TRAIN_ONLY, export_dir=str(tmp_path / "out"))
     run(recipe, console=silent())

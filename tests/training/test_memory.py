@@ -189,6 +189,7 @@ def advice(error, *, hardware=None, **options):
     return out_of_memory_message(error, **{**settings, **options}, hardware=hardware or machine()).splitlines()
 
 
+@pytest.mark.slow
 def test_a_real_error_is_read(exhausted):
     lines = advice(exhausted, hardware=detect())
     assert lines[0].startswith(

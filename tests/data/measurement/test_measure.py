@@ -183,6 +183,7 @@ def test_a_data_set_that_cannot_be_taken_apart_is_measured_as_a_whole():
     assert report.examples_per_second > 0
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_nobody_else_holds():
     """The functions of a data set must live as long as its stages are measured."""
     images = np.zeros((64, 8, 8, 1), "float32")

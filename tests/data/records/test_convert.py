@@ -272,6 +272,7 @@ convert(digits(image_size=8), sys.argv[1], shards=5, progress=wait if len(sys.ar
 """
 
 
+@pytest.mark.slow
 def test_a_killed_conversion_goes_on_and_gives_the_same_files(tmp_path):
     convert(digits(image_size=8), tmp_path / "whole", shards=5)
     command = [sys.executable, "-c", SLOW, str(tmp_path / "killed"), "wait"]

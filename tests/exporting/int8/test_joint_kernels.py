@@ -214,7 +214,8 @@ def test_a_branch_kept_float_leaves_the_concatenation_float():
     assert_agree(lowered.predict(x), fewer.graph.predict(x))
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@pytest.mark.slow
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(
     channels=st.lists(st.integers(1, 9), min_size=2, max_size=4),
     rectified=st.booleans(),

@@ -365,6 +365,7 @@ def test_a_process_that_dies_at_work(endless):
         timer.join()
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_ended_and_one_that_goes_on_is_not(endless):
     with SavedModelProcess(endless) as process:
         process.time_calls({"x": np.zeros(1, "float32")}, seconds=0)  # the first calls take long

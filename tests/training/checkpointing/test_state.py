@@ -266,6 +266,7 @@ def test_a_model_that_is_not_built_is_refused():
         read_state(keras.Sequential([keras.layers.Dense(1)]))
 
 
+@pytest.mark.slow
 def test_replicas_keep_their_own_values(two_replicas):
     model, other = small(strategy=two_replicas), small(strategy=two_replicas)
     state = train(model)

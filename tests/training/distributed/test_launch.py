@@ -183,6 +183,7 @@ def test_sigterm_lets_the_workers_save(script):
     assert gone(started)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_workers(script):
     launcher = start("--workers", 2, script(WAITING))
     started = processes(launcher, 2)
@@ -192,6 +193,7 @@ def test_ctrl_c_ends_the_workers(script):
     assert gone(started)
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_leaves_no_process(script):
     launcher = start("--workers", 2, script(WAITING))
     started = processes(launcher, 2)

@@ -103,6 +103,7 @@ class TooLarge(keras.layers.Layer):
         return x + tf.reduce_sum(tf.random.uniform([tf.shape(x)[0] * 2**19, 2**20]))
 
 
+@pytest.mark.slow
 def test_out_of_memory_says_what_to_lower():
     with pytest.raises(TrainingError, match=r"accumulate") as caught:
         fit(X, Y, layers=[TooLarge()])

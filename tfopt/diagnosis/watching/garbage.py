@@ -38,7 +38,7 @@ def collections_timed() -> Iterator[Collections]:
 
     Example:
         >>> with collections_timed() as collections:
-        ...     _ = gc.collect()
+        ...     _ = gc.collect(0)
         >>> collections.seconds() > 0
         True
     """
