@@ -4,6 +4,7 @@ import warnings
 
 import keras
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from keras import layers, ops
