@@ -7,17 +7,17 @@ also opens and closes what it reads.
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 from tfopt.compat.frames import frame_of_thread
-from tfopt.profiling.monitoring.readers import Reader
-from tfopt.profiling.monitoring.samples import Samples
+from tfopt.profiling.monitoring.readers import Figures, Reader
 from tfopt.profiling.monitoring.workers import WorkerFile
 from tfopt.report import Utilization
 
@@ -25,6 +25,50 @@ NOT_SAMPLED = "not sampled yet"
 ANSWER_S = 10.0
 # An interval may be an hour long. The end of the watched call is noticed after this time at most.
 LONGEST_WAIT_S = 0.5
+# A sample of eight GPUs takes some 13 kB. At two samples per second so many are the first two hours.
+MOST = 2**14
+
+Sample = tuple[float, Figures]
+
+
+class Samples:
+    """Samples in the order of time. When there are too many, each two that are neighbours become one.
+
+    So the times between samples double, from then on too. A figure becomes the mean, a figure that counts up the last.
+
+    Args:
+        most: Number of samples that are kept.
+    Example:
+        >>> samples = Samples(most=4)
+        >>> for second in range(6):
+        ...     samples.add(second, {"load": 10.0 * second, "energy_joules": 1.0 * second})
+        >>> [(second, figures["load"], figures["energy_joules"]) for second, figures in samples.so_far()]
+        [(1, 5.0, 1.0), (3, 25.0, 3.0), (5, 45.0, 5.0)]
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._kept: list[Sample] = []
+        self._latest: list[Sample] = []  # they become one sample when there are `_together` of them
+        self._together = 1
+        self._lock = threading.Lock()  # one thread adds, others read
+
+    def add(self, seconds: float, figures: Figures) -> None:
+        """Adds a sample."""
+        with self._lock:
+            self._latest.append((seconds, figures))
+            if len(self._latest) < self._together:
+                return
+            self._kept.append(_joined(self._latest))
+            self._latest = []
+            if len(self._kept) >= self._most:
+                self._kept = [_joined(self._kept[place : place + 2]) for place in range(0, len(self._kept), 2)]
+                self._together *= 2
+
+    def so_far(self) -> list[Sample]:
+        """Returns all samples until now."""
+        with self._lock:
+            return [*self._kept, *self._latest]
 
 
 class Sampling:
@@ -176,3 +220,14 @@ def _is_running(call: FrameType, thread: int) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _joined(samples: Sequence[Sample]) -> Sample:
+    if len(samples) == 1:
+        return samples[0]
+    names = dict.fromkeys(name for _, figures in samples for name in figures)
+    joined: Figures = {}
+    for name in names:
+        known = [value for _, figures in samples if (value := figures.get(name)) is not None]
+        joined[name] = None if not known else known[-1] if name.endswith("_joules") else statistics.fmean(known)
+    return samples[-1][0], joined
