@@ -143,7 +143,7 @@ def host_augmentation(mended: bool) -> int:
     data = tf.data.Dataset.from_tensor_slices(images(2048))
     if not mended:
         data = data.map(augment, AUTOTUNE)
-    cnn().fit(data.batch(64).prefetch(AUTOTUNE), epochs=6, verbose=0)
+    cnn(steps_per_execution=8).fit(data.batch(64).prefetch(AUTOTUNE), epochs=6, verbose=0)
     return 2048
 
 

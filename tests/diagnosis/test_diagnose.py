@@ -88,7 +88,7 @@ def slow_step():
 def test_a_known_time_is_found_where_it_is(part, run):
     found = run()
     parts = found.breakdown
-    assert max(parts.parts, key=lambda each: parts.parts[each]) == part
+    assert parts.parts[part] > 0.7 * sum(parts.parts.values())
     assert parts.parts[part] > 17  # the machine may be busy; it cannot be faster
     assert parts.batch_size == 32
     first = found.diagnoses[0]

@@ -37,6 +37,25 @@ class CannotMeasureError(TfoptError):
 
 
 @contextlib.contextmanager
+def measurable() -> Iterator[None]:
+    """Says in a CannotMeasureError why TensorFlow, Keras or a model of the user refuses what is done inside.
+
+    Example:
+        >>> with measurable():
+        ...     tf.ones((2, 3)) @ tf.ones((2, 3))
+        Traceback (most recent call last):
+        ...
+        tfopt.diagnosis.experiments.CannotMeasureError: InvalidArgumentError: ...
+    """
+    try:
+        yield
+    except CannotMeasureError:
+        raise
+    except (TfoptError, tf.errors.OpError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
+        raise CannotMeasureError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+
+
+@contextlib.contextmanager
 def unchanged(model: keras.Model) -> Iterator[None]:
     """Gives the variables of a training and the random generators their values back at the end.
 
@@ -175,18 +194,15 @@ class Experiments:
             calls = max(batches // asked, 1)
             sources = [self._typed(each) for each in (before, after)]
             seconds: list[list[float]] = [[] for _ in sources]
-            try:
-                with unchanged(self.model), self._set({"steps_per_execution": asked}):
-                    self.model.make_train_function(force=True)
-                    function: Callable[[Any], Any] = self.model.train_function
-                    begin = time.perf_counter()
-                    for turn in range(TURNS + 1):  # the first one traces, and fills caches
-                        for place in range(2)[:: 1 if turn % 2 else -1]:
-                            seconds[place].append(_epoch_s(function, sources[place], calls))
-                        if turn >= FEWEST and time.perf_counter() - begin > LONGEST:
-                            break
-            except (tf.errors.OpError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
-                raise CannotMeasureError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+            with measurable(), unchanged(self.model), self._set({"steps_per_execution": asked}):
+                self.model.make_train_function(force=True)
+                function: Callable[[Any], Any] = self.model.train_function
+                begin = time.perf_counter()
+                for turn in range(TURNS + 1):  # the first one traces, and fills caches
+                    for place in range(2)[:: 1 if turn % 2 else -1]:
+                        seconds[place].append(_epoch_s(function, sources[place], calls))
+                    if turn >= FEWEST and time.perf_counter() - begin > LONGEST:
+                        break
             one, other = (
                 Timing(ms=1e3 * statistics.median(each[1:]) / (calls * asked), cpu_ms=0.0) for each in seconds
             )
@@ -244,21 +260,18 @@ class Experiments:
 
     def _timed(self, forms: Sequence[Form]) -> list[Timing]:
         """Times forms of the step in turns."""
-        try:
-            with unchanged(self.model):
-                calls = [self._ready(form) for form in forms]
-                samples: list[list[tuple[float, float]]] = [[] for _ in forms]
-                begin = time.perf_counter()
-                for turn in range(TURNS):
-                    for place in range(len(forms))[:: 1 if turn % 2 else -1]:
-                        with self._set(self._settings(forms[place])):
-                            if forms[place].waits:
-                                _samples(calls[place], SETTLES)
-                            samples[place] += _samples(calls[place], SECONDS / TURNS)
-                    if turn + 1 >= FEWEST and time.perf_counter() - begin > LONGEST:
-                        break
-        except (tf.errors.OpError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
-            raise CannotMeasureError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+        with measurable(), unchanged(self.model):
+            calls = [self._ready(form) for form in forms]
+            samples: list[list[tuple[float, float]]] = [[] for _ in forms]
+            begin = time.perf_counter()
+            for turn in range(TURNS):
+                for place in range(len(forms))[:: 1 if turn % 2 else -1]:
+                    with self._set(self._settings(forms[place])):
+                        if forms[place].waits:
+                            _samples(calls[place], SETTLES)
+                        samples[place] += _samples(calls[place], SECONDS / TURNS)
+                if turn + 1 >= FEWEST and time.perf_counter() - begin > LONGEST:
+                    break
         return [
             Timing(
                 ms=1e3 * (statistics.fmean if form.waits else statistics.median)(wall for wall, _ in each) / form.steps,

@@ -15,7 +15,7 @@ from tfopt.data.measurement.measure import measure
 from tfopt.data.measurement.rebuilt import continued, up_to
 from tfopt.data.measurement.report import InputReport
 from tfopt.data.measurement.stages import Stage, stages_of
-from tfopt.diagnosis.experiments import CannotMeasureError, Timing
+from tfopt.diagnosis.experiments import CannotMeasureError, Timing, measurable
 
 SECONDS = 1.0
 FEWEST = 4
@@ -48,6 +48,11 @@ class InputTime:
         return next((each.batch_ms for each in self.report.stages if each.name == stage.name), 0.0)
 
     @property
+    def has_cache(self) -> bool:
+        """Whether a stage keeps its elements from the first epoch."""
+        return any(each.kind.startswith("cache") for each in self.stages)
+
+    @property
     def last(self) -> Stage:
         """The stage that gives the batches."""
         return self.stages[-1]
@@ -76,10 +81,8 @@ def smaller_buffer(found: InputTime, smaller: int) -> tf.data.Dataset:
     """
     shuffle = next(each for each in found.stages if each.kind == "shuffle")
     buffer = max((shuffle.size or 1) // smaller, 1)
-    try:
+    with measurable():
         return continued(shuffle, found.last, up_to(shuffle.inputs[0]).shuffle(buffer))
-    except (tf.errors.OpError, ValueError, TypeError) as error:
-        raise CannotMeasureError(" ".join(str(error).split())[:200]) from error
 
 
 def start_saved(before: tf.data.Dataset, after: tf.data.Dataset, fill: int = 0) -> float:
@@ -92,12 +95,10 @@ def start_saved(before: tf.data.Dataset, after: tf.data.Dataset, fill: int = 0) 
         CannotMeasureError: A pipeline cannot be read.
     """
     pipelines = (before, after)
-    try:
+    with measurable():
         for each in pipelines if fill else ():
             _fill(each, fill)
         rounds = [[_start_s(each) for each in pipelines] for _ in range(FEWEST)]
-    except (tf.errors.OpError, ValueError, TypeError) as error:
-        raise CannotMeasureError(" ".join(str(error).split())[:200]) from error
     first, other = (statistics.median(times) for times in zip(*rounds, strict=True))
     return max(1 - other / first, 0.0)
 
@@ -125,13 +126,11 @@ def input_time(data: Any) -> InputTime:
     if not isinstance(data, tf.data.Dataset):
         raise CannotMeasureError(f"the data is a {type(data).__name__}, whose stages cannot be seen")
     dataset = data.of_epoch(0) if isinstance(data, PerEpoch) else data
-    try:
+    with measurable():
         batch = _read(dataset)
         report = measure(dataset, seconds=2 * SECONDS)
         stages = list(stages_of(dataset).walk())
         return InputTime(dataset=dataset, batch=batch, report=report, stages=stages)
-    except (tf.errors.OpError, ValueError) as error:
-        raise CannotMeasureError(" ".join(str(error).split())[:200]) from error
 
 
 def _read(dataset: tf.data.Dataset) -> Timing:

@@ -11,11 +11,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.diagnosis.experiments import CannotMeasureError, Experiments
+from tfopt.diagnosis.experiments import CannotMeasureError, Experiments, measurable
 from tfopt.diagnosis.input_time import InputTime, input_time, start_saved
 from tfopt.diagnosis.replicas import exchange_ms, replica_ms
 from tfopt.diagnosis.watching.observation import Call, Observation
-from tfopt.errors import TfoptError
 from tfopt.hardware import Hardware
 from tfopt.profiling.cost import Efficiency, TrainCost, efficiency, train_cost
 from tfopt.report import StepBreakdown
@@ -90,10 +89,8 @@ class Measured:
         """The time of each replica alone; empty with one replica."""
         if self.replicas < 2:
             return []
-        try:
+        with measurable():
             return replica_ms(self.model, self.observation.batch)
-        except (tf.errors.OpError, ValueError, TypeError) as error:
-            raise CannotMeasureError(" ".join(str(error).split())[:200]) from error
 
     @functools.cached_property
     def breakdown(self) -> StepBreakdown:
@@ -122,18 +119,14 @@ class Measured:
     @functools.cached_property
     def efficiency(self) -> Efficiency:
         """The use of the peak rates."""
-        try:
+        with measurable():
             return efficiency(self.model, self.batch_spec, self.breakdown.step_ms, self.hardware)
-        except (TfoptError, ValueError, TypeError, tf.errors.OpError) as error:
-            raise CannotMeasureError(" ".join(str(error).split())[:200]) from error
 
     @functools.cached_property
     def cost(self) -> TrainCost:
         """The operations, bytes and kernels of a step, over all replicas."""
-        try:
+        with measurable():
             return train_cost(self.model, self.batch_spec)
-        except (TfoptError, ValueError, TypeError, tf.errors.OpError) as error:
-            raise CannotMeasureError(" ".join(str(error).split())[:200]) from error
 
     @functools.cached_property
     def wait_ms(self) -> float:
@@ -193,15 +186,14 @@ class Measured:
             raise self.input
         before, parts = self.input.dataset, self.breakdown
         starts, batches = share(self.start_ms, parts.step_ms), self.batches_per_epoch
-        try:
+        with measurable():
             after = change(self.input)
             if starts >= STARTS and batches * parts.step_ms <= EPOCH_MS:
                 pair = self.experiments.whole_epochs(name, before, after, batches)
                 return share(parts.step_ms - self._gap_ms, parts.step_ms) * max(pair.saved, 0.0)
             pair = self.experiments.other_input(name, before, after)
-        except (tf.errors.OpError, ValueError, TypeError) as error:
-            raise CannotMeasureError(" ".join(str(error).split())[:200]) from error
-        saved = starts * start_saved(before, after) if starts >= STARTS else 0.0
+        fill = batches if self.input.has_cache else 0
+        saved = starts * start_saved(before, after, fill) if starts >= STARTS else 0.0
         return saved + share(self._steady_ms - self._gap_ms, parts.step_ms) * max(pair.saved, 0.0)
 
     def gain_of_arrays(self) -> float:

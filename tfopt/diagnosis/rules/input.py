@@ -67,9 +67,8 @@ def full_shuffle(measured: Measured) -> Diagnosis | str:
     if stage is None:
         return "there is no shuffle"
     size, parts = stage.size or 0, measured.breakdown
-    keeps = any(each.kind.startswith("cache") for each in found.stages)
     one, other = smaller_buffer(found, 1), smaller_buffer(found, SMALLER_BUFFER)
-    saved = start_saved(one, other, measured.batches_per_epoch if keeps else 0)
+    saved = start_saved(one, other, measured.batches_per_epoch if found.has_cache else 0)
     if saved < SOONER:
         return f"a buffer of a {SMALLER_BUFFER}th of its size would fill in {1 - saved:.0%} of the time"
     gain = measured.gain_of_input("smaller buffer", lambda found: other)
