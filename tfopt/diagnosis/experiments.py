@@ -77,24 +77,16 @@ def unchanged(model: keras.Model) -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timing:
-    """The time of a step in milliseconds, and the processor time of all its threads."""
-
-    ms: float
-    cpu_ms: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Pair:
-    """The step in two forms, timed in turns, so that a change of the machine's speed meets both alike."""
+    """Milliseconds of a step in two forms, timed in turns, so that a change of the machine's speed meets both alike."""
 
-    before: Timing
-    after: Timing
+    before_ms: float
+    after_ms: float
 
     @property
     def saved(self) -> float:
         """The share of the time that the second form saves; negative if it takes longer."""
-        return 1 - self.after.ms / self.before.ms
+        return 1 - self.after_ms / self.before_ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +126,7 @@ class Experiments:
         if self.is_distributed or self.model.run_eagerly or asked >= IN_ONE_CALL:
             if "in_graph" not in self._done:
                 (alone,) = self._timed([Form(steps=asked)])
-                self._done["in_graph"] = Pair(before=alone, after=alone)
+                self._done["in_graph"] = Pair(before_ms=alone, after_ms=alone)
             return self._done["in_graph"]
         return self._pair("in_graph", Form(steps=asked), Form(steps=IN_ONE_CALL))
 
@@ -203,10 +195,8 @@ class Experiments:
                         seconds[place].append(_epoch_s(function, sources[place], calls))
                     if turn >= FEWEST and time.perf_counter() - begin > LONGEST:
                         break
-            one, other = (
-                Timing(ms=1e3 * statistics.median(each[1:]) / (calls * asked), cpu_ms=0.0) for each in seconds
-            )
-            self._done[name] = Pair(before=one, after=other)
+            one, other = (1e3 * statistics.median(each[1:]) / (calls * asked) for each in seconds)
+            self._done[name] = Pair(before_ms=one, after_ms=other)
         return self._done[name]
 
     def from_arrays(self) -> Pair:
@@ -255,14 +245,14 @@ class Experiments:
     def _pair(self, name: str, before: Form, after: Form) -> Pair:
         if name not in self._done:
             first, second = self._timed([before, after])
-            self._done[name] = Pair(before=first, after=second)
+            self._done[name] = Pair(before_ms=first, after_ms=second)
         return self._done[name]
 
-    def _timed(self, forms: Sequence[Form]) -> list[Timing]:
-        """Times forms of the step in turns."""
+    def _timed(self, forms: Sequence[Form]) -> list[float]:
+        """Returns the milliseconds of a step in each form, timed in turns."""
         with measurable(), unchanged(self.model):
             calls = [self._ready(form) for form in forms]
-            samples: list[list[tuple[float, float]]] = [[] for _ in forms]
+            samples: list[list[float]] = [[] for _ in forms]
             begin = time.perf_counter()
             for turn in range(TURNS):
                 for place in range(len(forms))[:: 1 if turn % 2 else -1]:
@@ -273,10 +263,7 @@ class Experiments:
                 if turn + 1 >= FEWEST and time.perf_counter() - begin > LONGEST:
                     break
         return [
-            Timing(
-                ms=1e3 * (statistics.fmean if form.waits else statistics.median)(wall for wall, _ in each) / form.steps,
-                cpu_ms=1e3 * statistics.fmean(cpu for _, cpu in each) / form.steps,
-            )
+            1e3 * (statistics.fmean if form.waits else statistics.median)(each) / form.steps
             for form, each in zip(forms, samples, strict=True)
         ]
 
@@ -317,31 +304,29 @@ class Experiments:
             self.model.train_function = function
 
 
-def timing(call: Callable[[], Any], seconds: float = SECONDS) -> Timing:
-    """Times calls, after some that may trace and compile.
+def usual_ms(call: Callable[[], Any], seconds: float = SECONDS) -> float:
+    """Returns the median milliseconds of calls, after some that may trace and compile.
 
     Example:
-        >>> timing(lambda: time.sleep(0.002), seconds=0.05).ms > 1.9
+        >>> usual_ms(lambda: time.sleep(0.002), seconds=0.05) > 1.9
         True
     """
     _finish(call())
     _finish(call())
-    found: list[tuple[float, float]] = []
+    found: list[float] = []
     while len(found) < FEWEST:
         found += _samples(lambda: _finish(call()), seconds)
-    return Timing(
-        ms=1e3 * statistics.median(wall for wall, _ in found), cpu_ms=1e3 * statistics.fmean(cpu for _, cpu in found)
-    )
+    return 1e3 * statistics.median(found)
 
 
-def _samples(call: Callable[[], Any], seconds: float) -> list[tuple[float, float]]:
-    """Returns the wall and processor seconds of calls that take so long together, at least one."""
-    found: list[tuple[float, float]] = []
+def _samples(call: Callable[[], Any], seconds: float) -> list[float]:
+    """Returns the seconds of calls that take so long together, at least one."""
+    found: list[float] = []
     begin = time.perf_counter()
     while not found or time.perf_counter() - begin < seconds:
-        start, cpu = time.perf_counter(), time.process_time()
+        start = time.perf_counter()
         call()
-        found.append((time.perf_counter() - start, time.process_time() - cpu))
+        found.append(time.perf_counter() - start)
     return found
 
 

@@ -15,12 +15,20 @@ from tfopt.data.measurement.measure import measure
 from tfopt.data.measurement.rebuilt import continued, up_to
 from tfopt.data.measurement.report import InputReport
 from tfopt.data.measurement.stages import Stage, stages_of
-from tfopt.diagnosis.experiments import CannotMeasureError, Timing, measurable
+from tfopt.diagnosis.experiments import CannotMeasureError, measurable
 
 SECONDS = 1.0
 FEWEST = 4
 # So many batches fit in memory beside everything else.
 SAMPLE = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Milliseconds for a batch, and those of the processor in all threads."""
+
+    ms: float
+    cpu_ms: float
 
 
 @dataclass(kw_only=True)

@@ -100,7 +100,7 @@ class Measured:
     @functools.cached_property
     def builds(self) -> list[Call]:
         """The calls in which the step was traced or compiled again."""
-        return self.observation.builds(self.experiments.in_graph().before.ms / 1e3)
+        return self.observation.builds(self.experiments.in_graph().before_ms / 1e3)
 
     @functools.cached_property
     def steady(self) -> list[Call]:
@@ -114,7 +114,7 @@ class Measured:
         """Time of a step that has its batch in hand: the start of the call, and the computation."""
         timed = [call for call in self.steady if call.in_hand]
         timed = timed or [call for call in self.steady if call.wait_s is not None]
-        return _mean_ms(timed, "call_s") if timed else self.experiments.in_graph().before.ms
+        return _mean_ms(timed, "call_s") if timed else self.experiments.in_graph().before_ms
 
     @functools.cached_property
     def efficiency(self) -> Efficiency:
@@ -199,7 +199,7 @@ class Measured:
     def gain_of_arrays(self) -> float:
         """Returns the share of the step that is saved if the examples are in arrays."""
         pair = self.experiments.from_arrays()
-        return share(self._steady_ms - self._gap_ms - pair.after.ms, self.breakdown.step_ms)
+        return share(self._steady_ms - self._gap_ms - pair.after_ms, self.breakdown.step_ms)
 
     @property
     def _gap_ms(self) -> float:
@@ -215,8 +215,8 @@ def _breakdown(measured: Measured) -> StepBreakdown:
     seen, forms = measured.observation, measured.experiments.in_graph()
     gap = _gap_ms(measured.left_alone)
     wait, call = measured.wait_ms, measured.call_ms
-    contention = call - forms.before.ms
-    if contention < (COMPETES - 1) * forms.before.ms + COMPETES_MS:
+    contention = call - forms.before_ms
+    if contention < (COMPETES - 1) * forms.before_ms + COMPETES_MS:
         contention = 0.0
     if not isinstance(measured.input, CannotMeasureError):
         contention = min(contention, measured.input.batch.cpu_ms)  # more comes from other programs

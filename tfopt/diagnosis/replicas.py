@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.diagnosis.experiments import timing
+from tfopt.diagnosis.experiments import usual_ms
 
 ROUNDS = 5
 
@@ -57,4 +57,4 @@ def exchange_ms(model: keras.Model) -> float:
 
     begin = time.perf_counter()
     call()
-    return timing(call, seconds=min(0.5, 10 * (time.perf_counter() - begin))).ms
+    return usual_ms(call, seconds=min(0.5, 10 * (time.perf_counter() - begin)))

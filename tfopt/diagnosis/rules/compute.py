@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from tfopt.diagnosis.experiments import CannotMeasureError, timing
+from tfopt.diagnosis.experiments import CannotMeasureError, usual_ms
 from tfopt.diagnosis.measured import Measured, share
 from tfopt.diagnosis.rules import device
 from tfopt.models.structure import layer_path, layers_inside
@@ -72,7 +72,7 @@ def xla(measured: Measured) -> Diagnosis | str:
     pair = experiments.other_xla()
     gain = share(parts.compute_ms * pair.saved, parts.step_ms)
     words = "without" if measured.model.jit_compile else "with"
-    figures = f"{pair.after.ms:.3g} ms {words} XLA, {pair.before.ms:.3g} ms as it is"
+    figures = f"{pair.after_ms:.3g} ms {words} XLA, {pair.before_ms:.3g} ms as it is"
     if gain < XLA:
         return figures
     return Diagnosis(
@@ -124,4 +124,4 @@ def _padding_saves(measured: Measured, row: Misalignment) -> float:
 def _product_ms(rows: int, width: int, units: int) -> float:
     x, kernel = tf.random.stateless_normal((rows, width), (0, 0)), tf.random.stateless_normal((width, units), (0, 1))
     product = tf.function(lambda: tf.matmul(x, kernel))
-    return timing(product, seconds=0.1).ms
+    return usual_ms(product, seconds=0.1)

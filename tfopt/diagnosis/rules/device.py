@@ -33,7 +33,7 @@ def small_kernels(measured: Measured) -> Diagnosis | str:
         return f"{figures}; XLA would not make it faster"
     if gain is not None:
         pair = measured.experiments.other_xla()
-        figures += f"; {pair.after.ms:.3g} ms with XLA, {pair.before.ms:.3g} ms as it is"
+        figures += f"; {pair.after_ms:.3g} ms with XLA, {pair.before_ms:.3g} ms as it is"
     return Diagnosis(
         cause="small_kernels",
         title="the computation consists of many small kernels",

@@ -24,7 +24,7 @@ def eager(measured: Measured) -> Diagnosis | str:
     return Diagnosis(
         cause="eager",
         title="the step runs eagerly, operation by operation",
-        evidence=f"run_eagerly=True: {pair.before.ms:.3g} ms per step, and {pair.after.ms:.3g} ms as a graph",
+        evidence=f"run_eagerly=True: {pair.before_ms:.3g} ms per step, and {pair.after_ms:.3g} ms as a graph",
         gain=share(measured.call_ms * pair.saved, measured.breakdown.step_ms),
         advice="model.compile(..., run_eagerly=False), and no tf.config.run_functions_eagerly(True)",
     )
@@ -110,8 +110,8 @@ def host_metrics(measured: Measured) -> Diagnosis | str:
     return Diagnosis(
         cause="host_metric",
         title="a metric runs in Python",
-        evidence=f"{', '.join(found)} in the step; {pair.before.ms:.3g} ms per step with the metrics, "
-        f"{pair.after.ms:.3g} ms without",
+        evidence=f"{', '.join(found)} in the step; {pair.before_ms:.3g} ms per step with the metrics, "
+        f"{pair.after_ms:.3g} ms without",
         gain=gain,
         advice="use a metric of keras.metrics, or compute it in a callback at the end of an epoch",
     )
