@@ -87,8 +87,8 @@ def float64(mended: bool) -> int:
 
     def normalize(image: Any, label: Any) -> Any:
         value = tf.cast(image, kind) / 255
-        for _ in range(96):
-            value = tf.sqrt(tf.square(value - 0.5) + 0.1)
+        for _ in range(16):
+            value = tf.tanh(2 * value - 0.5)
         return value, label
 
     batches = tf.data.Dataset.from_tensor_slices(images(2048)).batch(64).shuffle(8)
@@ -172,7 +172,7 @@ def host_metric(mended: bool) -> int:
 
     x, y = rows(16384)
     metric = "sparse_categorical_accuracy" if mended else mean_reciprocal_rank
-    mlp(256, metrics=[metric]).fit(x, y, batch_size=1024, epochs=6, verbose=0)
+    mlp(metrics=[metric]).fit(x, y, batch_size=1024, epochs=6, verbose=0)
     return 16384
 
 
