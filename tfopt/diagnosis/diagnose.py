@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.compat.trainer import built_under
 from tfopt.diagnosis.experiments import CannotMeasureError, unchanged
 from tfopt.diagnosis.measured import Measured
 from tfopt.diagnosis.rules import RULES
@@ -23,6 +24,7 @@ from tfopt.profiling.monitoring.callback import GpuMonitor
 from tfopt.profiling.trace import record_trace, summarize
 from tfopt.report import Diagnosis, DiagnosisReport, StepBreakdown, TraceSummary
 from tfopt.settings.validation import check_type
+from tfopt.training.checkpointing.state import build_state, has_variables, own_optimizers
 
 TRACED_STEPS = 10
 # Seconds between two samples of the GPUs.
@@ -72,13 +74,59 @@ def diagnose(
 
 @contextlib.contextmanager
 def _state_kept(model: keras.Model, args: tuple[Any, ...], options: dict[str, Any]) -> Iterator[None]:
-    """Keeps the state of a model, which must be built before that."""
+    """Keeps the state of a model, which is built before that."""
     stopped = getattr(model, "stop_training", None)
-    if not model.built or (model.optimizer is not None and not model.optimizer.built):
-        model.fit(*args, **{**options, "epochs": 1, "steps_per_epoch": 1, "verbose": 0, "callbacks": None})
-    with unchanged(model):
+    if not has_variables(model) or (model.built and not model.optimizer.built):
+        _build(model, args, options)
+    with unchanged(model), _own_optimizers_kept(model):
+        try:
+            yield
+        finally:
+            model.stop_training = bool(stopped)
+
+
+@contextlib.contextmanager
+def _own_optimizers_kept(model: keras.Model) -> Iterator[None]:
+    """Lets copies take the places of optimizers that only the model's own step can build."""
+    own = {name: each for name, each in own_optimizers(model).items() if not each.built}
+    for name, each in own.items():
+        setattr(model, name, type(each).from_config(each.get_config()))
+    try:
         yield
-    model.stop_training = bool(stopped)
+    finally:
+        for name, each in own.items():
+            setattr(model, name, each)
+        if own:
+            model.train_function = None  # it holds the copies
+
+
+def _build(model: keras.Model, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Makes the variables of a model and its optimizer, as the first step of `fit` does, without that step."""
+
+    def build(iterator: Any) -> dict[str, Any]:
+        if built_under(model) is None:  # otherwise fit has done it
+            build_state(model, keras.tree.map_structure(_open_spec, next(iterator)))
+        return {}
+
+    def make(force: bool = False) -> None:
+        model.train_function = build
+
+    function, own = model.train_function, vars(model).get("make_train_function")
+    short = {"epochs": 1, "initial_epoch": 0, "steps_per_epoch": 1, "verbose": 0}
+    model.make_train_function = make
+    try:
+        model.fit(*args, **{**options, **short, "callbacks": None, "validation_data": None, "validation_split": 0.0})
+    finally:
+        model.train_function = function
+        if own is None:
+            del model.make_train_function
+        else:
+            model.make_train_function = own
+
+
+def _open_spec(value: tf.Tensor) -> tf.TensorSpec:
+    """Returns the spec of a tensor for any number of examples."""
+    return tf.TensorSpec((None, *value.shape[1:]), value.dtype)
 
 
 def observe_fit(

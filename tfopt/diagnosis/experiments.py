@@ -19,7 +19,7 @@ from tfopt.compat.trainer import built_under
 from tfopt.diagnosis.watching.batches import again, batches_in_memory
 from tfopt.errors import TfoptError
 from tfopt.training.checkpointing.random_state import read_random, write_random
-from tfopt.training.checkpointing.state import read_state, write_state
+from tfopt.training.checkpointing.state import hold_state
 from tfopt.training.step.runtime import is_trained_by_tfopt
 
 # Steps in one call, so that the time of the call itself no longer counts.
@@ -51,7 +51,7 @@ def measurable() -> Iterator[None]:
         yield
     except CannotMeasureError:
         raise
-    except (TfoptError, tf.errors.OpError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
+    except (TfoptError, tf.errors.OpError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise CannotMeasureError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
 
 
@@ -68,11 +68,11 @@ def unchanged(model: keras.Model) -> Iterator[None]:
         >>> [bool((one == other).all()) for one, other in zip(before, model.get_weights())]
         [True, True]
     """
-    state, random = read_state(model), read_random()
+    give_back, random = hold_state(model), read_random()
     try:
         yield
     finally:
-        write_state(model, state)
+        give_back()
         write_random(random)
 
 

@@ -113,8 +113,8 @@ def train_graph(model: keras.Model, batch: Any) -> tuple[Any, int]:
         raise UnsupportedModelError(
             f"The model must be compiled. Received: {model.name!r}, which is not. Call model.compile or tfopt.compile."
         )
-    specs = keras.tree.map_structure(_spec, batch if isinstance(batch, tuple | list) else (batch,))
-    specs = tuple(specs)
+    is_alone = not isinstance(batch, tuple | list)  # then a step gets the examples as they are
+    specs = tuple(keras.tree.map_structure(_spec, (batch,) if is_alone else batch))
     examples = int(keras.tree.flatten(specs)[0].shape[0])
     strategy = built_under(model)
     replicas = 1 if strategy is None else strategy.num_replicas_in_sync
@@ -122,12 +122,14 @@ def train_graph(model: keras.Model, batch: Any) -> tuple[Any, int]:
         lambda spec: tf.TensorSpec([max(1, spec.shape[0] // replicas), *spec.shape[1:]], spec.dtype), specs
     )
     with model.distribute_strategy.scope():
-        symbolic_build(model, part)
+        if type(model).call is not keras.Model.call:  # without one, the layers are built by themselves
+            symbolic_build(model, part)
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
 
     def step(*data: Any) -> Any:
-        return model.train_step(data) if strategy is None else strategy.run(model.train_step, (data,))
+        taken = data[0] if is_alone else data
+        return model.train_step(taken) if strategy is None else strategy.run(model.train_step, (taken,))
 
     return tf.function(step).get_concrete_function(*part).graph, examples
 

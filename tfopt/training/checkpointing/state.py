@@ -173,12 +173,82 @@ def write_state(model: keras.Model, state: Mapping[str, np.ndarray], *, only: st
             replica.assign(values[number] if own else values[0])
 
 
+def hold_state(model: keras.Model) -> Callable[[], None]:
+    """Returns a function that gives the present variables of a training their present values back, in this process.
+
+    Unlike for `read_state`, the model may be without `call`, as those are that train several networks, and the
+    optimizers that it keeps beside its own count too. Variables that are made later, as those of metrics, are not
+    changed.
+
+    Args:
+        model: A built model, or one whose layers are built. Its optimizer is built if it is not built yet.
+    Raises:
+        UnsupportedModelError: The model is not built.
+    Example:
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> give_back = hold_state(model)
+        >>> model.set_weights([np.ones((2, 1)), np.ones(1)])
+        >>> give_back()
+        >>> model.layers[0].bias.numpy()
+        array([0.], dtype=float32)
+    """
+    if not has_variables(model):
+        raise _not_built(model)
+    variables = [variable for _, variable in _present(model)]
+    for optimizer in own_optimizers(model).values():
+        variables += optimizer.variables
+    held = [(replica, _read(replica)) for each in variables for replica in local_replicas(each.value).values()]
+
+    def give_back() -> None:
+        for replica, value in held:
+            replica.assign(value)
+
+    return give_back
+
+
+def has_variables(model: keras.Model) -> bool:
+    """Returns whether a model is built, or, if it has no `call`, its layers are.
+
+    Example:
+        >>> has_variables(keras.Sequential([keras.layers.Dense(1)]))
+        False
+    """
+    return model.built or (bool(model.layers) and all(layer.built for layer in model.layers))
+
+
+def own_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
+    """Returns the optimizers that a model keeps as attributes beside the one of `compile`, by name.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> model.second = keras.optimizers.Adam()
+        >>> list(own_optimizers(model))
+        ['second']
+    """
+    compiled = getattr(model, "optimizer", None)
+    return {
+        name: value
+        for name, value in vars(model).items()
+        if isinstance(value, keras.optimizers.Optimizer) and value is not compiled
+    }
+
+
+def _not_built(model: keras.Model) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"model must be built, or it has no variables. Received: model={model.name!r}. Call it on a batch first."
+    )
+
+
 def _variables(model: keras.Model) -> Iterator[tuple[str, Any]]:
     """Yields each variable once, with its key."""
     if not model.built:
-        raise UnsupportedModelError(
-            f"model must be built, or it has no variables. Received: model={model.name!r}. Call it on a batch first."
-        )
+        raise _not_built(model)
+    yield from _present(model)
+
+
+def _present(model: keras.Model) -> Iterator[tuple[str, Any]]:
+    """Yields each variable that there is once, with its key."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         with model.distribute_strategy.scope():
