@@ -104,20 +104,61 @@ def test_a_known_time_is_found_where_it_is(part, run):
         assert "python_in_step" in {each.cause for each in found.diagnoses}
 
 
-def test_the_model_is_as_it_was():
-    model, twin = network(), network()
-    twin.fit(X, Y, batch_size=32, shuffle=False, verbose=0)
+def trained(path):
+    model = network()
     model.fit(X, Y, batch_size=32, shuffle=False, verbose=0)
-    before = [each.copy() for each in model.get_weights()]
+    return model
+
+
+def loaded(path):
+    """It has an optimizer, but no metrics yet."""
+    trained(path).save(path / "model.keras")
+    return keras.models.load_model(path / "model.keras")
+
+
+def never_built(path):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Dense(32, "relu"), keras.layers.Dropout(0.5), keras.layers.Dense(4)])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model
+
+
+class TwoNetworks(keras.Model):
+    """Trains two networks with an optimizer each, and cannot be called."""
+
+    def __init__(self):
+        super().__init__()
+        keras.utils.set_random_seed(0)
+        self.one = keras.Sequential([keras.Input((16,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+        self.other = keras.Sequential([keras.Input((1,)), keras.layers.Dense(4)])
+        self.compile(jit_compile=False)
+        self.one_step, self.other_step = keras.optimizers.Adam(), keras.optimizers.Adam()
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            logits = self.other(self.one(x, training=True))
+            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True))
+        for network, optimizer in ((self.one, self.one_step), (self.other, self.other_step)):
+            weights = network.trainable_variables
+            optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("make", [trained, loaded, never_built, lambda path: TwoNetworks()])
+def test_the_model_is_as_it_was(make, tmp_path):
+    model, twin = make(tmp_path), make(tmp_path)
+    before, history = [each.copy() for each in model.get_weights()], vars(model).get("history")
     state = np.random.get_state()[1].copy()
     callback = Sleep(0)
     tfopt.diagnose(model, X, Y, batch_size=32, shuffle=False, steps=20, callbacks=[callback])
-    assert all(np.array_equal(one, other) for one, other in zip(before, model.get_weights(), strict=True))
+    assert all(np.array_equal(one, other) for one, other in zip(before, model.get_weights(), strict=bool(before)))
     assert np.array_equal(state, np.random.get_state()[1])
-    assert set(vars(model)) == set(vars(twin))
+    assert vars(model).get("history") is history
     assert "on_train_batch_end" not in vars(callback)
     for each in (model, twin):  # optimizer, metrics and the seeds of Dropout are the same too
         each.fit(X, Y, batch_size=32, shuffle=False, verbose=0)
+    assert set(vars(model)) == set(vars(twin))
     assert all(np.array_equal(one, other) for one, other in zip(model.get_weights(), twin.get_weights(), strict=True))
 
 
@@ -179,6 +220,18 @@ def test_a_model_of_tfopt_is_measured_with_several_steps_in_a_call():
     assert found.breakdown.steps >= 40
     assert "tfopt.compile has set the step" in found.unchecked["xla"]
     assert "small_batch" in found.absent
+
+
+@pytest.mark.slow
+def test_a_cache_is_advised_where_a_serial_map_uses_every_core():
+    def product(x, y):
+        square = tf.fill((512, 512), x[0])
+        return x + 0 * tf.reduce_sum(square @ square), y
+
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).map(product).batch(32)
+    found = tfopt.diagnose(network(), data, steps=40, epochs=2)
+    first = found.diagnoses[0]
+    assert (first.cause, first.gain > 0.7) == ("no_cache", True)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ from tfopt.settings.validation import check_type
 from tfopt.training.checkpointing.state import build_state, has_variables, own_optimizers
 
 TRACED_STEPS = 10
+# What fit leaves on a model, beside the values of variables.
+OF_FIT = ("history", "stop_training")
 # Seconds between two samples of the GPUs.
 SAMPLED_S = 0.1
 
@@ -75,14 +77,18 @@ def diagnose(
 @contextlib.contextmanager
 def _state_kept(model: keras.Model, args: tuple[Any, ...], options: dict[str, Any]) -> Iterator[None]:
     """Keeps the state of a model, which is built before that."""
-    stopped = getattr(model, "stop_training", None)
-    if not has_variables(model) or (model.built and not model.optimizer.built):
+    kept = {name: vars(model)[name] for name in OF_FIT if name in vars(model)}
+    if not has_variables(model) or (model.built and model.optimizer is not None and not model.optimizer.built):
         _build(model, args, options)
     with unchanged(model), _own_optimizers_kept(model):
         try:
             yield
         finally:
-            model.stop_training = bool(stopped)
+            for name in OF_FIT:
+                if name in kept:
+                    setattr(model, name, kept[name])
+                elif name in vars(model):
+                    delattr(model, name)
 
 
 @contextlib.contextmanager
