@@ -212,6 +212,17 @@ def test_compiling_again_is_found_over_several_fits():
 
 
 @pytest.mark.slow
+def test_of_several_models_the_one_that_trains_longest_is_watched():
+    doctor = DoctorHook(steps=1000)
+    models = [network() for _ in range(3)]
+    with hooked(doctor):
+        for model, epochs in zip(models, (1, 2, 1), strict=True):
+            model.compile("sgd", "sparse_categorical_crossentropy")
+            model.fit(X, Y, batch_size=64, epochs=epochs, verbose=0)
+    seen = doctor.observation
+    assert (seen.model is models[1], seen.steps, seen.fits, seen.compilations) == (True, 20, 1, 0)
+
+
 def test_a_model_of_tfopt_is_measured_with_several_steps_in_a_call():
     plan = tfopt.plan(tfopt.TrainingConfig(steps_per_execution=4, global_batch_size=32))
     model = network()

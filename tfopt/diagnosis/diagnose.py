@@ -120,8 +120,9 @@ def _build(model: keras.Model, args: tuple[Any, ...], options: dict[str, Any]) -
     function, own = model.train_function, vars(model).get("make_train_function")
     short = {"epochs": 1, "initial_epoch": 0, "steps_per_epoch": 1, "verbose": 0}
     model.make_train_function = make
+    options = {**options, **short, "callbacks": None, "validation_data": None, "validation_split": 0.0}
     try:
-        model.fit(*args, **{**options, **short, "callbacks": None, "validation_data": None, "validation_split": 0.0})
+        type(model).fit(model, *args, **options)  # not that of tfopt.compile, which needs its own training function
     finally:
         model.train_function = function
         if own is None:

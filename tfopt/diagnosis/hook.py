@@ -19,16 +19,31 @@ class DoctorHook:
     """
 
     def __init__(self, steps: int = 100, *, stops: bool = False) -> None:
-        self.observation = Observation(limit=steps, stops=stops)
+        self._steps, self._stops = steps, stops
+        self._current = self._longest = self._new()
+
+    @property
+    def observation(self) -> Observation:
+        """What was watched of the model that was watched for the most steps."""
+        return max(self._current, self._longest, key=lambda each: each.steps)
+
+    def follow(self, model: keras.Model) -> Observation:
+        """Returns what is watched of a model. Only the steps of one model can be compared with each other."""
+        if self._current.model not in (None, model):
+            self._longest, self._current = self.observation, self._new()
+        return self._current
 
     def compile(self, model: keras.Model, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Counts the compilations after the first fit."""
-        if self.observation.fits:
-            self.observation.compilations += 1
+        if self._current.model is model:
+            self._current.compilations += 1
         return original(*args, **kwargs)
 
     def fit(self, model: keras.Model, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Watches a fit."""
         if self.observation.is_enough:
             return original(*args, **kwargs)
-        return observe_fit(self.observation, model, original, args, kwargs)
+        return observe_fit(self.follow(model), model, original, args, kwargs)
+
+    def _new(self) -> Observation:
+        return Observation(limit=self._steps, stops=self._stops)

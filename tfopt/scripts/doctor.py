@@ -21,15 +21,16 @@ class _Doctor:
     def __init__(self, steps: int, *, stops: bool) -> None:
         self._steps, self._stops = steps, stops
         self.hook: DoctorHook | None = None
-        self.lines: list[str] = []
 
     def compile(self, model: Any, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._made().compile(model, original, args, kwargs)
 
     def fit(self, model: Any, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.lines.append(script_line())
-        history = self._made().fit(model, original, args, kwargs)
-        if self._stops and self._made().observation.is_enough:
+        hook, line = self._made(), script_line()
+        if not hook.observation.is_enough:
+            hook.follow(model).where = hook.follow(model).where or line
+        history = hook.fit(model, original, args, kwargs)
+        if self._stops and hook.observation.is_enough:
             raise SystemExit(0)
         return history
 
@@ -61,7 +62,7 @@ def diagnose_script(
     name = f"-m {arguments[0]}" if path == "-m" and arguments else path
     doctor = _Doctor(steps, stops=stops)
     code = run_script(path, arguments, doctor)
-    if doctor.hook is None or not doctor.lines:
+    if doctor.hook is None or doctor.hook.observation.model is None:
         return code, TrainingError(
             f"The script must train with keras.Model.fit. Received: {name}, which did not call it. "
             "Call tfopt.diagnose on its model, or write its loop with fit."
@@ -70,6 +71,7 @@ def diagnose_script(
 
     print("tfopt: the script has ended; measuring its step", file=sys.stderr, flush=True)  # noqa: T201
     try:
-        return code, report(doctor.hook.observation, f"{name}, fit in {doctor.lines[0]}", trace_dir)
+        seen = doctor.hook.observation
+        return code, report(seen, f"{name}, fit in {seen.where}", trace_dir)
     except TrainingError as error:
         return code, error

@@ -99,6 +99,8 @@ def wide_dtype(measured: Measured) -> Diagnosis | str:
 def slow_map(measured: Measured) -> Diagnosis | str:
     """A stage handles one element at a time."""
     stage, _ = _limiting(measured)
+    if stage.kind == "generator":
+        return f"{stage.name} makes the batches in Python; see python_generator"
     if stage.calls_python:
         words = f"{stage.name} runs Python code, one call at a time"
         advice = "write it in TensorFlow, or convert the examples once"

@@ -51,6 +51,7 @@ class Observation:
     Attributes:
         limit: Number of steps to watch, and more where a call has several steps.
         stops: Whether a fit ends after these steps.
+        where: The line of a script with the first `fit`; empty if it is unknown.
         model: The model of the last `fit`; None before the first.
         data: The first argument of that `fit`.
         batch: The last full batch.
@@ -69,6 +70,7 @@ class Observation:
 
     limit: int
     stops: bool = False
+    where: str = ""
     model: keras.Model | None = None
     data: Any = None
     batch: Any = None

@@ -131,7 +131,7 @@ def train_graph(model: keras.Model, batch: Any) -> tuple[Any, int]:
         taken = data[0] if is_alone else data
         return model.train_step(taken) if strategy is None else strategy.run(model.train_step, (taken,))
 
-    return tf.function(step).get_concrete_function(*part).graph, examples
+    return tf.function(step, autograph=False).get_concrete_function(*part).graph, examples  # as Keras traces it
 
 
 def _spec(value: Any) -> Any:

@@ -176,9 +176,9 @@ def write_state(model: keras.Model, state: Mapping[str, np.ndarray], *, only: st
 def hold_state(model: keras.Model) -> Callable[[], None]:
     """Returns a function that gives the present variables of a training their present values back, in this process.
 
-    Unlike for `read_state`, the model may be without `call`, as those are that train several networks, and the
-    optimizers that it keeps beside its own count too. Variables that are made later, as those of metrics, are not
-    changed.
+    Unlike for `read_state`, the model may be without `call`, as those are that train several networks. The optimizers
+    that it keeps beside its own count too, and the variables of losses. Variables that are made later, as those of
+    metrics, are not changed.
 
     Args:
         model: A built model, or one whose layers are built. Its optimizer is built if it is not built yet.
@@ -197,6 +197,8 @@ def hold_state(model: keras.Model) -> Callable[[], None]:
     variables = [variable for _, variable in _present(model)]
     for optimizer in own_optimizers(model).values():
         variables += optimizer.variables
+    for loss in keras.tree.flatten(getattr(model, "loss", None)):
+        variables += [each for each in getattr(loss, "__dict__", {}).values() if isinstance(each, keras.Variable)]
     held = [(replica, _read(replica)) for each in variables for replica in local_replicas(each.value).values()]
 
     def give_back() -> None:
