@@ -240,7 +240,10 @@ def test_warnings_are_lines_without_files_and_source(failing, capsys):
     assert warnings.showwarning is shown
 
 
-@pytest.mark.parametrize("words", ["recipes", "run digits_cnn --help", "run digits_cnn --export-dir None"])
+@pytest.mark.parametrize(
+    "words",
+    ["recipes", "run digits_cnn --help", pytest.param("run digits_cnn --export-dir None", marks=pytest.mark.slow)],
+)
 def test_a_reader_that_has_enough_is_no_error(words):
     reader, writer = os.pipe()
     os.close(reader)  # what `| head` does when it has read its lines

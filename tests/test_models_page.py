@@ -15,7 +15,7 @@ from tfopt.models.table import SMALL_MODELS
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 # Their training step takes long to trace, also with few channels.
-OF_MANY_LAYERS = ("efficientnet_v2", "mobilenet_v2", "mobilenet_v3")
+OF_MANY_LAYERS = ("efficientnet_v2", "mobilenet_v2", "mobilenet_v3", "resnet50", "convnext", "unet")
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ def workplace(tmp_path, monkeypatch):
     sys.modules.pop("train", None)
 
 
+@pytest.mark.slow
 def test_init_writes_files_that_run_from_the_command(workplace, capsys):
     assert main(["init", "mine/project"]) == 0
     said = capsys.readouterr().out

@@ -73,18 +73,13 @@ def slow_step():
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "run"),
     [
-        pytest.param(
-            "input",
-            lambda: tfopt.diagnose(network(), batches(0.02), steps=STEPS, epochs=2),
-            marks=pytest.mark.slow,
-        ),
+        ("input", lambda: tfopt.diagnose(network(), batches(0.02), steps=STEPS, epochs=2)),
         ("host", lambda: tfopt.diagnose(network(), batches(), steps=STEPS, epochs=2, callbacks=[Sleep(0.02)])),
-        pytest.param(
-            "compute", lambda: tfopt.diagnose(slow_step(), batches(), steps=STEPS, epochs=2), marks=pytest.mark.slow
-        ),
+        ("compute", lambda: tfopt.diagnose(slow_step(), batches(), steps=STEPS, epochs=2)),
     ],
 )
 def test_a_known_time_is_found_where_it_is(part, run):
@@ -145,7 +140,15 @@ class TwoNetworks(keras.Model):
         return {"loss": loss}
 
 
-@pytest.mark.parametrize("make", [trained, loaded, never_built, lambda path: TwoNetworks()])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(trained, marks=pytest.mark.slow),
+        loaded,
+        never_built,
+        pytest.param(lambda path: TwoNetworks(), marks=pytest.mark.slow),
+    ],
+)
 def test_the_model_is_as_it_was(make, tmp_path):
     model, twin = make(tmp_path), make(tmp_path)
     before, history = [each.copy() for each in model.get_weights()], vars(model).get("history")

@@ -55,7 +55,7 @@ def test_every_builder_goes_from_examples_to_logits(name, outputs):
 
 
 @pytest.mark.parametrize("name", sorted(SMALL_MODELS))
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)])
 def test_outputs_are_float32_under_any_policy(name, policy):
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)

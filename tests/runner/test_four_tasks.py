@@ -115,7 +115,7 @@ RUNS = {
 }
 
 
-SLOW = ("multi_label_classification", "regression", "segmentation")
+SLOW = ("language_model", "multi_label_classification", "regression", "segmentation")
 
 
 @pytest.mark.parametrize("task", [pytest.param(task, marks=[pytest.mark.slow] * (task in SLOW)) for task in RUNS])

@@ -605,6 +605,7 @@ def test_a_run_that_stops_leaves_no_report_of_other_artifacts(tmp_path, monkeypa
     assert [path.name for path in (tmp_path / "out").iterdir() if not path.name.startswith(".")] == ["float32"]
 
 
+@pytest.mark.slow
 def test_the_report_holds_the_nodes_that_the_export_chose(tmp_path):
     settings = {
         "pruning": False,

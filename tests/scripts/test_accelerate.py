@@ -105,6 +105,15 @@ keep("strategy", model, history)
 found["on batch"] = np.array([model.train_on_batch(x[:16], y[:16]) for _ in range(2)])
 """
 
+# These run in .ci/run, so that the others stay short.
+LONGER = (
+    "two replicas",
+    "checkpoints by batches",
+    "data that ends early",
+    "a generator with steps_per_epoch",
+    "own steps per execution",
+    "fit that drops its callbacks",
+)
 FITS = {
     # The strategy of this process, since a second one would collide with it.
     "two replicas": (REPLICAS, "Keras' step on 2 replicas of MirroredStrategy, " + SEVERAL),
@@ -254,7 +263,7 @@ def both(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:.*ran out of data", "ignore:.*__array__ implementation")
-@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONGER)) for name in FITS])
 def test_a_fit_gives_the_same_weights_history_and_files(both, name):
     text, decision = FITS[name]
     report = both(text)
@@ -295,7 +304,7 @@ LEFT = {
 }
 
 
-@pytest.mark.parametrize("name", LEFT)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONGER)) for name in LEFT])
 def test_what_cannot_have_the_step_is_left_to_keras_and_listed_with_the_line(both, name):
     text, reason = LEFT[name]
     report = both(text + "\nfound['weights'] = model.get_weights()[0]\n")

@@ -46,7 +46,7 @@ def words():
 @pytest.mark.parametrize(
     ("make", "inputs", "settings"),
     [
-        (images, {"image": X}, {}),
+        pytest.param(images, {"image": X}, {}, marks=pytest.mark.slow),
         (images, {"image": X}, {"precision": "int8", "int8_nodes": "all"}),
         (words, {"tokens": TOKENS}, {"xla_signature": True}),
     ],

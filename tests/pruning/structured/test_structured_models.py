@@ -27,7 +27,7 @@ BUILDERS = {
     "gpt": (((16,), 64), {"width": 64, "depth": 2, "heads": 2}, 4),
 }
 
-LARGE = ("resnet50", "mobilenet_v2", "mobilenet_v3", "efficientnet_v2")
+LARGE = ("resnet50", "mobilenet_v2", "mobilenet_v3", "efficientnet_v2", "unet")
 
 APPLICATIONS = {
     "ResNet50V2": 37,
@@ -80,7 +80,7 @@ def assert_trains_and_reloads(model, path):
     assert abs(expected - reloaded).max() <= 1e-5 * abs(expected).max()
 
 
-@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("int8", marks=pytest.mark.slow)])
 def test_a_shrunk_model_exports(precision, tmp_path):
     keras.utils.set_random_seed(0)
     model = tfopt.models.resnet_cifar((16, 16, 1), 10, depth=8)

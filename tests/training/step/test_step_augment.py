@@ -114,7 +114,7 @@ class Interrupt(keras.callbacks.Callback):
             raise Interrupted
 
 
-@pytest.mark.parametrize("settings", [{}, {"steps_per_execution": 2}], ids=str)
+@pytest.mark.parametrize("settings", [pytest.param({}, marks=pytest.mark.slow), {"steps_per_execution": 2}], ids=str)
 def test_a_resumed_training_goes_on_with_the_same_images_bit_for_bit(tmp_path, settings):
     settings = {"checkpoint_every": 3, **settings}
     undisturbed = build(AUGMENT, **settings)
