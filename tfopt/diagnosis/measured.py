@@ -144,7 +144,7 @@ class Measured:
             beyond = [1e3 * call.period_s - self.period_ms * call.steps for call in untouched]
         else:
             beyond = [1e3 * call.wait_s - self.wait_ms * call.steps for call in firsts if call.wait_s is not None]
-        # Not the mean: TensorFlow may take a second, once in ten epochs, to end the iterators of several replicas.
+        # Not the mean: once in a while, the end of an old iterator waits for its thread that tunes, which sleeps.
         return max(statistics.median_low(beyond), 0.0) / self.batches_per_epoch if beyond else 0.0
 
     @functools.cached_property
