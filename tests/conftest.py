@@ -48,12 +48,12 @@ def _keras_state():
 
 @pytest.fixture(scope="module", autouse=True)
 def _garbage():
-    """Frees what the tests of a file have left, and keeps the rest from being searched again and again.
+    """Frees what the tests of other files have left, and keeps the rest from being searched again and again.
 
     It is two million objects in the end. An iterator of tf.data whose cancellation its thread misses, which happens on
     a busy machine, is freed only when its time to tune ends, up to a minute if it has lived for long.
     """
-    yield
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
 
