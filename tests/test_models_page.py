@@ -53,7 +53,9 @@ def test_every_builder_trains_a_step_and_survives_save_and_reload(name, builders
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SMALL_MODELS)
+@pytest.mark.parametrize(
+    "name", ["resnet_cifar", "lstm", "text_encoder", "unet"]
+)  # one of a kind; the benchmark has all
 def test_every_cell_of_a_builder_has_its_recorded_outcome(name, builders):
     recorded = json.loads(builders.RESULTS.read_text())["builders"][name]
     outcomes = builders.run(name, timeout_s=900)

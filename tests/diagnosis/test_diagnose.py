@@ -239,7 +239,7 @@ def test_a_model_of_tfopt_is_measured_with_several_steps_in_a_call():
 @pytest.mark.slow
 def test_a_cache_is_advised_where_a_serial_map_uses_every_core():
     def product(x, y):
-        square = tf.fill((512, 512), x[0])
+        square = tf.fill((192, 192), x[0])
         return x + 0 * tf.reduce_sum(square @ square), y
 
     data = tf.data.Dataset.from_tensor_slices((X, Y)).map(product).batch(32)
