@@ -15,7 +15,7 @@ from tfopt.compat.trainer import built_under
 from tfopt.diagnosis.experiments import CannotMeasureError, unchanged
 from tfopt.diagnosis.measured import Measured
 from tfopt.diagnosis.rules import RULES
-from tfopt.diagnosis.rules.rule import WORTH, AbsentError
+from tfopt.diagnosis.rules.rule import WORTH, AbsentError, is_worth
 from tfopt.diagnosis.watching.observation import Observation
 from tfopt.diagnosis.watching.watch import watching
 from tfopt.errors import ConfigError, TrainingError
@@ -187,7 +187,7 @@ def report(observation: Observation, name: str | None = None, trace_dir: str | P
         except CannotMeasureError as error:
             unchecked[rule.cause] = str(error)
             continue
-        if isinstance(result, Diagnosis) and (result.gain is None or result.gain >= WORTH):
+        if isinstance(result, Diagnosis) and is_worth(result):
             found.append(dataclasses.replace(result, source=rule.source))
         elif isinstance(result, Diagnosis):
             absent[rule.cause] = f"{result.title}: that would save {result.gain:.1%} (threshold {WORTH:.0%})"

@@ -28,7 +28,8 @@ class _Doctor:
     def fit(self, model: Any, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         hook, line = self._made(), script_line()
         if not hook.observation.is_enough:
-            hook.follow(model).where = hook.follow(model).where or line
+            seen = hook.follow(model)
+            seen.where = seen.where or line
         history = hook.fit(model, original, args, kwargs)
         if self._stops and hook.observation.is_enough:
             raise SystemExit(0)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfopt.errors import ArtifactError, UnsupportedModelError
 from tfopt.pruning.masks import attach_mask
 from tfopt.training.checkpointing.random_state import read_random, write_random
-from tfopt.training.checkpointing.state import gather_state, read_state, write_state
+from tfopt.training.checkpointing.state import gather_state, hold_state, read_state, write_state
 from tfopt.training.checkpointing.store import CheckpointStore
 
 RNG = np.random.default_rng(0)
@@ -326,7 +326,7 @@ WORKER = """
     from pathlib import Path
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     from tfopt.training.checkpointing.store import CheckpointStore
-    from tfopt.training.checkpointing.state import gather_state, read_state, write_state
+    from tfopt.training.checkpointing.state import gather_state, hold_state, read_state, write_state
 
     worker, store = strategy.cluster_resolver.task_id, CheckpointStore(Path(sys.argv[1]))
     keras.utils.set_random_seed(0)
@@ -378,3 +378,29 @@ def test_two_workers_gather_one_state(tmp_path):
     assert not np.array_equal(first["model/0002/0-of-2"], first["model/0002/1-of-2"])
     with pytest.raises(ArtifactError, match=r"all 2 replicas.*gather_state"):
         write_state(small(), {key: value for key, value in first.items() if "/1-of-2" not in key})
+
+
+class Counting(keras.losses.Loss):
+    def __init__(self):
+        super().__init__()
+        self.calls = keras.Variable(0.0, trainable=False)
+
+    def call(self, y_true, y_pred):
+        self.calls.assign_add(1.0)
+        return keras.ops.mean((y_true - y_pred) ** 2, axis=-1)
+
+
+def test_a_held_state_has_optimizers_of_the_model_and_variables_of_losses():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("adam", loss := Counting(), jit_compile=False)
+    model.second = keras.optimizers.Adam()
+    model.second.build(model.trainable_variables)
+    model.fit(X, Y, verbose=0)
+    variables = [*model.variables, *model.optimizer.variables, *model.second.variables, loss.calls]
+    before = [each.numpy() for each in variables]
+    give_back = hold_state(model)
+    model.fit(X, Y, verbose=0)
+    model.second.apply([keras.ops.ones_like(each) for each in model.trainable_variables])
+    assert not np.array_equal(before[-1], loss.calls.numpy())
+    give_back()
+    assert all(np.array_equal(one, other.numpy()) for one, other in zip(before, variables, strict=True))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tfopt.data.measurement.stages import PYTHON_OPS
-from tfopt.diagnosis.experiments import IN_ONE_CALL, CannotMeasureError
+from tfopt.diagnosis.experiments import IN_ONE_CALL, CannotMeasureError, measurable
 from tfopt.diagnosis.measured import Measured, share
 from tfopt.report import Diagnosis
 
@@ -158,10 +158,8 @@ def _python_ops(measured: Measured) -> Iterator[str]:
     model, spec = measured.model, measured.observation.spec
     if measured.replicas > 1 or model.run_eagerly:
         raise CannotMeasureError("the graph of the step is not traced under a strategy or in an eager run")
-    step = tf.function(lambda batch: model.train_step(batch))
-    try:
+    with measurable():
+        step = tf.function(lambda batch: model.train_step(batch), autograph=False)  # as Keras traces it
         graph = step.get_concrete_function(spec).graph.as_graph_def()
-    except (ValueError, TypeError, AttributeError, NotImplementedError) as error:
-        raise CannotMeasureError(f"the step cannot be traced: {' '.join(str(error).split())[:200]}") from error
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     yield from (node.op for node in nodes if node.op in PYTHON_OPS)

@@ -13,7 +13,7 @@ from tfopt.data.measurement.stages import Stage
 from tfopt.diagnosis.experiments import CannotMeasureError
 from tfopt.diagnosis.input_time import InputTime, smaller_buffer, start_saved
 from tfopt.diagnosis.measured import Measured, comes_from_python, share
-from tfopt.diagnosis.rules.rule import WORTH, AbsentError
+from tfopt.diagnosis.rules.rule import AbsentError, is_worth
 from tfopt.report import Diagnosis
 
 # Waiting for less than this share of the step is not worth a change.
@@ -147,7 +147,7 @@ def no_cache(measured: Measured) -> Diagnosis | str:
         stage = _slowest_computation(found) or stage
     if stage.calls_python:
         return f"{stage.name} calls Python; see slow_map"
-    if _is_wide(stage) and _is_worth(wide_dtype, measured):
+    if _is_wide(stage) and _finds(wide_dtype, measured):
         return f"{stage.name} computes in float64; see float64"
     if stage.is_random or stage.kind not in COMPUTES:
         return f"{stage.name} gives other elements in each epoch, or computes nothing"
@@ -179,7 +179,7 @@ def no_prefetch(measured: Measured) -> Diagnosis | str:
 
 def input_bound(measured: Measured) -> Diagnosis | str:
     """The input is too slow, and no other rule says why."""
-    if any(_is_worth(rule, measured) for rule in SPECIFIC):
+    if any(_finds(rule, measured) for rule in SPECIFIC):
         return "another rule says why the step waits"
     if not isinstance(measured.observation.data, tf.data.Dataset) and not comes_from_python(measured.observation.data):
         return "the data is in memory"
@@ -196,13 +196,13 @@ def input_bound(measured: Measured) -> Diagnosis | str:
     )  # fmt: skip
 
 
-def _is_worth(rule: Callable[[Measured], Diagnosis | str], measured: Measured) -> bool:
+def _finds(rule: Callable[[Measured], Diagnosis | str], measured: Measured) -> bool:
     """Returns whether a rule finds a cause that is worth a change."""
     try:
         found = rule(measured)
     except (AbsentError, CannotMeasureError):
         return False
-    return isinstance(found, Diagnosis) and (found.gain is None or found.gain >= WORTH)
+    return isinstance(found, Diagnosis) and is_worth(found)
 
 
 SPECIFIC = (full_shuffle, slow_generator, wide_dtype, slow_map, host_augmentation, no_cache, no_prefetch)

@@ -32,5 +32,10 @@ class Rule:
     source: str
 
 
+def is_worth(found: Diagnosis) -> bool:
+    """Returns whether a change saves enough to be advised; an unknown gain may be enough."""
+    return found.gain is None or found.gain >= WORTH
+
+
 class AbsentError(Exception):
     """The cause is absent; the message is the figure that says so."""
