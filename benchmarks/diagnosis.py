@@ -4,8 +4,8 @@
 
 Sixteen training runs with one planted cause each, and four without one, are watched in a fresh process each. Then each
 planted run and the same run without its cause train in turns, in another process, which nothing watches. The time of an
-example is that of the fastest epoch, as timeit takes it: other programs on the machine only make epochs longer. Results
-go to benchmarks/results/diagnosis.json.
+example is that of the usual epoch, and the measured gain is the median over the turns, because the machine changes its
+speed between them. Results go to benchmarks/results/diagnosis.json.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -30,7 +31,7 @@ WITHIN = 0.3
 class Options:
     only: tuple[str, ...] = ()
     """Names of runs; empty for all."""
-    rounds: int = 3
+    rounds: int = 5
     """Number of times that each planted run and its mended twin train."""
     out: Path = RESULTS / "diagnosis.json"
     """Path of the results file."""
@@ -72,10 +73,13 @@ def _planted(name: str, options: Options, needs_gpu: bool) -> dict[str, Any]:
     if needs_gpu:
         return {**found, "measured_gain": None, "why": "the cause does not show on a processor"}
     turns = _process("time", name, str(options.rounds))
-    before, after = (min(times) for times in zip(*turns, strict=True))
-    gain = 1 - after / before
+    rounds = [[statistics.median(epochs) for epochs in pair] for pair in turns]
+    before, after = (statistics.median(times) for times in zip(*rounds, strict=True))
+    gains = sorted(1 - mended / planted for planted, mended in rounds)
+    gain = statistics.median(gains)
     estimated = found["gains"].get(name)
-    found |= {"planted_ms": before, "mended_ms": after, "measured_gain": gain, "estimated_gain": estimated}
+    found |= {"planted_ms": before, "mended_ms": after, "estimated_gain": estimated}
+    found |= {"measured_gain": gain, "measured_gains": gains}
     found["within"] = estimated is not None and abs(estimated - gain) <= WITHIN * abs(gain)
     print(f"{name:20} first {found['first']:20} estimated {estimated or 0:.2f} measured {gain:.2f}", flush=True)
     return found
@@ -128,8 +132,8 @@ def _watch(run: Any) -> dict[str, Any]:
     }
 
 
-def _time(run: Any) -> float:
-    """Returns the milliseconds per example of the fastest epoch after the first."""
+def _time(run: Any) -> list[float]:
+    """Returns the milliseconds per example of each epoch after the first."""
     import keras
 
     epochs: list[float] = []
@@ -153,7 +157,7 @@ def _time(run: Any) -> float:
     finally:
         gc.enable()
         keras.Model.fit = original
-    return 1e3 * min(epochs[1:] or epochs) / examples
+    return [1e3 * seconds / examples for seconds in epochs[1:] or epochs]
 
 
 if __name__ == "__main__":

@@ -86,9 +86,11 @@ def float64(mended: bool) -> int:
     kind = tf.float32 if mended else tf.float64
 
     def normalize(image: Any, label: Any) -> Any:
+        """Takes the mean of the surroundings from each pixel, over several sizes."""
         value = tf.cast(image, kind) / 255
-        for _ in range(16):
-            value = tf.tanh(2 * value - 0.5)
+        window = tf.ones((5, 5, 3, 1), kind) / 25
+        for _ in range(3):
+            value -= 0.5 * tf.nn.depthwise_conv2d(value, window, (1, 1, 1, 1), "SAME")
         return value, label
 
     batches = tf.data.Dataset.from_tensor_slices(images(2048)).batch(64).shuffle(8)
@@ -119,7 +121,7 @@ def python_generator(mended: bool) -> int:
     x, y = images(2048)
 
     def contrast(image: np.ndarray) -> np.ndarray:
-        dark, middle, bright = np.percentile(image, (5, 50, 95))
+        dark, middle, bright = np.percentile(image, (5, 50, 95), axis=(0, 1))
         return ((image.astype("float32") - middle) / (bright - dark + 1)).transpose(1, 0, 2)
 
     def batches() -> Iterator[Any]:

@@ -98,12 +98,14 @@ class Form:
         settings: Attributes of the model that are set.
         source: What the training function is called with, without a strategy an iterator; None is the batch in memory.
         waits: Whether the step waits for an input pipeline. Then the mean of the calls counts: one call waits for many.
+        gap_s: Seconds of Python between two calls, in which the input goes on. They count as part of the call.
     """
 
     steps: int = 1
     settings: Mapping[str, Any] = field(default_factory=dict)
     source: Any = None
     waits: bool = False
+    gap_s: float = 0.0
 
 
 class Experiments:
@@ -161,46 +163,42 @@ class Experiments:
         spec = keras.tree.map_structure(tf.TensorSpec.from_tensor, batch)
         return self._pair(f"examples {factor}", Form(), Form(source=again([batch], spec, repeat=True)))
 
-    def other_input(self, name: str, before: tf.data.Dataset, after: tf.data.Dataset) -> Pair:
+    def other_input(self, name: str, before: tf.data.Dataset, after: tf.data.Dataset, gap_s: float) -> Pair:
         """Times a step that reads its batches from a data set, and one that reads them from another.
 
         Args:
             name: A name for this change.
             before: The data set of the training.
             after: A data set with such batches.
+            gap_s: Seconds of Python between two calls.
         """
-        return self._pair(f"input {name}", *(self._reading(each) for each in (before, after)))
+        return self._pair(f"input {name}", *(self._reading(each, gap_s) for each in (before, after)))
 
-    def whole_epochs(self, name: str, before: tf.data.Dataset, after: tf.data.Dataset, batches: int) -> Pair:
+    def whole_epochs(
+        self, name: str, before: tf.data.Dataset, after: tf.data.Dataset, gap_s: float, batches: int
+    ) -> Pair:
         """Times the steps of whole epochs, with the starts of their data sets.
 
         Args:
             name: A name for this change.
             before: The data set of the training.
             after: A data set with such batches, perhaps without an end.
+            gap_s: Seconds of Python between two calls.
             batches: Number of batches of an epoch.
         """
         name = f"epochs {name}"
         if name not in self._done:
-            asked = self.model.steps_per_execution
-            calls = max(batches // asked, 1)
-            sources = [self._typed(each) for each in (before, after)]
-            seconds: list[list[float]] = [[] for _ in sources]
-            with measurable(), unchanged(self.model), self._set({"steps_per_execution": asked}):
-                self.model.make_train_function(force=True)
-                function: Callable[[Any], Any] = self.model.train_function
-                begin = time.perf_counter()
-                for turn in range(TURNS + 1):  # the first one traces, and fills caches
-                    for place in range(2)[:: 1 if turn % 2 else -1]:
-                        seconds[place].append(_epoch_s(function, sources[place], calls))
-                    if turn >= FEWEST and time.perf_counter() - begin > LONGEST:
-                        break
-            one, other = (1e3 * statistics.median(each[1:]) / (calls * asked) for each in seconds)
+            one, other = self._epochs([before, after], gap_s, batches)
             self._done[name] = Pair(before_ms=one, after_ms=other)
         return self._done[name]
 
-    def from_arrays(self) -> Pair:
-        """Times a step whose batch is in memory, and one whose batches are gathered from arrays in random order."""
+    def from_arrays(self, gap_s: float, batches: int) -> float:
+        """Returns the milliseconds of a step whose batches are gathered from arrays in random order, in whole epochs.
+
+        Args:
+            gap_s: Seconds of Python between two calls.
+            batches: Number of batches of an epoch.
+        """
         if self.is_distributed:
             raise CannotMeasureError("the model runs under a distribution strategy")
         parts = keras.tree.flatten(self._batch)
@@ -212,11 +210,30 @@ class Experiments:
         gathered = order.map(
             lambda places: keras.tree.map_structure(lambda each: tf.gather(each, places), arrays), tf.data.AUTOTUNE
         )
-        return self._pair("arrays", Form(), self._reading(gathered.prefetch(tf.data.AUTOTUNE)))
+        (found,) = self._epochs([gathered.prefetch(tf.data.AUTOTUNE)], gap_s, batches)
+        return found
 
-    def _reading(self, dataset: tf.data.Dataset) -> Form:
+    def _epochs(self, datasets: Sequence[tf.data.Dataset], gap_s: float, batches: int) -> list[float]:
+        """Returns the milliseconds of a step in whole epochs with each data set, in turns."""
+        asked = self.model.steps_per_execution
+        calls = max(batches // asked, 1)
+        sources = [self._typed(each) for each in datasets]
+        seconds: list[list[float]] = [[] for _ in sources]
+        with measurable(), unchanged(self.model), self._set({"steps_per_execution": asked}):
+            self.model.make_train_function(force=True)
+            function: Callable[[Any], Any] = self.model.train_function
+            begin = time.perf_counter()
+            for turn in range(TURNS + 1):  # the first one traces, and fills caches
+                for place in range(len(sources))[:: 1 if turn % 2 else -1]:
+                    seconds[place].append(_epoch_s(function, sources[place], calls, gap_s))
+                if turn >= FEWEST and time.perf_counter() - begin > LONGEST:
+                    break
+        return [1e3 * statistics.median(each[1:]) / (calls * asked) for each in seconds]
+
+    def _reading(self, dataset: tf.data.Dataset, gap_s: float) -> Form:
         """Returns the step that reads a data set, again and again."""
-        return Form(steps=self.model.steps_per_execution, source=iter(self._typed(dataset.repeat())), waits=True)
+        source = iter(self._typed(dataset.repeat()))
+        return Form(steps=self.model.steps_per_execution, source=source, waits=True, gap_s=gap_s)
 
     def _typed(self, dataset: tf.data.Dataset) -> Any:
         """Returns a data set whose batches have the structure of those of `fit`, divided over the replicas."""
@@ -279,7 +296,7 @@ class Experiments:
             function: Callable[[Any], Any] = self.model.train_function
             for _ in range(2):
                 _finish(function(source))
-        return lambda: _finish(function(source))
+        return lambda: _called(function, source, form.gap_s)
 
     def _settings(self, form: Form) -> dict[str, Any]:
         return {"steps_per_execution": form.steps, **form.settings}
@@ -330,16 +347,24 @@ def _samples(call: Callable[[], Any], seconds: float) -> list[float]:
     return found
 
 
-def _epoch_s(function: Callable[[Any], Any], dataset: Any, calls: int) -> float:
+def _epoch_s(function: Callable[[Any], Any], dataset: Any, calls: int, gap_s: float) -> float:
     """Returns the seconds of so many calls of a training function, from the start of the data set's iterator."""
     begin = time.perf_counter()
     iterator = iter(dataset)
     for _ in range(calls):
         try:
-            _finish(function(iterator))
+            _called(function, iterator, gap_s)
         except (StopIteration, tf.errors.OutOfRangeError):  # the last batches are too few for a call
             break
     return time.perf_counter() - begin
+
+
+def _called(function: Callable[[Any], Any], source: Any, gap_s: float) -> None:
+    """Calls a training function, and then keeps Python as busy as the loop of `fit` does between two calls."""
+    _finish(function(source))
+    end = time.perf_counter() + gap_s
+    while time.perf_counter() < end:
+        pass
 
 
 def _finish(outputs: Any) -> None:

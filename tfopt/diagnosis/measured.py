@@ -112,9 +112,20 @@ class Measured:
     @functools.cached_property
     def call_ms(self) -> float:
         """Time of a step that has its batch in hand: the start of the call, and the computation."""
+        if self.competes_in_call:
+            return max(self.period_ms - self.wait_ms - self.gap_ms, 0.0)
         timed = [call for call in self.steady if call.in_hand]
         timed = timed or [call for call in self.steady if call.wait_s is not None]
         return _mean_ms(timed, "call_s") if timed else self.experiments.in_graph().before_ms
+
+    @functools.cached_property
+    def competes_in_call(self) -> bool:
+        """Whether a call whose batches were taken before it does not take as long as the others.
+
+        In a call of several steps, the input makes the batches of the next ones, and competes for the processor. A
+        source in Python competes for Python's lock.
+        """
+        return self.model.steps_per_execution > 1 or comes_from_python(self.observation.data)
 
     @functools.cached_property
     def efficiency(self) -> Efficiency:
@@ -132,7 +143,10 @@ class Measured:
     def wait_ms(self) -> float:
         """Mean wait of a step that begins no epoch."""
         waits = [call for call in self.steady if call.wait_s is not None and not call.starts_epoch]
-        return _mean_ms(waits, "wait_s") if waits else 0.0
+        wait = _mean_ms(waits, "wait_s") if waits else 0.0
+        if comes_from_python(self.observation.data):  # to take a batch, Python's lock is waited for once more
+            wait = min(wait, max(self.period_ms - self.gap_ms - self.experiments.in_graph().before_ms, 0.0))
+        return wait
 
     @functools.cached_property
     def start_ms(self) -> float:
@@ -189,32 +203,35 @@ class Measured:
         with measurable():
             after = change(self.input)
             if starts >= STARTS and batches * parts.step_ms <= EPOCH_MS:
-                pair = self.experiments.whole_epochs(name, before, after, batches)
-                return share(parts.step_ms - self._gap_ms, parts.step_ms) * max(pair.saved, 0.0)
-            pair = self.experiments.other_input(name, before, after)
+                pair = self.experiments.whole_epochs(name, before, after, self._gap_s, batches)
+                return share(self.period_ms + self.start_ms, parts.step_ms) * max(pair.saved, 0.0)
+            pair = self.experiments.other_input(name, before, after, self._gap_s)
         fill = batches if self.input.has_cache else 0
         saved = starts * start_saved(before, after, fill) if starts >= STARTS else 0.0
-        return saved + share(self._steady_ms - self._gap_ms, parts.step_ms) * max(pair.saved, 0.0)
+        return saved + share(self.period_ms, parts.step_ms) * max(pair.saved, 0.0)
 
     def gain_of_arrays(self) -> float:
         """Returns the share of the step that is saved if the examples are in arrays."""
-        pair = self.experiments.from_arrays()
-        return share(self._steady_ms - self._gap_ms - pair.after_ms, self.breakdown.step_ms)
+        parts = self.breakdown
+        batches = max(min(self.batches_per_epoch, int(EPOCH_MS / parts.step_ms)), 1)
+        after = self.experiments.from_arrays(self._gap_s, batches)
+        return share(self.period_ms + self.start_ms - after, parts.step_ms)
+
+    @functools.cached_property
+    def gap_ms(self) -> float:
+        """Time per step between two calls."""
+        between = sum(call.period_s - call.call_s - (call.wait_s or 0.0) for call in self.left_alone)
+        return 1e3 * max(between, 0.0) / sum(call.steps for call in self.left_alone)
 
     @property
-    def _gap_ms(self) -> float:
-        return _gap_ms(self.left_alone)
-
-    @property
-    def _steady_ms(self) -> float:
-        """Time of a step without the starts of epochs."""
-        return self.breakdown.step_ms - self.start_ms
+    def _gap_s(self) -> float:
+        """Seconds between two calls."""
+        return self.gap_ms * self.model.steps_per_execution / 1e3
 
 
 def _breakdown(measured: Measured) -> StepBreakdown:
     seen, forms = measured.observation, measured.experiments.in_graph()
-    gap = _gap_ms(measured.left_alone)
-    wait, call = measured.wait_ms, measured.call_ms
+    gap, wait, call = measured.gap_ms, measured.wait_ms, measured.call_ms
     contention = call - forms.before_ms
     if contention < (COMPETES - 1) * forms.before_ms + COMPETES_MS:
         contention = 0.0
@@ -275,12 +292,6 @@ def share(part: float, whole: float) -> float:
 
 def _mean_ms(calls: list[Call], name: str) -> float:
     return 1e3 * sum(getattr(call, name) for call in calls) / sum(call.steps for call in calls)
-
-
-def _gap_ms(calls: list[Call]) -> float:
-    """Returns the time between two calls."""
-    between = sum(call.period_s - call.call_s - (call.wait_s or 0.0) for call in calls)
-    return 1e3 * max(between, 0.0) / sum(call.steps for call in calls)
 
 
 def _parts(value: Any) -> list[Any]:
