@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -11,6 +12,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import pytest
 import tensorflow as tf
 from forking.stand_in import write_stand_in
+
+# Seconds between two searches of all objects for garbage, and the time of the last.
+SEARCH_S = 240
+searched = time.monotonic()
 
 
 def pytest_configure(config):
@@ -46,14 +51,17 @@ def _keras_state():
     assert keras.config.dtype_policy().name == before
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def _garbage():
-    """Frees what the tests of other files have left, and keeps the rest from being searched again and again.
+    """Frees what the test before has left, and keeps the rest, two million objects in the end, from being searched.
 
-    It is two million objects in the end. An iterator of tf.data whose cancellation its thread misses, which happens on
-    a busy machine, is freed only when its time to tune ends, up to a minute if it has lived for long.
+    An iterator of tf.data whose cancellation its tuning thread misses is freed only when that thread wakes up. The older
+    the iterator, the longer the thread sleeps, up to a minute. So none may grow old.
     """
-    gc.unfreeze()
+    global searched
+    if time.monotonic() - searched > SEARCH_S:
+        gc.unfreeze()
+        searched = time.monotonic()
     gc.collect()
     gc.freeze()
 
