@@ -39,7 +39,9 @@ def diagnose(
     """Trains a model for some steps, says where their time goes, and what would make them faster.
 
     The arguments are those of `fit`. The model, its optimizer and the random generators are afterwards as they were
-    before. A generator has given some batches.
+    before. What belongs to neither is not: a generator has given some batches, a callback has seen the steps, and a
+    variable, a table or a `tf.random.Generator` in a map of the data set has changed, because the map runs far more
+    often than in `fit`.
 
     Args:
         model: A compiled model.

@@ -241,7 +241,10 @@ class Experiments:
         flat = tf.nest.flatten(self._spec)
         if len(found) != len(flat):
             raise CannotMeasureError(f"fit takes {len(flat)} tensors, the data set gives {len(found)}")
-        typed = [tf.TensorSpec(one.shape, other.dtype) for one, other in zip(flat, found, strict=True)]
+        if self.is_distributed:  # the specs of fit are those of all replicas together
+            typed = list(found)
+        else:
+            typed = [tf.TensorSpec(one.shape, other.dtype) for one, other in zip(flat, found, strict=True)]
         variant = tf.data.experimental.to_variant(dataset)
         batches = tf.data.experimental.from_variant(variant, tf.nest.pack_sequence_as(self._spec, typed))
         if self.is_distributed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -159,7 +158,7 @@ class Measured:
         else:
             beyond = [1e3 * call.wait_s - self.wait_ms * call.steps for call in firsts if call.wait_s is not None]
         # Not the mean: once in a while, the end of an old iterator waits for its thread that tunes, which sleeps.
-        return max(statistics.median_low(beyond), 0.0) / self.batches_per_epoch if beyond else 0.0
+        return max(min(beyond), 0.0) / self.batches_per_epoch if beyond else 0.0
 
     @functools.cached_property
     def period_ms(self) -> float:

@@ -16,8 +16,8 @@ PARTS = ("input", "host", "compute", "communication")
 class StepBreakdown(Record):
     """Where the time of a training step goes, in milliseconds per step.
 
-    Each of the four parts is measured by itself. They add up to the step, but for `unexplained_ms`. With several steps in
-    a call, and with batches from Python, the time of a call is what the others leave, and is divided by experiments.
+    Each of the four parts is measured by itself. They add up to the step, but for `unexplained_ms`. With several steps
+    in a call, and with batches from Python, the time of a call is what the others leave, divided by experiments.
 
     Attributes:
         step_ms: Mean time of a step, with everything that happens between two steps of an epoch.

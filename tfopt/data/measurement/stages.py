@@ -53,6 +53,14 @@ PASSIVE = (
 )
 PYTHON_OPS = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 RANDOM_OPS = ("Random", "StatelessRandom", "StatefulRandom", "StatefulUniform", "Multinomial", "SampleDistorted")
+STATE_OPS = (
+    "Assign",
+    "ResourceScatter",
+    "ResourceApply",
+    "LookupTableInsert",
+    "LookupTableImport",
+    "LookupTableRemove",
+)
 PREFIX = re.compile(r"^__(?:inference|forward)_(?:Dataset_)?")
 
 
@@ -67,6 +75,7 @@ class Stage:
         function: Name of the function that it calls; empty if there is none.
         calls_python: Whether this function calls Python.
         is_random: Whether this function draws random numbers.
+        changes_state: Whether this function changes a variable or a table, so that the order of its calls matters.
         inputs: The stages that it reads.
     """
 
@@ -76,6 +85,7 @@ class Stage:
     function: str
     calls_python: bool
     is_random: bool = False
+    changes_state: bool = False
     inputs: list[Stage] = field(default_factory=list)
 
     @property
@@ -187,6 +197,7 @@ def _stage(node: Any, known: dict[str, Any], graph: Any, functions: dict[str, An
         function="" if kind == "generator" or not called else _function_name(called[0], kind),
         calls_python=any(op in PYTHON_OPS for op in ops),
         is_random=any(op.startswith(RANDOM_OPS) for op in ops),
+        changes_state=any(op.startswith(STATE_OPS) for op in ops),
     )
     if kind == "generator":
         return made  # what it reads is only its own number

@@ -128,13 +128,16 @@ def short_steps(measured: Measured) -> Diagnosis | str:
         return "the step runs eagerly; see eager"
     if model.steps_per_execution > 1:
         return f"steps_per_execution is {model.steps_per_execution}"
+    steps = min(IN_ONE_CALL, measured.batches_per_epoch)
+    if steps < 2:
+        return "an epoch has one batch; see short_epochs"
     return Diagnosis(
         cause="short_steps",
         title="the steps are short: Keras' loop takes a good part of each",
         evidence=f"{loop:.3g} of {parts.step_ms:.3g} ms are Python and the start of a call (threshold {CALLS:.0%})",
-        gain=share(loop * (1 - 1 / IN_ONE_CALL), parts.step_ms),
-        advice=f"model.compile(..., steps_per_execution={IN_ONE_CALL})",
-        settings={"training.steps_per_execution": IN_ONE_CALL},
+        gain=share(loop * (1 - 1 / steps), parts.step_ms),
+        advice=f"model.compile(..., steps_per_execution={steps})",
+        settings={"training.steps_per_execution": steps},
     )
 
 

@@ -84,6 +84,32 @@ def full_shuffle(measured: Measured) -> Diagnosis | str:
     )
 
 
+def short_epochs(measured: Measured) -> Diagnosis | str:
+    """Each epoch begins with a new iterator, and is too short for that."""
+    parts, batches, data = measured.breakdown, measured.batches_per_epoch, measured.observation.data
+    # A step of an epoch of one batch begins with the iterator too.
+    start = measured.start_ms if batches > 1 else parts.step_ms - measured.call_ms - parts.build_ms - parts.callbacks_ms
+    used = share(start, parts.step_ms)
+    if used < WAITS:
+        return f"the starts of epochs take {used:.1%} of the time"
+    if isinstance(data, tf.data.Dataset) and _finds(full_shuffle, measured):
+        return "the first batch waits for the buffer of the shuffle; see shuffle_buffer"
+    if comes_from_python(data):
+        advice = "more batches in an epoch: Python starts its threads or its generator again in each"
+    else:
+        advice = (
+            f"one iterator for all epochs: fit(data.repeat(), steps_per_epoch={batches}), with data a tf.data.Dataset"
+        )
+    return Diagnosis(
+        cause="short_epochs",
+        title=f"the epochs are short, of {batches:,} batches, and each begins with a new iterator",
+        evidence=f"the start of an epoch takes {start * batches:,.3g} ms, {used:.0%} of the time "
+        f"(threshold {WAITS:.0%})",
+        gain=used,
+        advice=advice,
+    )
+
+
 def wide_dtype(measured: Measured) -> Diagnosis | str:
     """The pipeline computes in 64 bits what the model takes in 32."""
     stage, _ = _limiting(measured)
@@ -107,6 +133,10 @@ def slow_map(measured: Measured) -> Diagnosis | str:
         return _of_input(measured, "slow_map", words, _without(measured, stage), advice)
     if not stage.is_serial:
         return f"{stage.name} runs in parallel"
+    if stage.changes_state:
+        words = f"{stage.name} changes state, one call at a time"
+        advice = "keep state out of the map: several calls at a time would change it in any order"
+        return _of_input(measured, "slow_map", words, _without(measured, stage), advice)
     cores = measured.hardware.logical_cores
     words = f"{stage.name} handles one element at a time on a machine with {cores} cores"
     advice = f"{stage.kind}(..., num_parallel_calls=tf.data.AUTOTUNE) and .prefetch(tf.data.AUTOTUNE) at the end"
@@ -149,7 +179,7 @@ def no_cache(measured: Measured) -> Diagnosis | str:
         return f"{stage.name} calls Python; see slow_map"
     if _is_wide(stage) and _finds(wide_dtype, measured):
         return f"{stage.name} computes in float64; see float64"
-    if stage.is_random or stage.kind not in COMPUTES:
+    if stage.is_random or stage.changes_state or stage.kind not in COMPUTES:
         return f"{stage.name} gives other elements in each epoch, or computes nothing"
     if measured.observation.epochs < 2:
         return "the training reads every example once"
@@ -205,7 +235,7 @@ def _finds(rule: Callable[[Measured], Diagnosis | str], measured: Measured) -> b
     return isinstance(found, Diagnosis) and is_worth(found)
 
 
-SPECIFIC = (full_shuffle, slow_generator, wide_dtype, slow_map, host_augmentation, no_cache, no_prefetch)
+SPECIFIC = (full_shuffle, short_epochs, slow_generator, wide_dtype, slow_map, host_augmentation, no_cache, no_prefetch)
 
 
 def _without(measured: Measured, stage: Stage, part: float = 1.0) -> Callable[[], float]:
@@ -233,15 +263,16 @@ def _of_input(
     waits = share(parts.input_ms, parts.step_ms)
     if waits < WAITS:
         return f"the step waits for its batch for {waits:.1%} of its time"
+    evidence = f"the step waits for {waits:.0%} of its time, {parts.input_ms:.3g} of {parts.step_ms:.3g} ms"
     try:
         saved = gain()
     except CannotMeasureError:  # such a pipeline cannot be built again: the waits are what can be saved
         saved = waits
+        evidence += "; the change could not be measured, and saves the whole wait at most"
     return Diagnosis(
         cause=cause,
         title=title,
-        evidence=f"the step waits for {waits:.0%} of its time, {parts.input_ms:.3g} of {parts.step_ms:.3g} ms "
-        f"(threshold {WAITS:.0%})",
+        evidence=f"{evidence} (threshold {WAITS:.0%})",
         gain=share(saved, 1.0),
         advice=advice,
         settings=settings or {},

@@ -43,6 +43,13 @@ RULES: tuple[Rule, ...] = (
         source=_TF_DATA,
     ),
     Rule(
+        cause="short_epochs",
+        check=input.short_epochs,
+        threshold="the starts of epochs take 10% of the time, and no shuffle buffer is the reason",
+        remedy="one iterator for all epochs: repeat() and steps_per_epoch",
+        source="measured",
+    ),
+    Rule(
         cause="python_generator",
         check=input.slow_generator,
         threshold="batches come from Python, and the step waits for 10% of its time",

@@ -49,7 +49,7 @@ class Observation:
     """The training that was watched.
 
     Attributes:
-        limit: Number of steps to watch, and more where a call has several steps.
+        limit: Number of steps to watch, and more where a call has several steps or where epochs are short.
         stops: Whether a fit ends after these steps.
         where: The line of a script with the first `fit`; empty if it is unknown.
         model: The model of the last `fit`; None before the first.
@@ -93,8 +93,11 @@ class Observation:
 
     @property
     def is_enough(self) -> bool:
-        """Whether all steps to watch were watched, in enough calls."""
-        return self.steps >= self.limit and len(self.calls) >= min(self.limit, CALLS)
+        """Whether all steps to watch were watched, in enough calls, and enough starts of short epochs."""
+        if self.steps < self.limit or len(self.calls) < min(self.limit, CALLS):
+            return False
+        starts = sum(call.starts_epoch for call in self.calls)
+        return starts < 2 or starts >= STARTS or self.steps >= LONGER * self.limit
 
     def builds(self, usual_s: float) -> list[Call]:
         """Returns the calls in which the step was built again: all that traced or compiled, without the very first.
@@ -131,6 +134,8 @@ class Observation:
         return next((each.call_s / each.steps for each in reversed(self.calls) if each.shapes is not None), 0.0)
 
 
+# One start of an epoch may take ten times as long as another: so many are watched, in at most so many times the steps.
+STARTS, LONGER = 6, 3
 # With several steps in a call, so many calls are watched at least: four times each place of a cycle.
 CALLS = 24
 # Calls after the first epoch that are enough to leave the first epoch out.
