@@ -55,8 +55,8 @@ def _keras_state():
 def _garbage():
     """Frees what the test before has left, and keeps the rest, two million objects in the end, from being searched.
 
-    An iterator of tf.data whose cancellation its tuning thread misses is freed only when that thread wakes up. The older
-    the iterator, the longer the thread sleeps, up to a minute. So none may grow old.
+    An iterator of tf.data whose cancellation its tuning thread misses is freed only when that thread wakes up. The
+    older the iterator, the longer the thread sleeps, up to a minute. So none may grow old.
     """
     global searched
     if time.monotonic() - searched > SEARCH_S:

@@ -91,7 +91,7 @@ def test_what_is_no_program_is_refused(tmp_path, capfd):
     assert main(["monitor", "--", str(tmp_path / "data")]) == 2
     assert "Permission denied" in capfd.readouterr().err
     assert main(["monitor", "--interval", "0", "--", "true"]) == 2
-    assert "interval_s must be above 0" in capfd.readouterr().err
+    assert "--interval must be a number of seconds above 0" in capfd.readouterr().err
 
 
 def start(program=PROGRAM, **options):

@@ -13,7 +13,7 @@ from tfopt.diagnosis.experiments import CannotMeasureError
 from tfopt.diagnosis.hook import DoctorHook
 from tfopt.diagnosis.input_time import input_time, smaller_buffer, start_saved
 from tfopt.diagnosis.measured import Measured
-from tfopt.diagnosis.rules import compute, device
+from tfopt.diagnosis.rules import compute, device, host, input
 from tfopt.diagnosis.watching.observation import Call, Observation
 from tfopt.hardware import Gpu, detect
 from tfopt.profiling.cost.efficiency import Roofs, compare
@@ -118,6 +118,48 @@ def test_a_shuffle_is_timed_with_a_smaller_buffer():
     assert [each.size for each in stages_of(smaller).walk() if each.kind == "shuffle"] == [30]
     assert sorted(np.concatenate([batch[0] for batch in smaller.as_numpy_iterator()])) == list(range(600))
     assert start_saved(data, smaller) > 0.5
+
+
+def watched(batches, steps):
+    """Returns the measurements of a training with so many batches in an epoch."""
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    model.compile("sgd", "mse", jit_compile=False)
+    doctor = DoctorHook(steps=steps)
+    with hooked(doctor):
+        model.fit(np.zeros((16 * batches, 8)), np.zeros((16 * batches, 4)), batch_size=16, epochs=30, verbose=0)
+    return Measured(doctor.observation, detect())
+
+
+def test_short_epochs_are_named_with_one_iterator_for_all():
+    few = watched(batches=4, steps=10)
+    assert 20 < few.observation.steps <= 30  # the starts of six epochs, or three times the steps
+    found = input.short_epochs(few)
+    assert (found.cause, found.gain > 0.1) == ("short_epochs", True)
+    assert "fit(data.repeat(), steps_per_epoch=4)" in found.advice
+    one = watched(batches=1, steps=10)
+    assert input.short_epochs(one).gain > 0.1
+    assert host.short_steps(one) == "an epoch has one batch; see short_epochs"
+
+
+def test_a_map_that_changes_state_is_neither_cached_nor_called_in_parallel(measured):
+    count = tf.Variable(0, dtype=tf.int64)
+
+    def numbered(x, y):
+        return x + tf.cast(count.assign_add(1), tf.float32) + 0 * tf.reduce_sum(tf.random.normal((100, 100))), y
+
+    def plain(x, y):
+        return x + 0 * tf.reduce_sum(tf.linalg.expm(tf.fill((32, 32), x[0]))), y
+
+    examples = tf.data.Dataset.from_tensor_slices((np.zeros((320, 8), np.float32), np.zeros((320, 4), np.float32)))
+    parts = StepBreakdown(step_ms=10, input_ms=9, host_ms=0, compute_ms=1, steps=40, batch_size=32)
+    for function, state in ((numbered, True), (plain, False)):
+        data = examples.map(function).batch(32)
+        judged = Measured(dataclasses.replace(measured.observation, data=data, epochs=2), measured.hardware)
+        vars(judged).update(breakdown=parts)
+        serial = input.slow_map(judged)
+        assert ("changes state" in serial.title, "num_parallel_calls" in serial.advice) == (state, not state)
+        cached = input.no_cache(judged)
+        assert isinstance(cached, str) == state
 
 
 def test_parts_that_do_not_add_up_say_so():

@@ -73,7 +73,10 @@ class StepBreakdown(Record):
         if abs(self.unexplained_ms) <= UNEXPLAINED * self.step_ms:
             return ""
         together = sum(self.parts.values()) / self.step_ms
-        return f"The parts are {together:.0%} of the step: the machine was busy. Measure again, or more steps."
+        return (
+            f"The parts are {together:.0%} of the step: the machine was busy, or the steps are too short to be timed. "
+            "Measure again, or more steps."
+        )
 
     def __str__(self) -> str:
         head = f"{self.step_ms:.3g} ms per step of {self.batch_size} examples, mean of {self.steps} steps"

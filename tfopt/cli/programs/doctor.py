@@ -23,7 +23,7 @@ usage: tfopt doctor [OPTIONS] SCRIPT.py [ARGS...] | NAME | FILE.toml
 
   SCRIPT.py    a script that trains a Keras model with fit; it runs as it is, with its words ARGS. Or -m MODULE
   NAME         a recipe, or a recipe file
-  --steps N    number of training steps to watch, 100 by default, at least 4
+  --steps N    number of training steps to watch, 100 by default, at least 4; more where epochs are short
   --stop       end the script after these steps
   --apply      for recipes: change the settings, measure again, and print both
   --trace DIR  record a trace of TensorFlow's profiler of ten steps, for XProf or Perfetto, and list its operators

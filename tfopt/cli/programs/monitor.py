@@ -45,6 +45,10 @@ def monitor_any_command(words: list[str]) -> int:
         )
     place = words.index("--")
     options = parse_words(MonitorOptions, words[:place], "tfopt monitor")
+    if not options.interval > 0:
+        raise ConfigError(
+            f"--interval must be a number of seconds above 0. Received: {options.interval}. Use 0.5, the default."
+        )
     out = None if options.out is None else writable_file("--out", options.out)
     from tfopt.profiling.monitoring.command import monitor_command
 
