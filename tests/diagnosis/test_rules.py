@@ -160,6 +160,11 @@ def test_a_map_that_changes_state_is_neither_cached_nor_called_in_parallel(measu
         assert ("changes state" in serial.title, "num_parallel_calls" in serial.advice) == (state, not state)
         cached = input.no_cache(judged)
         assert isinstance(cached, str) == state
+    assert "repeat" not in cached.advice
+    endless = examples.repeat().map(plain).batch(32)
+    judged = Measured(dataclasses.replace(measured.observation, data=endless, epochs=2), measured.hardware)
+    vars(judged).update(breakdown=parts)
+    assert "Move repeat() behind the cache" in input.no_cache(judged).advice
 
 
 def test_parts_that_do_not_add_up_say_so():

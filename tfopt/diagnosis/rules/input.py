@@ -183,12 +183,17 @@ def no_cache(measured: Measured) -> Diagnosis | str:
         return f"{stage.name} gives other elements in each epoch, or computes nothing"
     if measured.observation.epochs < 2:
         return "the training reads every example once"
+    advice = (
+        ".cache() after the map, before shuffle and augmentation; .cache(FILE) if the examples do not fit in memory"
+    )
+    if any(each.kind == "Repeat" for each in stage.walk()):
+        advice += ". Move repeat() behind the cache, which would otherwise grow without end"
     return _of_input(
         measured,
         "no_cache",
         f"{stage.name} computes the same examples in every epoch",
         _without(measured, stage),
-        ".cache() after the map, before shuffle and augmentation; .cache(FILE) if the examples do not fit in memory",
+        advice,
         {"data.cache": "memory"},
     )
 
