@@ -111,7 +111,7 @@ def test_wrong_words_are_one_line(words, expected, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet50", "keras:MobileNetV2", "vit_tiny", "bert_small"])  # as of the recipes below
+@pytest.mark.parametrize("name", ["resnet50", "keras:MobileNetV2", "vit_tiny", "bert_small"])  # as for recipes
 def test_stored_costs_are_what_is_counted(name, monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     costs = importlib.import_module("costs")
