@@ -64,9 +64,7 @@ def again(batches: Sequence[Any], spec: Any, *, repeat: bool = False) -> Any:
         >>> iterator.element_spec, len(list(iterator))
         ((TensorSpec(shape=(None, 3), dtype=tf.float32, name=None),), 1)
     """
-    dataset = _joined(batches)
-    if repeat:
-        dataset = dataset.repeat()
+    dataset = _endless(batches) if repeat else _joined(batches).with_options(_as_it_is())
     return iter(tf.data.experimental.from_variant(tf.data.experimental.to_variant(dataset), spec))
 
 
@@ -82,7 +80,7 @@ def batches_in_memory(batch: Any, spec: Any, strategy: tf.distribute.Strategy) -
     if count == 1:
         return again([batch], spec, repeat=True)
     parts = [keras.tree.map_structure(functools.partial(_of_replica, place), batch) for place in range(count)]
-    return iter(strategy.distribute_datasets_from_function(lambda _: _joined(parts).repeat()))
+    return iter(strategy.distribute_datasets_from_function(lambda _: _endless(parts)))
 
 
 def _of_replica(place: int, value: Any) -> Any:
@@ -90,8 +88,11 @@ def _of_replica(place: int, value: Any) -> Any:
 
 
 def _joined(batches: Sequence[Any]) -> tf.data.Dataset:
-    joined = functools.reduce(lambda first, other: first.concatenate(other), map(_alone, batches))
-    return joined.with_options(_as_it_is())
+    return functools.reduce(lambda first, other: first.concatenate(other), map(_alone, batches))
+
+
+def _endless(batches: Sequence[Any]) -> tf.data.Dataset:
+    return _joined(batches).repeat().with_options(_as_it_is())
 
 
 def _alone(batch: Any) -> tf.data.Dataset:
