@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
@@ -180,22 +181,36 @@ def test_an_unbuilt_model_is_refused():
 
 
 class Subclassed(keras.Model):
-    def __init__(self, activation):
+    def __init__(self, activation, tensors_only=False):
         super().__init__()
         self.hidden = layers.Dense(8, activation="relu", dtype="mixed_float16")
         self.head = layers.Dense(3, activation=activation, dtype="mixed_float16", name="head")
+        self.dropped = layers.Dropout(0.5, dtype="mixed_float16", name="dropped")
+        self.tensors_only = tensors_only
 
-    def call(self, inputs):
-        return self.head(self.hidden(inputs))
+    def call(self, inputs, training=False):
+        hidden = self.hidden(inputs)
+        return self.dropped(self.head(tf.math.abs(hidden) if self.tensors_only else hidden), training=training)
 
 
-def test_of_a_subclassed_model_the_softmax_is_known_and_nothing_else():
-    model = Subclassed("softmax")
+@pytest.mark.parametrize("activation", ["softmax", None])
+def test_the_outputs_of_a_subclassed_model_are_found_once_it_was_called(activation):
+    model = Subclassed(activation)
+    assert [layer.name for layer in half_outputs(model)] == (["head"] if activation else [])
     assert model(X).dtype == "float16"
-    assert [layer.name for layer in half_outputs(model)] == ["head"]
+    seed = np.asarray(model.dropped.seed_generator.state)
+    assert [layer.name for layer in half_outputs(model)] == ["dropped", "head"]
+    np.testing.assert_array_equal(model.dropped.seed_generator.state, seed)
     float32_outputs(model)
     assert model(X).dtype == "float32"
-    assert half_outputs(Subclassed("relu")) == []
+    assert model.hidden.compute_dtype == "float16"
+
+
+def test_of_a_call_that_needs_tensors_the_softmax_is_known_and_nothing_else():
+    for activation, found in (("softmax", ["head"]), (None, [])):
+        model = Subclassed(activation, tensors_only=True)
+        model(X)
+        assert [layer.name for layer in half_outputs(model)] == found
 
 
 def test_alignment_names_widths_with_the_cost_of_padding_them():

@@ -15,6 +15,7 @@ import pynvml
 import tensorflow as tf
 
 from tfopt.hardware.gpus import GIB, Gpu, peak_tflops
+from tfopt.hardware.pretended import pretended_gpu
 from tfopt.hardware.processor import cpu, logical_cores
 from tfopt.report import Record
 
@@ -69,7 +70,8 @@ class Hardware(Record):
 def detect() -> Hardware:
     """Returns the hardware of this machine, without starting a device or taking GPU memory.
 
-    Logical devices, memory growth and visible devices can still be configured afterwards.
+    Logical devices, memory growth and visible devices can still be configured afterwards. The environment variable
+    TFOPT_PRETEND_HARDWARE puts another machine in its place, "amx" or "A100" for example: plans then decide for it.
 
     Example:
         >>> hardware = detect()
@@ -81,6 +83,9 @@ def detect() -> Hardware:
     cpu_model, cpu_features, unavailable = cpu()
     driver_memory = _gpu_memory_by_name()
     gpus = tuple(_gpu(device, driver_memory) for device in tf.config.list_physical_devices("GPU"))
+    pretended = pretended_gpu()
+    if pretended is not None:
+        gpus = (pretended,)
     if not gpus:
         unavailable["gpus"] = _why_no_gpu(list(driver_memory))
     return Hardware(

@@ -7,6 +7,8 @@ import platform
 import re
 from pathlib import Path
 
+from tfopt.hardware.pretended import pretended_cpu
+
 # The instructions that decide which precision is fast on a CPU, by their names in the Linux kernel.
 CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 
@@ -39,6 +41,9 @@ def has_vnni() -> bool | None:
 
 def cpu() -> tuple[str | None, tuple[str, ...], dict[str, str]]:
     """Returns the name and the features of the processor, and the reason for each value that is missing."""
+    pretended = pretended_cpu()
+    if pretended is not None:
+        return *pretended, {}
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
     # All processors of a machine have the same entries, so the first is enough.

@@ -20,9 +20,9 @@ HALF = ("float16", "bfloat16")
 def half_outputs(model: keras.Model) -> list[keras.Layer]:
     """Returns the layers that compute the model's outputs in float16 or bfloat16.
 
-    In a functional or Sequential model, these are the layers that compute each output, and the layers after them that
-    only reshape or activate. The outputs of a subclassed model are unknown; its own layers that end in a softmax are
-    returned.
+    These are the layers that compute each output, and the layers after them that only reshape or activate. A
+    subclassed model must have been called once. If its `call` cannot be followed, its own layers that end in a softmax
+    are returned.
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="logits", dtype="mixed_float16")])
@@ -54,6 +54,13 @@ def float32_outputs(model: keras.Model) -> PassReport:
             f"model must be built. Received: model={model.name!r}, which has no weights yet. "
             "Call it on one batch first."
         )
+    report = keep_float32(model)
+    report.warn_if_unchanged()
+    return report
+
+
+def keep_float32(model: keras.Model) -> PassReport:
+    """Does what `float32_outputs` does, without a warning if there is nothing to change."""
     changed, skipped, to_change = [], [], []
     for layer in half_outputs(model):
         reason = _why_not(layer)
@@ -68,9 +75,7 @@ def float32_outputs(model: keras.Model) -> PassReport:
             part.dtype_policy = "float32"
     if to_change and not skipped:
         _declare_float32(model)
-    report = PassReport(name="float32 outputs", changed=tuple(changed), skipped=tuple(skipped))
-    report.warn_if_unchanged()
-    return report
+    return PassReport(name="float32 outputs", changed=tuple(changed), skipped=tuple(skipped))
 
 
 def _why_not(layer: keras.Layer) -> str | None:

@@ -29,11 +29,27 @@ def layers_inside(layer: keras.Layer) -> list[keras.Layer]:
 
 
 def output_layers(model: keras.Model) -> list[keras.Layer]:
-    """Returns the layers that compute the outputs, each once, and the nearest to the output first."""
-    outputs = keras.tree.flatten(getattr(model, "outputs", None) or [])
+    """Returns the layers that compute the outputs, each once, and the nearest to the output first.
+
+    A subclassed model is called once on symbolic inputs. If that is impossible, since it is not built or its `call`
+    needs real tensors, only its own layers that end in a softmax are known.
+    """
+    outputs = keras.tree.flatten(getattr(model, "outputs", None) or []) or _outputs_of_call(model)
     if outputs:
         return list({id(layer): layer for output in outputs for layer in _behind(output)}.values())
     return [layer for layer in model.layers if _is_softmax(layer)]
+
+
+def _outputs_of_call(model: keras.Model) -> list[Any]:
+    try:
+        inputs = keras.tree.map_structure(
+            lambda spec: keras.KerasTensor(spec.shape, spec.dtype), compat.input_signature(model)
+        )
+        with keras.StatelessScope():  # a call may update variables, such as those of random seeds
+            outputs = keras.tree.flatten(model.call(*inputs))
+    except Exception:  # noqa: BLE001 - code of the user, which may do anything with tensors that have no values
+        return []
+    return [output for output in outputs if isinstance(output, keras.KerasTensor)]
 
 
 def _behind(tensor: Any) -> Iterator[keras.Layer]:

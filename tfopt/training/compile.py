@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from tfopt.data.augment.augmentation import Augmentation
 from tfopt.data.augment.config import AugmentConfig
 from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
 from tfopt.models.float32_outputs import float32_outputs as float32_outputs  # also tfopt.training's
-from tfopt.models.float32_outputs import half_outputs
+from tfopt.models.float32_outputs import half_outputs, keep_float32
 from tfopt.profiling.tensor_cores import tensor_core_alignment as tensor_core_alignment  # also tfopt.training's
 from tfopt.report import Change, PassReport, Skip
 from tfopt.settings.validation import check_type
@@ -50,7 +51,8 @@ def compile(
     class does not change, and a later `model.compile` of Keras removes all of this. A model with its own `train_step`
     keeps it, and Keras runs it as usual; the report says what such a model cannot have.
 
-    Under float16, Keras itself adds the dynamic loss scaling. An optimizer or metric that was made outside the
+    If the plan chose half precision by itself, the layers that compute the outputs are set to float32, as
+    `tfopt.float32_outputs` does; the report lists them. Under float16, Keras itself adds the dynamic loss scaling. An optimizer or metric that was made outside the
     strategy's scope is replaced by a new one with the same settings, since its variables are not on every replica.
 
     Args:
@@ -88,9 +90,12 @@ def compile(
     blockers = list(xla_blockers(model)) if plan.jit_compile else []
     if blockers and plan.config.jit_compile is True:
         _warn_of_blocker(blockers[0])
-    _warn_of_half_outputs(model)
+    chosen_half = plan.config.precision == "auto" and plan.precision != "float32"
+    if not chosen_half:
+        _warn_of_half_outputs(model)
 
     stages = _place_stages(model, plan)
+    outputs = keep_float32(model) if chosen_half else PassReport(name="float32 outputs")
     runtime.uninstall(model)
     # Under a strategy, Keras runs a model's own train_step without XLA, and one step at a time.
     limited = own_step and plan.strategy is not None
@@ -112,9 +117,10 @@ def compile(
     if stages is not None:
         stages.place_optimizer(model.optimizer)
     if own_step:
-        return PassReport(name="compile", skipped=[*blockers, _lost_by_own_step(model, plan, steps)])
-    _install(model, plan, stages, jit_compile, augmentation)
-    return _report(model, plan, stages, blockers)
+        lost = _lost_by_own_step(model, plan, steps)
+        return PassReport(name="compile", changed=outputs.changed, skipped=[*outputs.skipped, *blockers, lost])
+    _install(model, plan, stages, jit_compile, augmentation, float32_outputs=chosen_half)
+    return _report(model, plan, stages, outputs, blockers)
 
 
 def put_step(model: keras.Model, plan: Plan) -> None:
@@ -167,6 +173,7 @@ def _install(
     jit_compile: bool,
     augmentation: Augmentation | None,
     as_keras: bool = False,
+    float32_outputs: bool = False,
 ) -> None:
     config = plan.config
     augment = None if augmentation is None else StepAugmentation(augmentation, model, config.seed)
@@ -217,15 +224,18 @@ def _install(
         resume=resume,
         counter=plan.epoch,
         tensor_float_32=plan.tensor_float_32,
+        when_built=functools.partial(keep_float32, model) if float32_outputs else None,
     ).install()
 
 
-def _report(model: keras.Model, plan: Plan, stages: Stages | None, blockers: Sequence[Skip]) -> PassReport:
+def _report(
+    model: keras.Model, plan: Plan, stages: Stages | None, outputs: PassReport, blockers: Sequence[Skip]
+) -> PassReport:
     detail = "trains by tfopt's step" + (f" in stages\n{stages}" if stages else "")
-    changed = [Change(name=model.name, kind=type(model).__name__, detail=detail)]
+    changed = [Change(name=model.name, kind=type(model).__name__, detail=detail), *outputs.changed]
     if not plan.config.sparse_embedding_gradients:
         changed += summed_embeddings(model)
-    skipped = list(blockers)
+    skipped = [*outputs.skipped, *blockers]
     if plan.hardware.gpus and plan.precision != "float32":
         skipped += [
             Skip(name=row.name, kind=row.kind, reason=f"not a multiple of 8, which slows tensor cores: {row}")

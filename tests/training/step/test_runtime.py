@@ -440,6 +440,42 @@ def test_half_precision_outputs_draw_a_warning_that_names_the_fix():
     assert model(X).dtype == "float32"
 
 
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.hidden = keras.layers.Dense(4, activation="relu")
+        self.logits = keras.layers.Dense(3, name="logits")
+
+    def call(self, inputs):
+        return self.logits(self.hidden(inputs))
+
+
+class SequentialWithOwnStep(keras.Sequential):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize("pretended", ["amx", "V100", "A100"])
+def test_outputs_are_float32_under_half_precision_that_the_plan_chose(pretended, monkeypatch):
+    monkeypatch.setenv("TFOPT_PRETEND_HARDWARE", pretended)
+    decided = plan(TrainingConfig(jit_compile=False, global_batch_size=8))
+    assert decided.precision == ("mixed_float16" if pretended == "V100" else "mixed_bfloat16")
+    assert "outputs stay float32" in str(decided)
+    for kind in (keras.Sequential, SequentialWithOwnStep):
+        with decided.scope():
+            model = kind([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(3, name="logits")])
+        report = compile(model, decided, loss="mse")
+        assert f"logits (Dense): {decided.precision} -> float32" in str(report)
+        assert model.layers[0].compute_dtype != "float32"
+        assert model(X).dtype == "float32"
+    with decided.scope():
+        subclassed = Subclassed()
+    compile(subclassed, decided, loss="mse")
+    subclassed.fit(X[:16], np.zeros((16, 3)), verbose=0)  # it is built here, and its outputs are known
+    assert subclassed(X).dtype == "float32"
+    assert subclassed.hidden.compute_dtype != "float32"
+
+
 def test_a_pipeline_over_two_devices_trains_like_one_device():
     def trained(**settings):
         decided = plan(TrainingConfig(global_batch_size=8, steps_per_execution=2, **settings))

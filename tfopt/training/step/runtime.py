@@ -48,6 +48,7 @@ class Runtime:
         resume: Saves and restores the training; None for neither.
         counter: Receives the number of each epoch before its data is read.
         tensor_float_32: Whether float32 matrix products may use TensorFloat-32 in `fit`.
+        when_built: Called before each training function is made, with the model built; None for nothing.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Runtime:
         resume: Resume | None = None,
         counter: EpochCounter,
         tensor_float_32: bool,
+        when_built: Callable[[], object] | None = None,
     ) -> None:
         self.model = model
         self.ledger = Ledger()
@@ -69,6 +71,7 @@ class Runtime:
         self._resume = resume
         self._counter = counter
         self._tensor_float_32 = tensor_float_32
+        self._when_built = when_built
         self._strategy = model.distribute_strategy
         self._compiled = compile_config(model)
         self._fit: Fit | None = None  # the `fit` that is running
@@ -199,6 +202,8 @@ class Runtime:
         if self._fit is not None and prepared is not None:  # None: a callback trains on a single batch
             self._fit.executions = prepared
         if self.model.train_function is None or force:
+            if self._when_built is not None:
+                self._when_built()
             self.model.train_function = self._train_function()
 
     def make_test_function(self, force: bool = False) -> None:
