@@ -47,7 +47,7 @@ class CountExamples(keras.metrics.Metric):
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_compile_passes_the_plan_on(jit_compile):
-    decided = plan(TrainingConfig(jit_compile=jit_compile, steps_per_execution=3))
+    decided = plan(TrainingConfig(precision="float32", jit_compile=jit_compile, steps_per_execution=3))
     model = build(decided, optimizer="lion", weighted_metrics=["sparse_categorical_accuracy"])
     assert model.jit_compile is jit_compile
     assert model.steps_per_execution == 3
@@ -83,7 +83,7 @@ def test_ten_steps_per_execution_see_every_example_and_give_the_same(examples):
     y = (x[:, 0] > 0).astype("int32")
     results = []
     for steps in (1, 10):
-        decided = plan(TrainingConfig(steps_per_execution=steps, global_batch_size=8))
+        decided = plan(TrainingConfig(precision="float32", steps_per_execution=steps, global_batch_size=8))
         model = build(decided, metrics=["accuracy", CountExamples()])
         data = decided.pipeline((x, y), training=False)
         history = model.fit(data, validation_data=data, epochs=2, shuffle=False, verbose=0).history
@@ -102,7 +102,7 @@ def test_ten_steps_per_execution_see_every_example_and_give_the_same(examples):
 
 
 def test_fit_evaluate_and_predict_on_two_replicas(two_replicas):
-    decided = plan(TrainingConfig(strategy=two_replicas, global_batch_size=8, learning_rate=0.05))
+    decided = plan(TrainingConfig(precision="float32", strategy=two_replicas, global_batch_size=8, learning_rate=0.05))
     model = build(decided, metrics=["accuracy", CountExamples()])
     history = model.fit(decided.pipeline((X, Y)), epochs=8, shuffle=False, verbose=0).history
     assert history["examples"] == [len(X)] * 8
@@ -117,7 +117,9 @@ def test_fit_evaluate_and_predict_on_two_replicas(two_replicas):
 def test_two_replicas_train_the_same_weights_as_one_device(two_replicas):
     weights, histories = [], []
     for strategy in ("none", two_replicas):
-        decided = plan(TrainingConfig(strategy=strategy, steps_per_execution=1, global_batch_size=8))
+        decided = plan(
+            TrainingConfig(precision="float32", strategy=strategy, steps_per_execution=1, global_batch_size=8)
+        )
         model = build(decided, optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
         data = decided.pipeline((X, Y), training=False)
         histories.append(model.fit(data, epochs=3, shuffle=False, verbose=0).history)
@@ -129,7 +131,7 @@ def test_two_replicas_train_the_same_weights_as_one_device(two_replicas):
 
 
 def test_an_optimizer_and_metric_from_outside_the_strategy_work_in_it(two_replicas):
-    decided = plan(TrainingConfig(strategy=two_replicas, global_batch_size=8))
+    decided = plan(TrainingConfig(precision="float32", strategy=two_replicas, global_batch_size=8))
     schedule = keras.optimizers.schedules.CosineDecay(0.25, 100)
     optimizer = keras.optimizers.SGD(schedule, momentum=0.5)
     metrics = {
@@ -147,12 +149,12 @@ def test_an_optimizer_and_metric_from_outside_the_strategy_work_in_it(two_replic
 
 
 def test_an_optimizer_from_inside_the_strategy_or_without_one_is_used_itself(two_replicas):
-    decided = plan(TrainingConfig(strategy=two_replicas, global_batch_size=8))
+    decided = plan(TrainingConfig(precision="float32", strategy=two_replicas, global_batch_size=8))
     with decided.scope():
         optimizer = keras.optimizers.Adam()
     assert build(decided, optimizer=optimizer).optimizer is optimizer
     alone = keras.optimizers.Adam()
-    assert build(plan(TrainingConfig()), optimizer=alone).optimizer is alone
+    assert build(plan(TrainingConfig(precision="float32")), optimizer=alone).optimizer is alone
 
 
 def test_float16_scales_the_loss():
@@ -164,10 +166,12 @@ def test_float16_scales_the_loss():
 
 
 def test_under_xla_ten_steps_per_execution_train_on_an_uneven_number_of_batches():
-    decided = plan(TrainingConfig(jit_compile=True, steps_per_execution=10, global_batch_size=8))
+    decided = plan(TrainingConfig(precision="float32", jit_compile=True, steps_per_execution=10, global_batch_size=8))
     model = build(decided)
     x, y = X[:51], Y[:51]  # the last batch is of another shape, which XLA compiles anew
     history = model.fit(decided.pipeline((x, y), training=False), epochs=1, shuffle=False, verbose=0).history
-    reference = build(plan(TrainingConfig(jit_compile=False, steps_per_execution=1, global_batch_size=8)))
+    reference = build(
+        plan(TrainingConfig(precision="float32", jit_compile=False, steps_per_execution=1, global_batch_size=8))
+    )
     other = reference.fit(decided.pipeline((x, y), training=False), epochs=1, shuffle=False, verbose=0).history
     assert history["loss"] == pytest.approx(other["loss"], abs=1e-5)

@@ -14,7 +14,9 @@ Y = X.sum(1, keepdims=True)
 
 
 def fit(x, y, *, learning_rate=0.01, layers=(), epochs=3, **settings):
-    decided = plan(TrainingConfig(**{"global_batch_size": 8, "steps_per_execution": 1, **settings}))
+    decided = plan(
+        TrainingConfig(**{"precision": "float32", "global_batch_size": 8, "steps_per_execution": 1, **settings})
+    )
     keras.utils.set_random_seed(0)
     with decided.scope():
         model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1, dtype="float32")])
@@ -43,7 +45,7 @@ def test_examples_of_different_lengths_are_told_with_the_remedy():
     examples = tf.data.Dataset.from_generator(
         lambda: ((np.ones(3 + i % 2), [1.0]) for i in range(8)), output_signature=spec
     )
-    decided = plan(TrainingConfig(global_batch_size=8))
+    decided = plan(TrainingConfig(precision="float32", global_batch_size=8))
     with decided.scope():
         values = keras.Input((None,))
         model = keras.Model(values, keras.ops.sum(values, axis=1, keepdims=True))

@@ -18,7 +18,7 @@ Y = X.sum(1, keepdims=True)
 
 
 def build(**settings):
-    decided = plan(TrainingConfig(**{"global_batch_size": 8, "jit_compile": False, **settings}))
+    decided = plan(TrainingConfig(**{"precision": "float32", "global_batch_size": 8, "jit_compile": False, **settings}))
     keras.utils.set_random_seed(0)
     with decided.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
@@ -146,7 +146,7 @@ class WithoutCallbacks(keras.Model):
 
 
 def overriding(kind, **settings):
-    decided = plan(TrainingConfig(global_batch_size=8, precision="float32", **settings))
+    decided = plan(TrainingConfig(precision="float32", global_batch_size=8, precision="float32", **settings))
     keras.utils.set_random_seed(0)
     with decided.scope():
         inputs = keras.Input((4,))
@@ -206,7 +206,7 @@ def test_data_that_ends_within_the_first_execution_under_xla_counts_whole():
 
 
 def test_sample_weights_and_inputs_in_a_dict():
-    decided = plan(TrainingConfig(global_batch_size=8, accumulate=2, steps_per_execution=2))
+    decided = plan(TrainingConfig(precision="float32", global_batch_size=8, accumulate=2, steps_per_execution=2))
     weights = RNG.uniform(0.5, 2.0, size=40).astype("float32")
 
     def trained(with_tfopt):
@@ -246,7 +246,7 @@ class OwnLoss(keras.Model):
 
 
 def test_an_unbuilt_subclassed_model_with_its_own_loss_trains():
-    decided = plan(TrainingConfig(global_batch_size=8, steps_per_execution=4))
+    decided = plan(TrainingConfig(precision="float32", global_batch_size=8, steps_per_execution=4))
     model = OwnLoss()
     compile(model, decided, optimizer=keras.optimizers.SGD(0.02))
     history = model.fit(X, Y, batch_size=8, epochs=8, verbose=0).history
@@ -271,7 +271,7 @@ class OwnStep(keras.Model):
 
 
 def test_a_model_with_its_own_train_step_keeps_it_and_is_told_what_it_loses():
-    decided = plan(TrainingConfig(global_batch_size=8, steps_per_execution=2))
+    decided = plan(TrainingConfig(precision="float32", global_batch_size=8, steps_per_execution=2))
     model = OwnStep()
     model.build((None, 4))
     report = compile(model, decided, loss="mse")
@@ -283,12 +283,12 @@ def test_a_model_with_its_own_train_step_keeps_it_and_is_told_what_it_loses():
     assert installed(model) == set()
     for settings in ({"accumulate": 2}, {"checkpoint_dir": "somewhere"}):
         with pytest.raises(ConfigError, match="override compute_loss instead"):
-            compile(model, plan(TrainingConfig(**settings)), loss="mse")
+            compile(model, plan(TrainingConfig(precision="float32", **settings)), loss="mse")
 
 
 @pytest.mark.slow
 def test_a_model_with_its_own_train_step_trains_on_replicas(two_replicas):
-    decided = plan(TrainingConfig(strategy=two_replicas, global_batch_size=8))
+    decided = plan(TrainingConfig(precision="float32", strategy=two_replicas, global_batch_size=8))
     with decided.scope():
         model = OwnStep()
         model.build((None, 4))
@@ -332,7 +332,11 @@ def test_a_loss_function_that_averages_by_itself_counts_the_same_on_replicas(two
     """Keras divides a loss by the number of replicas only if it has a value for each example."""
     results = []
     for strategy, accumulate in (("none", 1), (two_replicas, 1), (two_replicas, 2)):
-        decided = plan(TrainingConfig(strategy=strategy, accumulate=accumulate, global_batch_size=8, jit_compile=False))
+        decided = plan(
+            TrainingConfig(
+                precision="float32", strategy=strategy, accumulate=accumulate, global_batch_size=8, jit_compile=False
+            )
+        )
         keras.utils.set_random_seed(0)
         with decided.scope():
             model = WithTerm([keras.Input((4,)), keras.layers.Dense(1, kernel_regularizer="l2")])
@@ -347,15 +351,15 @@ def test_a_loss_function_that_averages_by_itself_counts_the_same_on_replicas(two
 def test_a_model_from_another_scope_is_refused(two_replicas):
     model, _ = build()
     with pytest.raises(UnsupportedModelError, match=r"built under no strategy, with a plan for MirroredStrategy"):
-        compile(model, plan(TrainingConfig(strategy=two_replicas)), loss="mse")
+        compile(model, plan(TrainingConfig(precision="float32", strategy=two_replicas)), loss="mse")
     with two_replicas.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     with pytest.raises(UnsupportedModelError, match=r"built under MirroredStrategy, with a plan for none"):
-        compile(model, plan(TrainingConfig(strategy="none")), loss="mse")
+        compile(model, plan(TrainingConfig(precision="float32", strategy="none")), loss="mse")
 
 
 def test_gradient_accumulation_of_an_optimizer_is_refused_on_replicas(two_replicas):
-    decided = plan(TrainingConfig(strategy=two_replicas))
+    decided = plan(TrainingConfig(precision="float32", strategy=two_replicas))
     with decided.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     with pytest.raises(ConfigError, match="set accumulate in TrainingConfig"):
@@ -374,7 +378,9 @@ class Unsupported(keras.layers.Layer):
 @pytest.mark.parametrize("steps", [1, 3])
 def test_where_xla_fails_the_first_step_the_training_goes_on_without_and_loses_no_batch(steps):
     def trained(jit_compile):
-        decided = plan(TrainingConfig(global_batch_size=8, jit_compile=jit_compile, steps_per_execution=steps))
+        decided = plan(
+            TrainingConfig(precision="float32", global_batch_size=8, jit_compile=jit_compile, steps_per_execution=steps)
+        )
         keras.utils.set_random_seed(0)
         model = keras.Sequential([keras.Input((4,)), Unsupported(name="words"), keras.layers.Dense(1)])
         compile(model, decided, optimizer=keras.optimizers.SGD(0.05), loss="mse")
@@ -397,7 +403,7 @@ def test_where_xla_fails_the_first_step_the_training_goes_on_without_and_loses_n
 
 
 def test_a_layer_that_says_it_cannot_be_compiled_is_named_before_training():
-    decided = plan(TrainingConfig(jit_compile=True, global_batch_size=8))
+    decided = plan(TrainingConfig(precision="float32", jit_compile=True, global_batch_size=8))
     model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.CutMix(name="mix"), keras.layers.Flatten()])
     with pytest.warns(TfoptWarning, match="mix: XLA has no kernel"):
         report = compile(model, decided, loss="mse")
@@ -406,7 +412,7 @@ def test_a_layer_that_says_it_cannot_be_compiled_is_named_before_training():
 
 
 def test_the_ledger_counts_what_xla_compiles_and_warns_of_a_storm():
-    decided = plan(TrainingConfig(jit_compile=True, steps_per_execution=1, global_batch_size=8))
+    decided = plan(TrainingConfig(precision="float32", jit_compile=True, steps_per_execution=1, global_batch_size=8))
     model, _ = build()
     compile(model, decided, optimizer="sgd", loss="mse")
 
@@ -478,7 +484,7 @@ def test_outputs_are_float32_under_half_precision_that_the_plan_chose(pretended,
 
 def test_a_pipeline_over_two_devices_trains_like_one_device():
     def trained(**settings):
-        decided = plan(TrainingConfig(global_batch_size=8, steps_per_execution=2, **settings))
+        decided = plan(TrainingConfig(precision="float32", global_batch_size=8, steps_per_execution=2, **settings))
         keras.utils.set_random_seed(0)
         with decided.scope():
             model = keras.Sequential(
