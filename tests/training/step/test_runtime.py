@@ -146,7 +146,7 @@ class WithoutCallbacks(keras.Model):
 
 
 def overriding(kind, **settings):
-    decided = plan(TrainingConfig(precision="float32", global_batch_size=8, precision="float32", **settings))
+    decided = plan(TrainingConfig(global_batch_size=8, precision="float32", **settings))
     keras.utils.set_random_seed(0)
     with decided.scope():
         inputs = keras.Input((4,))
