@@ -13,6 +13,7 @@ from tfopt.data.examples import Split
 from tfopt.errors import ConfigError
 from tfopt.settings.validation import check_value
 
+SHOWN = 5
 # The names of the folders that hold a part each.
 PART_FOLDERS: dict[str, Split] = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 
@@ -142,8 +143,7 @@ def tolerate(problems: Sequence[tuple[str, str]], total: int, limit: float, what
     """
     if not problems:
         return ()
-    listed = ", ".join(f"{name} ({reason})" for name, reason in problems[:5])
-    listed += f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+    listed = shortened([f"{name} ({reason})" for name, reason in problems])
     if len(problems) > (limit * total if limit < 1 else limit):
         raise ConfigError(
             f"At most {limit:g}{' of the' if 0 < limit < 1 else ''} {what} may be unreadable. Received: "
@@ -151,6 +151,16 @@ def tolerate(problems: Sequence[tuple[str, str]], total: int, limit: float, what
             f"max_unreadable={len(problems)}."
         )
     return (f"{len(problems)} of {total} {what} {'was' if len(problems) == 1 else 'were'} left out: {listed}.",)
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Returns the first names of a list, and how many more there are.
+
+    Example:
+        >>> shortened("abcdefg")
+        'a, b, c, d, e and 2 more'
+    """
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def check_limit(max_unreadable: Any) -> None:
