@@ -233,4 +233,5 @@ def _examples(
         decode=decode,
         notes=notes,
         stored=stored,
+        check_finite=False,
     )

@@ -26,6 +26,7 @@ def tfrecord(
     check: Literal["size", "checksum", "off"] = "size",
     skip_damaged: int = 0,
     files_at_a_time: int = 4,
+    check_finite: bool = True,
 ) -> Examples:
     """Reads the TFRecord files that `tfopt.data.convert` or `tfopt data convert` wrote. The source is not needed.
 
@@ -46,6 +47,7 @@ def tfrecord(
             of the examples say what was left out. The whole records of a damaged file are copied to a temporary file of
             this machine.
         files_at_a_time: Number of files that are read at the same time. It decides the order of the records.
+        check_finite: Whether the pipeline ends with an error at a value that is NaN or infinite.
     Raises:
         ConfigError: The directory holds no finished conversion, or one of another version; a file is missing, damaged
             or of another conversion; a setting for images is given and there are none.
@@ -80,7 +82,10 @@ def tfrecord(
     parts, notes = usable_files(
         root, schema.parts, check=check, skip_damaged=skip_damaged, compression=schema.compression
     )
-    return _examples(schema, parts, notes, files_at_a_time, {"size": size, "exact": exact, "dtype": dtype})
+    check_value("check_finite", check_finite, bool)
+    examples = _examples(schema, parts, notes, files_at_a_time, {"size": size, "exact": exact, "dtype": dtype})
+    # Pixels of images are whole numbers.
+    return replace(examples, check_finite=check_finite and (schema.decoders or {}).get("inputs") is None)
 
 
 def _examples(
@@ -157,6 +162,7 @@ def tfrecord_files(
     class_names: Sequence[str] = (),
     compression: Literal["", "GZIP", "ZLIB"] = "",
     files_at_a_time: int = 4,
+    check_finite: bool = True,
     name: str = "tfrecord_files",
 ) -> Examples:
     """Reads TFRecord files that another program wrote. You give the function that decodes a record.
@@ -173,6 +179,7 @@ def tfrecord_files(
         class_names: Names of the classes.
         compression: Compression of the files: "", "GZIP" or "ZLIB".
         files_at_a_time: Number of files that are read at the same time. It decides the order of the records.
+        check_finite: Whether the pipeline ends with an error at a value that is NaN or infinite.
         name: Name of the data.
     Raises:
         ConfigError: A pattern matches no file; a file is cut off or damaged, is no TFRecord file or has another
@@ -195,6 +202,7 @@ def tfrecord_files(
     check_arguments(files_at_a_time=files_at_a_time, name=name)
     check_value("outputs", outputs, Size)
     check_value("class_names", class_names, tuple[str, ...])
+    check_value("check_finite", check_finite, bool)
     if compression not in COMPRESSIONS:
         raise unknown_name("compression", str(compression), COMPRESSIONS)
     notes: list[str] = []
@@ -222,6 +230,7 @@ def tfrecord_files(
         class_names=tuple(class_names),
         decode=decode,
         notes=tuple(notes),
+        check_finite=check_finite,
     )
 
 

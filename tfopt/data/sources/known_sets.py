@@ -173,6 +173,7 @@ def image_examples(
         class_names=class_names,
         decode=_pixels,
         stored=Stored(read=_stored, inputs=Scaled()),
+        check_finite=False,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfopt.data.arguments import Names, optional_package
+from tfopt.data.finite import in_float32
 from tfopt.errors import ConfigError
 from tfopt.settings.validation import check_value
 
@@ -214,28 +215,52 @@ def as_arrays(
         note = f"Rows with empty cells were left out: {len(rows)} of {len(incomplete)} in {path.name}."
     kept = np.flatnonzero(~incomplete) + first_row
 
-    def values(name: str) -> np.ndarray:
-        return _numbers(table[name], name, path, kept) if name in numbers else table[name].to_numpy()
+    notes = [note]
 
-    return Table({name: values(name) for name in columns}, ~incomplete, note)
+    def values(name: str) -> np.ndarray:
+        if name not in numbers:
+            if _pyarrow().types.is_floating(table[name].type):  # numbers as classes
+                _numbers(table[name], name, path, kept)
+            return np.asarray(table[name].to_numpy())
+        found = _numbers(table[name], name, path, kept)
+        if _pyarrow().types.is_integer(table[name].type):
+            notes.append(_rounding(found, name, path))
+        return in_float32(found)
+
+    return Table({name: values(name) for name in columns}, ~incomplete, " ".join(filter(None, notes)))
 
 
 def _numbers(column: Any, name: str, path: Path, row_numbers: np.ndarray) -> np.ndarray:
+    """Returns a column as float64. Raises ConfigError unless all cells are finite in float32."""
     pyarrow = _pyarrow()
     if is_number(column) or pyarrow.types.is_boolean(column.type):
-        found = column.cast(pyarrow.float64()).to_numpy() if len(column) else np.empty(0)
+        # Not safe: whole numbers above 2**53 are rounded.
+        found = column.cast(pyarrow.float64(), safe=False).to_numpy() if len(column) else np.empty(0)
     elif len(column):
         found = np.array([_float(value) for value in column.to_pylist()])
     else:
         found = np.empty(0)
-    wrong = np.flatnonzero(~np.isfinite(found))
+    wrong = np.flatnonzero(~np.isfinite(in_float32(found)))
     if len(wrong):
+        too_large = " below 3.4e38, the largest of float32" if np.isfinite(found[wrong[0]]) else ""
+        others = f", and {len(wrong) - 1} more such cells" if len(wrong) > 1 else ""
         raise ConfigError(
-            f"Column {name!r} must hold numbers. Received: {column[int(wrong[0])].as_py()!r} in row "
-            f"{row_numbers[wrong[0]]} of {str(path)!r}. Correct the cell, or leave the column out. "
+            f"Column {name!r} must hold numbers{too_large}. Received: {column[int(wrong[0])].as_py()!r} in row "
+            f"{row_numbers[wrong[0]]} of {str(path)!r}{others}. Correct the cells, or leave the column out. "
             "With classes=True, every spelling of a target is a class."
         )
-    return found.astype(np.float32)
+    return found
+
+
+def _rounding(numbers: np.ndarray, name: str, path: Path) -> str:
+    """Returns a note about whole numbers that float32 does not hold, or nothing."""
+    rounded = np.count_nonzero((in_float32(numbers) != numbers) | (np.abs(numbers) >= 2**53))
+    return (
+        f"Column {name!r} of {path.name} holds whole numbers above {2**24:,}, which float32 rounds: {rounded} of "
+        f"{len(numbers)}."
+        if rounded
+        else ""
+    )
 
 
 def _float(value: Any) -> float:
