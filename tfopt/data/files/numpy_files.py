@@ -16,7 +16,7 @@ import numpy as np
 
 from tfopt.data.arguments import check_arguments
 from tfopt.data.examples import Examples, Split
-from tfopt.data.files.in_memory import check_classes
+from tfopt.data.files.in_memory import check_classes, holds_classes
 from tfopt.data.files.splits import split
 from tfopt.data.finite import CHECK_OFF, CHUNK_BYTES, not_finite
 from tfopt.errors import ConfigError
@@ -84,11 +84,13 @@ def numpy_files(
         raise ConfigError("test_fraction must be above 0 without x_test. Received: test_fraction=0. 0.2 is usual.")
     rows = _Rows(x, y, check_finite)
     targets = rows.targets()
+    if holds_classes(targets) and targets.min() < 0:
+        raise ConfigError(f"Class numbers must be at least 0. Received: {targets.min()} in {str(y)!r}. Count from 0.")
     count = _outputs(targets, rows.y.shape) if outputs is None else outputs
     check_classes(repr(str(y)), targets, count)
     numbers = split(
         len(targets),
-        targets if targets.ndim == 1 and targets.dtype.kind in "iu" else None,
+        targets if holds_classes(targets) else None,
         test_fraction=0 if own_test else test_fraction,
         validation_fraction=validation_fraction,
         seed=seed,
@@ -277,6 +279,6 @@ def _narrow(inputs: Any, targets: Any) -> Any:
 
 
 def _outputs(targets: np.ndarray, shape: tuple[int, ...]) -> int:
-    if targets.ndim == 1 and targets.dtype.kind in "iu":
+    if holds_classes(targets):
         return int(targets.max()) + 1
     return shape[-1] if len(shape) > 1 else 1
