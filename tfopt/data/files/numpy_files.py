@@ -20,6 +20,7 @@ from tfopt.data.files.in_memory import check_classes, holds_classes
 from tfopt.data.files.splits import split
 from tfopt.data.finite import CHECK_OFF, CHUNK_BYTES, not_finite
 from tfopt.errors import ConfigError
+from tfopt.settings.files import check_stored
 from tfopt.settings.validation import check_value
 
 # The rows that one call reads. The calls share Python's lock, so a call must be worth its cost.
@@ -128,6 +129,7 @@ class ArrayFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(Path(path).expanduser())
+        check_stored("A .npy file", self.path)
         try:
             # Only the header is read here. Objects are refused: reading them could run code from the file.
             array = np.load(self.path, mmap_mode="r", allow_pickle=False)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tfopt.data.arguments import check_arguments
 from tfopt.data.examples import Split
+from tfopt.data.files.folders import shortened
 from tfopt.errors import ConfigError
-from tfopt.settings.validation import check_value
-
-SHOWN = 5
-# The names of the folders that hold a part each.
-PART_FOLDERS: dict[str, Split] = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 
 
 def split(
@@ -103,30 +98,6 @@ def split_files(
     return chosen
 
 
-def part_folders(directory: Path) -> dict[Split, Path]:
-    """Returns the folders train, validation (or val) and test of a directory; {} if there is no folder train."""
-    found = {part: directory / name for name, part in PART_FOLDERS.items() if (directory / name).is_dir()}
-    return found if "train" in found else {}
-
-
-def existing_directory(argument: str, path: str | Path) -> Path:
-    """Returns a directory as a path. Raises ConfigError unless it exists.
-
-    Example:
-        >>> existing_directory("directory", "/missing")
-        Traceback (most recent call last):
-        ...
-        tfopt.errors.ConfigError: directory must be an existing folder. Received: directory='/missing'. ...
-    """
-    check_value(argument, path, str)
-    directory = Path(path).expanduser()
-    if not directory.is_dir():
-        raise ConfigError(
-            f"{argument} must be an existing folder. Received: {argument}={str(path)!r}. Correct the path."
-        )
-    return directory
-
-
 def tolerate(problems: Sequence[tuple[str, str]], total: int, limit: float, what: str) -> tuple[str, ...]:
     """Returns notes about what cannot be read, if it is within the limit that the user set.
 
@@ -151,16 +122,6 @@ def tolerate(problems: Sequence[tuple[str, str]], total: int, limit: float, what
             f"max_unreadable={len(problems)}."
         )
     return (f"{len(problems)} of {total} {what} {'was' if len(problems) == 1 else 'were'} left out: {listed}.",)
-
-
-def shortened(names: Sequence[str]) -> str:
-    """Returns the first names of a list, and how many more there are.
-
-    Example:
-        >>> shortened("abcdefg")
-        'a, b, c, d, e and 2 more'
-    """
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def check_limit(max_unreadable: Any) -> None:

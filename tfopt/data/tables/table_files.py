@@ -10,13 +10,28 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfopt.data.arguments import Names, optional_package
+from tfopt.data.files.folders import content, not_used
 from tfopt.data.finite import in_float32
 from tfopt.errors import ConfigError
+from tfopt.settings.files import check_stored
 from tfopt.settings.validation import check_value
 
 MISSING = ("error", "drop")
 LOOKED_AT = 1000  # cells that tell whether a column with words is meant to hold numbers
 LARGEST_BLOCK = 2**31 - 1
+DELIMITERS = (";", "\t", "|", ",")
+# The first bytes of files that are no text in UTF-8, what they are, and what to do.
+STARTS = {
+    b"\x1f\x8b": ("is compressed by gzip", "Decompress it"),
+    b"BZh": ("is compressed by bzip2", "Decompress it"),
+    b"\xfd7zXZ": ("is compressed by xz", "Decompress it"),
+    b"\x28\xb5\x2f\xfd": ("is compressed by zstd", "Decompress it"),
+    b"PK\x03\x04": ("is a zip archive, as Excel writes them too", "Unpack it, or save it as CSV"),
+    b"PAR1": ("is a Parquet file", "Use the source 'parquet'"),
+    b"\xff\xfe": ("is in UTF-16", "Save it as UTF-8"),
+    b"\xfe\xff": ("is in UTF-16", "Save it as UTF-8"),
+}
+START_BYTES = 4096
 
 
 class Table(NamedTuple):
@@ -33,8 +48,8 @@ class Table(NamedTuple):
     note: str
 
 
-def table_paths(path: str | Path | Sequence[str | Path], ending: str) -> list[Path]:
-    """Returns the files that a path names: a file, all files of a folder with an ending, or a pattern.
+def table_paths(path: str | Path | Sequence[str | Path], ending: str) -> tuple[list[Path], tuple[str, ...]]:
+    """Returns the files that a path names: a file, all files of a folder with an ending, or a pattern; and notes.
 
     Example:
         >>> table_paths("/missing/*.csv", ".csv")
@@ -44,17 +59,24 @@ def table_paths(path: str | Path | Sequence[str | Path], ending: str) -> list[Pa
     """
     check_value("path", path, Names)
     if not isinstance(path, str | Path):
-        return [file for each in path for file in table_paths(each, ending)]
+        each = [table_paths(one, ending) for one in path]
+        return [file for files, _ in each for file in files], tuple(note for _, notes in each for note in notes)
     given = Path(path).expanduser()
+    notes: tuple[str, ...] = ()
     if given.is_dir():
-        found = sorted(given.glob(f"*{ending}"))
+        folders, files = content(given)
+        found = [file for file in files if file.suffix.lower() == ending]
+        others = [*folders, *(file for file in files if file not in found)]
+        notes = not_used(others, given, f"Files and folders that are no {ending} files")
     else:
         found = [given] if given.is_file() else sorted(Path(given.anchor).glob(str(given.relative_to(given.anchor))))
     if not found:
         raise ConfigError(
             f"path must name {ending} files. Received: {str(path)!r}, which names none. Correct the path."
         )
-    return found
+    for file in found:
+        check_stored("A table", file)
+    return found, notes
 
 
 class CsvReader:
@@ -71,6 +93,7 @@ class CsvReader:
 
     def names(self, path: Path) -> list[str]:
         """Returns the names of the columns."""
+        _check_text(path)
         with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
             found = next(csv.reader(file, delimiter=self._delimiter), [])
         if not found:
@@ -82,7 +105,14 @@ class CsvReader:
     def table(self, path: Path, columns: Sequence[str]) -> Any:
         """Returns columns as a table of pyarrow."""
         pyarrow = _pyarrow()
-        _check_columns(path, columns, self.names(path))
+        names = self.names(path)
+        other = next((each for each in DELIMITERS if each != self._delimiter and each in names[0]), None)
+        if other is not None and len(names) == 1 and not {*columns} <= {*names}:
+            raise ConfigError(
+                f"delimiter must be the character between the cells. Received: delimiter={self._delimiter!r} for "
+                f"{str(path)!r}, whose line 1 holds {other!r} and is one cell with it. Set delimiter={other!r}."
+            )
+        _check_columns(path, columns, names)
         table = self._read(path, columns, strings_can_be_null=True)
         wrong = [name for name in columns if pyarrow.types.is_binary(table[name].type)]
         if wrong:  # bytes that are no UTF-8 make a column of bytes
@@ -276,6 +306,17 @@ def _is_text(value: bytes | None) -> bool:
         return value is None or bool(value.decode() or True)
     except UnicodeDecodeError:
         return False
+
+
+def _check_text(path: Path) -> None:
+    """Raises ConfigError if the first bytes of a file are of no text in UTF-8."""
+    with path.open("rb") as file:
+        start = file.read(START_BYTES)
+    found = next((words for first, words in STARTS.items() if start.startswith(first)), None)
+    if found is None and b"\0" in start:  # without a byte order mark
+        found = ("holds zero bytes, so it is in UTF-16 or no text", "Save it as UTF-8")
+    if found is not None:
+        raise ConfigError(f"A CSV file must be text in UTF-8. Received: {str(path)!r}, which {found[0]}. {found[1]}.")
 
 
 def _check_columns(path: Path, columns: Sequence[str], present: list[str]) -> None:

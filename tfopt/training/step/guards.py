@@ -188,8 +188,8 @@ def check_weights(model: keras.Model, fit: str, data: tf.data.Dataset) -> None:
         found = _not_finite_in((data,))
         cause = f"Likely cause: {found}. Clean the data." if found else "Lower the learning rate, or clip gradients."
         raise TrainingError(
-            f"Weights must be finite at the end of a fit. Received: {wrong[0].path!r}, of shape {tuple(wrong[0].shape)}, "
-            f"with values that are not, the first of {len(wrong)} such weights after the fit {fit!r}. {cause}"
+            f"Weights must be finite at the end of a fit. Received: {wrong[0].path!r}, the first of {len(wrong)} "
+            f"that are not, after the fit {fit!r}. {cause}"
         )
 
 
