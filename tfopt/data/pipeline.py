@@ -23,7 +23,7 @@ from tfopt.data.caching.kept import Kept, keep_dataset, keep_examples
 from tfopt.data.caching.sizes import size_of
 from tfopt.data.epoch_order import EpochCounter, PerEpoch, on_device, seeds_of_passes
 from tfopt.data.examples import Examples, Split
-from tfopt.data.finite import finite_batch
+from tfopt.data.files.finite import finite_batch
 from tfopt.data.service.client import ThroughService, check_records_can_be_sent
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.hardware import logical_cores

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.data import finite
 from tfopt.data.arguments import check_arguments
 from tfopt.data.examples import Examples, Split
+from tfopt.data.files import finite
 from tfopt.data.files.splits import split
 from tfopt.errors import ConfigError
 from tfopt.settings.validation import check_value

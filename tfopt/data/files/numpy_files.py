@@ -16,9 +16,9 @@ import numpy as np
 
 from tfopt.data.arguments import check_arguments
 from tfopt.data.examples import Examples, Split
+from tfopt.data.files.finite import CHECK_OFF, CHUNK_BYTES, not_finite
 from tfopt.data.files.in_memory import check_classes, holds_classes
 from tfopt.data.files.splits import split
-from tfopt.data.finite import CHECK_OFF, CHUNK_BYTES, not_finite
 from tfopt.errors import ConfigError
 from tfopt.settings.files import check_stored
 from tfopt.settings.validation import check_value

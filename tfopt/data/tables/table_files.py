@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfopt.data.arguments import Names, optional_package
+from tfopt.data.files.finite import in_float32
 from tfopt.data.files.folders import content, not_used
-from tfopt.data.finite import in_float32
 from tfopt.errors import ConfigError
 from tfopt.settings.files import check_stored
 from tfopt.settings.validation import check_value
