@@ -1,10 +1,17 @@
 """Example data in files: what is read, and what is said of files that cannot be."""
 
+import os
+import signal
+
 import numpy as np
 import pytest
 
 from tfopt.cli.data.example_data import find_example_data
+from tfopt.data import cifar10, convert, csv, digits, imdb, mnist, numpy_files, parquet, tfrecord, tfrecord_files
 from tfopt.errors import ConfigError
+from tfopt.graph import freeze
+from tfopt.quantization import QuantizationConfig, quantize
+from tfopt.recipe import Recipe
 
 
 def test_arrays_come_back(tmp_path):
@@ -61,3 +68,52 @@ def test_without_a_task_the_accuracy_is_meant(tmp_path):
     assert found.metric(None, "language_model").name == "bits_per_byte"
     with pytest.raises(ConfigError, match=r"a recipe .*digits_cnn.* or a source .*synthetic"):
         find_example_data("nothing")
+
+
+READERS = {
+    "x.npy": find_example_data,
+    "x.npz": find_example_data,
+    "rows.npy": lambda path: numpy_files(x=path, y=path),
+    "a.csv": lambda path: csv(path=path, target="y"),
+    "a.parquet": lambda path: parquet(path=path, target="y"),
+    "a.toml": Recipe.from_toml,
+    "a.keras": freeze,
+    "trained.keras": lambda path: quantize(path, QuantizationConfig(training=True), calibration_data=np.zeros((8, 4))),
+    "mnist.npz": lambda path: mnist(path=path),
+    "cifar-10-python.tar.gz": lambda path: cifar10(path=path),
+    "imdb.npz": lambda path: imdb(path=path),
+    "part.tfrecord": lambda path: tfrecord_files(train=path, test=path, decode=lambda record: (record, 0), outputs=1),
+}
+
+
+@pytest.fixture
+def no_waiting():
+    """Ends a test that waits for a writer."""
+
+    def end(*_):
+        raise TimeoutError("it waits for a writer")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(10)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.parametrize("name", READERS)
+def test_a_pipe_in_place_of_a_file_is_refused_at_once(name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ConfigError, match=r"Received"):
+        READERS[name](str(tmp_path / name))
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_a_pipe_in_place_of_a_shard_is_refused_at_once(tmp_path):
+    convert(digits(image_size=8), tmp_path / "records")
+    shard = tmp_path / "records" / "test-00000-of-00001.tfrecord"
+    shard.unlink()
+    os.mkfifo(shard)
+    for check in ("size", "checksum", "off"):
+        with pytest.raises(ConfigError, match=r"test-00000-of-00001.tfrecord', a pipe"):
+            tfrecord(directory=tmp_path / "records", check=check)

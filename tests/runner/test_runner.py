@@ -373,6 +373,39 @@ def test_a_function_may_give_model_and_data():
     assert len(result.report.phases[0].history["loss"]) == 3
 
 
+def test_weights_that_are_not_finite_end_a_run(tmp_path):
+    """A relu can turn NaN into zero: the loss is finite, and the gradient of the layer before is not."""
+
+    def build(input_shape, num_classes):
+        relu = keras.layers.Lambda(lambda value: tf.where(value > 0, value, 0.0))
+        layers = [keras.Input(input_shape), keras.layers.Dense(8), relu, keras.layers.Dense(num_classes)]
+        return keras.Sequential(layers)
+
+    def source(check_finite):
+        x = np.random.default_rng(0).random((64, 4)).astype("float32")
+        x[7, 2] = np.nan
+        part = tf.data.Dataset.from_tensor_slices((x, np.arange(64) % 2))
+        return Examples(name="own", train=part, test=part.take(4), outputs=2, check_finite=check_finite)
+
+    for checked, words in (
+        (
+            False,
+            "Weights must be finite at the end of a fit.*kernel.*'train'. Likely cause: batch . of the data holds 1",
+        ),
+        (True, "The inputs of .*own.* must be finite"),
+    ):
+        recipe = dataclasses.replace(
+            TRAIN_ONLY,
+            model=ModelConfig(builder=build),
+            data=DataConfig(source=source, arguments={"check_finite": checked}),
+            training=TrainingConfig(epochs=1, precision="float32"),
+            export_dir=str(tmp_path / "out"),
+        )
+        with pytest.raises(TrainingError, match=words):
+            run(recipe, console=silent())
+    assert not (tmp_path / "out" / "float32").exists()
+
+
 def test_brackets_in_a_name_are_words_and_not_markup():
     console = silent()
     recipe = dataclasses.replace(TRAIN_ONLY, name="[bold]x", description="[/red] of [conv1]")

@@ -44,6 +44,8 @@ class Examples:
         bytes_per_target: Mean number of bytes of text that a token stands for.
         notes: Remarks of the source for the user, for example which files it skipped.
         stored: What `tfopt.data.convert` stores of a record that names a file. None means the examples.
+        check_finite: Whether the pipeline looks at each batch, and ends with an error if a value is NaN or infinite.
+            Sources whose values are known to be finite turn it off.
 
     Example:
         >>> import tensorflow as tf
@@ -72,6 +74,7 @@ class Examples:
     bytes_per_target: float = 1.0
     notes: tuple[str, ...] = ()
     stored: Stored | None = None
+    check_finite: bool = True
 
     def __post_init__(self) -> None:
         import tensorflow as tf

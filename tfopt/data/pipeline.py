@@ -23,6 +23,7 @@ from tfopt.data.caching.kept import Kept, keep_dataset, keep_examples
 from tfopt.data.caching.sizes import size_of
 from tfopt.data.epoch_order import EpochCounter, PerEpoch, on_device, seeds_of_passes
 from tfopt.data.examples import Examples, Split
+from tfopt.data.files.finite import finite_batch
 from tfopt.data.service.client import ThroughService, check_records_can_be_sent
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.hardware import logical_cores
@@ -158,6 +159,8 @@ def pipeline(
         if on_batches is not None:
             # Each example has brought a seed along. The first one is the seed of the batch.
             batches = mapped(batches, lambda example, seeds: on_batches(example, seeds[0]))
+        if isinstance(data, Examples) and data.check_finite:
+            batches = mapped(batches, finite_batch(data.name))
         return batches.prefetch(prefetch).with_options(options)
 
     if not training:

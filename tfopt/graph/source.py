@@ -18,6 +18,7 @@ from tfopt.errors import ArtifactError, ConfigError, UnsupportedModelError
 from tfopt.graph.edit import AttrValue
 from tfopt.graph.fold import fold_constants
 from tfopt.graph.frozen import FrozenGraph, free_graphs
+from tfopt.settings.files import check_stored
 
 HALF = (tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum)
 FLOAT = tf.float32.as_datatype_enum
@@ -140,6 +141,7 @@ def _name_inputs(specs: Any) -> list[tuple[str, Any]]:
 
 
 def _load_keras(file: Path) -> keras.Model:
+    check_stored("A model", file)
     try:
         return keras.saving.load_model(file, compile=False)
     except Exception as error:  # a damaged file fails in many ways, from BadZipFile to KeyError

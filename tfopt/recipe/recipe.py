@@ -25,6 +25,7 @@ from tfopt.recipe.chosen import chosen_settings, flat
 from tfopt.recipe.model import ModelConfig
 from tfopt.recipe.plain_values import check_names, check_no_code, config_error, plain_values
 from tfopt.settings.calls import import_code, is_code
+from tfopt.settings.files import check_stored
 from tfopt.settings.flags import BY_NAME, stages
 from tfopt.settings.validation import check_fields, check_name
 from tfopt.tasks.task import TASKS, Task
@@ -305,6 +306,7 @@ def _find_base(base: Any, file: Path, allow_code: bool, read_before: tuple[Path,
 
 
 def _load(file: Path) -> dict[str, Any]:
+    check_stored("A recipe", file)
     try:
         return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:

@@ -41,6 +41,7 @@ from tfopt.training import Ledger, Plan, TrainingConfig, ledger, plan
 from tfopt.training import compile as compile_model
 from tfopt.training.checkpointing.store import check_mode
 from tfopt.training.optimizers import make_optimizer
+from tfopt.training.step.guards import check_weights
 
 VERIFIED_AT_ONCE = 64
 MEASURED_SECONDS = 1.5
@@ -181,8 +182,9 @@ class _Work:
             augment=self._augmentation.device,
         )
         options = {**data.pipeline_arguments(), "augment": self._augmentation.host}
+        batches = decided.pipeline(self.examples, **options)
         history = self.model.fit(
-            decided.pipeline(self.examples, **options),
+            batches,
             validation_data=decided.pipeline(self.examples, training=False, **options),
             epochs=fit.epochs,
             steps_per_epoch=training.steps_per_epoch,
@@ -190,6 +192,7 @@ class _Work:
             verbose=0,
             callbacks=[*fit.callbacks, self.monitor, FitProgress(f"{fit.name:5}", console=self.console)],
         )
+        check_weights(self.model, fit.name, batches)
         has_own_step = type(self.model).train_step is not keras.Model.train_step
         steps_taken = Ledger() if has_own_step else ledger(self.model)
         self.phases.append(

@@ -1,5 +1,7 @@
 """Folders of images: what is read, how it is split, and what is said of files that cannot be read."""
 
+import os
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -54,19 +56,47 @@ def test_parts_are_fair_and_do_not_overlap(folder):
     assert paths(other.train) != parts[0]
 
 
-@pytest.mark.parametrize("validation", ["val", "validation"])
-def test_folders_of_parts_are_the_parts(validation, tmp_path, save):
+@pytest.mark.parametrize(
+    "folders",
+    [
+        ("train", "val", "test"),
+        ("TRAIN", "valid", "Testing"),
+        ("Training_Set", "dev", "eval"),
+        ("training", "Validation", "test data"),
+    ],
+)
+def test_folders_of_parts_are_the_parts(folders, tmp_path, save):
+    train, validation, test = folders
     for number in range(12):
-        part = ("train", validation, "test")[number % 3]
+        part = folders[number % 3]
         save(tmp_path / part / "ab"[number // 3 % 2] / f"{part}_{number}.png", number)
     examples = image_folder(directory=tmp_path, image_size=8)
-    for part, prefix in (("train", "train"), ("validation", validation), ("test", "test")):
+    assert examples.notes == ()
+    for part, prefix in (("train", train), ("validation", validation), ("test", test)):
         names = paths(examples.records(part))
         assert len(names) == 4
         assert all(f"/{prefix}/" in name for name in names)
-    save(tmp_path / "test" / "c" / "0.png")
-    with pytest.raises(ConfigError, match=r"test/c, which is no class of the training part"):
+    save(tmp_path / test / "c" / "0.png")
+    with pytest.raises(ConfigError, match=rf"{test}/c, which is no class of the training part"):
         image_folder(directory=tmp_path)
+
+
+def test_what_lies_beside_the_parts_is_noted(tmp_path, save):
+    for number in range(12):
+        save(tmp_path / ("train", "valid", "extra")[number % 3] / "ab"[number // 3 % 2] / f"{number}.png", number)
+    save(tmp_path / "train" / "stray.png")
+    (tmp_path / "readme.md").write_text("words")
+    note = (
+        "Files and folders beside those of the parts or classes were not used: 3 (extra, readme.md, train/stray.png)."
+    )
+    assert image_folder(directory=tmp_path, image_size=8, test_fraction=0.5).notes == (note,)
+    save(tmp_path / "VAL" / "a" / "0.png")
+    with pytest.raises(ConfigError, match=r"Each part must have one folder. Received: 'VAL', 'train', 'valid'"):
+        image_folder(directory=tmp_path)
+    save(tmp_path / "other" / "valid" / "0.png")
+    save(tmp_path / "other" / "test" / "0.png")
+    with pytest.raises(ConfigError, match="must include one for training"):
+        image_folder(directory=tmp_path / "other")
 
 
 def test_a_missing_part_is_taken_from_the_training_folder(tmp_path, save):
@@ -137,9 +167,45 @@ def test_folders_that_hold_no_classes_are_refused(tmp_path, folder, save):
 
 def test_formats_that_are_not_decoded_are_noted(folder, save):
     save(folder / "cats" / "scan.tiff")
-    (folder / "cats" / "list.txt").write_text("not an image, and none of our business")
     examples = image_folder(directory=folder)
     assert examples.notes == ("Images in formats that TensorFlow does not decode were left out: 1 (.tiff).",)
+
+
+def test_images_are_found_whatever_their_name(folder, save, tmp_path):
+    for number, name in enumerate(("a.JPG", "b.jfif", "c.JPG.jpeg", "no_ending", "photo.jpg.1", "d.bmp_old")):
+        image = save(tmp_path / f"{number}.{'bmp' if 'bmp' in name else 'jpg'}", number)
+        image.rename(folder / "cats" / name)
+    elsewhere = save(tmp_path / "elsewhere" / "linked.png").parent
+    (folder / "cats" / "more").symlink_to(elsewhere)
+    (folder / "cats" / "round").symlink_to(folder / "cats")
+    for clutter in (".ipynb_checkpoints/a.jpg", "__MACOSX/b.jpg", ".hidden.jpg", "more/._c.jpg"):
+        save(folder / "cats" / clutter)
+    save(folder / "__MACOSX" / "d.jpg")
+    save(folder / ".ipynb_checkpoints" / "e.jpg")
+    (folder / "cats" / "Thumbs.db").write_bytes(b"thumbs")
+    (folder / "dogs" / "list.txt").write_text("no image")
+    (folder / "labels.csv").write_text("no image")
+    os.mkfifo(folder / "dogs" / "pipe")
+    examples = image_folder(directory=folder, image_size=8)
+    assert (examples.size("train") + examples.size("test"), examples.class_names) == (27, ("cats", "dogs"))
+    assert examples.notes == (
+        "Files that are no images were not used: 2 (dogs/list.txt, dogs/pipe).",
+        "Files and folders beside those of the parts or classes were not used: 1 (labels.csv).",
+    )
+    assert len(examples.x_train) == examples.size("train")
+
+
+def test_broken_links_and_pipes_are_counted_as_unreadable(folder):
+    (folder / "cats" / "gone.jpg").symlink_to(folder / "cats" / "missing.jpg")
+    os.mkfifo(folder / "dogs" / "pipe.png")
+    for words in (
+        "2 of 22",
+        r"cats/gone.jpg \(it is a link to a missing file\)",
+        r"pipe.png \(it is no regular file\)",
+    ):
+        with pytest.raises(ConfigError, match=words):
+            image_folder(directory=folder)
+    assert "gone.jpg" in image_folder(directory=folder, max_unreadable=2).notes[0]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +257,7 @@ def test_masks_hold_the_class_numbers(masked):
 
 
 @pytest.mark.parametrize("masked", ["grey"], indirect=True)
-def test_masks_that_do_not_fit_are_counted_or_refused(masked):
+def test_masks_that_do_not_fit_are_counted_or_refused(masked, save):
     directory, masks = masked / "images", masked / "masks"
     (masks / "a" / "3.png").unlink()
     Image.fromarray(np.zeros((40, 30), np.uint8)).save(masks / "a" / "4.png")
@@ -201,7 +267,14 @@ def test_masks_that_do_not_fit_are_counted_or_refused(masked):
         image_folder(directory=directory, masks=masks)
     for words in ("4 of 10", "its mask a/3.png is missing", "60x40 pixels, its mask 30x40", "must be grey", "cut off"):
         assert words in str(caught.value)
+    save(masks / "a" / "10.png")
+    (directory / "notes.txt").write_text("no image")
+    (masks / "a" / "7.png").rename(masks / "a" / "7.PNG")
     examples = image_folder(directory=directory, masks=masks, max_unreadable=4, ignored_target=255)
+    assert examples.notes[:2] == (
+        "Files that are no images were not used: 1 (notes.txt).",
+        "Masks that belong to no image were not used: 1 (a/10.png).",
+    )
     assert examples.size("train") + examples.size("test") == 6
     few = image_folder(directory=directory, masks=masks, max_unreadable=4, class_names=("sky", "house"))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"class numbers below 2. .*masks/a/\d.png"):

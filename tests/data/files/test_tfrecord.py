@@ -332,11 +332,83 @@ def test_files_of_other_programs(tmp_path):
         tfrecord_files(train=f"{tmp_path}/other-*", **options)
     path = tmp_path / "part-1.tfrecord"
     path.write_bytes(path.read_bytes()[:-7])
-    with pytest.raises(ConfigError, match=r"part-1.tfrecord, which is cut off or damaged at record 4"):
+    with pytest.raises(ConfigError, match=r"part-1.tfrecord: it is cut off or damaged at record 4"):
         tfrecord_files(train=f"{tmp_path}/part-*", **options)
     partly = partial(
-        tfrecord_files, train=f"{tmp_path}/mine/train*", **options | {"decode": lambda record: (record, 0)}
+        tfrecord_files,
+        **options
+        | {
+            "train": f"{tmp_path}/mine/train*",
+            "test": f"{tmp_path}/mine/test*",
+            "decode": lambda record: (record, 0),
+        },
     )
     assert partly(compression="GZIP").size("train") == 15
     with pytest.raises(ConfigError, match="compression"):
         partly()
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory):
+    """A file of 300 records for each compression, with numbers that do not compress."""
+    root = tmp_path_factory.mktemp("numbers")
+    for compression in ("", "GZIP", "ZLIB"):
+        with tf.io.TFRecordWriter(str(root / f"whole{compression}"), compression) as writer:
+            for number in range(300):
+                writer.write(np.random.default_rng(number).bytes(200))
+    return root
+
+
+def half(content):
+    return content[: len(content) // 2 + 3]
+
+
+def changed(place):
+    def change(content):
+        place_in_file = place if place < 0 else len(content) // place
+        return content[:place_in_file] + bytes([content[place_in_file] ^ 1]) + content[place_in_file + 1 :]
+
+    return change
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
+def test_no_record_of_a_damaged_file_is_lost_without_a_word(numbers, compression, tmp_path):
+    whole, path = (numbers / f"whole{compression}").read_bytes(), tmp_path / "part"
+    read = partial(
+        tfrecord_files, test=numbers / "whole", decode=lambda record: (record, 0), outputs=2, compression=compression
+    )
+    damages = {
+        "half": half(whole),
+        "without its last byte": whole[:-1],
+        "without its end marker": whole[:-8],
+        "garbage": whole + b"garbage",
+        "text": b"no records at all\n" * 20,
+        "another compression": (numbers / ("whole" if compression else "wholeGZIP")).read_bytes(),
+        "empty": b"",
+    }
+    if compression:  # TensorFlow finds the others by the checksum of a record, while it reads
+        damages |= {"changed": changed(2)(whole), "changed at the end": changed(-3)(whole)}
+    for damage, content in damages.items():
+        path.write_bytes(content)
+        with pytest.raises(ConfigError) as caught:
+            read(train=path, test=numbers / f"whole{compression}")
+        assert str(path) in str(caught.value), damage
+    assert "compression" in str(caught.value) or not compression
+    path.write_bytes(whole)
+    examples = read(train=path, test=path)
+    assert examples.size("train") == count(examples) == 300
+    for damage in (half, changed(2)):
+        path.write_bytes(damage(whole))
+        with pytest.raises(tf.errors.InvalidArgumentError, match=str(path)):
+            count(examples)
+
+
+def test_files_without_records_are_noted(numbers, tmp_path):
+    shutil.copy(numbers / "whole", tmp_path / "part-0")
+    (tmp_path / "part-1").touch()
+    options = {"decode": lambda record: (record, 0), "outputs": 2}
+    examples = tfrecord_files(train=f"{tmp_path}/part-*", test=numbers / "whole", **options)
+    assert f"Files without records in the train part: 1 of 2: {tmp_path}/part-1." in examples.notes
+    assert count(examples) == 300
+    with pytest.raises(ConfigError, match=r"Unknown compression 'gzip'"):
+        tfrecord_files(train=numbers / "whole", test=numbers / "whole", compression="gzip", **options)

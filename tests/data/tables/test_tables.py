@@ -1,6 +1,10 @@
 """Tables: columns become inputs and targets, and errors name the file and the row."""
 
+import bz2
+import gzip
+import os
 import sys
+from functools import partial
 
 import numpy as np
 import pandas
@@ -35,9 +39,13 @@ def file(tmp_path, frame):
 def read(request, tmp_path, frame):
     """The same table in both formats: a function of the arguments of the source."""
     path = tmp_path / f"table.{request.param}"
-    frame.to_csv(path, index=False) if request.param == "csv" else frame.to_parquet(path)
     source = {"csv": csv, "parquet": parquet}[request.param]
-    return lambda **arguments: source(path=path, **arguments)
+
+    def read(table=frame, **arguments):
+        table.to_csv(path, index=False) if request.param == "csv" else table.to_parquet(path)
+        return source(path=path, **arguments)
+
+    return read
 
 
 def test_text_is_a_class_and_numbers_are_values(read, frame):
@@ -118,6 +126,9 @@ def test_each_file_is_a_series_of_its_own(tmp_path, frame):
         (lambda text: text.replace("kind", "type", 1), ("without 'kind'", "'a', 'b', 'type', 'price'")),
         (lambda text: text.replace("rose,2.5", ",2.5") if "rose,2.5\n" in text else text.replace("iris,2.5", ",2.5"),
          ("1 rows that have empty cells", "column 'kind', row 3")),
+        (lambda text: text.replace(",1,iris", ",1e39,iris"), ("'b' must hold numbers below 3.4e38", "1e+39 in row 3")),
+        (lambda text: text.replace(",1,iris", ",1e400,iris").replace(",3,rose", ",-inf,rose"),
+         ("'b' must hold numbers. Received: inf in row 3", "and 1 more such cells")),
         (lambda text: text.replace("\n0.0", "\nmany"), ("Column 'a' must hold numbers", "row ")),
         (lambda text: text.replace(",2.5\n", ",2.5,7,8\n"), ("Row #3", "as many cells")),
         (lambda text: "", ("names of columns",)),
@@ -131,6 +142,55 @@ def test_files_that_do_not_fit_are_refused_by_name(change, words, file):
         csv(path=file, target="kind", inputs=["a", "b"])
     for each in ("table.csv", *words):
         assert each in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda content: content.replace(b",", b";"), "Set delimiter=';'"),
+        (lambda content: content.replace(b",", b"\t"), r"Set delimiter='\t'"),
+        (gzip.compress, "is compressed by gzip. Decompress it."),
+        (bz2.compress, "is compressed by bzip2"),
+        (lambda content: content.decode().encode("utf-16"), "is in UTF-16. Save it as UTF-8."),
+        (lambda content: content.decode().encode("utf-16-be"), "holds zero bytes, so it is in UTF-16"),
+    ],
+)
+@pytest.mark.parametrize("inputs", [None, ["a", "b"]])
+def test_other_files_than_text_with_commas_are_told(change, words, inputs, file):
+    file.write_bytes(change(file.read_bytes()))
+    with pytest.raises(ConfigError) as caught:
+        csv(path=file, target="kind", inputs=inputs)
+    assert words in str(caught.value)
+    assert "Correct the names" not in str(caught.value)
+
+
+def test_a_mark_of_utf_8_is_no_part_of_a_name(file):
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert csv(path=file, target="kind", inputs=["a", "b"]).outputs == 3
+
+
+def test_what_a_folder_of_tables_holds_besides_is_noted(file):
+    file.rename(file.with_name("table.CSV"))
+    file.with_name("._table.csv").write_bytes(b"\0")
+    file.with_name("more.csv.gz").write_bytes(gzip.compress(b"a,b"))
+    file.with_name("older").mkdir()
+    examples = csv(path=file.parent, target="kind", inputs=["a", "b"])
+    assert examples.notes == ("Files and folders that are no .csv files were not used: 2 (older, more.csv.gz).",)
+    os.mkfifo(file)
+    with pytest.raises(ConfigError, match=r"A table must be a file on disk. Received: .*table.csv', a pipe"):
+        csv(path=file, target="kind")
+
+
+@pytest.mark.parametrize("first", [2**24 + 1, 2**53 + 1, -(2**63)])
+def test_whole_numbers_that_float32_rounds_are_noted(first, read, frame):
+    frame["id"] = [first, *range(59)]
+    frame["class"] = frame["b"] % 2 + 2**53
+    read = partial(read, table=frame)
+    examples = read(target="price", inputs=["a", "id"])
+    note = "holds whole numbers above 16,777,216, which float32 rounds: 1 of 60."
+    assert note in examples.notes[0]
+    assert np.abs(np.concatenate([examples.x_train, examples.x_test])[:, 1]).max() == np.float32(abs(first))
+    assert read(target="class", inputs=["a"], classes=True).class_names == (str(2**53), str(2**53 + 1))
 
 
 def test_rows_with_empty_cells_can_be_dropped(file):

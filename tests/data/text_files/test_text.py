@@ -1,5 +1,6 @@
 """Text files as tokens: what the examples hold, how files are split, and what is said of files that are no text."""
 
+import os
 import string
 import sysconfig
 from collections import Counter
@@ -82,10 +83,16 @@ def test_parts_do_not_depend_on_the_place_or_on_other_parts(corpus, tmp_path):
 
 
 def test_folders_of_parts_are_the_parts(tmp_path):
-    for part in ("train", "validation", "test"):
-        (tmp_path / part).mkdir()
-        (tmp_path / part / "a.txt").write_text(f"{part}. " * 20)
+    for name, part in (("Training", "train"), ("valid", "validation"), ("TEST", "test")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text(f"{part}. " * 20)
+    (tmp_path / "notes.txt").write_text("words")
+    (tmp_path / "train_too").symlink_to(tmp_path / "Training")
     examples = text(directory=tmp_path, length=8)
+    assert examples.notes == (
+        "Links to folders were not used: 1 (train_too).",
+        "Files beside the folders of the parts were not used: 1 (notes.txt).",
+    )
     for part in ("train", "validation", "test"):
         assert part in "".join(as_text(row) for row in examples.arrays(part)[0]).replace("\0", "")
 
@@ -103,6 +110,12 @@ def test_files_that_are_no_text_are_an_error_or_counted(corpus):
         text(directory=corpus, length=16)
     examples = text(directory=corpus, length=16, max_unreadable=1)
     assert "1 of 11 text files was left out: a/wide.txt" in examples.notes[0]
+    (corpus / "a" / "gone.txt").symlink_to(corpus / "missing.txt")
+    os.mkfifo(corpus / "a" / "pipe.txt")
+    with pytest.raises(ConfigError, match=r"3 of 13 .*a/gone.txt \(.*No such file.*a/pipe.txt \(it is no regular file"):
+        text(directory=corpus, length=16)
+    (corpus / "a" / "gone.txt").unlink()
+    (corpus / "a" / "pipe.txt").unlink()
     (corpus / "a" / "wide.txt").write_bytes("Größe ".encode("latin-1") * 20)
     assert text(directory=corpus, length=16).notes == ()  # bytes are bytes
     with pytest.raises(ConfigError, match=r"a/wide.txt \('utf-8' codec can't decode byte 0xf6 in position 2"):

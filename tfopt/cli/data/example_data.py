@@ -19,6 +19,7 @@ from tfopt.errors import ConfigError
 from tfopt.recipe import Recipe
 from tfopt.recipes import RECIPES
 from tfopt.settings.calls import is_code
+from tfopt.settings.files import check_stored
 from tfopt.tasks.scores import Score
 from tfopt.tasks.task import Task
 
@@ -99,6 +100,7 @@ def _without_source(arrays: Any) -> Examples:
 
 
 def _read(name: str) -> Any:
+    check_stored("Example data", name)
     try:
         loaded = np.load(name)
         if isinstance(loaded, np.ndarray):

@@ -1,17 +1,25 @@
-"""The image files of a folder: their list, and the ones that no decoder can read."""
+"""The image files of a folder: their list, and the ones that no decoder can read.
+
+The ending of a name says that a file is meant as an image. Other files are images if their first bytes say so.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from stat import S_ISREG
+from typing import NamedTuple
 
-JPEG_ENDINGS = (".jpg", ".jpeg")
-DECODED = (*JPEG_ENDINGS, ".png", ".gif", ".bmp", ".webp")
+from tfopt.data.files.folders import files_below
+
+JPEG_ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".jif")
+DECODED = (*JPEG_ENDINGS, ".png", ".gif", ".bmp", ".dib", ".webp")
 """File name endings of the formats that TensorFlow decodes."""
 OTHER_IMAGES = (".tif", ".tiff", ".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".psd", ".raw", ".ico")
 JPEG, PNG, GIFS = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", (b"GIF87a", b"GIF89a")
 END_OF_JPEG, END_OF_PNG, END_OF_GIF = b"\xff\xd9", b"IEND", b";"
+STARTS = (JPEG, PNG, *GIFS)
 ENDS = (
     (JPEG, END_OF_JPEG, "the JPEG is cut off: it has no end marker"),
     (PNG, END_OF_PNG, "the PNG is cut off: it has no IEND chunk"),
@@ -22,12 +30,49 @@ TAIL_BYTES = 64 * 1024
 THREADS = 16
 
 
-def image_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Returns the images in a folder and its sub-folders, sorted, and the images in formats that are not decoded."""
-    # A name that begins with a dot is a hidden file, which systems and editors write.
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-    decoded = [path for path in files if path.suffix.lower() in DECODED]
-    return decoded, [path for path in files if path.suffix.lower() in OTHER_IMAGES]
+class Found(NamedTuple):
+    """The files of a folder and its sub-folders, each list sorted.
+
+    Attributes:
+        images: Images, also those that may turn out to be unreadable.
+        undecoded: Images in formats that TensorFlow does not decode.
+        others: Files that are no images.
+    """
+
+    images: list[Path]
+    undecoded: list[Path]
+    others: list[Path]
+
+
+def image_files(folder: Path) -> Found:
+    """Returns the files in a folder and its sub-folders."""
+    found = Found([], [], [])
+    unknown = []
+    for path in sorted(files_below(folder)):
+        ending = path.suffix.lower()
+        if ending in DECODED:
+            found.images.append(path)
+        elif ending in OTHER_IMAGES:
+            found.undecoded.append(path)
+        else:
+            unknown.append(path)
+    with ThreadPoolExecutor(THREADS) as pool:
+        for path, is_image in zip(unknown, pool.map(_starts_like_an_image, unknown), strict=True):
+            (found.images if is_image else found.others).append(path)
+    found.images.sort()
+    return found
+
+
+def _starts_like_an_image(path: Path) -> bool:
+    if not path.is_file():  # a pipe would wait for a writer
+        return False
+    try:
+        with path.open("rb") as file:
+            start = file.read(32)
+    except OSError:
+        return False
+    is_bmp = start.startswith(b"BM") and int.from_bytes(start[2:6], "little") == path.stat().st_size
+    return start.startswith(STARTS) or is_bmp or (start.startswith(b"RIFF") and start[8:12] == b"WEBP")
 
 
 def unreadable(paths: Sequence[Path], check: str) -> dict[Path, str]:
@@ -68,6 +113,8 @@ def are_plain_jpegs(paths: Sequence[Path]) -> bool:
 def header_problem(path: Path) -> str | None:
     """Returns why a file is no whole image, by its first and last bytes; None if it may be one."""
     try:
+        if not S_ISREG(path.stat().st_mode):  # a pipe would wait for a writer
+            return "it is no regular file"
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(0)
@@ -78,7 +125,7 @@ def header_problem(path: Path) -> str | None:
                 file.seek(max(size - TAIL_BYTES, 0))
                 tail = file.read()
     except OSError as error:
-        return f"it cannot be read: {error.strerror}"
+        return "it is a link to a missing file" if path.is_symlink() else f"it cannot be read: {error.strerror}"
     if not size:
         return "it is empty"
     for starts, end, problem in ENDS:

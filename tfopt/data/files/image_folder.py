@@ -11,15 +11,10 @@ import numpy as np
 
 from tfopt.data.arguments import check_arguments, height_and_width
 from tfopt.data.examples import Examples, Split
-from tfopt.data.files.image_files import DECODED, are_plain_jpegs, image_files, unreadable
-from tfopt.data.files.masks import Masks, mask_problems
-from tfopt.data.files.splits import (
-    check_limit,
-    existing_directory,
-    part_folders,
-    split_files,
-    tolerate,
-)
+from tfopt.data.files.folders import content, existing_directory, not_used, part_folders
+from tfopt.data.files.image_files import DECODED, Found, are_plain_jpegs, image_files, unreadable
+from tfopt.data.files.masks import Masks, mask_problems, masks_without_image
+from tfopt.data.files.splits import check_limit, split_files, tolerate
 from tfopt.data.records.stored import EncodedImage, Stored
 from tfopt.errors import ConfigError
 from tfopt.settings.validation import check_value
@@ -44,10 +39,12 @@ def image_folder(
 ) -> Examples:
     """Reads images from folders: for classification one folder per class, for segmentation with masks beside them.
 
-    If the directory holds a folder `train`, the folders `train`, `validation` (or `val`) and `test` are the parts, and
-    the shares below only make parts that have no folder. Otherwise the parts are split by the shares. Formats are JPEG,
-    PNG, GIF (the first frame), BMP and WebP. A record is the name of a file, so the shuffle costs little memory, and
-    images are read and decoded in parallel afterwards.
+    If the directory holds a folder `train` (or `training`), the folders `train`, `validation` (or `valid`, `val`,
+    `dev`) and `test` (or `testing`, `eval`) are the parts, in capital letters or small ones, and the shares below only
+    make parts that have no folder. Otherwise the parts are split by the shares. Formats are JPEG, PNG, GIF (the first
+    frame), BMP and WebP, also under a name with another ending or none. Hidden files and folders, and those that
+    systems leave behind, do not count. The notes name other files and folders that are not used. A record is the name
+    of a file, so the shuffle costs little memory, and images are read and decoded in parallel afterwards.
 
     Args:
         directory: Folder with one sub-folder per class. The classes are numbered in the order of their names.
@@ -101,6 +98,7 @@ def image_folder(
     problems = unreadable([file.path for file in listed], check)
     if mask_root:
         problems |= mask_problems([file.path for file in listed if file.path not in problems], root, mask_root)
+        notes += masks_without_image([file.path for file in listed], root, mask_root)
     relative = [(path.relative_to(root).as_posix(), reason) for path, reason in problems.items()]
     notes += tolerate(relative, len(listed), max_unreadable, "images")
     files = [file for file in listed if file.path not in problems]
@@ -163,7 +161,7 @@ class _Images(NamedTuple):
 
 def _class_folders(root: Path) -> tuple[str, ...]:
     folder = part_folders(root).get("train", root)
-    names = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")))
+    names = tuple(path.name for path in content(folder)[0])
     if len(names) < 2:
         raise ConfigError(
             "directory must hold a folder of images for each of at least two classes. "
@@ -174,29 +172,39 @@ def _class_folders(root: Path) -> tuple[str, ...]:
 
 
 def _list(root: Path, classes: tuple[str, ...] | None) -> tuple[list[_File], tuple[str, ...]]:
-    """Lists the images of all parts, and notes images in formats that are not decoded."""
+    """Lists the images of all parts, and notes what is not used."""
     files: list[_File] = []
-    others: list[Path] = []
+    left = Found([], [], [])
+    beside: list[Path] = []
     parts: dict[Split, Path] | dict[None, Path] = part_folders(root) or {None: root}
+    if None not in parts:
+        beside += [path for paths in content(root) for path in paths if path not in parts.values()]
     for part, folder in parts.items():
-        found = {path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")}
+        folders, others = content(folder)
+        found = {path.name for path in folders}
         if classes is not None and found - {*classes}:
             raise ConfigError(
                 f"The parts must have the same classes. Received: {folder / min(found - {*classes})}, which is no "
                 f"class of the training part. Its classes are {', '.join(map(repr, classes))}."
             )
+        beside += others if classes is not None else []
         for number, name in enumerate(classes or ("",)):
-            images, unknown = image_files(folder / name) if (folder / name).is_dir() else ([], [])
-            files += [_File(path, number, part) for path in images]
-            others += unknown
+            inside = image_files(folder / name) if not name or name in found else Found([], [], [])
+            files += [_File(path, number, part) for path in inside.images]
+            left.undecoded.extend(inside.undecoded)
+            left.others.extend(inside.others)
     if not files:
         raise ConfigError(
             f"directory must hold images ({', '.join(DECODED)}). Received: directory={str(root)!r}, which holds none. "
             "Correct the path."
         )
-    endings = ", ".join(sorted({path.suffix.lower() for path in others}))
-    note = f"Images in formats that TensorFlow does not decode were left out: {len(others)} ({endings})."
-    return files, (note,) if others else ()
+    endings = ", ".join(sorted({path.suffix.lower() for path in left.undecoded}))
+    undecoded = f"Images in formats that TensorFlow does not decode were left out: {len(left.undecoded)} ({endings})."
+    return files, (
+        *((undecoded,) if left.undecoded else ()),
+        *not_used(left.others, root, "Files that are no images"),
+        *not_used(beside, root, "Files and folders beside those of the parts or classes"),
+    )
 
 
 def _check_classes(root: Path, names: tuple[str, ...], labels: np.ndarray) -> None:
@@ -233,4 +241,5 @@ def _examples(
         decode=decode,
         notes=notes,
         stored=stored,
+        check_finite=False,
     )

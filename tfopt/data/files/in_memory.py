@@ -8,8 +8,10 @@ import numpy as np
 
 from tfopt.data.arguments import check_arguments
 from tfopt.data.examples import Examples, Split
+from tfopt.data.files import finite
 from tfopt.data.files.splits import split
 from tfopt.errors import ConfigError
+from tfopt.settings.validation import check_value
 
 
 def arrays(
@@ -20,6 +22,7 @@ def arrays(
     validation_fraction: float = 0.0,
     outputs: int | None = None,
     class_names: tuple[str, ...] = (),
+    check_finite: bool = True,
     seed: int = 0,
     name: str = "arrays",
 ) -> Examples:
@@ -33,11 +36,13 @@ def arrays(
         outputs: Number of outputs of a model. None means the number of classes if y holds integers, otherwise the
             length of the last axis of y.
         class_names: Names of the classes.
+        check_finite: Whether values that are NaN or infinite, also once they are float32, are an error.
         seed: Seed of the split.
         name: Name of the data.
     Raises:
-        ConfigError: The arrays differ in length, the targets are no numbers or are negative class numbers, a share is
-            out of range, or a class has too few examples for every part.
+        ConfigError: The arrays differ in length, the targets are no numbers or are class numbers below 0 or from
+            `outputs` on, a value is not finite, a share is out of range, or a class has too few examples for every
+            part.
     Example:
         >>> arrays(np.zeros((10, 4)), np.arange(10) % 2).x_test.shape
         (2, 4)
@@ -50,9 +55,15 @@ def arrays(
     x = {key: np.asarray(value) for key, value in x.items()} if isinstance(x, dict) else np.asarray(x)
     y = np.asarray(y)
     _check(x, y, test_fraction)
+    check_value("check_finite", check_finite, bool)
+    inputs = {f"x[{key!r}]": value for key, value in x.items()} if isinstance(x, dict) else {"x": x}
+    if check_finite:
+        finite.check_finite({**inputs, "y": y})
+    if outputs is not None or class_names:
+        check_classes("y", y, outputs or len(class_names))
     parts = split(
         len(y),
-        y if _holds_classes(y) else None,
+        y if holds_classes(y) else None,
         test_fraction=test_fraction,
         validation_fraction=validation_fraction,
         seed=seed,
@@ -70,7 +81,27 @@ def arrays(
         validation=part("validation") if validation_fraction else None,
         outputs=_outputs(y) if outputs is None else outputs,
         class_names=class_names,
+        check_finite=False,  # it is done
     )
+
+
+def check_classes(name: str, y: np.ndarray, outputs: int) -> None:
+    """Raises ConfigError if class numbers [n] are not below the number of outputs.
+
+    Example:
+        >>> check_classes("y", np.array([0, 3, 7]), outputs=3)
+        Traceback (most recent call last):
+        ...
+        tfopt.errors.ConfigError: y must hold class numbers from 0 to 2. Received: 2 of 3 that are not: 3 in row 1. ...
+    """
+    if not holds_classes(y) or outputs == 1:
+        return
+    wrong = np.flatnonzero((y < 0) | (y >= outputs))
+    if len(wrong):
+        raise ConfigError(
+            f"{name} must hold class numbers from 0 to {outputs - 1}. Received: {len(wrong)} of {len(y)} that are not: "
+            f"{y[wrong[0]]} in row {wrong[0]}. Correct them, or the number of outputs or class names."
+        )
 
 
 def _check(x: Any, y: np.ndarray, test_fraction: float) -> None:
@@ -81,7 +112,7 @@ def _check(x: Any, y: np.ndarray, test_fraction: float) -> None:
             f"x and y must be equally long. Received: {found} inputs and {len(y) if y.ndim else 'a single'} labels. "
             "Give one label per input."
         )
-    if y.dtype.kind not in "biuf" or (_holds_classes(y) and len(y) and y.min() < 0):
+    if y.dtype.kind not in "biuf" or (holds_classes(y) and len(y) and y.min() < 0):
         raise ConfigError(
             "y must hold class numbers from 0, one per example, or numbers in any shape. "
             f"Received: shape {y.shape}, dtype {y.dtype}{', with negative numbers' if y.dtype.kind in 'iu' else ''}. "
@@ -91,7 +122,7 @@ def _check(x: Any, y: np.ndarray, test_fraction: float) -> None:
         raise ConfigError("test_fraction must be in (0, 1). Received: test_fraction=0. 0.2 is usual.")
 
 
-def _holds_classes(y: np.ndarray) -> bool:
+def holds_classes(y: np.ndarray) -> bool:
     return y.ndim == 1 and y.dtype.kind in "iu"
 
 

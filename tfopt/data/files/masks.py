@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tfopt.data.files.folders import files_below, not_used
 from tfopt.data.files.image_files import first_problems, header_problem
 from tfopt.data.records.stored import EncodedMask
 from tfopt.errors import ConfigError
@@ -23,13 +24,21 @@ GREY, PALETTE = 0, 3
 
 
 def mask_of(image: Path, images: Path, masks: Path) -> Path:
-    """Returns the mask of an image: the same name below the folder of the masks, as PNG.
+    """Returns the mask of an image: the same name below the folder of the masks, as .png or .PNG.
 
     Example:
         >>> mask_of(Path("images/a/b.jpg"), Path("images"), Path("masks")).as_posix()
         'masks/a/b.png'
     """
-    return (masks / image.relative_to(images)).with_suffix(".png")
+    mask = (masks / image.relative_to(images)).with_suffix(".png")
+    capital = mask.with_suffix(".PNG")
+    return capital if capital.is_file() and not mask.is_file() else mask
+
+
+def masks_without_image(paths: Sequence[Path], images: Path, masks: Path) -> tuple[str, ...]:
+    """Returns a note about the files in the folder of the masks that belong to no image, or none."""
+    used = {mask_of(image, images, masks) for image in paths}
+    return not_used([file for file in files_below(masks) if file not in used], masks, "Masks that belong to no image")
 
 
 def mask_problems(paths: Sequence[Path], images: Path, masks: Path) -> dict[Path, str]:

@@ -8,7 +8,7 @@ process.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,19 @@ import numpy as np
 
 from tfopt.data.arguments import check_arguments
 from tfopt.data.examples import Examples, Split
+from tfopt.data.files.finite import CHECK_OFF, CHUNK_BYTES, not_finite
+from tfopt.data.files.in_memory import check_classes, holds_classes
 from tfopt.data.files.splits import split
 from tfopt.errors import ConfigError
+from tfopt.settings.files import check_stored
 from tfopt.settings.validation import check_value
 
 # The rows that one call reads. The calls share Python's lock, so a call must be worth its cost.
 ROWS_PER_CALL = 64
 # Above this the rows of one call take too much memory.
 LARGEST_CALL_BYTES = 2**23
+# Above this, reading all rows before the training takes too long.
+LARGEST_CHECK_BYTES = 2**32
 
 
 def numpy_files(
@@ -35,6 +40,7 @@ def numpy_files(
     test_fraction: float = 0.2,
     validation_fraction: float = 0.0,
     outputs: int | None = None,
+    check_finite: bool = True,
     seed: int = 0,
 ) -> Examples:
     """Reads examples from .npy files, which may be larger than the memory. A row of the arrays is an example.
@@ -51,11 +57,13 @@ def numpy_files(
         validation_fraction: Share of the validation part. With 0 there is none.
         outputs: Number of outputs of a model. None means the number of classes if y is a vector of integers, otherwise
             the length of the last axis of y.
+        check_finite: Whether values that are NaN or infinite, also once they are float32, are an error. Files of up to
+            4 GiB are read once for that. The rows of larger ones are looked at when they are read.
         seed: Seed of the split and of the order.
     Returns: Rows with the types of the files; float64 becomes float32.
     Raises:
-        ConfigError: A file is missing, cut off, no .npy file, of a type that is no number, in Fortran order, or the
-            files differ in length.
+        ConfigError: A file is missing, cut off, no .npy file, of a type that is no number, in Fortran order, or holds
+            values that are not finite or class numbers that are not below `outputs`; or the files differ in length.
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as directory:
@@ -68,26 +76,30 @@ def numpy_files(
     if (x_test is None) != (y_test is None):
         raise ConfigError("x_test and y_test must be given together. Received: one of them. Give both, or none.")
     own_test = x_test is not None
+    check_value("check_finite", check_finite, bool)
     check_arguments(test_fraction=test_fraction, validation_fraction=validation_fraction, outputs=outputs, seed=seed)
     for name, given in {"x": x, "y": y, "x_test": x_test, "y_test": y_test}.items():
         for path in given.values() if isinstance(given, Mapping) else (given,):
             check_value(name, path, str | None if name.endswith("_test") else str)
     if not own_test and not test_fraction:
         raise ConfigError("test_fraction must be above 0 without x_test. Received: test_fraction=0. 0.2 is usual.")
-    rows = _Rows(x, y)
+    rows = _Rows(x, y, check_finite)
     targets = rows.targets()
-    if targets.dtype.kind in "iu" and targets.ndim == 1 and targets.size and targets.min() < 0:
+    if holds_classes(targets) and targets.min() < 0:
         raise ConfigError(f"Class numbers must be at least 0. Received: {targets.min()} in {str(y)!r}. Count from 0.")
+    count = _outputs(targets, rows.y.shape) if outputs is None else outputs
+    check_classes(repr(str(y)), targets, count)
     numbers = split(
         len(targets),
-        targets if targets.ndim == 1 and targets.dtype.kind in "iu" else None,
+        targets if holds_classes(targets) else None,
         test_fraction=0 if own_test else test_fraction,
         validation_fraction=validation_fraction,
         seed=seed,
     )
     if x_test is not None and y_test is not None:
-        test_rows = _Rows(x_test, y_test)
+        test_rows = _Rows(x_test, y_test, check_finite)
         rows.check_same(test_rows)
+        check_classes(repr(str(y_test)), test_rows.targets(), count)
         test = test_rows.dataset(np.random.default_rng(seed).permutation(len(test_rows)))
     else:
         test = rows.dataset(numbers["test"])
@@ -100,8 +112,9 @@ def numpy_files(
         train=part("train"),
         test=test,
         validation=part("validation") if validation_fraction else None,
-        outputs=_outputs(targets, rows.y.shape) if outputs is None else outputs,
+        outputs=count,
         decode=_narrow if rows.holds_float64 else None,
+        check_finite=False,  # the rows are looked at here
     )
 
 
@@ -116,6 +129,7 @@ class ArrayFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(Path(path).expanduser())
+        check_stored("A .npy file", self.path)
         try:
             # Only the header is read here. Objects are refused: reading them could run code from the file.
             array = np.load(self.path, mmap_mode="r", allow_pickle=False)
@@ -171,6 +185,14 @@ class ArrayFile:
                 raise OSError(f"{self.path!r} ends within row {number}: the file has become shorter. Write it again.")
         return out.view(self.dtype).reshape(len(numbers), *self.shape[1:])
 
+    def chunks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Reads the rows in their order, in parts of a few MB, each with the number of its first row."""
+        rows = max(1, CHUNK_BYTES // max(1, self._row_bytes))
+        for start in range(0, len(self), rows):
+            shape = (min(rows, len(self) - start), *self.shape[1:])
+            offset = self._offset + start * self._row_bytes
+            yield start, np.fromfile(self.path, self.dtype, int(np.prod(shape)), offset=offset).reshape(shape)
+
     def all_rows(self) -> np.ndarray:
         """Reads the whole file."""
         return np.fromfile(self.path, self.dtype, offset=self._offset).reshape(self.shape)
@@ -179,7 +201,7 @@ class ArrayFile:
 class _Rows:
     """The rows of the files of inputs and targets."""
 
-    def __init__(self, x: Any, y: str | Path) -> None:
+    def __init__(self, x: Any, y: str | Path, check_finite: bool) -> None:
         self.names = tuple(x) if isinstance(x, Mapping) else None
         self.x = [ArrayFile(path) for path in (x.values() if isinstance(x, Mapping) else (x,))]
         self.y = ArrayFile(y)
@@ -187,6 +209,12 @@ class _Rows:
         if len({*lengths.values()}) != 1 or not len(self.y):
             found = ", ".join(f"{length} in {path!r}" for path, length in lengths.items())
             raise ConfigError(f"The files must hold as many rows, at least one. Received: {found}. Check the files.")
+        floats = [file for file in (*self.x, self.y) if file.dtype.kind in "fc"] if check_finite else []
+        small = sum(len(file) * file.row_bytes for file in floats) <= LARGEST_CHECK_BYTES
+        self._checked_later = [] if small else floats
+        for file in floats if small else ():
+            if problem := not_finite(file.chunks(), len(file)):
+                raise ConfigError(_not_finite_words(file.path, problem))
 
     def __len__(self) -> int:
         return len(self.y)
@@ -217,7 +245,12 @@ class _Rows:
         per_call = max(1, min(ROWS_PER_CALL, LARGEST_CALL_BYTES // max(1, sum(file.row_bytes for file in files))))
 
         def read(numbers: np.ndarray) -> tuple[np.ndarray, ...]:
-            return tuple(file.rows(numbers) for file in files)
+            found = tuple(file.rows(numbers) for file in files)
+            for file, values in zip(files, found, strict=True):
+                if file in self._checked_later and not_finite(iter([(0, values)]), len(values)):
+                    pairs = ((number, values[i : i + 1]) for i, number in enumerate(numbers.tolist()))
+                    raise ValueError(_not_finite_words(file.path, not_finite(pairs, len(values))))
+            return found
 
         def rows(numbers: Any) -> Any:
             found = tf.numpy_function(read, [numbers], [file.dtype for file in files])
@@ -231,6 +264,13 @@ class _Rows:
         return read_rows.apply(tf.data.experimental.assert_cardinality(len(numbers)))
 
 
+def _not_finite_words(path: str, problem: str | None) -> str:
+    return (
+        f"{path!r} must hold finite float32 numbers. Received: {problem}. Write the file again without these rows, or "
+        f"{CHECK_OFF}."
+    )
+
+
 def _narrow(inputs: Any, targets: Any) -> Any:
     import tensorflow as tf
 
@@ -241,6 +281,6 @@ def _narrow(inputs: Any, targets: Any) -> Any:
 
 
 def _outputs(targets: np.ndarray, shape: tuple[int, ...]) -> int:
-    if targets.ndim == 1 and targets.dtype.kind in "iu":
+    if holds_classes(targets):
         return int(targets.max()) + 1
     return shape[-1] if len(shape) > 1 else 1

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tfopt.data.arguments import check_arguments
 from tfopt.data.examples import Split
+from tfopt.data.files.folders import shortened
 from tfopt.errors import ConfigError
-from tfopt.settings.validation import check_value
-
-# The names of the folders that hold a part each.
-PART_FOLDERS: dict[str, Split] = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 
 
 def split(
@@ -102,30 +98,6 @@ def split_files(
     return chosen
 
 
-def part_folders(directory: Path) -> dict[Split, Path]:
-    """Returns the folders train, validation (or val) and test of a directory; {} if there is no folder train."""
-    found = {part: directory / name for name, part in PART_FOLDERS.items() if (directory / name).is_dir()}
-    return found if "train" in found else {}
-
-
-def existing_directory(argument: str, path: str | Path) -> Path:
-    """Returns a directory as a path. Raises ConfigError unless it exists.
-
-    Example:
-        >>> existing_directory("directory", "/missing")
-        Traceback (most recent call last):
-        ...
-        tfopt.errors.ConfigError: directory must be an existing folder. Received: directory='/missing'. ...
-    """
-    check_value(argument, path, str)
-    directory = Path(path).expanduser()
-    if not directory.is_dir():
-        raise ConfigError(
-            f"{argument} must be an existing folder. Received: {argument}={str(path)!r}. Correct the path."
-        )
-    return directory
-
-
 def tolerate(problems: Sequence[tuple[str, str]], total: int, limit: float, what: str) -> tuple[str, ...]:
     """Returns notes about what cannot be read, if it is within the limit that the user set.
 
@@ -142,8 +114,7 @@ def tolerate(problems: Sequence[tuple[str, str]], total: int, limit: float, what
     """
     if not problems:
         return ()
-    listed = ", ".join(f"{name} ({reason})" for name, reason in problems[:5])
-    listed += f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+    listed = shortened([f"{name} ({reason})" for name, reason in problems])
     if len(problems) > (limit * total if limit < 1 else limit):
         raise ConfigError(
             f"At most {limit:g}{' of the' if 0 < limit < 1 else ''} {what} may be unreadable. Received: "

@@ -9,10 +9,12 @@ from typing import Any, Literal
 
 from tfopt.data.arguments import Size, check_arguments, height_and_width
 from tfopt.data.examples import Examples
+from tfopt.data.files.folders import shortened
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.settings.validation import check_value
 
 CHECKS = ("size", "checksum", "off")
+COMPRESSIONS = ("", "GZIP", "ZLIB")
 
 
 def tfrecord(
@@ -24,6 +26,7 @@ def tfrecord(
     check: Literal["size", "checksum", "off"] = "size",
     skip_damaged: int = 0,
     files_at_a_time: int = 4,
+    check_finite: bool = True,
 ) -> Examples:
     """Reads the TFRecord files that `tfopt.data.convert` or `tfopt data convert` wrote. The source is not needed.
 
@@ -44,6 +47,7 @@ def tfrecord(
             of the examples say what was left out. The whole records of a damaged file are copied to a temporary file of
             this machine.
         files_at_a_time: Number of files that are read at the same time. It decides the order of the records.
+        check_finite: Whether the pipeline ends with an error at a value that is NaN or infinite.
     Raises:
         ConfigError: The directory holds no finished conversion, or one of another version; a file is missing, damaged
             or of another conversion; a setting for images is given and there are none.
@@ -78,7 +82,10 @@ def tfrecord(
     parts, notes = usable_files(
         root, schema.parts, check=check, skip_damaged=skip_damaged, compression=schema.compression
     )
-    return _examples(schema, parts, notes, files_at_a_time, {"size": size, "exact": exact, "dtype": dtype})
+    check_value("check_finite", check_finite, bool)
+    examples = _examples(schema, parts, notes, files_at_a_time, {"size": size, "exact": exact, "dtype": dtype})
+    # Pixels of images are whole numbers.
+    return replace(examples, check_finite=check_finite and (schema.decoders or {}).get("inputs") is None)
 
 
 def _examples(
@@ -153,13 +160,15 @@ def tfrecord_files(
     decode: Callable[..., Any],
     outputs: int,
     class_names: Sequence[str] = (),
-    compression: Literal["", "GZIP"] = "",
+    compression: Literal["", "GZIP", "ZLIB"] = "",
     files_at_a_time: int = 4,
+    check_finite: bool = True,
     name: str = "tfrecord_files",
 ) -> Examples:
     """Reads TFRecord files that another program wrote. You give the function that decodes a record.
 
-    The records of each file are counted once, by the lengths that the file states.
+    The records of each file are counted once: by the lengths that the file states, and in a compressed file by reading
+    it to its end. Nothing shows that a file without compression was cut off exactly between two records.
 
     Args:
         train: Files of the training part: a list, or a pattern such as "data/train-*".
@@ -168,11 +177,13 @@ def tfrecord_files(
         decode: Function in TensorFlow from a record, a string scalar, to (inputs, targets[, weight]).
         outputs: Number of outputs of a model.
         class_names: Names of the classes.
-        compression: Compression of the files.
+        compression: Compression of the files: "", "GZIP" or "ZLIB".
         files_at_a_time: Number of files that are read at the same time. It decides the order of the records.
+        check_finite: Whether the pipeline ends with an error at a value that is NaN or infinite.
         name: Name of the data.
     Raises:
-        ConfigError: A pattern matches no file, or a file is cut off or is no TFRecord file.
+        ConfigError: A pattern matches no file; a file is cut off or damaged, is no TFRecord file or has another
+            compression; or a part holds no records.
     Example:
         >>> import tempfile
         >>> import tensorflow as tf
@@ -191,10 +202,24 @@ def tfrecord_files(
     check_arguments(files_at_a_time=files_at_a_time, name=name)
     check_value("outputs", outputs, Size)
     check_value("class_names", class_names, tuple[str, ...])
+    check_value("check_finite", check_finite, bool)
+    if compression not in COMPRESSIONS:
+        raise unknown_name("compression", str(compression), COMPRESSIONS)
+    notes: list[str] = []
 
     def part(argument: str, given: Any) -> Any:
         files = _listed(argument, given)
-        return records_of(files, [_count(file, compression) for file in files], compression, files_at_a_time)
+        counts = [_count(file, compression) for file in files]
+        empty = [str(file) for file, count in zip(files, counts, strict=True) if not count]
+        if len(empty) == len(files):
+            raise ConfigError(
+                f"The {argument} part must hold records. Received: {argument}={given!r}, which holds none."
+            )
+        if empty:
+            notes.append(
+                f"Files without records in the {argument} part: {len(empty)} of {len(files)}: {shortened(empty)}."
+            )
+        return records_of(files, counts, compression, files_at_a_time)
 
     return Examples(
         name=name,
@@ -204,6 +229,8 @@ def tfrecord_files(
         outputs=outputs,
         class_names=tuple(class_names),
         decode=decode,
+        notes=tuple(notes),
+        check_finite=check_finite,
     )
 
 
@@ -218,16 +245,16 @@ def _listed(argument: str, given: Any) -> list[Path]:
 
 
 def _count(path: Path, compression: str) -> int:
-    from tfopt.data.records.frames import frames_of, good_records
+    from tfopt.data.records.frames import whole_records
 
-    if compression:
-        return good_records(path, compression)
-    frames = frames_of(path)
-    end = frames[-1].start + frames[-1].size if frames else 0
-    if end != path.stat().st_size:
+    try:
+        count, problem = whole_records(path, compression)
+    except OSError as error:
+        count, problem = 0, f"it cannot be read: {error.strerror or error}"
+    # An empty file without compression is whole: some programs write a file for each worker.
+    if problem is not None:
         raise ConfigError(
-            "A TFRecord file must be whole. "
-            f"Received: {path}, which is cut off or damaged at record {len(frames)} (counted from 0), byte {end:,}. "
-            "Restore it, or set the compression of the files."
+            f"A TFRecord file must be whole, with compression={compression!r} as given. Received: {path}: {problem} "
+            "(records are counted from 0). Restore it, or set the compression of the files."
         )
-    return len(frames)
+    return count

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from tfopt.data.records.frames import Frame, frames_of, good_records
 from tfopt.data.records.schema import Shard, file_checksums, start_checksum
 from tfopt.errors import ConfigError
+from tfopt.settings.files import check_stored
 
 SHOWN = 5
 
@@ -58,6 +59,7 @@ def usable_files(
 
 
 def _problem(path: Path, shard: Shard, check: str, compression: str) -> _Problem | None:
+    check_stored("A TFRecord file", path)
     if check == "off":
         return None
     try:

@@ -14,12 +14,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfopt.data.records.frames import READ_BYTES
+
 # Files that are read at the same time, and records that are taken from one before the next: the order depends on both,
 # so neither depends on the machine.
 FILES_AT_A_TIME = 4
 BLOCK = 16
-# Larger blocks were slower: they do not stay in the processor's cache.
-READ_BYTES = 2**18
 
 
 def records_of(
@@ -30,7 +30,7 @@ def records_of(
     Args:
         files: The files.
         counts: Number of records of each file.
-        compression: "" or "GZIP".
+        compression: "", "GZIP" or "ZLIB".
         files_at_a_time: Number of files that are read at the same time. It decides the order.
     Raises:
         tf.errors.InvalidArgumentError: While reading: a file is damaged, or holds another number of records.
@@ -46,7 +46,7 @@ def records_of(
 
     def read(file: Any, count: Any) -> tf.data.Dataset:
         def failing(file: Any) -> tf.Tensor:
-            good = tf.data.TFRecordDataset(file, compression).ignore_errors()
+            good = tf.data.TFRecordDataset(file, compression, READ_BYTES).ignore_errors()
             number = good.reduce(tf.constant(0, tf.int64), lambda total, _: total + 1)
             words = "A TFRecord file must be whole and unchanged. Received, damaged at record"
             advice = "(counted from 0). Restore the file, convert the examples again, or set skip_damaged. File:"

@@ -86,7 +86,7 @@ def decoder(
         else:
             value = tf.ensure_shape(_narrow(value), inputs.shape)
         if targets.kind == "class":
-            return value, tf.ensure_shape(tf.cast(target, tf.int32), ())
+            return value, tf.ensure_shape(_class_number(tf.cast(target, tf.int32), targets), ())
         return value, tf.ensure_shape(tf.cast(target, tf.float32), targets.shape)
 
     return decode
@@ -107,6 +107,16 @@ def _image_shape(feature: Feature, image_size: int | Sequence[int] | None) -> tu
             "image_size=None. 224 is usual."
         )
     return (height, width), 1 if channels == 1 else 3
+
+
+def _class_number(number: Any, feature: Feature) -> Any:
+    """Returns a class number. Some data sets have -1 where the class of an example is not known."""
+    import tensorflow as tf
+
+    classes = len(feature.class_names)
+    words = f"The class numbers in {feature.name!r} must be from 0 to {classes - 1}. Leave out the others. Received:"
+    with tf.control_dependencies([tf.debugging.Assert((number >= 0) & (number < classes), [words, number])]):
+        return tf.identity(number)
 
 
 def _narrow(value: Any) -> Any:

@@ -19,6 +19,7 @@ import numpy as np
 from tfopt.data.examples import Examples
 from tfopt.data.files.splits import split
 from tfopt.errors import ConfigError
+from tfopt.settings.files import check_stored
 
 Parts = tuple[tuple[Any, Any], tuple[Any, Any]]
 """((x_train, y_train), (x_test, y_test))."""
@@ -59,6 +60,7 @@ def download(name: str, load: Callable[[], Parts], archive: str) -> Parts:
 @contextmanager
 def reading(path: Path, what: str) -> Iterator[None]:
     """Turns the errors of a damaged archive into a ConfigError that names it."""
+    check_stored(what, path)
     try:
         yield
     except (
@@ -173,6 +175,7 @@ def image_examples(
         class_names=class_names,
         decode=_pixels,
         stored=Stored(read=_stored, inputs=Scaled()),
+        check_finite=False,
     )
 
 

@@ -10,12 +10,28 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfopt.data.arguments import Names, optional_package
+from tfopt.data.files.finite import in_float32
+from tfopt.data.files.folders import content, not_used
 from tfopt.errors import ConfigError
+from tfopt.settings.files import check_stored
 from tfopt.settings.validation import check_value
 
 MISSING = ("error", "drop")
 LOOKED_AT = 1000  # cells that tell whether a column with words is meant to hold numbers
 LARGEST_BLOCK = 2**31 - 1
+DELIMITERS = (";", "\t", "|", ",")
+# The first bytes of files that are no text in UTF-8, what they are, and what to do.
+STARTS = {
+    b"\x1f\x8b": ("is compressed by gzip", "Decompress it"),
+    b"BZh": ("is compressed by bzip2", "Decompress it"),
+    b"\xfd7zXZ": ("is compressed by xz", "Decompress it"),
+    b"\x28\xb5\x2f\xfd": ("is compressed by zstd", "Decompress it"),
+    b"PK\x03\x04": ("is a zip archive, as Excel writes them too", "Unpack it, or save it as CSV"),
+    b"PAR1": ("is a Parquet file", "Use the source 'parquet'"),
+    b"\xff\xfe": ("is in UTF-16", "Save it as UTF-8"),
+    b"\xfe\xff": ("is in UTF-16", "Save it as UTF-8"),
+}
+START_BYTES = 4096
 
 
 class Table(NamedTuple):
@@ -32,8 +48,8 @@ class Table(NamedTuple):
     note: str
 
 
-def table_paths(path: str | Path | Sequence[str | Path], ending: str) -> list[Path]:
-    """Returns the files that a path names: a file, all files of a folder with an ending, or a pattern.
+def table_paths(path: str | Path | Sequence[str | Path], ending: str) -> tuple[list[Path], tuple[str, ...]]:
+    """Returns the files that a path names: a file, all files of a folder with an ending, or a pattern; and notes.
 
     Example:
         >>> table_paths("/missing/*.csv", ".csv")
@@ -43,17 +59,24 @@ def table_paths(path: str | Path | Sequence[str | Path], ending: str) -> list[Pa
     """
     check_value("path", path, Names)
     if not isinstance(path, str | Path):
-        return [file for each in path for file in table_paths(each, ending)]
+        each = [table_paths(one, ending) for one in path]
+        return [file for files, _ in each for file in files], tuple(note for _, notes in each for note in notes)
     given = Path(path).expanduser()
+    notes: tuple[str, ...] = ()
     if given.is_dir():
-        found = sorted(given.glob(f"*{ending}"))
+        folders, files = content(given)
+        found = [file for file in files if file.suffix.lower() == ending]
+        others = [*folders, *(file for file in files if file not in found)]
+        notes = not_used(others, given, f"Files and folders that are no {ending} files")
     else:
         found = [given] if given.is_file() else sorted(Path(given.anchor).glob(str(given.relative_to(given.anchor))))
     if not found:
         raise ConfigError(
             f"path must name {ending} files. Received: {str(path)!r}, which names none. Correct the path."
         )
-    return found
+    for file in found:
+        check_stored("A table", file)
+    return found, notes
 
 
 class CsvReader:
@@ -70,6 +93,7 @@ class CsvReader:
 
     def names(self, path: Path) -> list[str]:
         """Returns the names of the columns."""
+        _check_text(path)
         with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
             found = next(csv.reader(file, delimiter=self._delimiter), [])
         if not found:
@@ -81,7 +105,14 @@ class CsvReader:
     def table(self, path: Path, columns: Sequence[str]) -> Any:
         """Returns columns as a table of pyarrow."""
         pyarrow = _pyarrow()
-        _check_columns(path, columns, self.names(path))
+        names = self.names(path)
+        other = next((each for each in DELIMITERS if each != self._delimiter and each in names[0]), None)
+        if other is not None and len(names) == 1 and not {*columns} <= {*names}:
+            raise ConfigError(
+                f"delimiter must be the character between the cells. Received: delimiter={self._delimiter!r} for "
+                f"{str(path)!r}, whose line 1 holds {other!r} and is one cell with it. Set delimiter={other!r}."
+            )
+        _check_columns(path, columns, names)
         table = self._read(path, columns, strings_can_be_null=True)
         wrong = [name for name in columns if pyarrow.types.is_binary(table[name].type)]
         if wrong:  # bytes that are no UTF-8 make a column of bytes
@@ -214,28 +245,52 @@ def as_arrays(
         note = f"Rows with empty cells were left out: {len(rows)} of {len(incomplete)} in {path.name}."
     kept = np.flatnonzero(~incomplete) + first_row
 
-    def values(name: str) -> np.ndarray:
-        return _numbers(table[name], name, path, kept) if name in numbers else table[name].to_numpy()
+    notes = [note]
 
-    return Table({name: values(name) for name in columns}, ~incomplete, note)
+    def values(name: str) -> np.ndarray:
+        if name not in numbers:
+            if _pyarrow().types.is_floating(table[name].type):  # numbers as classes
+                _numbers(table[name], name, path, kept)
+            return np.asarray(table[name].to_numpy())
+        found = _numbers(table[name], name, path, kept)
+        if _pyarrow().types.is_integer(table[name].type):
+            notes.append(_rounding(found, name, path))
+        return in_float32(found)
+
+    return Table({name: values(name) for name in columns}, ~incomplete, " ".join(filter(None, notes)))
 
 
 def _numbers(column: Any, name: str, path: Path, row_numbers: np.ndarray) -> np.ndarray:
+    """Returns a column as float64. Raises ConfigError unless all cells are finite in float32."""
     pyarrow = _pyarrow()
     if is_number(column) or pyarrow.types.is_boolean(column.type):
-        found = column.cast(pyarrow.float64()).to_numpy() if len(column) else np.empty(0)
+        # Not safe: whole numbers above 2**53 are rounded.
+        found = column.cast(pyarrow.float64(), safe=False).to_numpy() if len(column) else np.empty(0)
     elif len(column):
         found = np.array([_float(value) for value in column.to_pylist()])
     else:
         found = np.empty(0)
-    wrong = np.flatnonzero(~np.isfinite(found))
+    wrong = np.flatnonzero(~np.isfinite(in_float32(found)))
     if len(wrong):
+        too_large = " below 3.4e38, the largest of float32" if np.isfinite(found[wrong[0]]) else ""
+        others = f", and {len(wrong) - 1} more such cells" if len(wrong) > 1 else ""
         raise ConfigError(
-            f"Column {name!r} must hold numbers. Received: {column[int(wrong[0])].as_py()!r} in row "
-            f"{row_numbers[wrong[0]]} of {str(path)!r}. Correct the cell, or leave the column out. "
+            f"Column {name!r} must hold numbers{too_large}. Received: {column[int(wrong[0])].as_py()!r} in row "
+            f"{row_numbers[wrong[0]]} of {str(path)!r}{others}. Correct the cells, or leave the column out. "
             "With classes=True, every spelling of a target is a class."
         )
-    return found.astype(np.float32)
+    return found
+
+
+def _rounding(numbers: np.ndarray, name: str, path: Path) -> str:
+    """Returns a note about whole numbers that float32 does not hold, or nothing."""
+    rounded = np.count_nonzero((in_float32(numbers) != numbers) | (np.abs(numbers) >= 2**53))
+    return (
+        f"Column {name!r} of {path.name} holds whole numbers above {2**24:,}, which float32 rounds: {rounded} of "
+        f"{len(numbers)}."
+        if rounded
+        else ""
+    )
 
 
 def _float(value: Any) -> float:
@@ -251,6 +306,17 @@ def _is_text(value: bytes | None) -> bool:
         return value is None or bool(value.decode() or True)
     except UnicodeDecodeError:
         return False
+
+
+def _check_text(path: Path) -> None:
+    """Raises ConfigError if the first bytes of a file are of no text in UTF-8."""
+    with path.open("rb") as file:
+        start = file.read(START_BYTES)
+    found = next((words for first, words in STARTS.items() if start.startswith(first)), None)
+    if found is None and b"\0" in start:  # without a byte order mark
+        found = ("holds zero bytes, so it is in UTF-16 or no text", "Save it as UTF-8")
+    if found is not None:
+        raise ConfigError(f"A CSV file must be text in UTF-8. Received: {str(path)!r}, which {found[0]}. {found[1]}.")
 
 
 def _check_columns(path: Path, columns: Sequence[str], present: list[str]) -> None:

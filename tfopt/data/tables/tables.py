@@ -88,9 +88,11 @@ def csv(
     """
     if not isinstance(delimiter, str) or len(delimiter) != 1:
         raise ConfigError(f"delimiter must be one character. Received: delimiter={delimiter!r}. ',' is usual.")
+    paths, notes = table_paths(path, ".csv")
     request = _Request(
         name="csv",
-        paths=table_paths(path, ".csv"),
+        paths=paths,
+        notes=notes,
         read=CsvReader(delimiter),
         inputs=inputs,
         targets=_targets(target),
@@ -133,9 +135,11 @@ def parquet(
         ...     parquet(path=file, target="y").x_train.shape
         (8, 1)
     """
+    paths, notes = table_paths(path, ".parquet")
     request = _Request(
         name="parquet",
-        paths=table_paths(path, ".parquet"),
+        paths=paths,
+        notes=notes,
         read=ParquetReader(),
         inputs=inputs,
         targets=_targets(target),
@@ -157,6 +161,7 @@ class _Request:
 
     name: str
     paths: list[Path]
+    notes: tuple[str, ...]
     read: CsvReader | ParquetReader
     inputs: Inputs
     targets: tuple[str, ...]
@@ -210,7 +215,7 @@ class _Request:
             as_arrays(file, path, columns, numbers, self.missing, self.read.first_row)
             for path, file in zip(self.paths, files, strict=True)
         ]
-        notes = tuple(table.note for table in tables if table.note)
+        notes = (*self.notes, *(table.note for table in tables if table.note))
         if self.window is not None:
             return self._windows(tables, groups, notes)
         joined = {name: np.concatenate([table.columns[name] for table in tables]) for name in columns}

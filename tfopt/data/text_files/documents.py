@@ -15,7 +15,8 @@ import numpy as np
 
 from tfopt.data.arguments import check_arguments, optional_package
 from tfopt.data.examples import Split
-from tfopt.data.files.splits import check_limit, existing_directory, part_folders, tolerate
+from tfopt.data.files.folders import existing_directory, is_clutter, not_used, part_folders
+from tfopt.data.files.splits import check_limit, tolerate
 from tfopt.errors import ConfigError
 
 BYTES = "bytes"
@@ -170,9 +171,11 @@ def read_corpus(
         )
     vocabulary = _vocabulary(tokens, encoding, separator)
     root = _standard_library() if directory is None else existing_directory("directory", directory)
-    files = _files(root, "**/*.py" if directory is None and pattern == "**/*" else pattern, directory is None)
+    files, links = _files(root, "**/*.py" if directory is None and pattern == "**/*" else pattern, directory is None)
     own = part_folders(root)
-    total = sum(path.stat().st_size for path in files)
+    beside = [path for path in files if own and not any(folder in path.parents for folder in own.values())]
+    files = sorted({*files} - {*beside})
+    total = sum(path.stat().st_size for path in files if path.is_file())
     if total > LARGEST_BYTES:
         raise ConfigError(
             "Text files must have less than 4 GiB in all, because their tokens are kept in memory. "
@@ -182,11 +185,15 @@ def read_corpus(
     problems, read = [], {}
     for path in files:
         try:
+            if path.exists() and not path.is_file():
+                raise ValueError("it is no regular file")  # a pipe would wait for a writer
             read[path] = vocabulary.encode(path.read_bytes())
         except (OSError, ValueError) as error:  # a UnicodeDecodeError is a ValueError
             problems.append((path.relative_to(root).as_posix(), str(error)))
     notes = tolerate(problems, len(files), max_unreadable, "text files")
     parts = {path: part for part, folder in own.items() for path in read if folder in path.parents}
+    notes += not_used(links, root, "Links to folders")
+    notes += not_used(beside, root, "Files beside the folders of the parts")
     labels = {path: _label(path, own.get(parts.get(path, "train"), root)) for path in read}
     rest = [path for path in read if not own or parts.get(path) == "train"]
     groups = {labels[path] if by_label else "" for path in rest}
@@ -219,20 +226,21 @@ def _standard_library() -> Path:
     return root
 
 
-def _files(root: Path, pattern: str, standard: bool) -> list[Path]:
+def _files(root: Path, pattern: str, standard: bool) -> tuple[list[Path], list[Path]]:
+    """Returns the files that match a pattern, also broken links, and the links to folders, which are not followed."""
     left_out = NOT_STANDARD if standard else ()
 
     def wanted(path: Path) -> bool:
-        parts = path.relative_to(root).parts
-        return not any(part.startswith(".") or part in left_out for part in parts) and path.is_file()
+        return not any(is_clutter(part) or part in left_out for part in path.relative_to(root).parts)
 
-    files = sorted(path for path in root.glob(pattern) if wanted(path))
+    found = sorted(path for path in root.glob(pattern) if wanted(path))
+    files = [path for path in found if not path.is_dir()]
     if not files:
         raise ConfigError(
             f"directory must hold text files. Received: directory={str(root)!r}, where no file matches "
             f"pattern={pattern!r}. Correct the path or the pattern."
         )
-    return files
+    return files, [path for path in found if path.is_dir() and path.is_symlink() and not standard]
 
 
 def _label(path: Path, root: Path) -> str:

@@ -34,8 +34,8 @@ def text(
     Without a directory it reads the source files of Python's own standard library, about 12 MB of real text that is
     always there. The library differs between versions of Python.
 
-    If the directory holds a folder `train`, the folders `train`, `validation` (or `val`) and `test` are the parts, and
-    files beside them are not read. Otherwise a hash of a file's relative name decides its part.
+    If the directory holds a folder `train`, the folders of the parts are those of tfopt.data.image_folder, and files
+    beside them are not read. Otherwise a hash of a file's relative name decides its part.
 
     Args:
         directory: Folder of text files, also in sub-folders. None means Python's standard library.

@@ -34,6 +34,7 @@ from tfopt.quantization.aware_training.split_layers import split_layer
 from tfopt.quantization.calibration.calibrate import calibrate
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.report import Change, PassReport, Skip
+from tfopt.settings.files import check_stored
 
 ATTRIBUTE = "_tfopt_quantization_report"
 
@@ -41,6 +42,7 @@ ATTRIBUTE = "_tfopt_quantization_report"
 def quantize_for_training(model: Any, config: QuantizationConfig, calibration_data: Any) -> keras.Model:
     """Returns a copy of the model that trains with fake quantization; see `tfopt.quantize`."""
     if isinstance(model, (str, Path)) and Path(model).suffix == ".keras":
+        check_stored("A model", model)
         model = keras.saving.load_model(model, compile=False)
     check_rebuildable(model)
     if any(isinstance(layer, FakeQuantize) for layer in layers_inside(model)):

@@ -173,6 +173,32 @@ class Watch:
         )
 
 
+def check_weights(model: keras.Model, fit: str, data: tf.data.Dataset) -> None:
+    """Checks the weights at the end of a fit: a relu can hide a NaN from the loss.
+
+    Args:
+        model: The model.
+        fit: Name of the fit, for the error.
+        data: Batches that it was trained on, in which the cause is looked for.
+    Raises:
+        TrainingError: A weight is not finite.
+    """
+    wrong = [weight for weight in model.weights if not _is_finite(weight)]
+    if wrong:
+        found = _not_finite_in((data,))
+        cause = f"Likely cause: {found}. Clean the data." if found else "Lower the learning rate, or clip gradients."
+        raise TrainingError(
+            f"Weights must be finite at the end of a fit. Received: {wrong[0].path!r}, the first of {len(wrong)} "
+            f"that are not, after the fit {fit!r}. {cause}"
+        )
+
+
+def _is_finite(weight: keras.Variable) -> bool:
+    if not keras.backend.is_float_dtype(weight.dtype):
+        return True
+    return bool(np.isfinite(keras.ops.convert_to_numpy(keras.ops.cast(weight, "float32"))).all())
+
+
 def _not_finite_in(data: tuple[Any, ...]) -> str | None:
     """Returns the part of the data with values that are not finite, if the search finds it in time."""
     first, *others = data
