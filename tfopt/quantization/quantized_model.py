@@ -15,6 +15,7 @@ from tfopt.quantization.annotation.fusion import Fusion, find_fusions_where, wei
 from tfopt.quantization.annotation.range import Range, steps_above_zero
 from tfopt.quantization.annotation.ranged_tensors import tensors_of_fusion
 from tfopt.quantization.annotation.weight_grid import WeightGrid
+from tfopt.quantization.calibration.held_out import HeldOut
 from tfopt.report import Change, PassReport
 
 
@@ -35,6 +36,7 @@ class QuantizedModel:
             without an entry takes the smallest step that covers its weights.
         weight_grid: How many bits the quantized weights use.
         adjustments: The weights and biases of quantized nodes that replace those in float_graph, by name of the op.
+        held_out: Examples that were not calibrated on, where there are any. An export measures its error on them.
         report: How each convolution and product is quantized, or why it stays float.
     """
 
@@ -45,6 +47,7 @@ class QuantizedModel:
     weight_steps: Mapping[str, np.ndarray] = field(default_factory=dict)
     weight_grid: WeightGrid = field(default_factory=WeightGrid)
     adjustments: Mapping[str, Adjustment] = field(default_factory=dict)
+    held_out: HeldOut | None = None
     report: PassReport
 
     def __repr__(self) -> str:
