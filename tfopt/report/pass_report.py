@@ -22,7 +22,8 @@ class PassReport(Record):
         skipped: The unchanged layers or nodes, each with the reason.
         metrics: Figures of the whole pass, for example {"sparsity": 0.75}.
         steps: The steps of the pass, in order.
-        notes: What else is worth knowing, by the tensor it is about: of the calibration data, or of weights that became 0.
+        notes: What else is worth knowing, each by its tensor: how the calibration data use its range, or that its
+            weights became 0.
 
     Example:
         >>> print(PassReport(name="prune", changed=(Change(name="conv", kind="Conv2D", detail="75.0% zeros"),)))

@@ -7,6 +7,7 @@ tensor most of whose values become zero, because a few values are so much larger
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,8 +62,10 @@ def examine(
         batches: Its inputs.
         ranges: The range of each tensor.
         stacklevel: Where the warning points, counted from this function.
-    Returns: A note for each warning, and the use of the ranges that are used worst.
+    Returns: A note for each warning, and the use of the ranges that are used worst. None where no range was needed.
     """
+    if not ranges:
+        return []
     uses = _measure(graph, ranges, batches)
     found = [*_of_inputs(graph, batches), *_of_tensors(graph, uses)]
     if found:
@@ -75,6 +78,23 @@ def examine(
         )
     worst = sorted(uses, key=lambda tensor: uses[tensor].saturated + uses[tensor].lost, reverse=True)[:WORST]
     return found + [Change(name=tensor, kind=RANGE, detail=str(uses[tensor])) for tensor in worst]
+
+
+def usual_limit(parts: Sequence[np.ndarray]) -> float:
+    """Returns the largest magnitude but for a few values that are far larger, or infinity where there are none.
+
+    Zeros do not count, because inputs can be sparse.
+
+    Example:
+        >>> usual_limit([np.array([1.0, -2.0, 0.0, 1e6])]), usual_limit([np.array([1.0, -2.0, 3.0])])
+        (2.0, inf)
+    """
+    magnitudes = np.concatenate([np.abs(part[part != 0]).astype(np.float64) for part in parts])
+    few = max(int(magnitudes.size * OUTLIERS), 1)
+    if magnitudes.size <= few:
+        return math.inf
+    usual = float(np.partition(magnitudes, -few - 1)[-few - 1])
+    return usual if float(magnitudes.max()) > WIDE * usual else math.inf
 
 
 def _measure(
@@ -117,7 +137,7 @@ def _of_inputs(graph: FrozenGraph, batches: Sequence[Mapping[str, Any]]) -> Iter
     examples = sum(map(length, batches))
     if examples < FEWEST:
         few = f"{examples} example{'' if examples == 1 else 's'}, which show few of the values of others"
-        yield _warned(graph.name, few)
+        yield _warned("calibration_data", few)
     constant = {name: _constant([np.asarray(batch[name]) for batch in batches]) for name in graph.inputs}
     for name, words in constant.items():
         # Ids and masks may well be the same for all examples, as long as another input is not.
@@ -140,16 +160,12 @@ def _constant(parts: Sequence[np.ndarray]) -> str:
 
 
 def _outliers(parts: Sequence[np.ndarray]) -> str:
-    """Returns in words that a few values are far larger than all others. Zeros do not count: inputs can be sparse."""
-    magnitudes = np.concatenate([np.abs(part[part != 0]).astype(np.float64) for part in parts])
-    few = max(int(magnitudes.size * OUTLIERS), 1)
-    if magnitudes.size <= few:
+    """Returns in words that a few values are far larger than all others."""
+    usual = usual_limit(parts)
+    if math.isinf(usual):
         return ""
-    usual = float(np.partition(magnitudes, -few - 1)[-few - 1])
-    highest = float(magnitudes.max())
-    if highest <= WIDE * usual:
-        return ""
-    return f"values up to {highest:.3g}, while {1 - few / magnitudes.size:.1%} are at most {usual:.3g}"
+    highest = max(float(np.abs(part).max()) for part in parts)
+    return f"values up to {highest:.3g}, while {1 - OUTLIERS:.1%} of the others are at most {usual:.3g}"
 
 
 def _of_tensors(graph: FrozenGraph, uses: Mapping[str, RangeUse]) -> Iterator[Change]:
