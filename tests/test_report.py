@@ -43,7 +43,7 @@ def line(receipt, label):
 def test_a_receipt_prints_every_figure():
     assert str(RECEIPT).splitlines()[0] == "out/int8"
     assert line(RECEIPT, "accuracy") == "98.89%"
-    assert line(RECEIPT, "parity (relative error)") == "1.25e-02"
+    assert line(RECEIPT, "parity (relative error)") == "1.25% on random inputs"
     assert line(RECEIPT, "agreement with baseline") == "99.00%"
     assert line(RECEIPT, "bytes on disk") == "70,000"
     assert line(RECEIPT, "zeros") == "750 of 1,000 weights (75.0%)"
@@ -133,7 +133,7 @@ def test_a_run_report_serialises_whole():
     assert values["phases"][0]["history"]["loss"] == [1.0, 0.5]
     assert values["utilization"]["series"]["cpu_percent"] == [None]
     assert values["receipts"]["int8"]["kernels"] == {"_FusedQuantizedConv2D": 2, "MatMul": 1}
-    assert Receipt(**values["receipts"]["int8"]) == dataclasses.replace(RECEIPT, problems=[])
+    assert Receipt(**values["receipts"]["int8"]) == dataclasses.replace(RECEIPT, notes=[], problems=[])
 
 
 def test_records_are_frozen():

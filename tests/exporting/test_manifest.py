@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tfopt.atomic.checked_json import CHECKSUM, with_checksum
 from tfopt.cli import main
 from tfopt.errors import ArtifactError, ConfigError
 from tfopt.exporting import ExportConfig, export, verify
@@ -45,11 +46,11 @@ def no_process(monkeypatch):
 
 
 def change(artifact, function):
-    """Changes the manifest's JSON by a function of it."""
+    """Changes the manifest's JSON by a function of it, as if an export had written it so."""
     file = artifact / "manifest.json"
     manifest = json.loads(file.read_text())
     function(manifest)
-    file.write_text(json.dumps(manifest))
+    file.write_text(json.dumps(with_checksum(manifest)))
 
 
 def flip_a_bit(file):
@@ -117,6 +118,29 @@ def test_wrong_values(function, message, artifact, no_process):
     change(artifact, function)
     with pytest.raises(ArtifactError, match=message):
         verify(artifact)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        assign("float16", "precision"),
+        assign("none at all", "requires"),
+        assign([0.0], "check", "outputs", "source", "output_0", "values"),
+        assign({"artifact": {"max_abs": 0.0, "relative": 0.0}}, "check", "errors"),
+    ],
+    ids=["precision", "requires", "outputs of the source", "errors"],
+)
+def test_a_manifest_edited_by_hand(edit, artifact, no_process):
+    """Each of these is a manifest that an export could have written, and an earlier one wrote it without checksum."""
+    file = artifact / "manifest.json"
+    manifest = json.loads(file.read_text())
+    edit(manifest)
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(ArtifactError, match=r"manifest must be as tfopt.export wrote it.*checksum does not match"):
+        verify(artifact)
+    del manifest[CHECKSUM]
+    file.write_text(json.dumps(manifest))
+    read_manifest(artifact)
 
 
 def test_what_a_later_version_adds_is_no_fault(artifact):

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras import layers
 from tensorflow.core.protobuf import saved_model_pb2
 
+from tfopt.atomic.checked_json import with_checksum
 from tfopt.errors import ArtifactError, ConfigError
 from tfopt.exporting import ExportConfig, SavedModelProcess, export, verify
 from tfopt.exporting.verification.tensorflow_only import count_kernels, load_signature
@@ -64,7 +65,7 @@ def without_kernels(artifact, *, op_is_known=True):
     manifest = json.loads((artifact / "manifest.json").read_text())
     content = path.read_bytes()
     manifest["files"]["saved_model.pb"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (artifact / "manifest.json").write_text(json.dumps(manifest))
+    (artifact / "manifest.json").write_text(json.dumps(with_checksum(manifest)))
     return artifact
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from test_html_page import Page, sample_report
 
+from tfopt.atomic.checked_json import CHECKSUM, with_checksum
 from tfopt.cli import main
 from tfopt.data.measurement.report import InputReport, StageSpeed
 from tfopt.errors import ArtifactError, ConfigError
@@ -80,9 +81,21 @@ def test_files_of_other_versions_are_read(tmp_path):
     values["new_in_some_later_version"] = {"a": 1}
     values["diagnosis"]["breakdown"]["new_too"] = 2
     del values["task"], values["diagnosis"]["trace"], values["diagnosis"]["breakdown"]["traces"]
-    path.write_text(json.dumps(values))
+    path.write_text(json.dumps(with_checksum(values)))
     loaded = load_report(tmp_path)
     assert (loaded.task, loaded.diagnosis.trace, loaded.diagnosis.breakdown.traces) == ("classification", None, 0)
+
+
+def test_a_report_edited_by_hand_is_not_believed(tmp_path):
+    path = save_report(full_report(), tmp_path)
+    assert load_report(tmp_path) == full_report()
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps(values | {"task": "regression"}))
+    with pytest.raises(ArtifactError, match=r"report.json \(its checksum does not match"):
+        load_report(tmp_path)
+    del values[CHECKSUM]  # as earlier versions wrote it
+    path.write_text(json.dumps(values))
+    assert load_report(tmp_path) == full_report()
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from tfopt.exporting.weight_only.zeros import encode_zeros
 from tfopt.graph import FrozenGraph, fold_constants, freeze
 from tfopt.graph.fold import WEIGHTED
 from tfopt.quantization import QuantizedModel, WeightOnlyConfig, quantize
+from tfopt.quantization.annotation.annotate import has_ranges
+from tfopt.quantization.calibration.held_out import HeldOut
 from tfopt.quantization.tfmot import freeze_tf_keras
 from tfopt.quantization.weight_only.keras_methods import KerasQuantized
 from tfopt.report import Change, PassReport
@@ -37,6 +39,8 @@ class Lowered:
         in_variables: Whether the weights are in variables and are decoded at every call.
         precision: The precision, as in ExportConfig.
         report: The nodes that were quantized and those that were not. None for float32.
+        calibrated: Whether ranges were chosen on calibration data.
+        held_out: Examples that were not calibrated on.
     """
 
     source: FrozenGraph
@@ -44,6 +48,8 @@ class Lowered:
     in_variables: bool = False
     precision: str
     report: PassReport | None
+    calibrated: bool = False
+    held_out: HeldOut | None = None
 
 
 def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_data: Any, sample: Any) -> Lowered:
@@ -98,8 +104,8 @@ def _int8(model: QuantizedModel, config: ExportConfig, sample: Any) -> Lowered:
         lowered = lower_to_int8(model.graph) if in_int8 else model.in_float()
     graphs, report, precision = {DEFAULT: lowered}, model.report, "int8" if in_int8 else "float32"
     if config.float_weights == "int8":
-        graphs[DEFAULT], stored_weights = _encode_rest(lowered, config.weight_only, kept_float)
-        report = replace(report, steps=[*report.steps, *stored_weights])
+        graphs[DEFAULT], stored_weights, notes = _encode_rest(lowered, config.weight_only, kept_float)
+        report = replace(report, steps=[*report.steps, *stored_weights], notes=[*report.notes, *notes])
         precision = "int8" if in_int8 else "int8_weight_only" if stored_weights else "float32"
     if quantized and precision == "float32":
         report.warn_if_unchanged("; ".join(step.detail for step in report.steps if step.kind == CLOCK))
@@ -107,20 +113,31 @@ def _int8(model: QuantizedModel, config: ExportConfig, sample: Any) -> Lowered:
     for name, wanted in ((FLOAT, config.float_fallback), (XLA, config.xla_signature)):
         if wanted:
             graphs[name] = float_fallback(model.graph, lowered) if in_int8 else graphs[DEFAULT]
-    return Lowered(source=model.source, graphs=graphs, precision=precision, report=report)
+    return Lowered(
+        source=model.source,
+        graphs=graphs,
+        precision=precision,
+        report=report,
+        calibrated=in_int8 and not has_ranges(model.source),
+        held_out=model.held_out,
+    )
 
 
 def _encode_rest(
     graph: FrozenGraph, config: WeightOnlyConfig, kept_float: Sequence[str]
-) -> tuple[FrozenGraph, list[Change]]:
-    """Stores the float32 weights of a graph in int8, except those of nodes that the quantization left out."""
+) -> tuple[FrozenGraph, list[Change], Sequence[Change]]:
+    """Stores the float32 weights of a graph in int8, except those of nodes that the quantization left out.
+
+    Returns: The graph, the steps and the notes of the report.
+    """
     present = {node.name for node in graph.graph_def.node}
     exclude = (*config.exclude, *(name for name in kept_float if name in present))
     encoded, report = encode_weights(graph, "int8_weight_only", replace(config, decode="load", exclude=exclude))
-    return encoded, [
+    steps = [
         replace(change, kind=STORED, detail=f"{change.detail}; {change.kind} computes in float32")
         for change in report.changed
     ]
+    return encoded, steps, report.notes
 
 
 def _float(model: str | Path | Any, config: ExportConfig) -> Lowered:

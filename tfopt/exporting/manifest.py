@@ -17,6 +17,7 @@ import numpy as np
 import pydantic
 import tensorflow as tf
 
+from tfopt.atomic.checked_json import EDITED, is_as_written
 from tfopt.atomic.directories import MARK
 from tfopt.errors import ArtifactError
 from tfopt.exporting.config import PRECISIONS
@@ -90,12 +91,28 @@ class OutputRecord(Record):
         sums: Sums over consecutive parts of it, each value with a random sign. Any changed value changes one sum.
         norm: The Euclidean norm of all its values.
         infinite: The number of infinite values. They count as 0 in the fields above.
+        scale: The root mean square of the output's values on usual inputs, or that of sure decisions if its values are
+            probabilities. Errors are shares of it, so that an output near zero does not make them large.
     """
 
     values: tuple[float, ...]
     sums: tuple[float, ...] = ()
     norm: float = 0.0
     infinite: int = 0
+    scale: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorRecord(Record):
+    """The difference between an artifact's outputs and the source model's, on examples at export.
+
+    Attributes:
+        max_abs: The largest difference.
+        relative: The difference of an output as a share of its scale; of several outputs the largest.
+    """
+
+    max_abs: float
+    relative: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,12 +123,17 @@ class CheckRecord(Record):
         ranges: The least and the greatest value of each input.
         shapes: The shape of each input.
         outputs: The outputs of the source model, of the artifact and of its further signatures, each by its name.
+        examples: Where the examples of `errors` came from, or why there were none.
+        errors: The error of the artifact and of its further signatures on examples that were not calibrated on. Empty
+            where there were none.
         format: The manifest's format, which decides how inputs and values are chosen.
     """
 
     ranges: dict[str, tuple[float, float]]
     shapes: dict[str, tuple[int, ...]]
     outputs: dict[str, dict[str, OutputRecord]]
+    examples: str = ""
+    errors: dict[str, ErrorRecord] = field(default_factory=dict)
     format: int = MANIFEST_FORMAT
 
 
@@ -176,6 +198,8 @@ def read_manifest(path: Path) -> Manifest:
         place = ".".join(map(str, first["loc"]))
         raise _not_as_written(path, f"{place}: {first['msg'][0].lower()}{first['msg'][1:]}") from error
     problem = next(_contradictions(manifest), None)
+    if problem is None and not is_as_written(content):
+        problem = EDITED
     if problem is not None:
         raise _not_as_written(path, problem)
     return manifest
@@ -316,6 +340,8 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
     kinds = {SOURCE, ARTIFACT, *manifest.signatures} - {DEFAULT}
     if check.outputs.keys() != kinds:
         yield f"check.outputs are those of {sorted(check.outputs)}, not of {sorted(kinds)}"
+    if not check.errors.keys() <= kinds:
+        yield f"check.errors are those of {sorted(check.errors)}, not of {sorted(kinds)}"
     if any(recorded.keys() != outputs.keys() for recorded in check.outputs.values()):
         yield f"check.outputs are not the signature's, {list(outputs)}"
 

@@ -10,7 +10,7 @@ estimate of the distance between two outputs of any size, and each changed value
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from tfopt.exporting.manifest import (
     FIRST_FORMAT,
     SOURCE,
     CheckRecord,
+    ErrorRecord,
     OutputRecord,
     TensorRecord,
     describe,
@@ -33,6 +34,9 @@ from tfopt.graph import FrozenGraph
 from tfopt.graph.edit import producer
 from tfopt.graph.frozen import full_name
 from tfopt.graph.open_sizes import open_size
+from tfopt.graph.output_ops import output_ops
+from tfopt.quantization.calibration.held_out import HeldOut
+from tfopt.quantization.calibration.range_use import usual_limit
 
 CHECKED_EXAMPLES = 2
 CHECKED_VALUES = 128
@@ -49,13 +53,17 @@ UNTOLD = ("Graph execution error", "Detected at node", "<stack traces", "  File 
 Ranges = dict[str, tuple[float, float]]
 
 
-def record_check(source: FrozenGraph, graphs: Mapping[str, FrozenGraph], data: Any) -> dict[str, Any]:
+def record_check(
+    source: FrozenGraph, graphs: Mapping[str, FrozenGraph], data: Any, examples: HeldOut | None = None
+) -> dict[str, Any]:
     """Returns the outputs of the source and of the artifact's graphs on the same inputs. verify compares with them.
 
     Args:
         source: The model's own graph.
         graphs: The graph of each signature.
         data: Examples, which give the range and the shape of real inputs. None where there are none.
+        examples: Examples that the artifact was not calibrated on. The check records its error on them, because an
+            int8 model can be right in the range of its calibration data, and wrong on all others.
     Raises:
         ConfigError: The data holds NaN or infinity.
         UnsupportedModelError: The model fails on inputs of its own shapes, or its outputs hold NaN.
@@ -69,7 +77,13 @@ def record_check(source: FrozenGraph, graphs: Mapping[str, FrozenGraph], data: A
     else:
         fed = {name: value.numpy() for name, value in graphs[DEFAULT].feed(batch[0]).items()}
         shapes = {name: list(value.shape) for name, value in fed.items()}
-        candidates = [{name: _range_of(name, value) for name, value in fed.items()}]
+        whole = {name: _range_of(name, value) for name, value in fed.items()}
+        # An input that never changes shows nothing of a model that was calibrated on it.
+        changing = {
+            name: _around(low) if low == high and specs[name].numpy_dtype.kind == "f" else (low, high)
+            for name, (low, high) in whole.items()
+        }
+        candidates = [whole] if changing == whole else [changing, whole]
     for name, shape in shapes.items():
         shape[:1] = [(specs[name].shape or [None])[0] or CHECKED_EXAMPLES]
     models = {SOURCE: source, ARTIFACT: graphs[DEFAULT]}
@@ -83,10 +97,14 @@ def record_check(source: FrozenGraph, graphs: Mapping[str, FrozenGraph], data: A
             problem = problem or error
             continue
         recorded = {
-            kind: {name: record_output(value).to_dict() for name, value in values.items()}
-            for kind, values in outputs.items()
+            kind: {name: record_output(value) for name, value in values.items()} for kind, values in outputs.items()
         }
-        return check.to_dict() | {"outputs": recorded}
+        compared = _on_examples(models, specs, examples)
+        scales = _scales(source, [outputs[SOURCE], *([compared[SOURCE]] if compared else [])])
+        recorded[SOURCE] = {name: replace(each, scale=_short(scales[name])) for name, each in recorded[SOURCE].items()}
+        others = {kind: given for kind, given in compared.items() if kind != SOURCE}
+        errors = {kind: _error(given, compared[SOURCE], scales) for kind, given in others.items()}
+        return replace(check, outputs=recorded, examples=_words(data, examples, compared), errors=errors).to_dict()
     assert problem is not None
     raise problem
 
@@ -130,15 +148,56 @@ def compare(
     held = np.concatenate([np.asarray(record.values, np.float64) for record in recorded.values()])
     if values.shape != held.shape:
         return math.inf, math.inf
-    largest, relative = (
-        float(np.abs(values - held).max(initial=0.0)),
-        _ratio(values - held, float(np.linalg.norm(held))),
-    )
+    usual = math.hypot(*(each.scale * math.sqrt(len(each.values)) for each in recorded.values()))
+    largest = float(np.abs(values - held).max(initial=0.0))
+    relative = _ratio(values - held, max(float(np.linalg.norm(held)), usual))
     summed = {name: record for name, record in recorded.items() if record.sums}
     if summed:
         sums = np.concatenate([_signed_sums(outputs[name]) - record.sums for name, record in summed.items()])
-        relative = max(relative, _ratio(sums, math.hypot(*(record.norm for record in summed.values()))))
+        norms = [max(each.norm, each.scale * math.sqrt(outputs[name].size)) for name, each in summed.items()]
+        relative = max(relative, _ratio(sums, math.hypot(*norms)))
     return largest, relative
+
+
+def _on_examples(
+    models: Mapping[str, FrozenGraph], specs: Mapping[str, TensorRecord], examples: HeldOut | None
+) -> dict[str, dict[str, np.ndarray]]:
+    """Returns the outputs of each model on the examples. None where the source's own are not finite, or too few."""
+    size = next((spec.shape[0] for spec in specs.values() if spec.shape), None)
+    if examples is None or (size and any(len(value) < size for value in examples.inputs.values())):
+        return {}
+    inputs = {name: value[:size] for name, value in examples.inputs.items()}
+    outputs = {kind: model.predict(inputs) for kind, model in models.items()}
+    numbers = all(np.isfinite(value).all() for value in outputs[SOURCE].values() if value.dtype.kind == "f")
+    return outputs if numbers else {}
+
+
+def _scales(source: FrozenGraph, outputs: Sequence[Mapping[str, np.ndarray]]) -> dict[str, float]:
+    """Returns the scale of each output; see OutputRecord."""
+    ops = output_ops(source)
+    scales = {}
+    for name, value in outputs[0].items():
+        if ops.get(name) == "Sigmoid":
+            scales[name] = 1.0
+        elif ops.get(name) == "Softmax":
+            scales[name] = value.shape[-1] ** -0.5
+        else:
+            scales[name] = max(_root_mean_square(given[name]) for given in outputs)
+    return scales
+
+
+def _error(
+    given: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray], scales: Mapping[str, float]
+) -> ErrorRecord:
+    differences = np.concatenate([_finite(given[name]) - _finite(value) for name, value in exact.items()])
+    norm = math.hypot(*(scales[name] * math.sqrt(value.size) for name, value in exact.items()))
+    return ErrorRecord(max_abs=float(np.abs(differences).max(initial=0.0)), relative=_short(_ratio(differences, norm)))
+
+
+def _words(data: Any, examples: HeldOut | None, compared: Mapping[str, Any]) -> str:
+    if examples is not None and compared:
+        return f"{len(next(iter(examples.inputs.values())))} examples of {examples.origin}"
+    return "random inputs" if data is None else "random inputs in the range of calibration_data"
 
 
 def _outputs(
@@ -239,7 +298,12 @@ def _range_of(name: str, values: np.ndarray) -> tuple[float, float]:
             f"calibration_data must be finite. Received: NaN or infinity in the first batch of input {name!r}, of "
             f"shape {values.shape}. Remove these examples, or export without calibration_data, which only int8 needs."
         )
-    return (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
+    if not values.size:
+        return 0.0, 1.0
+    low, high = float(values.min()), float(values.max())
+    # A single value far beyond all others would make inputs that are like none of them.
+    limit = usual_limit([values]) if values.dtype.kind == "f" else math.inf
+    return max(low, -limit), min(high, limit)
 
 
 def record_output(output: np.ndarray) -> OutputRecord:
@@ -270,6 +334,14 @@ def _signed_sums(output: np.ndarray) -> np.ndarray:
 def _finite(output: np.ndarray) -> np.ndarray:
     """Returns all values as a vector, with 0 for each infinite value, which would hide the others in a sum."""
     return np.nan_to_num(output.reshape(-1).astype(np.float64), posinf=0.0, neginf=0.0)
+
+
+def _around(value: float) -> tuple[float, float]:
+    return value - max(abs(value), 1.0), value + max(abs(value), 1.0)
+
+
+def _root_mean_square(output: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(np.square(_finite(output))))) if output.size else 0.0
 
 
 def _ratio(difference: np.ndarray, norm: float) -> float:

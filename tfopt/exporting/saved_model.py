@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.atomic.checked_json import with_checksum
 from tfopt.atomic.directories import MARK, check_target, staged_directory
 from tfopt.data.batches import peek
 from tfopt.errors import ConfigError, UnsupportedModelError
@@ -32,6 +33,8 @@ from tfopt.exporting.signatures import DEFAULT, make_signatures
 from tfopt.graph import FrozenGraph
 from tfopt.graph.frozen import free_graphs
 from tfopt.quantization import QuantizedModel
+from tfopt.quantization.calibration.calibrate import collect
+from tfopt.quantization.calibration.held_out import EVALUATION, HELD_OUT, HeldOut, held_out
 from tfopt.report import PassReport, Record
 from tfopt.settings.validation import check_type
 
@@ -80,7 +83,9 @@ def export(
         config: The settings. None means ExportConfig(), which is float32.
         calibration_data: For int8: batches of inputs, or of (inputs, labels). For other precisions it is optional, and
             the manifest's check uses its first batch.
-        evaluation_data: For int8 with max_accuracy_drop, as in `tfopt.quantize`.
+        evaluation_data: Examples that are not calibrated on, as in `tfopt.quantize`. The error against the float model
+            is recorded on some of them. By default these are examples of the calibration data behind the first
+            calibration_examples.
         baseline: A float artifact. `tfopt.verify` compares this artifact with it by default.
     Raises:
         UnsupportedModelError: The model is not built, has look-up tables, or exceeds 2 GiB, the limit of a protobuf.
@@ -112,7 +117,7 @@ def export(
     lowered = lower(model, config, calibration_data, evaluation_data, sample)
     for graph in lowered.graphs.values():
         _check_size(graph)
-    check = record_check(lowered.source, lowered.graphs, sample)
+    check = record_check(lowered.source, lowered.graphs, sample, _held_out(lowered, sample, evaluation_data))
     graph = lowered.graphs[DEFAULT]
     with staged_directory(final, max(each.graph_def.ByteSize() for each in lowered.graphs.values())) as temporary:
         _save(lowered, temporary)
@@ -132,9 +137,21 @@ def export(
             "check": check,
             "report": lowered.report.to_dict() if lowered.report else None,
         }
-        (temporary / MARK).write_text(json.dumps(manifest), encoding="utf-8")
+        (temporary / MARK).write_text(json.dumps(with_checksum(manifest)), encoding="utf-8")
     size = sum(path.stat().st_size for path in final.rglob("*") if path.is_file())
     return Artifact(path=str(directory), precision=lowered.precision, bytes_on_disk=size, report=lowered.report)
+
+
+def _held_out(lowered: Lowered, sample: Any, evaluation_data: Any) -> HeldOut | None:
+    """Returns examples that the artifact was not calibrated on."""
+    if lowered.held_out is not None:
+        return lowered.held_out
+    given = {EVALUATION: evaluation_data} | ({} if lowered.calibrated else {"calibration_data": sample})
+    for origin, data in given.items():
+        found = None if data is None else held_out(collect(lowered.source, data, HELD_OUT).inputs, origin)
+        if found is not None:
+            return found
+    return None
 
 
 def _save(lowered: Lowered, directory: Path) -> None:

@@ -12,9 +12,11 @@ from tfopt.graph import FrozenGraph, GraphEditor, fold_constants
 from tfopt.quantization.annotation.adjustments import Adjustment, apply_adjustments
 from tfopt.quantization.annotation.annotate import annotate, has_ranges
 from tfopt.quantization.annotation.fusion import Fusion, find_fusions_where, weights_quantizer
+from tfopt.quantization.annotation.lost_weights import LOST, lost_weights, share_lost
 from tfopt.quantization.annotation.range import Range, steps_above_zero
 from tfopt.quantization.annotation.ranged_tensors import tensors_of_fusion
 from tfopt.quantization.annotation.weight_grid import WeightGrid
+from tfopt.quantization.calibration.held_out import HeldOut
 from tfopt.report import Change, PassReport
 
 
@@ -35,6 +37,7 @@ class QuantizedModel:
             without an entry takes the smallest step that covers its weights.
         weight_grid: How many bits the quantized weights use.
         adjustments: The weights and biases of quantized nodes that replace those in float_graph, by name of the op.
+        held_out: Examples that were not calibrated on, where there are any. An export measures its error on them.
         report: How each convolution and product is quantized, or why it stays float.
     """
 
@@ -45,6 +48,7 @@ class QuantizedModel:
     weight_steps: Mapping[str, np.ndarray] = field(default_factory=dict)
     weight_grid: WeightGrid = field(default_factory=WeightGrid)
     adjustments: Mapping[str, Adjustment] = field(default_factory=dict)
+    held_out: HeldOut | None = None
     report: PassReport
 
     def __repr__(self) -> str:
@@ -87,7 +91,9 @@ def annotated(model: QuantizedModel, kept_float: Mapping[str, str]) -> Quantized
         Change(name=fusion.op, kind=before.nodes[fusion.op].op, detail=_detail(before, after, fusion))
         for fusion in fusions
     ]
-    return replace(model, graph=graph, report=replace(model.report, changed=changed, skipped=skipped))
+    lost = {fusion.op: share_lost(before.value(fusion.weights), _rounded_weights(after, fusion)) for fusion in fusions}
+    notes = [*(note for note in model.report.notes if note.kind != LOST), *lost_weights(lost)]
+    return replace(model, graph=graph, report=replace(model.report, changed=changed, skipped=skipped, notes=notes))
 
 
 def _detail(before: GraphEditor, after: GraphEditor, fusion: Fusion) -> str:
@@ -103,8 +109,11 @@ def _detail(before: GraphEditor, after: GraphEditor, fusion: Fusion) -> str:
 
 def _weight_bits(quantized: GraphEditor, fusion: Fusion) -> int:
     """Returns how many bits a fusion's weights need. Weights of 4 bits are int8 weights that use 15 values."""
+    return 4 if np.abs(_rounded_weights(quantized, fusion)).max() <= steps_above_zero(4) else 8
+
+
+def _rounded_weights(quantized: GraphEditor, fusion: Fusion) -> np.ndarray:
     quantizer = weights_quantizer(quantized, quantized.nodes[fusion.op].input[1])
     assert quantizer is not None, fusion.op
     weights, limits = quantized.value(quantizer.input[0]), quantized.value(quantizer.input[2])
-    highest = np.abs(np.rint(weights * (steps_above_zero(8) / limits))).max()
-    return 4 if highest <= steps_above_zero(4) else 8
+    return np.asarray(np.rint(weights * (steps_above_zero(8) / limits)))

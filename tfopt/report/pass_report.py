@@ -22,6 +22,8 @@ class PassReport(Record):
         skipped: The unchanged layers or nodes, each with the reason.
         metrics: Figures of the whole pass, for example {"sparsity": 0.75}.
         steps: The steps of the pass, in order.
+        notes: What else is worth knowing, each by its tensor: how the calibration data use its range, or that its
+            weights became 0.
 
     Example:
         >>> print(PassReport(name="prune", changed=(Change(name="conv", kind="Conv2D", detail="75.0% zeros"),)))
@@ -34,6 +36,7 @@ class PassReport(Record):
     skipped: Sequence[Skip] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     steps: Sequence[Change] = ()
+    notes: Sequence[Change] = ()
 
     @property
     def headline(self) -> str:
@@ -59,6 +62,7 @@ class PassReport(Record):
         rows = [("step", each.name, each.kind, each.detail) for each in self.steps]
         rows += [("changed", each.name, each.kind, each.detail) for each in self.changed]
         rows += [("skipped", each.name, each.kind, each.reason) for each in self.skipped]
+        rows += [("note", each.name, each.kind, each.detail) for each in self.notes]
         return notebook.block(self.headline, notebook.table(rows))
 
     def __str__(self) -> str:
@@ -66,6 +70,7 @@ class PassReport(Record):
         lines += [f"  step     {step.name} ({step.kind}): {step.detail}" for step in self.steps]
         lines += [f"  changed  {change.name} ({change.kind}): {change.detail}" for change in self.changed]
         lines += [f"  skipped  {skip.name} ({skip.kind}): {skip.reason}" for skip in self.skipped]
+        lines += [f"  note     {note.name} ({note.kind}): {note.detail}" for note in self.notes]
         return "\n".join(lines)
 
     def warn_if_unchanged(self, verdict: str = "") -> None:

@@ -22,8 +22,10 @@ class Receipt(Record):
         precision: "float32", "int8" or another precision of ExportConfig.
         signature: The signature that was called.
         baseline: Directory of the float artifact for the comparison, if there is one.
-        parity_max_abs_error: Largest difference between the outputs and the outputs recorded at export.
-        parity_relative_error: The same difference as a ratio of Euclidean norms.
+        parity_max_abs_error: Largest difference between the outputs and those of the source model at export.
+        parity_relative_error: The same difference as a share of the outputs' scale: of the root mean square of the
+            source's outputs, and for probabilities of that of sure decisions. 0.01 is a hundredth.
+        parity_inputs: The inputs of this comparison: examples that were not calibrated on, or random ones.
         agreement: Share of examples with the same prediction from artifact and baseline, 0 to 1. If an example has
             several pixels, steps or labels, the share of these.
         accuracy: Share of labelled examples with the right prediction, 0 to 1. If an example has several pixels, steps
@@ -47,6 +49,7 @@ class Receipt(Record):
         tensorflow_version: Version of the TensorFlow that ran the artifact.
         device: The processor or GPU that ran the artifact.
         unavailable: For each attribute above that is None, the reason.
+        notes: What the export noted: of the calibration data, and of weights that became 0.
         problems: Problems that the check found; empty if it found none.
     """
 
@@ -56,6 +59,7 @@ class Receipt(Record):
     baseline: str | None = None
     parity_max_abs_error: float | None = None
     parity_relative_error: float | None = None
+    parity_inputs: str = "random inputs"
     agreement: float | None = None
     accuracy: float | None = None
     baseline_accuracy: float | None = None
@@ -75,6 +79,7 @@ class Receipt(Record):
     tensorflow_version: str
     device: str
     unavailable: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
     problems: Sequence[str] = ()
 
     @property
@@ -133,7 +138,7 @@ class Receipt(Record):
             "precision": self.precision
             + ("" if self.signature == "serving_default" else f", signature {self.signature}"),
             **{score_label(name).lower(): self._score(name) for name in score_names([self])},
-            "parity (relative error)": self.show("parity_relative_error", "{:.2e}"),
+            "parity (relative error)": self.show("parity_relative_error", f"{{:.2%}} on {self.parity_inputs}"),
             "agreement with baseline": self.show("agreement", "{:.2%}"),
             "bytes on disk": f"{self.bytes_on_disk:,}",
             "gzip bytes": f"{self.gzip_bytes:,}",
@@ -147,10 +152,12 @@ class Receipt(Record):
 
     def _repr_html_(self) -> str:
         problems = notebook.table([("problem", problem) for problem in self.problems], marked=range(len(self.problems)))
-        return notebook.block(self.artifact, notebook.pairs(self.rows()), problems)
+        notes = notebook.table([("note", note) for note in self.notes])
+        return notebook.block(self.artifact, notebook.pairs(self.rows()), notes, problems)
 
     def __str__(self) -> str:
         lines = [self.artifact, *(f"  {name:24} {value}" for name, value in self.rows().items())]
+        lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines + [f"  problem: {problem}" for problem in self.problems])
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import pydantic
 
+from tfopt.atomic.checked_json import EDITED, is_as_written, with_checksum
 from tfopt.atomic.files import write_text
 from tfopt.errors import ArtifactError
 from tfopt.report import DiagnosisReport, Record, RunReport, Utilization
@@ -38,7 +39,7 @@ def save_report(report: RunReport | DiagnosisReport | Utilization, directory: st
         ExportError: The file cannot be written.
     """
     path = Path(directory) / FILES[type(report)]
-    write_text(path, report.to_json())
+    write_text(path, json.dumps(with_checksum(report.to_dict()), indent=2))
     return path
 
 
@@ -85,7 +86,10 @@ def _run_without_training(directory: Path, file: Path) -> RunReport:
 
 def _read(file: Path, kind: type[Found]) -> Found:
     try:
-        values = _with_tuples(json.loads(file.read_text(encoding="utf-8")))
+        document = json.loads(file.read_text(encoding="utf-8"))
+        if not is_as_written(document):
+            raise _broken(file, EDITED)
+        values = _with_tuples(document)
         parts = _records_of_other_packages(values, kind)
         found = pydantic.TypeAdapter(kind).validate_python(values)
     except pydantic.ValidationError as error:

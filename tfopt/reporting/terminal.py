@@ -139,6 +139,9 @@ def pass_summary(report: PassReport) -> Text:
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         text.append("\n  skipped  ", style="dim")
         text.append(f"{shown}: {reason}")
+    for note in report.notes:
+        text.append("\n  note     ", style="dim")
+        text.append(f"{note.name}: {note.detail}")
     return text
 
 

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tfopt.atomic.checked_json import with_checksum
 from tfopt.errors import ConfigError, TfoptWarning
 from tfopt.exporting import ExportConfig, export
 from tfopt.exporting.int8.assignment import SINK, SOURCE, FlowNetwork
@@ -49,7 +50,7 @@ def table(tmp_path, quantized, times, conversion=0.0, sizes=(1, 10**6), batch_si
     path = tmp_path / "times.json"
     conversions = {op: [conversion] * len(sizes) for op in ("QuantizeV2", "Dequantize")}
     content = {"device": "made up", "batch_sizes": batch_sizes, "fusions": fusions, "sizes": sizes}
-    path.write_text(json.dumps(content | {"conversions": conversions}))
+    path.write_text(json.dumps(with_checksum(content | {"conversions": conversions})))
     return path
 
 
@@ -94,7 +95,7 @@ def test_each_batch_size_counts_alike(tmp_path, quantized):
     for name, fusion in content["fusions"].items():
         # Twice as fast at batch size 1; at 8 a hundred times the milliseconds, and "head" there hardly slower.
         fusion["float_ms"][1], fusion["int8_ms"][1] = (100.0, 110.0) if "head" in name else (100.0, 300.0)
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(with_checksum(content)))
     assert select(quantized, path, batch_sizes=(1, 8))[1] == {"head"}
 
 
@@ -113,7 +114,7 @@ def test_a_layer_normalization_gets_the_kernel_of_onednn_where_that_is_faster(tm
     (fusion,) = content["fusions"]
     content["fusions"][fusion] = {"float_ms": [2.0, 20.0], "int8_ms": [1.0, 10.0]}
     content["layer_norms"][name] = {"float_ms": [1.0, 10.0], "int8_ms": one_kernel}
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(with_checksum(content)))
     lowered = select_int8(quantized, feeds, path).lowered
     assert sum(node.op == "_MklLayerNorm" for node in lowered.graph_def.node) == expected
     plain, found = quantized.predict(x), lowered.predict(x)["output_0"]
@@ -170,7 +171,7 @@ def test_by_the_clock_large_convolutions_are_int8_and_the_times_are_stored(tmp_p
     assert all(fusion["int8_ms"][0] < fusion["float_ms"][0] for fusion in stored["fusions"].values())
     for fusion in stored["fusions"].values():
         fusion["int8_ms"] = [1e3]
-    times.write_text(json.dumps(stored))
+    times.write_text(json.dumps(with_checksum(stored)))
     with pytest.warns(TfoptWarning, match=r"changed nothing: slower in int8: 1000\.000 ms in int8"):
         artifact = export(model, tmp_path / "b", config, calibration_data=x)
     assert artifact.precision == json.loads((tmp_path / "b" / "manifest.json").read_text())["precision"] == "float32"
@@ -241,6 +242,11 @@ def test_stored_weights_belong_to_int8():
             lambda content: json.dumps(content | {"layer_norms": {"norm": {"float_ms": [1.0], "int8_ms": []}}}),
             r"a time of at least 0 for each of its batch sizes \[1\].*with \[\] for 'norm'",
         ),
+        (lambda content: json.dumps({**with_checksum(content), "device": "other"}), "checksum does not match"),
+        (
+            lambda content: json.dumps(content | {"conversions": {"Dequantize": [-1.0]}}),
+            r"at least 0.*for 'Dequantize'",
+        ),
         (lambda content: json.dumps(content).replace("0.5", "NaN", 1), r"a time of at least 0.*with \[nan\] for"),
     ],
 )
@@ -294,7 +300,7 @@ def test_a_table_of_an_older_version_says_chains(tmp_path, quantized):
     path = table(tmp_path, quantized, {name: (2.0, 1.0) if name == "last" else (1.0, 2.0) for name in NAMES})
     content = json.loads(path.read_text())
     content["chains"] = content.pop("fusions")
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(with_checksum(content)))
     assert select(quantized, path)[1] == {"last"}
 
 

@@ -20,6 +20,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tfopt.atomic.checked_json import with_checksum
 from tfopt.cli import main
 from tfopt.errors import ArtifactError, ConfigError
 from tfopt.exporting import ExportConfig, SavedModelProcess, export, time_in_turns, verify
@@ -288,7 +289,7 @@ def test_outputs_other_than_those_recorded_are_a_problem(model, tmp_path):
     export(model, tmp_path / "a")
     manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
     manifest["check"]["outputs"]["artifact"]["output_0"]["values"][0] += 1.0
-    (tmp_path / "a" / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "a" / "manifest.json").write_text(json.dumps(with_checksum(manifest)))
     receipt = verify(tmp_path / "a", seconds=0.01)
     assert not receipt.ok
     assert "differ from those recorded" in receipt.problems[0]
@@ -318,7 +319,7 @@ def test_outputs_that_are_not_numbers_here_are_a_problem(tmp_path):
     assert verify(tmp_path / "a", seconds=0.01).ok
     manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
     manifest["check"]["ranges"]["x"] = [0.0, 0.4]
-    (tmp_path / "a" / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "a" / "manifest.json").write_text(json.dumps(with_checksum(manifest)))
     receipt = verify(tmp_path / "a", seconds=0.01)
     assert receipt.problems == ["The outputs hold NaN or infinity."]
     assert receipt.parity_max_abs_error is None

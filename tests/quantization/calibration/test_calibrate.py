@@ -140,7 +140,8 @@ def test_several_inputs(form):
     assert set(quantized.predict({"image": X, "vector": V})) == {"output_0", "output_1"}
 
 
-def test_only_so_many_examples_are_read():
+def test_only_so_many_examples_are_calibrated_on():
+    """Some behind them are held out, for the export to compare with the float model."""
     read = []
 
     def batches():
@@ -149,7 +150,8 @@ def test_only_so_many_examples_are_read():
             yield X[start : start + 4]
 
     quantized = quantize(convolutional(), replace(MIN_MAX, calibration_examples=10), calibration_data=batches())
-    assert read == [0, 4, 8]
+    assert read == [*range(0, 40, 4)]
+    np.testing.assert_array_equal(next(iter(quantized.held_out.inputs.values())), X[10:])
     _, low, high = ranges(quantized)[0]
     span = covering(float(X[:10].min()), float(X[:10].max()))
     assert (low, high) == (pytest.approx(span.low), pytest.approx(span.limit))

@@ -189,6 +189,25 @@ def test_renamed_foreign_and_newer_files_are_refused(tmp_path):
         read_checkpoint(store.path(10))
 
 
+def test_a_record_edited_by_hand_is_refused_and_one_of_an_earlier_version_is_read(tmp_path):
+    path = CheckpointStore(tmp_path).save(5, {"a": np.ones(2)}, {"in_epoch": 3})
+
+    def edit(change):
+        with zipfile.ZipFile(path) as archive:
+            members = {name: archive.read(name) for name in archive.namelist()}
+        record = json.loads(members["checkpoint.json"])
+        change(record)
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, content in (members | {"checkpoint.json": json.dumps(record)}).items():
+                archive.writestr(name, content)
+
+    edit(lambda record: record["meta"].update(in_epoch=7))
+    with pytest.raises(ArtifactError, match=r"step-00000005.npz \(its checksum does not match"):
+        read_checkpoint(path)
+    edit(lambda record: record.pop("sha256"))
+    assert read_checkpoint(path).meta == {"in_epoch": 7}
+
+
 def test_what_cannot_be_stored_is_refused_before_anything_is_written(tmp_path):
     store = CheckpointStore(tmp_path / "never")
     refused = [

@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from tfopt.atomic.checked_json import CHECKSUM, EDITED, is_as_written, with_checksum
 from tfopt.atomic.files import write_text
 from tfopt.errors import ConfigError
 
@@ -100,7 +101,7 @@ def write_schema(path: Path, schema: Schema) -> None:
         ExportError: The file cannot be written.
     """
     content = _plain(schema)
-    write_text(path, json.dumps({"sha256": _checksum(content), **content}, indent=1) + "\n")
+    write_text(path, json.dumps(with_checksum(content), indent=1) + "\n")
 
 
 def read_schema(path: Path) -> Schema:
@@ -123,8 +124,8 @@ def read_schema(path: Path) -> Schema:
                 f"Received: {path} with version {content['version']!r}. Convert the examples again, or use the version "
                 "of tfopt that wrote it."
             )
-        if content.pop("sha256") != _checksum(content):
-            raise _damaged(path, "its checksum does not match")
+        if CHECKSUM not in content or not is_as_written(content):
+            raise _damaged(path, EDITED)
         return ADAPTER.validate_python(content)
     except ConfigError:  # also a ValueError
         raise
@@ -151,10 +152,6 @@ def start_checksum(path: Path) -> str:
 def _plain(schema: Schema) -> Any:
     """Returns a schema as JSON holds it: tuples are lists, NumPy numbers are numbers."""
     return json.loads(json.dumps(asdict(schema), default=lambda number: number.item()))
-
-
-def _checksum(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _damaged(path: Path, reason: str) -> ConfigError:

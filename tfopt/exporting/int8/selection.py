@@ -13,6 +13,7 @@ too. Counts of operations do not tell, so the nodes are timed. There are four st
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from tfopt.atomic.checked_json import with_checksum
 from tfopt.atomic.files import write_text
 from tfopt.exporting.int8.assignment import TIE, fastest_assignment
 from tfopt.exporting.int8.kernels import lower_to_int8
@@ -95,7 +97,7 @@ def _measure_and_choose(
         int8 = stack.enter_context(TimedGraph(everything))
         table = table_of(measure_nodes(single, int8, feeds), editor, fusions, norms)
         if stored is not None:
-            write_text(stored, table.to_json() + "\n")
+            write_text(stored, json.dumps(with_checksum(table.to_dict()), indent=2) + "\n")
 
         def lowered(model: QuantizedModel) -> Selection:
             return Selection(model=model, lowered=lower_to_int8(model.graph, table.slower_norms))

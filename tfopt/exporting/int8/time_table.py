@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,8 +10,9 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
+from pydantic import AliasChoices, Field, TypeAdapter
 
+from tfopt.atomic.checked_json import EDITED, is_as_written
 from tfopt.errors import ConfigError
 from tfopt.exporting.int8.kernels import lowered_names
 from tfopt.exporting.int8.layer_norm import LayerNorm, fused_name
@@ -107,8 +109,9 @@ def read_table(stored: Path, fusions: Sequence[Fusion], batch_sizes: Sequence[in
         ConfigError: The file is not a time table, or it is of another model or of other batch sizes.
     """
     try:
-        table = TypeAdapter(TimeTable).validate_json(stored.read_bytes())
-    except (OSError, ValidationError) as error:
+        content = json.loads(stored.read_bytes())
+        table = TypeAdapter(TimeTable).validate_python(content)
+    except (OSError, ValueError, RecursionError) as error:  # pydantic's ValidationError is a ValueError
         reason = str(error).splitlines()[0]
         raise ConfigError(
             f"node_times must be a file that an export wrote. Received: {stored} ({reason}). Remove it to measure anew."
@@ -120,12 +123,22 @@ def read_table(stored: Path, fusions: Sequence[Fusion], batch_sizes: Sequence[in
                     f"node_times must have a time of at least 0 for each of its batch sizes {table.batch_sizes}. "
                     f"Received: {stored}, with {each} for {name!r}. Remove it to measure anew."
                 )
+    for name, each in table.conversions.items():
+        if len(each) != len(table.sizes) or not all(0 <= ms < math.inf for ms in each):
+            raise ConfigError(
+                f"node_times must have a time of at least 0 for each of its sizes {table.sizes}. "
+                f"Received: {stored}, with {each} for {name!r}. Remove it to measure anew."
+            )
     missing = [fusion.op for fusion in fusions if fusion.op not in table.fusions]
     if missing or table.batch_sizes != list(batch_sizes):
         wrong = f"which lacks {missing[0]!r}" if missing else f"measured at batch sizes {table.batch_sizes}"
         raise ConfigError(
             f"node_times must be of this model and of batch_sizes={tuple(batch_sizes)}. Received: {stored}, {wrong}. "
             "Remove it to measure anew."
+        )
+    if not is_as_written(content):
+        raise ConfigError(
+            f"node_times must be as an export wrote it. Received: {stored} ({EDITED}). Remove it to measure anew."
         )
     return table
 

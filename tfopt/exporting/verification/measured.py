@@ -20,6 +20,8 @@ from tfopt.exporting.verification.scoring import Scores
 # The largest difference between the outputs and those recorded at export, as a ratio of norms. Another processor adds
 # numbers in another order. In int8, a sum on the edge between two steps may then round to the other step.
 FLOAT_TOLERANCE, INT8_TOLERANCE = 1e-3, 5e-2
+LARGE_ERROR = 0.3  # of the outputs' scale; rounding alone, in int8 as in 4 bits, stays well below
+AGREEMENT = 0.98  # with this share of equal decisions, a large error is in values that do not matter
 
 
 @dataclass(eq=False)
@@ -36,7 +38,7 @@ class MeasuredArtifact:
         process: The process that serves it.
         scores: Its scores on labelled examples. None without these.
         max_abs_error: The largest difference to the outputs of the source model. None if outputs are not numbers.
-        relative_error: The same difference as a ratio of norms.
+        relative_error: The same difference as a share of the outputs' scale.
         problems: The problems that were found.
         weight_count: The number of its weights.
         zero_count: How many of them are zero.
@@ -140,6 +142,17 @@ class MeasuredArtifact:
                 f"{tolerance:.0e} is due to rounding. This machine's kernels compute something else."
             )
         self.max_abs_error, self.relative_error = compare(outputs, recorded[SOURCE], first)
+        measured = self.manifest.check.errors.get(called)
+        if measured is not None:
+            self.max_abs_error, self.relative_error = measured.max_abs, measured.relative
+        if self.relative_error > LARGE_ERROR and not self._agrees():
+            self.problems.append(
+                f"The outputs differ from the float model's by {self.relative_error:.0%} of their scale, on "
+                f"{self.manifest.check.examples or 'random inputs'}. Calibrate on other data, or keep nodes in float."
+            )
+
+    def _agrees(self) -> bool:
+        return self.scores is not None and self.scores.agreement.get(self.baseline, 0.0) >= AGREEMENT
 
     def _inputs_of_check(self) -> dict[str, np.ndarray]:
         """Returns the inputs of the manifest's check, under the names by which the process is given its inputs."""

@@ -188,6 +188,7 @@ def _receipt(artifact: MeasuredArtifact, batch_size: int) -> Receipt:
         baseline=None if baseline is None else str(baseline.path),
         parity_max_abs_error=artifact.max_abs_error,
         parity_relative_error=artifact.relative_error,
+        parity_inputs=artifact.manifest.check.examples or "random inputs",
         agreement=scores.agreement.get(baseline) if scores and against else None,
         accuracy=scores.accuracy if scores else None,
         baseline_accuracy=against.accuracy if against else None,
@@ -207,8 +208,18 @@ def _receipt(artifact: MeasuredArtifact, batch_size: int) -> Receipt:
         tensorflow_version=artifact.process.loaded["tensorflow"],
         device=_device(artifact.process.loaded["devices"]),
         unavailable=dict.fromkeys(absent, artifact.no_baseline) | not_scored(scores, artifact.no_baseline),
+        notes=_notes(artifact),
         problems=problems,
     )
+
+
+def _notes(artifact: MeasuredArtifact) -> list[str]:
+    """Returns what the export noted: of the calibration data, and of weights that became 0."""
+    report = artifact.manifest.report or {}
+    notes = [f"{note['name']}: {note['detail']}" for note in report.get("notes", ())]
+    if artifact.manifest.precision == "int8" and not artifact.manifest.check.errors:
+        notes.append("parity: no examples but the same data as calibration were given")
+    return notes
 
 
 def ratio_range(baseline: list[list[float]], artifact: list[list[float]]) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from tfopt.exporting.weight_only.decoding import Decoder
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import attribute
 from tfopt.quantization.annotation.exclude import check_exclude, matches
+from tfopt.quantization.annotation.lost_weights import lost_weights, share_lost
 from tfopt.quantization.weight_only.config import WeightOnlyConfig, quantize_matrix
 from tfopt.report import Change, PassReport, Skip
 
@@ -63,7 +64,8 @@ def encode_weights(graph: FrozenGraph, precision: str, config: WeightOnlyConfig)
             stored = _store_integers(editor, name, weights, INTEGERS[precision], size, gathers, whole)
         encoded.append((weights, stored))
         changed.append(Change(name=name, kind=kind, detail=f"{stored.detail}, {weights.shape}"))
-    report = PassReport(name=precision, changed=changed, skipped=skipped, metrics=_metrics(encoded))
+    notes = lost_weights({change.name: stored.lost for change, (_, stored) in zip(changed, encoded, strict=True)})
+    report = PassReport(name=precision, changed=changed, skipped=skipped, metrics=_metrics(encoded), notes=notes)
     return graph.edited(editor), report
 
 
@@ -71,6 +73,7 @@ def encode_weights(graph: FrozenGraph, precision: str, config: WeightOnlyConfig)
 class _Stored:
     error: float  # sum of squares
     size: int  # bytes
+    lost: float  # share of the weights other than 0 that became 0
     detail: str
 
 
@@ -121,7 +124,12 @@ def _store_halves(editor: GraphEditor, name: str, stored: np.ndarray, gathers: l
         editor.redirect(gather.name, decoder.gathered_halves(gather, stored))
     if not gathers:
         editor.redirect(name, decoder.halves(stored))
-    return _Stored(error=_squares(stored.astype(np.float32) - exact), size=stored.nbytes, detail=str(stored.dtype))
+    return _Stored(
+        error=_squares(stored.astype(np.float32) - exact),
+        size=stored.nbytes,
+        lost=share_lost(exact, stored),
+        detail=str(stored.dtype),
+    )
 
 
 def _store_integers(
@@ -146,8 +154,10 @@ def _store_integers(
     if not gathers:
         editor.redirect(name, decoder.integers(grouped, bits, weights.shape))
     groups = f"in groups of {grouped.steps.shape[2 - channel_axis]}" if group_size else "per channel"
+    decoded = grouped.decoded()
     return _Stored(
-        error=_squares(grouped.decoded() - matrix),
+        error=_squares(decoded - matrix),
+        lost=share_lost(matrix, decoded),
         size=(grouped.steps.size * bits + grouped.scales.size * (32 if bits == 8 else 16)) // 8,
         detail=f"int{bits} {groups}",
     )

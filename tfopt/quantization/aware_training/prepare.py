@@ -31,7 +31,8 @@ from tfopt.quantization.aware_training.folded_tensor import folded_tensor
 from tfopt.quantization.aware_training.layers import QUANTIZED, WITHOUT_KERNEL, FrozenLateBatchNormalization
 from tfopt.quantization.aware_training.rebuild import Place, check_rebuildable, rebuild
 from tfopt.quantization.aware_training.split_layers import split_layer
-from tfopt.quantization.calibration.calibrate import calibrate
+from tfopt.quantization.calibration.calibrate import calibrate, collect
+from tfopt.quantization.calibration.range_use import examine
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.report import Change, PassReport, Skip
 from tfopt.settings.files import check_stored
@@ -72,7 +73,8 @@ def quantize_for_training(model: Any, config: QuantizationConfig, calibration_da
 
     fusions, skipped = find_fusions_where(traced.graph, traced.editor, obstacle, config.exclude)
     observed = tensors_with_ranges(traced.editor, fusions)
-    measured = calibrate(traced.graph, observed, calibration_data, config)
+    batches = collect(traced.graph, calibration_data, config.calibration_examples).inputs
+    measured = calibrate(traced.graph, observed, batches, config)
     # FakeQuantize has no zero point.
     ranges = {tensor: value_range.symmetric() for tensor, value_range in measured.items()}
     lowered = {traced.owner(fusion.op) for fusion in fusions}
@@ -81,7 +83,8 @@ def quantize_for_training(model: Any, config: QuantizationConfig, calibration_da
         for layer in plain.layers
         if type(layer) in WITHOUT_KERNEL and not matches(layer.name, config.exclude) and _has_float_weights(layer)
     }
-    report = _report(plain, traced, rounded, lowered, skipped, config)
+    notes = examine(traced.graph, batches, ranges, stacklevel=3)
+    report = replace(_report(plain, traced, rounded, lowered, skipped, config), notes=notes)
     report.warn_if_unchanged()
     found = {traced.places[tensor]: ranges[tensor] for tensor in observed}
     result = _assemble(flat, _weight_bits(traced, fusions, ranges, rounded, config), found, config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,44 @@ from tfopt.quantization.config import QuantizationConfig
 PIECE = 8
 
 
-def collect(graph: FrozenGraph, data: Any, limit: int | None = None) -> tuple[list[dict[str, Any]], list[Any]]:
-    """Returns the batches of inputs in the dtypes of the graph, and their labels, up to `limit` examples.
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """Batches of examples in memory.
+
+    Attributes:
+        inputs: The batches of inputs, in the dtypes of the graph.
+        labels: Their labels.
+        rest: The inputs of some examples behind these.
+    """
+
+    inputs: list[dict[str, Any]] = field(default_factory=list)
+    labels: list[Any] = field(default_factory=list)
+    rest: list[dict[str, Any]] = field(default_factory=list)
+
+
+def collect(graph: FrozenGraph, data: Any, limit: int | None = None, rest: int = 0) -> Collected:
+    """Reads up to `limit` examples, and up to `rest` further ones.
 
     Raises:
         ConfigError: The data is missing or does not fit the model's inputs.
     """
     _check_given(data)
-    batches = list(iterate_batches(data, limit, inputs=len(graph.inputs)))
-    return [graph.feed(inputs) for inputs, _ in batches], [labels for _, labels in batches]
+    found = Collected()
+    whole = None if limit is None else limit + rest
+    taken = 0
+    for values, labels in iterate_batches(data, whole, inputs=len(graph.inputs)):
+        fed = graph.feed(values)
+        size = length(fed)
+        kept = size if limit is None else min(size, limit - taken)
+        if kept:
+            found.inputs.append({name: value[:kept] for name, value in fed.items()})
+            found.labels.append(
+                tf.nest.map_structure(lambda part, end=kept: None if part is None else part[:end], labels)
+            )
+        if kept < size:
+            found.rest.append({name: value[kept:] for name, value in fed.items()})
+        taken += kept
+    return found
 
 
 def join_labels(labels: Sequence[Any]) -> Any:

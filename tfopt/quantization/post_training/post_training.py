@@ -21,6 +21,8 @@ from tfopt.quantization.annotation.ranged_tensors import (
 )
 from tfopt.quantization.annotation.weight_grid import WeightGrid
 from tfopt.quantization.calibration.calibrate import calibrate, collect, join_labels
+from tfopt.quantization.calibration.held_out import EVALUATION, HELD_OUT, REST, held_out
+from tfopt.quantization.calibration.range_use import examine
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.quantization.post_training.accuracy_budget import search_float_nodes
 from tfopt.quantization.post_training.accuracy_evaluator import AccuracyEvaluator
@@ -42,10 +44,14 @@ def quantize_after_training(
         )
     graph = fold_constants(source)
     check_exclude(config.exclude, [node.name for node in graph.graph_def.node])
-    batches, labels = collect(graph, calibration_data, config.calibration_examples)
+    calibration = collect(graph, calibration_data, config.calibration_examples, HELD_OUT)
+    batches, others = calibration.inputs, held_out(calibration.rest, REST)
+    evaluated = calibration
+    if evaluation_data is not None:
+        evaluated = collect(graph, evaluation_data, HELD_OUT if config.max_accuracy_drop is None else None)
+        others = held_out(evaluated.inputs, EVALUATION) or others
     if config.max_accuracy_drop is not None:
-        examples = (batches, labels) if evaluation_data is None else collect(graph, evaluation_data)
-        evaluation = examples[0], join_labels(examples[1])
+        evaluation = evaluated.inputs, join_labels(evaluated.labels)
     steps: list[Change] = []
     if config.equalization or config.smooth_quant:
         graph, steps = equalize(graph, batches, config)
@@ -60,7 +66,8 @@ def quantize_after_training(
     ranges = share_ranges(editor, fusions, graph.output_nodes, ranges)
     grid = WeightGrid(bits=config.weight_bits, reduce_range=config.reduce_range)
     adjustments, rounding = _adjustments(graph, fusions, ranges, batches, config, grid)
-    report = PassReport(name="quantize", steps=[*steps, *rounding])
+    notes = examine(graph, batches, ranges, stacklevel=3)
+    report = PassReport(name="quantize", steps=[*steps, *rounding], notes=notes)
     if config.max_accuracy_drop is not None:
         evaluator = AccuracyEvaluator(graph, kept_float, ranges, adjustments, *evaluation, config.metric, grid)
         found = search_float_nodes(
@@ -78,6 +85,7 @@ def quantize_after_training(
         ranges=ranges,
         weight_grid=grid,
         adjustments=adjustments,
+        held_out=others,
         report=report,
     )
     return annotated(model, kept_float)

@@ -1,8 +1,9 @@
 """Checkpoints on disk: one file for each, complete or absent, and verified when it is read.
 
 A checkpoint is an uncompressed zip of `.npy` members, as `numpy.savez` writes it, so `numpy.load` reads it anywhere.
-The member `checkpoint.json` holds the step, the caller's record and the list of the arrays. The zip keeps a CRC-32 of
-every member. A checkpoint is returned only if all members are right and none is missing. It contains no pickle.
+The member `checkpoint.json` holds the step, the caller's record, the list of the arrays and its own checksum. The zip
+keeps a CRC-32 of every member. A checkpoint is returned only if all members are right and none is missing. It contains
+no pickle.
 
 A file gets its final name when all of it is on the disk, so a process may be killed at any moment. Only one process,
 the writer, changes the directory. Any number of processes may read at the same time. So reading leaves damaged files
@@ -29,6 +30,7 @@ from typing import Any, BinaryIO, Literal
 import ml_dtypes as _  # noqa: F401
 import numpy as np
 
+from tfopt.atomic.checked_json import EDITED, is_as_written, with_checksum
 from tfopt.atomic.files import TEMPORARY_SUFFIX, whole_file
 from tfopt.errors import ArtifactError, ConfigError, ExportError, TfoptWarning
 
@@ -227,6 +229,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
         record = json.loads(contents.pop(RECORD))
         if record["format"] != FORMAT:
             raise _Damage(f"its format is {record['format']!r}, and this version of tfopt reads {FORMAT}")
+        if not is_as_written(record):
+            raise _Damage(EDITED)
         if path.name != f"step-{record['step']:08d}.npz":
             raise _Damage(f"it holds step {record['step']}")
         dtypes = {f"{name}.npy": (name, dtype) for name, dtype in record["dtypes"].items()}
@@ -279,7 +283,8 @@ def _checked(
         members[name] = array.view(f"u{array.dtype.itemsize}") if added else array
         dtypes[name] = array.dtype.name if added else ""
     try:
-        record = json.dumps({"format": FORMAT, "step": int(step), "dtypes": dtypes, "meta": dict(meta)})
+        content = {"format": FORMAT, "step": int(step), "dtypes": dtypes, "meta": dict(meta)}
+        record = json.dumps(with_checksum(content))
         record.encode(), "".join(dtypes).encode()
     except (TypeError, ValueError) as error:
         raise ConfigError(f"meta and array names must be what JSON can hold. Received: {error}.") from error
