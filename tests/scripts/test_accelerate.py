@@ -152,6 +152,66 @@ found["best"] = model.get_weights()[0]
 """,
         SEVERAL,
     ),
+    "TerminateOnNaN": (
+        """
+from contextlib import redirect_stdout
+from io import StringIO
+y[101] = np.nan  # in batch 6 of 10
+for name, options in {"ends": {}, "raises": {"raise_error": True}, "sees none": {}}.items():
+    model, terminate = build(), keras.callbacks.TerminateOnNaN(**options)
+    part = slice(0, 96 if name == "sees none" else 150)
+    with redirect_stdout(StringIO()) as printed:
+        try:
+            history = model.fit(x[part], y[part], 16, epochs=2, shuffle=False, validation_data=(x[:32], y[:32]),
+                                callbacks=[terminate], verbose=0)
+            keep(name, model, history)
+        except RuntimeError as error:
+            print(error)
+    found["words " + name] = np.array(list(printed.getvalue().encode()))
+    found["iterations " + name] = np.array(model.optimizer.iterations)
+    assert model.optimizer.iterations == (12 if name == "sees none" else 7)
+    assert ("atch 6" in printed.getvalue()) == (name != "sees none")
+    assert "on_train_batch_end" not in vars(terminate)
+""",
+        SEVERAL,
+    ),
+    "TensorBoard by epochs": (
+        """
+model = build()
+board = keras.callbacks.TensorBoard(sys.argv[2], histogram_freq=1, write_steps_per_second=True)
+keep("board", model, model.fit(x, y, 16, epochs=2, validation_split=0.3, callbacks=[board], verbose=0))
+for part in ("train", "validation"):
+    [events] = [os.path.join(sys.argv[2], part, name) for name in os.listdir(os.path.join(sys.argv[2], part))]
+    for event in tf.compat.v1.train.summary_iterator(events):
+        for value in event.summary.value:
+            number = tf.make_ndarray(value.tensor) if value.tag.startswith(("epoch_l", "eval")) else 0.0
+            found[f"{part} {value.tag} {event.step}"] = number
+assert "train epoch_loss 1" in found and "validation evaluation_loss_vs_iterations 14" in found
+""",
+        SEVERAL,
+    ),
+    "an optional input that is missing": (
+        """
+class Either(keras.layers.Layer):
+    def call(self, pair):
+        return pair["a"] if pair.get("b") is None else pair["a"] + pair["b"]
+
+given = {"a": keras.Input((4,), name="a"), "b": keras.Input((4,), name="b", optional=True)}
+model = keras.Model(given, keras.layers.Dense(1)(Either()(given)))
+model.compile("adam", "mse")
+def batches():
+    while True:
+        yield {"a": x[:16], "b": None}, y[:16]
+
+for name, options in {
+    "array": {"x": {"a": x, "b": None}, "y": y, "batch_size": 16},
+    "dataset": {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(16).map(lambda x, y: ({"a": x, "b": None}, y))},
+    "generator": {"x": batches(), "steps_per_epoch": 11},
+}.items():
+    keep(name, model, model.fit(**options, epochs=2, verbose=0))
+""",
+        SEVERAL,
+    ),
     "a callback on each batch": (
         """
 class Batches(keras.callbacks.Callback):
@@ -265,6 +325,8 @@ def both(tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("ignore:.*ran out of data", "ignore:.*__array__ implementation")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONGER)) for name in FITS])
 def test_a_fit_gives_the_same_weights_history_and_files(both, name):
+    if name.startswith("TensorBoard"):
+        pytest.importorskip("tensorboard", reason="Keras' TensorBoard callback needs the package tensorboard")
     text, decision = FITS[name]
     report = both(text)
     assert report.skipped == []

@@ -57,6 +57,11 @@ def running_callbacks() -> keras.callbacks.CallbackList | None:
     return None
 
 
+def profiles_batches(callback: keras.callbacks.TensorBoard) -> bool:
+    """Returns whether a TensorBoard profiles some batches: `_should_trace`; it does not keep its `profile_batch`."""
+    return bool(private(callback, "_should_trace"))
+
+
 def built_under(model: keras.Model) -> tf.distribute.Strategy | None:
     """Returns the strategy of a model or None: `_distribute_strategy`, since `distribute_strategy` has a default."""
     return private(model, "_distribute_strategy")

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.compat.trainer import built_under
+from tfopt.compat.trainer import built_under, profiles_batches
 from tfopt.report import Skip
 from tfopt.scripts.hook import place
 from tfopt.training.distributed.strategy import is_multi_worker
@@ -30,16 +30,32 @@ REMEDIES = {
 }
 
 
-def _by_epoch(callback: Any) -> bool:
+def _always(_: Any) -> bool:
+    return True
+
+
+def _saves_by_epoch(callback: Any) -> bool:
     return bool(callback.save_freq == "epoch")
+
+
+def _writes_by_epoch(callback: Any) -> bool:
+    """Returns whether a TensorBoard writes nothing for a batch; its scalars of batches go to a writer of the script."""
+    by_epoch = callback.update_freq == "epoch" and not profiles_batches(callback)
+    return by_epoch and not bool(tf.summary.should_record_summaries())
 
 
 # Methods of Keras' own callbacks that need no call for each step, and the condition for that.
 HARMLESS: dict[Any, Callable[[Any], bool]] = {
-    keras.callbacks.ProgbarLogger.on_train_batch_end: lambda callback: True,
-    keras.callbacks.ProgbarLogger.on_test_batch_end: lambda callback: True,
-    keras.callbacks.ModelCheckpoint.on_train_batch_end: _by_epoch,
-    keras.callbacks.BackupAndRestore.on_train_batch_end: _by_epoch,
+    keras.callbacks.ProgbarLogger.on_train_batch_end: _always,
+    keras.callbacks.ProgbarLogger.on_test_batch_end: _always,
+    keras.callbacks.ModelCheckpoint.on_train_batch_end: _saves_by_epoch,
+    keras.callbacks.BackupAndRestore.on_train_batch_end: _saves_by_epoch,
+    keras.callbacks.OrbaxCheckpoint.on_train_batch_end: _saves_by_epoch,
+    keras.callbacks.TensorBoard.on_train_batch_begin: _writes_by_epoch,
+    keras.callbacks.TensorBoard.on_train_batch_end: _writes_by_epoch,
+    keras.callbacks.TensorBoard.on_test_batch_begin: _writes_by_epoch,
+    # The runtime ends a call with the step that it looks for: told_the_last_batch in training/step/fit.py.
+    keras.callbacks.TerminateOnNaN.on_batch_end: _always,
 }
 
 
@@ -88,8 +104,8 @@ def per_batch_callback(callbacks: Any, *, validates: bool) -> str | None:
         validates: Whether the fit validates, so that the callbacks see its batches too.
     Example:
         >>> per_batch_callback([keras.callbacks.EarlyStopping()], validates=True)
-        >>> per_batch_callback([keras.callbacks.TerminateOnNaN()], validates=False)
-        'TerminateOnNaN'
+        >>> per_batch_callback([keras.callbacks.TensorBoard(update_freq="batch")], validates=False)
+        'TensorBoard'
     """
     for callback in _flat(callbacks):
         for name in PER_BATCH + (PER_TEST_BATCH if validates else ()):

@@ -38,26 +38,32 @@ class Execution:
         self._next = self._function(self._on_next)
         self._several = self._function(self._on_several)
 
-    def from_iterator(self, iterator: Any, count: int) -> tuple[Any, dict[str, Any]]:
+    def from_iterator(self, iterator: Any, count: int, *, while_finite: bool = False) -> tuple[Any, dict[str, Any]]:
         """Runs up to `count` steps. Returns the number of steps that ran, and the metrics.
 
+        Args:
+            iterator: Gives the batches.
+            count: The number of steps.
+            while_finite: Whether the step whose loss is not finite is the last one.
         Raises:
             tf.errors.OutOfRangeError: The data has ended, and `steps_per_execution` is 1.
         """
         if self._model.steps_per_execution == 1:
             return 1, self._next(iterator)
-        done, logs = self._several(iterator, tf.constant(count))
+        done, logs = self._several(iterator, tf.constant(count), while_finite)
         return done, logs
 
-    def from_batch(self, batch: Any, iterator: Any, count: int) -> tuple[Any, dict[str, Any]]:
+    def from_batch(
+        self, batch: Any, iterator: Any, count: int, *, while_finite: bool = False
+    ) -> tuple[Any, dict[str, Any]]:
         """Runs up to `count` steps. The first of their batches is already taken from the iterator."""
         # Made here, because a trace must not make variables.
         self._last_shapes = tf.Variable(tf.fill(tf.shape(_shapes(batch)), -1))
         # With the iterator's signature, XLA compiles the first batch as it compiles all others.
         logs = self._function(self._on_batch, input_signature=[iterator.element_spec])(batch)
-        if count == 1:
+        if count == 1 or (while_finite and not loss_is_finite(logs)):
             return 1, logs
-        done, logs = self.from_iterator(iterator, count - 1)
+        done, logs = self.from_iterator(iterator, count - 1, while_finite=while_finite)
         return int(done) + 1, logs
 
     def _function(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -76,29 +82,32 @@ class Execution:
         with self._traced(iterator.element_spec):
             return self._step(iterator.get_next()) or self._model.get_metrics_result()
 
-    def _on_several(self, iterator: Any, count: tf.Tensor) -> tuple[Any, dict[str, Any]]:
+    def _on_several(self, iterator: Any, count: tf.Tensor, while_finite: bool) -> tuple[Any, dict[str, Any]]:
+        def step(batch: Any) -> tf.Tensor:
+            """Runs a step, and returns whether another one may follow."""
+            logs = self._step(batch)
+            return loss_is_finite(logs or self._model.get_metrics_result()) if while_finite else tf.constant(True)
+
         def in_turn(done: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             batch = iterator.get_next_as_optional()
+            return tf.cond(
+                batch.has_value(),
+                lambda: (done + 1, step(batch.get_value())),
+                lambda: (done, tf.constant(False)),
+            )
 
-            def step() -> tf.Tensor:
-                self._step(batch.get_value())
-                return done + 1
-
-            more = batch.has_value()
-            return tf.cond(more, step, lambda: done), more
-
-        def side_by_side(done: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
+        def side_by_side(done: tf.Tensor, more: tf.Tensor, batch: Any) -> tuple[tf.Tensor, tf.Tensor, Any]:
             # Requested before the step, so that it is loaded during the step. The last step requests no batch.
             following = tf.cond(done + 1 < count, iterator.get_next_as_optional, lambda: batch)
-            self._step(batch.get_value())
-            return done + 1, following
+            more = step(batch.get_value())
+            return done + 1, more, following
 
         with self._traced(iterator.element_spec):
             if built_under(self._model) is None:
-                done, _ = tf.while_loop(
-                    lambda done, batch: tf.logical_and(done < count, batch.has_value()),
+                done, _, _ = tf.while_loop(
+                    lambda done, more, batch: tf.logical_and(tf.logical_and(done < count, more), batch.has_value()),
                     side_by_side,
-                    (tf.constant(0), iterator.get_next_as_optional()),
+                    (tf.constant(0), tf.constant(True), iterator.get_next_as_optional()),
                 )
             else:  # workers agree on whether there is a batch; that must not overlap with another collective operation
                 done, _ = tf.while_loop(
@@ -172,6 +181,15 @@ class Executions:
         self._fit_next()
         return size
 
+    @property
+    def last_batch(self) -> int:
+        """The number of the last batch of this epoch that was trained on."""
+        return self._done - 1
+
+    def stopped(self, missing: int) -> None:
+        """Tells that the last execution ended so many steps early, with data left."""
+        self._done -= missing
+
     def data_ended(self) -> None:
         """Tells Keras that the data ended within an execution.
 
@@ -187,9 +205,14 @@ class Executions:
         self.iterator.steps_per_execution = min(self._size, left)
 
 
+def loss_is_finite(logs: dict[str, Any]) -> tf.Tensor:
+    """Returns whether the loss that callbacks are shown is finite. A loss that they are not shown is."""
+    return tf.math.is_finite(tf.cast(logs.get("loss", 0.0), tf.float64))
+
+
 def of_one_replica(item: Any) -> Any:
     """Returns the first replica's part of a distributed value or spec, or None if the value is missing."""
-    if isinstance(item, tf.experimental.Optional | tf.OptionalSpec):
+    if isinstance(item, tf.experimental.Optional | tf.OptionalSpec | tf.NoneTensorSpec):
         return None
     if isinstance(item, tf.distribute.DistributedValues):
         return item.values[0]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,8 @@ from tfopt.training.checkpointing.resume import OpenCheckpoints
 from tfopt.training.step.execution import Executions
 from tfopt.training.step.guards import Watch
 from tfopt.training.step.ledger import Ledger
+
+BATCH_END = "on_train_batch_end"
 
 
 @dataclass(kw_only=True)
@@ -30,6 +34,7 @@ class Fit:
         checkpoints: Saves this fit; None until Keras' training begins, or without a checkpoint directory.
         has_begun: Whether Keras has called `FitCallback`.
         steps_done: The steps of this fit and, if it was resumed, those before.
+        ending: The callbacks that end the training after the step whose loss is not finite.
     """
 
     watch: Watch
@@ -41,10 +46,14 @@ class Fit:
     checkpoints: FitCheckpoints | None = None
     has_begun: bool = False
     steps_done: int = 0
+    ending: Sequence[Any] = ()
 
     def begin(self, params: dict[str, Any]) -> None:
         """Restores the newest checkpoint, if there is one."""
         self.has_begun = True
+        for each in self.ending:
+            # An attribute of the instance, as long as the fit: Keras calls what it finds there.
+            setattr(each, BATCH_END, functools.partial(_with_last_batch, self, getattr(each, BATCH_END)))
         if self.open_checkpoints is not None:
             iterator = self._begun_executions().iterator
             self.checkpoints = self.open_checkpoints(
@@ -93,6 +102,36 @@ class Fit:
     def _begun_executions(self) -> Executions:
         assert self.executions is not None  # Keras makes its iterator before it calls callbacks
         return self.executions
+
+
+@contextlib.contextmanager
+def told_the_last_batch(fit: Fit, callbacks: Any) -> Iterator[None]:
+    """Within it, the steps of a call end with the first loss that a TerminateOnNaN looks for, and it is told which.
+
+    Keras numbers the last batch of a call before the call.
+    """
+    given = keras.tree.flatten(getattr(callbacks, "callbacks", callbacks))
+    fit.ending = list({id(each): each for each in given if _is_terminate_on_nan(each)}.values())
+    before = [vars(each).copy() for each in fit.ending]
+    try:
+        yield
+    finally:
+        for each, attributes in zip(fit.ending, before, strict=True):
+            vars(each).pop(BATCH_END, None)
+            if BATCH_END in attributes:
+                setattr(each, BATCH_END, attributes[BATCH_END])
+
+
+def _is_terminate_on_nan(callback: Any) -> bool:
+    """Returns whether a callback ends the training as TerminateOnNaN does; a class of its own may go on."""
+    cls, own = type(callback), keras.callbacks.TerminateOnNaN
+    return isinstance(callback, own) and all(
+        getattr(cls, name) is getattr(own, name) for name in ("on_batch_end", BATCH_END)
+    )
+
+
+def _with_last_batch(fit: Fit, tell: Callable[..., None], batch: int, logs: Any = None) -> None:
+    tell(batch if fit.executions is None else fit.executions.last_batch, logs=logs)
 
 
 class FitCallback(keras.callbacks.Callback):

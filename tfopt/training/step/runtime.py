@@ -26,8 +26,8 @@ from tfopt.training.checkpointing.resume import Resume
 from tfopt.training.distributed.strategy import is_multi_worker
 from tfopt.training.memory import tensor_float_32_scope
 from tfopt.training.step.calls import MethodCall
-from tfopt.training.step.execution import Execution, Executions, of_one_replica
-from tfopt.training.step.fit import Fit, FitCallback
+from tfopt.training.step.execution import Execution, Executions, loss_is_finite, of_one_replica
+from tfopt.training.step.fit import Fit, FitCallback, told_the_last_batch
 from tfopt.training.step.guards import Guard
 from tfopt.training.step.keras_step import KerasStep
 from tfopt.training.step.ledger import ATTRIBUTE, Ledger
@@ -116,6 +116,7 @@ class Runtime:
                 synchronize=self.synchronize,
                 open_checkpoints=open_checkpoints,
             )
+            scopes.enter_context(told_the_last_batch(fit, call.get("callbacks")))
             scopes.enter_context(self._called_first(FitCallback(fit), call))
             history: keras.callbacks.History = call.run()
             fit.finish()
@@ -229,19 +230,20 @@ class Runtime:
             count -= replayed
             if not count:
                 return self.model.get_metrics_result()
+            while_finite = fit is not None and bool(fit.ending)
             begin = time.perf_counter()
             if self._step.jit_compile and not probed and not replayed:
                 batch = next(iterator)
                 try:
-                    done, logs = execute.from_batch(batch, iterator, count)
+                    done, logs = execute.from_batch(batch, iterator, count, while_finite=while_finite)
                 except Exception as error:
                     if not compilation_failed(error):
                         raise
                     self._give_up_xla(error)
                     execute = self._execution(self._step.train, self.ledger)
-                    done, logs = execute.from_batch(batch, iterator, count)
+                    done, logs = execute.from_batch(batch, iterator, count, while_finite=while_finite)
             else:
-                done, logs = execute.from_iterator(iterator, count)
+                done, logs = execute.from_iterator(iterator, count, while_finite=while_finite)
             probed = probed or not replayed
             steps = int(done)
             if not steps:
@@ -252,7 +254,10 @@ class Runtime:
             if fit is not None:
                 fit.after(steps, logs)
             if steps < count and executions is not None:
-                executions.data_ended()
+                if while_finite and not loss_is_finite(logs):
+                    executions.stopped(count - steps)
+                else:
+                    executions.data_ended()
             return logs
 
         return train
