@@ -183,6 +183,7 @@ OPERATIONS: dict[str, Rule] = {
             "Celu",
             "Ceil",
             "Clip",
+            "ConvertToTensor",
             "Cos",
             "Elu",
             "Erf",

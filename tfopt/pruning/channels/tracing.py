@@ -86,7 +86,7 @@ class _Walk:
         args, named = keras.tree.map_structure(self._without_open_sizes, given)
         try:
             found = keras.tree.flatten(operation.compute_output_spec(*args, **named))
-        except Exception:  # code of the user's own, which may not take these sizes; count_flops says so
+        except Exception:  # noqa: BLE001 - a layer of the user's own; count_flops says what it cannot take
             return [self.filled(shape) for shape in shapes]
         return [self.filled(each.shape) for each in found]
 
