@@ -181,6 +181,7 @@ NOT_FOLLOWED = {
     "unit normalization": image(conv(6), layers.UnitNormalization(name="odd"), conv(4)),
     "softmax": image(conv(6, activation="softmax", name="odd"), conv(4)),
     "layer normalization": image(conv(6), layers.LayerNormalization(name="odd"), conv(4)),
+    "channels first": image(conv(6), conv(4, data_format="channels_first", name="odd"), conv(4)),
     "channels reversed": image(conv(6), lambda x: x[..., ::-1], conv(4)),
     "channels split": image(conv(6), lambda x: ops.split(x, 2, axis=-1)[0], conv(4)),
     "cumulative sum": image(conv(6), lambda x: ops.cumsum(x, axis=-1), conv(4)),
