@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tfopt.errors import ConfigError
-from tfopt.models import BUILDERS, convnext, mlp, resnet_cifar, simple_cnn, unet, vit
+from tfopt.models import BUILDERS, convnext, find_builder, mlp, resnet_cifar, simple_cnn, unet, vit
 from tfopt.models.table import PUBLISHED_MODELS, SMALL_MODELS
 
 
@@ -65,6 +65,34 @@ def test_outputs_are_float32_under_any_policy(name, policy):
         keras.config.set_dtype_policy(before)
     assert model(batch_for(SMALL_MODELS[name])).dtype == "float32"
     assert {layer.compute_dtype for layer in model.layers if layer.weights} >= {policy.removeprefix("mixed_")}
+
+
+DEEP = ("efficientnet_v2", "mobilenet_v2", "mobilenet_v3")  # seconds to build
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) if name in DEEP else name for name in sorted(SMALL_MODELS)),
+        "keras:MobileNetV2",
+    ],
+)
+def test_a_builder_builds_the_same_whatever_the_layout_in_the_settings_of_keras(name):
+    def built():
+        if name in SMALL_MODELS:
+            return SMALL_MODELS[name].build()
+        return find_builder(name)((32, 32, 3), 10, alpha=0.35)
+
+    expected = [layer.output.shape for layer in built().layers]
+    keras.config.set_image_data_format("channels_first")
+    try:
+        model = built()
+        assert keras.config.image_data_format() == "channels_first"
+        again = keras.models.clone_model(model)  # its config says all
+    finally:
+        keras.config.set_image_data_format("channels_last")
+    assert [layer.output.shape for layer in model.layers] == expected
+    assert [layer.output.shape for layer in again.layers] == expected
 
 
 @pytest.mark.parametrize("name", sorted(SMALL_MODELS))

@@ -181,6 +181,15 @@ def test_what_cannot_train_is_refused(settings, words, monkeypatch):
         assert word in str(caught.value)
 
 
+def test_sums_in_half_precision_are_refused():
+    keras.config.set_floatx("float16")
+    try:
+        with pytest.raises(ConfigError, match=r"floatx.* must be float32 or float64.* Received: 'float16'"):
+            plan(TrainingConfig(precision="float32"))
+    finally:
+        keras.config.set_floatx("float32")
+
+
 def test_strategies_that_keras_cannot_train_under_are_refused():
     server = tf.distribute.experimental.CentralStorageStrategy(["CPU:0"])
     with pytest.raises(ConfigError, match="Received: strategy=CentralStorageStrategy"):

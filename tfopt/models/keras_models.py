@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.data.arguments import optional_package
 from tfopt.errors import ConfigError, unknown_name
+from tfopt.models.channels_last import channels_last
 
 if TYPE_CHECKING:
     import keras
@@ -46,6 +47,7 @@ def keras_builder(name: str) -> Callable[..., keras.Model]:
     return functools.partial(FAMILIES[family], model)
 
 
+@channels_last
 def application(
     model: str,
     input_shape: Sequence[int],
@@ -94,6 +96,7 @@ def application(
     return built
 
 
+@channels_last
 def backbone(
     model: str,
     input_shape: Sequence[int | None],

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tfopt.models.arguments import check_arguments, check_shape
+from tfopt.models.channels_last import channels_last
 
 if TYPE_CHECKING:
     import keras
 
 
+@channels_last
 def mlp(
     input_shape: Sequence[int],
     outputs: int,

@@ -30,14 +30,17 @@ class Latency:
     ratio: float
 
 
-def timed_function(model: keras.Model, batch_size: int) -> Callable[[], Any]:
+def timed_function(model: keras.Model, batch_size: int, open_size: int | None = None) -> Callable[[], Any]:
     """Returns a function without arguments that runs a model on zeros, as an exported artifact would."""
     graph = freeze(model)
-    shapes = {name: [batch_size, *spec.shape[1:]] for name, spec in graph.inputs.items()}
+    shapes = {
+        name: [batch_size, *(open_size if size is None else size for size in spec.shape[1:])]
+        for name, spec in graph.inputs.items()
+    }
     if any(None in shape for shape in shapes.values()):
         raise ConfigError(
             f"The input must have fixed sizes for a latency to be measured. Received: {model.name!r} with the inputs "
-            f"{shapes}. Build it with fixed sizes, or set target_flops."
+            f"{shapes}. Set open_size, or build it with fixed sizes."
         )
     inputs = {name: tf.zeros(shape, graph.inputs[name].dtype) for name, shape in shapes.items()}
     function = graph.as_function()

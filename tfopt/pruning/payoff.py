@@ -45,11 +45,13 @@ def payoff_of_zeros(model: keras.Model, weights: Sequence[Weight], masks: Sequen
     return {**figures, "latency_ms": in_turns(function, function).before_ms}, []
 
 
-def payoff_of_channels(model: keras.Model, smaller: keras.Model, batch_size: int) -> Payoff:
+def payoff_of_channels(
+    model: keras.Model, smaller: keras.Model, batch_size: int, open_size: int | None = None
+) -> Payoff:
     """Returns the bytes and the latency of a model and of the smaller one."""
     figures = _bytes([each.numpy() for each in model.variables], [each.numpy() for each in smaller.variables])
     try:
-        latency = in_turns(timed_function(model, batch_size), timed_function(smaller, batch_size))
+        latency = in_turns(*(timed_function(each, batch_size, open_size) for each in (model, smaller)))
     except TfoptError as error:
         return figures, [_unknown(model, error)]
     return {**figures, "latency_ms_before": latency.before_ms, "latency_ms": latency.after_ms}, []

@@ -153,6 +153,16 @@ class Plan:
         return "\n".join(f"{d.setting:{width}}  {d.value:{values}}  {d.reason}" for d in self.decisions)
 
 
+def _check_floatx() -> None:
+    """Raises ConfigError for half precision in Keras' own settings: losses and metrics would be summed up in it."""
+    if keras.config.floatx() not in ("float32", "float64"):
+        raise ConfigError(
+            "keras.config.floatx() must be float32 or float64: Keras sums losses and metrics up in it, and a float16 "
+            f"cannot count beyond 2048. Received: {keras.config.floatx()!r}. Call keras.config.set_floatx('float32') "
+            "and set precision='mixed_float16' in TrainingConfig."
+        )
+
+
 def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware | None = None) -> Plan:
     """Decides every "auto", and refuses settings that cannot train together.
 
@@ -173,6 +183,7 @@ def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware 
     settings = config if isinstance(config, TrainingConfig) else getattr(config, "training", None)
     if not isinstance(settings, TrainingConfig):
         raise ConfigError(f"config must be a TrainingConfig or a Recipe. Received: config={config!r}.")
+    _check_floatx()
     machine = hardware or detect()
     decisions: list[Decision] = []
 

@@ -207,6 +207,7 @@ def test_a_crop_of_the_whole_image_is_refused():
 @pytest.mark.parametrize(
     ("example", "message"),
     [
+        ((tf.zeros((2, 3, 8, 8)), tf.zeros(2)), r"Images .* Received: images of shape \(2, 3, 8, 8\), whose channels"),
         ((tf.zeros((2, 8)), tf.zeros(2)), r"Inputs must be images .* Received: inputs of shape \(2, 8\)"),
         ((tf.zeros((2, 8, 8, 3), tf.int32), tf.zeros(2)), "images of dtype int32"),
     ],

@@ -131,6 +131,9 @@ def test_an_open_dimension_needs_its_size():
     with pytest.raises(ConfigError, match=r"open_size=None, an input of shape \(None, None, 8\)"):
         count_flops(model)
     assert count_flops(model, open_size=12).multiply_adds == 12 * 4 * 16 * (8 + 16)
+    halved = keras.Sequential([keras.Input((None, 8)), layers.MaxPooling1D(2), layers.Conv1D(4, 9)])
+    with pytest.raises(ConfigError, match=r"open_size must fit the layers.*open_size=16, and Conv1D: "):
+        count_flops(halved, open_size=16)
 
 
 def test_inputs_of_a_subclassed_model_are_those_of_its_first_call():

@@ -31,13 +31,19 @@ def outputs(model: keras.Model, inputs: list[np.ndarray]) -> list[np.ndarray]:
     return [each.numpy() for each in keras.tree.flatten(model(inputs if len(inputs) > 1 else inputs[0]))]
 
 
-def masked_parent(model: keras.Model, result: ShrinkResult) -> keras.Model:
-    """Sets the weights of the removed channels to zero, in place, and returns the model."""
-    channels = ChannelGroups(model)
+def kept_units(channels: ChannelGroups, result: ShrinkResult) -> np.ndarray:
+    """Returns a boolean for each unit of the parent, True where the shrunk model has it."""
     kept = channels.all_kept
     for group in channels.groups:
         kept[group.units] = False
         kept[group.units[list(result.channels[group.name])]] = True
+    return kept
+
+
+def masked_parent(model: keras.Model, result: ShrinkResult) -> keras.Model:
+    """Sets the weights of the removed channels to zero, in place, and returns the model."""
+    channels = ChannelGroups(model)
+    kept = kept_units(channels, result)
     for weight in channels.trace.weights.values():
         weight.variable.assign(np.where(channels.mask(weight, kept), weight.variable.numpy(), 0))
     return model

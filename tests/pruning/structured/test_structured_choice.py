@@ -33,7 +33,7 @@ def convolutions():
 @pytest.fixture(scope="module")
 def resnet():
     keras.utils.set_random_seed(0)
-    return tfopt.models.resnet_cifar((32, 32, 3), 10)
+    return tfopt.models.resnet_cifar((32, 32, 3), 10, depth=14)
 
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
@@ -47,6 +47,61 @@ def test_a_target_is_met_as_nearly_as_the_steps_allow(resnet, target, share, sco
     assert metrics["multiply_adds"] == count_flops(result.model).multiply_adds
     assert metrics["parameters"] == result.model.count_params()
     assert 0.9 * share < metrics[what] / metrics[f"{what}_before"] <= share
+
+
+class OwnWidth(layers.Layer):
+    """A layer of a user's own: tfopt cannot know what it computes."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], shape[-1]))
+
+    def call(self, x):
+        return keras.ops.matmul(x, self.kernel)
+
+
+def strangers():
+    """Layers that are not followed, with much of the model's work, between layers that are."""
+    shared = keras.Sequential([keras.Input((6, 6, 16)), layers.Conv2D(64, 1), layers.Conv2D(16, 1)], name="shared")
+    x = inputs = keras.Input((8, 8, 3))
+    x = layers.SpectralNormalization(layers.Conv2D(16, 3), name="spectral")(x)
+    x = shared(shared(x))
+    x = layers.Lambda(lambda x: keras.ops.matmul(x, keras.ops.ones((16, 16))), name="product")(x)
+    x = layers.Reshape((4, 9, 16))(x)
+    x = layers.TimeDistributed(keras.Sequential([layers.Conv1D(16, 3)]), name="steps")(x)
+    x = OwnWidth(name="own")(layers.Reshape((28, 16))(x))
+    x = layers.Bidirectional(layers.RNN(layers.SimpleRNNCell(8)), name="cells")(x)
+    return keras.Model(inputs, layers.Dense(4, name="logits")(layers.Dense(512, name="wide")(x)))
+
+
+def test_a_target_counts_the_whole_model_and_the_report_names_what_is_not_followed():
+    model = strangers()
+    result = shrink(model, StructuredPruningConfig(target_flops=0.75))
+    before, after = count_flops(model).multiply_adds, count_flops(result.model).multiply_adds
+    assert 0.9 * 0.75 < after / before <= 0.75
+    metrics = result.report.metrics
+    assert (metrics["multiply_adds"], metrics["multiply_adds_before"]) == (after, before)
+    reasons = {skip.name: skip.reason for skip in result.report.skipped}
+    for name in ("spectral", "product", "steps", "own", "cells"):
+        assert "follow" in reasons[name], name
+    with pytest.raises(ConfigError, match=r"smallest possible is 0\.\d.*'own', 'cells' cannot shrink"):
+        shrink(model, StructuredPruningConfig(target_flops=0.1))
+
+
+def test_a_target_for_open_sizes_needs_one_of_them():
+    x = inputs = keras.Input((None, 16))
+    x = layers.Conv1D(64, 3, strides=2, padding="same")(x)
+    x = layers.MultiHeadAttention(16, 8)(x, x)
+    x = layers.Conv1D(64, 3, strides=2)(x)
+    model = keras.Model(inputs, layers.Dense(4)(layers.GlobalAveragePooling1D()(x)))
+    with pytest.raises(ConfigError, match="open_size must be given"):
+        shrink(model, StructuredPruningConfig(target_flops=0.5))
+    for size in (32, 512):
+        result = shrink(model, StructuredPruningConfig(target_flops=0.5, open_size=size, round_to=2))
+        shares = [count_flops(each, open_size=size).multiply_adds for each in (result.model, model)]
+        assert 0.47 < shares[0] / shares[1] <= 0.5
+    report = shrink(model, StructuredPruningConfig(ratio=0.5)).report  # needs no count
+    assert "multiply_adds" not in report.metrics
+    assert any(skip.kind == "multiply-adds" and "open_size must be given" in skip.reason for skip in report.skipped)
 
 
 def test_widths_are_multiples_of_round_to(resnet):

@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
-from masked_parent import assert_equals_masked_parent, give_statistics
+from masked_parent import assert_equals_masked_parent, give_statistics, kept_units
 
 from tfopt.models.text.attention import CausalAttention
-from tfopt.pruning.structured import StructuredPruningConfig, shrink
+from tfopt.pruning.structured import ChannelGroups, StructuredPruningConfig, shrink
 
 CONFIG = StructuredPruningConfig(ratio=0.5, round_to=1, criterion="random")
 
@@ -125,6 +125,16 @@ FOLLOWED = {
     "attention without weights": sequence(lambda x: layers.Attention()([layers.Dense(8)(x), layers.Dense(8)(x)])),
     "causal attention": sequence(causal, layers.Dense(5)),
     "attention by hand": sequence(by_hand, layers.Dense(5)),
+    "recurrent layers behind a mask": sequence(
+        layers.Masking(),
+        layers.Bidirectional(layers.SimpleRNN(6, return_sequences=True)),
+        layers.SimpleRNN(6, return_sequences=True),
+        layers.TimeDistributed(layers.Dense(6)),
+    ),
+    "attention behind a mask": sequence(
+        layers.Masking(), layers.Dense(8), lambda x: layers.Attention()([layers.Dense(8)(x), x])
+    ),
+    "steps in the batch": sequence(lambda x: ops.reshape(layers.Dense(6)(ops.reshape(x, (-1, 5))), (-1, 6, 6))),
     "repeated vector": sequence(layers.LSTM(6), layers.RepeatVector(3), layers.Dense(5)),
 }
 
@@ -136,6 +146,8 @@ def test_the_shrunk_model_equals_the_masked_parent(name):
     give_statistics(model)
     result = shrink(model, CONFIG)
     assert result.model.count_params() == result.report.metrics["parameters"] < model.count_params()
+    channels = ChannelGroups(model)  # knows before the smaller model is built what its graph has
+    assert channels.multiply_adds(kept_units(channels, result)) == result.report.metrics["multiply_adds"]
     assert_equals_masked_parent(model, result)
 
 
@@ -169,6 +181,7 @@ NOT_FOLLOWED = {
     "unit normalization": image(conv(6), layers.UnitNormalization(name="odd"), conv(4)),
     "softmax": image(conv(6, activation="softmax", name="odd"), conv(4)),
     "layer normalization": image(conv(6), layers.LayerNormalization(name="odd"), conv(4)),
+    "channels first": image(conv(6), conv(4, data_format="channels_first", name="odd"), conv(4)),
     "channels reversed": image(conv(6), lambda x: x[..., ::-1], conv(4)),
     "channels split": image(conv(6), lambda x: ops.split(x, 2, axis=-1)[0], conv(4)),
     "cumulative sum": image(conv(6), lambda x: ops.cumsum(x, axis=-1), conv(4)),

@@ -32,6 +32,9 @@ from tfopt.settings.validation import check_type
 # Each stage has random numbers of its own, so that a change of one setting leaves the other stages as they are.
 GEOMETRY, OPERATIONS, COLOURS, CUTOUT, MIXTURE = range(5)
 
+# Usual numbers of channels: grey, colours, colours with transparency.
+CHANNELS = (1, 3, 4)
+
 
 class Augmentation:
     """Changes a batch of examples at random: the same batch and the same seed give the same result.
@@ -220,6 +223,13 @@ class Augmentation:
                 "Inputs must be images [batch, height, width, channels] to be augmented. Received: inputs of shape "
                 f"{', '.join(map(str, shapes))}. Turn the augmentation off."
             )
+        for each in images:
+            if each.shape[1] in CHANNELS and each.shape[3] not in (None, *CHANNELS):
+                raise ConfigError(
+                    "Images must be [batch, height, width, channels] to be augmented. Received: images of shape "
+                    f"{tuple(each.shape)}, whose channels come first. Transpose them in the source, or turn the "
+                    "augmentation off."
+                )
         smallest = min((side for each in images for side in each.shape[1:3] if side is not None), default=None)
         if smallest is not None and self.config.crop >= smallest:
             raise ConfigError(

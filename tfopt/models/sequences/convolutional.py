@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tfopt.errors import ConfigError
 from tfopt.models.arguments import check_arguments, check_shape
+from tfopt.models.channels_last import channels_last
 from tfopt.models.sequences.steps import rows_of
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from keras import KerasTensor
 
 
+@channels_last
 def tcn(
     input_shape: Sequence[int | None],
     outputs: int,

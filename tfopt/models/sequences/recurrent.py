@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 from tfopt.errors import ConfigError
 from tfopt.models.arguments import OfTokens, Shape, check_arguments, check_shape
+from tfopt.models.channels_last import channels_last
 from tfopt.models.sequences.steps import rows_of
 
 if TYPE_CHECKING:
     import keras
 
 
+@channels_last
 def lstm(
     input_shape: Sequence[int | None],
     outputs: int,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tfopt.errors import ConfigError
 from tfopt.models.arguments import AtLeastOne, OfTokens, check_arguments, check_shape
+from tfopt.models.channels_last import channels_last
 from tfopt.models.text.encoder import check_heads, check_length
 from tfopt.settings.validation import check_value
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 EPSILON = 1e-5  # of the layer normalizations, as in GPT-2
 
 
+@channels_last
 def gpt(
     input_shape: Sequence[int | None],
     outputs: int,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tfopt.errors import ConfigError
 from tfopt.models.arguments import AtLeastOne, OfTokens, check_arguments, check_shape
+from tfopt.models.channels_last import channels_last
 from tfopt.settings.validation import check_value
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ Pool = Literal["token", "mean", "wide_and_deep"]
 EPSILON = 1e-12  # of the layer normalizations, as in BERT
 
 
+@channels_last
 def text_encoder(
     input_shape: Sequence[int | None],
     outputs: int,

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tfopt.models.arguments import OfEachStage, check_arguments
+from tfopt.models.channels_last import channels_last
 from tfopt.settings.validation import check_value
 
 if TYPE_CHECKING:
     import keras
 
 
+@channels_last
 def simple_cnn(
     input_shape: Sequence[int],
     outputs: int,

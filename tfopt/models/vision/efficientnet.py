@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from tfopt.errors import unknown_name
 from tfopt.models.arguments import check_arguments
+from tfopt.models.channels_last import channels_last
 from tfopt.models.vision.applications import body
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 Size = Literal["b0", "b1", "b2", "b3", "s", "m", "l"]
 
 
+@channels_last
 def efficientnet_v2(
     input_shape: Sequence[int],
     outputs: int,

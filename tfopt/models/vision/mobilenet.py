@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from tfopt.errors import unknown_name
 from tfopt.models.arguments import check_arguments
+from tfopt.models.channels_last import channels_last
 from tfopt.models.vision.applications import body
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ Size = Literal["small", "large"]
 LAST_UNITS = {"small": 1024, "large": 1280}
 
 
+@channels_last
 def mobilenet_v2(
     input_shape: Sequence[int],
     outputs: int,
@@ -66,6 +68,7 @@ def mobilenet_v2(
     return keras.Model(model.inputs[0], logits, name="mobilenet_v2")
 
 
+@channels_last
 def mobilenet_v3(
     input_shape: Sequence[int],
     outputs: int,

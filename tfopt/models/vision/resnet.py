@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from tfopt.errors import ConfigError
 from tfopt.models.arguments import check_arguments
+from tfopt.models.channels_last import channels_last
 
 if TYPE_CHECKING:
     import keras
     from keras import KerasTensor
 
 
+@channels_last
 def resnet_cifar(
     input_shape: Sequence[int], outputs: int, *, depth: int = 20, width: int = 16, norm_momentum: float = 0.99
 ) -> keras.Model:
@@ -60,6 +62,7 @@ def resnet_cifar(
     return keras.Model(inputs, logits, name=f"resnet{depth}_cifar")
 
 
+@channels_last
 def resnet50(
     input_shape: Sequence[int],
     outputs: int,

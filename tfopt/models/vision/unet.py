@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from tfopt.errors import ConfigError
 from tfopt.models.arguments import check_arguments
+from tfopt.models.channels_last import channels_last
 
 if TYPE_CHECKING:
     import keras
     from keras import KerasTensor
 
 
+@channels_last
 def unet(
     input_shape: Sequence[int],
     outputs: int,

@@ -11,7 +11,7 @@ import keras
 
 from tfopt import notebook
 from tfopt.profiling.cost.multiply_adds import multiply_adds
-from tfopt.profiling.cost.trace import forward_graph, input_specs
+from tfopt.profiling.cost.trace import checks_open_size, forward_graph, input_specs
 from tfopt.profiling.cost.walk import Scope, branches, called, loop, needed_operations
 from tfopt.report import Record
 
@@ -96,14 +96,17 @@ def count_flops(
         inputs: An array or `tf.TensorSpec` for each input, for a subclassed model of several inputs.
     Returns: The count, with `multiply_adds` and `flops`.
     Raises:
-        ConfigError: The model has an open dimension, and open_size is None.
+        ConfigError: The model has an open dimension, and open_size is None or does not fit the layers.
         UnsupportedModelError: The model is not built, or its inputs are unknown.
     Example:
         >>> model = keras.Sequential([keras.Input((32, 32, 3)), keras.layers.Conv2D(8, 3, padding="same")])
         >>> count_flops(model).multiply_adds == 32 * 32 * 8 * (3 * 3 * 3)
         True
     """
-    return count_graph(forward_graph(model, input_specs(model, batch_size, open_size, inputs)))
+    specs = input_specs(model, batch_size, open_size, inputs)
+    with checks_open_size(open_size):
+        graph = forward_graph(model, specs)
+    return count_graph(graph)
 
 
 def count_graph(graph: Any) -> FlopCount:

@@ -14,7 +14,7 @@ from tfopt.errors import ConfigError, UnsupportedModelError, unknown_name
 from tfopt.models.structure import output_layers
 from tfopt.number_text import short_bytes
 from tfopt.profiling.cost.liveness import peak_memory
-from tfopt.profiling.cost.trace import input_specs
+from tfopt.profiling.cost.trace import checks_open_size, input_specs
 from tfopt.report import Record
 
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
@@ -120,7 +120,8 @@ def training_memory(
     if policy == "mixed_float16" and not isinstance(own, keras.optimizers.LossScaleOptimizer):
         own = keras.optimizers.LossScaleOptimizer(own)  # as keras.Model.compile does
     own.build(model.trainable_variables)
-    graph, gradients = _step_graph(model, own, specs)
+    with checks_open_size(open_size):
+        graph, gradients = _step_graph(model, own, specs)
     peak = peak_memory(graph, gradients)
     return TrainingMemory(
         batch_size=batch_size,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -18,6 +21,24 @@ def forward_graph(model: keras.Model, specs: Any) -> tf.Graph:
         specs: The `tf.TensorSpec` of each input, from `input_specs`.
     """
     return tf.function(lambda inputs: model(inputs, training=False)).get_concrete_function(specs).graph
+
+
+@contextmanager
+def checks_open_size(open_size: int | None) -> Iterator[None]:
+    """Raises ConfigError for what Keras or TensorFlow raise in a trace whose open sizes were filled in."""
+    try:
+        yield
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        if open_size is None:
+            raise
+        found = re.search(
+            r"Exception encountered when calling (\w+).*\s+(?:\x1b\[1m)?(.*?)( for '\{\{|\x1b|\n|$)", str(error)
+        )
+        reason = f"{found[1]}: {found[2]}" if found else str(error).splitlines()[-1]
+        raise ConfigError(
+            f"open_size must fit the layers of the model. Received: open_size={open_size}, and {reason}. Pass another "
+            "size, for example a multiple of 32."
+        ) from error
 
 
 def input_specs(model: keras.Model, batch_size: int, open_size: int | None = None, inputs: Any = None) -> Any:

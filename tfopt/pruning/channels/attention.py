@@ -73,7 +73,7 @@ def causal_attention(call: Call) -> Sequence[tuple[Axis, ...]]:
     call.tie(ids.reshape(layer.heads, each))
     call.trace.heads.append(ids)
     call.resize("heads", Part(ids, each))
-    call.work([*query.shape[1:-1], key.shape[1], 2], ids)
+    call.work([*query.sizes[:-1], key.sizes[1], 2], ids)
     return [(*query.axes[:-1], ids)]
 
 
@@ -81,11 +81,14 @@ def attention(call: Call) -> Sequence[tuple[Axis, ...]]:
     """Keras' layers without weights of their own: `Attention` adds values, whose channels pass."""
     if call.operation.use_scale or call.operation.score_mode != "dot" or len(call.shapes) > 1:
         return call.fix_all("is followed only as plain dot-product attention")
-    tensors = call.tensors
-    query, value, key = tensors[0], tensors[1], tensors[2] if len(tensors) > 2 else tensors[1]
+    args, named = call.arguments
+    query, value, *others = args[0] if args else named["inputs"]
+    key = others[0] if others else value
     call.join(query.channels, key.channels)
     call.fix(query.axes[1], "keeps the positions")
     call.fix(value.axes[1], "keeps the positions")
+    for x in (key, value):
+        call.work([*query.sizes[:-1], x.sizes[1]], x.channels if isinstance(x.channels, np.ndarray) else x.sizes[-1])
     return [(*query.axes[:-1], value.channels)]
 
 
@@ -106,7 +109,7 @@ def _project(call: Call, projection: Any, x: Tensor, heads: Ids) -> None:
     call.follow(projection.kernel, x.channels, at=0)
     call.follow(projection.kernel, heads, at=1)
     call.follow(projection.bias, heads, at=0)
-    call.work(x.shape[1:-1], call.weight(projection.kernel, 0), heads, projection.kernel.shape[-1])
+    call.work(x.sizes[:-1], call.weight(projection.kernel, 0), heads, projection.kernel.shape[-1])
 
 
 def _project_back(call: Call, projection: Any, query: Tensor, heads: Ids) -> Ids:
@@ -114,13 +117,13 @@ def _project_back(call: Call, projection: Any, query: Tensor, heads: Ids) -> Ids
     out = call.weight(projection.kernel, -1)
     call.follow(projection.kernel, heads, at=0)
     call.follow(projection.bias, out)
-    call.work(query.shape[1:-1], heads, projection.kernel.shape[1], out)
+    call.work(query.sizes[:-1], heads, projection.kernel.shape[1], out)
     return out
 
 
 def _count_scores(call: Call, query: Tensor, value: Tensor, heads: Ids, sizes: int) -> None:
     """Counts the products of queries with keys, and of the scores with values."""
-    call.work([*query.shape[1:-1], *value.shape[1:-1]], sizes, heads)
+    call.work([*query.sizes[:-1], *value.sizes[1:-1]], sizes, heads)
 
 
 def _outputs(call: Call, query: Tensor, out: Axis) -> list[tuple[Axis, ...]]:

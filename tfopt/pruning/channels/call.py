@@ -15,14 +15,22 @@ import keras
 import numpy as np
 
 from tfopt.pruning.channels.elements import Axis, Elements, Fixed, Ids
+from tfopt.report import Skip
 
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """A tensor of the model: its shape with the batch, None where a size is open, and the axis of each dimension."""
+    """A tensor of the model.
+
+    Attributes:
+        shape: Its shape with the batch, None where a size is open.
+        axes: The axis of each dimension.
+        sizes: Its shape in the call whose multiply-adds are counted, where no size is open.
+    """
 
     shape: tuple[int | None, ...]
     axes: tuple[Axis, ...]
+    sizes: tuple[int, ...]
 
     @property
     def channels(self) -> Axis:
@@ -84,7 +92,7 @@ class Trace:
         widths: Whether such axes may lose elements, although the statistics then change.
         rules: The rule of each class of layers, for rules of layers that contain others.
         tensors: The tensors of the model and of nested models, by the id of the symbolic tensor.
-        open_sizes: Names of operations whose multiply-adds are unknown, because a size is open.
+        not_followed: The operations that keep all channels that enter or leave them, each with the reason, by path.
     """
 
     widths: bool = False
@@ -96,7 +104,7 @@ class Trace:
     heads: list[Ids] = field(default_factory=list)
     normalized: list[tuple[Ids, str]] = field(default_factory=list)
     strided: list[Ids] = field(default_factory=list)
-    open_sizes: list[str] = field(default_factory=list)
+    not_followed: dict[str, Skip] = field(default_factory=dict)
     tensors: dict[int, Tensor] = field(default_factory=dict)
 
 
@@ -109,7 +117,8 @@ class Call:
         operation: The layer, or the operation of `keras.ops`. `owner` is the layer of the model that contains it.
         path: Path of the operation in the model.
         arguments: Positional and named arguments, in which a `Tensor` stands for each tensor of the model.
-        shapes: Shapes of the outputs.
+        shapes: Shapes of the outputs, None where a size is open.
+        sizes: Shapes of the outputs in the call whose multiply-adds are counted.
         prefix: Path of the operation's config in that of `owner`.
     """
 
@@ -118,6 +127,7 @@ class Call:
     path: str
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     shapes: list[tuple[int | None, ...]]
+    sizes: list[tuple[int, ...]]
     owner: Any = None
     prefix: tuple[str, ...] = ()
 
@@ -148,6 +158,8 @@ class Call:
 
     def fix_all(self, reason: str) -> list[tuple[Axis, ...]]:
         """Keeps all elements of all inputs and outputs. Returns the axes of the outputs."""
+        kind = type(self.owner or self.operation).__name__
+        self.trace.not_followed.setdefault(self.path, Skip(name=self.path, kind=kind, reason=f"it {reason}"))
         for tensor in self.tensors:
             self.fix_axes(tensor.axes, reason)
         fixed = Fixed(f"{self} {reason}")
@@ -194,11 +206,9 @@ class Call:
                 self.join(one, other)
         found[path] = value
 
-    def work(self, sizes: Sequence[int | None], *axes: Axis | int) -> None:
-        """Counts sizes times the sizes of axes as multiply-adds."""
-        if None in sizes:
-            self.trace.open_sizes.append(str(self))
-        known = [size for size in sizes if size is not None] + [axis for axis in axes if isinstance(axis, int)]
+    def work(self, sizes: Sequence[int], *axes: Axis | int) -> None:
+        """Counts sizes times the sizes of axes as multiply-adds. The batch is one of the sizes."""
+        known = [*sizes, *(axis for axis in axes if isinstance(axis, int))]
         ids = tuple(axis for axis in axes if isinstance(axis, np.ndarray))
         self.trace.work.append(Work(math.prod(known), ids))
 

@@ -102,7 +102,7 @@ def _tensor(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value
     shape = tuple(np.shape(value))
-    return Tensor(shape, (Fixed("it meets a constant"),) * len(shape))
+    return Tensor(shape, (Fixed("it meets a constant"),) * len(shape), shape)
 
 
 def where(call: Call) -> Sequence[tuple[Axis, ...]]:
@@ -183,6 +183,7 @@ OPERATIONS: dict[str, Rule] = {
             "Celu",
             "Ceil",
             "Clip",
+            "ConvertToTensor",
             "Cos",
             "Elu",
             "Erf",

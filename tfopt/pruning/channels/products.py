@@ -21,7 +21,7 @@ def dense(call: Call) -> Sequence[tuple[Axis, ...]]:
     call.follow(layer.kernel, x.channels, at=0)
     call.follow(layer.bias, out)
     call.resize("units", out)
-    call.work(x.shape[1:-1], call.weight(layer.kernel, 0), out)
+    call.work(x.sizes[:-1], call.weight(layer.kernel, 0), out)
     return [(*x.axes[:-1], activated(call, out, layer.activation))]
 
 
@@ -46,7 +46,7 @@ def einsum_dense(call: Call) -> Sequence[tuple[Axis, ...]]:
         if given[-number] is not None and isinstance(out[-number], np.ndarray):
             given[-number] = out[-number]
     call.resize("output_shape", given)
-    free = [size for letter, size in zip(left[1:], x.shape[1:], strict=True) if letter not in kernel]
+    free = [size for letter, size in zip(left, x.sizes, strict=True) if letter not in kernel]
     call.work(free, *(call.weight(layer.kernel, number) for number in range(len(kernel))))
     return [(*out[:-1], activated(call, out[-1], layer.activation))]
 
@@ -59,10 +59,10 @@ def convolution(call: Call) -> Sequence[tuple[Axis, ...]]:
     window = math.prod(layer.kernel_size)
     if layer.groups == 1:
         call.follow(layer.kernel, x.channels, at=-2)
-        call.work(call.shapes[0][1:-1], window, call.weight(layer.kernel, -2), out)
+        call.work(call.sizes[0][:-1], window, call.weight(layer.kernel, -2), out)
     else:
         _tie_groups(call, x.channels, out)
-        call.work(call.shapes[0][1:-1], window, int(layer.kernel.shape[-2]), out)
+        call.work(call.sizes[0][:-1], window, int(layer.kernel.shape[-2]), out)
     call.follow(layer.bias, out)
     call.resize("filters", out)
     if window == 1 < max(layer.strides) and isinstance(x.channels, np.ndarray):
@@ -93,7 +93,7 @@ def transposed_convolution(call: Call) -> Sequence[tuple[Axis, ...]]:
     call.follow(layer.kernel, x.channels, at=-1)
     call.follow(layer.bias, out)
     call.resize("filters", out)
-    call.work(x.shape[1:-1], math.prod(layer.kernel_size), call.weight(layer.kernel, -1), out)
+    call.work(x.sizes[:-1], math.prod(layer.kernel_size), call.weight(layer.kernel, -1), out)
     return [(*_windows(call), activated(call, out, layer.activation))]
 
 
@@ -105,7 +105,7 @@ def depthwise_convolution(call: Call) -> Sequence[tuple[Axis, ...]]:
     call.join(inside, x.channels)
     out = np.repeat(inside, layer.depth_multiplier)
     call.follow(layer.bias, out)
-    call.work(call.shapes[0][1:-1], math.prod(layer.kernel_size), out)
+    call.work(call.sizes[0][:-1], math.prod(layer.kernel_size), out)
     return [(*_windows(call), activated(call, out, layer.activation))]
 
 
@@ -120,8 +120,8 @@ def separable_convolution(call: Call) -> Sequence[tuple[Axis, ...]]:
     call.follow(layer.pointwise_kernel, between, at=-2)
     call.follow(layer.bias, out)
     call.resize("filters", out)
-    call.work(call.shapes[0][1:-1], math.prod(layer.kernel_size), between)
-    call.work(call.shapes[0][1:-1], between, out)
+    call.work(call.sizes[0][:-1], math.prod(layer.kernel_size), between)
+    call.work(call.sizes[0][:-1], between, out)
     return [(*_windows(call), activated(call, out, layer.activation))]
 
 
@@ -142,7 +142,7 @@ def reversible_embedding(call: Call) -> Sequence[tuple[Axis, ...]]:
         call.follow(layer.embeddings, x.channels, at=1)
     else:
         call.follow(layer.reverse_embeddings, x.channels, at=0)
-    call.work((*x.shape[1:-1], layer.input_dim), call.weight(layer.embeddings, 1))
+    call.work((*x.sizes[:-1], layer.input_dim), call.weight(layer.embeddings, 1))
     return [(*x.axes[:-1], Fixed("its axis is the vocabulary"))]
 
 

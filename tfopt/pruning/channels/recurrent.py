@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import keras
 import numpy as np
 from keras import layers
 
@@ -21,11 +22,15 @@ def recurrent(call: Call) -> Sequence[tuple[Axis, ...]]:
     layer, cell = call.operation, call.operation.cell
     units = _units(call, layer)
     call.follow(cell.kernel, call.x.channels, at=0)
-    steps = call.x.shape[1:2]
+    steps = call.x.sizes[:2]
     call.work(steps, call.weight(cell.kernel, 0), call.weight(cell.kernel, 1))
     call.work(steps, units, call.weight(cell.recurrent_kernel, 1))
-    for state in call.tensors[1:]:
-        call.join(state.channels, units)
+    states = _states(call)
+    for tensor in call.tensors[1:]:
+        if tensor not in states:
+            call.fix_axes(tensor.axes, "is masked by it")
+    for state in states:
+        call.join(state.channels if isinstance(state, Tensor) else Fixed(f"{call} starts from a constant"), units)
     call.fix(call.x.axes[1], "reads it step by step")
     call.resize("units", units)
     out: Axis = units
@@ -33,6 +38,13 @@ def recurrent(call: Call) -> Sequence[tuple[Axis, ...]]:
         out = activated(call, out, getattr(cell, name, None))
     steps_axis = (Fixed(f"{call} reads it step by step"),) if layer.return_sequences else ()
     return [(call.x.axes[0], *steps_axis, out), *((call.x.axes[0], out) for _ in call.shapes[1:])]
+
+
+def _states(call: Call) -> list[Any]:
+    """Returns the initial states that a recurrent layer is given. Other tensors after the first one are masks."""
+    args, named = call.arguments
+    given = keras.tree.flatten(named.get("initial_state", args[1] if len(args) > 1 else None))
+    return [state for state in given if state is not None]
 
 
 def _units(call: Call, layer: Any) -> Ids:
@@ -49,7 +61,7 @@ def bidirectional(call: Call) -> Sequence[tuple[Axis, ...]]:
     """Both directions keep the same units, so that their outputs can be added."""
     layer = call.operation
     directions = (layer.forward_layer, layer.backward_layer)
-    if any(type(inner) not in GATES for inner in directions) or layer.return_state or len(call.tensors) > 1:
+    if any(type(inner) not in GATES for inner in directions) or layer.return_state or _states(call):
         return call.fix_all("is followed with LSTM, GRU and SimpleRNN layers without states only")
     owner = call.owner or layer
     outputs: list[tuple[Axis, ...]] = []
@@ -72,8 +84,7 @@ def time_distributed(call: Call) -> Sequence[tuple[Axis, ...]]:
     inner, x = call.operation.layer, call.x
     if type(inner) not in call.trace.rules:
         return call.fix_all(f"contains a {type(inner).__name__}, which tfopt does not follow")
-    step = Tensor((x.shape[0], *x.shape[2:]), (x.axes[0], *x.axes[2:]))
-    before = len(call.trace.work)
+    step = Tensor((x.shape[0], *x.shape[2:]), (x.axes[0], *x.axes[2:]), _steps_in_batch(x.sizes))
     (out,) = call.trace.rules[type(inner)](
         replace(
             call,
@@ -82,13 +93,14 @@ def time_distributed(call: Call) -> Sequence[tuple[Axis, ...]]:
             prefix=(*call.prefix, "layer", "config"),
             arguments=((step,), {}),
             shapes=[(shape[0], *shape[2:]) for shape in call.shapes],
+            sizes=[_steps_in_batch(sizes) for sizes in call.sizes],
         )
     )
-    steps = x.shape[1]
-    for number in range(before, len(call.trace.work)):
-        work = call.trace.work[number]
-        call.trace.work[number] = replace(work, constant=work.constant * (steps or 1))
     return [(out[0], call.fix(x.axes[1], "reads it step by step"), *out[1:])]
+
+
+def _steps_in_batch(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return (sizes[0] * sizes[1], *sizes[2:])
 
 
 RECURRENT: dict[type, Rule] = {

@@ -5,6 +5,7 @@ Nested models are walked through as well. A layer or operation without a rule ke
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -26,18 +27,20 @@ LAYER_RULES = {**PRODUCTS, **NORMALIZATIONS, **ELEMENTWISE, **SHAPES, **ATTENTIO
 OPERATION_RULES = {**OPERATIONS, **SHAPE_OPERATIONS}
 
 
-def trace_model(model: keras.Model, widths: bool = False) -> Trace:
+def trace_model(model: keras.Model, widths: bool = False, open_size: int | None = None) -> Trace:
     """Returns how the channels of a model depend on each other.
 
     Args:
         model: A built functional or Sequential model.
         widths: Whether axes over which a layer computes statistics may lose channels.
+        open_size: Size of the open dimensions besides the batch, for which multiply-adds are counted. None counts 1.
     """
     trace = Trace(widths=widths, rules=LAYER_RULES)
-    walk = _Walk(trace)
+    walk = _Walk(trace, open_size or 1)
     graph = as_functional(model)
     for tensor in graph.inputs:
-        walk.tensors[id(tensor)] = _fixed(tensor, f"it is the model's input {tensor.name!r}")
+        axes = (Fixed(f"it is the model's input {tensor.name!r}"),) * len(tensor.shape)
+        walk.tensors[id(tensor)] = Tensor(tuple(tensor.shape), axes, walk.filled(tensor.shape))
     walk.run(graph, "")
     for name, tensor in zip(graph.output_names, graph.outputs, strict=True):
         for axis in walk.tensors[id(tensor)].axes:
@@ -49,24 +52,51 @@ def trace_model(model: keras.Model, widths: bool = False) -> Trace:
 class _Walk:
     """The tensors of all graphs that were walked through, by the id of the symbolic tensor."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, open_size: int) -> None:
         self.trace = trace
+        self._open_size = open_size
         self.tensors: dict[int, Tensor] = {}
         self._graphs: dict[int, Any] = {}  # the graph of each nested model
 
     def run(self, graph: Any, path: str) -> None:
         """Notes the calls of a graph whose inputs are known."""
         for node in calls_in_order(graph):
-            arguments = keras.tree.map_structure(self._known, (node.arguments.args, node.arguments.kwargs))
+            given = (node.arguments.args, node.arguments.kwargs)
+            arguments = keras.tree.map_structure(self._known, given)
             operation = node.operation
             name = f"{path}/{operation.name}" if path else operation.name
-            call = Call(self.trace, operation, name, arguments, [tuple(out.shape) for out in node.outputs])
-            axes = self._nested(call) if is_plain(operation) else self._call(call)
-            for out, each in zip(node.outputs, axes, strict=True):
-                self.tensors[id(out)] = Tensor(tuple(out.shape), each)
+            shapes = [tuple(out.shape) for out in node.outputs]
+            if is_plain(operation):
+                outputs = self._nested(Call(self.trace, operation, name, arguments, shapes, []))
+            else:
+                sizes = self._sizes(operation, given, shapes)
+                axes = self._call(Call(self.trace, operation, name, arguments, shapes, sizes))
+                outputs = [Tensor(*each) for each in zip(shapes, axes, sizes, strict=True)]
+            self.tensors |= {id(out): each for out, each in zip(node.outputs, outputs, strict=True)}
+
+    def filled(self, shape: Sequence[int | None]) -> tuple[int, ...]:
+        """Returns a shape of one example, if the batch is open, without open sizes."""
+        first, *others = [*shape] or [1]
+        return (first or 1, *(self._open_size if size is None else size for size in others))[: len(shape)]
+
+    def _sizes(self, operation: Any, given: Any, shapes: Sequence[tuple[int | None, ...]]) -> list[tuple[int, ...]]:
+        """Returns the shapes of the outputs for inputs without open sizes. A stride or a sum makes them smaller."""
+        if not any(None in shape for shape in shapes):
+            return [self.filled(shape) for shape in shapes]
+        args, named = keras.tree.map_structure(self._without_open_sizes, given)
+        try:
+            found = keras.tree.flatten(operation.compute_output_spec(*args, **named))
+        except Exception:  # noqa: BLE001 - a layer of the user's own; count_flops says what it cannot take
+            return [self.filled(shape) for shape in shapes]
+        return [self.filled(each.shape) for each in found]
 
     def _known(self, argument: Any) -> Any:
         return self.tensors[id(argument)] if isinstance(argument, keras.KerasTensor) else argument
+
+    def _without_open_sizes(self, argument: Any) -> Any:
+        if not isinstance(argument, keras.KerasTensor):
+            return argument
+        return keras.KerasTensor(self.tensors[id(argument)].sizes, argument.dtype)
 
     def _call(self, call: Call) -> list[tuple[Axis, ...]]:
         operation = call.operation
@@ -86,28 +116,25 @@ class _Walk:
             assert tuple(sizes) == shape, (str(call), sizes, shape)
         return axes
 
-    def _nested(self, call: Call) -> list[tuple[Axis, ...]]:
-        """A nested model that is called again has the same channels in each call."""
+    def _nested(self, call: Call) -> list[Tensor]:
+        """A nested model that is called again has the same channels in each call, and computes once more."""
         model = call.operation
         first = id(model) not in self._graphs
         graph = self._graphs.setdefault(id(model), as_functional(model))
         inputs = inputs_in_order(graph, call.arguments[0][0])
         for tensor, x in zip(graph.inputs, keras.tree.flatten(inputs), strict=True):
             if first:
-                axes = [self._like(axis, size) for axis, size in zip(x.axes, tensor.shape, strict=True)]
-                self.tensors[id(tensor)] = Tensor(tuple(tensor.shape), tuple(axes))
-            for one, other in zip(self.tensors[id(tensor)].axes, x.axes, strict=True):
+                axes = tuple(self._like(axis, size) for axis, size in zip(x.axes, tensor.shape, strict=True))
+            else:
+                axes = self.tensors[id(tensor)].axes
+            for one, other in zip(axes, x.axes, strict=True):
                 self.trace.elements.join(one, other)
-        if first:
-            self.run(graph, call.path)
-        return [self.tensors[id(tensor)].axes for tensor in graph.outputs]
+            self.tensors[id(tensor)] = Tensor(tuple(tensor.shape), axes, x.sizes)
+        self.run(graph, call.path)
+        return [self.tensors[id(tensor)] for tensor in graph.outputs]
 
     def _like(self, axis: Axis, size: int | None) -> Axis:
         return axis if isinstance(axis, Fixed) or size is None else self.trace.elements.new(size)
-
-
-def _fixed(tensor: Any, reason: str) -> Tensor:
-    return Tensor(tuple(tensor.shape), (Fixed(reason),) * len(tensor.shape))
 
 
 def _is_quantized(layer: Any) -> bool:

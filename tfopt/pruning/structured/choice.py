@@ -105,10 +105,12 @@ def meet(
     if cost(kept) > target:
         all_kept = channels.all_kept
         name, value = config.target
+        whole = ", ".join(repr(path) for path in channels.trace.not_followed)
         raise ConfigError(
             f"{name} must be reachable. Received: {value:g}, and the smallest possible is "
-            f"{cost(kept) / cost(all_kept):.2f}, with max_ratio={config.max_ratio:g} and round_to={config.round_to}. "
-            "Set a larger target, a larger max_ratio or a smaller round_to."
+            f"{cost(kept) / cost(all_kept):.2f}, with max_ratio={config.max_ratio:g} and round_to={config.round_to}"
+            f"{f'; {whole} cannot shrink' if whole else ''}. Set a larger target, a larger max_ratio or a smaller "
+            "round_to."
         )
     for _ in range(HALVINGS):
         middle = (low + high) / 2

@@ -74,6 +74,9 @@ class StructuredPruningConfig:
     its layers."""
     batch_size: Annotated[int, Ge(1)] = 1
     """Batch size at which target_latency is measured."""
+    open_size: Annotated[int, Ge(1)] | None = None
+    """Size of the open dimensions besides the batch, such as the length of a sequence, for which multiply-adds are
+    counted and calls are timed."""
     rounds: Annotated[int, Ge(1)] = 1
     """Number of times at which channels leave in a fit. A recipe with 1, or with a target of latency, removes them all
     before its fine-tuning."""

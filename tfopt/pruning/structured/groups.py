@@ -12,11 +12,13 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import keras
 import numpy as np
 
+from tfopt.profiling.cost import FlopCount, count_flops
 from tfopt.pruning.channels.call import Resized, Trace, Weight, axes_in
 from tfopt.pruning.channels.elements import Ids
 from tfopt.pruning.channels.tracing import trace_model
@@ -115,6 +117,7 @@ class ChannelGroups:
     Args:
         model: A built functional or Sequential Keras 3 model with its channels last.
         widths: Whether channels over which a layer computes statistics may be removed.
+        open_size: Size of the open dimensions besides the batch, for which multiply-adds are counted.
 
     Example:
         >>> from keras import layers
@@ -123,8 +126,9 @@ class ChannelGroups:
         a: 16 channels in a.kernel axis 1, a.bias axis 0, b.kernel axis 0
     """
 
-    def __init__(self, model: keras.Model, widths: bool = False) -> None:
-        self.trace: Trace = trace_model(model, widths)
+    def __init__(self, model: keras.Model, widths: bool = False, open_size: int | None = None) -> None:
+        self.trace: Trace = trace_model(model, widths, open_size)
+        self._model, self._open_size = model, open_size
         self._parameters = int(model.count_params())
         self._unit_of, self._reasons = self.trace.elements.units()
         self.groups = self._find_groups()
@@ -176,8 +180,20 @@ class ChannelGroups:
         removed = sum(math.prod(weight.variable.shape) - math.prod(self.shape(weight, kept)) for weight in weights)
         return self._parameters - removed
 
+    @cached_property
+    def counted(self) -> FlopCount:
+        """The multiply-adds of the model as it is, as `tfopt.count_flops` counts them.
+
+        Raises:
+            ConfigError: The model has an open dimension, and open_size is None.
+        """
+        return count_flops(self._model, open_size=self._open_size)
+
     def multiply_adds(self, kept: Any) -> int:
-        """Returns the multiply-adds of an example, of the layers that tfopt follows."""
+        """Returns the multiply-adds of an example. What tfopt does not follow has as many as before."""
+        return self.counted.multiply_adds - self._followed(self.all_kept) + self._followed(kept)
+
+    def _followed(self, kept: Any) -> int:
         return sum(work.constant * math.prod(self.size(axis, kept) for axis in work.axes) for work in self.trace.work)
 
     def _find_groups(self) -> tuple[Group, ...]:
@@ -224,10 +240,10 @@ class ChannelGroups:
         return {unit for axis in axes for unit in np.unique(self._unit_of[axis]).tolist()}
 
     def _find_fixed(self) -> list[Skip]:
-        fixed = []
+        fixed = list(self.trace.not_followed.values())
         for resized in self.trace.resized.values():
             reasons = [self._reasons.get(unit) for unit in self._units_of(_axes_of(resized))]
-            if reasons and all(reasons):
+            if reasons and all(reasons) and resized.path not in self.trace.not_followed:
                 kind = type(resized.operation).__name__
                 fixed.append(Skip(name=resized.path, kind=kind, reason=reasons[0] or ""))
         return fixed

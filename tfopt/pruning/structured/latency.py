@@ -32,11 +32,11 @@ def meet_latency(
     """
     target = config.target_latency
     assert target is not None
-    parent = timed_function(model, config.batch_size)
+    parent = timed_function(model, config.batch_size, config.open_size)
     everything = channels.multiply_adds(channels.all_kept)
 
     def measured(kept: Any) -> tuple[float, Any, Latency]:
-        smaller = timed_function(without_channels(model, channels, kept), config.batch_size)
+        smaller = timed_function(without_channels(model, channels, kept), config.batch_size, config.open_size)
         return channels.multiply_adds(kept) / everything, kept, in_turns(parent, smaller)
 
     least, _, latency = best = measured(smallest(channels, ranked, config))

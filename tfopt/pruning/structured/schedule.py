@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -97,14 +98,15 @@ class ShrinkSchedule(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is not None:
-            logs["multiply_adds"] = float(self._channels.multiply_adds(self._kept))
+            with contextlib.suppress(ConfigError):  # an open size
+                logs["multiply_adds"] = float(self._channels.multiply_adds(self._kept))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         if self._done < len(self._rounds):
             self._mask(1.0)
         for _, mask in self._masks:
             mask.enforce()  # another callback may have written the weights
-        self.result = finished(self._parent, self._channels, self._groups, self._kept, self._skipped)
+        self.result = finished(self._parent, self.config, self._channels, self._groups, self._kept, self._skipped)
 
     def _mask(self, progress: float) -> None:
         """Removes more channels: `progress` is the share of the way to the target."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -9,8 +10,9 @@ from typing import Any
 
 import keras
 
-from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
 from tfopt.models.plain_models import is_plain
+from tfopt.profiling.cost import count_flops
 from tfopt.pruning.payoff import payoff_of_channels
 from tfopt.pruning.structured.choice import choose, rank
 from tfopt.pruning.structured.config import StructuredPruningConfig
@@ -87,10 +89,10 @@ def shrink(
     else:
         kept, latency = meet_latency(model, channels, ranked, config)
         times = {"latency_ms_before": latency.before_ms, "latency_ms": latency.after_ms}
-    result = finished(model, channels, groups, kept, skipped, metrics=times)
+    result = finished(model, config, channels, groups, kept, skipped, metrics=times)
     if not dry_run:
         return result
-    figures, unknown = payoff_of_channels(model, result.model, config.batch_size)
+    figures, unknown = payoff_of_channels(model, result.model, config.batch_size, config.open_size)
     report = replace(
         result.report,
         name="shrink (dry run)",
@@ -103,7 +105,7 @@ def shrink(
 def find_groups(model: Any, config: StructuredPruningConfig) -> tuple[ChannelGroups, list[Group], list[Skip]]:
     """Returns the channels of a model, the groups that may shrink, and the others with the reasons."""
     _check_model(model)
-    channels = ChannelGroups(model, config.widths)
+    channels = ChannelGroups(model, config.widths, config.open_size)
     excluded = _excluded(channels, config.exclude)
     for pattern in config.ratios:
         if not any(fnmatchcase(group.name, pattern) for group in channels.groups):
@@ -124,6 +126,7 @@ def find_groups(model: Any, config: StructuredPruningConfig) -> tuple[ChannelGro
 
 def finished(
     model: keras.Model,
+    config: StructuredPruningConfig,
     channels: ChannelGroups,
     groups: Sequence[Group],
     kept: Any,
@@ -132,10 +135,31 @@ def finished(
     metrics: Mapping[str, float] | None = None,
 ) -> ShrinkResult:
     """Builds the smaller model of the kept units, with its report, and warns if nothing changed."""
-    report = _report(channels, groups, kept, skipped, metrics or {})
-    report.warn_if_unchanged()
     smaller = without_channels(model, channels, kept)
+    counts, uncounted = _multiply_adds(model, smaller, channels, config)
+    report = _report(channels, groups, kept, [*skipped, *uncounted], {**counts, **(metrics or {})})
+    report.warn_if_unchanged()
     return ShrinkResult(smaller, report, {group.name: _indices(group, kept) for group in channels.groups})
+
+
+def _multiply_adds(
+    model: keras.Model, smaller: keras.Model, channels: ChannelGroups, config: StructuredPruningConfig
+) -> tuple[dict[str, float], list[Skip]]:
+    """Counts both models in their graphs, and warns if the smaller one has more than its target."""
+    try:
+        before, after = channels.counted, count_flops(smaller, open_size=config.open_size)
+    except ConfigError as error:  # an open size that no target needed
+        return {}, [Skip(name=model.name, kind="multiply-adds", reason=f"not counted. {error}")]
+    if config.target_flops is not None and after.multiply_adds > config.target_flops * before.multiply_adds:
+        warnings.warn(
+            f"target_flops={config.target_flops:g} is not reached: the smaller model has "
+            f"{after.multiply_adds / before.multiply_adds:.2f} of the multiply-adds. Set a smaller target_flops.",
+            TfoptWarning,
+            stacklevel=4,
+        )
+    unknown = [Skip(name=model.name, kind="multiply-adds", reason=f"not counted: {each}") for each in before.uncounted]
+    counts = {"multiply_adds": float(after.multiply_adds), "multiply_adds_before": float(before.multiply_adds)}
+    return counts, unknown
 
 
 def _check_model(model: Any) -> None:
@@ -185,7 +209,7 @@ def _names(path: str) -> list[str]:
 
 
 def _report(
-    channels: ChannelGroups, groups: Sequence[Group], kept: Any, skipped: Sequence[Skip], times: Mapping[str, float]
+    channels: ChannelGroups, groups: Sequence[Group], kept: Any, skipped: Sequence[Skip], figures: Mapping[str, float]
 ) -> PassReport:
     changed, unchanged = [], []
     for group in groups:
@@ -201,9 +225,7 @@ def _report(
     metrics = {
         "parameters": float(channels.parameters(kept)),
         "parameters_before": float(channels.parameters(everything)),
-        "multiply_adds": float(channels.multiply_adds(kept)),
-        "multiply_adds_before": float(channels.multiply_adds(everything)),
-        **times,
+        **figures,
     }
     return PassReport(name="shrink", changed=tuple(changed), skipped=(*skipped, *unchanged), metrics=metrics)
 
