@@ -30,6 +30,7 @@ from tfopt.training.step.augment import StepAugmentation, for_model
 from tfopt.training.step.guards import Guard
 from tfopt.training.step.keras_step import KerasStep
 from tfopt.training.step.step import Step
+from tfopt.training.whole_batch import approximated_metrics, check_given_losses, division
 from tfopt.training.xla import xla_blockers
 
 
@@ -82,6 +83,13 @@ def compile(
     _check_options(plan, optimizer, loss, options)
     _check_strategy(model, plan)
     own_step = type(model).train_step is not keras.Model.train_step
+    divided = "" if own_step else division(plan.replicas, max(plan.config.accumulate, plan.micro_batches))
+    of_parts: list[Skip] = []
+    if divided:
+        check_given_losses(model, loss, divided)
+        of_parts += _own_loss(model, divided)
+        of_parts += approximated_metrics(model, metrics, divided)
+        of_parts += approximated_metrics(model, options.get("weighted_metrics"), divided)
     augmentation = for_model(augment, model, on_gpu=bool(plan.hardware.gpus))
     if own_step:
         _check_own_step(model, plan, augmentation)
@@ -114,7 +122,7 @@ def compile(
     if own_step:
         return PassReport(name="compile", skipped=[*blockers, _lost_by_own_step(model, plan, steps)])
     _install(model, plan, stages, jit_compile, augmentation)
-    return _report(model, plan, stages, blockers)
+    return _report(model, plan, stages, [*blockers, *of_parts])
 
 
 def put_step(model: keras.Model, plan: Plan) -> None:
@@ -237,11 +245,23 @@ def _report(model: keras.Model, plan: Plan, stages: Stages | None, blockers: Seq
     return PassReport(name="compile", changed=tuple(changed), skipped=skipped)
 
 
+def _own_loss(model: keras.Model, divided: str) -> list[Skip]:
+    if type(model).compute_loss is keras.Model.compute_loss:
+        return []
+    reason = f"its own compute_loss must average over examples: with {divided}, each part is weighted by its examples"
+    return [Skip(name=model.name, kind=type(model).__name__, reason=reason)]
+
+
 def _lost_by_own_step(model: keras.Model, plan: Plan, steps: int) -> Skip:
     """Returns what a model with its own `train_step` cannot have."""
     lost = "it has its own train_step: without accumulate, checkpoints, guards and ledger"
     if plan.strategy is not None:
         lost += ", and under a strategy without XLA and with one step per execution"
+        if plan.replicas > 1:
+            lost += (
+                f". Its losses are means over each replica's part of a batch. compute_loss divides them by the "
+                f"{plan.replicas} replicas, for the sum of the gradients; multiply by {plan.replicas} what is shown"
+            )
     elif steps > 1:
         lost += f"; Keras only runs executions of {steps} steps, and may run more steps than steps_per_epoch"
     return Skip(name=model.name, kind=type(model).__name__, reason=lost)
@@ -270,7 +290,7 @@ def _check_options(plan: Plan, optimizer: Any, loss: Any, options: dict[str, Any
         return
     for item in keras.tree.flatten(loss):
         reduction = getattr(item, "reduction", "sum_over_batch_size")
-        if reduction in ("sum", "none", None, "mean_with_sample_weight"):
+        if reduction in ("sum", "none", None):
             raise ConfigError(
                 "loss must average over the batch where a batch is divided over replicas or micro-batches. Received: "
                 f"{type(item).__name__} with reduction={reduction!r}. Leave reduction at 'sum_over_batch_size'."
