@@ -133,13 +133,12 @@ def reductions_visited(visit: Callable[..., Any]) -> Iterator[None]:
     """
     module = private_module("keras.src.losses.loss")
     name = "reduce_weighted_values"
-    original = getattr(module, name, None)
+    original = private(module, name, takes=("values", "sample_weight", "mask", "reduction", "dtype"))
     if isinstance(original, functools.partial):
         yield
         return
-    private(module, name, takes=("values", "sample_weight", "mask", "reduction", "dtype"))
     check_reads(keras.losses.Loss.__call__, name)
-    setattr(module, name, functools.partial(_visited, original, visit))
+    setattr(module, name, functools.partial(_visited, original, visit))  # which takes the same arguments
     try:
         yield
     finally:

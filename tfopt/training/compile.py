@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfopt.compat.optimizers import inner_optimizer
 from tfopt.compat.trainer import built_under
@@ -21,6 +20,7 @@ from tfopt.profiling.tensor_cores import tensor_core_alignment as tensor_core_al
 from tfopt.report import Change, PassReport, Skip
 from tfopt.settings.validation import check_type
 from tfopt.training.checkpointing.resume import Resume
+from tfopt.training.distributed.on_replicas import on_replicas
 from tfopt.training.keras_differences import state_of_parts, summed_embeddings
 from tfopt.training.memory import out_of_memory_message
 from tfopt.training.pipeline_parallel.step import Stages, split
@@ -52,13 +52,14 @@ def compile(
     keeps it, and Keras runs it as usual; the report says what such a model cannot have.
 
     Under float16, Keras itself adds the dynamic loss scaling. An optimizer or metric that was made outside the
-    strategy's scope is replaced by a new one with the same settings, since its variables are not on every replica.
+    strategy's scope gets new variables, which are on every replica.
 
     Args:
         model: Any Keras model, built under `plan.scope()`.
         plan: The plan that `tfopt.plan` returned.
         optimizer, loss, metrics, options: As in `keras.Model.compile`. Losses must average over the batch, which is
-            Keras' default.
+            Keras' default. If replicas or micro-batches divide it, a loss in which examples meet, such as Dice over all
+            of them, is refused; masks and weights count as in the whole batch.
         augment: Random changes of the images of each training step, on the device; see tfopt.data.AugmentConfig. They
             are not part of the model: evaluation, prediction and exports see the images as they are. With mixup or
             cutmix, the loss takes shares of each class, such as CategoricalCrossentropy.
@@ -106,11 +107,11 @@ def compile(
     steps = 1 if limited else plan.steps_per_execution
     with plan.strategy.scope() if plan.strategy else contextlib.nullcontext():
         measured = {
-            name: keras.tree.map_structure(lambda metric: _on_replicas(metric, plan.strategy), given)
+            name: keras.tree.map_structure(lambda metric: on_replicas(metric, plan.strategy), given)
             for name, given in (("metrics", metrics), ("weighted_metrics", options.pop("weighted_metrics", None)))
         }
         model.compile(
-            optimizer=_on_replicas(optimizer, plan.strategy),
+            optimizer=on_replicas(optimizer, plan.strategy),
             loss=loss,
             jit_compile=jit_compile,
             steps_per_execution=steps,
@@ -265,15 +266,6 @@ def _lost_by_own_step(model: keras.Model, plan: Plan, steps: int) -> Skip:
     elif steps > 1:
         lost += f"; Keras only runs executions of {steps} steps, and may run more steps than steps_per_epoch"
     return Skip(name=model.name, kind=type(model).__name__, reason=lost)
-
-
-def _on_replicas(given: Any, strategy: tf.distribute.Strategy | None) -> Any:
-    """Returns an optimizer or metric whose variables are on every replica. Names and functions stay as they are."""
-    if strategy is None or not isinstance(given, keras.optimizers.Optimizer | keras.metrics.Metric):
-        return given
-    if all(strategy.extended.variable_created_in_scope(variable.value) for variable in given.variables):
-        return given
-    return type(given).from_config(given.get_config())
 
 
 def _check_options(plan: Plan, optimizer: Any, loss: Any, options: dict[str, Any]) -> None:

@@ -4,8 +4,8 @@ A step divides a batch of B examples into parts. It weights the loss of a part b
 of its examples. That is exact for a mean over examples. Three corrections make up for what is not one:
 
 Keras divides the loss by the number c of items that count, if some do not: those under a mask, of `ignore_class` or of
-a layer such as Embedding(mask_zero=True). With reduction="mean_with_sample_weight", c is the sum of the weights. If C is
-the sum of c over all parts, then
+a layer such as Embedding(mask_zero=True). With reduction="mean_with_sample_weight", c is the sum of the weights. With C
+as the sum of c over all parts,
 
     loss of the batch  =  sum over parts of (c / C) * loss of the part
 

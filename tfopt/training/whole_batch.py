@@ -9,6 +9,7 @@ outputs, at once and in two parts, and the results are compared.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import keras
@@ -85,7 +86,7 @@ def metric_adds_up(metric: keras.metrics.Metric, y_true: Shape, y_pred: Shape) -
         results = []
         for edges in ((0, len(predicted)), (0, 1, len(predicted))):
             state = [np.zeros(each.shape, each.dtype) for each in metric.variables]
-            for begin, end in zip(edges, edges[1:], strict=False):
+            for begin, end in pairwise(edges):
                 state = metric.stateless_update_state(state, y[begin:end], predicted[begin:end])
             results.append(float(metric.stateless_result(state)))
         return _same(*results)
@@ -170,7 +171,7 @@ def _compared(
         ]
         try:
             result = compare([None if each is None else keras.ops.convert_to_tensor(each) for each in batch])
-        except Exception:  # not what this function takes, or not in the range of its labels
+        except Exception:  # noqa: BLE001 - not what this function takes, or not in the range of its labels
             continue
         if result is False:
             return False

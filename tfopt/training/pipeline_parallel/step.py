@@ -10,8 +10,8 @@ carries it out: inside a `tf.function`, it starts each operation as soon as its 
 one micro-batch while device 0 works on the next.
 
 A loss L that averages over the batch is the sum over micro-batches m of n[m] / n * L[m], where n[m] are their sizes.
-The same holds for its gradients. Losses that average over weights or masks are corrected by their counts; see losses.py.
-So all micro-batches run forward before the first loss is computed. It does not hold for losses that sum. BatchNorm
+The same holds for its gradients. It does not hold for losses that sum. Losses that average over weights or masks are
+corrected by their counts (losses.py), so all micro-batches run forward before the first loss is computed. BatchNorm
 computes its statistics, and dropout its noise, for each micro-batch. With one micro-batch, the result is the same as on
 one device.
 

@@ -189,7 +189,7 @@ class Runtime:
             data_batch = keras.tree.map_structure(
                 lambda item: None if item is None else tf.convert_to_tensor(item), data_batch
             )
-        if self._step.is_of_keras:
+        if isinstance(self._step, KerasStep):
             return
         with self._strategy.scope():
             spec = self._spec = self._step.spec(data_batch)
@@ -303,7 +303,8 @@ class Runtime:
         )
         self.ledger.gave_up_xla(cause)
         self._step = self._make_step(False)
-        self._step.prepare(self._spec)
+        if isinstance(self._step, Step):
+            self._step.prepare(self._spec)
         self.model.jit_compile = False
         self._compiled = compile_config(self.model)
         self.model.test_function = self.model.predict_function = None

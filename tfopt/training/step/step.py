@@ -5,11 +5,12 @@ micro-batch is the mean over its examples. It is weighted by its share m / B bef
 
     sum over replicas and micro-batches of (m / B) * gradient(mean)  =  gradient of the mean over the batch
 
-for all sizes. Losses that count some items only, such as those under a mask, are corrected; see losses.py. Every example of the last, smaller batch of an epoch has the same weight, and a replica without examples
-adds zeros instead of 0/0. Keras instead divides some losses by the number of replicas: those that have a value for each
-example. That is switched off. Gradients are summed over the replicas before the optimizer receives them. So it clips
-the same gradients as on one device, and sets the loss scale by the gradients of all replicas. Keras' own step only
-checks those of the first replica.
+for all sizes. Losses that count some items only, such as those under a mask, are corrected; see losses.py. Every
+example of the last, smaller batch of an epoch has the same weight, and a replica without examples adds zeros instead of
+0/0. Keras instead divides some losses by the number of replicas: those that have a value for each example. That is
+switched off. Gradients are summed over the replicas before the optimizer receives them. So it clips the same gradients
+as on one device, and sets the loss scale by the gradients of all replicas. Keras' own step only checks those of the
+first replica.
 
 XLA cannot compile the communication between replicas. So under a strategy, and with several micro-batches, it compiles
 the forward and backward pass, but not the communication and the update. On one device it compiles the whole step.
