@@ -195,6 +195,7 @@ SUMMED = "enter(optimizers.gradients_already_summed(t.optimizer))"
 HOOKS = "enter(optimizers.update_hooks(t.optimizer, id, id))"
 DECAY = "optimizers.decay_only(t.optimizer, lambda variable: True)"
 SCALED = "enter(trainer.losses_not_scaled())"
+VISITED = "enter(trainer.reductions_visited(print))"
 SPEC = "trainer.element_spec(t.iterator)"
 BASE = "keras.optimizers.Optimizer"
 AVERAGE = "_overwrite_model_variables_with_average_value"
@@ -269,6 +270,10 @@ NAMES = [
     Name("keras.Model", "_aggregate_additional_loss", SCALED, takes=True),
     Name("keras.src.trainers.compile_utils", "CompileLoss", SCALED),
     Name("keras.src.trainers.compile_utils.CompileLoss", "unscale_loss_for_distribution", SCALED, reader="call"),
+    Name("keras.src.losses.loss", "reduce_weighted_values", VISITED, takes=True),
+    Name("keras.losses.Loss", "reduce_weighted_values", VISITED, reader="__call__"),
+    Name("keras.src.losses.loss", "apply_mask", "trainer.masked_weights(None, None)", takes=True),
+    Name("keras.src.backend", "compute_output_spec", "trainer.symbolic_call(lambda: None)", takes=True),
     # optimizers and variables
     Name("t.scaled", "inner_optimizer", "optimizers.inner_optimizer(t.scaled)"),
     Name(BASE, "_all_reduce_sum_gradients", SUMMED, takes=True),

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfopt.errors import ConfigError
 from tfopt.models import mlp
@@ -130,22 +131,66 @@ def test_two_replicas_train_the_same_weights_as_one_device(two_replicas):
         np.testing.assert_allclose(values, histories[1][name], atol=1e-5)
 
 
-def test_an_optimizer_and_metric_from_outside_the_strategy_work_in_it(two_replicas):
-    decided = plan(TrainingConfig(precision="float32", strategy=two_replicas, global_batch_size=8))
-    schedule = keras.optimizers.schedules.CosineDecay(0.25, 100)
-    optimizer = keras.optimizers.SGD(schedule, momentum=0.5)
-    metrics = {
-        name: [keras.metrics.SparseCategoricalAccuracy(name=f"right_{index}")]
-        for index, name in enumerate(("metrics", "weighted_metrics"))
-    }
-    model = build(decided, optimizer=optimizer, **metrics)
-    history = model.fit(decided.pipeline((X, Y)), epochs=2, shuffle=False, verbose=0).history
-    assert history["right_0"] == history["right_1"]
-    assert not set(keras.tree.flatten(metrics)) & set(keras.tree.flatten(model._compile_metrics.metrics))
-    assert model.optimizer is not optimizer
-    assert model.optimizer.momentum == 0.5
-    assert model.optimizer._learning_rate.initial_learning_rate == 0.25
-    assert keras.ops.convert_to_numpy(model.optimizer.iterations) == 2 * 7
+class Scaled(keras.optimizers.SGD):
+    """Does not return its argument in get_config."""
+
+    def __init__(self, learning_rate=0.01, scale=1.0, **options):
+        super().__init__(learning_rate, **options)
+        self.scale = scale
+
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient * self.scale, variable, learning_rate)
+
+
+class Seen(keras.metrics.Metric):
+    """Takes no name, and an argument that is not in get_config."""
+
+    def __init__(self, times):
+        super().__init__(name="seen")
+        self.times = times
+        self.seen = self.add_weight(shape=(), initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.seen.assign_add(self.times * keras.ops.cast(keras.ops.shape(y_pred)[0], "float32"))
+
+    def result(self):
+        return self.seen
+
+
+class Holding(Scaled):
+    """Holds a variable of TensorFlow, which cannot be on every replica unless it is made there."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.held = tf.Variable(1.0)
+
+
+def test_an_optimizer_and_metric_from_outside_the_strategy_are_used_themselves_in_it(two_replicas):
+    weights = []
+    for strategy in ("none", two_replicas):
+        decided = plan(TrainingConfig(strategy=strategy, precision="float32", global_batch_size=8))
+        schedule = keras.optimizers.schedules.CosineDecay(0.01, 100)
+        optimizer, metric = Scaled(schedule, scale=10, momentum=0.5), Seen(2.0)
+        model = build(decided, optimizer=optimizer, metrics=[metric], weighted_metrics=[CountExamples()])
+        history = model.fit(decided.pipeline((X, Y)), epochs=2, shuffle=False, verbose=0).history
+        assert model.optimizer is optimizer
+        assert history["seen"] == [2 * len(X)] * 2
+        assert history["examples"] == [len(X)] * 2
+        assert keras.ops.convert_to_numpy(optimizer.iterations) == 2 * 7
+        weights.append(model.get_weights())
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_an_optimizer_that_must_be_made_again_and_would_lose_an_argument_is_refused(two_replicas):
+    decided = plan(TrainingConfig(strategy=two_replicas, precision="float32", global_batch_size=8))
+    message = r"Received: 'holding', which would lose scale=3.0. .* within plan.scope\(\)"
+    with pytest.raises(ConfigError, match=message):
+        build(decided, optimizer=Holding(scale=3.0))
+    built = Scaled(scale=2.0)
+    built.build([keras.Variable([1.0])])
+    with pytest.raises(ConfigError, match="would lose scale=2.0"):
+        build(decided, optimizer=built)
 
 
 def test_an_optimizer_from_inside_the_strategy_or_without_one_is_used_itself(two_replicas):

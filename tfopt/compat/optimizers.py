@@ -137,3 +137,20 @@ def value_of(variable: keras.Variable) -> tf.Variable:
 def set_value(variable: keras.Variable, value: tf.Variable) -> None:
     """Puts another tf.Variable into a Keras variable: `_value`, since `value` has no setter and `assign` copies."""
     set_private(variable, "_value", value)
+
+
+def make_anew(variable: keras.Variable) -> None:
+    """Puts a new tf.Variable with the same value into a Keras variable: on the current device, of the current strategy.
+
+    A tf.Variable itself can change neither.
+    """
+    old = value_of(variable)
+    new = tf.Variable(
+        old.read_value(),
+        dtype=old.dtype,
+        trainable=old.trainable,
+        name=variable.name,
+        aggregation=old.aggregation,
+        synchronization=old.synchronization,
+    )
+    set_value(variable, new)

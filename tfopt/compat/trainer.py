@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -32,6 +33,11 @@ def check_fit() -> None:
 def symbolic_build(model: keras.Model, data_batch: Any) -> None:
     """Builds layers, metrics, losses and optimizer without computing: `_symbolic_build`; there is no public way."""
     private(model, "_symbolic_build", takes=("iterator", "data_batch"))(data_batch=data_batch)
+
+
+def symbolic_call(function: Callable[..., Any], *specs: Any) -> Any:
+    """Calls a function on symbolic tensors, without computing: `compute_output_spec` of keras.src.backend."""
+    return imported("keras.src.backend", "compute_output_spec", takes=("fn", "args", "kwargs"))(function, *specs)
 
 
 def compile_config(model: keras.Model) -> Any:
@@ -121,3 +127,71 @@ def losses_not_scaled() -> Iterator[None]:
 
 def _as_it_is(value: Any) -> Any:
     return value
+
+
+@contextlib.contextmanager
+def reductions_visited(visit: Callable[..., Any]) -> Iterator[None]:
+    """Hands each loss that Keras reduces to a number to `visit(loss, values, sample_weight, mask, reduction)`.
+
+    What that returns is the loss. It replaces `reduce_weighted_values` in keras.src.losses.loss, where Keras has merged
+    all masks; there is no public hook. Inside another such scope, the outer one goes on.
+    """
+    module = private_module("keras.src.losses.loss")
+    name = "reduce_weighted_values"
+    original = private(module, name, takes=("values", "sample_weight", "mask", "reduction", "dtype"))
+    if isinstance(original, functools.partial):
+        yield
+        return
+    check_reads(keras.losses.Loss.__call__, name)
+    setattr(module, name, functools.partial(_visited, original, visit))  # which takes the same arguments
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
+
+
+def _visited(
+    original: Callable[..., Any],
+    visit: Callable[..., Any],
+    values: Any,
+    sample_weight: Any = None,
+    mask: Any = None,
+    reduction: str | None = "sum_over_batch_size",
+    dtype: Any = None,
+) -> Any:
+    loss = original(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
+    return visit(loss, values, sample_weight, mask, reduction)
+
+
+def masked_weights(sample_weight: Any, mask: Any) -> Any:
+    """Returns the weights of the items that count: `apply_mask`, by which a loss merges weights and mask."""
+    merge = imported("keras.src.losses.loss", "apply_mask", takes=("sample_weight", "mask", "dtype", "reduction"))
+    return merge(sample_weight, mask, dtype="float32", reduction="mean_with_sample_weight")
+
+
+@contextlib.contextmanager
+def loss_calls() -> Iterator[list[tuple[keras.losses.Loss, tuple[Any, ...]]]]:
+    """Notes the losses that are called, with y_true, y_pred and sample_weight; not those that a loss calls itself.
+
+    It replaces `Loss.__call__`, as a model keeps its losses with their outputs in private lists.
+    """
+    found: list[tuple[keras.losses.Loss, tuple[Any, ...]]] = []
+    original = keras.losses.Loss.__call__
+    inside = False
+
+    def call(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        nonlocal inside
+        if inside:
+            return original(loss, y_true, y_pred, sample_weight)
+        found.append((loss, (y_true, y_pred, sample_weight)))
+        inside = True
+        try:
+            return original(loss, y_true, y_pred, sample_weight)
+        finally:
+            inside = False
+
+    keras.losses.Loss.__call__ = call
+    try:
+        yield found
+    finally:
+        keras.losses.Loss.__call__ = original

@@ -20,6 +20,7 @@ from tfopt.diagnosis.watching.observation import Observation
 from tfopt.diagnosis.watching.watch import watching
 from tfopt.errors import ConfigError, TrainingError
 from tfopt.hardware import detect
+from tfopt.models.unbuilt_copy import unbuilt_copy
 from tfopt.profiling.monitoring.callback import GpuMonitor
 from tfopt.profiling.trace import record_trace, summarize
 from tfopt.report import Diagnosis, DiagnosisReport, StepBreakdown, TraceSummary
@@ -98,7 +99,7 @@ def _own_optimizers_kept(model: keras.Model) -> Iterator[None]:
     """Lets copies take the places of optimizers that only the model's own step can build."""
     own = {name: each for name, each in own_optimizers(model).items() if not each.built}
     for name, each in own.items():
-        setattr(model, name, type(each).from_config(each.get_config()))
+        setattr(model, name, unbuilt_copy(each))
     try:
         yield
     finally:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfopt.compat.optimizers import inner_optimizer
 from tfopt.compat.trainer import built_under
@@ -22,6 +21,7 @@ from tfopt.profiling.tensor_cores import tensor_core_alignment as tensor_core_al
 from tfopt.report import Change, PassReport, Skip
 from tfopt.settings.validation import check_type
 from tfopt.training.checkpointing.resume import Resume
+from tfopt.training.distributed.on_replicas import on_replicas
 from tfopt.training.keras_differences import state_of_parts, summed_embeddings
 from tfopt.training.memory import out_of_memory_message
 from tfopt.training.pipeline_parallel.step import Stages, split
@@ -31,6 +31,7 @@ from tfopt.training.step.augment import StepAugmentation, for_model
 from tfopt.training.step.guards import Guard
 from tfopt.training.step.keras_step import KerasStep
 from tfopt.training.step.step import Step
+from tfopt.training.whole_batch import approximated_metrics, check_given_losses, division
 from tfopt.training.xla import xla_blockers
 
 
@@ -52,14 +53,15 @@ def compile(
     keeps it, and Keras runs it as usual; the report says what such a model cannot have.
 
     If the plan chose half precision by itself, the layers that compute the outputs are set to float32, as
-    `tfopt.float32_outputs` does; the report lists them. Under float16, Keras itself adds the dynamic loss scaling. An optimizer or metric that was made outside the
-    strategy's scope is replaced by a new one with the same settings, since its variables are not on every replica.
+    `tfopt.float32_outputs` does; the report lists them. Under float16, Keras itself adds the dynamic loss scaling. An
+    optimizer or metric that was made outside the strategy's scope gets new variables, which are on every replica.
 
     Args:
         model: Any Keras model, built under `plan.scope()`.
         plan: The plan that `tfopt.plan` returned.
         optimizer, loss, metrics, options: As in `keras.Model.compile`. Losses must average over the batch, which is
-            Keras' default.
+            Keras' default. If replicas or micro-batches divide it, a loss in which examples meet, such as Dice over all
+            of them, is refused; masks and weights count as in the whole batch.
         augment: Random changes of the images of each training step, on the device; see tfopt.data.AugmentConfig. They
             are not part of the model: evaluation, prediction and exports see the images as they are. With mixup or
             cutmix, the loss takes shares of each class, such as CategoricalCrossentropy.
@@ -84,6 +86,13 @@ def compile(
     _check_options(plan, optimizer, loss, options)
     _check_strategy(model, plan)
     own_step = type(model).train_step is not keras.Model.train_step
+    divided = "" if own_step else division(plan.replicas, max(plan.config.accumulate, plan.micro_batches))
+    of_parts: list[Skip] = []
+    if divided:
+        check_given_losses(model, loss, divided)
+        of_parts += _own_loss(model, divided)
+        of_parts += approximated_metrics(model, metrics, divided)
+        of_parts += approximated_metrics(model, options.get("weighted_metrics"), divided)
     augmentation = for_model(augment, model, on_gpu=bool(plan.hardware.gpus))
     if own_step:
         _check_own_step(model, plan, augmentation)
@@ -103,11 +112,11 @@ def compile(
     steps = 1 if limited else plan.steps_per_execution
     with plan.strategy.scope() if plan.strategy else contextlib.nullcontext():
         measured = {
-            name: keras.tree.map_structure(lambda metric: _on_replicas(metric, plan.strategy), given)
+            name: keras.tree.map_structure(lambda metric: on_replicas(metric, plan.strategy), given)
             for name, given in (("metrics", metrics), ("weighted_metrics", options.pop("weighted_metrics", None)))
         }
         model.compile(
-            optimizer=_on_replicas(optimizer, plan.strategy),
+            optimizer=on_replicas(optimizer, plan.strategy),
             loss=loss,
             jit_compile=jit_compile,
             steps_per_execution=steps,
@@ -120,7 +129,7 @@ def compile(
         lost = _lost_by_own_step(model, plan, steps)
         return PassReport(name="compile", changed=outputs.changed, skipped=[*outputs.skipped, *blockers, lost])
     _install(model, plan, stages, jit_compile, augmentation, float32_outputs=chosen_half)
-    return _report(model, plan, stages, outputs, blockers)
+    return _report(model, plan, stages, outputs, [*blockers, *of_parts])
 
 
 def put_step(model: keras.Model, plan: Plan) -> None:
@@ -247,23 +256,26 @@ def _report(
     return PassReport(name="compile", changed=tuple(changed), skipped=skipped)
 
 
+def _own_loss(model: keras.Model, divided: str) -> list[Skip]:
+    if type(model).compute_loss is keras.Model.compute_loss:
+        return []
+    reason = f"its own compute_loss must average over examples: with {divided}, each part is weighted by its examples"
+    return [Skip(name=model.name, kind=type(model).__name__, reason=reason)]
+
+
 def _lost_by_own_step(model: keras.Model, plan: Plan, steps: int) -> Skip:
     """Returns what a model with its own `train_step` cannot have."""
     lost = "it has its own train_step: without accumulate, checkpoints, guards and ledger"
     if plan.strategy is not None:
         lost += ", and under a strategy without XLA and with one step per execution"
+        if plan.replicas > 1:
+            lost += (
+                f". Its losses are means over each replica's part of a batch. compute_loss divides them by the "
+                f"{plan.replicas} replicas, for the sum of the gradients; multiply by {plan.replicas} what is shown"
+            )
     elif steps > 1:
         lost += f"; Keras only runs executions of {steps} steps, and may run more steps than steps_per_epoch"
     return Skip(name=model.name, kind=type(model).__name__, reason=lost)
-
-
-def _on_replicas(given: Any, strategy: tf.distribute.Strategy | None) -> Any:
-    """Returns an optimizer or metric whose variables are on every replica. Names and functions stay as they are."""
-    if strategy is None or not isinstance(given, keras.optimizers.Optimizer | keras.metrics.Metric):
-        return given
-    if all(strategy.extended.variable_created_in_scope(variable.value) for variable in given.variables):
-        return given
-    return type(given).from_config(given.get_config())
 
 
 def _check_options(plan: Plan, optimizer: Any, loss: Any, options: dict[str, Any]) -> None:
@@ -280,7 +292,7 @@ def _check_options(plan: Plan, optimizer: Any, loss: Any, options: dict[str, Any
         return
     for item in keras.tree.flatten(loss):
         reduction = getattr(item, "reduction", "sum_over_batch_size")
-        if reduction in ("sum", "none", None, "mean_with_sample_weight"):
+        if reduction in ("sum", "none", None):
             raise ConfigError(
                 "loss must average over the batch where a batch is divided over replicas or micro-batches. Received: "
                 f"{type(item).__name__} with reduction={reduction!r}. Leave reduction at 'sum_over_batch_size'."

@@ -18,6 +18,7 @@ import keras
 
 from tfopt.compat.optimizers import decay_only
 from tfopt.errors import ConfigError
+from tfopt.models.unbuilt_copy import unbuilt_copy
 from tfopt.training.config import TrainingConfig
 
 # Their update is in proportion to the gradient.
@@ -62,7 +63,8 @@ def make_optimizer(
         warmup_steps: Number of steps in which the learning rate rises, before it falls.
         averages: Whether the model has the moving average of its weights at the end, if the configuration asks for it.
     Raises:
-        ConfigError: `config.optimizer_arguments` does not fit the optimizer.
+        ConfigError: `config.optimizer_arguments` does not fit the optimizer, or an optimizer of an own class would lose
+            settings that its `get_config` does not return.
     Example:
         >>> config = TrainingConfig(optimizer="adamw", weight_decay=0.05, optimizer_arguments={"beta_2": 0.95})
         >>> optimizer = make_optimizer(config, steps=100)
@@ -71,7 +73,7 @@ def make_optimizer(
     """
     if not isinstance(config.optimizer, str):
         # A new optimizer: its slots belong to one fit of one model.
-        return type(config.optimizer).from_config(config.optimizer.get_config())
+        return unbuilt_copy(config.optimizer)
     rate = (config.learning_rate if learning_rate is None else learning_rate) * learning_rate_factor(config)[0]
     settings: dict[str, Any] = {"learning_rate": _schedule(config, rate, steps, warmup_steps)}
     if config.weight_decay is not None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfopt import notebook
 from tfopt.errors import ConfigError, UnsupportedModelError, unknown_name
 from tfopt.models.structure import output_layers
+from tfopt.models.unbuilt_copy import unbuilt_copy
 from tfopt.number_text import short_bytes
 from tfopt.profiling.cost.liveness import peak_memory
 from tfopt.profiling.cost.trace import checks_open_size, input_specs
@@ -114,8 +115,7 @@ def training_memory(
     if policy != model.dtype_policy.name:
         model = _with_precision(model, policy)
     specs = input_specs(model, batch_size, open_size, inputs)
-    own = keras.optimizers.get(optimizer)
-    own = type(own).from_config(own.get_config())
+    own = unbuilt_copy(keras.optimizers.get(optimizer))
     name = type(own).__name__.lower()
     if policy == "mixed_float16" and not isinstance(own, keras.optimizers.LossScaleOptimizer):
         own = keras.optimizers.LossScaleOptimizer(own)  # as keras.Model.compile does

@@ -76,6 +76,13 @@ class StageCall(keras.layers.Layer):
         """Returns the losses that the layers added in the last call: activity regularizers and `add_loss`."""
         return [loss for layer in layers_inside(self) for loss in added_losses(layer)]
 
+    def set_added_losses(self, losses: Sequence[Any]) -> None:
+        """Gives the layers the losses again that they added in an earlier call of this stage."""
+        left = iter(losses)
+        for layer in layers_inside(self):
+            own = added_losses(layer)  # as many as in every call
+            own[:] = [next(left) for _ in own]
+
     def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
         return None
 

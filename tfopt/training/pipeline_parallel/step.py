@@ -10,7 +10,8 @@ carries it out: inside a `tf.function`, it starts each operation as soon as its 
 one micro-batch while device 0 works on the next.
 
 A loss L that averages over the batch is the sum over micro-batches m of n[m] / n * L[m], where n[m] are their sizes.
-The same holds for its gradients. It does not hold for losses that sum, or that average over weights or masks. BatchNorm
+The same holds for its gradients. It does not hold for losses that sum. Losses that average over weights or masks are
+corrected by their counts (losses.py), so all micro-batches run forward before the first loss is computed. BatchNorm
 computes its statistics, and dropout its noise, for each micro-batch. With one micro-batch, the result is the same as on
 one device.
 
@@ -28,12 +29,14 @@ import keras
 import tensorflow as tf
 
 from tfopt.compat.layers import standardize_inputs
+from tfopt.compat.trainer import loss_of
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.training.loss_scaling import scaled_loss
-from tfopt.training.losses import compute_loss
+from tfopt.training.losses import Part, compute_loss, counts_of, divided_losses
 from tfopt.training.pipeline_parallel import variables
 from tfopt.training.pipeline_parallel.passes import (
     MicroBatch,
+    Pass,
     StageCall,
     Sums,
     Values,
@@ -174,9 +177,18 @@ class Stages:
             raise ConfigError(
                 f"micro_batches must be a whole number of at least 1. Received: micro_batches={micro_batches!r}."
             )
+        parts = micro_batches_of(x, micro_batches)
+        batches = [part.of((x, y, sample_weight)) for part in parts]
+        forward = [self._forward(batch[0]) for batch in batches]
+        with divided_losses(), tf.device(self.records[-1].device):
+            counts = [
+                [count * tf.cast(part.size > 0, count.dtype) for count in self._counts(batch, passed)]
+                for batch, part, passed in zip(batches, parts, forward, strict=True)
+            ]
+        totals = tf.reduce_sum(counts, 0) if micro_batches > 1 and counts[0] else None
         losses, outputs, gradients = [], [], Sums()
-        for part in micro_batches_of(x, micro_batches):
-            loss, y_pred = self._micro_batch(part.of((x, y, sample_weight)), part, gradients)
+        for batch, part, passed in zip(batches, parts, forward, strict=True):
+            loss, y_pred = self._backward(batch, part, totals, passed, gradients)
             losses.append(loss)
             outputs.append(keras.tree.map_structure(lambda tensor, size=part.size: tensor[:size], y_pred))
         with tf.device(self.records[-1].device):
@@ -184,8 +196,8 @@ class Stages:
             loss = tf.add_n(losses)
         return loss, y_pred, [gradients.get(id(variable)) for variable in self.model.trainable_variables]
 
-    def _micro_batch(self, batch: tuple[Any, Any, Any], part: MicroBatch, sums: Sums) -> tuple[tf.Tensor, Any]:
-        x, y, sample_weight = batch
+    def _forward(self, x: Any) -> tuple[Values, list[Pass]]:
+        """Returns all values of a micro-batch, and what its backward pass needs."""
         values = self._inputs(x)
         passes = []
         for record, call in zip(self.records, self._calls, strict=True):
@@ -193,7 +205,28 @@ class Stages:
                 done = call.run_recorded(values)
             values.update(done.gives)
             passes.append(done)
+        return values, passes
 
+    def _counts(self, batch: tuple[Any, Any, Any], passed: tuple[Values, list[Pass]]) -> list[Any]:
+        x, y, sample_weight = batch
+        y_pred = self._packed([passed[0][id(tensor)] for tensor in self._graph.outputs])
+        return counts_of(
+            lambda: loss_of(self.model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True),
+            self.model,
+        )
+
+    def _backward(
+        self,
+        batch: tuple[Any, Any, Any],
+        part: MicroBatch,
+        totals: Any,
+        passed: tuple[Values, list[Pass]],
+        sums: Sums,
+    ) -> tuple[tf.Tensor, Any]:
+        x, y, sample_weight = batch
+        values, passes = passed
+        for call, done in zip(self._calls, passes, strict=True):
+            call.set_added_losses(done.added_losses)  # a later micro-batch has replaced them
         gradients = Sums()
         with tf.device(self.records[-1].device):
             copies = [entering(values[id(tensor)]) for tensor in self._graph.outputs]
@@ -210,6 +243,7 @@ class Stages:
                     sample_weight=sample_weight,
                     training=True,
                     examples=part.size,
+                    part=Part(part.share, totals),
                 )
                 loss *= tf.cast(part.share, loss.dtype)
                 scaled = scaled_loss(self.model.optimizer, loss)

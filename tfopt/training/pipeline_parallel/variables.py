@@ -16,8 +16,8 @@ import tensorflow as tf
 from tfopt.compat.optimizers import (
     find_slots_anew,
     inner_optimizer,
+    make_anew,
     own_variables,
-    set_value,
     trained_variables,
     update_hooks,
     value_of,
@@ -34,19 +34,10 @@ def move(variable: keras.Variable, device: str) -> None:
         >>> weight.numpy().tolist(), weight.value.device[-5:]
         ([1.0, 2.0], 'CPU:0')
     """
-    old = value_of(variable)
-    if _same_device(old.device, device):
+    if _same_device(value_of(variable).device, device):
         return
     with tf.device(device):
-        new = tf.Variable(
-            old.read_value(),
-            dtype=old.dtype,
-            trainable=old.trainable,
-            name=variable.name,
-            aggregation=old.aggregation,
-            synchronization=old.synchronization,
-        )
-    set_value(variable, new)
+        make_anew(variable)
 
 
 def place_slots(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> None:

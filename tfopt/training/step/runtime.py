@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.compat.trainer import BUILD, check_fit, compile_config, element_spec, symbolic_build
+from tfopt.compat.trainer import BUILD, check_fit, compile_config, element_spec, loss_calls, symbolic_build
 from tfopt.data.epoch_order import EpochCounter
 from tfopt.errors import TfoptWarning, UnsupportedModelError
 from tfopt.training.checkpointing.resume import Resume
@@ -32,6 +32,7 @@ from tfopt.training.step.guards import Guard
 from tfopt.training.step.keras_step import KerasStep
 from tfopt.training.step.ledger import ATTRIBUTE, Ledger
 from tfopt.training.step.step import Step
+from tfopt.training.whole_batch import check_losses
 from tfopt.training.xla import compilation_cause, compilation_failed
 
 METHODS = ("fit", "evaluate", "predict", "make_train_function", "make_test_function", BUILD)
@@ -67,6 +68,7 @@ class Runtime:
         self.ledger = Ledger()
         self._make_step = make_step
         self._step = make_step(jit_compile)
+        self._spec: Any = None  # of the last batch that the model was built for
         self._guard = guard
         self._resume = resume
         self._counter = counter
@@ -191,10 +193,16 @@ class Runtime:
             data_batch = keras.tree.map_structure(
                 lambda item: None if item is None else tf.convert_to_tensor(item), data_batch
             )
-        if self._step.is_of_keras:
+        if isinstance(self._step, KerasStep):
             return
         with self._strategy.scope():
-            symbolic_build(self.model, self._step.spec(data_batch))
+            spec = self._spec = self._step.spec(data_batch)
+            with loss_calls() as calls:
+                symbolic_build(self.model, spec)
+            if self._step.division:
+                check_losses(calls, self._step.division)
+            if spec is not None:
+                self._step.prepare(spec)
             if self.model.optimizer is not None and not self.model.optimizer.built:
                 self.model.optimizer.build(self.model.trainable_variables)
 
@@ -305,6 +313,8 @@ class Runtime:
         )
         self.ledger.gave_up_xla(cause)
         self._step = self._make_step(False)
+        if isinstance(self._step, Step):
+            self._step.prepare(self._spec)
         self.model.jit_compile = False
         self._compiled = compile_config(self.model)
         self.model.test_function = self.model.predict_function = None

@@ -5,11 +5,12 @@ micro-batch is the mean over its examples. It is weighted by its share m / B bef
 
     sum over replicas and micro-batches of (m / B) * gradient(mean)  =  gradient of the mean over the batch
 
-for all sizes. Every example of the last, smaller batch of an epoch has the same weight, and a replica without examples
-adds zeros instead of 0/0. Keras instead divides some losses by the number of replicas: those that have a value for each
-example. That is switched off. Gradients are summed over the replicas before the optimizer receives them. So it clips
-the same gradients as on one device, and sets the loss scale by the gradients of all replicas. Keras' own step only
-checks those of the first replica.
+for all sizes. Losses that count some items only, such as those under a mask, are corrected; see losses.py. Every
+example of the last, smaller batch of an epoch has the same weight, and a replica without examples adds zeros instead of
+0/0. Keras instead divides some losses by the number of replicas: those that have a value for each example. That is
+switched off. Gradients are summed over the replicas before the optimizer receives them. So it clips the same gradients
+as on one device, and sets the loss scale by the gradients of all replicas. Keras' own step only checks those of the
+first replica.
 
 XLA cannot compile the communication between replicas. So under a strategy, and with several micro-batches, it compiles
 the forward and backward pass, but not the communication and the update. On one device it compiles the whole step.
@@ -29,11 +30,12 @@ import tensorflow as tf
 
 from tfopt.compat.layers import takes_training
 from tfopt.compat.optimizers import gradients_already_summed
-from tfopt.compat.trainer import built_under, loss_tracker, losses_not_scaled
+from tfopt.compat.trainer import built_under, loss_tracker, losses_not_scaled, symbolic_call
 from tfopt.training.loss_scaling import scaled_loss
-from tfopt.training.losses import compute_loss
+from tfopt.training.losses import Part, compute_loss, counts_of, divided_losses
 from tfopt.training.pipeline_parallel.step import Stages
 from tfopt.training.step.augment import StepAugmentation
+from tfopt.training.whole_batch import division
 
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
@@ -79,6 +81,9 @@ class Step:
         # The places of the variables without a gradient. With run_eagerly, a replica without examples does not compute
         # gradients, so it reads this list. The first replica always has examples, and runs first.
         self._unused: list[int] = []
+        self.division = division(self._replicas, max(accumulate, micro_batches))
+        # Whether a loss counts some items only, in batches with or without labels and weights; see `prepare`.
+        self._counting: dict[tuple[bool, bool], bool] = {}
         # A strategy with one replica is distributed too: its variables differ from those of one device.
         self.is_distributed = distributed = built_under(model) is not None
         # XLA compiles the whole step, or only the parts without communication.
@@ -90,18 +95,37 @@ class Step:
         self._train_one_device = _traced(self._train_on_replica, whole)
         self._test_one_device = _traced(self._test_on_replica, whole)
 
+    def prepare(self, spec: Any) -> None:
+        """Finds out whether a loss counts some items only, such as those under a mask.
+
+        Args:
+            spec: The specs of a batch, whose model, losses and metrics are built.
+        """
+        batch = _unpack(keras.tree.map_structure(_symbolic, spec))
+        # A pipeline sees the masks of all micro-batches before it computes the first loss.
+        if not self.division or self._stages is not None or _kind(*batch) in self._counting:
+            return
+        found: list[Any] = []
+
+        def count(x: Any, y: Any, weight: Any) -> Any:
+            found.extend(self._counts_once(x, y, weight))
+            return x
+
+        symbolic_call(count, *batch)
+        self._counting[_kind(*batch)] = bool(found)
+
     def train(self, data: Any) -> None:
         """Trains on one batch, distributed or not, and updates the model's metrics."""
         if not self.is_distributed:
             self._train_one_device(self._augmented(data))
             return
-        with gradients_already_summed(self._model.optimizer), losses_not_scaled():
+        with gradients_already_summed(self._model.optimizer), losses_not_scaled(), divided_losses():
             self._strategy.run(lambda data: self._train_on_replica(self._augmented(data)), args=(data,))
 
     def test(self, data: Any) -> None:
         """Evaluates the model on one batch, distributed or not, and updates its metrics."""
         if self.is_distributed:
-            with losses_not_scaled():
+            with losses_not_scaled(), divided_losses():
                 self._strategy.run(lambda data: self._test_on_replica(self._unchanged(data)), args=(data,))
         else:
             self._test_one_device(self._unchanged(data))
@@ -140,8 +164,8 @@ class Step:
             loss, y_pred, gradients = self._stages.forward_backward(x, y, weight, micro_batches=self._stage_batches)
             self._record(loss, _batch_size(x), x, y, y_pred, weight)
         elif self._accumulate == 1 and (not self.is_distributed or self._parts_are_equal(x)):
-            share = 1 / self._replicas if self._replicas > 1 else None
-            loss, y_pred, gradients = self._forward_backward(x, y, weight, share)
+            part = Part(1 / self._replicas, self._totals(x, y, weight)) if self._replicas > 1 else None
+            loss, y_pred, gradients = self._forward_backward(x, y, weight, part)
             self._record(loss, _batch_size(x), x, y, y_pred, weight)
         else:
             total = context.all_reduce(SUM, _batch_size(x)) if self.is_distributed else _batch_size(x)
@@ -156,7 +180,7 @@ class Step:
         A replica with fewer examples than micro-batches runs one micro-batch for each example.
         """
         variables = self._model.trainable_weights
-        size = _batch_size(x)
+        size, totals = _batch_size(x), self._totals(x, y, weight)
         count = tf.minimum(self._accumulate, size)
         unused = self._unused
 
@@ -166,7 +190,8 @@ class Step:
                 lambda value: None if value is None else value[begin:end], (x, y, weight)
             )
             share = tf.cast(end - begin, "float32") / tf.cast(total, "float32")
-            loss, y_pred, gradients = self._forward_backward(part_x, part_y, part_weight, share)
+            part = Part(share, totals)
+            loss, y_pred, gradients = self._forward_backward(part_x, part_y, part_weight, part)
             self._record(loss, end - begin, part_x, part_y, y_pred, part_weight)
             unused[:] = [place for place, gradient in enumerate(gradients) if gradient is None]
             added = [
@@ -179,13 +204,24 @@ class Step:
         _, *sums = tf.while_loop(lambda index, *_: index < count, add, (tf.constant(0), *zeros), parallel_iterations=1)
         return [None if place in unused else value for place, value in enumerate(sums)]
 
-    def _forward_backward_once(self, x: Any, y: Any, weight: Any, share: Any) -> tuple[Any, Any, list[Any]]:
+    def _totals(self, x: Any, y: Any, weight: Any) -> Any:
+        """Returns how many items count in the whole batch, for each loss that does not count all of them."""
+        if not self._counting.get(_kind(x, y, weight)):
+            return None
+        counts = tf.stack(self._counts_once(x, y, weight))
+        return tf.distribute.get_replica_context().all_reduce(SUM, counts) if self.is_distributed else counts
+
+    def _counts_once(self, x: Any, y: Any, weight: Any) -> list[Any]:
+        # TensorFlow computes the masks alone, since nothing reads the other results.
+        return counts_of(lambda: self._loss(x, y, self._call(x, training=True), weight, training=True), self._model)
+
+    def _forward_backward_once(self, x: Any, y: Any, weight: Any, part: Part | None) -> tuple[Any, Any, list[Any]]:
         model = self._model
         variables = [variable.value for variable in model.trainable_weights]
         with tf.GradientTape() as tape:
             y_pred = self._call(x, training=True)
-            loss = self._loss(x, y, y_pred, weight, training=True)
-            weighted = loss if share is None else loss * tf.cast(share, loss.dtype)
+            loss = self._loss(x, y, y_pred, weight, training=True, part=part)
+            weighted = loss if part is None else loss * tf.cast(part.share, loss.dtype)
             scaled = scaled_loss(model.optimizer, weighted)
         return loss, y_pred, tape.gradient(scaled, variables)
 
@@ -202,9 +238,13 @@ class Step:
     def _test_on_replica(self, data: Any) -> None:
         x, y, weight = _unpack(data)
         size = _batch_size(x)
+        part = None
+        if self._counting.get(_kind(x, y, weight)) and self._replicas > 1:
+            total = tf.distribute.get_replica_context().all_reduce(SUM, size)
+            part = Part(tf.cast(size, "float32") / tf.cast(total, "float32"), self._totals(x, y, weight))
 
         def evaluate() -> tf.Tensor:
-            loss, y_pred = self._forward(x, y, weight)
+            loss, y_pred = self._forward(x, y, weight, part)
             self._record(loss, size, x, y, y_pred, weight)
             return tf.constant(0)
 
@@ -217,14 +257,20 @@ class Step:
         """Returns whether all replicas surely have the same number of examples. Eagerly, a replica cannot know that."""
         return not self._model.run_eagerly and _static_batch_size(x) is not None
 
-    def _forward_once(self, x: Any, y: Any, weight: Any) -> tuple[Any, Any]:
+    def _forward_once(self, x: Any, y: Any, weight: Any, part: Part | None) -> tuple[Any, Any]:
         y_pred = self._call(x, training=False)
-        return self._loss(x, y, y_pred, weight, training=False), y_pred
+        return self._loss(x, y, y_pred, weight, training=False, part=part), y_pred
 
-    def _loss(self, x: Any, y: Any, y_pred: Any, weight: Any, *, training: bool) -> Any:
-        examples = None if self._output_losses_as_keras else _batch_size(x)
+    def _loss(self, x: Any, y: Any, y_pred: Any, weight: Any, *, training: bool, part: Part | None = None) -> Any:
         return compute_loss(
-            self._model, x=x, y=y, y_pred=y_pred, sample_weight=weight, training=training, examples=examples
+            self._model,
+            x=x,
+            y=y,
+            y_pred=y_pred,
+            sample_weight=weight,
+            training=training,
+            examples=None if self._output_losses_as_keras else _batch_size(x),
+            part=part,
         )
 
     def _call(self, x: Any, *, training: bool) -> Any:
@@ -252,6 +298,14 @@ def _unpack(data: Any) -> tuple[Any, Any, Any]:
     data = keras.tree.map_structure(lambda item: None if isinstance(item, tf.experimental.Optional) else item, data)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     return x, y, weight
+
+
+def _symbolic(spec: Any) -> Any:
+    return None if spec is None else keras.KerasTensor(spec.shape, keras.backend.standardize_dtype(spec.dtype))
+
+
+def _kind(x: Any, y: Any, weight: Any) -> tuple[bool, bool]:
+    return y is None, weight is None
 
 
 def _batch_size(x: Any) -> Any:

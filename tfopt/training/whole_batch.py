@@ -1,0 +1,248 @@
+"""Finds losses and metrics that are functions of the whole batch: what a step computes of its parts is something else.
+
+A batch is divided over replicas and into micro-batches. The losses of the parts add up to that of the batch if it is a
+mean over examples, or over the items that count (losses.py). It is something else if examples meet in it: Dice divides
+sums over the batch, Circle compares pairs of examples. No property of a loss tells. So it is computed for random
+outputs, at once and in two parts, and the results are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfopt.compat.trainer import losses_not_scaled
+from tfopt.errors import ConfigError
+from tfopt.report import Skip
+from tfopt.training.losses import Part, counts_of, loss_of_part
+
+# Those of Keras in which examples may meet, by class and by name. Their argument `axis` decides.
+OF_KERAS = (keras.losses.Dice, keras.losses.Tversky, keras.losses.Circle)
+NAMES = tuple(each.__name__.lower() for each in OF_KERAS)
+# Class numbers that most losses take, and numbers that a loss may leave out.
+LABELS = ((0, 1), (-1, 0, 1), (0, 1, 255))
+OPEN_SIZE = 5
+
+Shape = tuple[int | None, ...]
+
+
+def division(replicas: int, micro_batches: int) -> str:
+    """Returns how a batch is divided, in words; an empty string if it is not.
+
+    Example:
+        >>> division(2, 4), division(1, 1)
+        ('2 replicas and 4 micro-batches', '')
+    """
+    parts = {"replicas": replicas, "micro-batches": micro_batches}
+    return " and ".join(f"{count} {name}" for name, count in parts.items() if count > 1)
+
+
+def adds_up(loss: keras.losses.Loss, y_true: Shape, y_pred: Shape, sample_weight: Shape | None = None) -> bool | None:
+    """Returns whether the losses of a batch's parts add up to that of the batch; None if it cannot be computed.
+
+    Args:
+        loss: A loss that averages.
+        y_true, y_pred, sample_weight: The shapes of its arguments; None is an open size, as that of the batch.
+    Example:
+        >>> adds_up(keras.losses.MeanSquaredError(), (None, 8), (None, 8))
+        True
+        >>> adds_up(keras.losses.Dice(), (None, 8), (None, 8)), adds_up(keras.losses.Dice(axis=1), (None, 8), (None, 8))
+        (False, True)
+    """
+
+    def compare(batch: Sequence[Any]) -> bool | None:
+        def of(begin: int, end: int) -> Callable[[], Any]:
+            part = [None if each is None else each[begin:end] for each in batch]
+            return lambda: loss(part[0], part[1], part[2])
+
+        size = len(batch[1])
+        counts = counts_of(of(0, size))
+        totals = keras.ops.stack(counts) if counts else None
+        whole = float(of(0, size)())
+        parts = sum(
+            (end - begin) / size * float(loss_of_part(of(begin, end), Part((end - begin) / size, totals)))
+            for begin, end in ((0, 1), (1, size))
+        )
+        return _same(whole, parts)
+
+    with losses_not_scaled():
+        return _compared(compare, y_true, y_pred, sample_weight)
+
+
+def metric_adds_up(metric: keras.metrics.Metric, y_true: Shape, y_pred: Shape) -> bool | None:
+    """Returns whether a metric of a batch's parts is that of the batch; None if it cannot be computed.
+
+    Example:
+        >>> metric_adds_up(keras.metrics.MeanMetricWrapper(keras.losses.dice), (None, 8), (None, 8))
+        False
+    """
+
+    def compare(batch: Sequence[Any]) -> bool | None:
+        y, predicted, _ = batch
+        results = []
+        for edges in ((0, len(predicted)), (0, 1, len(predicted))):
+            state = [np.zeros(each.shape, each.dtype) for each in metric.variables]
+            for begin, end in pairwise(edges):
+                state = metric.stateless_update_state(state, y[begin:end], predicted[begin:end])
+            results.append(float(metric.stateless_result(state)))
+        return _same(*results)
+
+    return _compared(compare, y_true, y_pred, None)
+
+
+def check_losses(calls: Iterable[tuple[keras.losses.Loss, tuple[Any, ...]]], how: str) -> None:
+    """Refuses losses of a divided batch that are functions of the whole batch.
+
+    Args:
+        calls: Each loss with its y_true, y_pred and sample_weight, or what has their shapes.
+        how: How the batch is divided.
+    Raises:
+        ConfigError: The losses of the parts do not add up to that of the batch.
+    """
+    for loss, arguments in calls:
+        if _is_mean_of_keras(loss) or any(keras.tree.is_nested(each) for each in arguments[:2]):
+            continue
+        y_true, y_pred, weight = (None if each is None else tuple(each.shape) for each in arguments)
+        if y_true is not None and y_pred is not None and adds_up(loss, y_true, y_pred, weight) is False:
+            raise refusal(loss, how, weighted=weight is not None)
+
+
+def check_given_losses(model: keras.Model, loss: Any, how: str) -> None:
+    """Refuses the same before a model is compiled, where it does not depend on the shape of the labels.
+
+    Raises:
+        ConfigError: The losses of the parts do not add up to that of the batch.
+    """
+    for given, outputs in _with_outputs(model, loss):
+        made = _loss(given)
+        if made is None or _is_mean_of_keras(made):
+            continue
+        for y_pred in outputs:
+            found = [adds_up(made, y_true, y_pred) for y_true in _likely_labels(y_pred)]
+            if False in found and True not in found:
+                raise refusal(made, how)
+
+
+def approximated_metrics(model: keras.Model, metrics: Any, how: str) -> Iterator[Skip]:
+    """Returns the metrics of a divided batch that are functions of the whole batch. They are shown for parts of it."""
+    for given, outputs in _with_outputs(model, metrics):
+        made = _metric(given)
+        if made is None:
+            continue
+        for y_pred in outputs:
+            found = [metric_adds_up(made, y_true, y_pred) for y_true in _likely_labels(y_pred)]
+            if False in found and True not in found:
+                reason = f"a function of the whole batch: with {how}, the mean over the parts is shown in its place"
+                yield Skip(name=_name(given), kind="metric", reason=reason)
+                break
+
+
+def refusal(loss: keras.losses.Loss, how: str, weighted: bool = False) -> ConfigError:
+    """Returns the error for a loss that is a function of the whole batch."""
+    name = getattr(getattr(loss, "fn", None), "__name__", type(loss).__name__)
+    remedy = "or return a value for each example"
+    if isinstance(loss, OF_KERAS[:2]) or name in NAMES[:2]:
+        remedy = f"or sum over each example alone, for example keras.losses.{name.capitalize()}(axis=-1)"
+    elif weighted:
+        remedy = "or return a value for each example, which sample_weight and class_weight can weight"
+    return ConfigError(
+        "loss must be a mean over examples where a batch is divided over replicas or micro-batches. Received: "
+        f"{name} with {how}, a function of the whole batch: the losses of the parts do not add up to it. Train on one "
+        f"device with accumulate=1, {remedy}."
+    )
+
+
+def _compared(
+    compare: Callable[[Sequence[Any]], bool | None], y_true: Shape, y_pred: Shape, weight: Shape | None
+) -> bool | None:
+    """Returns False if any random batch shows a difference, True if none does, None if nothing can be computed."""
+    size = next(n for n in range(4, 99) if n not in (*y_true, *y_pred))  # an example is mistaken for no other axis
+    random = np.random.default_rng(0)
+    found = []
+    for labels in LABELS:
+        batch = [
+            random.choice(np.array(labels, "float32"), _sizes(y_true, size)),
+            random.uniform(0.05, 0.95, _sizes(y_pred, size)).astype("float32"),
+            None if weight is None else random.uniform(0.5, 2.0, _sizes(weight, size)).astype("float32"),
+        ]
+        try:
+            result = compare([None if each is None else keras.ops.convert_to_tensor(each) for each in batch])
+        except Exception:  # noqa: BLE001 - not what this function takes, or not in the range of its labels
+            continue
+        if result is False:
+            return False
+        found.append(result)
+    return True if True in found else None
+
+
+def _same(one: float, other: float) -> bool | None:
+    if not (np.isfinite(one) and np.isfinite(other)):
+        return None
+    return bool(np.isclose(one, other, rtol=1e-3, atol=1e-6))
+
+
+def _sizes(shape: Shape, size: int) -> tuple[int, ...]:
+    return (size, *(OPEN_SIZE if each is None else each for each in shape[1:]))
+
+
+def _likely_labels(y_pred: Shape) -> list[Shape]:
+    """Returns the shapes of labels that go with an output: a number for each output, or one for each example."""
+    return list(dict.fromkeys([y_pred, y_pred[:-1], (*y_pred[:-1], 1)])) if len(y_pred) > 1 else [y_pred]
+
+
+def _with_outputs(model: keras.Model, given: Any) -> Iterator[tuple[Any, list[Shape]]]:
+    """Yields each loss or metric with the shapes of the outputs that it may be for."""
+    try:
+        outputs = {name: tuple(each.shape) for name, each in zip(model.output_names, model.outputs, strict=True)}
+    except (AttributeError, ValueError):  # a model that is no graph knows its outputs when it is called
+        return
+    items: list[Any] = []
+    if isinstance(given, dict):
+        items = [(each, [outputs[name]] if name in outputs else []) for name, each in given.items()]
+    elif isinstance(given, list | tuple) and len(given) == len(outputs) > 1:
+        items = [(each, [shape]) for each, shape in zip(given, outputs.values(), strict=True)]
+    else:
+        items = [(given, list(outputs.values()))]
+    for item, shapes in items:
+        for each in keras.tree.flatten(item):
+            yield each, shapes
+
+
+def _loss(given: Any) -> keras.losses.Loss | None:
+    if isinstance(given, str):
+        given = keras.losses.get(given) if given.lower() in NAMES else None
+    if isinstance(given, keras.losses.Loss) or not callable(given):
+        return given if isinstance(given, keras.losses.Loss) else None
+    return _wrapper()(given)
+
+
+def _wrapper() -> Any:
+    """Returns the class by which Keras makes a loss of a function: the base of all that Keras has."""
+    return keras.losses.MeanSquaredError.__mro__[1]
+
+
+def _metric(given: Any) -> keras.metrics.Metric | None:
+    """Returns a metric in which examples may meet; None for Keras' own, which add up."""
+    if isinstance(given, str):
+        given = keras.losses.get(given) if given.lower() in NAMES else None
+    if isinstance(given, keras.metrics.Metric):
+        own = type(given).__module__.split(".")[0] != "keras" or type(given) is keras.metrics.MeanMetricWrapper
+        return given if own and given.variables else None
+    return keras.metrics.MeanMetricWrapper(given) if callable(given) else None
+
+
+def _is_mean_of_keras(loss: keras.losses.Loss) -> bool:
+    own = type(loss).__module__.split(".")[0] == "keras" and not isinstance(loss, OF_KERAS)
+    function = getattr(loss, "fn", None)
+    of_keras = (getattr(function, "__module__", None) or "").split(".")[0] == "keras"
+    if not (own and of_keras) or getattr(function, "__name__", "") in NAMES:
+        return False
+    return loss.get_config().get("axis", -1) == -1
+
+
+def _name(given: Any) -> str:
+    return str(given if isinstance(given, str) else getattr(given, "name", None) or getattr(given, "__name__", given))
