@@ -110,6 +110,16 @@ def with_constants(function: Any) -> Any:
     return convert(function, lower_control_flow=False)
 
 
+def parse_saved_model(directory: str) -> Any:
+    """Returns the SavedModel protobuf of a directory as the loader reads it: `parse_saved_model`; nothing is run.
+
+    Raises:
+        OSError: The directory holds no SavedModel, or its file cannot be read.
+    """
+    name = "parse_saved_model"
+    return imported("tensorflow.python.saved_model.loader_impl", name, takes=("export_dir",))(directory)
+
+
 def leaves_with_paths(structure: Any) -> list[tuple[tuple[Any, ...], Any]]:
     """Returns (path, leaf) in the order of `tf.nest.flatten`: `flatten_with_tuple_paths`, which tf.nest leaves out."""
     flatten = imported("tensorflow.python.util.nest", "flatten_with_tuple_paths")

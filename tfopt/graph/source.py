@@ -18,6 +18,8 @@ from tfopt.errors import ArtifactError, ConfigError, UnsupportedModelError
 from tfopt.graph.edit import AttrValue
 from tfopt.graph.fold import fold_constants
 from tfopt.graph.frozen import FrozenGraph, free_graphs
+from tfopt.graph.saved_model_ops import check_saved_model
+from tfopt.graph.unsafe_ops import check_graph
 
 HALF = (tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum)
 FLOAT = tf.float32.as_datatype_enum
@@ -26,7 +28,13 @@ WIDENED = "_float32"
 TABLE_OPS = frozenset({"HashTableV2", "MutableHashTableV2", "LookupTableFindV2", "VocabFileLookup"})
 
 
-def freeze(source: keras.Model | str | Path, signature: str = "serving_default", *, fold: bool = True) -> FrozenGraph:
+def freeze(
+    source: keras.Model | str | Path,
+    signature: str = "serving_default",
+    *,
+    fold: bool = True,
+    trusted: bool = False,
+) -> FrozenGraph:
     """Freezes a model for inference: its weights become constants, and half precision is widened.
 
     A model that was trained with mixed precision computes in float32 afterwards: its variables are float32 already, and
@@ -38,9 +46,11 @@ def freeze(source: keras.Model | str | Path, signature: str = "serving_default",
         signature: The signature to take from a SavedModel directory.
         fold: Whether to simplify the graph: constant parts are computed, and batch normalisation is folded into the
             weights before it.
+        trusted: Whether the model may touch files and the network when it runs, and a .keras file may hold code.
     Returns: The graph.
     Raises:
-        UnsupportedModelError: The model is not built, or its graph keeps state that cannot become a constant.
+        UnsupportedModelError: The model is not built, its graph keeps state that cannot become a constant, or it would
+            touch files, the network or Python when it runs. Of a SavedModel this is found before it is loaded.
         ArtifactError: The directory holds no loadable SavedModel, or the .keras file cannot be loaded.
         ConfigError: The SavedModel has no such signature.
     Example:
@@ -51,9 +61,9 @@ def freeze(source: keras.Model | str | Path, signature: str = "serving_default",
         (['keras_tensor...'], ['output_0'])
     """
     if isinstance(source, (str, Path)) and Path(source).suffix == ".keras":
-        source = _load_keras(Path(source))
+        source = _load_keras(Path(source), trusted)
     if isinstance(source, (str, Path)):
-        function, name = _saved_model_function(Path(source), signature), Path(source).name
+        function, name = _saved_model_function(Path(source), signature, trusted), Path(source).name
         outputs = _name_outputs(function.structured_outputs)  # sorted, as they are flattened
     elif isinstance(source, keras.Model):
         function, name = _keras_function(source), source.name
@@ -63,6 +73,7 @@ def freeze(source: keras.Model | str | Path, signature: str = "serving_default",
             "source must be a keras.Model or the directory of a SavedModel. "
             f"Received: {type(source).__name__}. Pass the model itself, or its directory as a str or Path."
         )
+    check_graph(function.graph.as_graph_def(), name, trusted=trusted)
     try:
         frozen = with_constants(function)
     except ValueError as error:
@@ -139,21 +150,23 @@ def _name_inputs(specs: Any) -> list[tuple[str, Any]]:
     return [(spec.name or (path[-1] if isinstance(path[-1], str) else next(unnamed)), spec) for path, spec in paths]
 
 
-def _load_keras(file: Path) -> keras.Model:
+def _load_keras(file: Path, trusted: bool) -> keras.Model:
     try:
-        return keras.saving.load_model(file, compile=False)
+        return keras.saving.load_model(file, compile=False, safe_mode=not trusted)
     except Exception as error:  # a damaged file fails in many ways, from BadZipFile to KeyError
         raise ArtifactError(
             f"source must be a readable .keras file. Received: {file} ({_reason(error)}). Save it again."
         ) from error
 
 
-def _saved_model_function(directory: Path, signature: str) -> Any:
+def _saved_model_function(directory: Path, signature: str, trusted: bool) -> Any:
     if not (directory / "saved_model.pb").is_file():
         raise ArtifactError(
             f"source must be the directory of a SavedModel. Received: {directory}, which holds no saved_model.pb. "
             "Check the path."
         )
+    if not trusted:
+        check_saved_model(directory)
     try:
         loaded = tf.saved_model.load(str(directory))
     except Exception as error:  # a damaged file fails in many ways, from IndexError to RuntimeError

@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import ArtifactError
+from tfopt.graph.saved_model_ops import check_saved_model
 
 SCRIPT = Path(__file__).with_name("tensorflow_only.py")
 ROUNDS = 5
@@ -49,17 +50,27 @@ class SavedModelProcess:
         renamed: The SavedModel's names of inputs that callers give under other names.
         step_limit_s: The seconds that one step may take: loading, one batch, or one timed call. A process that takes
             longer is ended, and an ArtifactError says so.
+        trusted: Whether the SavedModel may touch files and the network. Otherwise one that would do so is refused
+            before anything of it runs.
     """
 
     def __init__(
-        self, path: str | Path, signature: str = "serving_default", *, step_limit_s: float = STEP_LIMIT_S
+        self,
+        path: str | Path,
+        signature: str = "serving_default",
+        *,
+        step_limit_s: float = STEP_LIMIT_S,
+        trusted: bool = False,
     ) -> None:
         self.path = Path(path)
         self.signature = signature
         self.step_limit_s = step_limit_s
+        self.trusted = trusted
         self.renamed: Mapping[str, str] = {}
 
     def __enter__(self) -> Self:
+        if not self.trusted:
+            check_saved_model(self.path)
         self._directory = tempfile.TemporaryDirectory(prefix="tfopt-")
         self._log = Path(self._directory.name, "stderr").open("wb")
         words, settings = self._command()
