@@ -334,7 +334,7 @@ def two_arguments():
         (string_lookup, "look-up tables"),
         (integer_lookup, "look-up tables"),
         (hashing, "must be numbers"),
-        (lambda: stack((3,), Counter()), "must not change its own variables"),
+        (lambda: stack((3,), Counter()), "must not depend on a variable"),
         (lambda: keras.Sequential([keras.Input(batch_shape=(2, 5, 3)), layers.LSTM(4, stateful=True)]), "Stateful"),
         (two_arguments, "first argument alone"),
     ],

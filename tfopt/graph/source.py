@@ -20,6 +20,7 @@ from tfopt.graph.fold import fold_constants
 from tfopt.graph.frozen import FrozenGraph, free_graphs
 from tfopt.graph.saved_model_ops import check_saved_model
 from tfopt.graph.unsafe_ops import check_graph
+from tfopt.graph.updates import drop_updates
 
 HALF = (tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum)
 FLOAT = tf.float32.as_datatype_enum
@@ -75,7 +76,8 @@ def freeze(
         )
     check_graph(function.graph.as_graph_def(), name, trusted=trusted)
     try:
-        frozen = with_constants(function)
+        outputs_of = [tensor.name for tensor in function.outputs]
+        frozen = with_constants(function, lambda graph_def: drop_updates(graph_def, outputs_of, name))
     except ValueError as error:
         reason = str(error).splitlines()[0]
         raise UnsupportedModelError(
