@@ -322,7 +322,10 @@ NAMES = [
     Name(CONSTANTS, "_construct_concrete_function", CONSTANT, takes=True),
     Name(f"{CONSTANTS}._FunctionConverterDataInEager", "_build_node_defs_list", CONSTANT, takes=True),
     Name(
-        "of_tf('saved_model.loader_impl')", "parse_saved_model", "tensorflow.parse_saved_model(t.saved_model)", takes=True
+        "of_tf('saved_model.loader_impl')",
+        "parse_saved_model",
+        "tensorflow.parse_saved_model(t.saved_model)",
+        takes=True,
     ),
     Name("of_tf('util.nest')", "flatten_with_tuple_paths", "tensorflow.leaves_with_paths([1])"),
     Name("of_tf('framework.func_graph').FuncGraph", "_get_function", FUNCTION, takes=True),

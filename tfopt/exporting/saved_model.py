@@ -108,11 +108,7 @@ def export(
             f"{read_manifest(Path(baseline)).precision}. Export the model in float32 and name that artifact."
         )
     check_target(final)  # before the work, which can take long
-    sample, calibration_data = peek(calibration_data)
-    lowered = lower(model, config, calibration_data, evaluation_data, sample)
-    for graph in lowered.graphs.values():
-        _check_size(graph)
-    check = record_check(lowered.source, lowered.graphs, sample)
+    lowered, check = _lower_and_check(model, config, calibration_data, evaluation_data)
     graph = lowered.graphs[DEFAULT]
     with staged_directory(final, max(each.graph_def.ByteSize() for each in lowered.graphs.values())) as temporary:
         _save(lowered, temporary)
@@ -135,6 +131,22 @@ def export(
         (temporary / MARK).write_text(json.dumps(manifest), encoding="utf-8")
     size = sum(path.stat().st_size for path in final.rglob("*") if path.is_file())
     return Artifact(path=str(directory), precision=lowered.precision, bytes_on_disk=size, report=lowered.report)
+
+
+def check_export(model: Any, config: ExportConfig, calibration_data: Any) -> None:
+    """Raises the errors that `tfopt.export` would raise about the model and its data, without writing anything."""
+    _lower_and_check(model, config, calibration_data, None)
+
+
+def _lower_and_check(
+    model: Any, config: ExportConfig, calibration_data: Any, evaluation_data: Any
+) -> tuple[Lowered, dict[str, Any]]:
+    """Returns what is to be written, and the manifest's record of its outputs."""
+    sample, calibration_data = peek(calibration_data)
+    lowered = lower(model, config, calibration_data, evaluation_data, sample)
+    for graph in lowered.graphs.values():
+        _check_size(graph)
+    return lowered, record_check(lowered.source, lowered.graphs, sample)
 
 
 def _save(lowered: Lowered, directory: Path) -> None:

@@ -1,12 +1,12 @@
 """Leaves out of an inference graph the updates of variables that its outputs do not need.
 
-Some layers change a variable at each call, at inference too: a recurrent layer with dropout draws a seed before it knows
-that it will not drop anything, and a layer may count its calls. If no output depends on what the variable holds, the
-graph without the update computes the same. A frozen graph cannot hold an update, since its variables are constants.
+Some layers change a variable at each call, at inference too: a recurrent layer with dropout draws a seed before it
+knows that it will not drop anything, and a layer may count its calls. If no output depends on what the variable holds,
+the graph without the update computes the same. A frozen graph cannot hold an update, since its variables are constants.
 
-The outputs depend on a variable where they are computed from an op that reads it. Such an op may be in the body of a loop
-or branch, whose arguments are followed to the variables that the caller passes. An op counts there if any result of the
-body is computed from it.
+The outputs depend on a variable where they are computed from an op that reads it. Such an op may be in the body of a
+loop or branch, whose arguments are followed to the variables that the caller passes. An op counts there if any result
+of the body is computed from it.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def drop_updates(graph_def: Any, outputs: Iterable[str], name: str) -> None:
         )
         raise UnsupportedModelError(
             "The outputs of a frozen model must not depend on a variable that the model changes when it runs. "
-            f"Received: {name!r} ({shown}). Stateful recurrent layers, counters and random layers that run at inference "
-            "cannot be frozen; make them stateless or leave them outside the exported part."
+            f"Received: {name!r} ({shown}). Stateful recurrent layers, counters and random layers that run at "
+            "inference cannot be frozen; make them stateless or leave them outside the exported part."
         )
     removed = {id(node) for _, node in uses.updates}
     _remove(graph_def.node, removed)
