@@ -116,6 +116,8 @@ def with_constants(function: Any, edit: Callable[[Any], None] = lambda _: None) 
     construct = imported(
         module, "_construct_concrete_function", takes=("func", "output_graph_def", "converted_input_indices")
     )
+    # Keras' tables leave an initialiser that is None, about which TensorFlow warns.
+    function.graph.get_collection_ref(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS).clear()
     read_data = read(func=function, lower_control_flow=False, aggressive_inlining=False)
     edit(read_data.graph_def)
     list_nodes(read_data)

@@ -52,7 +52,8 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
         model, config, calibration_data, evaluation_data: As in `tfopt.export`.
         sample: The first batch of the calibration data, or None.
     Raises:
-        ConfigError: The model is quantized and the config names another precision, or int8 has no calibration data.
+        ConfigError: The model is quantized and the config names another precision, int8 has no calibration data, or
+            XLA cannot compile the model.
     """
     if isinstance(model, KerasQuantized):
         model = model.model
@@ -73,7 +74,18 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
             trusted=config.trusted,
         )
     lowered = _int8(model, config, sample) if isinstance(model, QuantizedModel) else _float(model, config)
+    _check_xla(lowered.source, config)
     return _without_zeros(lowered) if config.sparse_weights else lowered
+
+
+def _check_xla(source: FrozenGraph, config: ExportConfig) -> None:
+    strings = [name for name, spec in source.inputs.items() if spec.dtype.name == "string"]
+    if config.xla_signature and (strings or source.tables):
+        raise ConfigError(
+            "xla_signature must be False for a model with look-up tables or strings, which XLA cannot compile. "
+            f"Received: {source.name!r} with {len(source.tables)} tables and the string inputs {strings}. Leave it "
+            "out, or export the part that takes numbers."
+        )
 
 
 def _without_zeros(lowered: Lowered) -> Lowered:

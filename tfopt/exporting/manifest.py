@@ -103,15 +103,17 @@ class CheckRecord(Record):
     """How to draw the inputs of the check again, and the outputs that they gave at export.
 
     Attributes:
-        ranges: The least and the greatest value of each input.
+        ranges: The least and the greatest value of each input. For strings, these are places in its words.
         shapes: The shape of each input.
         outputs: The outputs of the source model, of the artifact and of its further signatures, each by its name.
+        words: The words to draw from, of each input of strings.
         format: The manifest's format, which decides how inputs and values are chosen.
     """
 
     ranges: dict[str, tuple[float, float]]
     shapes: dict[str, tuple[int, ...]]
     outputs: dict[str, dict[str, OutputRecord]]
+    words: dict[str, tuple[str, ...]] = field(default_factory=dict)
     format: int = MANIFEST_FORMAT
 
 
@@ -311,6 +313,8 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
         low, high = check.ranges[name]
         if not (math.isfinite(low) and math.isfinite(high) and low <= high):
             yield f"check.ranges of {name!r} is ({low}, {high}), which is not a range"
+        if spec.dtype == "string" and not (0 <= low and high < len(check.words.get(name, ()))):
+            yield f"check.ranges of {name!r} is ({low}, {high}), and check.words has {len(check.words.get(name, ()))}"
         if not spec.fits(replace(spec, shape=check.shapes[name])):
             yield f"check.shapes of {name!r} is {check.shapes[name]}, where the signature has {spec.shape}"
     kinds = {SOURCE, ARTIFACT, *manifest.signatures} - {DEFAULT}

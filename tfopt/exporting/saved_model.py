@@ -83,7 +83,8 @@ def export(
         evaluation_data: For int8 with max_accuracy_drop, as in `tfopt.quantize`.
         baseline: A float artifact. `tfopt.verify` compares this artifact with it by default.
     Raises:
-        UnsupportedModelError: The model is not built, has look-up tables, or exceeds 2 GiB, the limit of a protobuf.
+        UnsupportedModelError: The model is not built, would touch files, the network or Python when it runs, or exceeds
+            2 GiB, the limit of a protobuf.
         ConfigError: int8 has no usable calibration data, or the data do not fit the model, or they hold NaN.
         ExportError: The directory cannot be written, holds other files, or is inside another artifact.
     Example:

@@ -15,10 +15,11 @@ import tensorflow as tf
 from tfopt.compat.layers import input_signature
 from tfopt.compat.tensorflow import leaves_with_paths, with_constants
 from tfopt.errors import ArtifactError, ConfigError, UnsupportedModelError
-from tfopt.graph.edit import AttrValue
+from tfopt.graph.edit import AttrValue, GraphEditor, producer
 from tfopt.graph.fold import fold_constants
 from tfopt.graph.frozen import FrozenGraph, free_graphs
 from tfopt.graph.saved_model_ops import check_saved_model
+from tfopt.graph.tables import REMEDY, read_tables
 from tfopt.graph.unsafe_ops import check_graph
 from tfopt.graph.updates import drop_updates
 
@@ -26,7 +27,7 @@ HALF = (tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum)
 FLOAT = tf.float32.as_datatype_enum
 LOWERED = "_lower_using_switch_merge"
 WIDENED = "_float32"
-TABLE_OPS = frozenset({"HashTableV2", "MutableHashTableV2", "LookupTableFindV2", "VocabFileLookup"})
+TABLE_OPS = frozenset({"HashTable", "HashTableV2", "MutableHashTable", "MutableHashTableV2"})
 
 
 def freeze(
@@ -75,9 +76,9 @@ def freeze(
             f"Received: {type(source).__name__}. Pass the model itself, or its directory as a str or Path."
         )
     check_graph(function.graph.as_graph_def(), name, trusted=trusted)
+    returned, readers = [tensor.name for tensor in function.outputs], dict[str, Any]()
     try:
-        outputs_of = [tensor.name for tensor in function.outputs]
-        frozen = with_constants(function, lambda graph_def: drop_updates(graph_def, outputs_of, name))
+        frozen = with_constants(function, lambda graph_def: readers.update(drop_updates(graph_def, returned, name)))
     except ValueError as error:
         reason = str(error).splitlines()[0]
         raise UnsupportedModelError(
@@ -89,20 +90,23 @@ def freeze(
     stateful = sorted({node.op for node in graph_def.node} & TABLE_OPS)
     if stateful:
         raise UnsupportedModelError(
-            f"A frozen model must not use look-up tables, which cannot become constants. Received: {name!r} with the "
-            f"ops {', '.join(stateful)}. "
-            "Keep text preprocessing outside the model and export the part that takes numbers."
+            f"A frozen model must not make look-up tables when it runs. Received: {name!r} with the ops "
+            f"{', '.join(stateful)}. {REMEDY}"
         )
-    names = [tensor.name.split(":")[0] for tensor in frozen.inputs]
+    held = {producer(inner.name): outer for outer, inner in function.graph.captures if outer.dtype == tf.resource}
+    names = [producer(tensor.name) for tensor in frozen.inputs]
+    handles = {node: held[node] for node in names if node in held}
+    tables = read_tables(handles, readers, name)
+    names = [node for node in names if node not in handles]
     specs = {
         _signature_name(spec.name or node): tf.TensorSpec(tensor.shape, _widened(tensor.dtype), name=node)
-        for spec, node, tensor in zip(_input_specs(function), names, frozen.inputs, strict=True)
+        for spec, node, tensor in zip(_input_specs(function), names, frozen.inputs[: len(names)], strict=True)
     }
-    strings = sorted(name for name, spec in specs.items() if spec.dtype == tf.string)
+    strings = [key for key, tensor in zip(outputs, frozen.outputs, strict=True) if tensor.dtype == tf.string]
     if strings:
         raise UnsupportedModelError(
-            f"The inputs of a frozen model must be numbers. Received: {name!r} with the string inputs {strings}. "
-            "Keep text preprocessing outside the model and export the part that takes numbers."
+            f"The outputs of a frozen model must be numbers. Received: {name!r} with the string outputs {strings}. "
+            "Look the strings up outside the model and export the part that gives numbers."
         )
     if not isinstance(source, keras.Model):  # a loaded SavedModel sorts its inputs alphabetically: x_10 before x_9
         specs = dict(sorted(specs.items(), key=lambda item: _numbers_by_value(item[0])))
@@ -116,9 +120,12 @@ def freeze(
             for key, tensor in zip(outputs, frozen.outputs, strict=True)
         },
         name=name,
+        tables=tables,
     )
     del function, frozen
     free_graphs(graph_def)
+    if len(tables) < len(handles):  # nodes that no output needs read a table or change one
+        graph = graph.edited(GraphEditor(graph.graph_def))
     return fold_constants(graph) if fold else graph
 
 

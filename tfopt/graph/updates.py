@@ -29,13 +29,15 @@ BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")  # their first input s
 RESOURCE = tf.resource.as_datatype_enum
 
 
-def drop_updates(graph_def: Any, outputs: Iterable[str], name: str) -> None:
+def drop_updates(graph_def: Any, outputs: Iterable[str], name: str) -> dict[str, Any]:
     """Removes updates from a graph and from the bodies of its loops and branches.
 
     Args:
         graph_def: The graph, which is changed. The variables are its placeholders of resources.
         outputs: Names of the tensors that the graph returns.
         name: The model's name, for the error.
+    Returns: For each variable and table on which the outputs depend, a node that reads it. The names are those of the
+        placeholders.
     Raises:
         UnsupportedModelError: An output depends on a variable that the graph updates.
     """
@@ -64,6 +66,7 @@ def drop_updates(graph_def: Any, outputs: Iterable[str], name: str) -> None:
         for key in [key for key, node in function.control_ret.items() if node in gone]:
             del function.control_ret[key]
             function.signature.control_output.remove(key)
+    return uses.read
 
 
 class _Uses:

@@ -133,7 +133,7 @@ class SavedModelProcess:
     def _store(self, inputs: Mapping[str, Any]) -> str:
         target = Path(self._directory.name, "inputs.npz")
         with target.open("wb") as file:
-            np.savez(file, **{self.renamed.get(name, name): value for name, value in inputs.items()})
+            np.savez(file, **{self.renamed.get(name, name): plain_strings(value) for name, value in inputs.items()})
         return str(target)
 
     def _ask(self, **command: Any) -> dict[str, Any]:
@@ -187,6 +187,20 @@ class SavedModelProcess:
                 "SavedModelProcess a longer step_limit_s, if the model takes that long."
             )
         return json.loads(received) if received else None
+
+
+def plain_strings(values: Any) -> Any:
+    """Returns strings as an array of bytes, which a file can hold without Python objects; other arrays as they are.
+
+    Example:
+        >>> plain_strings(np.array(["a", "é"], object)).tolist()
+        [b'a', b'\\xc3\\xa9']
+    """
+    array = np.asarray(values)
+    if array.dtype.kind not in "OU":
+        return array
+    encoded = [value if isinstance(value, bytes) else str(value).encode() for value in array.reshape(-1)]
+    return np.array(encoded, dtype=np.bytes_).reshape(array.shape)
 
 
 def search_path() -> list[str]:
