@@ -130,7 +130,7 @@ def test_what_cannot_be_kept_is_refused_with_a_remedy(looking, tmp_path):
         export(model, tmp_path / "out", INT8, calibration_data={**x, "word": np.ones((48, 1))})
     numbers = keras.Input((1,), dtype="int64")
     backwards = keras.Model(numbers, layers.StringLookup(vocabulary=WORDS, invert=True)(numbers))
-    with pytest.raises(UnsupportedModelError, match="outputs of a frozen model must be numbers.*export the part"):
+    with pytest.raises(UnsupportedModelError, match=r"outputs of a frozen model must be numbers.*export the part"):
         freeze(backwards)
 
 
@@ -150,5 +150,5 @@ class Vectors(tf.Module):
 def test_a_table_of_vectors_is_refused_by_name(tmp_path):
     module = Vectors()
     tf.saved_model.save(module, str(tmp_path / "model"), signatures=module.serve)
-    with pytest.raises(UnsupportedModelError, match="single keys to single values.*LookupTableFindV2 at"):
+    with pytest.raises(UnsupportedModelError, match=r"single keys to single values.*LookupTableFindV2 at"):
         freeze(tmp_path / "model")

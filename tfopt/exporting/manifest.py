@@ -313,8 +313,9 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
         low, high = check.ranges[name]
         if not (math.isfinite(low) and math.isfinite(high) and low <= high):
             yield f"check.ranges of {name!r} is ({low}, {high}), which is not a range"
-        if spec.dtype == "string" and not (0 <= low and high < len(check.words.get(name, ()))):
-            yield f"check.ranges of {name!r} is ({low}, {high}), and check.words has {len(check.words.get(name, ()))}"
+        words = len(check.words.get(name, ()))
+        if spec.dtype == "string" and (low < 0 or high >= words):
+            yield f"check.ranges of {name!r} is ({low}, {high}), and check.words has {words} words"
         if not spec.fits(replace(spec, shape=check.shapes[name])):
             yield f"check.shapes of {name!r} is {check.shapes[name]}, where the signature has {spec.shape}"
     kinds = {SOURCE, ARTIFACT, *manifest.signatures} - {DEFAULT}

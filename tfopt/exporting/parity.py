@@ -1,10 +1,11 @@
 """The outputs of a model on drawn inputs: export records them, and verify computes them again.
 
-Inputs are drawn with a fixed seed, uniformly over the range of the model's inputs. So the manifest need not hold them.
-For inputs of strings it holds some words, which are drawn from. Of each output, the manifest holds some values, spread evenly over the whole, and sums that cover all values. For the
-sums, an output is cut into consecutive parts, and the values of each part are added with random signs. The squared
-difference between two such sums is, on average, the squared distance between the two parts. So a few numbers give an
-estimate of the distance between two outputs of any size, and each changed value changes a sum.
+Inputs are drawn with a fixed seed, uniformly over the range of the model's inputs, or from some words for an input of
+strings. So the manifest need not hold them. Of each output, the manifest holds some values, spread evenly over the
+whole, and sums that cover all values. For the sums, an output is cut into consecutive parts, and the values of each
+part are added with random signs. The squared difference between two such sums is, on average, the squared distance
+between the two parts. So a few numbers give an estimate of the distance between two outputs of any size, and each
+changed value changes a sum.
 """
 
 from __future__ import annotations
