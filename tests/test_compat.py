@@ -133,7 +133,9 @@ def test_the_tested_versions_are_installed_and_no_newer_ones_are_taken():
 
 
 @pytest.fixture(scope="module")
-def things(two_replicas):
+def things(two_replicas, tmp_path_factory):
+    saved_model = str(tmp_path_factory.mktemp("saved_model"))
+    tf.saved_model.save(tf.Module(), saved_model)
     inputs = keras.Input((2,))
     model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
     model.compile("adam", "mse")
@@ -165,6 +167,7 @@ def things(two_replicas):
         mirrored=mirrored,
         dataset=tf.data.Dataset.range(2).batch(1),
         graph=graph,
+        saved_model=saved_model,
         called=next(each.get_attr("f").name for each in graph.get_operations() if each.type == "PartitionedCall"),
         tf_keras=SimpleNamespace(_is_graph_network=True),
         call=lambda operation, *args, **options: operation(*args, **options),
@@ -201,6 +204,7 @@ BASE = "keras.optimizers.Optimizer"
 AVERAGE = "_overwrite_model_variables_with_average_value"
 CONSTANTS = "of_tf('framework.convert_to_constants')"
 SLURM = "of_tf('distribute.cluster_resolver.slurm_cluster_resolver')"
+CONSTANT = "tensorflow.with_constants(tf.function(abs).get_concrete_function(tf.TensorSpec(())))"
 FUNCTION = "tensorflow.function_graph(t.graph, t.called)"
 NAMES = [
     # layers and graphs
@@ -320,10 +324,14 @@ NAMES = [
     Name("of_tf('distribute.values')", "PerReplicaSpec", "tensorflow.spec_of_first_replica(t.per_replica)"),
     Name("t.per_replica", "_value_specs", "tensorflow.spec_of_first_replica(t.per_replica)"),
     Name("of_tf('framework.op_def_registry')", "get", "fresh(tensorflow.find_op)()", takes=True),
+    Name(CONSTANTS, "_FunctionConverterDataInEager", CONSTANT),
+    Name(CONSTANTS, "_replace_variables_by_constants", CONSTANT, takes=True),
+    Name(CONSTANTS, "_construct_concrete_function", CONSTANT, takes=True),
+    Name(f"{CONSTANTS}._FunctionConverterDataInEager", "_build_node_defs_list", CONSTANT, takes=True),
     Name(
-        CONSTANTS,
-        "convert_variables_to_constants_v2",
-        "tensorflow.with_constants(tf.function(abs).get_concrete_function(tf.TensorSpec(())))",
+        "of_tf('saved_model.loader_impl')",
+        "parse_saved_model",
+        "tensorflow.parse_saved_model(t.saved_model)",
         takes=True,
     ),
     Name("of_tf('util.nest')", "flatten_with_tuple_paths", "tensorflow.leaves_with_paths([1])"),

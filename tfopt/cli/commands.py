@@ -127,6 +127,7 @@ def verify_command(words: list[str]) -> int:
             metric=metric,
             batch_size=options.batch_size,
             signature=options.signature,
+            trusted=options.trusted,
         )
     except ArtifactError as error:
         raise CheckError(error) from error

@@ -77,6 +77,8 @@ class VerifyOptions:
     """Number of examples in each timed call."""
     signature: str | None = None
     """Signature to call, for example serving_float. By default serving_default, if TensorFlow can run it here."""
+    trusted: bool = False
+    """Run an artifact that touches files or the network. Without it, such an artifact is refused before it runs."""
     json: bool = False
     """Print JSON."""
 

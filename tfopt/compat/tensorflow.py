@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -99,15 +99,39 @@ def register_functions(functions: Iterable[Any]) -> None:
             add(function)
 
 
-def with_constants(function: Any) -> Any:
+def with_constants(function: Any, edit: Callable[[Any], None] = lambda _: None) -> Any:
     """Returns a function whose variables are constants: `convert_variables_to_constants_v2`; the public one needs v1.
 
+    Args:
+        function: A concrete function.
+        edit: Changes the GraphDef, in which calls of functions are inlined, while its variables are still placeholders.
+            The function of TensorFlow has no place for this, so its three parts are called here one by one.
     Raises:
         ValueError: The function changes its variables.
     """
-    module, name = "tensorflow.python.framework.convert_to_constants", "convert_variables_to_constants_v2"
-    convert = imported(module, name, takes=("func", "lower_control_flow", "aggressive_inlining"))
-    return convert(function, lower_control_flow=False)
+    module = "tensorflow.python.framework.convert_to_constants"
+    read = imported(module, "_FunctionConverterDataInEager")
+    list_nodes = private(read, "_build_node_defs_list", takes=())
+    replace = imported(module, "_replace_variables_by_constants", takes=("converter_data",))
+    construct = imported(
+        module, "_construct_concrete_function", takes=("func", "output_graph_def", "converted_input_indices")
+    )
+    # Keras' tables leave an initialiser that is None, about which TensorFlow warns.
+    function.graph.get_collection_ref(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS).clear()
+    read_data = read(func=function, lower_control_flow=False, aggressive_inlining=False)
+    edit(read_data.graph_def)
+    list_nodes(read_data)
+    return construct(function, *replace(converter_data=read_data))
+
+
+def parse_saved_model(directory: str) -> Any:
+    """Returns the SavedModel protobuf of a directory as the loader reads it: `parse_saved_model`; nothing is run.
+
+    Raises:
+        OSError: The directory holds no SavedModel, or its file cannot be read.
+    """
+    name = "parse_saved_model"
+    return imported("tensorflow.python.saved_model.loader_impl", name, takes=("export_dir",))(directory)
 
 
 def leaves_with_paths(structure: Any) -> list[tuple[tuple[Any, ...], Any]]:

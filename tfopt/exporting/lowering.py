@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tfopt.compat.kinds import is_tf_keras
 from tfopt.errors import ConfigError
 from tfopt.exporting.config import ExportConfig
 from tfopt.exporting.float_fallback import float_fallback
@@ -17,12 +16,12 @@ from tfopt.exporting.int8.selection import CLOCK, select_int8
 from tfopt.exporting.signatures import DEFAULT, FLOAT, XLA
 from tfopt.exporting.weight_only.storage import encode_weights
 from tfopt.exporting.weight_only.zeros import encode_zeros
-from tfopt.graph import FrozenGraph, fold_constants, freeze
+from tfopt.graph import FrozenGraph, fold_constants
 from tfopt.graph.fold import WEIGHTED
 from tfopt.quantization import QuantizedModel, WeightOnlyConfig, quantize
 from tfopt.quantization.annotation.annotate import has_ranges
 from tfopt.quantization.calibration.held_out import HeldOut
-from tfopt.quantization.tfmot import freeze_tf_keras
+from tfopt.quantization.tfmot import freeze_any
 from tfopt.quantization.weight_only.keras_methods import KerasQuantized
 from tfopt.report import Change, PassReport
 
@@ -59,7 +58,8 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
         model, config, calibration_data, evaluation_data: As in `tfopt.export`.
         sample: The first batch of the calibration data, or None.
     Raises:
-        ConfigError: The model is quantized and the config names another precision, or int8 has no calibration data.
+        ConfigError: The model is quantized and the config names another precision, int8 has no calibration data, or
+            XLA cannot compile the model.
     """
     if isinstance(model, KerasQuantized):
         model = model.model
@@ -72,9 +72,26 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
             f"A QuantizedModel is exported in int8. Received: precision={config.precision!r}. Export the float model."
         )
     if config.precision == "int8" and not isinstance(model, QuantizedModel):
-        model = quantize(model, config.quantization, calibration_data=calibration_data, evaluation_data=evaluation_data)
+        model = quantize(
+            model,
+            config.quantization,
+            calibration_data=calibration_data,
+            evaluation_data=evaluation_data,
+            trusted=config.trusted,
+        )
     lowered = _int8(model, config, sample) if isinstance(model, QuantizedModel) else _float(model, config)
+    _check_xla(lowered.source, config)
     return _without_zeros(lowered) if config.sparse_weights else lowered
+
+
+def _check_xla(source: FrozenGraph, config: ExportConfig) -> None:
+    strings = [name for name, spec in source.inputs.items() if spec.dtype.name == "string"]
+    if config.xla_signature and (strings or source.tables):
+        raise ConfigError(
+            "xla_signature must be False for a model with look-up tables or strings, which XLA cannot compile. "
+            f"Received: {source.name!r} with {len(source.tables)} tables and the string inputs {strings}. Leave it "
+            "out, or export the part that takes numbers."
+        )
 
 
 def _without_zeros(lowered: Lowered) -> Lowered:
@@ -141,7 +158,7 @@ def _encode_rest(
 
 
 def _float(model: str | Path | Any, config: ExportConfig) -> Lowered:
-    source = freeze_tf_keras(model) if is_tf_keras(model) else freeze(model, fold=False)
+    source = freeze_any(model, trusted=config.trusted)
     graph, report = fold_constants(source), None
     if graph.graph_def.ByteSize() > 1.1 * source.graph_def.ByteSize():
         graph = source  # its weights are stored in few bits, for example by Keras in int4, and folding decoded them

@@ -120,12 +120,13 @@ class CheckRecord(Record):
     """How to draw the inputs of the check again, and the outputs that they gave at export.
 
     Attributes:
-        ranges: The least and the greatest value of each input.
+        ranges: The least and the greatest value of each input. For strings, these are places in its words.
         shapes: The shape of each input.
         outputs: The outputs of the source model, of the artifact and of its further signatures, each by its name.
         examples: Where the examples of `errors` came from, or why there were none.
         errors: The error of the artifact and of its further signatures on examples that were not calibrated on. Empty
             where there were none.
+        words: The words to draw from, of each input of strings.
         format: The manifest's format, which decides how inputs and values are chosen.
     """
 
@@ -134,6 +135,7 @@ class CheckRecord(Record):
     outputs: dict[str, dict[str, OutputRecord]]
     examples: str = ""
     errors: dict[str, ErrorRecord] = field(default_factory=dict)
+    words: dict[str, tuple[str, ...]] = field(default_factory=dict)
     format: int = MANIFEST_FORMAT
 
 
@@ -335,6 +337,9 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
         low, high = check.ranges[name]
         if not (math.isfinite(low) and math.isfinite(high) and low <= high):
             yield f"check.ranges of {name!r} is ({low}, {high}), which is not a range"
+        words = len(check.words.get(name, ()))
+        if spec.dtype == "string" and (low < 0 or high >= words):
+            yield f"check.ranges of {name!r} is ({low}, {high}), and check.words has {words} words"
         if not spec.fits(replace(spec, shape=check.shapes[name])):
             yield f"check.shapes of {name!r} is {check.shapes[name]}, where the signature has {spec.shape}"
     kinds = {SOURCE, ARTIFACT, *manifest.signatures} - {DEFAULT}

@@ -1,16 +1,18 @@
 """The outputs of a model on drawn inputs: export records them, and verify computes them again.
 
-Inputs are drawn with a fixed seed, uniformly over the range of the model's inputs. So the manifest need not hold them.
-Of each output, the manifest holds some values, spread evenly over the whole, and sums that cover all values. For the
-sums, an output is cut into consecutive parts, and the values of each part are added with random signs. The squared
-difference between two such sums is, on average, the squared distance between the two parts. So a few numbers give an
-estimate of the distance between two outputs of any size, and each changed value changes a sum.
+Inputs are drawn with a fixed seed, uniformly over the range of the model's inputs, or from some words for an input of
+strings. So the manifest need not hold them. Of each output, the manifest holds some values, spread evenly over the
+whole, and sums that cover all values. For the sums, an output is cut into consecutive parts, and the values of each
+part are added with random signs. The squared difference between two such sums is, on average, the squared distance
+between the two parts. So a few numbers give an estimate of the distance between two outputs of any size, and each
+changed value changes a sum.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,12 +37,15 @@ from tfopt.graph.edit import producer
 from tfopt.graph.frozen import full_name
 from tfopt.graph.open_sizes import open_size
 from tfopt.graph.output_ops import output_ops
+from tfopt.graph.tables import words_of
 from tfopt.quantization.calibration.held_out import HeldOut
 from tfopt.quantization.calibration.range_use import usual_limit
 
 CHECKED_EXAMPLES = 2
 CHECKED_VALUES = 128
 CHECKED_SUMS = 64
+CHECKED_WORDS = 64
+OTHER_WORDS = ("", "a", "b", "ab")  # for a model that takes strings and has no table of them
 FIRST_VALUES = 64  # the number of first values of each output in the first format
 SMALL_IDS = 9  # the largest integer for an input that looks up no table
 EXACT = 2**53  # integers up to this are exact in a manifest
@@ -69,15 +74,19 @@ def record_check(
         UnsupportedModelError: The model fails on inputs of its own shapes, or its outputs hold NaN.
     """
     specs = {name: TensorRecord.of(describe(spec)) for name, spec in graphs[DEFAULT].inputs.items()}
+    strings = [name for name, spec in specs.items() if spec.dtype == "string"]
+    words: dict[str, tuple[str, ...]] = {}
     batch = None if data is None else next(iterate_batches(data, inputs=len(specs)), None)
     if batch is None:
         length = open_size(source)
         shapes = {name: [size or length for size in (spec.shape or [None])] for name, spec in specs.items()}
-        candidates = _ranges_without_data(source, specs)
+        words = dict.fromkeys(strings, _words(words_of(source.tables) or OTHER_WORDS))
+        candidates = [ranges | _places(words) for ranges in _ranges_without_data(source, specs)]
     else:
         fed = {name: value.numpy() for name, value in graphs[DEFAULT].feed(batch[0]).items()}
         shapes = {name: list(value.shape) for name, value in fed.items()}
-        whole = {name: _range_of(name, value) for name, value in fed.items()}
+        words = {name: _words(value.decode("utf-8", "replace") for value in fed[name].reshape(-1)) for name in strings}
+        whole = {name: _range_of(name, value) for name, value in fed.items() if name not in words} | _places(words)
         # An input that never changes shows nothing of a model that was calibrated on it.
         changing = {
             name: _around(low) if low == high and specs[name].numpy_dtype.kind == "f" else (low, high)
@@ -90,7 +99,8 @@ def record_check(
     models |= {name: graph for name, graph in graphs.items() if name != DEFAULT}
     problem: UnsupportedModelError | None = None
     for ranges in candidates:
-        check = CheckRecord(ranges=ranges, shapes={name: tuple(shape) for name, shape in shapes.items()}, outputs={})
+        sizes = {name: tuple(shape) for name, shape in shapes.items()}
+        check = CheckRecord(ranges=ranges, shapes=sizes, outputs={}, words=words)
         try:
             outputs = _outputs(models, draw_inputs(specs, check), check)
         except UnsupportedModelError as error:
@@ -104,7 +114,7 @@ def record_check(
         recorded[SOURCE] = {name: replace(each, scale=_short(scales[name])) for name, each in recorded[SOURCE].items()}
         others = {kind: given for kind, given in compared.items() if kind != SOURCE}
         errors = {kind: _error(given, compared[SOURCE], scales) for kind, given in others.items()}
-        return replace(check, outputs=recorded, examples=_words(data, examples, compared), errors=errors).to_dict()
+        return replace(check, outputs=recorded, examples=_origin(data, examples, compared), errors=errors).to_dict()
     assert problem is not None
     raise problem
 
@@ -116,6 +126,10 @@ def draw_inputs(specs: Mapping[str, TensorRecord], check: CheckRecord) -> dict[s
     inputs = {}
     for name, spec in specs.items():
         (low, high), shape = check.ranges[name], check.shapes[name]
+        if name in check.words:
+            words = np.array([word.encode() for word in check.words[name]])
+            inputs[name] = words[generator.integers(int(low), int(high), shape, endpoint=True)]
+            continue
         if spec.numpy_dtype.kind in "biu" and not first:
             drawn: np.ndarray = generator.integers(max(int(low), -EXACT), min(int(high), EXACT), shape, endpoint=True)
         else:
@@ -194,7 +208,7 @@ def _error(
     return ErrorRecord(max_abs=float(np.abs(differences).max(initial=0.0)), relative=_short(_ratio(differences, norm)))
 
 
-def _words(data: Any, examples: HeldOut | None, compared: Mapping[str, Any]) -> str:
+def _origin(data: Any, examples: HeldOut | None, compared: Mapping[str, Any]) -> str:
     if examples is not None and compared:
         return f"{len(next(iter(examples.inputs.values())))} examples of {examples.origin}"
     return "random inputs" if data is None else "random inputs in the range of calibration_data"
@@ -290,6 +304,15 @@ def _table_size(gather: Any, nodes: Mapping[str, Any], shapes: Mapping[str, tf.T
         return None
     size: int | None = shape.as_list()[int(tf.make_ndarray(axis.attr["value"].tensor))]
     return size or None
+
+
+def _words(words: Iterable[str]) -> tuple[str, ...]:
+    """Returns the first different words, and always one."""
+    return tuple(itertools.islice(dict.fromkeys(words), CHECKED_WORDS)) or OTHER_WORDS
+
+
+def _places(words: Mapping[str, tuple[str, ...]]) -> Ranges:
+    return {name: (0.0, len(known) - 1.0) for name, known in words.items()}
 
 
 def _range_of(name: str, values: np.ndarray) -> tuple[float, float]:

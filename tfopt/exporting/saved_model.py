@@ -88,7 +88,8 @@ def export(
             calibration_examples.
         baseline: A float artifact. `tfopt.verify` compares this artifact with it by default.
     Raises:
-        UnsupportedModelError: The model is not built, has look-up tables, or exceeds 2 GiB, the limit of a protobuf.
+        UnsupportedModelError: The model is not built, would touch files, the network or Python when it runs, or exceeds
+            2 GiB, the limit of a protobuf.
         ConfigError: int8 has no usable calibration data, or the data do not fit the model, or they hold NaN.
         ExportError: The directory cannot be written, holds other files, or is inside another artifact.
     Example:
@@ -113,11 +114,7 @@ def export(
             f"{read_manifest(Path(baseline)).precision}. Export the model in float32 and name that artifact."
         )
     check_target(final)  # before the work, which can take long
-    sample, calibration_data = peek(calibration_data)
-    lowered = lower(model, config, calibration_data, evaluation_data, sample)
-    for graph in lowered.graphs.values():
-        _check_size(graph)
-    check = record_check(lowered.source, lowered.graphs, sample, _held_out(lowered, sample, evaluation_data))
+    lowered, check = _lower_and_check(model, config, calibration_data, evaluation_data)
     graph = lowered.graphs[DEFAULT]
     with staged_directory(final, max(each.graph_def.ByteSize() for each in lowered.graphs.values())) as temporary:
         _save(lowered, temporary)
@@ -140,6 +137,22 @@ def export(
         (temporary / MARK).write_text(json.dumps(with_checksum(manifest)), encoding="utf-8")
     size = sum(path.stat().st_size for path in final.rglob("*") if path.is_file())
     return Artifact(path=str(directory), precision=lowered.precision, bytes_on_disk=size, report=lowered.report)
+
+
+def check_export(model: Any, config: ExportConfig, calibration_data: Any) -> None:
+    """Raises the errors that `tfopt.export` would raise about the model and its data, without writing anything."""
+    _lower_and_check(model, config, calibration_data, None)
+
+
+def _lower_and_check(
+    model: Any, config: ExportConfig, calibration_data: Any, evaluation_data: Any
+) -> tuple[Lowered, dict[str, Any]]:
+    """Returns what is to be written, and the manifest's record of its outputs."""
+    sample, calibration_data = peek(calibration_data)
+    lowered = lower(model, config, calibration_data, evaluation_data, sample)
+    for graph in lowered.graphs.values():
+        _check_size(graph)
+    return lowered, record_check(lowered.source, lowered.graphs, sample, _held_out(lowered, sample, evaluation_data))
 
 
 def _held_out(lowered: Lowered, sample: Any, evaluation_data: Any) -> HeldOut | None:

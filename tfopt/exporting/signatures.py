@@ -37,6 +37,7 @@ def make_signatures(
         in_variables: Whether the module holds the large constants as variables.
     """
     module = tf.Module()
+    module.tables = [table.held for graph in graphs.values() for table in graph.tables.values()]
     if len(graphs) == 1 and not in_variables:
         return module, {name: graph.as_function() for name, graph in graphs.items()}
     large = {name: _large_constants(graph) for name, graph in graphs.items()}

@@ -27,6 +27,7 @@ from tfopt.graph.rewrites.batched_products import canonicalize_batched_products
 from tfopt.graph.rewrites.dilations import canonicalize_dilations
 from tfopt.graph.rewrites.products import canonicalize_products
 from tfopt.graph.rewrites.sequences import canonicalize_sequences
+from tfopt.graph.unsafe_ops import touched
 
 CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
 WEIGHTED = (*CONVOLUTIONS, "MatMul")
@@ -95,6 +96,7 @@ def _is_pure(node: Any) -> bool:
         and not any(output.type in NO_VALUE for output in definition.output_arg)
         and not calls_function
         and not node.op.startswith("FakeQuant")
+        and touched(node) is None  # what a file holds is read when the model runs, not now
     )
 
 

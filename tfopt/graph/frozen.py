@@ -14,6 +14,7 @@ from tfopt.compat.tensorflow import register_functions
 from tfopt.errors import ConfigError
 from tfopt.graph.dtypes import convert
 from tfopt.graph.edit import GraphEditor, producer
+from tfopt.graph.tables import Table
 
 LARGE = 4096  # bytes; constants from which shapes are computed are smaller
 HEAVY = 2**27  # bytes; to free a smaller graph at once is not worth a second
@@ -31,6 +32,7 @@ class FrozenGraph:
         origins: The name of each node that a rewrite added in place of another one, to the name of that other node. The
             two have the same values, possibly in another shape or order of axes. A graph that is written to a file
             loses this table.
+        tables: The look-up table that each placeholder of a resource stands for, by the node's name.
     """
 
     graph_def: Any
@@ -38,6 +40,7 @@ class FrozenGraph:
     outputs: Mapping[str, tuple[str, tf.TensorSpec]]
     name: str
     origins: Mapping[str, str] = field(default_factory=dict)
+    tables: Mapping[str, Table] = field(default_factory=dict)
 
     @property
     def output_nodes(self) -> frozenset[str]:
@@ -66,7 +69,8 @@ class FrozenGraph:
         Args:
             fetch: Names of tensors. The function returns their values as a list, in place of the outputs by name.
         """
-        placeholders = {spec.name for spec in self.inputs.values()}
+        placeholders = {spec.name for spec in self.inputs.values()} | self.tables.keys()
+        tables = {full_name(name): table.held.resource_handle for name, table in self.tables.items()}
         read = {full_name(tensor) for node in self.graph_def.node for tensor in node.input}
         # With `fetch` a graph runs only a few times. TensorFlow would need longer to optimize a graph that holds the
         # weights than to run it, so the weights are passed in.
@@ -79,7 +83,7 @@ class FrozenGraph:
 
         def serve(**inputs: Any) -> Any:
             given = {f"{spec.name}:0": inputs[name] for name, spec in self.inputs.items()}
-            given |= {tensor: tf.identity(value) for tensor, value in held.items()}
+            given |= {tensor: tf.identity(value) for tensor, value in (held | tables).items()}
             computed = [tensor for tensor in wanted if full_name(tensor) not in given]
             elements = tf.graph_util.import_graph_def(
                 body,

@@ -15,19 +15,29 @@ import tensorflow as tf
 from tfopt.compat.layers import input_signature
 from tfopt.compat.tensorflow import leaves_with_paths, with_constants
 from tfopt.errors import ArtifactError, ConfigError, UnsupportedModelError
-from tfopt.graph.edit import AttrValue
+from tfopt.graph.edit import AttrValue, GraphEditor, producer
 from tfopt.graph.fold import fold_constants
 from tfopt.graph.frozen import FrozenGraph, free_graphs
+from tfopt.graph.saved_model_ops import check_saved_model
+from tfopt.graph.tables import REMEDY, read_tables
+from tfopt.graph.unsafe_ops import check_graph
+from tfopt.graph.updates import drop_updates
 from tfopt.settings.files import check_stored
 
 HALF = (tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum)
 FLOAT = tf.float32.as_datatype_enum
 LOWERED = "_lower_using_switch_merge"
 WIDENED = "_float32"
-TABLE_OPS = frozenset({"HashTableV2", "MutableHashTableV2", "LookupTableFindV2", "VocabFileLookup"})
+TABLE_OPS = frozenset({"HashTable", "HashTableV2", "MutableHashTable", "MutableHashTableV2"})
 
 
-def freeze(source: keras.Model | str | Path, signature: str = "serving_default", *, fold: bool = True) -> FrozenGraph:
+def freeze(
+    source: keras.Model | str | Path,
+    signature: str = "serving_default",
+    *,
+    fold: bool = True,
+    trusted: bool = False,
+) -> FrozenGraph:
     """Freezes a model for inference: its weights become constants, and half precision is widened.
 
     A model that was trained with mixed precision computes in float32 afterwards: its variables are float32 already, and
@@ -39,9 +49,11 @@ def freeze(source: keras.Model | str | Path, signature: str = "serving_default",
         signature: The signature to take from a SavedModel directory.
         fold: Whether to simplify the graph: constant parts are computed, and batch normalisation is folded into the
             weights before it.
+        trusted: Whether the model may touch files and the network when it runs, and a .keras file may hold code.
     Returns: The graph.
     Raises:
-        UnsupportedModelError: The model is not built, or its graph keeps state that cannot become a constant.
+        UnsupportedModelError: The model is not built, its graph keeps state that cannot become a constant, or it would
+            touch files, the network or Python when it runs. Of a SavedModel this is found before it is loaded.
         ArtifactError: The directory holds no loadable SavedModel, or the .keras file cannot be loaded.
         ConfigError: The SavedModel has no such signature.
     Example:
@@ -52,9 +64,9 @@ def freeze(source: keras.Model | str | Path, signature: str = "serving_default",
         (['keras_tensor...'], ['output_0'])
     """
     if isinstance(source, (str, Path)) and Path(source).suffix == ".keras":
-        source = _load_keras(Path(source))
+        source = _load_keras(Path(source), trusted)
     if isinstance(source, (str, Path)):
-        function, name = _saved_model_function(Path(source), signature), Path(source).name
+        function, name = _saved_model_function(Path(source), signature, trusted), Path(source).name
         outputs = _name_outputs(function.structured_outputs)  # sorted, as they are flattened
     elif isinstance(source, keras.Model):
         function, name = _keras_function(source), source.name
@@ -64,8 +76,10 @@ def freeze(source: keras.Model | str | Path, signature: str = "serving_default",
             "source must be a keras.Model or the directory of a SavedModel. "
             f"Received: {type(source).__name__}. Pass the model itself, or its directory as a str or Path."
         )
+    check_graph(function.graph.as_graph_def(), name, trusted=trusted)
+    returned, readers = [tensor.name for tensor in function.outputs], dict[str, Any]()
     try:
-        frozen = with_constants(function)
+        frozen = with_constants(function, lambda graph_def: readers.update(drop_updates(graph_def, returned, name)))
     except ValueError as error:
         reason = str(error).splitlines()[0]
         raise UnsupportedModelError(
@@ -77,20 +91,23 @@ def freeze(source: keras.Model | str | Path, signature: str = "serving_default",
     stateful = sorted({node.op for node in graph_def.node} & TABLE_OPS)
     if stateful:
         raise UnsupportedModelError(
-            f"A frozen model must not use look-up tables, which cannot become constants. Received: {name!r} with the "
-            f"ops {', '.join(stateful)}. "
-            "Keep text preprocessing outside the model and export the part that takes numbers."
+            f"A frozen model must not make look-up tables when it runs. Received: {name!r} with the ops "
+            f"{', '.join(stateful)}. {REMEDY}"
         )
-    names = [tensor.name.split(":")[0] for tensor in frozen.inputs]
+    held = {producer(inner.name): outer for outer, inner in function.graph.captures if outer.dtype == tf.resource}
+    names = [producer(tensor.name) for tensor in frozen.inputs]
+    handles = {node: held[node] for node in names if node in held}
+    tables = read_tables(handles, readers, name)
+    names = [node for node in names if node not in handles]
     specs = {
         _signature_name(spec.name or node): tf.TensorSpec(tensor.shape, _widened(tensor.dtype), name=node)
-        for spec, node, tensor in zip(_input_specs(function), names, frozen.inputs, strict=True)
+        for spec, node, tensor in zip(_input_specs(function), names, frozen.inputs[: len(names)], strict=True)
     }
-    strings = sorted(name for name, spec in specs.items() if spec.dtype == tf.string)
+    strings = [key for key, tensor in zip(outputs, frozen.outputs, strict=True) if tensor.dtype == tf.string]
     if strings:
         raise UnsupportedModelError(
-            f"The inputs of a frozen model must be numbers. Received: {name!r} with the string inputs {strings}. "
-            "Keep text preprocessing outside the model and export the part that takes numbers."
+            f"The outputs of a frozen model must be numbers. Received: {name!r} with the string outputs {strings}. "
+            "Look the strings up outside the model and export the part that gives numbers."
         )
     if not isinstance(source, keras.Model):  # a loaded SavedModel sorts its inputs alphabetically: x_10 before x_9
         specs = dict(sorted(specs.items(), key=lambda item: _numbers_by_value(item[0])))
@@ -104,9 +121,12 @@ def freeze(source: keras.Model | str | Path, signature: str = "serving_default",
             for key, tensor in zip(outputs, frozen.outputs, strict=True)
         },
         name=name,
+        tables=tables,
     )
     del function, frozen
     free_graphs(graph_def)
+    if len(tables) < len(handles):  # nodes that no output needs read a table or change one
+        graph = graph.edited(GraphEditor(graph.graph_def))
     return fold_constants(graph) if fold else graph
 
 
@@ -140,22 +160,24 @@ def _name_inputs(specs: Any) -> list[tuple[str, Any]]:
     return [(spec.name or (path[-1] if isinstance(path[-1], str) else next(unnamed)), spec) for path, spec in paths]
 
 
-def _load_keras(file: Path) -> keras.Model:
+def _load_keras(file: Path, trusted: bool) -> keras.Model:
     check_stored("A model", file)
     try:
-        return keras.saving.load_model(file, compile=False)
+        return keras.saving.load_model(file, compile=False, safe_mode=not trusted)
     except Exception as error:  # a damaged file fails in many ways, from BadZipFile to KeyError
         raise ArtifactError(
             f"source must be a readable .keras file. Received: {file} ({_reason(error)}). Save it again."
         ) from error
 
 
-def _saved_model_function(directory: Path, signature: str) -> Any:
+def _saved_model_function(directory: Path, signature: str, trusted: bool) -> Any:
     if not (directory / "saved_model.pb").is_file():
         raise ArtifactError(
             f"source must be the directory of a SavedModel. Received: {directory}, which holds no saved_model.pb. "
             "Check the path."
         )
+    if not trusted:
+        check_saved_model(directory)
     try:
         loaded = tf.saved_model.load(str(directory))
     except Exception as error:  # a damaged file fails in many ways, from IndexError to RuntimeError

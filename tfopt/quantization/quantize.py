@@ -8,14 +8,14 @@ from typing import Any
 import keras
 
 from tfopt.compat.kinds import is_tf_keras
-from tfopt.graph import FrozenGraph, freeze
+from tfopt.graph import FrozenGraph
 from tfopt.quantization.annotation.annotate import has_ranges
 from tfopt.quantization.aware_training.prepare import quantize_for_training
 from tfopt.quantization.aware_training.trained_ranges import read_ranges
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.quantization.post_training.post_training import quantize_after_training
 from tfopt.quantization.quantized_model import QuantizedModel, annotated
-from tfopt.quantization.tfmot import freeze_tf_keras, quantize_tf_keras
+from tfopt.quantization.tfmot import freeze_any, quantize_tf_keras
 from tfopt.quantization.weight_only.keras_methods import KerasQuantized, is_keras_config, quantize_with_keras
 from tfopt.report import PassReport
 from tfopt.settings.validation import check_type
@@ -27,6 +27,7 @@ def quantize(
     *,
     calibration_data: Any = None,
     evaluation_data: Any = None,
+    trusted: bool = False,
 ) -> QuantizedModel | KerasQuantized | keras.Model:
     """Measures activation ranges on calibration data and returns the model annotated for int8.
 
@@ -51,9 +52,11 @@ def quantize(
             inputs, a dict or a tuple of arrays, or batches of these. A model that holds ranges needs none.
         evaluation_data: Batches of (inputs, labels), on which max_accuracy_drop is measured. Best are examples that the
             model was not trained on. None means the labelled examples of the calibration data.
+        trusted: Whether the model's source is trusted, as in ExportConfig.
     Returns: The annotated model, with a report; with training=True a functional Keras model.
     Raises:
-        UnsupportedModelError: The model is not built; with training=True, it is neither functional nor Sequential.
+        UnsupportedModelError: The model is not built, or it touches files, the network or Python when it runs; with
+            training=True, it is neither functional nor Sequential.
         ConfigError: The calibration data is missing, empty, of the wrong shape, or not finite. There are no labels for
             max_accuracy_drop, or the metric cannot be computed from them.
     Example:
@@ -74,8 +77,8 @@ def quantize(
     check_type("config", config, QuantizationConfig)
     of_keras_2 = is_tf_keras(model)
     if config.training and not of_keras_2:
-        return quantize_for_training(model, config, calibration_data)
-    source = freeze_tf_keras(model) if of_keras_2 else freeze(model, fold=False)
+        return quantize_for_training(model, config, calibration_data, trusted=trusted)
+    source = freeze_any(model, trusted=trusted)
     if of_keras_2 and not has_ranges(source) and (config.training or calibration_data is None):
         return quantize_tf_keras(model, config)
     if has_ranges(source):

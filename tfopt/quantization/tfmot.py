@@ -12,9 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfopt.compat.kinds import is_tf_keras
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.graph import FrozenGraph, freeze
 from tfopt.graph.rewrites.batch_norm import decompose_batch_norm
+from tfopt.graph.unsafe_ops import check_graph
 from tfopt.pruning.tfmot import import_tfmot
 from tfopt.quantization.config import QuantizationConfig
 
@@ -43,7 +45,12 @@ def quantize_tf_keras(model: Any, config: QuantizationConfig) -> Any:
         raise UnsupportedModelError(f"tfmot cannot quantize {model.name!r}: {error}") from error
 
 
-def freeze_tf_keras(model: Any) -> FrozenGraph:
+def freeze_any(model: Any, *, trusted: bool = False) -> FrozenGraph:
+    """Freezes a model of Keras 3, of `tf_keras` or in a file, without folding it; see `tfopt.graph.freeze`."""
+    return freeze_tf_keras(model, trusted) if is_tf_keras(model) else freeze(model, fold=False, trusted=trusted)
+
+
+def freeze_tf_keras(model: Any, trusted: bool = False) -> FrozenGraph:
     """Freezes a built `tf_keras` model, as `tfopt.graph.freeze(model, fold=False)` freezes a Keras 3 model.
 
     Raises:
@@ -64,7 +71,8 @@ def freeze_tf_keras(model: Any) -> FrozenGraph:
         return {f"output_{index}": tensor for index, tensor in enumerate(outputs)}
 
     function = tf.function(serve, autograph=False).get_concrete_function(*specs)
+    check_graph(function.graph.as_graph_def(), model.name, trusted=trusted)
     with tempfile.TemporaryDirectory() as directory:
         tf.saved_model.save(model, directory, signatures=function)
-        graph = freeze(directory, fold=False)
+        graph = freeze(directory, fold=False, trusted=True)
     return replace(decompose_batch_norm(graph), name=model.name)

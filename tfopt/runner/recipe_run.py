@@ -33,6 +33,7 @@ from tfopt.reporting.receipt_table import receipt_table
 from tfopt.reporting.terminal import PlanTable, pass_summary
 from tfopt.runner.augmentation import PlacedAugmentation, place_augmentation
 from tfopt.runner.model_check import are_shares, check_input, check_outputs
+from tfopt.runner.rehearsal import rehearse
 from tfopt.runner.run_report import environment, print_line, print_score, remove_reports, write_reports
 from tfopt.runner.stages import Fit, Stage, stages
 from tfopt.tasks import Task
@@ -274,6 +275,9 @@ def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Cons
         console.print(f"\n{work.model.name}: {work.model.count_params():,} parameters, {_sizes(examples)}\n")
         try:
             ran = stages(settings)
+            if export_dir is not None or settings.quantization is not None:
+                with console.status("trying the end of the run on the untrained model"):
+                    rehearse(work, settings.quantization, exports=export_dir is not None)
             for stage in ran:
                 exported = stage.run(work)
                 if export_dir is not None:  # the baseline is float32, also after pruning

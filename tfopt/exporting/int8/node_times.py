@@ -69,17 +69,20 @@ class TimedGraph:
     def __init__(self, graph: FrozenGraph) -> None:
         self._names = {name: full_name(spec.name) for name, spec in graph.inputs.items()}
         self._outputs = [full_name(tensor) for tensor, _ in graph.outputs.values()]
-        self._graph_def = graph.graph_def
+        self._graph_def, self._tables = graph.graph_def, graph.tables
 
     def __enter__(self) -> Self:
         with tf.Graph().as_default() as graph:
-            tf.graph_util.import_graph_def(self._graph_def, name="")
+            handles = {full_name(name): table.make().resource_handle for name, table in self._tables.items()}
+            tf.graph_util.import_graph_def(self._graph_def, handles, name="")
+            fill_tables = v1.tables_initializer()
         # Without a GPU, because the kernels of the CPU are compared. The session optimizes its graph only once for both
         # thread pools. TensorFlow chooses the number of threads where it is 0.
         options = v1.ConfigProto(device_count={"GPU": 0})
         for threads in (0, 1):  # AS_SERVED, IN_ORDER
             options.session_inter_op_thread_pool.add(num_threads=threads)
         self._session = v1.Session(graph=graph, config=options)
+        self._session.run(fill_tables)
         return self
 
     def __exit__(

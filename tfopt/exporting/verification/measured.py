@@ -31,6 +31,7 @@ class MeasuredArtifact:
     Attributes:
         path: The artifact's directory.
         manifest: Its manifest.
+        trusted: Whether it may touch files and the network when it runs.
         baseline: The artifact that it is compared with, if there is one.
         no_baseline: Why there is no baseline. It is empty where there is one.
         input_names: This artifact's name of each input, by the name in the first artifact. None means equal names.
@@ -47,6 +48,7 @@ class MeasuredArtifact:
 
     path: Path
     manifest: Manifest
+    trusted: bool = False
     baseline: MeasuredArtifact | None = None
     no_baseline: str = ""
     input_names: Mapping[str, str] = field(default_factory=dict)
@@ -95,7 +97,7 @@ class MeasuredArtifact:
         self.process.renamed = self.input_names
 
     def _serve(self, stack: ExitStack, signature: str) -> None:
-        self.process = stack.enter_context(SavedModelProcess(self.path, signature))
+        self.process = stack.enter_context(SavedModelProcess(self.path, signature, trusted=self.trusted))
         for kind in ("inputs", "outputs"):
             self._check_graph(kind)
 

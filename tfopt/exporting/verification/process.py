@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import ArtifactError
+from tfopt.graph.saved_model_ops import check_saved_model
 
 SCRIPT = Path(__file__).with_name("tensorflow_only.py")
 ROUNDS = 5
@@ -49,17 +50,27 @@ class SavedModelProcess:
         renamed: The SavedModel's names of inputs that callers give under other names.
         step_limit_s: The seconds that one step may take: loading, one batch, or one timed call. A process that takes
             longer is ended, and an ArtifactError says so.
+        trusted: Whether the SavedModel may touch files and the network. Otherwise one that would do so is refused
+            before anything of it runs.
     """
 
     def __init__(
-        self, path: str | Path, signature: str = "serving_default", *, step_limit_s: float = STEP_LIMIT_S
+        self,
+        path: str | Path,
+        signature: str = "serving_default",
+        *,
+        step_limit_s: float = STEP_LIMIT_S,
+        trusted: bool = False,
     ) -> None:
         self.path = Path(path)
         self.signature = signature
         self.step_limit_s = step_limit_s
+        self.trusted = trusted
         self.renamed: Mapping[str, str] = {}
 
     def __enter__(self) -> Self:
+        if not self.trusted:
+            check_saved_model(self.path)
         self._directory = tempfile.TemporaryDirectory(prefix="tfopt-")
         self._log = Path(self._directory.name, "stderr").open("wb")
         words, settings = self._command()
@@ -122,7 +133,7 @@ class SavedModelProcess:
     def _store(self, inputs: Mapping[str, Any]) -> str:
         target = Path(self._directory.name, "inputs.npz")
         with target.open("wb") as file:
-            np.savez(file, **{self.renamed.get(name, name): value for name, value in inputs.items()})
+            np.savez(file, **{self.renamed.get(name, name): plain_strings(value) for name, value in inputs.items()})
         return str(target)
 
     def _ask(self, **command: Any) -> dict[str, Any]:
@@ -176,6 +187,20 @@ class SavedModelProcess:
                 "SavedModelProcess a longer step_limit_s, if the model takes that long."
             )
         return json.loads(received) if received else None
+
+
+def plain_strings(values: Any) -> Any:
+    """Returns strings as an array of bytes, which a file can hold without Python objects; other arrays as they are.
+
+    Example:
+        >>> plain_strings(np.array(["a", "é"], object)).tolist()
+        [b'a', b'\\xc3\\xa9']
+    """
+    array = np.asarray(values)
+    if array.dtype.kind not in "OU":
+        return array
+    encoded = [value if isinstance(value, bytes) else str(value).encode() for value in array.reshape(-1)]
+    return np.array(encoded, dtype=np.bytes_).reshape(array.shape)
 
 
 def search_path() -> list[str]:

@@ -34,6 +34,7 @@ def verify(
     batch_size: int = 1,
     seconds: float = 0.3,
     signature: str | None = None,
+    trusted: bool = False,
 ) -> Receipt:
     """Measures an exported artifact in a fresh process that imports only TensorFlow.
 
@@ -52,10 +53,13 @@ def verify(
             they alternate. With 0, each round has three calls.
         signature: Which of the artifact's signatures to call. None means "serving_default", or "serving_float" where
             TensorFlow lacks kernels of "serving_default". The receipt names the signature that was called.
+        trusted: Whether the artifact may touch files and the network when it runs. Otherwise one that would do so is
+            refused before anything of it runs.
     Returns: A receipt. `receipt.problems` lists what is wrong, and `receipt.ok` is True if nothing is.
     Raises:
         ArtifactError: The artifact or the baseline has changed since it was written, or TensorFlow cannot serve it. The
             message names the kernel that is missing.
+        UnsupportedModelError: The artifact would touch files, the network or Python when it runs.
         ConfigError: batch_size or seconds is out of range, there is no such signature or metric, or the baseline is
             not a float artifact of the same inputs and outputs. Or the data holds no examples or no labels, or they do
             not fit the artifact.
@@ -75,6 +79,7 @@ def verify(
         batch_size=batch_size,
         seconds=seconds,
         signature=signature,
+        trusted=trusted,
     )[0]
 
 
@@ -87,12 +92,13 @@ def verify_together(
     batch_size: int = 1,
     seconds: float = 0.3,
     signature: str | None = None,
+    trusted: bool = False,
 ) -> list[Receipt]:
     """Measures several artifacts of one model as `verify` does. They are timed in turns, so that latencies compare.
 
     Args:
         artifacts: Their directories. All take the same inputs.
-        baseline, data, metric, batch_size, seconds, signature: As in `verify`.
+        baseline, data, metric, batch_size, seconds, signature, trusted: As in `verify`.
     Returns: A receipt for each, in the same order.
     """
     if batch_size < 1:
@@ -105,10 +111,12 @@ def verify_together(
             "for example 0.3."
         )
     check_metric(metric)
-    measured = [MeasuredArtifact(path, read_intact_manifest(path)) for path in dict.fromkeys(map(Path, artifacts))]
+    measured = [
+        MeasuredArtifact(path, read_intact_manifest(path), trusted) for path in dict.fromkeys(map(Path, artifacts))
+    ]
     for each in measured:
         _check_signature(each, signature)
-    baselines = _find_baselines(measured, baseline)
+    baselines = _find_baselines(measured, baseline, trusted)
     first = measured[0].manifest.signature
     for each in baselines:
         each.input_names = input_names(first.inputs, each.path, each.manifest)
@@ -150,7 +158,9 @@ def _check_signature(artifact: MeasuredArtifact, signature: str | None) -> None:
         raise ConfigError(f"{unknown_name('signature', signature, known)} These are the signatures of {artifact.path}.")
 
 
-def _find_baselines(measured: Sequence[MeasuredArtifact], given: str | Path | None) -> list[MeasuredArtifact]:
+def _find_baselines(
+    measured: Sequence[MeasuredArtifact], given: str | Path | None, trusted: bool
+) -> list[MeasuredArtifact]:
     """Gives each artifact its baseline, if it has one, and returns the baselines.
 
     Artifacts whose baselines have the same path share one record. A baseline can be one of the measured artifacts.
@@ -161,7 +171,7 @@ def _find_baselines(measured: Sequence[MeasuredArtifact], given: str | Path | No
         path, each.no_baseline = find_baseline(each.path, each.manifest, given)
         if path is not None:
             if path not in known:
-                known[path] = MeasuredArtifact(path, read_intact_manifest(path, "baseline"))
+                known[path] = MeasuredArtifact(path, read_intact_manifest(path, "baseline"), trusted)
             each.baseline = baselines[path] = known[path]
     return list(baselines.values())
 

@@ -40,11 +40,13 @@ from tfopt.settings.files import check_stored
 ATTRIBUTE = "_tfopt_quantization_report"
 
 
-def quantize_for_training(model: Any, config: QuantizationConfig, calibration_data: Any) -> keras.Model:
+def quantize_for_training(
+    model: Any, config: QuantizationConfig, calibration_data: Any, *, trusted: bool = False
+) -> keras.Model:
     """Returns a copy of the model that trains with fake quantization; see `tfopt.quantize`."""
     if isinstance(model, (str, Path)) and Path(model).suffix == ".keras":
         check_stored("A model", model)
-        model = keras.saving.load_model(model, compile=False)
+        model = keras.saving.load_model(model, compile=False, safe_mode=not trusted)
     check_rebuildable(model)
     if any(isinstance(layer, FakeQuantize) for layer in layers_inside(model)):
         raise UnsupportedModelError(

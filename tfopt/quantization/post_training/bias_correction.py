@@ -52,7 +52,7 @@ def _side_by_side(
 ) -> tuple[FrozenGraph, dict[str, str]]:
     """Returns one graph of both, and the tensor of each fusion's correction on the examples of one call."""
     editor = GraphEditor(annotated.graph_def)
-    shared = {spec.name for spec in graph.inputs.values()}
+    shared = {spec.name for spec in graph.inputs.values()} | graph.tables.keys()
 
     def renamed(tensor: str) -> str:
         return tensor if producer(tensor) in shared else f"{FLOAT}/{tensor}"
