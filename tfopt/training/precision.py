@@ -11,7 +11,7 @@ def choose_precision(requested: str, hardware: Hardware) -> tuple[str, str]:
     """Decides the dtype policy and gives the reason.
 
     A CPU gets bfloat16 only if it has AMX. Measured without AMX: with avx512_bf16, training runs at 0.98x to 1.14x the
-    speed of float32; without avx512_bf16, it is 2.5 times slower. If "auto" is a half precision, `tfopt.compile` sets the
+    speed of float32; without avx512_bf16, it is 2.5 times slower. If "auto" is half precision, `tfopt.compile` sets the
     outputs of the model to float32.
 
     Args:
