@@ -11,8 +11,8 @@ def choose_precision(requested: str, hardware: Hardware) -> tuple[str, str]:
     """Decides the dtype policy and gives the reason.
 
     A CPU gets bfloat16 only if it has AMX. Measured without AMX: with avx512_bf16, training runs at 0.98x to 1.14x the
-    speed of float32; without avx512_bf16, it is 2.5 times slower. In a half precision that "auto" chose, `tfopt.compile`
-    sets the outputs of the model to float32.
+    speed of float32; without avx512_bf16, it is 2.5 times slower. If "auto" is half precision, `tfopt.compile` sets the
+    outputs of the model to float32.
 
     Args:
         requested: "auto", or the policy to use. If the hardware does not support that policy, the reason says so.
@@ -24,9 +24,9 @@ def choose_precision(requested: str, hardware: Hardware) -> tuple[str, str]:
         >>> from tfopt.hardware import Gpu
         >>> gpu = Gpu(name="NVIDIA H100", compute_capability=(9, 0))
         >>> machine = Hardware(logical_cores=8, memory_bytes=2**36, tensorflow_version="2.21.0", gpus=(gpu,))
-        >>> choose_precision("auto", machine)
-        ('mixed_bfloat16', 'compute capability 9.0 has bfloat16 tensor cores, and bfloat16 needs no loss scaling; outputs
-        stay float32')
+        >>> print(*choose_precision("auto", machine), sep=": ")
+        mixed_bfloat16: compute capability 9.0 has bfloat16 tensor cores, and bfloat16 needs no loss scaling; outputs
+        stay float32
     """
     if requested not in PRECISIONS:
         raise unknown_name("precision", str(requested), PRECISIONS)
