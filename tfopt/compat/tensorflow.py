@@ -152,6 +152,13 @@ def strategy_of(value: Any) -> tf.distribute.Strategy:
     return tf.distribute.get_strategy()
 
 
+# Where TensorFlow says that the failed operation was made.
+DEFINED = (
+    r"^Graph execution error: Detected at node \S+ defined at \(most recent call last\): "
+    r'(?:<stack traces unavailable>|(?:File "[^"]*", line \d+, in \S+ ?)+)'
+)
+
+
 def words_of(error: Any) -> str:
     """Returns the message of TensorFlow's error without the names of data sets and graph nodes around it.
 
@@ -160,8 +167,9 @@ def words_of(error: Any) -> str:
         >>> words_of(tf.errors.NotFoundError(None, None, "Iterator::Root::Map: a.jpg; No such file [[{{node Read}}]]"))
         'a.jpg; No such file'
     """
-    words = re.sub(r"^.*Iterator::\S*|\[\[.*|\[Op:.*", "", " ".join(str(error.message).split()))
-    return words.strip()[:400]
+    words = re.sub(DEFINED, "", " ".join(str(error.message).split()))
+    words = re.sub(r"^.*Iterator::\S*|\[\[.*|\[Op:.*", "", words)
+    return words.strip().removesuffix(".")[:400]
 
 
 def function_graph(graph: Any, name: str) -> Any:

@@ -116,3 +116,63 @@ def test_out_of_memory_says_what_to_lower():
 def test_an_error_of_the_models_own_stays_what_it_is():
     with pytest.raises(ValueError, match="incompatible with the layer"):
         fit(np.zeros((64, 5), "float32"), Y, epochs=1)
+
+
+ZEROS, LABELS = np.zeros((40, 4), np.float32), np.arange(40) % 4
+
+
+class Parts(keras.utils.PyDataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if index == 2:
+            raise ValueError("no part 2")
+        return ZEROS[:8], LABELS[:8]
+
+
+def of_examples():
+    yield ZEROS[:8], LABELS[:8]
+    raise KeyError("no row 7")
+
+
+def in_map(x, y):
+    def augment(values):
+        raise RuntimeError("cannot augment")
+
+    return tf.ensure_shape(tf.numpy_function(augment, [x], tf.float32), (None, 4)), y
+
+
+BATCHES = tf.data.Dataset.from_tensor_slices((ZEROS, LABELS)).batch(8)
+BYTES = tf.data.Dataset.from_tensors("no image").repeat(3).batch(1)
+PYTHON = "The Python code that makes the batches raised "
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "error", "begins", "also"),
+    [
+        (BATCHES, {"class_weight": {0: 1.0, 1: 1.0, 2: 2.0}}, ConfigError, "class_weight must", "label of 3"),
+        (Parts(), {}, TrainingError, PYTHON + "ValueError: no part 2", "__getitem__"),
+        (of_examples(), {"steps_per_epoch": 5}, TrainingError, PYTHON + "KeyError: 'no row 7'", "of_examples"),
+        (BATCHES.map(in_map), {}, TrainingError, PYTHON + "RuntimeError: cannot augment", "Correct that code"),
+        (
+            BATCHES.map(lambda x, y: (x, tf.gather(tf.range(2), y))), {}, TrainingError,
+            "A batch could not be made: operation GatherV2 of the data set failed: indices[2]", "functions",
+        ),
+        (
+            BYTES.map(lambda b: (ZEROS[:8] + tf.cast(tf.io.decode_png(b[0])[0, 0, 0], tf.float32), LABELS[:8])), {},
+            TrainingError, "The examples could not be read: ", "Repair the file",
+        ),
+    ],
+    ids=["class_weight", "PyDataset", "generator", "numpy_function", "gather", "decode"],
+)  # fmt: skip
+def test_an_error_of_the_input_says_what_failed(data, options, error, begins, also):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+    decided = plan(TrainingConfig(precision="float32", global_batch_size=8))
+    compile(model, decided, optimizer="sgd", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with pytest.raises(error) as raised:
+        model.fit(data, verbose=0, **options)
+    assert str(raised.value).startswith(begins)
+    assert also in str(raised.value)
+    assert ("Repair the file" in str(raised.value)) == (also == "Repair the file")
+    assert isinstance(raised.value.__cause__, tf.errors.OpError)

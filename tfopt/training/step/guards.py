@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,20 +13,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.compat.tensorflow import words_of
-from tfopt.errors import ConfigError, TrainingError
+from tfopt.errors import TrainingError
 from tfopt.training.distributed.cluster import lost_worker
 from tfopt.training.loss_scaling import loss_scale
+from tfopt.training.step.input_errors import explained
 from tfopt.training.step.ledger import Ledger
 
 # To read a loss, Python waits for the device. So it reads the losses of this many calls together.
 CALLS_BETWEEN_CHECKS = 10
 SECONDS_TO_SEARCH_DATA = 10.0
 BATCHES_TO_SEARCH = 100_000  # a dataset may repeat without end
-_DIFFERENT_SHAPES = re.compile(
-    r"Cannot batch tensors with different shapes in component \d+\. "
-    r"First element had shape (\[[\d,]*\]) and element \d+ had shape (\[[\d,]*\])"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +41,14 @@ class Guard:
     last_checkpoint: Callable[[], str | None]
 
     @contextlib.contextmanager
-    def watching(self, model: keras.Model, data: tuple[Any, ...], ledger: Ledger) -> Iterator[Watch]:
+    def watching(
+        self, model: keras.Model, data: tuple[Any, ...], ledger: Ledger, class_weight: Any = None
+    ) -> Iterator[Watch]:
         """Watches one `fit` of a model on data. Errors of TensorFlow become errors that say what to do.
 
         Raises:
-            TrainingError: The device is out of memory, another worker is lost, or the examples cannot be read.
-            ConfigError: The examples of a batch have different shapes.
+            TrainingError: The device is out of memory, another worker is lost, or the examples cannot be made.
+            ConfigError: The examples of a batch have different shapes, or a class has no weight.
         """
         try:
             yield Watch(self, model, data, ledger)
@@ -66,17 +63,8 @@ class Guard:
                     "Read that worker's log, then start all workers again. They go on from "
                     f"{self.last_checkpoint() or 'the beginning, because there is no checkpoint'}."
                 ) from error
-            if (shapes := _DIFFERENT_SHAPES.search(str(error))) is not None:
-                raise ConfigError(
-                    "The examples of a batch must have one shape. Received: examples of the shapes "
-                    f"{shapes[1]} and {shapes[2]}. Pad them to one length before plan.pipeline, or give fit batches "
-                    "that dataset.padded_batch made."
-                ) from error
-            if "Iterator::" in str(error) or "IteratorGetNext" in str(error):
-                raise TrainingError(
-                    f"The examples could not be read: {words_of(error)}. Repair the file or leave it out, then train "
-                    f"again. {self._newest_checkpoint()} For a folder of images, check='decode' names damaged files."
-                ) from error
+            if (found := explained(error, class_weight, self._newest_checkpoint())) is not None:
+                raise found from error
             raise
 
     def _newest_checkpoint(self) -> str:

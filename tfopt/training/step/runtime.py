@@ -107,7 +107,7 @@ class Runtime:
             scopes.callback(self._end_fit)
             scopes.enter_context(tensor_float_32_scope(self._tensor_float_32))
             data = call.get("x"), call.get("y")
-            watch = scopes.enter_context(self._guard.watching(self.model, data, self.ledger))
+            watch = scopes.enter_context(self._guard.watching(self.model, data, self.ledger, call.get("class_weight")))
             open_checkpoints = None
             if self._resume is not None:
                 open_checkpoints = scopes.enter_context(self._resume.around_fit(self.model, watch.check_state))
