@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pydantic
 
-from tfopt.atomic.files import write_text
+from tfopt.atomic.own_files import write_own
 from tfopt.errors import ArtifactError
 from tfopt.report import DiagnosisReport, Record, RunReport, Utilization
 from tfopt.reporting.html_page import run_of
@@ -35,10 +35,11 @@ def save_report(report: RunReport | DiagnosisReport | Utilization, directory: st
     A run is report.json, a diagnosis diagnosis.json, the timeline of a monitor utilization.json.
 
     Raises:
+        ConfigError: The file is there, and tfopt did not write it.
         ExportError: The file cannot be written.
     """
     path = Path(directory) / FILES[type(report)]
-    write_text(path, report.to_json())
+    write_own(path, report.to_json(), type(report).is_own)
     return path
 
 
