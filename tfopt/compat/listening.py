@@ -56,7 +56,7 @@ def listening_socket(address: str, port: int, *, shares_port: bool = False) -> s
     Args:
         address: An address of this machine.
         port: The port.
-        shares_port: Whether another socket of this user may have the port, as gRPC's sockets allow it.
+        shares_port: Whether another socket of this user, which allows it too, may have the port.
     Raises:
         OSError: The port is in use, or the address is not this machine's.
     """
@@ -81,6 +81,8 @@ def listen_only_on(address: str, port: int) -> bool:
     watched = _watched()
     listening = [number for number in watched if _is_on_all(number, port)]
     for number in listening:
+        with socket.socket(fileno=os.dup(number)) as old:
+            old.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         with listening_socket(address, port, shares_port=True) as own:
             own.setblocking(False)
             os.dup2(own.fileno(), number, inheritable=False)  # closes the old socket
