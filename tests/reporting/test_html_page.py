@@ -493,7 +493,7 @@ def test_two_hundred_epochs_one_epoch_and_diverged_losses(render):
 def test_the_file_is_replaced_whole_and_global_settings_stay(tmp_path):
     before = dict(matplotlib.rcParams.copy())
     path = tmp_path / "report.html"
-    path.write_text("old", encoding="utf-8")
+    write_html(replace(sample_report(), recipe="before"), path)
     assert write_html(sample_report(), path) == path
     assert list(tmp_path.iterdir()) == [path]
     assert path.read_text(encoding="utf-8").rstrip().endswith("</html>")

@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from tfopt.atomic.own_files import has_names, json_in
+
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
@@ -17,6 +19,24 @@ class Record:
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
+
+    @classmethod
+    def is_own(cls, content: bytes) -> bool:
+        """Whether a file holds this record as JSON, of any version of tfopt; see tfopt.atomic.own_files."""
+        return cls.is_shape_of(json_in(content))
+
+    @classmethod
+    def is_shape_of(cls, values: Any) -> bool:
+        """Whether values are an object with each field that has no default."""
+        no_default = dataclasses.MISSING
+        return has_names(
+            values,
+            [
+                field.name
+                for field in dataclasses.fields(cls)
+                if field.default is no_default and field.default_factory is no_default
+            ],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfopt.atomic.files import write_text
+from tfopt.atomic.own_files import write_own
 from tfopt.number_text import grouped, short_bytes
 from tfopt.report import RunReport
 from tfopt.reporting import figures
 from tfopt.reporting.comparison import Comparison, compare
 from tfopt.reporting.receipt_table import UNKNOWN
-from tfopt.reporting.rendering import render
+from tfopt.reporting.rendering import is_page, render
 from tfopt.score_text import score_label, show_score
 
 TEMPLATE = "comparison.html.jinja"
@@ -43,9 +43,9 @@ def write_comparison_html(reports: Mapping[str, RunReport], path: Path) -> Path:
 
     Args:
         reports: The report of each run by its name. The first is the one that the others are compared with.
-        path: File to write, in an existing directory. An existing file is replaced.
+        path: File to write, in an existing directory. An earlier page of tfopt is replaced.
     Raises:
-        ConfigError: There is one run only.
+        ConfigError: There is one run only, or the file is there and tfopt did not write it.
     """
     found = compare(reports)
     steps = {name: each for name, each in zip(found.runs, found.breakdowns, strict=True) if each}
@@ -56,7 +56,7 @@ def write_comparison_html(reports: Mapping[str, RunReport], path: Path) -> Path:
         steps=figures.step_stack(steps),
         sections=_sections(found),
     )
-    write_text(path, page)
+    write_own(path, page, is_page)
     return path
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tfopt.atomic.files import write_text
+from tfopt.atomic.own_files import write_own
 from tfopt.report import DiagnosisReport, RunReport
 from tfopt.reporting import figures
 from tfopt.reporting.receipt_table import UNKNOWN, key_figures, receipt_table
-from tfopt.reporting.rendering import render
+from tfopt.reporting.rendering import is_page, render
 
 TEMPLATE = "run.html.jinja"
 
@@ -22,7 +22,10 @@ def write_html(report: RunReport, path: Path) -> Path:
 
     Args:
         report: Results and measurements of the run. A stage that did not run is left out of the page.
-        path: File to write, in an existing directory. An existing file is replaced.
+        path: File to write, in an existing directory. An earlier page of tfopt is replaced.
+    Raises:
+        ConfigError: The file is there, and tfopt did not write it.
+        ExportError: The file cannot be written.
 
     Example:
         >>> import tempfile
@@ -42,7 +45,7 @@ def write_diagnosis_html(report: DiagnosisReport, path: Path, *, after: Diagnosi
 
     Args:
         report: The diagnosis.
-        path: File to write, in an existing directory. An existing file is replaced.
+        path: File to write, in an existing directory. An earlier page of tfopt is replaced.
         after: The diagnosis after the advice was applied. The page shows both steps, and what is left to change.
 
     Example:
@@ -96,7 +99,7 @@ def _write(report: RunReport, before: DiagnosisReport | None, path: Path) -> Pat
         kernels=sorted({kernel for receipt in report.receipts.values() for kernel in receipt.kernels}),
         dash=UNKNOWN,
     )
-    write_text(path, page)
+    write_own(path, page, is_page)
     return path
 
 

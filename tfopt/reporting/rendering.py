@@ -8,6 +8,7 @@ from typing import Any
 import jinja2
 
 TEMPLATES = Path(__file__).parent / "templates"
+END_OF_PAGE = b"<footer>Written by tfopt.</footer>\n</main>\n</body>\n</html>"  # of page.html.jinja
 
 
 def render(template: str, **values: Any) -> str:
@@ -20,3 +21,8 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     return templates.get_template(template).render(**values)
+
+
+def is_page(content: bytes) -> bool:
+    """Whether a file is a page that tfopt wrote, of any version; see tfopt.atomic.own_files."""
+    return content.rstrip().endswith(END_OF_PAGE)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pydantic
 
 from tfopt.atomic.checked_json import EDITED, is_as_written, with_checksum
-from tfopt.atomic.files import write_text
+from tfopt.atomic.own_files import write_own
 from tfopt.errors import ArtifactError
 from tfopt.report import DiagnosisReport, Record, RunReport, Utilization
 from tfopt.reporting.html_page import run_of
@@ -36,10 +36,11 @@ def save_report(report: RunReport | DiagnosisReport | Utilization, directory: st
     A run is report.json, a diagnosis diagnosis.json, the timeline of a monitor utilization.json.
 
     Raises:
+        ConfigError: The file is there, and tfopt did not write it.
         ExportError: The file cannot be written.
     """
     path = Path(directory) / FILES[type(report)]
-    write_text(path, json.dumps(with_checksum(report.to_dict()), indent=2))
+    write_own(path, json.dumps(with_checksum(report.to_dict()), indent=2), type(report).is_own)
     return path
 
 

@@ -34,7 +34,14 @@ from tfopt.reporting.terminal import PlanTable, pass_summary
 from tfopt.runner.augmentation import PlacedAugmentation, place_augmentation
 from tfopt.runner.model_check import are_shares, check_input, check_outputs
 from tfopt.runner.rehearsal import rehearse
-from tfopt.runner.run_report import environment, print_line, print_score, remove_reports, write_reports
+from tfopt.runner.run_report import (
+    check_reports,
+    environment,
+    print_line,
+    print_score,
+    remove_reports,
+    write_reports,
+)
 from tfopt.runner.stages import Fit, Stage, stages
 from tfopt.tasks import Task
 from tfopt.tasks.label_smoothing import smoothed
@@ -105,8 +112,8 @@ def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | 
         quick: Whether to make a short trial run: few epochs on few examples, with another export directory.
         console: Console for the progress. None means standard output.
     Raises:
-        ConfigError: The recipe or its plan is wrong.
-        ExportError: The export directory cannot be written. This is checked before training.
+        ConfigError: The recipe or its plan is wrong, or the export directory has a report that tfopt did not write.
+        ExportError: The export directory cannot be written. Both are checked before training.
     Example:
         >>> from tfopt.data.config import DataConfig
         >>> from tfopt.recipe import ModelConfig
@@ -129,6 +136,7 @@ def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | 
     if export_dir is not None:
         for stage in stages(settings):
             check_target(export_dir / stage.artifact)
+        check_reports(export_dir)
     for phase in (phase for stage in stages(settings) for phase in stage.fits):
         own = _training_of(settings, phase)
         if own.checkpoint_dir is not None:  # an error is raised before any stage trains

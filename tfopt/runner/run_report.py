@@ -10,18 +10,34 @@ import keras
 import tensorflow as tf
 from rich.console import Console
 
-from tfopt.atomic.files import write_text
+from tfopt.atomic.own_files import Form, check_replaceable, json_in, write_own
 from tfopt.hardware import detect
-from tfopt.report import Phase, RunReport
+from tfopt.report import Phase, Receipt, RunReport
+from tfopt.reporting.rendering import is_page
 from tfopt.reporting.terminal import ReceiptsTable
 from tfopt.score_text import score_label, show_score
 
-RECEIPTS, PAGE, REPORT = "receipts.json", "report.html", "report.json"
+RECEIPTS, PAGE = "receipts.json", "report.html"
+
+
+def _is_receipts(content: bytes) -> bool:
+    receipts = json_in(content)
+    return isinstance(receipts, dict) and bool(receipts) and all(map(Receipt.is_shape_of, receipts.values()))
+
+
+FORMS: dict[str, Form] = {RECEIPTS: _is_receipts, PAGE: is_page, "report.json": RunReport.is_own}
+
+
+def check_reports(export_dir: Path) -> None:
+    """Raises ConfigError if a file that tfopt did not write has the name of a report."""
+    for name, is_own in FORMS.items():
+        check_replaceable(export_dir / name, is_own)
 
 
 def remove_reports(export_dir: Path) -> None:
     """Removes the receipts and the report of an earlier run, whose artifacts are about to be replaced."""
-    for name in (RECEIPTS, PAGE, REPORT):
+    check_reports(export_dir)  # others may have come there since training began
+    for name in FORMS:
         (export_dir / name).unlink(missing_ok=True)
 
 
@@ -31,7 +47,7 @@ def write_reports(report: RunReport, export_dir: Path, console: Console) -> None
     from tfopt.reporting.saved_report import save_report
 
     receipts = {name: receipt.to_dict() for name, receipt in report.receipts.items()}
-    write_text(export_dir / RECEIPTS, json.dumps(receipts, indent=2))
+    write_own(export_dir / RECEIPTS, json.dumps(receipts, indent=2), _is_receipts)
     save_report(report, export_dir)
     page = write_html(report, export_dir / PAGE)
     console.print()

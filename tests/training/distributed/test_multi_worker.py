@@ -181,6 +181,7 @@ def test_sigterm_to_both_ends_both_with_143_and_one_checkpoint(launched, tmp_pat
     errors = [worker.communicate(timeout=60)[1] for worker in workers]
     assert [worker.returncode for worker in workers] == [143, 143], errors
     step = store.steps()[-1]
+    assert all(f"SIGTERM: saved step {step} in {store.directory}" in error for error in errors), errors
     assert store.load_newest().step == step
     assert len([name for name in store.steps() if name % LONG["checkpoint_every"]]) <= 1  # it was saved once
     assert step < LONG["epochs"] * 7

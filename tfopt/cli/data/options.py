@@ -78,8 +78,8 @@ class ConvertOptions:
 class ServeOptions:
     """Serves batches to trainings: a tf.data service with a dispatcher and worker processes.
 
-    It serves until SIGTERM or Ctrl-C. Everyone who reaches its ports can run TensorFlow operations here, so keep them
-    inside a trusted network.
+    It serves until SIGTERM or Ctrl-C. Everyone who reaches its ports can run TensorFlow operations here. By default only
+    this machine does; with --host, keep the ports inside a trusted network.
     """
 
     workers: Annotated[int, Ge(1)]
@@ -87,7 +87,8 @@ class ServeOptions:
     port: Annotated[int, Ge(1), Le(65535)] = 5050
     """Port of the dispatcher. The workers have the next ports."""
     host: str = "localhost"
-    """Name of this host for trainings and workers on other hosts."""
+    """Name of this host for trainings and workers on other hosts. The ports are then open to its networks; with an
+    address, to that of the address only."""
     dispatcher: str | None = None
     """Address of a dispatcher on another host, for example grpc://data-0:5050. The workers then join it, and their
     ports begin with --port."""

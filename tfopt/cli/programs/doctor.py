@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tfopt.atomic.own_files import check_replaceable
 from tfopt.cli.exit_codes import SUCCESS, WRONG_USE
 from tfopt.cli.own_code import look_beside, read_recipe
 from tfopt.cli.parsing import parse_words, start_tensorflow
@@ -69,6 +70,7 @@ def doctor_command(words: list[str]) -> int:
     for flag, directory in (("--out", options.out), ("--trace", options.trace)):
         if directory is not None:
             options = replace(options, **{flag.removeprefix("--"): str(writable_directory(flag, directory))})
+    _check_outputs(options)
     target, *rest = asked
     if target == "-m" or target.endswith(".py"):
         if options.apply:
@@ -81,6 +83,20 @@ def doctor_command(words: list[str]) -> int:
     if rest:
         raise ConfigError(f"A recipe takes no further words. Received: {' '.join(rest)}. Put the options before it.")
     return _recipe(target, options)
+
+
+def _check_outputs(options: DoctorOptions) -> None:
+    """Raises ConfigError if a file that tfopt did not write would be replaced at the end."""
+    if options.out is not None:
+        from tfopt.report import DiagnosisReport
+        from tfopt.reporting.rendering import is_page
+
+        check_replaceable(Path(options.out, "diagnosis.json"), DiagnosisReport.is_own)
+        check_replaceable(Path(options.out, "report.html"), is_page)
+    if options.trace is not None:
+        from tfopt.profiling.trace.chrome_trace import CHROME_TRACE, is_chrome_trace
+
+        check_replaceable(Path(options.trace, CHROME_TRACE), is_chrome_trace)
 
 
 def _script(path: str, arguments: list[str], options: DoctorOptions) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tfopt.cli.exit_codes import NOT_FINISHED, SUCCESS, WRONG_USE, report_error
 from tfopt.cli.parsing import parse_words
 from tfopt.cli.programs.outputs import writable_file
-from tfopt.errors import ConfigError, ExportError
+from tfopt.errors import ConfigError, TfoptError
 
 HELP = """\
 usage: tfopt monitor [--interval S] [--out FILE.json] [--json] -- COMMAND [ARGS...]
@@ -49,8 +49,10 @@ def monitor_any_command(words: list[str]) -> int:
         raise ConfigError(
             f"--interval must be a number of seconds above 0. Received: {options.interval}. Use 0.5, the default."
         )
-    out = None if options.out is None else writable_file("--out", options.out)
     from tfopt.profiling.monitoring.command import monitor_command
+    from tfopt.report import Utilization
+
+    out = None if options.out is None else writable_file("--out", options.out, Utilization.is_own)
 
     code, load = monitor_command(words[place + 1 :], options.interval)
     if options.json:
@@ -58,11 +60,11 @@ def monitor_any_command(words: list[str]) -> int:
     else:
         print(load, file=sys.stderr)  # noqa: T201
     if out is not None:
-        from tfopt.atomic.files import write_text
+        from tfopt.atomic.own_files import write_own
 
         try:
-            write_text(out, load.to_json())
-        except ExportError as error:  # the program has run; its exit code says more
+            write_own(out, load.to_json(), Utilization.is_own)
+        except TfoptError as error:  # the program has run; its exit code says more
             report_error(error, as_json=False, show_traceback=False)
             return code or NOT_FINISHED
     return code

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
-from pathlib import Path
 
+from tfopt.atomic.own_files import json_with, write_own
 from tfopt.cli.options import AccelerateOptions, LaunchOptions
 from tfopt.cli.parsing import parse_words, start_tensorflow
+from tfopt.cli.programs.outputs import writable_file
 from tfopt.errors import ConfigError
+
+IS_REPORT = json_with("name", "changed", "skipped", "metrics", "steps")  # a PassReport
 
 
 def launch_command(words: list[str]) -> int:
@@ -28,16 +31,13 @@ def accelerate_command(words: list[str]) -> int:
         raise ConfigError(
             "The script must follow the options. Received: none. Write tfopt accelerate SCRIPT [ARGS...]."
         )
-    out = None if options.report is None else Path(options.report).absolute()  # the script may change the directory
-    if out is not None and not out.parent.is_dir():
-        raise ConfigError(f"--report must be in a directory that exists. Received: {options.report}.")
-    from tfopt.atomic.files import write_text
+    out = None if options.report is None else writable_file("--report", options.report, IS_REPORT)
     from tfopt.scripts.accelerate import accelerate
 
     done = accelerate(script[0], script[1:], precision=options.precision, xla=options.xla)
     print(f"tfopt: {done.report}", file=sys.stderr)  # noqa: T201
     if out is not None:
-        write_text(out, done.report.to_json() + "\n")
+        write_own(out, done.report.to_json() + "\n", IS_REPORT)
     return done.exit_code
 
 

@@ -258,6 +258,8 @@ class _Conversion:
                     self._count(1)
             whole, first = file_checksums(path)
             size = path.stat().st_size
+            if not any((self.directory / name).exists() for name in (SCHEMA, UNFINISHED)):
+                self._note(UNFINISHED, {})  # with the first shard, the directory shows who wrote it
         return Shard(
             file=shard.file,
             records=shard.records,

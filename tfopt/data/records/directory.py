@@ -11,7 +11,8 @@ from pathlib import Path
 import tensorflow as tf
 
 from tfopt.atomic.files import TEMPORARY_SUFFIX, flush_to_disk
-from tfopt.data.records.schema import SCHEMA, UNFINISHED, Schema, Shard, file_checksums, read_schema
+from tfopt.atomic.own_files import check_replaceable
+from tfopt.data.records.schema import SCHEMA, UNFINISHED, Schema, Shard, file_checksums, is_schema, read_schema
 from tfopt.errors import ConfigError, ExportError
 
 SHARD = re.compile(r"(train|validation|test)-\d{5}-of-\d{5}\.tfrecord")
@@ -32,12 +33,14 @@ def earlier_shards(directory: Path, schema: Schema, files: Set[str], *, overwrit
     names = {path.name for path in directory.iterdir()}
     shards = {name for name in names if SHARD.fullmatch(name)}
     temporary = {name for name in names if TEMPORARY.fullmatch(name)}
-    others = names - shards - temporary - {SCHEMA, UNFINISHED}
     existing = next((name for name in (SCHEMA, UNFINISHED) if name in names), None)
-    if others or (shards and existing is None and not overwrite):
+    for name in names & {SCHEMA, UNFINISHED}:
+        check_replaceable(directory / name, is_schema)
+    others = names - temporary - {SCHEMA, UNFINISHED} - (set() if existing is None else shards)
+    if others:
         raise ConfigError(
             "directory must be new, empty or one that convert wrote. "
-            f"Received: directory={directory}, which holds {min(others or shards)}. Choose another directory."
+            f"Received: directory={directory}, which holds {min(others)}. Choose another directory."
         )
     earlier = {}
     if overwrite:

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from tfopt.atomic.checked_json import CHECKSUM, EDITED, is_as_written, with_checksum
-from tfopt.atomic.files import write_text
+from tfopt.atomic.own_files import json_with, write_own
 from tfopt.errors import ConfigError
 
 VERSION = 1
@@ -82,6 +82,7 @@ class Schema:
 
 
 ADAPTER = TypeAdapter(Schema)
+is_schema = json_with("sha256", "version", "name", "outputs", "structure", "parts")  # see tfopt.atomic.own_files
 
 
 def shard_name(part: str, number: int, count: int) -> str:
@@ -98,10 +99,11 @@ def write_schema(path: Path, schema: Schema) -> None:
     """Writes a schema with a checksum of its own.
 
     Raises:
+        ConfigError: The file is there, and tfopt did not write it.
         ExportError: The file cannot be written.
     """
     content = _plain(schema)
-    write_text(path, json.dumps(with_checksum(content), indent=1) + "\n")
+    write_own(path, json.dumps(with_checksum(content), indent=1) + "\n", is_schema)
 
 
 def read_schema(path: Path) -> Schema:

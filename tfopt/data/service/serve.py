@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from tfopt.compat.listening import address_of, listen_only_on, listening_socket
 from tfopt.errors import ConfigError
 
 POLL_S = 0.3
@@ -41,26 +42,29 @@ def serve(
     Args:
         workers: Number of worker processes.
         port: Port of the dispatcher. The workers have the next ports.
-        host: Name of this host for the clients and the other hosts.
+        host: Name of this host for the clients and the other hosts. With the default, only this host reaches the
+            service; with an address, it listens on that address; with another name, on all interfaces.
         dispatcher: Address of a dispatcher on another host, for example grpc://data-0:5050. None starts one here.
         say: Function that prints a line.
     Raises:
-        ConfigError: A port is in use, a worker does not start, or it ends again and again.
+        ConfigError: A port is in use, the host's address is another machine's, a worker does not start, or it ends again and again.
     """
     ports = range(port + (dispatcher is None), port + workers + (dispatcher is None))
     for each in ([port] if dispatcher is None else []) + list(ports):
-        _check_free(each)
+        _check_free(host, each)
     with _signals_raise():
         server = None
         running: dict[int, subprocess.Popen[str]] = {}
         try:
             if dispatcher is None:
-                server = _dispatcher(port)
+                server = _dispatcher(host, port)
                 dispatcher = f"grpc://{host}:{port}"
             running.update({each: _start(dispatcher, f"{host}:{each}") for each in ports})
             for worker in running.values():
                 _wait_until_ready(worker)
             say(f"tf.data service with {workers} workers at {dispatcher}")
+            if not address_of(host):
+                say(f"tf.data service: open to all networks of this host, ports {ports.start} to {ports.stop - 1}")
             _supervise(running, dispatcher, host, say)
         except _Stop:
             say("tf.data service: ended")
@@ -73,11 +77,13 @@ def serve(
     return 0
 
 
-def _dispatcher(port: int) -> object:
+def _dispatcher(host: str, port: int) -> object:
     import tensorflow as tf
 
     service = tf.data.experimental.service
-    return service.DispatchServer(service.DispatcherConfig(port=port))
+    server = service.DispatchServer(service.DispatcherConfig(port=port))
+    listen_only_on(address_of(host), port)
+    return server
 
 
 def _start(dispatcher: str, address: str) -> subprocess.Popen[str]:
@@ -128,16 +134,23 @@ def _end(worker: subprocess.Popen[str]) -> None:
         worker.stdout.close()
 
 
-def _check_free(port: int) -> None:
+def _check_free(host: str, port: int) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("", port))
+            probe.bind(("", port))  # TensorFlow takes it on all interfaces first
         except OSError as error:
             raise ConfigError(
                 f"port must be free, and the next ports for the workers too. Received: port {port} ({error}). "
                 "Choose another port."
             ) from error
+    try:
+        listening_socket(address_of(host), port).close()
+    except OSError as error:
+        raise ConfigError(
+            f"host must be a name or an address of this machine. Received: host={host!r} ({error}). "
+            "Leave it out to serve this machine only."
+        ) from error
 
 
 @contextmanager

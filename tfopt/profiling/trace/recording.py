@@ -10,12 +10,12 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from tfopt.atomic.own_files import check_replaceable
 from tfopt.errors import ConfigError
-from tfopt.profiling.trace.chrome_trace import write_chrome_trace
+from tfopt.profiling.trace.chrome_trace import CHROME_TRACE, is_chrome_trace, write_chrome_trace
 from tfopt.profiling.trace.files import newest_trace, read_spaces
 
 STEP = "step"
-CHROME_TRACE = "trace.json.gz"
 
 MarkStep = Callable[[], AbstractContextManager[None]]
 
@@ -33,7 +33,8 @@ def record_trace(directory: str | Path) -> Iterator[MarkStep]:
     Yields:
         A function that returns a context for one step. The steps are marked in the trace, and `summarize` counts them.
     Raises:
-        ConfigError: Another profiler runs in this process, or the block has stopped this one.
+        ConfigError: Another profiler runs in this process, the block has stopped this one, or the directory has a
+            `trace.json.gz` that tfopt did not write.
     Example:
         >>> import tempfile
         >>> from tfopt.profiling.trace import summarize
@@ -47,6 +48,7 @@ def record_trace(directory: str | Path) -> Iterator[MarkStep]:
         >>> summary.steps, summary.operators[0].kind
         (3, 'MatMul')
     """
+    check_replaceable(Path(directory) / CHROME_TRACE, is_chrome_trace)
     try:
         tf.profiler.experimental.start(str(directory))
     except tf.errors.AlreadyExistsError as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.atomic.files import write_bytes
+from tfopt.atomic.own_files import check_replaceable, write_own
 from tfopt.errors import ConfigError
 from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.sensitivity.allocation import cheapest
@@ -18,7 +18,9 @@ from tfopt.pruning.sensitivity.plot import draw
 from tfopt.pruning.structured.config import StructuredPruningConfig
 from tfopt.score_text import show_score
 
-PLOTS = (".svg", ".png", ".pdf")
+# The kinds of plots, and the name under which each holds the program that wrote it.
+PLOTS = {".svg": "Creator", ".png": "Software", ".pdf": "Creator"}
+WRITER = "tfopt.Sensitivity"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,16 +117,17 @@ class Sensitivity:
         """Draws the curves into a file, the most sensitive in colour, and returns its path.
 
         Raises:
-            ConfigError: The name does not end in .svg, .png or .pdf.
+            ConfigError: The name does not end in .svg, .png or .pdf, or belongs to a file that tfopt did not write.
             ExportError: The file cannot be written. An earlier file stays as it is.
         """
         path = Path(path)
         if path.suffix not in PLOTS:
             raise ConfigError(f"path must end in {', '.join(PLOTS)}. Received: path={str(path)!r}.")
+        check_replaceable(path, _is_plot)
         figure = draw(self.score, self.baseline, self.shares, self.curves, self.losses)
         content = io.BytesIO()
-        figure.savefig(content, format=path.suffix[1:], dpi=150)
-        write_bytes(path, content.getvalue())
+        figure.savefig(content, format=path.suffix[1:], dpi=150, metadata={PLOTS[path.suffix]: WRITER})
+        write_own(path, content.getvalue(), _is_plot)
         return path
 
     def __str__(self) -> str:
@@ -143,3 +146,7 @@ class Sensitivity:
             return 1 - self.cost(shares)
         sizes = [self.sizes[name] for name in shares]
         return float(np.dot(list(shares.values()), sizes) / sum(sizes))
+
+
+def _is_plot(content: bytes) -> bool:
+    return WRITER.encode() in content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tfopt.atomic.files import write_text
@@ -29,7 +30,7 @@ def write_project(directory: str | Path) -> list[Path]:
     folder = Path(directory)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"directory must be a directory. Received: {folder}, which is a file. Name another one.")
-    found = [name for name in FILES if (folder / name).exists()]
+    found = [name for name in FILES if os.path.lexists(folder / name)]
     if found:
         raise ConfigError(
             f"The directory of a new project must not have its files yet. Received: {folder} with {', '.join(found)}. "

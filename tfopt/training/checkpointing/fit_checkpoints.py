@@ -174,7 +174,8 @@ class FitCheckpoints:
         self._in_epoch += steps
         if self._workers.any(self._sigterm.received):
             self._save()
-            self._sigterm.end(self._store.newest_in_words())
+            self._workers.any(True)  # no worker ends, or names the step, before the chief has written the file
+            self._sigterm.end(self.in_words())
         if self._every != "epoch" and step // self._every > (step - steps) // self._every:
             self._save()
 
@@ -203,6 +204,10 @@ class FitCheckpoints:
             changed = {FINISHED + name: value for name, value in now.items() if not _same(value, trained[name])}
             if (changed or generators != meta["random"]) and self._workers.is_chief:
                 self._store.save(self.steps, trained | changed, meta | {"finished": {"random": generators}})
+
+    def in_words(self) -> str:
+        """Returns the step that is reached, and the directory. It is the same on all workers."""
+        return f"step {self.steps} in {self._store.directory}"
 
     def _compare(self, meta: Mapping[str, Any]) -> None:
         """Compares the data and the learning rate of a checkpoint with those of this training."""

@@ -73,19 +73,21 @@ class Resume:
             ConfigError: Another training uses the directory.
             SystemExit: SIGTERM came, and the training is saved.
         """
+        opened: list[FitCheckpoints] = []
         with self._locked(), sigterm_requests() as sigterm:
 
             def open_checkpoints(
                 params: Mapping[str, Any], steps_per_epoch: int | None, batches: int | None
             ) -> FitCheckpoints:
-                return self._open(model, params, steps_per_epoch, batches, check, sigterm)
+                opened.append(self._open(model, params, steps_per_epoch, batches, check, sigterm))
+                return opened[-1]
 
             try:
                 yield open_checkpoints
             finally:
                 set_initial_epoch(model, None)  # restoring a checkpoint sets it
             if self._workers.any(sigterm.received):  # after the last step, for example during the last evaluation
-                sigterm.end(self.last_checkpoint())
+                sigterm.end(opened[-1].in_words() if opened else "nothing")
 
     def _open(
         self,

@@ -26,8 +26,8 @@ class Sigterm:
     received: bool = False
     ending: bool = False
 
-    def end(self, saved: str | None) -> NoReturn:
-        """Ends the process with exit code 143. `saved` is the newest checkpoint in words."""
+    def end(self, saved: str) -> NoReturn:
+        """Ends the process with exit code 143. `saved` is the checkpoint in words."""
         self.ending = True
         print(f"tfopt: SIGTERM: saved {saved}", file=sys.stderr)  # noqa: T201
         raise SystemExit(TERMINATED)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import itertools
 import json
 import os
 import re
@@ -129,6 +130,8 @@ class CheckpointStore:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._clear_leftovers()
+            if final.exists() and not _is_own(final):
+                self._set_aside(final)
             with whole_file(final) as file:
                 _write(file, members, record)
             self._damaged.discard(final)
@@ -179,12 +182,18 @@ class CheckpointStore:
     def _rotate(self, saved: int) -> None:
         for path in self._damaged:
             if path.exists():
-                path.replace(path.with_name(f"{path.name}.corrupt"))
+                self._set_aside(path)
         self._damaged.clear()
         # Only files up to the saved step count, so that later files do not cause the removal of the new one.
         up_to = [step for step in self.steps() if step <= saved]
         for step in up_to[: -self.keep]:
-            self.path(step).unlink(missing_ok=True)
+            if _is_own(self.path(step)):
+                self.path(step).unlink(missing_ok=True)
+
+    def _set_aside(self, path: Path) -> None:
+        """Renames a file that is no whole checkpoint, and replaces no other file by it."""
+        names = (path.with_name(f"{path.name}.corrupt{number or ''}") for number in itertools.count())
+        path.rename(next(name for name in names if not os.path.lexists(name)))
 
 
 def check_mode(directory: str | Path, mode: bool | Literal["auto"]) -> None:
@@ -241,6 +250,15 @@ def read_checkpoint(path: Path) -> Checkpoint:
         reason = str(error) or type(error).__name__
         raise ArtifactError(f"A checkpoint must be readable and whole. Received: {path} ({reason}).") from error
     return Checkpoint(path, record["step"], arrays, record["meta"])
+
+
+def _is_own(path: Path) -> bool:
+    """Whether tfopt wrote a file; see tfopt.atomic.own_files. Its arrays are not read."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return RECORD in archive.namelist()
+    except _DAMAGE:
+        return False
 
 
 class _Damage(Exception):

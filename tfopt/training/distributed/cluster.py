@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
+import ipaddress
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from typing import Literal
 
 import tensorflow as tf
 
+from tfopt.compat.listening import address_of, listen_only_on, listening_socket
 from tfopt.compat.tensorflow import expand_hostlist, expand_tasks_per_node
 from tfopt.errors import ConfigError, TfoptError, unknown_name
 
@@ -81,6 +83,25 @@ class Cluster:
     def is_chief(self) -> bool:
         """Whether this process writes the checkpoints and logs."""
         return self.index == 0
+
+    @property
+    def port(self) -> int:
+        """The port of this process."""
+        return int(self.workers[self.index].rpartition(":")[2])
+
+    @property
+    def listens_on(self) -> str:
+        """The loopback address of this process if all workers have one; else "", which means all interfaces.
+
+        Example:
+            >>> Cluster(("localhost:2222", "127.0.0.1:2223"), 0, "TF_CONFIG").listens_on
+            '127.0.0.1'
+            >>> Cluster(("localhost:2222", "node1:2222"), 0, "TF_CONFIG").listens_on
+            ''
+        """
+        addresses = [address_of(worker.rpartition(":")[0]) for worker in self.workers]
+        is_local = all(address and ipaddress.ip_address(address).is_loopback for address in addresses)
+        return addresses[self.index] if is_local else ""
 
 
 def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
@@ -156,9 +177,11 @@ def multi_worker_strategy(
     meet(cluster, start_timeout_s)
     try:
         with _no_longer_than(start_timeout_s), _signal_handlers_kept():
-            return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+            strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
     except (RuntimeError, ValueError, tf.errors.OpError) as error:
         raise _why_not_joined(error, cluster) from error
+    listen_only_on(cluster.listens_on, cluster.port)
+    return strategy
 
 
 def meet(cluster: Cluster, timeout_s: float) -> None:
@@ -170,12 +193,12 @@ def meet(cluster: Cluster, timeout_s: float) -> None:
     Raises:
         TfoptError: Some worker did not answer in time, or another process uses this worker's port.
     """
-    port = int(cluster.workers[cluster.index].rpartition(":")[2])
+    port = cluster.port
     missing = [address for index, address in enumerate(cluster.workers) if index != cluster.index]
     deadline = time.monotonic() + timeout_s
     try:
-        # On all interfaces, as TensorFlow listens: the host's name may resolve to one that the others cannot reach.
-        server = socket.create_server(("", port), backlog=len(cluster.workers))
+        # If they are on several hosts, on all interfaces: a host's name may resolve to one that the others cannot reach.
+        server = listening_socket(cluster.listens_on, port)
     except OSError as error:
         raise TfoptError(
             f"Worker {cluster.index} must be able to listen on its own port. Received: port {port} ({error.strerror}). "

@@ -47,7 +47,8 @@ def launch(script: Sequence[str], workers: int, devices_per_worker: int | None =
     Each line of their output starts with the worker, such as "[worker 0] ". The messages that TensorFlow writes when it
     starts are hidden; TF_CPP_MIN_LOG_LEVEL=0 shows them. If a worker fails, the launcher stops the others, and repeats
     the last lines of its standard error at the end. The launcher sends SIGTERM and Ctrl-C to the workers, which then
-    have two minutes to save a checkpoint. A second signal kills them.
+    have two minutes to save a checkpoint. A second signal kills them. If nobody reads the output any more, as after
+    `| head`, the workers get SIGTERM too.
 
     Args:
         script: A Python file, or "-m" and a module, and its arguments.
@@ -58,6 +59,7 @@ def launch(script: Sequence[str], workers: int, devices_per_worker: int | None =
         after Ctrl-C.
     Raises:
         ConfigError: The script does not exist, there are too few GPUs, or a number is below 1.
+        OSError: The output could not be written, and no signal came. The workers have ended.
     Example:
         >>> launch(["-m", "this"], workers=0)
         Traceback (most recent call last):
@@ -118,8 +120,11 @@ class _Worker:
         code = self.process.poll()
         return code if code is None or code >= 0 else 128 - code
 
-    def relay(self, pipe: IO[bytes], *, to_the_end: bool = False) -> bool:
-        """Prints the complete lines from a pipe. Returns whether more may come."""
+    def relay(self, pipe: IO[bytes], unread: dict[IO[str], OSError], *, to_the_end: bool = False) -> bool:
+        """Prints the complete lines from a pipe, unless nobody reads the output. Returns whether more may come.
+
+        Notes the first error of an output in `unread`; the worker goes on, and must not wait for a full pipe.
+        """
         name, output = ("stdout", sys.stdout) if pipe is self.process.stdout else ("stderr", sys.stderr)
         chunk = pipe.read(65_536)  # None: there is nothing to read now
         *lines, rest = (self.unfinished.get(name, b"") + (chunk or b"")).split(b"\n")
@@ -127,6 +132,7 @@ class _Worker:
         if ended and rest:
             lines, rest = [*lines, rest], b""
         self.unfinished[name] = rest
+        shown = []
         for line in lines:
             text = line.decode(errors="replace")
             if name == "stderr":
@@ -135,8 +141,13 @@ class _Worker:
                 self.errors.append(text)
                 if TRACEBACK in text:
                     self.traceback_at = time.monotonic()
-            output.write(f"[worker {self.index}] {text}\n")
-        output.flush()
+            shown.append(f"[worker {self.index}] {text}\n")
+        if output not in unread:
+            try:
+                output.writelines(shown)
+                output.flush()
+            except OSError as error:
+                unread[output] = error
         return not ended
 
     def last_errors(self) -> list[str]:
@@ -241,12 +252,13 @@ def _signals() -> Iterator[list[int]]:
 
 def _watch(workers: Sequence[_Worker], pipes: selectors.BaseSelector, received: Sequence[int]) -> int:
     """Prints output and passes on signals until all workers have ended. Returns the exit code."""
+    unread: dict[IO[str], OSError] = {}
     sent = 0  # how many of the received signals the workers got
     failed_at: float | None = None
     kill_at: float | None = None
     while any(worker.exit_code is None for worker in workers):
         for key, _ in pipes.select(timeout=0.1):
-            if not key.data.relay(key.fileobj):
+            if not key.data.relay(key.fileobj, unread):
                 pipes.unregister(key.fileobj)
         now = time.monotonic()
         if failed_at is None and any(worker.exit_code for worker in workers):
@@ -256,6 +268,10 @@ def _watch(workers: Sequence[_Worker], pipes: selectors.BaseSelector, received: 
             for worker in workers:
                 worker.send(signal.SIGINT if received[0] == signal.SIGINT else signal.SIGTERM)
             sent = len(received)
+        elif unread and kill_at is None:
+            kill_at = now + SAVE_S
+            for worker in workers:
+                worker.send(signal.SIGTERM)
         elif failed_at is not None and kill_at is None and now > failed_at + SETTLE_S:
             kill_at = now + STOP_S
             for worker in workers:
@@ -266,8 +282,10 @@ def _watch(workers: Sequence[_Worker], pipes: selectors.BaseSelector, received: 
     for worker in workers:
         worker.kill()  # also the processes that it started, which may keep its pipes open
     for key in list(pipes.get_map().values()):
-        while key.data.relay(key.fileobj, to_the_end=True):
+        while key.data.relay(key.fileobj, unread, to_the_end=True):
             pass
+    if unread and not received:
+        raise next(iter(unread.values()))
     return _result(workers, received)
 
 
