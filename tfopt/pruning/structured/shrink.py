@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.models.copying import copy_model
 from tfopt.models.plain_models import is_plain
 from tfopt.pruning.payoff import payoff_of_channels
 from tfopt.pruning.structured.choice import choose, rank
@@ -79,6 +80,7 @@ def shrink(
     config = StructuredPruningConfig() if config is None else config
     check_type("config", config, StructuredPruningConfig, "Pass for example tfopt.StructuredPruningConfig(ratio=0.5).")
     channels, groups, skipped = find_groups(model, config)
+    copy_model(model, data)  # refuses a model whose copy computes something else, before anything is removed
     products = channel_products(model, groups, data, config.gradient_batches) if config.criterion == "taylor" else None
     ranked = rank(groups, config, products=products)
     times = {}

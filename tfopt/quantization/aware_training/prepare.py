@@ -20,6 +20,7 @@ from tfopt.errors import UnsupportedLayerError, UnsupportedModelError
 from tfopt.graph import FrozenGraph, GraphEditor, freeze
 from tfopt.graph.edit import producer
 from tfopt.graph.fold import fold_constants
+from tfopt.models.copy_check import check_copy, first_examples
 from tfopt.models.plain_models import plain_copy
 from tfopt.quantization.annotation.exclude import check_exclude, matches
 from tfopt.quantization.annotation.fusion import Fusion, find_fusions_where
@@ -48,7 +49,9 @@ def quantize_for_training(model: Any, config: QuantizationConfig, calibration_da
             f"model must not be quantized already. Received: {model.name!r}, which holds fake quantization. "
             "Continue its training, or export it."
         )
-    flat = rebuild(model, split_layer)
+    pairs: list[tuple[Any, Any]] = []
+    flat = rebuild(model, split_layer, pairs=pairs)
+    check_copy(model, flat, pairs, first_examples(model, calibration_data))
     # A place holds the number of a layer's call. The calls of the flat model can have another order than those of the
     # nested model. So the flat model is used both to find the places and to insert the ranges.
     tensors: dict[Place, Any] = {}

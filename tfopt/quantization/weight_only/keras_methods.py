@@ -14,7 +14,8 @@ import keras
 import numpy as np
 
 from tfopt.compat.layers import direct_layers, layers_inside
-from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
+from tfopt.models.copying import copy_model
 from tfopt.report import Change, PassReport, Skip
 
 
@@ -103,16 +104,18 @@ def quantize_with_keras(model: Any, config: Any, calibration_data: Any = None) -
 
 
 def _clone(model: keras.Model) -> keras.Model:
-    try:
-        clone = keras.models.clone_model(model)
-        if not clone.built:
-            clone.build_from_config(model.get_build_config())
-        clone.set_weights(model.get_weights())
-    except (ValueError, TypeError, NotImplementedError) as error:
-        raise UnsupportedModelError(
-            f"model must be one that Keras can rebuild from its config. Received: {model.name!r} "
-            f"({type(model).__name__}; {str(error).splitlines()[0]}). Give its class a get_config()."
-        ) from error
+    """Returns a copy, which is compiled if the model is, as that of keras.models.clone_model."""
+    clone = copy_model(model)
+    if model.compiled:
+        try:
+            clone.compile_from_config(model.get_compile_config())
+        except (ValueError, TypeError, NotImplementedError) as error:
+            warnings.warn(
+                f"The quantized copy of {model.name!r} is not compiled, because Keras cannot rebuild what compile() got: "
+                f"{str(error).splitlines()[0]} Compile it yourself.",
+                TfoptWarning,
+                stacklevel=4,
+            )
     return clone
 
 
