@@ -6,7 +6,7 @@ The state of a layer is more than its weights. Keras saves it in four forms, and
 - what `save_own_variables` and `save_assets` write, such as a vocabulary, which is no variable;
 - constants that are computed from variables, such as the mean of a Normalization: `load_own_variables` or
   `finalize_state` computes them again;
-- variables and tables of TensorFlow itself, which Keras does not know.
+- variables and tables that are no part of `variables`: those of TensorFlow itself, and states of recurrent layers.
 
 A layer may keep state in yet another place. Then no copy can be right, and `check_copy` refuses it.
 """
@@ -28,6 +28,8 @@ from tfopt.models.plain_models import as_functional, inputs_in_order, is_plain, 
 
 TABLES = (tf.lookup.experimental.MutableHashTable, tf.lookup.experimental.DenseHashTable)
 
+STATE = (keras.Variable, tf.Variable, *TABLES)
+
 Part = Callable[[Any, Any], Any]
 """Returns the part of an array that a copy keeps, given the variable of the source and the array of its shape."""
 
@@ -41,8 +43,8 @@ def copy_model(model: keras.Model, data: Any = None) -> keras.Model:
 
     Args:
         model: A functional or Sequential model, or one of a class with `get_config`.
-        data: Arrays of inputs or of (inputs, targets), or a list of batches of them, on whose first examples the copy is
-            compared with the model. With None or other data, examples are made.
+        data: Arrays of inputs or of (inputs, targets), or a list of batches of them. The copy is compared with the
+            model on the first ones. With None or other data, examples are made.
     Raises:
         UnsupportedLayerError: A layer cannot be rebuilt from its config, or its copy does not compute the same.
         UnsupportedModelError: The same of a subclassed model.
@@ -213,9 +215,9 @@ def _copy_own_state(old: Any, new: Any, part: Part) -> None:
     """Copies what one layer, without those inside it, saves besides its variables."""
     saves = _overrides(old, "save_own_variables") or _overrides(old, "load_own_variables")
     assets = hasattr(old, "save_assets") and hasattr(old, "load_assets")
-    of_tensorflow = {name: each for name, each in vars(old).items() if isinstance(each, (tf.Variable, *TABLES))}
+    untracked = _untracked(old)
     try:
-        if (saves or assets or of_tensorflow) and old.built and not new.built:
+        if (saves or assets or untracked) and old.built and not new.built:
             new.build_from_config(old.get_build_config() or {})
         if saves:
             store: dict[str, Any] = {}
@@ -227,11 +229,12 @@ def _copy_own_state(old: Any, new: Any, part: Part) -> None:
             with tempfile.TemporaryDirectory() as directory:
                 old.save_assets(directory)
                 new.load_assets(directory)
-        for name, each in of_tensorflow.items():
-            own = vars(new).get(name)
+        made = _untracked(new)
+        for place, each in untracked.items():
+            own = made.get(place)
             if isinstance(each, TABLES) and isinstance(own, TABLES):
                 own.insert(*each.export())
-            elif isinstance(own, tf.Variable):
+            elif own is not None and each.shape == own.shape:  # that of a smaller recurrent layer starts anew
                 own.assign(each)
     except Exception as error:  # of code that is not ours
         raise UnsupportedLayerError(
@@ -241,6 +244,17 @@ def _copy_own_state(old: Any, new: Any, part: Part) -> None:
         ) from error
     if old.trainable != new.trainable:
         new.trainable = old.trainable
+
+
+def _untracked(layer: Any) -> dict[tuple[str, int], Any]:
+    """Returns the variables and tables in the attributes of a layer that are not among its `variables`, by place."""
+    known = {id(variable) for variable in layer.variables}
+    found = {(name, place): each for name, value in vars(layer).items() for place, each in enumerate(_leaves(value))}
+    return {place: each for place, each in found.items() if isinstance(each, STATE) and id(each) not in known}
+
+
+def _leaves(value: Any) -> list[Any]:
+    return [leaf for each in value for leaf in _leaves(each)] if isinstance(value, list | tuple) else [value]
 
 
 def _overrides(layer: Any, method: str) -> bool:

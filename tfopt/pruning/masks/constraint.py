@@ -3,8 +3,9 @@
 A Keras optimizer assigns `variable.constraint(variable)` after every update, inside the compiled step. A mask that is
 this constraint works with XLA, `steps_per_execution`, loss scaling and tf.distribute, and needs no wrapper around the
 layer. It is set on the built variable and not as the layer's `kernel_constraint`, so the config of the layer does not
-contain it: a saved model has plain zeros and plain layers, and loads without tfopt. After loading, `choose_masks`
-chooses the zeros first again, so that a second `prune` continues from the result of the first.
+contain it: a saved model has plain zeros and plain layers, and loads without tfopt. After loading, `keep_zeros` makes
+masks of the zeros, and `choose_masks` chooses the zeros first again, so that a second `prune` continues from the result
+of the first.
 """
 
 from __future__ import annotations

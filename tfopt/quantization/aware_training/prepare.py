@@ -20,7 +20,7 @@ from tfopt.errors import UnsupportedLayerError, UnsupportedModelError
 from tfopt.graph import FrozenGraph, GraphEditor, freeze
 from tfopt.graph.edit import producer
 from tfopt.graph.fold import fold_constants
-from tfopt.models.copy_check import check_copy, first_examples
+from tfopt.models.copy_check import check_copy, check_quantized, first_examples
 from tfopt.models.plain_models import plain_copy
 from tfopt.quantization.annotation.exclude import check_exclude, matches
 from tfopt.quantization.annotation.fusion import Fusion, find_fusions_where
@@ -51,7 +51,8 @@ def quantize_for_training(model: Any, config: QuantizationConfig, calibration_da
         )
     pairs: list[tuple[Any, Any]] = []
     flat = rebuild(model, split_layer, pairs=pairs)
-    check_copy(model, flat, pairs, first_examples(model, calibration_data))
+    examples = first_examples(model, calibration_data)
+    check_copy(model, flat, pairs, examples)
     # A place holds the number of a layer's call. The calls of the flat model can have another order than those of the
     # nested model. So the flat model is used both to find the places and to insert the ranges.
     tensors: dict[Place, Any] = {}
@@ -86,6 +87,8 @@ def quantize_for_training(model: Any, config: QuantizationConfig, calibration_da
     report.warn_if_unchanged()
     found = {traced.places[tensor]: ranges[tensor] for tensor in observed}
     result = _assemble(flat, _weight_bits(traced, fusions, ranges, rounded, config), found, config)
+    if examples is not None:  # others may lie outside of the ranges
+        check_quantized(model, result, [], examples)
     setattr(result, ATTRIBUTE, report)
     return result
 
