@@ -11,7 +11,7 @@ from typing import Any
 import keras
 from keras import layers
 
-from tfopt.compat.layers import is_given_training, layers_inside, run_through_graph
+from tfopt.compat.layers import layers_inside, run_through_graph
 from tfopt.errors import UnsupportedModelError
 from tfopt.models.copying import called_with_state, new_input
 from tfopt.models.plain_models import as_functional, inputs_in_order, is_plain, plain_copy
@@ -83,12 +83,7 @@ def rebuild(
     def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(operation, keras.Model) and is_plain(operation):
             inner = as_functional(operation)
-            fixed = {"training": kwargs["training"]} if kwargs.get("training") is not None else {}
-            return run_through_graph(
-                inner,
-                inputs_in_order(inner, args[0]),
-                lambda each, *args, **kwargs: call(each, *args, **kwargs | (fixed if is_given_training(each) else {})),
-            )
+            return run_through_graph(inner, inputs_in_order(inner, args[0]), call)
         if not isinstance(operation, layers.Layer):
             if operation not in new:
                 new[operation] = [_with_own_name(operation, names)]
