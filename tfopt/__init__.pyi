@@ -20,7 +20,15 @@ from .models.keras_2.from_tf_keras import from_tf_keras
 from .profiling.cost import FlopCount, ModelCost, TrainingMemory, count_flops, model_cost, training_memory
 from .profiling.monitoring import GpuMonitor
 from .profiling.tensor_cores import tensor_core_alignment
-from .pruning import PruningConfig, PruningSchedule, ShrinkSchedule, StructuredPruningConfig, prune, shrink
+from .pruning import (
+    PruningConfig,
+    PruningSchedule,
+    ShrinkSchedule,
+    StructuredPruningConfig,
+    keep_zeros,
+    prune,
+    shrink,
+)
 from .pruning.sensitivity import Sensitivity, sensitivity
 from .quantization import QuantizationConfig, QuantizedModel, WeightOnlyConfig, quantization_report, quantize
 from .recipe import ModelConfig, Recipe
@@ -76,6 +84,7 @@ __all__ = [
     "StructuredPruningConfig",
     "ShrinkSchedule",
     "prune",
+    "keep_zeros",
     "shrink",
     "sensitivity",
     "Sensitivity",

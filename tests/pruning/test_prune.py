@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import layers
 
 from tfopt.errors import ConfigError, TfoptWarning, UnsupportedLayerError, UnsupportedModelError
-from tfopt.pruning import PruningConfig, prune
+from tfopt.pruning import PruningConfig, PruningSchedule, keep_zeros, prune
 
 
 def sequential():
@@ -255,6 +255,76 @@ def test_pruning_a_loaded_model_again_finds_the_same_zeros(tmp_path):
     prune(loaded, PruningConfig(criterion="magnitude"))
     for before, after in zip(model.weights, loaded.weights, strict=True):
         np.testing.assert_array_equal(before.numpy(), after.numpy())
+
+
+def trained(model):
+    """Trains every weight for some steps. Returns where the kernels are zero afterwards."""
+    model.compile("adam", "mse")
+    model.fit(np.random.rand(64, 16), np.random.rand(64, 4), epochs=2, batch_size=16, verbose=0)
+    return {layer.name: layer.kernel.numpy() == 0 for layer in model.layers}
+
+
+def test_a_loaded_model_keeps_all_zeros_after_one_call(tmp_path):
+    layers = [keras.layers.Dense(32, name=name) for name in ("a", "b")]
+    model = keras.Sequential([keras.Input((16,)), *layers, keras.layers.Dense(4, "relu", name="dense")])
+    prune(model, PruningConfig(target_sparsity=0.8, exclude=("dense",)))
+    model.save(tmp_path / "pruned.keras")
+    saved = {layer.name: layer.kernel.numpy() == 0 for layer in model.layers}
+
+    loaded = keras.saving.load_model(tmp_path / "pruned.keras")
+    report = keep_zeros(loaded)
+    assert [change.name for change in report.changed] == ["a", "b"]
+    assert report.metrics["sparsity"] == pytest.approx(0.8, abs=0.01)
+    assert report.skipped[0].reason == "there is no zero in kernel (32, 4)"
+    for name, zeros in trained(loaded).items():
+        np.testing.assert_array_equal(zeros, saved[name])
+    # Without the call, the zeros are trained like other weights.
+    assert trained(keras.saving.load_model(tmp_path / "pruned.keras"))["a"].sum() < 0.5 * saved["a"].sum()
+    # So they are, beyond the target, if the model is pruned to less. The pass says so.
+    loaded = keras.saving.load_model(tmp_path / "pruned.keras")
+    with pytest.warns(TfoptWarning, match="already have 80.1% zeros, .* call tfopt.keep_zeros"):
+        prune(loaded, PruningConfig(target_sparsity=0.2, include=("a",)))
+    assert trained(loaded)["a"].sum() < saved["a"].sum()
+
+
+def test_zeros_that_no_pruning_made_are_told_apart():
+    depthwise = keras.layers.DepthwiseConv1D(3, name="depthwise")
+    new = keras.layers.Dense(2, kernel_initializer="zeros", name="new")
+    identity = keras.layers.Dense(4, kernel_initializer="identity", name="identity")
+    model = keras.Sequential([keras.Input((8, 4)), depthwise, identity, new])
+    depthwise.kernel.assign(np.where(np.arange(12).reshape(depthwise.kernel.shape) % 3, 1.0, 0.0))
+    report = keep_zeros(model, exclude=("identity",))
+    assert [change.name for change in report.changed] == ["depthwise"]
+    reasons = {skip.name: skip.reason for skip in report.skipped}
+    assert reasons == {"identity": "excluded", "new": "there is nothing but zeros in kernel (4, 2)"}
+    dense = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    with pytest.warns(TfoptWarning, match="keep zeros changed nothing"):
+        keep_zeros(dense)
+    assert dense.layers[0].kernel.constraint is None
+
+
+TRAIN_ON = """
+import sys, keras, numpy as np, tfopt
+model = keras.saving.load_model(sys.argv[1])
+tfopt.keep_zeros(model)
+model.compile("adam", "mse")
+model.fit(np.random.rand(64, 8), np.random.rand(64, 4), epochs=3, verbose=0)
+print("zeros", [int((weight.numpy() == 0).sum()) for weight in model.trainable_weights])
+"""
+
+
+@pytest.mark.slow  # a process of its own: 10 s
+def test_training_goes_on_in_a_new_process(tmp_path):
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(32), keras.layers.Dense(4)])
+    model.compile("adam", "mse")
+    schedule = PruningSchedule(model, PruningConfig(target_sparsity=0.75, frequency=1))
+    x, y = np.random.rand(64, 8), np.random.rand(64, 4)
+    model.fit(x, y, epochs=3, verbose=0, callbacks=[schedule])
+    model.save(tmp_path / "pruned.keras")
+    assert [np.count_nonzero(weight.numpy() == 0) for weight in model.trainable_weights[::2]] == [192, 96]
+    command = [sys.executable, "-c", TRAIN_ON, str(tmp_path / "pruned.keras")]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "zeros [192, 0, 96, 0]" in output
 
 
 def test_a_pruned_model_exports_like_any_other(tmp_path):

@@ -11,6 +11,7 @@ import keras
 
 from tfopt.compat.layers import set_dtype
 from tfopt.errors import UnsupportedModelError
+from tfopt.models.copying import finalize
 from tfopt.models.structure import layer_path, layers_inside, output_layers
 from tfopt.report import Change, PassReport, Skip
 
@@ -73,6 +74,7 @@ def keep_float32(model: keras.Model) -> PassReport:
     for layer in to_change:
         for part in layers_inside(layer):
             part.dtype_policy = "float32"
+            finalize(part)  # a Normalization keeps its statistics in the dtype that it computes with
     if to_change and not skipped:
         _declare_float32(model)
     return PassReport(name="float32 outputs", changed=tuple(changed), skipped=tuple(skipped))

@@ -1,6 +1,7 @@
 from .callback import PruningSchedule
 from .config import PruningConfig
 from .criteria.scores import CRITERIA
+from .existing_zeros import keep_zeros
 from .masks import Mask
 from .prune import prune
 from .schedules import SCHEDULES
@@ -16,6 +17,7 @@ __all__ = [
     "ShrinkResult",
     "ShrinkSchedule",
     "StructuredPruningConfig",
+    "keep_zeros",
     "prune",
     "shrink",
 ]

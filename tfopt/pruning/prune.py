@@ -15,7 +15,7 @@ from tfopt.errors import ConfigError, TfoptWarning
 from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.criteria.gradients import mean_products
 from tfopt.pruning.criteria.scores import needs_data, score_weights
-from tfopt.pruning.masks import attach_mask, choose_masks, parse_pattern
+from tfopt.pruning.masks import Mask, attach_mask, choose_masks, parse_pattern
 from tfopt.pruning.payoff import payoff_of_zeros, warn_of_no_speed
 from tfopt.pruning.tfmot import prune_tf_keras
 from tfopt.pruning.weights import Weight, layer_sparsities, make_report, select_weights
@@ -31,9 +31,9 @@ def prune(model: Any, config: PruningConfig | None = None, data: Any = None, *, 
     Exactly `round(target_sparsity * size)` weights of each layer become zero. With `scope="global"` the number is
     counted over all layers together, and a layer with small weights may lose all of them. Layers, config and saved
     files stay ordinary: the model saves to `.keras`, loads without tfopt and exports like any other model. The zeros
-    stay zero through `fit` in this process. After loading, call `prune` again before further training; it finds the
-    same zeros. `PruningSchedule` prunes gradually during a fit, which costs less accuracy. An error leaves the model
-    unchanged.
+    stay zero through `fit` in this process. After loading, call `keep_zeros` before further training: a file holds the
+    zeros, but not the masks. `PruningSchedule` prunes gradually during a fit, which costs less accuracy. An error
+    leaves the model unchanged.
 
     Zeros make only a compressed file smaller. They do not make a dense kernel faster. `dry_run=True` says so in
     figures, and changes nothing.
@@ -94,14 +94,28 @@ def prune(model: Any, config: PruningConfig | None = None, data: Any = None, *, 
 def _warn_if_sparser(weights: Sequence[Weight], masks: Sequence[Any], config: PruningConfig) -> None:
     """Warns if a pruned model is pruned again to fewer zeros, which cannot be."""
     size = sum(mask.size for mask in masks)
-    zeros = sum(int(np.count_nonzero(weight.read() == 0)) for weight in weights)
-    if zeros > sum(int(np.count_nonzero(~mask)) for mask in masks):
+    zeros = [weight.read() == 0 for weight in weights]
+    count = sum(int(np.count_nonzero(each)) for each in zeros)
+    if count > sum(int(np.count_nonzero(~mask)) for mask in masks):
+        free = sum(int(np.count_nonzero(each & _kept(w))) for each, w in zip(zeros, weights, strict=True)) > 0
+        what = (
+            "asks for. Later training holds only as many of them as it asks for. To hold them all, call "
+            "tfopt.keep_zeros(model) in place of this; for fewer, load"
+            if free
+            else "asks for, and they stay. Load"
+        )
         warnings.warn(
-            f"The weights already have {zeros / size:.1%} zeros, more than target_sparsity={config.target_sparsity:g} "
-            "asks for, and they stay. Load the model as it was before its pruning.",
+            f"The weights already have {count / size:.1%} zeros, more than target_sparsity={config.target_sparsity:g} "
+            f"{what} the model as it was before its pruning.",
             TfoptWarning,
             stacklevel=3,
         )
+
+
+def _kept(weight: Weight) -> Any:
+    """Returns the weights that no mask holds at zero so far."""
+    mask = weight.variable.constraint
+    return ops.convert_to_numpy(mask.kept) if isinstance(mask, Mask) else np.ones(weight.variable.shape, dtype=bool)
 
 
 def _choose(model: Any, weights: Sequence[Weight], config: PruningConfig, data: Any) -> list[Any]:

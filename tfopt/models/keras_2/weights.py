@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from tfopt.errors import UnsupportedLayerError
+from tfopt.models.copying import finalize
 
 
 def copy_weights(pairs: Sequence[tuple[Any, keras.Layer]]) -> None:
@@ -37,8 +38,7 @@ def copy_weights(pairs: Sequence[tuple[Any, keras.Layer]]) -> None:
     for old_weight, new_weight in copies:
         new_weight.assign(old_weight.numpy())
     for _, new in pairs:
-        if isinstance(new, keras.layers.Normalization):
-            new.finalize_state()  # what it computes of its weights
+        finalize(new)
 
 
 def _is_array(weight: Any) -> bool:

@@ -3,14 +3,15 @@
 A Keras optimizer assigns `variable.constraint(variable)` after every update, inside the compiled step. A mask that is
 this constraint works with XLA, `steps_per_execution`, loss scaling and tf.distribute, and needs no wrapper around the
 layer. It is set on the built variable and not as the layer's `kernel_constraint`, so the config of the layer does not
-contain it: a saved model has plain zeros and plain layers, and loads without tfopt. After loading, `choose_masks`
-chooses the zeros first again, so that a second `prune` continues from the result of the first.
+contain it: a saved model has plain zeros and plain layers, and loads without tfopt. After loading, `keep_zeros` makes
+masks of the zeros, and `choose_masks` chooses the zeros first again, so that a second `prune` continues from the result
+of the first.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -63,6 +64,10 @@ class Mask(keras.constraints.Constraint):
     def enforce(self) -> None:
         """Sets the weights outside the mask to zero. Needed after code other than the optimizer has written them."""
         self.variable.assign(self._masked(self.variable))
+
+    def carry_over(self, variable: Any, part: Callable[[Any], Any]) -> None:
+        """Gives a copy of the variable the part of this mask that it keeps. A config does not contain the mask."""
+        attach_mask(variable).assign(part(ops.convert_to_numpy(self.kept)))
 
     def _masked(self, w: Any) -> Any:
         # A product would give -0.0, which compresses worse, and NaN where an update overflowed.

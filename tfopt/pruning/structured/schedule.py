@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from tfopt.errors import ConfigError, TfoptWarning
+from tfopt.models.copying import copy_model
 from tfopt.pruning.criteria.gradients import check_data
 from tfopt.pruning.masks import attach_mask
 from tfopt.pruning.prune import retrace
@@ -70,6 +71,7 @@ class ShrinkSchedule(keras.callbacks.Callback):
         self.result: ShrinkResult | None = None
         self._parent = model
         self._channels, self._groups, self._skipped = find_groups(model, self.config)
+        copy_model(model, data)  # refuses a model whose copy computes something else, before the training
         held = {id(member.weight): member.weight for group in self._groups for member in group.members}
         self._masks = [(weight, attach_mask(weight.variable)) for weight in held.values() if weight.variable.trainable]
         self._kept = self._masked_units()

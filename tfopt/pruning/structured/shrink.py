@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
+from tfopt.models.copying import copy_model
 from tfopt.models.plain_models import is_plain
 from tfopt.profiling.cost import count_flops
 from tfopt.pruning.payoff import payoff_of_channels
@@ -81,6 +82,7 @@ def shrink(
     config = StructuredPruningConfig() if config is None else config
     check_type("config", config, StructuredPruningConfig, "Pass for example tfopt.StructuredPruningConfig(ratio=0.5).")
     channels, groups, skipped = find_groups(model, config)
+    copy_model(model, data)  # refuses a model whose copy computes something else, before anything is removed
     products = channel_products(model, groups, data, config.gradient_batches) if config.criterion == "taylor" else None
     ranked = rank(groups, config, products=products)
     times = {}

@@ -20,6 +20,7 @@ from tfopt.errors import UnsupportedLayerError, UnsupportedModelError
 from tfopt.graph import FrozenGraph, GraphEditor, freeze
 from tfopt.graph.edit import producer
 from tfopt.graph.fold import fold_constants
+from tfopt.models.copy_check import check_copy, check_quantized, first_examples
 from tfopt.models.plain_models import plain_copy
 from tfopt.quantization.annotation.exclude import check_exclude, matches
 from tfopt.quantization.annotation.fusion import Fusion, find_fusions_where
@@ -53,7 +54,10 @@ def quantize_for_training(
             f"model must not be quantized already. Received: {model.name!r}, which holds fake quantization. "
             "Continue its training, or export it."
         )
-    flat = rebuild(model, split_layer)
+    pairs: list[tuple[Any, Any]] = []
+    flat = rebuild(model, split_layer, pairs=pairs)
+    examples = first_examples(model, calibration_data)
+    check_copy(model, flat, pairs, examples)
     # A place holds the number of a layer's call. The calls of the flat model can have another order than those of the
     # nested model. So the flat model is used both to find the places and to insert the ranges.
     tensors: dict[Place, Any] = {}
@@ -90,6 +94,8 @@ def quantize_for_training(
     report.warn_if_unchanged()
     found = {traced.places[tensor]: ranges[tensor] for tensor in observed}
     result = _assemble(flat, _weight_bits(traced, fusions, ranges, rounded, config), found, config)
+    if examples is not None:  # others may lie outside of the ranges
+        check_quantized(model, result, [], examples)
     setattr(result, ATTRIBUTE, report)
     return result
 

@@ -12,9 +12,9 @@ import keras
 from keras import layers
 
 from tfopt.compat.layers import layers_inside, run_through_graph
-from tfopt.errors import UnsupportedLayerError, UnsupportedModelError
+from tfopt.errors import UnsupportedModelError
+from tfopt.models.copying import called_with_state, new_input
 from tfopt.models.plain_models import as_functional, inputs_in_order, is_plain, plain_copy
-from tfopt.pruning.masks import Mask, attach_mask
 from tfopt.quantization.aware_training.fake_quant import CallCount, WeightRange
 
 
@@ -55,16 +55,19 @@ def rebuild(
     model: keras.Model,
     replace: Callable[[Any], Sequence[Any]],
     attach: Callable[[Place, Any], Any] = lambda place, tensor: None,
+    pairs: list[tuple[Any, Any]] | None = None,
 ) -> keras.Model:
     """Returns a functional model of new layers that computes the same as `model`. Nested models are flattened.
 
     Args:
         model: A functional or Sequential model.
-        replace: Returns the new layers that replace a layer, in the order of computation. `copy_weights` gives them the
-            weights of the old layer when they are built.
+        replace: Returns the new layers that replace a layer, in the order of computation. They get the
+            state of the old layer when they are built.
         attach: Returns the layer to insert after a tensor at a place, or None.
+        pairs: A list that gets each layer with the last of its new layers.
     """
     new: dict[Any, Sequence[Any]] = {}  # the keys are the objects, because an id can be reused
+    copied: set[int] = set()
     calls: Counter[str] = Counter()
     names: set[str] = set()
 
@@ -88,38 +91,25 @@ def rebuild(
             return attached(made.name, made(*args, **kwargs))
         if operation not in new:
             new[operation] = _unique(replace(operation), names)
-        outputs: Any = None
-        for number, layer in enumerate(new[operation]):
-            outputs = attached(layer.name, layer(outputs) if number else layer(*args, **kwargs))
-        copy_weights(operation, new[operation])
-        return outputs
+            if pairs is not None:
+                pairs.append((operation, new[operation][-1]))
+        made = new[operation]
+
+        def run() -> Any:
+            outputs: Any = None
+            for number, layer in enumerate(made):
+                outputs = attached(layer.name, layer(outputs) if number else layer(*args, **kwargs))
+            return outputs
+
+        return called_with_state(
+            operation, made, run, copied, into=lambda: [each for layer in made for each in _without_ranges(layer)]
+        )
 
     functional = as_functional(model)
-    inputs = keras.tree.map_structure(
-        lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name), functional.input
-    )
+    inputs = keras.tree.map_structure(new_input, functional.input)
     entering = keras.tree.map_structure(lambda x: attached(x.name, x), inputs)
     outputs = run_through_graph(functional, entering, call)
     return keras.Model(inputs, outputs, name=model.name)
-
-
-def copy_weights(source: Any, targets: Sequence[Any]) -> None:
-    """Copies the weights and the pruning masks of a layer to the layers that replace it.
-
-    Without the variables of the ranges, the new layers must have the same weights in the same order.
-    """
-    old = source.variables
-    new = [variable for target in targets for variable in _without_ranges(target)]
-    if [tuple(v.shape) for v in old] != [tuple(v.shape) for v in new]:
-        raise UnsupportedLayerError(
-            f"A layer that is rebuilt from its config must have the same weights. Received: {source.name!r} "
-            f"({type(source).__name__}) with {[tuple(v.shape) for v in old]}, rebuilt with "
-            f"{[tuple(v.shape) for v in new]}. Give the class a get_config that returns its constructor's arguments."
-        )
-    for one, other in zip(old, new, strict=True):
-        other.assign(one)
-        if isinstance(one.constraint, Mask):
-            attach_mask(other).assign(keras.ops.convert_to_numpy(one.constraint.kept))
 
 
 def _without_ranges(layer: Any) -> list[Any]:

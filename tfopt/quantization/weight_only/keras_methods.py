@@ -14,7 +14,9 @@ import keras
 import numpy as np
 
 from tfopt.compat.layers import direct_layers, layers_inside
-from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
+from tfopt.models.copy_check import check_quantized
+from tfopt.models.copying import copy_model
 from tfopt.report import Change, PassReport, Skip
 
 
@@ -72,6 +74,9 @@ def quantize_with_keras(model: Any, config: Any, calibration_data: Any = None) -
         config.quantization_layer_structure = {
             part: [_counterpart(clone, layer) for layer in listed] for part, listed in structure.items()
         }
+    for layer in layers_inside(clone):
+        if not layer.built and hasattr(layer, "get_vocabulary"):
+            layer.build(None)  # the table inside a TextVectorization: Keras quantizes no model with a layer not built
     before = _weight_bytes(clone)
     try:
         with warnings.catch_warnings():
@@ -81,6 +86,7 @@ def quantize_with_keras(model: Any, config: Any, calibration_data: Any = None) -
     except (ValueError, TypeError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise UnsupportedModelError(f"Keras cannot quantize {model.name!r} by {config.mode}: {reason}") from error
+    check_quantized(model, clone, list(zip(layers_inside(model)[1:], layers_inside(clone)[1:], strict=False)))
     if structure is not None:
         config.quantization_layer_structure = None  # the layers hold the config, and it is saved with them
     layers = [layer for layer in layers_inside(clone) if layer.variables and not direct_layers(layer)]
@@ -103,16 +109,18 @@ def quantize_with_keras(model: Any, config: Any, calibration_data: Any = None) -
 
 
 def _clone(model: keras.Model) -> keras.Model:
-    try:
-        clone = keras.models.clone_model(model)
-        if not clone.built:
-            clone.build_from_config(model.get_build_config())
-        clone.set_weights(model.get_weights())
-    except (ValueError, TypeError, NotImplementedError) as error:
-        raise UnsupportedModelError(
-            f"model must be one that Keras can rebuild from its config. Received: {model.name!r} "
-            f"({type(model).__name__}; {str(error).splitlines()[0]}). Give its class a get_config()."
-        ) from error
+    """Returns a copy, which is compiled if the model is, as that of keras.models.clone_model."""
+    clone = copy_model(model)
+    if model.compiled:
+        try:
+            clone.compile_from_config(model.get_compile_config())
+        except (ValueError, TypeError, NotImplementedError) as error:
+            warnings.warn(
+                f"The quantized copy of {model.name!r} is not compiled, because Keras cannot rebuild what compile() "
+                f"got: {str(error).splitlines()[0]} Compile it yourself.",
+                TfoptWarning,
+                stacklevel=4,
+            )
     return clone
 
 
