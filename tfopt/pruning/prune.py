@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from tfopt.compat.kinds import is_tf_keras
-from tfopt.errors import ConfigError, TfoptWarning
+from tfopt.errors import ConfigError, warn
 from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.criteria.gradients import mean_products
 from tfopt.pruning.criteria.scores import needs_data, score_weights
@@ -96,11 +95,9 @@ def _warn_if_sparser(weights: Sequence[Weight], masks: Sequence[Any], config: Pr
     size = sum(mask.size for mask in masks)
     zeros = sum(int(np.count_nonzero(weight.read() == 0)) for weight in weights)
     if zeros > sum(int(np.count_nonzero(~mask)) for mask in masks):
-        warnings.warn(
+        warn(
             f"The weights already have {zeros / size:.1%} zeros, more than target_sparsity={config.target_sparsity:g} "
-            "asks for, and they stay. Load the model as it was before its pruning.",
-            TfoptWarning,
-            stacklevel=3,
+            "asks for, and they stay. Load the model as it was before its pruning."
         )
 
 

@@ -17,7 +17,6 @@ import json
 import os
 import re
 import struct
-import warnings
 import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -30,7 +29,7 @@ import ml_dtypes as _  # noqa: F401
 import numpy as np
 
 from tfopt.atomic.files import TEMPORARY_SUFFIX, whole_file
-from tfopt.errors import ArtifactError, ConfigError, ExportError, TfoptWarning
+from tfopt.errors import ArtifactError, ConfigError, ExportError, warn
 
 FORMAT = 1
 RECORD = "checkpoint.json"
@@ -156,7 +155,7 @@ class CheckpointStore:
                 self._damaged.add(path)
                 continue
             for reason in reasons:
-                warnings.warn(f"{reason} Going back to step {step}.", TfoptWarning, stacklevel=2)
+                warn(f"{reason} Going back to step {step}.")
             return checkpoint
         if reasons:
             raise ArtifactError(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +20,7 @@ import tensorflow as tf
 
 from tfopt.compat.trainer import BUILD, check_fit, compile_config, element_spec, loss_calls, symbolic_build
 from tfopt.data.epoch_order import EpochCounter
-from tfopt.errors import TfoptWarning, UnsupportedModelError
+from tfopt.errors import UnsupportedModelError, warn
 from tfopt.training.checkpointing.resume import Resume
 from tfopt.training.distributed.strategy import is_multi_worker
 from tfopt.training.memory import tensor_float_32_scope
@@ -31,6 +30,7 @@ from tfopt.training.step.fit import Fit, FitCallback
 from tfopt.training.step.guards import Guard
 from tfopt.training.step.keras_step import KerasStep
 from tfopt.training.step.ledger import ATTRIBUTE, Ledger
+from tfopt.training.step.misfits import explain_specs
 from tfopt.training.step.step import Step
 from tfopt.training.whole_batch import check_losses
 from tfopt.training.xla import compilation_cause, compilation_failed
@@ -144,14 +144,15 @@ class Runtime:
         call = MethodCall(self.model, "evaluate", args, kwargs)
         is_own = "make_test_function" not in vars(self.model)
         try:
-            with self._dividing(call.get("steps"), "test_function") if is_own else contextlib.nullcontext():
+            dividing = self._dividing(call.get("steps"), "test_function") if is_own else contextlib.nullcontext()
+            with dividing, self._guard.explaining():
                 return call.run()
         finally:
             self._evaluation = None
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         call = MethodCall(self.model, "predict", args, kwargs)
-        with self._dividing(call.get("steps"), "predict_function"):
+        with self._dividing(call.get("steps"), "predict_function"), self._guard.explaining():
             return call.run()
 
     @contextlib.contextmanager
@@ -194,13 +195,24 @@ class Runtime:
         with self._strategy.scope():
             spec = self._spec = self._step.spec(data_batch)
             with loss_calls() as calls:
-                symbolic_build(self.model, spec)
+                self._symbolic_build(spec)
             if self._step.division:
                 check_losses(calls, self._step.division)
             if spec is not None:
                 self._step.prepare(spec)
             if self.model.optimizer is not None and not self.model.optimizer.built:
                 self.model.optimizer.build(self.model.trainable_variables)
+
+    def _symbolic_build(self, spec: Any) -> None:
+        try:
+            symbolic_build(self.model, spec)
+        except Exception as error:
+            if not self._guard.explains or spec is None:
+                raise
+            misfit = explain_specs(error, self.model, keras.utils.unpack_x_y_sample_weight(spec))
+            if misfit is None:
+                raise
+            raise misfit from error
 
     def make_train_function(self, force: bool = False) -> None:
         prepared, self._prepared = self._prepared, None
@@ -296,11 +308,7 @@ class Runtime:
 
     def _give_up_xla(self, error: BaseException) -> None:
         cause = compilation_cause(error, self.model)
-        warnings.warn(
-            f"{cause}. The training goes on without XLA. Set jit_compile=False to start without XLA.",
-            TfoptWarning,
-            stacklevel=2,
-        )
+        warn(f"{cause}. The training goes on without XLA. Set jit_compile=False to start without XLA.")
         self.ledger.gave_up_xla(cause)
         self._step = self._make_step(False)
         if isinstance(self._step, Step):
