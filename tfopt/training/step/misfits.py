@@ -41,10 +41,10 @@ def explain_specs(error: Exception, model: keras.Model, batch: tuple[Any, Any, A
         )
     words = _COLORS.sub("", str(error)).split("Arguments received by")[0]
     lines = [line.strip() for line in words.splitlines() if line.strip() and "Exception encountered" not in line]
-    of_model = f"{_shapes(getattr(model, 'inputs', None))} and outputs {_shapes(_outputs(model))}"
+    of_model = f"{_shapes(_inputs(model)) or 'unknown'} and outputs {_shapes(_outputs(model)) or 'unknown'}"
     return ConfigError(
         "Batches must fit the model, its losses and its metrics. Received: "
-        f"inputs {_shapes(x)} and labels {_shapes(y)}, for a model with inputs {of_model} "
+        f"inputs {_shapes(x)} and labels {_shapes(y) or 'none'}, for a model with inputs {of_model} "
         f"({' '.join(lines)[:600].rstrip('.')}). Correct the shape of the one that differs, or the loss or metric."
     )
 
@@ -86,9 +86,8 @@ def find_label_out_of_range(model: keras.Model, labels: Iterable[Any]) -> str | 
 
 def _out_of_range(label: int, classes: int) -> ConfigError:
     return ConfigError(
-        f"Labels must be class numbers, from 0 to {classes - 1} for {classes} outputs. Received: {label}. Give "
-        f"the last layer {label + 1 if label >= classes else classes} units, or correct the labels; ignore_class of a loss "
-        "leaves one class number out."
+        f"Labels must be class numbers, from 0 to {classes - 1} for {classes} outputs. Received: {label}. "
+        "Correct them, or give the last layer more units; ignore_class of a loss leaves one class number out."
     )
 
 
@@ -99,6 +98,10 @@ def _is_of_keras(error: Exception) -> bool:
     return name.split(".")[0] in ("keras", "tensorflow", "optree")
 
 
+def _inputs(model: keras.Model) -> list[Any]:
+    return keras.tree.flatten(getattr(model, "inputs", None) or [])
+
+
 def _outputs(model: keras.Model) -> list[Any]:
     try:
         return keras.tree.flatten(model.outputs)
@@ -107,12 +110,6 @@ def _outputs(model: keras.Model) -> list[Any]:
 
 
 def _shapes(structure: Any) -> str:
-    if structure is None:
-        return "unknown"
-    items = (
-        structure.items() if isinstance(structure, dict) else ((None, each) for each in keras.tree.flatten(structure))
-    )
-    shown = [
-        f"{name!r}: {_shapes(each)}" if name else str(tuple(each.shape)) for name, each in items if each is not None
-    ]
-    return ", ".join(shown) or "none"
+    if isinstance(structure, dict):
+        return ", ".join(f"{name!r}: {_shapes(each)}" for name, each in structure.items())
+    return ", ".join(str(tuple(each.shape)) for each in keras.tree.flatten(structure) if each is not None)

@@ -194,8 +194,8 @@ class Runtime:
             return
         with self._strategy.scope():
             spec = self._spec = self._step.spec(data_batch)
-            with loss_calls() as calls:
-                self._symbolic_build(spec)
+            with loss_calls() as calls, self._explaining():
+                symbolic_build(self.model, spec)
             if self._step.division:
                 check_losses(calls, self._step.division)
             if spec is not None:
@@ -203,13 +203,15 @@ class Runtime:
             if self.model.optimizer is not None and not self.model.optimizer.built:
                 self.model.optimizer.build(self.model.trainable_variables)
 
-    def _symbolic_build(self, spec: Any) -> None:
+    @contextlib.contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Says which shapes do not fit where Keras builds or traces the model for the batches at hand."""
         try:
-            symbolic_build(self.model, spec)
+            yield
         except Exception as error:
-            if not self._guard.explains or spec is None:
+            if not self._guard.explains or self._spec is None:
                 raise
-            misfit = explain_specs(error, self.model, keras.utils.unpack_x_y_sample_weight(spec))
+            misfit = explain_specs(error, self.model, keras.utils.unpack_x_y_sample_weight(self._spec))
             if misfit is None:
                 raise
             raise misfit from error
@@ -304,7 +306,11 @@ class Runtime:
         )
 
     def _execution(self, run: Callable[[Any], Any], ledger: Ledger | None) -> Execution:
-        return Execution(self.model, run, ledger, watch_shapes=self._step.jit_compile and ledger is not None)
+        def explained(batch: Any) -> Any:
+            with self._explaining():
+                return run(batch)
+
+        return Execution(self.model, explained, ledger, watch_shapes=self._step.jit_compile and ledger is not None)
 
     def _give_up_xla(self, error: BaseException) -> None:
         cause = compilation_cause(error, self.model)
