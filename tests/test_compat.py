@@ -301,6 +301,7 @@ NAMES = [
     Name("t.optimizer", "_trainable_variables_indices", "optimizers.find_slots_anew(t.optimizer)"),
     Name(BASE, "_var_key", "optimizers.find_slots_anew(t.optimizer)", takes=True),
     Name("t.optimizer", "_learning_rate", "optimizers.learning_rate_as_given(t.optimizer)"),
+    Name("t.optimizer", "_distribution_strategy", "optimizers.set_strategy(t.optimizer, None)"),
     Name("t.variable", "_value", "optimizers.value_of(t.variable)"),
     Name("t.variable", "_value", "optimizers.set_value(t.variable, None)"),
     # TensorFlow

@@ -6,11 +6,17 @@ Every message has four parts: the argument, the rule, the value received and the
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
+from types import FrameType
+
+# A warning does not point into what runs between the user's line and tfopt.
+PASSED_THROUGH = ("tfopt", "keras", "tf_keras", "tensorflow", "contextlib", "functools", "threading", "concurrent")
 
 
 class TfoptError(Exception):
@@ -47,6 +53,40 @@ class UnsupportedVersionError(TfoptError):
 
 class TfoptWarning(UserWarning):
     """The work was done, but the caller should know a fact about it, for example that a pass changed nothing."""
+
+
+def warn(message: str) -> None:
+    """Warns by a TfoptWarning that points at the user's line: the last one outside tfopt, Keras and TensorFlow.
+
+    Example:
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     warn("The model has no zeros.")
+        >>> caught[0].category.__name__, str(caught[0].message)
+        ('TfoptWarning', 'The model has no zeros.')
+    """
+    caller = inspect.currentframe()
+    frame = caller = caller.f_back if caller is not None else None
+    while frame is not None and _is_passed_through(frame):
+        frame = frame.f_back
+    place = frame or caller  # a command, or a thread of tfopt, has no line of a user
+    if place is None:
+        warnings.warn(message, TfoptWarning, stacklevel=2)
+        return
+    warnings.warn_explicit(
+        message,
+        TfoptWarning,
+        place.f_code.co_filename,
+        place.f_lineno,
+        module=place.f_globals.get("__name__"),
+        registry=place.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
+def _is_passed_through(frame: FrameType) -> bool:
+    if frame.f_globals.get("__name__", "").split(".")[0] in PASSED_THROUGH:
+        return True
+    return Path(frame.f_code.co_filename).is_relative_to(Path(__file__).parent)  # tfopt itself as __main__
 
 
 def unknown_name(kind: str, received: object, known: Iterable[str]) -> ConfigError:

@@ -139,6 +139,15 @@ def set_value(variable: keras.Variable, value: tf.Variable) -> None:
     set_private(variable, "_value", value)
 
 
+def set_strategy(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
+    """Lets an optimizer and those inside it update under a strategy: `_distribution_strategy`.
+
+    An optimizer keeps the strategy in whose scope it was made; there is no public way to tell it another.
+    """
+    for each in (optimizer, inner_optimizer(optimizer), *updating_optimizers(optimizer)):
+        set_private(each, "_distribution_strategy", strategy)
+
+
 def make_anew(variable: keras.Variable) -> None:
     """Puts a new tf.Variable with the same value into a Keras variable: on the current device, of the current strategy.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ import tensorflow as tf
 
 from tfopt.compat.tensorflow import inputs_of
 from tfopt.data.batches import OBJECT_REMEDY
-from tfopt.errors import ConfigError, TfoptWarning
+from tfopt.errors import ConfigError, warn
 
 RULE = "The pipeline takes single examples: an array, a tuple (inputs, labels) of arrays, or a tf.data.Dataset."
 
@@ -89,11 +88,9 @@ def _check_single(dataset: tf.data.Dataset) -> None:
     if sizes == {None} and last is not None:
         raise ConfigError(f"{RULE} Received: a batched data set, with elements of shape {found}. {remedy}.")
     if len(shapes) > 1 and last == 0:
-        warnings.warn(
+        warn(
             f"The data set's elements, of shape {found}, look like batches, and each is used as one example. "
-            f"{remedy}, unless the elements are examples.",
-            TfoptWarning,
-            stacklevel=4,
+            f"{remedy}, unless the elements are examples."
         )
 
 

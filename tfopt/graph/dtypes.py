@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import tensorflow as tf
 
-from tfopt.errors import ConfigError, TfoptWarning
+from tfopt.errors import ConfigError, warn
 
 
 def convert(name: str, values: Any, dtype: Any, *, warn: bool = True) -> Any:
@@ -52,9 +51,7 @@ def convert(name: str, values: Any, dtype: Any, *, warn: bool = True) -> Any:
 
 
 def _warn(name: str, given: Any, dtype: Any, how: str) -> None:
-    warnings.warn(
+    warn(
         f"The examples for input {name!r} were converted from {given.name} to {dtype.name}, {how}. "
-        f"Pass {dtype.name} values to avoid this warning.",
-        TfoptWarning,
-        stacklevel=2,
+        f"Pass {dtype.name} values to avoid this warning."
     )

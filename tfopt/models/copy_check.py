@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfopt.compat.layers import input_signature, layers_inside
 from tfopt.data.batches import iterate_batches
-from tfopt.errors import TfoptError, TfoptWarning, UnsupportedLayerError, UnsupportedModelError
+from tfopt.errors import TfoptError, UnsupportedLayerError, UnsupportedModelError, warn
 
 EXAMPLES = 4
 OPEN_SIZES = (32, 128, 8)  # of an image or a sequence of any size; the first that the model takes
@@ -122,11 +122,7 @@ def _far(expected: Any, received: Any) -> str:
 
 def _warn(model: Any, reason: str) -> str:
     """Warns that a copy was not compared, and returns an empty string: it is not known to differ."""
-    warnings.warn(
-        f"The copy of {model.name!r} was not compared with it: {reason}. Compare the outputs of both on your data.",
-        TfoptWarning,
-        stacklevel=2,
-    )
+    warn(f"The copy of {model.name!r} was not compared with it: {reason}. Compare the outputs of both on your data.")
     return ""
 
 
@@ -134,11 +130,9 @@ def _warn_if_untied(source: Any, copy: Any) -> None:
     """Warns if layers that hold one another, and so share weights, have become independent: their configs do so."""
     more = len(copy.variables) - len(source.variables)
     if more > 0:
-        warnings.warn(
+        warn(
             f"The copy of {source.name!r} has {more} variables more: weights that layers share by holding one another "
-            "are shared no longer, and training will change them apart. Call the shared layer in the model itself.",
-            TfoptWarning,
-            stacklevel=2,
+            "are shared no longer, and training will change them apart. Call the shared layer in the model itself."
         )
 
 

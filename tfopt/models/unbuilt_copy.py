@@ -36,7 +36,7 @@ def unbuilt_copy(given: Given, *, from_config: bool = False) -> Given:
     """
     if not from_config and not (isinstance(given, keras.optimizers.Optimizer) and given.built):
         try:
-            return copy.deepcopy(given)
+            return _copied(given, {})
         except Exception:  # noqa: BLE001 - it holds something that cannot be copied, such as a lock or a file
             pass
     config = given.get_config()
@@ -51,6 +51,19 @@ def unbuilt_copy(given: Given, *, from_config: bool = False) -> Given:
     lost = _lost(given, made)
     if lost:
         raise _refused(given, f"which would lose {', '.join(lost)}")
+    return made
+
+
+def _copied(given: Any, memo: dict[int, Any]) -> Any:
+    """Returns a deep copy. `copy.deepcopy` alone would go through the configuration, as Keras pickles its objects."""
+    made = memo[id(given)] = object.__new__(type(given))
+    for inner in keras.tree.flatten([*vars(given).values()]):
+        if isinstance(inner, keras.optimizers.Optimizer | keras.metrics.Metric):
+            if id(inner) not in memo:
+                _copied(inner, memo)
+        elif hasattr(inner, "get_config") or isinstance(inner, tf.distribute.Strategy):
+            memo[id(inner)] = inner  # such as a schedule: it has no state, so both can use it
+    vars(made).update(copy.deepcopy(vars(given), memo))
     return made
 
 

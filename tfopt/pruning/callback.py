@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ import keras
 
 from tfopt.compat.kinds import is_tf_keras
 from tfopt.compat.trainer import running_callbacks
-from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
+from tfopt.errors import ConfigError, UnsupportedModelError, warn
 from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.criteria.gradients import check_data
 from tfopt.pruning.criteria.scores import needs_data
@@ -270,11 +269,9 @@ class PruningSchedule(keras.callbacks.Callback):
 
     def _warn_if_beyond(self, end_step: int | None, total: int | None) -> None:
         if end_step is not None and total is not None and end_step > total:
-            warnings.warn(
+            warn(
                 f"end_step={end_step} lies beyond the {total} steps of this fit. The last weights are pruned at its "
-                f"end, with no step to recover. Set end_step to {total} or less.",
-                TfoptWarning,
-                stacklevel=2,
+                f"end, with no step to recover. Set end_step to {total} or less."
             )
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from tfopt.errors import TfoptError, TfoptWarning
+from tfopt.errors import TfoptError, warn
 from tfopt.profiling.cost import count_flops
 from tfopt.pruning.call_times import in_turns, timed_function
 from tfopt.pruning.weights import Weight
@@ -61,11 +60,9 @@ def warn_of_no_speed(figures: Mapping[str, float], pattern: str) -> None:
     """Warns that zeros make no export of tfopt faster, and says what they buy."""
     smaller = figures["gzip_bytes_before"] / max(1.0, figures["gzip_bytes"])
     hardware = " Only sparse tensor cores, for example under TensorRT, use 2:4." if pattern == "2:4" else ""
-    warnings.warn(
+    warn(
         "The zeros will buy no speed: exported kernels are dense, in float32 and in int8. They make the compressed "
-        f"weights {smaller:.1f}x smaller.{hardware} For speed, use tfopt.shrink.",
-        TfoptWarning,
-        stacklevel=3,
+        f"weights {smaller:.1f}x smaller.{hardware} For speed, use tfopt.shrink."
     )
 
 

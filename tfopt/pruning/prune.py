@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from tfopt.compat.kinds import is_tf_keras
-from tfopt.errors import ConfigError, TfoptWarning
+from tfopt.errors import ConfigError, warn
 from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.criteria.gradients import mean_products
 from tfopt.pruning.criteria.scores import needs_data, score_weights
@@ -104,11 +103,9 @@ def _warn_if_sparser(weights: Sequence[Weight], masks: Sequence[Any], config: Pr
             if free
             else "asks for, and they stay. Load"
         )
-        warnings.warn(
+        warn(
             f"The weights already have {count / size:.1%} zeros, more than target_sparsity={config.target_sparsity:g} "
-            f"{what} the model as it was before its pruning.",
-            TfoptWarning,
-            stacklevel=3,
+            f"{what} the model as it was before its pruning."
         )
 
 

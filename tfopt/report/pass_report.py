@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tfopt import notebook
-from tfopt.errors import TfoptWarning
+from tfopt.errors import warn
 from tfopt.number_text import short_count
 from tfopt.report.record import Change, Record, Skip
 
@@ -83,7 +82,7 @@ class PassReport(Record):
             return
         each = "; ".join(sorted({skip.reason for skip in self.skipped}))
         reasons = verdict or each or "the model has no layer or node that it can change"
-        warnings.warn(f"{self.name} changed nothing: {reasons}.", TfoptWarning, stacklevel=3)
+        warn(f"{self.name} changed nothing: {reasons}.")
 
 
 def _figure(value: float) -> str:

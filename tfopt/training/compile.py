@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from tfopt.compat.optimizers import inner_optimizer
 from tfopt.compat.trainer import built_under
 from tfopt.data.augment.augmentation import Augmentation
 from tfopt.data.augment.config import AugmentConfig
-from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
+from tfopt.errors import ConfigError, UnsupportedModelError, warn
 from tfopt.models.float32_outputs import float32_outputs as float32_outputs  # also tfopt.training's
 from tfopt.models.float32_outputs import half_outputs, keep_float32
 from tfopt.profiling.tensor_cores import tensor_core_alignment as tensor_core_alignment  # also tfopt.training's
@@ -27,6 +26,7 @@ from tfopt.training.memory import out_of_memory_message
 from tfopt.training.pipeline_parallel.step import Stages, split
 from tfopt.training.plan import Plan
 from tfopt.training.step import runtime
+from tfopt.training.step.arguments import compile_arguments
 from tfopt.training.step.augment import StepAugmentation, for_model
 from tfopt.training.step.guards import Guard
 from tfopt.training.step.keras_step import KerasStep
@@ -59,7 +59,8 @@ def compile(
     Args:
         model: Any Keras model, built under `plan.scope()`.
         plan: The plan that `tfopt.plan` returned.
-        optimizer, loss, metrics, options: As in `keras.Model.compile`. Losses must average over the batch, which is
+        optimizer, loss, metrics, options: As in `keras.Model.compile`, or in the `compile` of the model's class. Losses
+            must average over the batch, which is
             Keras' default. If replicas or micro-batches divide it, a loss in which examples meet, such as Dice over all
             of them, is refused; masks and weights count as in the whole batch.
         augment: Random changes of the images of each training step, on the device; see tfopt.data.AugmentConfig. They
@@ -103,26 +104,25 @@ def compile(
     if not chosen_half:
         _warn_of_half_outputs(model)
 
-    stages = _place_stages(model, plan)
-    outputs = keep_float32(model) if chosen_half else PassReport(name="float32 outputs")
-    runtime.uninstall(model)
     # Under a strategy, Keras runs a model's own train_step without XLA, and one step at a time.
     limited = own_step and plan.strategy is not None
     jit_compile = plan.jit_compile and not blockers and not limited
     steps = 1 if limited else plan.steps_per_execution
+    of_plan = {"jit_compile": jit_compile, "steps_per_execution": steps}
+    arguments = compile_arguments(model, {"optimizer": optimizer, "loss": loss, "metrics": metrics, **options}, of_plan)
+    stages = _place_stages(model, plan)
+    outputs = keep_float32(model) if chosen_half else PassReport(name="float32 outputs")
+    runtime.uninstall(model)
+    placed = functools.partial(on_replicas, strategy=plan.strategy)
     with plan.strategy.scope() if plan.strategy else contextlib.nullcontext():
-        measured = {
-            name: keras.tree.map_structure(lambda metric: on_replicas(metric, plan.strategy), given)
-            for name, given in (("metrics", metrics), ("weighted_metrics", options.pop("weighted_metrics", None)))
-        }
         model.compile(
-            optimizer=on_replicas(optimizer, plan.strategy),
-            loss=loss,
-            jit_compile=jit_compile,
-            steps_per_execution=steps,
-            **measured,
-            **options,
+            **{
+                name: value if name == "loss" else keras.tree.map_structure(placed, value)
+                for name, value in arguments.items()
+            }
         )
+    for name in of_plan.keys() - arguments.keys():
+        setattr(model, name, of_plan[name])
     if stages is not None:
         stages.place_optimizer(model.optimizer)
     if own_step:
@@ -338,20 +338,14 @@ def _check_own_step(model: keras.Model, plan: Plan, augmentation: Augmentation |
 
 
 def _warn_of_blocker(blocker: Skip) -> None:
-    warnings.warn(
-        f"XLA cannot compile this model's training step, which goes on without it: {blocker.name}: {blocker.reason}.",
-        TfoptWarning,
-        stacklevel=3,
-    )
+    warn(f"XLA cannot compile this model's training step, which goes on without it: {blocker.name}: {blocker.reason}.")
 
 
 def _warn_of_half_outputs(model: keras.Model) -> None:
     layers = half_outputs(model)
     if layers:
-        warnings.warn(
+        warn(
             f"Outputs are computed in half precision by {', '.join(layer.name for layer in layers)}: losses and "
             "probabilities lose digits. Call tfopt.float32_outputs(model) before compiling, or give these layers "
-            'dtype="float32".',
-            TfoptWarning,
-            stacklevel=3,
+            'dtype="float32".'
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import psutil
 import tensorflow as tf
 
 from tfopt.data.caching.sizes import BYTES_PER_TENSOR, bytes_by_spec, has_size
-from tfopt.errors import TfoptWarning
+from tfopt.errors import warn
 
 # The share of the free memory that examples may take. The model, its training and the batches need the rest.
 SHARE = 0.8
@@ -125,11 +124,9 @@ def _bytes(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _warn(reason: str) -> None:
-    warnings.warn(
+    warn(
         f"The examples are not kept in memory: {reason}. They are read again in every epoch. Set cache=False to do so "
-        "without this warning, or cache them in a file: dataset.cache(filename).",
-        TfoptWarning,
-        stacklevel=4,
+        "without this warning, or cache them in a file: dataset.cache(filename)."
     )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfopt.errors import TfoptWarning, UnsupportedModelError
+from tfopt.errors import UnsupportedModelError, warn
 from tfopt.models.copy_check import HALF, HALF_TOLERANCE, Examples, arrays, difference
 
 UNKNOWN_SIZE = 32  # of an image or a sequence of any size
@@ -35,11 +34,9 @@ def check_outputs(pairs: Sequence[tuple[Any, keras.Layer]]) -> None:
         except (tf.errors.OpError, TypeError, ValueError) as error:
             reason = f"the Keras 2 model does not take random inputs ({str(error).splitlines()[0]})"
     if reason:
-        warnings.warn(
+        warn(
             f"from_tf_keras did not compare the outputs of {old.name!r}: {reason}. The weights are equal. Compare the "
-            "outputs of both models on your data.",
-            TfoptWarning,
-            stacklevel=3,
+            "outputs of both models on your data."
         )
         return
     try:

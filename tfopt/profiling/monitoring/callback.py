@@ -6,14 +6,13 @@ import inspect
 import statistics
 import threading
 import time
-import warnings
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 import keras
 
-from tfopt.errors import ConfigError, TfoptWarning
+from tfopt.errors import ConfigError, warn
 from tfopt.profiling.monitoring.epoch_logs import EpochLogs
 from tfopt.profiling.monitoring.readers import Figures, Reader, open_reader
 from tfopt.profiling.monitoring.sampling import NOT_SAMPLED, Sampling, timeline
@@ -164,14 +163,12 @@ class GpuMonitor(keras.callbacks.Callback):
         self._ended.append(sampling)
         if sampling.failures:
             said = ", ".join(f"{words} ({count} times)" for words, count in sampling.failures.most_common(3))
-            warnings.warn(f"GpuMonitor could not read all values: {said}.", TfoptWarning, stacklevel=2)
+            warn(f"GpuMonitor could not read all values: {said}.")
         if sampling.unwritable is not None:
             self._path = None  # the next fit begins a file of its own
-            warnings.warn(
+            warn(
                 f"directory must be a place that can be written. Received: directory={str(self.directory)!r} "
-                f"({sampling.unwritable}). The samples are in GpuMonitor.utilization.",
-                TfoptWarning,
-                stacklevel=2,
+                f"({sampling.unwritable}). The samples are in GpuMonitor.utilization."
             )
 
 

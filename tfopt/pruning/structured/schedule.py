@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 
-from tfopt.errors import ConfigError, TfoptWarning
+from tfopt.errors import ConfigError, warn
 from tfopt.models.copying import copy_model
 from tfopt.pruning.criteria.gradients import check_data
 from tfopt.pruning.masks import attach_mask
@@ -142,11 +141,9 @@ class ShrinkSchedule(keras.callbacks.Callback):
         if self.config.end_step is not None:
             total = steps * self.params["epochs"] if steps else None
             if total is not None and self.config.end_step > total:
-                warnings.warn(
+                warn(
                     f"end_step={self.config.end_step} lies beyond the {total} steps of this fit. The last channels "
-                    f"leave at its end, with no step to recover. Set end_step to {total} or less.",
-                    TfoptWarning,
-                    stacklevel=2,
+                    f"leave at its end, with no step to recover. Set end_step to {total} or less."
                 )
             return self.config.end_step
         if not steps:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -10,7 +9,7 @@ from typing import Any
 
 import keras
 
-from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
+from tfopt.errors import ConfigError, UnsupportedModelError, warn
 from tfopt.models.copying import copy_model
 from tfopt.models.plain_models import is_plain
 from tfopt.profiling.cost import count_flops
@@ -153,11 +152,9 @@ def _multiply_adds(
     except ConfigError as error:  # an open size that no target needed
         return {}, [Skip(name=model.name, kind="multiply-adds", reason=f"not counted. {error}")]
     if config.target_flops is not None and after.multiply_adds > config.target_flops * before.multiply_adds:
-        warnings.warn(
+        warn(
             f"target_flops={config.target_flops:g} is not reached: the smaller model has "
-            f"{after.multiply_adds / before.multiply_adds:.2f} of the multiply-adds. Set a smaller target_flops.",
-            TfoptWarning,
-            stacklevel=4,
+            f"{after.multiply_adds / before.multiply_adds:.2f} of the multiply-adds. Set a smaller target_flops."
         )
     unknown = [Skip(name=model.name, kind="multiply-adds", reason=f"not counted: {each}") for each in before.uncounted]
     counts = {"multiply_adds": float(after.multiply_adds), "multiply_adds_before": float(before.multiply_adds)}

@@ -89,7 +89,7 @@ def quantize_for_training(
         for layer in plain.layers
         if type(layer) in WITHOUT_KERNEL and not matches(layer.name, config.exclude) and _has_float_weights(layer)
     }
-    notes = examine(traced.graph, batches, ranges, stacklevel=3)
+    notes = examine(traced.graph, batches, ranges)
     report = replace(_report(plain, traced, rounded, lowered, skipped, config), notes=notes)
     report.warn_if_unchanged()
     found = {traced.places[tensor]: ranges[tensor] for tensor in observed}

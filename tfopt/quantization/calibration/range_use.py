@@ -8,14 +8,13 @@ tensor most of whose values become zero, because a few values are so much larger
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tfopt.errors import TfoptWarning
+from tfopt.errors import warn
 from tfopt.graph.edit import producer
 from tfopt.graph.frozen import FrozenGraph, full_name
 from tfopt.quantization.annotation.range import Range
@@ -52,16 +51,13 @@ class RangeUse:
         )
 
 
-def examine(
-    graph: FrozenGraph, batches: Sequence[Mapping[str, Any]], ranges: Mapping[str, Range], *, stacklevel: int
-) -> list[Change]:
+def examine(graph: FrozenGraph, batches: Sequence[Mapping[str, Any]], ranges: Mapping[str, Range]) -> list[Change]:
     """Warns of calibration data that do not tell the ranges of other data, and returns the notes for the report.
 
     Args:
         graph: The graph that was calibrated.
         batches: Its inputs.
         ranges: The range of each tensor.
-        stacklevel: Where the warning points, counted from this function.
     Returns: A note for each warning, and the use of the ranges that are used worst. None where no range was needed.
     """
     if not ranges:
@@ -70,11 +66,9 @@ def examine(
     found = [*_of_inputs(graph, batches), *_of_tensors(graph, uses)]
     if found:
         words = "; ".join(f"{note.name!r}: {note.detail}" for note in found)
-        warnings.warn(
+        warn(
             f"calibration_data must be like the data that the int8 model will get. Received: {words}. The int8 model "
-            "may be wrong on other data. Pass 100 to 500 examples of real, normalised inputs without outliers.",
-            TfoptWarning,
-            stacklevel=stacklevel + 1,
+            "may be wrong on other data. Pass 100 to 500 examples of real, normalised inputs without outliers."
         )
     worst = sorted(uses, key=lambda tensor: uses[tensor].saturated + uses[tensor].lost, reverse=True)[:WORST]
     return found + [Change(name=tensor, kind=RANGE, detail=str(uses[tensor])) for tensor in worst]

@@ -66,7 +66,7 @@ def quantize_after_training(
     ranges = share_ranges(editor, fusions, graph.output_nodes, ranges)
     grid = WeightGrid(bits=config.weight_bits, reduce_range=config.reduce_range)
     adjustments, rounding = _adjustments(graph, fusions, ranges, batches, config, grid)
-    notes = examine(graph, batches, ranges, stacklevel=3)
+    notes = examine(graph, batches, ranges)
     report = PassReport(name="quantize", steps=[*steps, *rounding], notes=notes)
     if config.max_accuracy_drop is not None:
         evaluator = AccuracyEvaluator(graph, kept_float, ranges, adjustments, *evaluation, config.metric, grid)

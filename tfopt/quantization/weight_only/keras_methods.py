@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from tfopt.compat.layers import direct_layers, layers_inside
-from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
+from tfopt.errors import ConfigError, UnsupportedModelError, warn
 from tfopt.models.copy_check import check_quantized
 from tfopt.models.copying import copy_model
 from tfopt.report import Change, PassReport, Skip
@@ -115,11 +115,9 @@ def _clone(model: keras.Model) -> keras.Model:
         try:
             clone.compile_from_config(model.get_compile_config())
         except (ValueError, TypeError, NotImplementedError) as error:
-            warnings.warn(
+            warn(
                 f"The quantized copy of {model.name!r} is not compiled, because Keras cannot rebuild what compile() "
-                f"got: {str(error).splitlines()[0]} Compile it yourself.",
-                TfoptWarning,
-                stacklevel=4,
+                f"got: {str(error).splitlines()[0]} Compile it yourself."
             )
     return clone
 

@@ -16,7 +16,6 @@ after each call they agree on whether one of them received it.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -26,7 +25,7 @@ import tensorflow as tf
 
 from tfopt.compat.optimizers import inner_optimizer, learning_rate_as_given
 from tfopt.compat.trainer import set_initial_epoch
-from tfopt.errors import ArtifactError, TfoptWarning
+from tfopt.errors import ArtifactError, warn
 from tfopt.training.checkpointing.random_state import read_random, write_random
 from tfopt.training.checkpointing.sigterm import Sigterm
 from tfopt.training.checkpointing.state import averaged_variables, gather_state, read_state, write_state
@@ -123,19 +122,15 @@ class FitCheckpoints:
         self._history, self._logged_epochs = meta["history"], meta["epochs"]
         self._saved_position = (self._epoch, self._in_epoch)
         if meta["stopped_early"] and self._epoch < epochs:
-            warnings.warn(
+            warn(
                 f"The training in {self._store.directory} was stopped early by a callback after {self._epoch} epochs "
-                "and is not continued. Set another checkpoint_dir to train anew.",
-                TfoptWarning,
-                stacklevel=2,
+                "and is not continued. Set another checkpoint_dir to train anew."
             )
             self._epoch = epochs
         elif self._epoch >= epochs:
-            warnings.warn(
+            warn(
                 f"There is nothing to train: the training in {self._store.directory} reached epoch {self._epoch} of "
-                f"{epochs} before. Raise epochs to go on from there, or set another checkpoint_dir to train anew.",
-                TfoptWarning,
-                stacklevel=2,
+                f"{epochs} before. Raise epochs to go on from there, or set another checkpoint_dir to train anew."
             )
         elif self._in_epoch:
             self._metrics = arrays
@@ -229,7 +224,7 @@ class FitCheckpoints:
             )
 
     def _warn(self, words: str) -> None:
-        warnings.warn(f"Resuming the training in {self._store.directory}: {words}", TfoptWarning, stacklevel=2)
+        warn(f"Resuming the training in {self._store.directory}: {words}")
 
     def _save(
         self, *, stopped_early: bool = False, averages_are_written: bool = False

@@ -15,11 +15,10 @@ import functools
 import json
 import os
 import socket
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from tfopt.errors import ConfigError, TfoptWarning
+from tfopt.errors import ConfigError, warn
 
 NAME = ".tfopt-training.lock"
 _held: set[int] = set()  # descriptors of this process
@@ -117,11 +116,7 @@ def _lock(descriptor: int, directory: Path) -> bool:
 
 
 def _warn_unlocked(directory: Path, error: OSError) -> None:
-    warnings.warn(
-        f"checkpoint_dir={directory} cannot be locked ({error}). Make sure that no other training uses it.",
-        TfoptWarning,
-        stacklevel=2,
-    )
+    warn(f"checkpoint_dir={directory} cannot be locked ({error}). Make sure that no other training uses it.")
 
 
 def _holder(descriptor: int) -> str:

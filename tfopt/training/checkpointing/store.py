@@ -19,7 +19,6 @@ import json
 import os
 import re
 import struct
-import warnings
 import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -33,7 +32,7 @@ import numpy as np
 
 from tfopt.atomic.checked_json import EDITED, is_as_written, with_checksum
 from tfopt.atomic.files import TEMPORARY_SUFFIX, whole_file
-from tfopt.errors import ArtifactError, ConfigError, ExportError, TfoptWarning
+from tfopt.errors import ArtifactError, ConfigError, ExportError, warn
 
 FORMAT = 1
 RECORD = "checkpoint.json"
@@ -161,7 +160,7 @@ class CheckpointStore:
                 self._damaged.add(path)
                 continue
             for reason in reasons:
-                warnings.warn(f"{reason} Going back to step {step}.", TfoptWarning, stacklevel=2)
+                warn(f"{reason} Going back to step {step}.")
             return checkpoint
         if reasons:
             raise ArtifactError(

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.compat.optimizers import make_anew
+from tfopt.compat.optimizers import make_anew, set_strategy
 from tfopt.models.unbuilt_copy import unbuilt_copy
 
 
@@ -34,4 +34,6 @@ def on_replicas(given: Any, strategy: tf.distribute.Strategy | None) -> Any:
         return unbuilt_copy(given, from_config=True)
     for variable in outside:
         make_anew(variable)
+    if isinstance(given, keras.optimizers.Optimizer):
+        set_strategy(given, strategy)
     return given

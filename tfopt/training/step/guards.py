@@ -18,6 +18,7 @@ from tfopt.training.distributed.cluster import lost_worker
 from tfopt.training.loss_scaling import loss_scale
 from tfopt.training.step.input_errors import explained
 from tfopt.training.step.ledger import Ledger
+from tfopt.training.step.misfits import explain_values, find_label_out_of_range
 
 # To read a loss, Python waits for the device. So it reads the losses of this many calls together.
 CALLS_BETWEEN_CHECKS = 10
@@ -40,6 +41,11 @@ class Guard:
     explain_memory: Callable[[BaseException], str] | None
     last_checkpoint: Callable[[], str | None]
 
+    @property
+    def explains(self) -> bool:
+        """Whether errors of Keras and TensorFlow become errors that say what to do."""
+        return self.explain_memory is not None
+
     @contextlib.contextmanager
     def watching(
         self, model: keras.Model, data: tuple[Any, ...], ledger: Ledger, class_weight: Any = None
@@ -48,10 +54,17 @@ class Guard:
 
         Raises:
             TrainingError: The device is out of memory, another worker is lost, or the examples cannot be made.
-            ConfigError: The examples of a batch have different shapes, or a class has no weight.
+            ConfigError: The examples of a batch have different shapes, a class has no weight, or a label or an id is
+                out of range.
         """
-        try:
+        with self.explaining(class_weight):
             yield Watch(self, model, data, ledger)
+
+    @contextlib.contextmanager
+    def explaining(self, class_weight: Any = None) -> Iterator[None]:
+        """Raises errors of TensorFlow as errors that say what to do."""
+        try:
+            yield
         except tf.errors.OpError as error:
             if self.explain_memory is None:
                 raise
@@ -63,6 +76,9 @@ class Guard:
                     "Read that worker's log, then start all workers again. They go on from "
                     f"{self.last_checkpoint() or 'the beginning, because there is no checkpoint'}."
                 ) from error
+            in_a_data_set = "Iterator::" in str(error)
+            if not in_a_data_set and (misfit := explain_values(error)) is not None:
+                raise misfit from error
             if (found := explained(error, class_weight, self._newest_checkpoint())) is not None:
                 raise found from error
             raise
@@ -143,6 +159,9 @@ class Watch:
         found = _not_finite_in(self._data)
         if found:
             return f"Likely cause: {found}. Clean the data."
+        wrong = find_label_out_of_range(self._model, _labels(self._data))
+        if wrong:
+            return f"Likely cause: {wrong}. Give the last layer more units, or correct the labels."
         rate = float(keras.ops.convert_to_numpy(self._model.optimizer.learning_rate))
         first, last = self._first_loss, self._last_loss
         if first is not None and last is not None and last > 4 * max(first, 1e-3):
@@ -201,6 +220,20 @@ def _not_finite_in(data: tuple[Any, ...]) -> str | None:
     arrays = [item for item in keras.tree.flatten((first, others)) if isinstance(item, np.ndarray | tf.Tensor)]
     found = _count_not_finite(arrays)
     return f"the data holds {_not_finite(found)}" if found else None
+
+
+def _labels(data: tuple[Any, ...]) -> Iterator[Any]:
+    """Yields the labels of a fit as far as they are found in time."""
+    first, *others = data
+    if not isinstance(first, tf.data.Dataset):
+        yield from (each for each in others if isinstance(each, np.ndarray | tf.Tensor))
+        return
+    begin = time.monotonic()
+    for batch in first.take(BATCHES_TO_SEARCH):
+        if time.monotonic() - begin > SECONDS_TO_SEARCH_DATA:
+            return
+        if isinstance(batch, tuple) and len(batch) > 1 and isinstance(batch[1], tf.Tensor):
+            yield batch[1]
 
 
 def _count_not_finite(batch: Any) -> int:

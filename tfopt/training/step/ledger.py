@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import keras
 
-from tfopt.errors import TfoptWarning, UnsupportedModelError
+from tfopt.errors import UnsupportedModelError, warn
 from tfopt.report import Record
 from tfopt.training.loss_scaling import LossScale
 
@@ -146,11 +145,9 @@ class Ledger:
             return
         self._warned = True
         shapes = ", ".join(build.shapes for build in builds[-STORM:])
-        warnings.warn(
+        warn(
             f"The training step was {word} {len(builds)} times, for the inputs {shapes}. Each time costs seconds: "
-            f"{remedy}.",
-            TfoptWarning,
-            stacklevel=2,
+            f"{remedy}."
         )
 
 

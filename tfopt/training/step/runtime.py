@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +20,7 @@ import tensorflow as tf
 
 from tfopt.compat.trainer import BUILD, check_fit, compile_config, element_spec, loss_calls, symbolic_build
 from tfopt.data.epoch_order import EpochCounter
-from tfopt.errors import TfoptWarning, UnsupportedModelError
+from tfopt.errors import UnsupportedModelError, warn
 from tfopt.training.checkpointing.resume import Resume
 from tfopt.training.distributed.strategy import is_multi_worker
 from tfopt.training.memory import tensor_float_32_scope
@@ -31,6 +30,7 @@ from tfopt.training.step.fit import Fit, FitCallback, told_the_last_batch
 from tfopt.training.step.guards import Guard
 from tfopt.training.step.keras_step import KerasStep
 from tfopt.training.step.ledger import ATTRIBUTE, Ledger
+from tfopt.training.step.misfits import explain_specs
 from tfopt.training.step.step import Step
 from tfopt.training.whole_batch import check_losses
 from tfopt.training.xla import compilation_cause, compilation_failed
@@ -148,14 +148,15 @@ class Runtime:
         call = MethodCall(self.model, "evaluate", args, kwargs)
         is_own = "make_test_function" not in vars(self.model)
         try:
-            with self._dividing(call.get("steps"), "test_function") if is_own else contextlib.nullcontext():
+            dividing = self._dividing(call.get("steps"), "test_function") if is_own else contextlib.nullcontext()
+            with dividing, self._guard.explaining():
                 return call.run()
         finally:
             self._evaluation = None
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         call = MethodCall(self.model, "predict", args, kwargs)
-        with self._dividing(call.get("steps"), "predict_function"):
+        with self._dividing(call.get("steps"), "predict_function"), self._guard.explaining():
             return call.run()
 
     @contextlib.contextmanager
@@ -197,7 +198,7 @@ class Runtime:
             return
         with self._strategy.scope():
             spec = self._spec = self._step.spec(data_batch)
-            with loss_calls() as calls:
+            with loss_calls() as calls, self._explaining():
                 symbolic_build(self.model, spec)
             if self._step.division:
                 check_losses(calls, self._step.division)
@@ -205,6 +206,19 @@ class Runtime:
                 self._step.prepare(spec)
             if self.model.optimizer is not None and not self.model.optimizer.built:
                 self.model.optimizer.build(self.model.trainable_variables)
+
+    @contextlib.contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Says which shapes do not fit where Keras builds or traces the model for the batches at hand."""
+        try:
+            yield
+        except Exception as error:
+            if not self._guard.explains or self._spec is None:
+                raise
+            misfit = explain_specs(error, self.model, keras.utils.unpack_x_y_sample_weight(self._spec))
+            if misfit is None:
+                raise
+            raise misfit from error
 
     def make_train_function(self, force: bool = False) -> None:
         prepared, self._prepared = self._prepared, None
@@ -302,15 +316,15 @@ class Runtime:
         )
 
     def _execution(self, run: Callable[[Any], Any], ledger: Ledger | None) -> Execution:
-        return Execution(self.model, run, ledger, watch_shapes=self._step.jit_compile and ledger is not None)
+        def explained(batch: Any) -> Any:
+            with self._explaining():
+                return run(batch)
+
+        return Execution(self.model, explained, ledger, watch_shapes=self._step.jit_compile and ledger is not None)
 
     def _give_up_xla(self, error: BaseException) -> None:
         cause = compilation_cause(error, self.model)
-        warnings.warn(
-            f"{cause}. The training goes on without XLA. Set jit_compile=False to start without XLA.",
-            TfoptWarning,
-            stacklevel=2,
-        )
+        warn(f"{cause}. The training goes on without XLA. Set jit_compile=False to start without XLA.")
         self.ledger.gave_up_xla(cause)
         self._step = self._make_step(False)
         if isinstance(self._step, Step):
