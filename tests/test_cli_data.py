@@ -12,10 +12,14 @@ from tfopt.data import SOURCES
 def test_the_sources_are_listed_with_what_they_load(capsys):
     assert main(["data", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(SOURCES)
-    assert "handwritten digits" in next(line for line in lines if line.startswith("digits "))
+    assert [line.split()[0] for line in lines[::2]] == list(SOURCES)
+    number = next(number for number, line in enumerate(lines) if line.startswith("digits "))
+    assert "handwritten digits" in lines[number]
+    assert lines[number + 1].split() == ["image_size=32,", "test_fraction=0.2,", "validation_fraction=0.0,", "seed=0"]
+    assert any("directory (required), image_size=224" in line for line in lines[1::2])
     assert main(["data", "list", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["digits"]["image_size"] == 32
+    listed = json.loads(capsys.readouterr().out)
+    assert (listed["digits"]["image_size"], listed["image_folder"]["directory"]) == (32, "required")
 
 
 def test_examples_are_converted_and_the_files_measured(tmp_path, capsys):

@@ -222,6 +222,14 @@ def test_differences_name_each_setting():
     assert diff(BASE, BASE) == []
 
 
+@pytest.mark.parametrize("stage", ["shrink", "pruning", "quantization"])
+def test_differences_say_that_a_stage_is_on(stage):
+    off = Recipe(name="base")
+    found = {each.setting: (each.first, each.second) for each in diff(off, with_changes(off, {stage: {}}))}
+    assert found.pop(stage) == (None, "on")
+    assert all(name.startswith(f"{stage}.") for name in found)
+
+
 def test_former_names_find_the_recipe():
     assert {find_recipe(name).name for name in FORMER_NAMES} <= set(RECIPES)
 

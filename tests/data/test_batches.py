@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfopt.data import measure
 from tfopt.data.batches import iterate_batches
 from tfopt.errors import ConfigError
 
@@ -47,3 +48,14 @@ def test_a_list_of_arrays_is_not_taken_for_the_inputs_of_a_model():
         ((inputs, _),) = iterate_batches(data, inputs=2)
         assert [part.shape for part in tf.nest.flatten(inputs)] == [(3, 4), (3, 2)]
     assert len(list(iterate_batches([a, a], inputs=1))) == 2  # two batches
+
+
+def test_a_data_set_that_cannot_be_read_is_told():
+    def broken(number):
+        with tf.control_dependencies([tf.debugging.Assert(number < 3, ["part-7 is damaged", number])]):
+            return tf.cast(tf.fill([2], number), tf.float32)
+
+    batches = tf.data.Dataset.range(5).map(broken).batch(1)
+    for read in (lambda: list(iterate_batches(batches)), lambda: measure(batches, seconds=0.1)):
+        with pytest.raises(ConfigError, match=r"Examples must be readable. Received: .*part-7 is damaged"):
+            read()

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.errors import ConfigError
+from tfopt.data import AugmentConfig, DataConfig, arrays
+from tfopt.errors import ConfigError, TfoptWarning
 from tfopt.hardware import Gpu, Hardware
 from tfopt.models import mlp
 from tfopt.recipe import Recipe
@@ -270,3 +271,30 @@ def test_a_half_precision_model_computes_in_half_and_ends_in_float32(precision):
     logits = model(np.ones((2, 4), "float32"))
     assert logits.dtype == tf.float32
     assert model.output.dtype == "float32"
+
+
+def test_the_pipeline_of_a_recipe_augments_as_the_recipe_does():
+    images = np.random.default_rng(0).random((32, 8, 8, 1), dtype=np.float32)
+    examples = arrays(images, np.arange(32) % 2)
+    training = TrainingConfig(global_batch_size=32, precision="float32")
+
+    def recipe(**settings):
+        return Recipe(name="mine", data=DataConfig(cache="off", **settings), training=training)
+
+    def same(batches):
+        return {image.tobytes() for batch, *_ in batches for image in batch.numpy()} <= {x.tobytes() for x in images}
+
+    assert same(plan(recipe()).pipeline(examples))
+    decided = plan(recipe(random_shift=3))
+    assert not same(decided.pipeline(examples))
+    assert same(decided.pipeline(examples, augment=None))
+    with pytest.warns(TfoptWarning, match="examples of a source, and these are none: this pipeline does not"):
+        decided.pipeline((images, np.arange(32)))
+    mixed = plan(recipe(augment=AugmentConfig(mixup=0.2)))
+    assert mixed.pipeline(examples).element_spec[1].shape[1:] == (2,)
+    assert mixed.pipeline(examples, training=False).element_spec[1].shape[1:] == (2,)  # as the loss takes them
+    on_device = plan(recipe(augment=AugmentConfig(crop=3, where="device")))
+    with pytest.warns(TfoptWarning, match=r"on the device.*tfopt.compile augment="):
+        on_device.pipeline(examples)
+    with pytest.raises(ConfigError, match="bucket"):
+        plan(recipe(bucket_boundaries=(4,))).pipeline(examples)

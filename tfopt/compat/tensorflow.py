@@ -168,7 +168,7 @@ def words_of(error: Any) -> str:
         'a.jpg; No such file'
     """
     words = re.sub(DEFINED, "", " ".join(str(error.message).split()))
-    words = re.sub(r"^.*Iterator::\S*|\[\[.*|\[Op:.*", "", words)
+    words = re.sub(r"^.*Iterator::\S*|\{\{function_node \S*\}\}|\[\[.*|\[Op:.*", "", words)
     return words.strip().removesuffix(".")[:400]
 
 

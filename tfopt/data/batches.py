@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfopt.compat.tensorflow import words_of
 from tfopt.errors import ConfigError
 
 CHUNK = 32
@@ -71,7 +73,7 @@ def peek(data: Any) -> tuple[Any, Any]:
 
 def _batches(data: Any, inputs: int) -> Iterable[Any]:
     if isinstance(data, tf.data.Dataset):
-        return data
+        return _read(data)
     if isinstance(data, (np.ndarray, tf.Tensor, dict)) or _is_tuple_of_arrays(data, inputs):
         arrays = tf.nest.map_structure(_array, data)
         lengths = {len(part) for part in tf.nest.flatten(_split(arrays, inputs)[0]) if part.ndim}
@@ -92,6 +94,35 @@ def _batches(data: Any, inputs: int) -> Iterable[Any]:
         "data must be an array, a tuple (inputs, labels), a tf.data.Dataset or an iterable of batches. "
         f"Received: {type(data).__name__}. {_remedy(data)}"
     )
+
+
+def _read(dataset: tf.data.Dataset) -> Iterator[Any]:
+    with readable():
+        yield from dataset
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """Turns the error of a data set that cannot be read into one that says what is wrong with the examples.
+
+    Raises:
+        ConfigError: The examples cannot be read.
+    Example:
+        >>> with readable():
+        ...     for example in tf.data.TFRecordDataset("missing.tfrecord"):
+        ...         pass
+        Traceback (most recent call last):
+        ...
+        tfopt.errors.ConfigError: Examples must be readable. Received: missing.tfrecord; No such file or directory. ...
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if "Iterator::" not in str(error) and "IteratorGetNext" not in str(error):
+            raise
+        raise ConfigError(
+            f"Examples must be readable. Received: {words_of(error)}. Repair or leave out what the message names."
+        ) from error
 
 
 def _remedy(data: Any) -> str:

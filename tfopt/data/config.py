@@ -94,6 +94,16 @@ class DataConfig:
             )
         return examples if self.max_examples is None else examples.limit(self.max_examples)
 
+    @property
+    def augments(self) -> bool:
+        """Whether training images change at random.
+
+        Example:
+            >>> DataConfig(random_shift=2).augments, DataConfig().augments
+            (True, False)
+        """
+        return bool(self.random_shift) or not self.augment.is_off
+
     def augmentation(self, examples: Examples, *, on_gpu: bool = False) -> Augmentation | None:
         """Returns the augmentation of the training examples, or None if it is off.
 
@@ -109,9 +119,9 @@ class DataConfig:
         """
         from tfopt.data.augment.augmentation import Augmentation  # here, because it imports TensorFlow
 
-        config = replace(self.augment, crop=self.augment.crop or self.random_shift)
-        if config.is_off:
+        if not self.augments:
             return None
+        config = replace(self.augment, crop=self.augment.crop or self.random_shift)
         return Augmentation(
             config,
             outputs=examples.outputs,

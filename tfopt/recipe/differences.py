@@ -45,14 +45,14 @@ def differences(first: Recipe, second: Recipe) -> list[Difference]:
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:
-    """Returns settings by their path. A stage that is on has an entry of its own."""
+    """Returns settings by their path. A group of settings, such as a stage that is on, has an entry of its own."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         entries = {entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)}
     elif isinstance(value, Mapping) and value:
         entries = dict(value)
     else:
         return {path: value}
-    found = {path: "on"} if path in ("pruning", "quantization") else {}
+    found = {path: "on"} if path and dataclasses.is_dataclass(value) else {}
     for name, item in entries.items():
         found |= _flat(item, f"{path}.{name}".lstrip("."))
     return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,8 +12,8 @@ import keras
 import tensorflow as tf
 
 from tfopt import data, notebook
-from tfopt.data import EpochCounter
-from tfopt.errors import ConfigError
+from tfopt.data import DataConfig, EpochCounter
+from tfopt.errors import ConfigError, TfoptWarning
 from tfopt.hardware import Hardware, detect
 from tfopt.report import Decision
 from tfopt.training.config import TrainingConfig
@@ -51,6 +52,7 @@ class Plan:
         prefetch: The batches that are loaded in advance.
         tensor_float_32: Whether float32 matrix products may use TensorFloat-32.
         epoch: The number of the epoch. It decides the order of the examples in `pipeline`.
+        data: The settings of the examples, if the plan is of a recipe. `pipeline` follows them.
         decisions: Each setting with its value and the reason. `print(plan)` shows them.
     """
 
@@ -66,6 +68,7 @@ class Plan:
     tensor_float_32: bool
     decisions: tuple[Decision, ...]
     epoch: EpochCounter = field(default_factory=EpochCounter, repr=False, compare=False)
+    data: DataConfig | None = field(default=None, repr=False)
 
     @property
     def replicas(self) -> int:
@@ -104,11 +107,17 @@ class Plan:
         If `tfopt.compile` compiled the model with this plan, the order of the examples depends only on the seed and on
         the number of the epoch. So a resumed training sees the same examples as one without interruption.
 
+        The plan of a recipe follows the recipe's settings of the data, for the examples of a source: those of the
+        pipeline, and the augmentation, unless the recipe asks for it on the device.
+
         Args:
-            examples: A tuple of arrays, or a tf.data.Dataset of single examples.
+            examples: `tfopt.data.Examples`, a tuple of arrays, or a tf.data.Dataset of single examples.
             training: Whether to shuffle and augment.
-            options: More arguments of `tfopt.data.pipeline`.
+            options: More arguments of `tfopt.data.pipeline`. They come before those of the recipe.
+        Warns:
+            TfoptWarning: The recipe augments training examples, and this pipeline does not.
         """
+        options = {**self._options_of_recipe(examples, training, options), **options}
         settings = {
             "batch_size": self.config.global_batch_size,
             "seed": self.config.seed,
@@ -122,6 +131,29 @@ class Plan:
         if training and options.get("service") is not None:
             _check_service(self)
         return data.pipeline(examples, training=training, **{**settings, **options})
+
+    def _options_of_recipe(self, examples: Any, training: bool, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the recipe's settings of the data as arguments of the pipeline; {} without a recipe."""
+        config = self.data
+        if config is None:
+            return {}
+        of_source = isinstance(examples, data.Examples)
+        found = config.pipeline_arguments() if of_source else {}
+        if not config.augments or {"augment", "random_shift"} & given.keys():
+            return found
+        if of_source and config.augment.where != "device":
+            return {**found, "augment": config.augmentation(examples)}
+        if training:
+            what = "on the device" if of_source else "examples of a source, and these are none"
+            remedy = (
+                "Give tfopt.compile augment=recipe.data.augmentation(examples), and this pipeline augment=None"
+                if of_source
+                else "Give this pipeline an augmentation, or augment=None"
+            )
+            warnings.warn(
+                f"The recipe augments {what}: this pipeline does not augment. {remedy}.", TfoptWarning, stacklevel=3
+            )
+        return found
 
     def optimizer(self, steps_per_epoch: int) -> keras.optimizers.Optimizer:
         """Makes the optimizer of the configuration, with its schedule, weight decay and moving averages.
@@ -239,6 +271,7 @@ def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware 
         prefetch=prefetch,
         tensor_float_32=tf32,
         decisions=tuple(decisions),
+        data=of_recipe if isinstance(of_recipe := getattr(config, "data", None), DataConfig) else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -27,6 +28,8 @@ usage: tfopt data COMMAND [OPTIONS]
 tfopt data COMMAND --help shows the options of a command.
 """
 BATCH = 64
+EMPTY = inspect.Parameter.empty
+REQUIRED = "required"
 
 
 def data_command(words: list[str]) -> int:
@@ -44,14 +47,19 @@ def list_command(words: list[str]) -> int:
     from tfopt.data.sources import SOURCES
 
     if options.json:
+        arguments = {name: arguments_of(source).items() for name, source in SOURCES.items()}
         print_json(
             {
-                name: {key: _plain(value) for key, value in arguments_of(source).items()}
-                for name, source in SOURCES.items()
+                name: {key: REQUIRED if value is EMPTY else _plain(value) for key, value in items}
+                for name, items in arguments.items()
             }
         )
         return SUCCESS
-    print_rows([(name, (source.__doc__ or "").strip().splitlines()[0]) for name, source in SOURCES.items()])
+    rows: list[tuple[str, str]] = []
+    for name, source in SOURCES.items():
+        rows.append((name, (source.__doc__ or "").strip().splitlines()[0]))
+        rows.append(("", ", ".join(_words(*argument) for argument in arguments_of(source).items())))
+    print_rows(rows)
     return SUCCESS
 
 
@@ -138,6 +146,10 @@ def _named(name: str, arguments: Mapping[str, Any]) -> tuple[Any, int]:
         )
     recipe = read_recipe(name)
     return recipe.data, recipe.training.global_batch_size
+
+
+def _words(name: str, default: Any) -> str:
+    return f"{name} ({REQUIRED})" if default is EMPTY else f"{name}={default!r}"
 
 
 def _plain(value: Any) -> Any:

@@ -15,7 +15,7 @@ from tfopt.settings.validation import check_fields
 
 @dataclass(frozen=True, kw_only=True)
 class ListOptions:
-    """Lists the data sources, each with what it loads."""
+    """Lists the data sources, each with what it loads and with its arguments and their defaults."""
 
     json: bool = False
     """Print JSON: every source with its arguments and their defaults."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfopt.data.batches import readable
 from tfopt.data.epoch_order import PerEpoch
 from tfopt.data.measurement.advice import advise
 from tfopt.data.measurement.alone import stage_speeds
@@ -51,6 +52,7 @@ class Run:
         return sum(self.steady) / len(self.steady)
 
 
+@readable()
 def measure(
     dataset: tf.data.Dataset,
     *,
