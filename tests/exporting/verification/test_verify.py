@@ -336,7 +336,7 @@ def test_a_saved_model_that_ends_its_process(tmp_path):
         tmp_path / "a",
         tf.TensorSpec([None], tf.float32, "x"),
     )
-    with SavedModelProcess(tmp_path / "a") as process:
+    with SavedModelProcess(tmp_path / "a", trusted=True) as process:
         with pytest.raises(ArtifactError, match="cannot be served"):
             process.predict({"x": np.ones(3, "float32")})
         process._process.send_signal(signal.SIGSEGV)
