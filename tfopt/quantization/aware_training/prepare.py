@@ -31,7 +31,7 @@ from tfopt.quantization.aware_training.folded_tensor import folded_tensor
 from tfopt.quantization.aware_training.layers import QUANTIZED, WITHOUT_KERNEL, FrozenLateBatchNormalization
 from tfopt.quantization.aware_training.rebuild import Place, check_rebuildable, rebuild
 from tfopt.quantization.aware_training.split_layers import split_layer
-from tfopt.quantization.calibration.calibrate import calibrate, collect
+from tfopt.quantization.calibration.calibrate import calibrate, collect, computable
 from tfopt.quantization.calibration.range_use import examine
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.report import Change, PassReport, Skip
@@ -39,6 +39,7 @@ from tfopt.report import Change, PassReport, Skip
 ATTRIBUTE = "_tfopt_quantization_report"
 
 
+@computable()
 def quantize_for_training(model: Any, config: QuantizationConfig, calibration_data: Any) -> keras.Model:
     """Returns a copy of the model that trains with fake quantization; see `tfopt.quantize`."""
     if isinstance(model, (str, Path)) and Path(model).suffix == ".keras":
@@ -81,7 +82,7 @@ def quantize_for_training(model: Any, config: QuantizationConfig, calibration_da
         for layer in plain.layers
         if type(layer) in WITHOUT_KERNEL and not matches(layer.name, config.exclude) and _has_float_weights(layer)
     }
-    notes = examine(traced.graph, batches, ranges, stacklevel=3)
+    notes = examine(traced.graph, batches, ranges, stacklevel=4)
     report = replace(_report(plain, traced, rounded, lowered, skipped, config), notes=notes)
     report.warn_if_unchanged()
     found = {traced.places[tensor]: ranges[tensor] for tensor in observed}

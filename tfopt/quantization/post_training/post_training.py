@@ -20,7 +20,7 @@ from tfopt.quantization.annotation.ranged_tensors import (
     without_impossible_zero_points,
 )
 from tfopt.quantization.annotation.weight_grid import WeightGrid
-from tfopt.quantization.calibration.calibrate import calibrate, collect, join_labels
+from tfopt.quantization.calibration.calibrate import calibrate, collect, computable, join_labels
 from tfopt.quantization.calibration.held_out import EVALUATION, HELD_OUT, REST, held_out
 from tfopt.quantization.calibration.range_use import examine
 from tfopt.quantization.config import QuantizationConfig
@@ -34,6 +34,7 @@ from tfopt.report import Change, PassReport
 from tfopt.tasks.scorer import higher_is_better
 
 
+@computable()
 def quantize_after_training(
     source: FrozenGraph, config: QuantizationConfig, calibration_data: Any, evaluation_data: Any
 ) -> QuantizedModel:
@@ -66,7 +67,7 @@ def quantize_after_training(
     ranges = share_ranges(editor, fusions, graph.output_nodes, ranges)
     grid = WeightGrid(bits=config.weight_bits, reduce_range=config.reduce_range)
     adjustments, rounding = _adjustments(graph, fusions, ranges, batches, config, grid)
-    notes = examine(graph, batches, ranges, stacklevel=3)
+    notes = examine(graph, batches, ranges, stacklevel=4)
     report = PassReport(name="quantize", steps=[*steps, *rounding], notes=notes)
     if config.max_accuracy_drop is not None:
         evaluator = AccuracyEvaluator(graph, kept_float, ranges, adjustments, *evaluation, config.metric, grid)
