@@ -44,6 +44,7 @@ def test_a_receipt_prints_every_figure():
     assert str(RECEIPT).splitlines()[0] == "out/int8"
     assert line(RECEIPT, "accuracy") == "98.89%"
     assert line(RECEIPT, "parity (relative error)") == "1.25% on random inputs"
+    assert line(RECEIPT, "precision") == "int8 in 2 of 3 products"
     assert line(RECEIPT, "agreement with baseline") == "99.00%"
     assert line(RECEIPT, "bytes on disk") == "70,000"
     assert line(RECEIPT, "zeros") == "750 of 1,000 weights (75.0%)"
@@ -52,6 +53,23 @@ def test_a_receipt_prints_every_figure():
     assert line(RECEIPT, "kernels") == "2 _FusedQuantizedConv2D, 1 MatMul"
     assert line(RECEIPT, "device") == "a processor, TensorFlow 2.21.0"
     assert "problem:" not in str(RECEIPT)
+
+
+@pytest.mark.parametrize(
+    ("precision", "kernels", "words"),
+    [
+        ("float32", {"MatMul": 3}, "float32"),
+        ("int8", {"QuantizeV2": 1, "_QuantizedMatMul": 3}, "int8"),
+        ("int8", {"_QuantizedMatMul": 1, "Conv2D": 3}, "int8 in 1 of 4 products"),
+        ("int8", {"Conv2D": 4}, "float32, weights in int8"),  # the signature serving_float
+        ("int8_weight_only", {"Conv2D": 4}, "float32, weights in int8"),
+        ("int4_weight_only", {"Conv2D": 4}, "float32, weights in int4"),
+        ("float16", {"Conv2D": 4}, "float32, weights in float16"),
+    ],
+)
+def test_what_stores_int8_is_not_called_int8(precision, kernels, words):
+    receipt = dataclasses.replace(RECEIPT, precision=precision, kernels=kernels)
+    assert receipt.computes == line(receipt, "precision") == words
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,18 @@ def two_inputs(outputs):
     return keras.Model([image, vector], outputs(layers.Dense(2)(x), layers.Dense(4)(x)))
 
 
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_a_layer_that_needs_an_open_size_is_named(interpolation):
+    """Keras' own export fails on it too."""
+    image = keras.Input((None, None, 3), name="image")
+    model = keras.Model(image, layers.UpSampling2D(2, interpolation=interpolation)(image))
+    message = (
+        r"open sizes of the model's inputs, {'image': \[None, None, None, 3\]}.*calling UpSampling2D.*Give keras.In"
+    )
+    with pytest.raises(UnsupportedModelError, match=message):
+        freeze(model)
+
+
 def test_several_inputs_and_outputs_in_a_list():
     model = two_inputs(lambda a, b: [a, b])
     inputs = [normal(3, 8, 8, 1), normal(3, 3)]

@@ -49,6 +49,13 @@ def rows(table):
     return {line[0]: [cell.strip() for cell in line[1:] if cell.strip()] for line in lines}
 
 
+def test_an_artifact_that_only_stores_int8_is_not_taken_for_int8():
+    assert "computes" not in rows(ReceiptsTable({"float32": FLOAT32, "int8": INT8}))
+    stored = replace(INT8, precision="int8_weight_only", kernels={"Conv2D": 4})
+    found = rows(ReceiptsTable({"float32": FLOAT32, "int8": stored}))
+    assert found["computes"] == ["float32", "float32, weights in int8"]
+
+
 def test_plan_shows_value_and_reason():
     plan = [Decision(setting="jit_compile", value="False", reason="CudnnRNN layer 'lstm'")]
     assert rows(PlanTable(plan))["jit_compile"] == ["False", "CudnnRNN layer 'lstm'"]

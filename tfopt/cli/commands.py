@@ -17,7 +17,7 @@ from tfopt.cli.lists.recipe_commands import recipes_command
 from tfopt.cli.options import DevicesOptions, VerifyOptions
 from tfopt.cli.own_code import look_beside, read_recipe
 from tfopt.cli.parsing import parse_words, start_tensorflow
-from tfopt.cli.printing import ProgressConsole, print_json
+from tfopt.cli.printing import ProgressConsole, print_json, progress
 from tfopt.cli.programs.doctor import doctor_command
 from tfopt.cli.programs.monitor import monitor_any_command
 from tfopt.cli.programs.scripts import accelerate_command, launch_command
@@ -120,15 +120,17 @@ def verify_command(words: list[str]) -> int:
     given = ExampleData() if options.data is None else find_example_data(options.data)
     metric = given.metric(options.metric, options.task)
     try:
-        receipt = verify(
-            options.artifact,
-            baseline=options.baseline,
-            data=given.part("test"),
-            metric=metric,
-            batch_size=options.batch_size,
-            signature=options.signature,
-            trusted=options.trusted,
-        )
+        with progress("verifying") as on_step:
+            receipt = verify(
+                options.artifact,
+                baseline=options.baseline,
+                data=given.part("test"),
+                metric=metric,
+                batch_size=options.batch_size,
+                signature=options.signature,
+                trusted=options.trusted,
+                on_step=on_step,
+            )
     except ArtifactError as error:
         raise CheckError(error) from error
     print(receipt.to_json() if options.json else receipt)  # noqa: T201

@@ -6,10 +6,12 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 
 class ProgressConsole(Console):
@@ -18,6 +20,20 @@ class ProgressConsole(Console):
     def on_broken_pipe(self) -> None:
         """Leaves the exit code to `main`; rich would end the process with code 1."""
         raise BrokenPipeError
+
+
+@contextmanager
+def progress(words: str) -> Iterator[Callable[[str], None]]:
+    """Shows a line on standard error while a command works, if that is a terminal.
+
+    Yields: A function that shows what the command is doing.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield lambda step: None
+        return
+    with console.status(words) as status:
+        yield lambda step: status.update(escape(step))
 
 
 def print_json(values: Any) -> None:

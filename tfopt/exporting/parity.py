@@ -34,7 +34,7 @@ from tfopt.exporting.manifest import (
 from tfopt.exporting.signatures import DEFAULT
 from tfopt.graph import FrozenGraph
 from tfopt.graph.edit import producer
-from tfopt.graph.frozen import full_name
+from tfopt.graph.frozen import full_name, reason_of
 from tfopt.graph.open_sizes import open_size
 from tfopt.graph.output_ops import output_ops
 from tfopt.graph.tables import words_of
@@ -51,9 +51,6 @@ SMALL_IDS = 9  # the largest integer for an input that looks up no table
 EXACT = 2**53  # integers up to this are exact in a manifest
 # Ops between an input of ids and a table. They change shapes, or make negative ids positive.
 ID_OPS = frozenset({"Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "Less", "AddV2", "SelectV2"})
-
-# Beginnings of the lines of TensorFlow's errors that do not give the reason.
-UNTOLD = ("Graph execution error", "Detected at node", "<stack traces", "  File ")
 
 Ranges = dict[str, tuple[float, float]]
 
@@ -222,11 +219,10 @@ def _outputs(
         outputs = {kind: model.predict(inputs) for kind, model in models.items()}
     except tf.errors.OpError as error:
         shapes = {name: list(shape) for name, shape in check.shapes.items()}
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        reason = next((line.strip() for line in lines if not line.startswith(UNTOLD)), lines[0])
         raise UnsupportedModelError(
             f"The model must run on inputs of the shapes {shapes}. Received: {graph.name!r}, which fails "
-            f"({reason}). Pass calibration_data with examples of a size that it accepts."
+            f"({reason_of(str(error))}). Pass calibration_data with examples that it accepts: of a right size, and "
+            "with ids that its tables hold."
         ) from error
     for kind, values in outputs.items():
         for name, value in values.items():

@@ -18,6 +18,8 @@ from tfopt.graph.tables import Table
 
 LARGE = 4096  # bytes; constants from which shapes are computed are smaller
 HEAVY = 2**27  # bytes; to free a smaller graph at once is not worth a second
+# Words in the lines of TensorFlow's errors that do not give the reason.
+UNTOLD = ("Graph execution error", "Detected at node", "<stack traces", "  File ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +179,17 @@ def _describe(inputs: Any) -> str:
     if isinstance(inputs, Mapping):
         return f"a dict with {sorted(inputs)}"
     return f"{len(inputs)} arrays" if isinstance(inputs, (tuple, list)) else f"an array of shape {np.shape(inputs)}"
+
+
+def reason_of(message: str) -> str:
+    """Returns the line of an error of TensorFlow that gives the reason.
+
+    Example:
+        >>> reason_of("Graph execution error:\\n\\nDetected at node a\\nindices[0] = 9 is not in [0, 5)")
+        'indices[0] = 9 is not in [0, 5)'
+    """
+    lines = [line for line in message.splitlines() if line.strip()]
+    return next((line.strip() for line in lines if not any(word in line for word in UNTOLD)), lines[0])
 
 
 def full_name(tensor: str) -> str:

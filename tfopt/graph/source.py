@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,12 +145,27 @@ def _keras_function(model: keras.Model) -> Any:
 
     try:
         return tf.function(serve, autograph=False).get_concrete_function(*named)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
+        if any(None in spec.shape.as_list()[1:] for spec in named if spec.shape.rank):
+            raise _not_with_open_sizes(model, named, error) from error
         raise UnsupportedModelError(
             f"model must run on its first argument alone. Received: {model.name!r} ({type(model).__name__}), which "
             f"fails on {[(spec.name, spec.shape, spec.dtype.name) for spec in named]}. "
             "Let its call() take several inputs as one list or dict."
         ) from error
+
+
+def _not_with_open_sizes(
+    model: keras.Model, inputs: Sequence[tf.TensorSpec], error: Exception
+) -> UnsupportedModelError:
+    """Returns the error for a model whose Python code needs a size that is open, as UpSampling2D(bilinear) does."""
+    lines = [line.strip() for line in re.sub(r"\x1b\[\d+m", "", str(error)).splitlines() if line.strip()]
+    shapes = {spec.name: spec.shape.as_list() for spec in inputs}
+    return UnsupportedModelError(
+        f"Each layer must compute with the open sizes of the model's inputs, {shapes}. Received: {model.name!r} "
+        f"({' '.join(lines[:2])[:200]}). Give keras.Input whole sizes in place of None, and copy the weights with "
+        "set_weights; or use a layer that takes open sizes, such as UpSampling2D with interpolation='nearest'."
+    )
 
 
 def _name_inputs(specs: Any) -> list[tuple[str, Any]]:

@@ -9,6 +9,8 @@ from tfopt import notebook
 from tfopt.report.record import Record
 from tfopt.score_text import is_share, score_label, show_score
 
+INT8_KERNELS = ("_FusedQuantizedConv2D", "_FusedQuantizedDepthwiseConv2D", "_QuantizedMatMul")
+CONVERSIONS = ("QuantizeV2", "Dequantize", "QuantizedMaxPool")
 MARKED_LOSS = 0.01
 """Reports mark an artifact that loses more than this: one point of a share such as accuracy, 1% of another score."""
 
@@ -88,6 +90,16 @@ class Receipt(Record):
         return not self.problems
 
     @property
+    def computes(self) -> str:
+        """What it computes in, for example "int8 in 3 of 20 products", or "float32, weights in int8"."""
+        stored = self.precision.removesuffix("_weight_only")
+        int8 = sum(count for name, count in self.kernels.items() if name in INT8_KERNELS)
+        others = sum(count for name, count in self.kernels.items() if name not in CONVERSIONS) - int8
+        if self.precision == "int8" and (int8 or not self.kernels):
+            return f"int8 in {int8} of {int8 + others} products" if others else "int8"
+        return "float32" if stored == "float32" else f"float32, weights in {stored}"
+
+    @property
     def sparsity(self) -> float:
         """Share of the weights that are exactly zero, 0 to 1."""
         return self.zero_count / self.weight_count if self.weight_count else 0.0
@@ -135,7 +147,7 @@ class Receipt(Record):
     def rows(self) -> dict[str, str]:
         """Returns the figures as text, by what they are."""
         return {
-            "precision": self.precision
+            "precision": self.computes
             + ("" if self.signature == "serving_default" else f", signature {self.signature}"),
             **{score_label(name).lower(): self._score(name) for name in score_names([self])},
             "parity (relative error)": self.show("parity_relative_error", f"{{:.2%}} on {self.parity_inputs}"),

@@ -58,11 +58,11 @@ class _Row:
     describes: bool = False  # whether it describes the measurement; shown once if it is the same for all
 
 
-_FIRST_ROWS = {"Precision": _Row("precision")}
+_FIRST_ROWS = {"Precision": _Row("computes")}
 _ROWS = {
     "Agreement with {}": _Row("agreement", "{:.2%}", compares=True),
     "Parity, largest absolute error": _Row("parity_max_abs_error", "{:.2e}"),
-    "Parity, relative error": _Row("parity_relative_error", "{:.2e}"),
+    "Parity, error as a share of the outputs' scale": _Row("parity_relative_error", "{:.2%}"),
     "Bytes on disk": _Row("bytes_on_disk", "{:,}"),
     "Bytes as .tar.gz": _Row("gzip_bytes", "{:,}"),
     "Weights": _Row("weight_count", "{:,}", describes=True),

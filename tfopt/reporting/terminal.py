@@ -97,7 +97,8 @@ class ReceiptsTable:
         for label, (show, compare) in {**_score_rows(self.receipts), **_RECEIPT_ROWS}.items():
             cells = [_cells(name, self.receipts, show, compare) for name in names]
             texts = [cell.plain for column in cells for cell in column]
-            if not any(texts) or (label == AGAINST and set(texts) <= {"", names[0]}):
+            alone = {AGAINST: {"", names[0]}, COMPUTES: {"", "float32", "int8"}}  # what the column heads say
+            if not any(texts) or set(texts) <= alone.get(label, set()):
                 continue
             table.add_row(Text(label, style="dim"), *(cell for column in cells for cell in _joined(column, stacked)))
         return table
@@ -197,7 +198,9 @@ def _nothing(receipt: Receipt, first: Receipt) -> str:
 
 
 AGAINST = "  against"
+COMPUTES = "computes"
 _RECEIPT_ROWS: Mapping[str, _Row] = {
+    COMPUTES: (lambda receipt: receipt.computes, _nothing),
     "bytes": (
         lambda receipt: f"{receipt.bytes_on_disk:,}",
         lambda receipt, first: _ratio(receipt.bytes_on_disk, first.bytes_on_disk),

@@ -263,6 +263,7 @@ class _Work:
                 target,
                 ExportConfig(int8_nodes=self.recipe.int8_nodes, float_weights="int8"),
                 calibration_data=self.calibration_data(),
+                evaluation_data=self.examples.batches("test", VERIFIED_AT_ONCE),
                 baseline=None if baseline is None else export_dir / baseline,
             )
         print_line(f"exported {target}, {artifact.bytes_on_disk:,} bytes", self.console)

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from tfopt.cli import main
 from tfopt.errors import ArtifactError, ConfigError
 from tfopt.exporting import ExportConfig, SavedModelProcess, export, time_in_turns, verify
 from tfopt.exporting.manifest import TensorRecord
+from tfopt.exporting.verification.process import ServingStoppedError
 from tfopt.exporting.verification.scoring import chunks
 from tfopt.pruning import PruningConfig, prune
 from tfopt.quantization import quantize
@@ -344,6 +346,30 @@ def test_a_saved_model_that_ends_its_process(tmp_path):
             process.predict({"x": np.ones(3, "float32")})
 
 
+def test_an_artifact_that_was_calibrated_on_an_outlier(model, tmp_path):
+    """Its outputs are those of the export, so nothing but the error on other examples tells."""
+    outlier = X.copy()
+    outlier[3, 2, 2, 1] = 1e6
+    int8 = ExportConfig(precision="int8", int8_nodes="all")
+    export(model, tmp_path / "a", int8, calibration_data=outlier, evaluation_data=X[:5])
+    steps = []
+    receipt = verify(tmp_path / "a", seconds=0, on_step=steps.append)
+    assert receipt.parity_inputs == "5 examples of evaluation_data"
+    assert receipt.parity_relative_error > 0.5
+    (problem,) = receipt.problems
+    assert re.match(r"The outputs differ from the float model's by \d+% of their scale, on 5 examples of", problem)
+    assert receipt.notes[0].startswith("image: values up to 1e+06")
+    assert "on 5 examples of evaluation_data" in str(receipt)
+    assert [step.split()[0] for step in steps] == ["loading", "comparing", "timing"]
+
+
+def test_ids_beyond_the_table_are_an_error_of_the_data(tmp_path):
+    model = keras.Sequential([keras.Input((3,), dtype="int32"), layers.Embedding(50, 4), layers.Flatten()])
+    export(model, tmp_path / "a")
+    with pytest.raises(ConfigError, match=r"data must be examples.*indices\[1,2\] = 50 is not in \[0, 50\)"):
+        verify(tmp_path / "a", data=(np.array([[1, 2, 3], [4, 5, 50]]), np.zeros(2, "int32")), seconds=0)
+
+
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory):
     """A SavedModel whose calls never end if x is positive."""
@@ -357,11 +383,11 @@ def endless(tmp_path_factory):
 
 
 def test_a_process_that_dies_at_work(endless):
-    """It dies while an answer is awaited, which must end the waiting."""
+    """It dies while an answer is awaited, which must end the waiting. The kernel kills so where memory is short."""
     with SavedModelProcess(endless) as process:
         timer = threading.Timer(1.0, process._process.kill)
         timer.start()
-        with pytest.raises(ArtifactError, match="exit code -9"):
+        with pytest.raises(ServingStoppedError, match=r"SIGKILL.*does not mean that the artifact is damaged"):
             process.time_calls({"x": np.ones(1, "float32")}, seconds=0.01)
         timer.join()
 

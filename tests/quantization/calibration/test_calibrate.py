@@ -162,6 +162,18 @@ def test_one_example_is_enough():
     assert np.isfinite(quantized.predict(X)).all()
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_ids_beyond_the_table(training):
+    model = keras.Sequential(
+        [keras.Input((3,), dtype="int32"), layers.Embedding(50, 4), layers.Flatten(), layers.Dense(2)]
+    )
+    ids = np.arange(60).reshape(20, 3) % 50
+    quantize(model, QuantizationConfig(training=training), calibration_data=ids.astype("int32"))
+    ids[7, 1] = 50
+    with pytest.raises(ConfigError, match=r"calibration_data and.*indices\[7,1\] = 50 is not in \[0, 50\).*Remove"):
+        quantize(model, QuantizationConfig(training=training), calibration_data=ids.astype("int32"))
+
+
 def used_up():
     data = iter([X])
     next(data)

@@ -12,6 +12,7 @@ from tfopt.quantization import QuantizationConfig, quantization_report, quantize
 from tfopt.quantization.calibration.range_use import RANGE
 
 X = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+INT8 = ExportConfig(precision="int8", int8_nodes="all")
 OUTLIER = X.copy()
 OUTLIER[3, 2] = 1e6
 BAD = {
@@ -37,9 +38,7 @@ def test_bad_data_are_named_and_their_error_is_seen_on_other_inputs(model, name,
     """Before, the outputs were compared on inputs like the calibration data: zeros gave an error of 4e-8."""
     data, message = BAD[name]
     with pytest.warns(TfoptWarning, match=message):
-        artifact = export(
-            model, tmp_path / "a", ExportConfig(precision="int8", int8_nodes="all"), calibration_data=data
-        )
+        artifact = export(model, tmp_path / "a", INT8, calibration_data=data)
     assert any(note.kind == "calibration" for note in artifact.report.notes)
     manifest = read_manifest(tmp_path / "a")
     assert manifest.check.examples == "random inputs in the range of calibration_data"
@@ -54,8 +53,8 @@ def test_good_data_are_not_warned_of(model, recwarn):
     assert report.notes[0].name == "x"
     assert report.notes[0].detail.startswith("0.00% of the values saturated, ")
     clipped = quantize(model, QuantizationConfig(observer="percentile", percentile=90), calibration_data=X).report
-    assert "10." in clipped.notes[0].detail.split("%")[0]
-    assert "saturated" in str(clipped)
+    assert 5 < float(clipped.notes[0].detail.split("%")[0]) < 15
+    assert "% of the values saturated" in str(clipped)
 
 
 def test_sparse_inputs_and_ids_are_no_outliers(recwarn):
@@ -87,9 +86,7 @@ def test_the_error_is_that_on_examples_behind_the_calibration(model, tmp_path):
 
 @pytest.mark.parametrize("precision", ["float16", "int8_weight_only", "int4_weight_only", "int8"])
 def test_weights_that_become_zero_are_named(precision, tmp_path):
-    small = keras.Sequential(
-        [keras.Input((64,), name="x"), layers.Dense(64, name="lost"), layers.Dense(2, name="kept")]
-    )
+    small = keras.Sequential([keras.Input((64,)), layers.Dense(64, name="lost"), layers.Dense(2, name="kept")])
     kernel = np.full((64, 64), 1e-8, "float32")
     if precision != "float16":
         kernel[0] = 1.0  # so the step of each channel, or group, is far larger than the other weights
@@ -105,12 +102,10 @@ def test_weights_that_become_zero_are_named(precision, tmp_path):
 def test_the_error_of_an_output_near_zero_is_a_share_of_its_scale(tmp_path):
     """A mask of almost only background: its own norm would make the same error a hundred times as large."""
     x = keras.Input((8,), name="x")
-    logits = layers.Dense(16, bias_initializer=keras.initializers.Constant(-7.0))(
-        layers.Dense(16, activation="relu")(x)
-    )
-    segments = keras.Model(x, layers.Activation("sigmoid")(logits))
-    config = ExportConfig(precision="int8", int8_nodes="all")
-    export(segments, tmp_path / "a", config, calibration_data=X, evaluation_data=X[::-1])
+    background = keras.initializers.Constant(-7.0)
+    hidden = layers.Dense(16, activation="relu")(x)
+    segments = keras.Model(x, layers.Dense(16, activation="sigmoid", bias_initializer=background)(hidden))
+    export(segments, tmp_path / "a", INT8, calibration_data=X, evaluation_data=X[::-1])
     output = read_manifest(tmp_path / "a").check.outputs["source"]["output_0"]
     assert output.scale == 1.0
     assert max(output.values) < 0.2

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from tfopt.errors import ArtifactError
+from tfopt.errors import ArtifactError, ConfigError
 from tfopt.exporting.manifest import ARTIFACT, FIRST_FORMAT, SOURCE, Manifest, TensorRecord
 from tfopt.exporting.parity import are_numbers, compare, draw_inputs
 from tfopt.exporting.signatures import DEFAULT, FLOAT
 from tfopt.exporting.verification.instructions import missing_instructions
-from tfopt.exporting.verification.process import MissingKernelError, SavedModelProcess
+from tfopt.exporting.verification.process import MissingKernelError, NotServedError, SavedModelProcess
 from tfopt.exporting.verification.scoring import Scores
+from tfopt.graph.frozen import reason_of
 
 # The largest difference between the outputs and those recorded at export, as a ratio of norms. Another processor adds
 # numbers in another order. In int8, a sum on the edge between two steps may then round to the other step.
@@ -119,7 +120,15 @@ class MeasuredArtifact:
 
     def predict(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the outputs on labelled examples, by the names in the first artifact."""
-        given = self.process.predict(inputs)
+        try:
+            given = self.process.predict(inputs)
+        except NotServedError as error:
+            if not error.error.startswith("InvalidArgumentError"):
+                raise
+            raise ConfigError(
+                f"data must be examples that the artifact can compute with. Received: {reason_of(error.error)}, from "
+                f"{self.path}. Remove such examples, or encode them as for the training."
+            ) from error
         return {name: given[own] for name, own in self.output_names.items()}
 
     def check(self) -> None:

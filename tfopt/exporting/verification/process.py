@@ -19,12 +19,19 @@ from typing import Any, Self
 import numpy as np
 import tensorflow as tf
 
-from tfopt.errors import ArtifactError
+from tfopt.errors import ArtifactError, TfoptError
+from tfopt.graph.frozen import reason_of
 from tfopt.graph.saved_model_ops import check_saved_model
 
 SCRIPT = Path(__file__).with_name("tensorflow_only.py")
 ROUNDS = 5
 STEP_LIMIT_S = 600.0
+# The kernel ends the largest process with SIGKILL when the memory is full; containers and users use the others.
+ENDED_FROM_OUTSIDE: dict[int, str] = {
+    signal.SIGKILL: "was killed (SIGKILL), most often by the kernel when the memory is full",
+    **{each: f"was ended by {each.name}" for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)},
+}
+NO_MEMORY = ("ResourceExhaustedError", "MemoryError", "_ArrayMemoryError")
 MISSING_KERNEL = re.compile(r"(?:No OpKernel was registered to support Op|Op type not registered) '(\w+)'")
 
 
@@ -38,6 +45,29 @@ class MissingKernelError(ArtifactError):
     def __init__(self, op: str) -> None:
         super().__init__(f"TensorFlow must have a kernel for every op. Received: {op}, which has no kernel here.")
         self.op = op
+
+
+class NotServedError(ArtifactError):
+    """The SavedModel raised an error.
+
+    Attributes:
+        error: Its text.
+    """
+
+    def __init__(self, path: Path, error: str) -> None:
+        super().__init__(f"The SavedModel cannot be served. Received: {path} ({reason_of(error)}).")
+        self.error = error
+
+
+class ServingStoppedError(TfoptError):
+    """The machine ended the serving, by a signal or for want of memory. That says nothing about the SavedModel."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"The process that serves an artifact must have memory, and must not be ended. Received: {path}, whose "
+            f"process {reason}. This does not mean that the artifact is damaged. Free memory, or pass smaller batches, "
+            "and verify again."
+        )
 
 
 class SavedModelProcess:
@@ -143,6 +173,11 @@ class SavedModelProcess:
         if answer is None:
             self._process.communicate()
             errors = Path(self._log.name).read_text(errors="replace")
+            ended = ENDED_FROM_OUTSIDE.get(-self._process.returncode)
+            if ended is None and "bad_alloc" in errors:
+                ended = "found no memory"
+            if ended is not None:
+                raise ServingStoppedError(self.path, ended)
             raise ArtifactError(
                 f"The SavedModel crashed the process that ran it. Received: {self.path} "
                 f"(exit code {self._process.returncode}; {' '.join(errors.split()[-30:])})."
@@ -151,8 +186,9 @@ class SavedModelProcess:
             missing = MISSING_KERNEL.search(answer["error"])
             if missing:
                 raise MissingKernelError(missing[1])
-            first = answer["error"].splitlines()[0]
-            raise ArtifactError(f"The SavedModel cannot be served. Received: {self.path} ({first}).")
+            if answer["error"].startswith(NO_MEMORY):
+                raise ServingStoppedError(self.path, f"found no memory ({reason_of(answer['error'])})")
+            raise NotServedError(self.path, answer["error"])
         return answer
 
     def _send(self, line: str) -> dict[str, Any] | None:

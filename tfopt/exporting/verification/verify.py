@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from tfopt.report import Receipt
 from tfopt.tasks.scorer import Metric, check_metric
 from tfopt.tasks.scores import Score
 
+OnStep = Callable[[str], None]
+
 
 def verify(
     artifact: str | Path,
@@ -35,6 +37,7 @@ def verify(
     seconds: float = 0.3,
     signature: str | None = None,
     trusted: bool = False,
+    on_step: OnStep = lambda words: None,
 ) -> Receipt:
     """Measures an exported artifact in a fresh process that imports only TensorFlow.
 
@@ -55,6 +58,7 @@ def verify(
             TensorFlow lacks kernels of "serving_default". The receipt names the signature that was called.
         trusted: Whether the artifact may touch files and the network when it runs. Otherwise one that would do so is
             refused before anything of it runs.
+        on_step: Is called with a few words when a step begins, for a sign of life: the whole can take minutes.
     Returns: A receipt. `receipt.problems` lists what is wrong, and `receipt.ok` is True if nothing is.
     Raises:
         ArtifactError: The artifact or the baseline has changed since it was written, or TensorFlow cannot serve it. The
@@ -80,6 +84,7 @@ def verify(
         seconds=seconds,
         signature=signature,
         trusted=trusted,
+        on_step=on_step,
     )[0]
 
 
@@ -93,12 +98,13 @@ def verify_together(
     seconds: float = 0.3,
     signature: str | None = None,
     trusted: bool = False,
+    on_step: OnStep = lambda words: None,
 ) -> list[Receipt]:
     """Measures several artifacts of one model as `verify` does. They are timed in turns, so that latencies compare.
 
     Args:
         artifacts: Their directories. All take the same inputs.
-        baseline, data, metric, batch_size, seconds, signature, trusted: As in `verify`.
+        baseline, data, metric, batch_size, seconds, signature, trusted, on_step: As in `verify`.
     Returns: A receipt for each, in the same order.
     """
     if batch_size < 1:
@@ -126,14 +132,17 @@ def verify_together(
             each.output_names = output_names(first.outputs, each.path, each.manifest)
     with ExitStack() as stack:
         for each in served:
+            on_step(f"loading {each.path}")
             each.start(stack, signature if each in measured else None)
         if data is not None:
-            _score(served, data, metric, (baselines or measured)[0])
+            _score(served, data, metric, (baselines or measured)[0], on_step)
         for each in served:
+            on_step(f"comparing the outputs of {each.path}")
             each.check()
         for each in measured:
             each.count_weights()
         batch = _one_batch(measured[0], batch_size)
+        on_step(f"timing {', '.join(str(each.path) for each in served)}")
         times = alternate([each.process for each in served], batch, seconds)
     for each, rounds in zip(served, times, strict=True):
         each.milliseconds = rounds
@@ -141,12 +150,19 @@ def verify_together(
 
 
 def _score(
-    served: Sequence[MeasuredArtifact], data: Any, metric: str | Metric | Score, reference: MeasuredArtifact
+    served: Sequence[MeasuredArtifact],
+    data: Any,
+    metric: str | Metric | Score,
+    reference: MeasuredArtifact,
+    on_step: OnStep,
 ) -> None:
     """Scores the artifacts on labelled data, chunk by chunk."""
     signature = served[0].manifest.signature
     scoreboard = Scoreboard(metric, {name: spec.op for name, spec in signature.outputs.items()})
+    done = 0
     for chunk in chunks(data, signature.inputs):
+        on_step(f"scoring, {done:,} examples done")
+        done += len(next(iter(chunk.inputs.values())))
         scoreboard.add(chunk.labels, {each: each.predict(chunk.inputs) for each in served}, reference)
     for artifact, scores in scoreboard.scores().items():
         artifact.scores = scores

@@ -32,7 +32,7 @@ from tfopt.quantization.aware_training.folded_tensor import folded_tensor
 from tfopt.quantization.aware_training.layers import QUANTIZED, WITHOUT_KERNEL, FrozenLateBatchNormalization
 from tfopt.quantization.aware_training.rebuild import Place, check_rebuildable, rebuild
 from tfopt.quantization.aware_training.split_layers import split_layer
-from tfopt.quantization.calibration.calibrate import calibrate, collect
+from tfopt.quantization.calibration.calibrate import calibrate, collect, computable
 from tfopt.quantization.calibration.range_use import examine
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.report import Change, PassReport, Skip
@@ -41,6 +41,7 @@ from tfopt.settings.files import check_stored
 ATTRIBUTE = "_tfopt_quantization_report"
 
 
+@computable()
 def quantize_for_training(
     model: Any, config: QuantizationConfig, calibration_data: Any, *, trusted: bool = False
 ) -> keras.Model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 from tfopt.data.batches import iterate_batches
 from tfopt.errors import ConfigError
-from tfopt.graph.frozen import FrozenGraph
+from tfopt.graph.frozen import FrozenGraph, reason_of
 from tfopt.quantization.annotation.range import Range
 from tfopt.quantization.calibration.observers import make_observer
 from tfopt.quantization.config import QuantizationConfig
@@ -101,6 +102,19 @@ def calibrate(graph: FrozenGraph, tensors: Sequence[str], data: Any, config: Qua
     if not examples:
         raise ConfigError("calibration_data must hold at least one example. Received: none (or an iterator used up).")
     return {tensor: observer.range() for tensor, observer in observers.items()}
+
+
+@contextmanager
+def computable() -> Iterator[None]:
+    """Raises ConfigError where the model cannot compute with examples, for example with ids beyond its table."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        raise ConfigError(
+            "calibration_data and evaluation_data must be examples that the model can compute with. Received: "
+            f"{reason_of(str(error))}. Remove such examples, or encode them as for the training: ids must be below the "
+            "number of rows of their table."
+        ) from error
 
 
 def in_pieces(batches: Iterable[Mapping[str, Any]], size: int = PIECE) -> Iterator[dict[str, Any]]:

@@ -20,7 +20,7 @@ from tfopt.quantization.annotation.ranged_tensors import (
     without_impossible_zero_points,
 )
 from tfopt.quantization.annotation.weight_grid import WeightGrid
-from tfopt.quantization.calibration.calibrate import calibrate, collect, join_labels
+from tfopt.quantization.calibration.calibrate import calibrate, collect, computable, join_labels
 from tfopt.quantization.calibration.held_out import EVALUATION, HELD_OUT, REST, held_out
 from tfopt.quantization.calibration.range_use import examine
 from tfopt.quantization.config import QuantizationConfig
@@ -34,6 +34,7 @@ from tfopt.report import Change, PassReport
 from tfopt.tasks.scorer import higher_is_better
 
 
+@computable()
 def quantize_after_training(
     source: FrozenGraph, config: QuantizationConfig, calibration_data: Any, evaluation_data: Any
 ) -> QuantizedModel:
