@@ -89,6 +89,6 @@ def _configured_backend() -> tuple[str, str]:
     file = Path(os.environ.get("KERAS_HOME", "~/.keras"), "keras.json").expanduser()
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # Keras also uses its default then
+    except (OSError, ValueError, RecursionError):  # Keras also uses its default then
         settings = {}
     return settings.get("backend", "tensorflow"), f"backend in {file}"

@@ -6,12 +6,11 @@ An error is one line on standard error. With `--json` it is also JSON on standar
 from __future__ import annotations
 
 import errno
-import sys
 import sysconfig
 import traceback
 from pathlib import Path
 
-from tfopt.cli.printing import print_json
+from tfopt.cli.printing import OutputError, print_json, say
 from tfopt.errors import ArtifactError, ConfigError, TfoptError, UnsupportedModelError
 
 SUCCESS, CHECK_FAILED, WRONG_USE, NOT_FINISHED, UNEXPECTED, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 70, 130, 141
@@ -53,6 +52,8 @@ def report_error(error: BaseException, *, as_json: bool, show_traceback: bool) -
     code = _exit_code(error)
     if isinstance(error, CheckError):
         error = error.cause
+    if isinstance(error, OutputError):
+        as_json = False  # that output is the problem
     place = None if isinstance(error, TfoptError) else _own_code(error)
     kind = type(error).__name__
     message = " ".join(str(error).split()) or kind
@@ -62,13 +63,15 @@ def report_error(error: BaseException, *, as_json: bool, show_traceback: bool) -
         traceback.print_exception(error)
     if code == INTERRUPTED:
         message = "interrupted"
+    elif isinstance(error, OutputError):
+        message = f"the output could not be written, so the result is not known: {message}"
     elif place is not None and code == WRONG_USE:
         message = f"{place} raised {kind}: {message}{'' if show_traceback else ' (--traceback shows where)'}"
     elif code == UNEXPECTED:
         shown = message if len(message) <= LONGEST_MESSAGE else f"{message[: LONGEST_MESSAGE - 1]}…"
         hint = "" if show_traceback else "; --traceback shows where it occurred"
         message = f"unexpected {kind}: {shown} (this is a bug in tfopt{hint})"
-    print(f"tfopt: {message}", file=sys.stderr)  # noqa: T201
+    say(f"tfopt: {message}", error=True)
     return code
 
 
@@ -80,7 +83,7 @@ def _exit_code(error: BaseException) -> int:
     if isinstance(error, ConfigError | UnsupportedModelError | ArtifactError):
         return WRONG_USE  # the same command fails again, however often it is tried
     of_the_machine = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in OF_THE_MACHINE)
-    if of_the_machine or isinstance(error, TfoptError):
+    if of_the_machine or isinstance(error, TfoptError | OutputError):
         return NOT_FINISHED
     return UNEXPECTED if _own_code(error) is None else WRONG_USE
 

@@ -47,7 +47,8 @@ def serve(
         dispatcher: Address of a dispatcher on another host, for example grpc://data-0:5050. None starts one here.
         say: Function that prints a line.
     Raises:
-        ConfigError: A port is in use, the host's address is another machine's, a worker does not start, or it ends again and again.
+        ConfigError: A port is in use, the host's address is another machine's, a worker does not start, or it ends
+            again and again.
     """
     ports = range(port + (dispatcher is None), port + workers + (dispatcher is None))
     for each in ([port] if dispatcher is None else []) + list(ports):

@@ -14,9 +14,9 @@ HEARTBEAT_MS = 500
 
 def main(dispatcher: str, address: str) -> None:
     """Serves until the parent process ends."""
-    from tfopt.compat.listening import address_of, listen_only_on
-
     import tensorflow as tf  # here: its import takes seconds, and the parent may have ended meanwhile
+
+    from tfopt.compat.listening import address_of, listen_only_on
 
     parent = os.getppid()
     service = tf.data.experimental.service
