@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+LONGEST_NAME = 120  # of a name that is wrong, in a message
+
 
 class TfoptError(Exception):
     """The base class of all errors that tfopt raises on purpose."""
@@ -57,7 +59,10 @@ def unknown_name(kind: str, received: object, known: Iterable[str]) -> ConfigErr
         "Unknown criterion 'magnitud'. Expected one of: 'magnitude', 'random'. Did you mean 'magnitude'?"
     """
     names = sorted(known)
-    message = f"Unknown {kind} {received!r}. Expected one of: {', '.join(map(repr, names))}."
+    shown = repr(received)
+    if len(shown) > LONGEST_NAME:
+        shown = f"{shown[:LONGEST_NAME]}…"
+    message = f"Unknown {kind} {shown}. Expected one of: {', '.join(map(repr, names))}."
     close = difflib.get_close_matches(str(received), names, n=1)
     return ConfigError(f"{message} Did you mean {close[0]!r}?" if close else message)
 

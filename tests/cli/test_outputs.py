@@ -94,6 +94,28 @@ def test_values_that_are_nested_too_deeply_are_wrong_use(depth, tmp_path, capsys
         find_cluster(os.environ)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("report LOOP", "a path cannot be used"),
+        ("init LOOP", "LOOP"),
+        (f"init {'x' * 5000}", "File name too long"),
+        (f"report {'x' * 5000}", "File name too long"),
+        (f"run {'x' * 5000}", "Unknown recipe"),
+        ("run null.toml", "embedded null byte"),
+        ("data serve --workers 2 --port 65534", "port must leave room for the workers"),
+    ],
+)
+def test_a_path_that_cannot_be_is_no_bug_of_tfopt(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "LOOP").symlink_to("LOOP")
+    (tmp_path / "null.toml").write_text('name = "n"\nexport_dir = "a\\u0000"')
+    assert main(words.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert len(line) < 700
+
+
 def test_a_card_has_short_names():
     assert [card_name(name) for name in ("H100", "h200 nvl", "NVIDIA A100-SXM4-80GB", "v100", "T4")] == [
         "H100 HBM3",

@@ -30,6 +30,19 @@ OF_THE_MACHINE = (
 )
 
 
+# Errors of a path that was given: it is too long, it leads in a circle, a part of it is a file, it is missing.
+OF_A_PATH = (
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENOENT,
+    errno.ENOTEMPTY,
+)
+NO_PATH = ("embedded null byte", "Symlink loop")  # what pathlib says of other such paths
+
+
 class CheckError(Exception):
     """The check failed before a receipt could be made, for example on a damaged artifact."""
 
@@ -65,12 +78,13 @@ def report_error(error: BaseException, *, as_json: bool, show_traceback: bool) -
         message = "interrupted"
     elif isinstance(error, OutputError):
         message = f"the output could not be written, so the result is not known: {message}"
+    elif code == WRONG_USE and _is_of_a_path(error):
+        message = f"a path cannot be used: {_shortened(message)}. Check the paths that were given"
     elif place is not None and code == WRONG_USE:
         message = f"{place} raised {kind}: {message}{'' if show_traceback else ' (--traceback shows where)'}"
     elif code == UNEXPECTED:
-        shown = message if len(message) <= LONGEST_MESSAGE else f"{message[: LONGEST_MESSAGE - 1]}…"
         hint = "" if show_traceback else "; --traceback shows where it occurred"
-        message = f"unexpected {kind}: {shown} (this is a bug in tfopt{hint})"
+        message = f"unexpected {kind}: {_shortened(message)} (this is a bug in tfopt{hint})"
     say(f"tfopt: {message}", error=True)
     return code
 
@@ -85,7 +99,17 @@ def _exit_code(error: BaseException) -> int:
     of_the_machine = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in OF_THE_MACHINE)
     if of_the_machine or isinstance(error, TfoptError | OutputError):
         return NOT_FINISHED
-    return UNEXPECTED if _own_code(error) is None else WRONG_USE
+    return WRONG_USE if _is_of_a_path(error) or _own_code(error) is not None else UNEXPECTED
+
+
+def _is_of_a_path(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in OF_A_PATH and _own_code(error) is None
+    return isinstance(error, ValueError | RuntimeError) and str(error).startswith(NO_PATH)
+
+
+def _shortened(message: str) -> str:
+    return message if len(message) <= LONGEST_MESSAGE else f"{message[: LONGEST_MESSAGE - 1]}…"
 
 
 def _own_code(error: BaseException) -> str | None:
