@@ -18,6 +18,8 @@ from types import FrameType
 # A warning does not point into what runs between the user's line and tfopt.
 PASSED_THROUGH = ("tfopt", "keras", "tf_keras", "tensorflow", "contextlib", "functools", "threading", "concurrent")
 
+LONGEST_NAME = 120  # of a name that is wrong, in a message
+
 
 class TfoptError(Exception):
     """The base class of all errors that tfopt raises on purpose."""
@@ -97,7 +99,10 @@ def unknown_name(kind: str, received: object, known: Iterable[str]) -> ConfigErr
         "Unknown criterion 'magnitud'. Expected one of: 'magnitude', 'random'. Did you mean 'magnitude'?"
     """
     names = sorted(known)
-    message = f"Unknown {kind} {received!r}. Expected one of: {', '.join(map(repr, names))}."
+    shown = repr(received)
+    if len(shown) > LONGEST_NAME:
+        shown = f"{shown[:LONGEST_NAME]}…"
+    message = f"Unknown {kind} {shown}. Expected one of: {', '.join(map(repr, names))}."
     close = difflib.get_close_matches(str(received), names, n=1)
     return ConfigError(f"{message} Did you mean {close[0]!r}?" if close else message)
 
@@ -129,6 +134,6 @@ def _configured_backend() -> tuple[str, str]:
     file = Path(os.environ.get("KERAS_HOME", "~/.keras"), "keras.json").expanduser()
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # Keras also uses its default then
+    except (OSError, ValueError, RecursionError):  # Keras also uses its default then
         settings = {}
     return settings.get("backend", "tensorflow"), f"backend in {file}"

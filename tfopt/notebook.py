@@ -9,6 +9,8 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Mapping, Sequence
 
+from tfopt.printable import printable
+
 LINE = "1px solid rgba(128,128,128,0.35)"
 CELL = f"padding:0.2em 0.8em 0.2em 0;border-bottom:{LINE};text-align:left;vertical-align:top;white-space:pre-wrap"
 FIGURE = f"{CELL};text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums"
@@ -28,8 +30,8 @@ def block(title: str, *parts: str, note: str = "") -> str:
         >>> block("<b>", table([["a", "1"]])).startswith('<div style="')
         True
     """
-    head = f'<div style="font-weight:600">{html.escape(title)}</div>' if title else ""
-    below = f'<div style="{DIM}">{html.escape(note)}</div>' if note else ""
+    head = f'<div style="font-weight:600">{_text(title)}</div>' if title else ""
+    below = f'<div style="{DIM}">{_text(note)}</div>' if note else ""
     return f'<div style="margin:0.4em 0;overflow-x:auto">{head}{below}{"".join(parts)}</div>'
 
 
@@ -88,9 +90,13 @@ def folded(summary: str, content: str) -> str:
         >>> folded("12 rows", "<p>...</p>")
         '<details><summary style="cursor:pointer">12 rows</summary><p>...</p></details>'
     """
-    return f'<details><summary style="cursor:pointer">{html.escape(summary)}</summary>{content}</details>'
+    return f'<details><summary style="cursor:pointer">{_text(summary)}</summary>{content}</details>'
 
 
 def _cell(tag: str, text: str, place: int, columns: int, figures: int, style: str) -> str:
     base = FIGURE if place >= columns - figures else f"{CELL};white-space:nowrap" if place == 0 else CELL
-    return f'<{tag} style="{base}{";" + style if style else ""}">{html.escape(text)}</{tag}>'
+    return f'<{tag} style="{base}{";" + style if style else ""}">{_text(text)}</{tag}>'
+
+
+def _text(text: str) -> str:
+    return html.escape(printable(text))

@@ -17,12 +17,13 @@ from tfopt.cli.lists.recipe_commands import recipes_command
 from tfopt.cli.options import DevicesOptions, VerifyOptions
 from tfopt.cli.own_code import look_beside, read_recipe
 from tfopt.cli.parsing import parse_words, start_tensorflow
-from tfopt.cli.printing import ProgressConsole, print_json, progress
+from tfopt.cli.printing import ProgressConsole, print_json, say
 from tfopt.cli.programs.doctor import doctor_command
 from tfopt.cli.programs.monitor import monitor_any_command
 from tfopt.cli.programs.scripts import accelerate_command, launch_command
 from tfopt.cli.report_command import report_command
 from tfopt.errors import ArtifactError, ConfigError
+from tfopt.working import working
 
 RUN_HELP = """\
 usage: tfopt run NAME|FILE.toml... [--quick | --full | --form FORM] [--json] [OPTIONS]
@@ -44,7 +45,7 @@ tfopt run NAME --help lists every setting of the recipe with its value. The last
 
 def run_command(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
-        print(RUN_HELP, end="")  # noqa: T201
+        say(RUN_HELP, end="")
         return SUCCESS if words else WRONG_USE
     as_json = "--json" in words
     form, words = _asked_form([word for word in words if word != "--json"])
@@ -65,7 +66,7 @@ def run_command(words: list[str]) -> int:
 
     result = run(recipe, console=ProgressConsole(stderr=as_json))
     if as_json:
-        print(result.report.to_json())  # noqa: T201
+        say(result.report.to_json())
     return SUCCESS if result.ok else CHECK_FAILED
 
 
@@ -78,7 +79,7 @@ def devices_command(words: list[str]) -> int:
     from tfopt.hardware import detect
 
     hardware = detect()
-    print(hardware.to_json() if options.json else hardware)  # noqa: T201
+    say(hardware.to_json() if options.json else hardware)
     return SUCCESS
 
 
@@ -97,15 +98,16 @@ def export_command(words: list[str]) -> int:
     in_place = Path(options.source).resolve() == Path(options.out).resolve()
     if baseline is None and options.precision != "float32" and Path(options.source, MARK).is_file() and not in_place:
         baseline = options.source
-    artifact = export(
-        options.source, options.out, options, calibration_data=data, evaluation_data=labelled, baseline=baseline
-    )
+    with working(f"exporting {options.source} as {options.precision}"):
+        artifact = export(
+            options.source, options.out, options, calibration_data=data, evaluation_data=labelled, baseline=baseline
+        )
     if options.json:
         print_json(artifact.to_dict())
         return SUCCESS
     if artifact.report is not None:
-        print(artifact.report)  # noqa: T201
-    print(f"exported {artifact.path}, {artifact.precision}, {artifact.bytes_on_disk:,} bytes")  # noqa: T201
+        say(artifact.report)
+    say(f"exported {artifact.path}, {artifact.precision}, {artifact.bytes_on_disk:,} bytes")
     return SUCCESS
 
 
@@ -120,7 +122,7 @@ def verify_command(words: list[str]) -> int:
     given = ExampleData() if options.data is None else find_example_data(options.data)
     metric = given.metric(options.metric, options.task)
     try:
-        with progress("verifying") as on_step:
+        with working(f"measuring {options.artifact} in a fresh process") as now:
             receipt = verify(
                 options.artifact,
                 baseline=options.baseline,
@@ -129,11 +131,11 @@ def verify_command(words: list[str]) -> int:
                 batch_size=options.batch_size,
                 signature=options.signature,
                 trusted=options.trusted,
-                on_step=on_step,
+                on_step=now,
             )
     except ArtifactError as error:
         raise CheckError(error) from error
-    print(receipt.to_json() if options.json else receipt)  # noqa: T201
+    say(receipt.to_json() if options.json else receipt)
     return SUCCESS if receipt.ok else CHECK_FAILED
 
 

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from tfopt.cli.commands import COMMANDS
 from tfopt.cli.exit_codes import BROKEN_PIPE, SUCCESS, WRONG_USE, report_error
 from tfopt.cli.own_code import FLAG, code_of_files_allowed
+from tfopt.cli.printing import OutputError, say
 from tfopt.cli.programs.doctor import SWITCHES
 from tfopt.cli.programs.scripts import split_at_script
 from tfopt.errors import unknown_name
@@ -60,14 +61,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    _open_closed_streams()
     try:
         code = _run(words)
-        print(end="", flush=True)  # noqa: T201 - a broken pipe shows here, and not when the interpreter ends
+        sys.stdout.flush()  # a broken pipe or a full disk shows here, and not when the interpreter ends
+        return code
     except BrokenPipeError:
         # `tfopt ... | head` has read enough. The exit code is the one of a program that SIGPIPE ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-    return code
+    except (OSError, OutputError) as error:
+        lost = OutputError(getattr(error, "strerror", error))
+        return report_error(lost, as_json=False, show_traceback=False)
+    finally:
+        _discard_output()
+
+
+def _open_closed_streams() -> None:
+    """Opens the null device for each standard stream that the caller has closed, as `tfopt ... >&-` does.
+
+    Otherwise the next file that is opened would be taken for that stream.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            with contextlib.suppress(OSError):
+                os.fstat(number)
+                continue  # the stream of a program without a console; its number belongs to another file
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
+
+
+def _discard_output() -> None:
+    """Sends nowhere what could not be printed, so that the end of the interpreter does not fail on it."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
 
 
 def _run(words: list[str]) -> int:
@@ -76,10 +107,10 @@ def _run(words: list[str]) -> int:
         own = len(_own(words))
         words = [word for word in words[:own] if word not in ("--traceback", FLAG)] + words[own:]
     if not words or words[0] in ("-h", "--help"):
-        print(HELP, end="")  # noqa: T201
+        say(HELP, end="")
         return SUCCESS if words else WRONG_USE
     if words[0] == "--version":
-        print(f"tfopt {version('tfopt')}")  # noqa: T201
+        say(f"tfopt {version('tfopt')}")
         return SUCCESS
     try:
         if words[0] not in COMMANDS:
@@ -88,7 +119,7 @@ def _run(words: list[str]) -> int:
         warns = contextlib.nullcontext() if words[0] in ("accelerate", "doctor") else _one_line_warnings()
         with warns, code_of_files_allowed(allow_code):
             return COMMANDS[words[0]](words[1:])
-    except BrokenPipeError:
+    except (BrokenPipeError, OutputError):
         raise
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - every error becomes one line and an exit code
         return report_error(error, as_json="--json" in _own(words), show_traceback=show_traceback)
@@ -113,7 +144,7 @@ def _one_line_warnings() -> Iterator[None]:
     """Prints each warning as one line, without the file and the source line that Python adds."""
 
     def show(message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:
-        print(f"tfopt: warning: {' '.join(str(message).split())}", file=sys.stderr)  # noqa: T201
+        say(f"tfopt: warning: {' '.join(str(message).split())}", error=True)
 
     with warnings.catch_warnings():
         warnings.showwarning = show

@@ -6,12 +6,11 @@ An error is one line on standard error. With `--json` it is also JSON on standar
 from __future__ import annotations
 
 import errno
-import sys
 import sysconfig
 import traceback
 from pathlib import Path
 
-from tfopt.cli.printing import print_json
+from tfopt.cli.printing import OutputError, print_json, say
 from tfopt.errors import ArtifactError, ConfigError, TfoptError, UnsupportedModelError
 
 SUCCESS, CHECK_FAILED, WRONG_USE, NOT_FINISHED, UNEXPECTED, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 70, 130, 141
@@ -29,6 +28,19 @@ OF_THE_MACHINE = (
     errno.EACCES,
     errno.EPERM,
 )
+
+
+# Errors of a path that was given: it is too long, it leads in a circle, a part of it is a file, it is missing.
+OF_A_PATH = (
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENOENT,
+    errno.ENOTEMPTY,
+)
+NO_PATH = ("embedded null byte", "Symlink loop")  # what pathlib says of other such paths
 
 
 class CheckError(Exception):
@@ -53,6 +65,8 @@ def report_error(error: BaseException, *, as_json: bool, show_traceback: bool) -
     code = _exit_code(error)
     if isinstance(error, CheckError):
         error = error.cause
+    if isinstance(error, OutputError):
+        as_json = False  # that output is the problem
     place = None if isinstance(error, TfoptError) else _own_code(error)
     kind = type(error).__name__
     message = " ".join(str(error).split()) or kind
@@ -62,13 +76,16 @@ def report_error(error: BaseException, *, as_json: bool, show_traceback: bool) -
         traceback.print_exception(error)
     if code == INTERRUPTED:
         message = "interrupted"
+    elif isinstance(error, OutputError):
+        message = f"the output could not be written, so the result is not known: {message}"
+    elif code == WRONG_USE and _is_of_a_path(error):
+        message = f"a path cannot be used: {_shortened(message)}. Check the paths that were given"
     elif place is not None and code == WRONG_USE:
         message = f"{place} raised {kind}: {message}{'' if show_traceback else ' (--traceback shows where)'}"
     elif code == UNEXPECTED:
-        shown = message if len(message) <= LONGEST_MESSAGE else f"{message[: LONGEST_MESSAGE - 1]}…"
         hint = "" if show_traceback else "; --traceback shows where it occurred"
-        message = f"unexpected {kind}: {shown} (this is a bug in tfopt{hint})"
-    print(f"tfopt: {message}", file=sys.stderr)  # noqa: T201
+        message = f"unexpected {kind}: {_shortened(message)} (this is a bug in tfopt{hint})"
+    say(f"tfopt: {message}", error=True)
     return code
 
 
@@ -80,9 +97,19 @@ def _exit_code(error: BaseException) -> int:
     if isinstance(error, ConfigError | UnsupportedModelError | ArtifactError):
         return WRONG_USE  # the same command fails again, however often it is tried
     of_the_machine = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in OF_THE_MACHINE)
-    if of_the_machine or isinstance(error, TfoptError):
+    if of_the_machine or isinstance(error, TfoptError | OutputError):
         return NOT_FINISHED
-    return UNEXPECTED if _own_code(error) is None else WRONG_USE
+    return WRONG_USE if _is_of_a_path(error) or _own_code(error) is not None else UNEXPECTED
+
+
+def _is_of_a_path(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in OF_A_PATH and _own_code(error) is None
+    return isinstance(error, ValueError | RuntimeError) and str(error).startswith(NO_PATH)
+
+
+def _shortened(message: str) -> str:
+    return message if len(message) <= LONGEST_MESSAGE else f"{message[: LONGEST_MESSAGE - 1]}…"
 
 
 def _own_code(error: BaseException) -> str | None:

@@ -10,7 +10,7 @@ import tyro
 
 from tfopt.cli.exit_codes import SUCCESS
 from tfopt.cli.parsing import parse_words
-from tfopt.cli.printing import print_json, print_rows
+from tfopt.cli.printing import print_json, print_rows, say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,6 @@ def init_command(words: list[str]) -> int:
         print_json([str(script), str(recipe)])
         return SUCCESS
     print_rows([(str(script), "a model and examples"), (str(recipe), "the settings")])
-    print(f"\nRun it: python {shlex.quote(str(script))}")  # noqa: T201
-    print(f"or:     tfopt run {shlex.quote(str(recipe))} --allow-code")  # noqa: T201
+    say(f"\nRun it: python {shlex.quote(str(script))}")
+    say(f"or:     tfopt run {shlex.quote(str(recipe))} --allow-code")
     return SUCCESS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ def parse_words(cls: type, words: Sequence[str], command: str, default: Any = No
     try:
         return parse(cls, words, command, default)
     except SystemExit:
-        print(end="", flush=True)  # noqa: T201 - the help is printed; see main
+        sys.stdout.flush()  # the help is printed; see main
         raise
 
 

@@ -1,4 +1,4 @@
-"""How the command prints: JSON, rows of a list, and progress."""
+"""How the command prints: text, JSON, rows of a list, and progress. Control characters are shown, not obeyed."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
+from tfopt.printable import printable
+from tfopt.reporting.console import PrintableConsole
 
 
-class ProgressConsole(Console):
+class OutputError(Exception):
+    """Standard output cannot be written, for example because the disk is full."""
+
+
+class ProgressConsole(PrintableConsole):
     """A rich console that raises an error when the reader of the output has closed it."""
 
     def on_broken_pipe(self) -> None:
@@ -22,23 +25,34 @@ class ProgressConsole(Console):
         raise BrokenPipeError
 
 
-@contextmanager
-def progress(words: str) -> Iterator[Callable[[str], None]]:
-    """Shows a line on standard error while a command works, if that is a terminal.
+def say(value: object = "", *, end: str = "\n", error: bool = False, flush: bool = False) -> None:
+    r"""Prints a value on standard output, or on standard error.
 
-    Yields: A function that shows what the command is doing.
+    A character that the output cannot hold is written as an escape.
+
+    Raises:
+        BrokenPipeError: The reader has closed standard output.
+        OutputError: Standard output cannot be written. An error of standard error has nowhere to be told.
+    Example:
+        >>> say("digits\x1b[2J")
+        digits\x1b[2J
     """
-    console = Console(stderr=True)
-    if not console.is_terminal or console.is_dumb_terminal:
-        yield lambda step: None
-        return
-    with console.status(words) as status:
-        yield lambda step: status.update(escape(step))
+    stream = sys.stderr if error else sys.stdout
+    encoding = stream.encoding or "utf-8"
+    text = printable(str(value)).encode(encoding, "backslashreplace").decode(encoding)
+    try:
+        print(text, end=end, file=stream, flush=flush)
+    except OSError as problem:
+        if error:
+            return
+        if isinstance(problem, BrokenPipeError):
+            raise
+        raise OutputError(problem.strerror) from problem
 
 
 def print_json(values: Any) -> None:
     """Prints values as JSON."""
-    print(json.dumps(values, indent=2))  # noqa: T201
+    say(json.dumps(values, indent=2))
 
 
 def print_rows(rows: Sequence[tuple[str, str]]) -> None:
@@ -57,4 +71,4 @@ def print_rows(rows: Sequence[tuple[str, str]]) -> None:
         lines = textwrap.wrap(
             text, columns, initial_indent=name.ljust(indent), subsequent_indent=" " * indent, break_on_hyphens=False
         )
-        print("\n".join(lines or [name]))  # noqa: T201
+        say("\n".join(lines or [name]))

@@ -10,6 +10,7 @@ import tyro
 
 from tfopt.cli.exit_codes import SUCCESS
 from tfopt.cli.parsing import parse_words
+from tfopt.cli.printing import say
 from tfopt.errors import ConfigError
 
 
@@ -43,7 +44,7 @@ def report_command(words: list[str]) -> int:
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"out must lie in an existing directory. Received: out={options.out!r}. Make {out.parent}.")
     if options.json:
-        print((first if len(reports) == 1 else compare(reports)).to_json())  # noqa: T201
+        say((first if len(reports) == 1 else compare(reports)).to_json())
         if out is None:
             return SUCCESS
     if len(reports) == 1:
@@ -51,7 +52,7 @@ def report_command(words: list[str]) -> int:
     else:
         page = write_comparison_html(reports, out or Path("comparison.html"))
     if not options.json:
-        print(f"report: {page}")  # noqa: T201
+        say(f"report: {page}")
     return SUCCESS
 
 

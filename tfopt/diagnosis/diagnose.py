@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tfopt.profiling.trace import record_trace, summarize
 from tfopt.report import Diagnosis, DiagnosisReport, StepBreakdown, TraceSummary
 from tfopt.settings.validation import check_type
 from tfopt.training.checkpointing.state import build_state, has_variables, own_optimizers
+from tfopt.working import working
 
 TRACED_STEPS = 10
 # What fit leaves on a model, beside the values of variables.
@@ -175,6 +176,13 @@ def report(observation: Observation, name: str | None = None, trace_dir: str | P
     Raises:
         TrainingError: The training is too short to measure.
     """
+    with working("measuring the step of the training") as now:
+        return _report(observation, name, trace_dir, now)
+
+
+def _report(
+    observation: Observation, name: str | None, trace_dir: str | Path | None, now: Callable[[str], None]
+) -> DiagnosisReport:
     try:
         measured = Measured(observation, detect())
         parts = measured.breakdown
@@ -183,6 +191,7 @@ def report(observation: Observation, name: str | None = None, trace_dir: str | P
     found: list[Diagnosis] = []
     absent, unchecked = {}, {}
     for rule in RULES:
+        now(f"measuring the step of the training: {rule.cause.replace('_', ' ')}")
         try:
             result = rule.check(measured)
         except AbsentError as reason:

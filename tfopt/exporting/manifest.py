@@ -214,7 +214,7 @@ def _content(path: Path) -> dict[str, Any]:
         raise ArtifactError(
             f"artifact must be a directory that tfopt.export wrote. Received: {path}, which holds no {MARK}."
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(
             f"The manifest must be readable JSON. Received: {path / MARK} ({error}). Export {path} again."
         ) from error

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tfopt.errors import unknown_name
 from tfopt.report import Record
 
 # Microseconds until a small kernel has started; the value that fits published training runs best (docs/efficiency.md).
@@ -174,7 +175,34 @@ def find_card(gpu_name: str) -> GpuCard | None:
         >>> find_card("NVIDIA L4").memory_gb_per_s
         300
     """
-    words = set(re.split(r"[^A-Z0-9]+", gpu_name.upper()))
+    words = _words(gpu_name)
     if words & {"MIG", "GRID"}:
         return None
     return next((card for key, card in GPU_CARDS.items() if set(key.split()) <= words), None)
+
+
+def card_name(name: str) -> str:
+    """Returns the name that a GPU has in GPU_CARDS: of its own name, a product name, or a part such as "h100".
+
+    A part that several GPUs have in common means the one with the highest peak rate.
+
+    Raises:
+        ConfigError: There is no such GPU in the table.
+    Example:
+        >>> card_name("H100"), card_name("a100"), card_name("NVIDIA H100 80GB HBM3")
+        ('H100 HBM3', 'A100', 'H100 HBM3')
+    """
+    if name.upper() in GPU_CARDS:
+        return name.upper()
+    words = _words(name)
+    of_part = [key for key in GPU_CARDS if words and words <= set(key.split())]
+    if of_part:
+        return max(of_part, key=lambda key: GPU_CARDS[key].peak_tflops["float16"])
+    of_product = next((key for key, card in GPU_CARDS.items() if card is find_card(name)), None)
+    if of_product is None:
+        raise unknown_name("card", name, GPU_CARDS)
+    return of_product
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[A-Z0-9]+", name.upper()))

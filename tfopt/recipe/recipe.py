@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from tfopt import notebook
 from tfopt.data.config import DataConfig
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.exporting.config import Int8Nodes
+from tfopt.printable import is_printable
 from tfopt.pruning import PruningConfig, StructuredPruningConfig
 from tfopt.quantization import QuantizationConfig
 from tfopt.recipe.changes import changes_from_defaults, with_changes
@@ -79,6 +81,11 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not is_printable(self.name):
+            raise ConfigError(
+                f"name must be one line without control characters. Received: name={self.name!r}. "
+                "Write for example name = 'digits_cnn'."
+            )
         if not is_code(self.task):
             check_name("task", self.task, TASKS, or_a="a Task", accepts=lambda task: isinstance(task, Task))
         for name in self.forms:
@@ -308,11 +315,17 @@ def _find_base(base: Any, file: Path, allow_code: bool, read_before: tuple[Path,
 def _load(file: Path) -> dict[str, Any]:
     check_stored("A recipe", file)
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        values = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        json.dumps(values, default=str)  # it raises where values are nested deeper than Python follows them
+        return values
     except OSError as error:
         raise ConfigError(
             f"The recipe file must be readable. Received: {file} ({error.strerror}). Check the path."
         ) from error
+    except RecursionError:
+        raise ConfigError(
+            f"The values of a recipe file must not be nested so deeply. Received: {file}. Correct the file."
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"The recipe file must be valid TOML. Received: {file} ({error}). Correct the file."

@@ -189,6 +189,8 @@ def score_names(receipts: Iterable[Receipt]) -> list[str]:
 def score_change(name: str, first: Receipt, other: Receipt) -> str:
     """Returns the difference of a score to the first artifact's: in points, or in per cent of the first.
 
+    Where lower scores are better, it says what the sign means.
+
     Example:
         >>> from dataclasses import replace
         >>> one = Receipt(
@@ -198,13 +200,20 @@ def score_change(name: str, first: Receipt, other: Receipt) -> str:
         ... )
         >>> score_change("mean_iou", one, replace(one, scores={"mean_iou": 0.88}))
         '-2.00 pt'
+        >>> error = replace(one, scores={"mean_absolute_error": 0.5}, higher_is_better=False)
+        >>> score_change("mean_absolute_error", error, replace(error, scores={"mean_absolute_error": 0.27}))
+        '-46.00% (better)'
     """
     before, after = first.score(name), other.score(name)
     if before is None or after is None:
         return ""
     if is_share(name):
-        return f"{100 * (after - before):+.2f} pt"
-    return f"{(after - before) / abs(before):+.2%}" if before else f"{after - before:+.4g}"
+        change = f"{100 * (after - before):+.2f} pt"
+    else:
+        change = f"{(after - before) / abs(before):+.2%}" if before else f"{after - before:+.4g}"
+    if first.higher_is_better or after == before:
+        return change
+    return f"{change} ({'better' if after < before else 'worse'})"
 
 
 def lost_score(name: str, first: Receipt, other: Receipt) -> bool:

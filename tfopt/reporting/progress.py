@@ -25,6 +25,7 @@ from rich.text import Text
 
 from tfopt.number_text import short_bytes
 from tfopt.profiling.monitoring.epoch_logs import LOGGED
+from tfopt.reporting.console import PrintableConsole
 from tfopt.score_text import SCORE_LABELS
 
 SECONDS_BETWEEN_DRAWINGS = 0.1
@@ -65,7 +66,7 @@ class FitProgress(keras.callbacks.Callback):
     def __init__(self, description: str = "", *, console: Console | None = None) -> None:
         super().__init__()
         self._description = description
-        self._console = console or Console()
+        self._console = console or PrintableConsole()
         self._in_place = self._console.is_terminal and not self._console.is_dumb_terminal
         self._reset(epochs=0, steps=None)
 

@@ -1,4 +1,4 @@
-"""The templates of the HTML pages. Every word from outside is escaped."""
+"""The templates of the HTML pages. Every word from outside is escaped, and has no control characters."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+
+from tfopt.printable import printable
 
 TEMPLATES = Path(__file__).parent / "templates"
 END_OF_PAGE = b"<footer>Written by tfopt.</footer>\n</main>\n</body>\n</html>"  # of page.html.jinja
@@ -19,6 +21,7 @@ def render(template: str, **values: Any) -> str:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,  # Markup is ours
     )
     return templates.get_template(template).render(**values)
 

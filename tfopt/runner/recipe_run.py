@@ -28,6 +28,7 @@ from tfopt.quantization import QuantizedModel
 from tfopt.recipe import Recipe
 from tfopt.recipes import find_recipe
 from tfopt.report import PassReport, Phase, Receipt, RunReport
+from tfopt.reporting.console import PrintableConsole
 from tfopt.reporting.progress import FitProgress
 from tfopt.reporting.receipt_table import receipt_table
 from tfopt.reporting.terminal import PlanTable, pass_summary
@@ -131,7 +132,7 @@ def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | 
     settings = find_recipe(recipe)
     if quick:
         settings = settings.quick()
-    console = console or Console()
+    console = console or PrintableConsole()
     export_dir = None if settings.export_dir is None else Path(settings.export_dir)
     if export_dir is not None:
         for stage in stages(settings):

@@ -58,7 +58,7 @@ def _parse_arguments(words: list[str]) -> dict[str, Any]:
             raise ValueError(f"arguments must be KEY=VALUE. Received: {word!r}. Write for example width=32.")
         try:
             parsed[key] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (tomllib.TOMLDecodeError, RecursionError):
             parsed[key] = value
     return parsed
 

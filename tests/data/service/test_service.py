@@ -13,8 +13,10 @@ import pytest
 import tensorflow as tf
 from rich.console import Console
 
+from tfopt.compat.listening import listen_only_on
 from tfopt.data import DataConfig, EpochCounter, Examples, measure, pipeline
 from tfopt.data.service import client
+from tfopt.data.service.serve import serve
 from tfopt.errors import ConfigError
 from tfopt.recipe import ModelConfig, Recipe
 from tfopt.runner import run
@@ -44,6 +46,12 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def listening_at(port, processes=None):
+    """Returns the addresses on which processes listen at a port; without processes, on which this one does."""
+    found = [each for process in processes or [psutil.Process()] for each in process.net_connections()]
+    return [each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN and each.laddr.port == port]
+
+
 @pytest.fixture(scope="module")
 def service():
     port = free_port()
@@ -69,6 +77,35 @@ def seconds(worker):
 
 def numbers(batches):
     return [int(number) for _, targets in batches for number in targets]
+
+
+def test_a_server_of_tensorflow_listens_on_one_address_only():
+    """A canary too: gRPC must wait with epoll, and its socket must be found."""
+    service = tf.data.experimental.service
+    port = free_port()
+    dispatcher = service.DispatchServer(service.DispatcherConfig(port=port))
+    assert listening_at(port) == ["::"]
+    assert listen_only_on("127.0.0.1", port)
+    assert listening_at(port) == ["127.0.0.1"]
+    worker = service.WorkerServer(service.WorkerConfig(dispatcher_address=f"localhost:{port}"))
+    numbers = tf.data.Dataset.range(10).apply(service.distribute("distributed_epoch", f"grpc://localhost:{port}"))
+    assert sorted(map(int, numbers)) == list(range(10))  # and it answers there
+    del worker, dispatcher
+    assert listening_at(port) == []
+
+
+def test_an_address_of_another_machine_is_refused():
+    with pytest.raises(ConfigError, match=r"host must be a name or an address of this machine. Received: host='192\."):
+        serve(workers=1, port=free_port(), host="192.0.2.77")
+
+
+@pytest.mark.slow
+def test_the_service_listens_on_the_loopback_address_only(service):
+    process, address = service
+    first = int(address.rpartition(":")[2])
+    processes = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
+    found = {port: listening_at(port, processes) for port in range(first, first + 3)}
+    assert list(found.values()) == 3 * [["127.0.0.1"]]
 
 
 @pytest.mark.slow

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import signal
@@ -181,6 +182,33 @@ def test_sigterm_lets_the_workers_save(script):
     assert sorted(output.splitlines()) == ["[worker 0] saved", "[worker 1] saved"]
     assert "failed" not in errors
     assert gone(started)
+
+
+@pytest.mark.parametrize("output", ["closed", "full"])
+def test_workers_save_when_nobody_reads_their_output(output, script, tmp_path, monkeypatch):
+    path = script("""
+        import pathlib, signal, sys, time
+        def save(*_):
+            for number in range(50_000):  # more than a pipe holds
+                print("saving", number)
+            pathlib.Path(sys.argv[1], f"saved-{index}").touch()
+            sys.exit(143)
+        signal.signal(signal.SIGTERM, save)
+        pathlib.Path(sys.argv[1], f"ready-{index}").touch()
+        while True:
+            if len(list(pathlib.Path(sys.argv[1]).glob("ready-*"))) == 2:
+                print("epoch")
+            time.sleep(0.05)
+    """)
+    reader, writer = os.pipe()
+    os.close(reader)
+    file = os.fdopen(writer if output == "closed" else os.open("/dev/full", os.O_WRONLY), "w")
+    monkeypatch.setattr(sys, "stdout", file)
+    with pytest.raises(BrokenPipeError if output == "closed" else OSError, match=r"Broken pipe|No space left"):
+        launch([path, str(tmp_path)], workers=2)
+    assert {path.name for path in tmp_path.glob("saved-*")} == {"saved-0", "saved-1"}
+    with contextlib.suppress(OSError):
+        file.close()
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from scripts.multi_worker_training import train
 
@@ -175,6 +176,9 @@ def test_sigterm_to_both_ends_both_with_143_and_one_checkpoint(launched, tmp_pat
     store = CheckpointStore(tmp_path / "checkpoints", keep=1000)
     workers[:] = start(tmp_path, store.directory)
     wait_for_checkpoint_after(store, 30, workers)
+    for worker in workers:
+        listening = [each for each in psutil.Process(worker.pid).net_connections() if each.status == psutil.CONN_LISTEN]
+        assert [each.laddr.ip for each in listening] == ["127.0.0.1"]
     workers[1].send_signal(signal.SIGTERM)  # at different moments, between which the other may go on
     time.sleep(0.05)
     workers[0].send_signal(signal.SIGTERM)

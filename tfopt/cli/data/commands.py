@@ -14,7 +14,7 @@ from tfopt.cli.data.options import ConvertOptions, ListOptions, MeasureOptions, 
 from tfopt.cli.exit_codes import SUCCESS, WRONG_USE
 from tfopt.cli.own_code import look_beside, read_recipe
 from tfopt.cli.parsing import arguments_of, parse_words, start_tensorflow
-from tfopt.cli.printing import print_json, print_rows
+from tfopt.cli.printing import print_json, print_rows, say
 from tfopt.errors import ConfigError, unknown_name
 
 DATA_HELP = """\
@@ -35,7 +35,7 @@ REQUIRED = "required"
 def data_command(words: list[str]) -> int:
     """Runs `tfopt data ...`."""
     if not words or words[0] in ("-h", "--help"):
-        print(DATA_HELP, end="")  # noqa: T201
+        say(DATA_HELP, end="")
         return SUCCESS if words else WRONG_USE
     if words[0] not in COMMANDS:
         raise unknown_name("command", f"data {words[0]}", [f"data {name}" for name in COMMANDS])
@@ -79,7 +79,7 @@ def measure_command(words: list[str]) -> int:
         **config.pipeline_arguments(),
     )
     report = measure(batches, step_time_ms=options.step_time_ms, seconds=options.seconds)
-    print(report.to_json() if options.json else report)  # noqa: T201
+    say(report.to_json() if options.json else report)
     return SUCCESS
 
 
@@ -101,7 +101,7 @@ def convert_command(words: list[str]) -> int:
         overwrite=options.overwrite,
         progress=None if options.json or not sys.stderr.isatty() else _show_progress,
     )
-    print(report.to_json() if options.json else report)  # noqa: T201
+    say(report.to_json() if options.json else report)
     return SUCCESS
 
 
@@ -115,7 +115,7 @@ def serve_command(words: list[str]) -> int:
         port=options.port,
         host=options.host,
         dispatcher=options.dispatcher,
-        say=functools.partial(print, flush=True),
+        say=functools.partial(say, flush=True),
     )
 
 

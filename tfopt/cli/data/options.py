@@ -78,8 +78,8 @@ class ConvertOptions:
 class ServeOptions:
     """Serves batches to trainings: a tf.data service with a dispatcher and worker processes.
 
-    It serves until SIGTERM or Ctrl-C. Everyone who reaches its ports can run TensorFlow operations here. By default only
-    this machine does; with --host, keep the ports inside a trusted network.
+    It serves until SIGTERM or Ctrl-C. Everyone who reaches its ports can run TensorFlow operations here. By default
+    only this machine does; with --host, keep the ports inside a trusted network.
     """
 
     workers: Annotated[int, Ge(1)]

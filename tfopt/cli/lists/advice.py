@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tfopt.cli.options import DevicesOptions
 from tfopt.cli.own_code import look_beside, read_recipe
-from tfopt.cli.printing import print_json
+from tfopt.cli.printing import print_json, say
 from tfopt.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 def print_advice(options: DevicesOptions) -> None:
     """Prints the advice for the recipe that the options name."""
     from tfopt.advisor import LINKS, advise
-    from tfopt.hardware import GPU_CARDS
+    from tfopt.hardware.gpus import card_name
 
     assert options.advise is not None
-    if options.card is not None and options.card not in GPU_CARDS:
-        raise unknown_name("card", options.card, GPU_CARDS)
+    if options.card is not None:
+        options = replace(options, card=card_name(options.card))
     if options.network not in LINKS:
         raise unknown_name("network", options.network, LINKS)
     recipe = read_recipe(options.advise)
@@ -34,9 +35,9 @@ def print_advice(options: DevicesOptions) -> None:
     if options.json:
         print_json({**advice.to_dict(), "scaling": None if scaling is None else scaling.to_dict()})
         return
-    print(advice)  # noqa: T201
+    say(advice)
     if scaling is not None:
-        print(f"\n{options.card or advice.cards[0].name}\n{scaling}")  # noqa: T201
+        say(f"\n{options.card or advice.cards[0].name}\n{scaling}")
 
 
 def _scaling(options: DevicesOptions, advice: Advice) -> ScalingTable:

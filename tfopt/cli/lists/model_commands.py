@@ -12,7 +12,7 @@ from tfopt.cli.exit_codes import SUCCESS
 from tfopt.cli.lists.stored import cost_texts, memory_note, stored_costs
 from tfopt.cli.own_code import look_beside
 from tfopt.cli.parsing import arguments_of, parse_words, start_tensorflow
-from tfopt.cli.printing import print_json, print_rows
+from tfopt.cli.printing import print_json, print_rows, say
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.settings.flags import Arguments
 from tfopt.settings.validation import check_fields
@@ -78,7 +78,7 @@ def models_command(words: list[str]) -> int:
         rows.append(("", "  ".join(f"{argument}={value}" for argument, value in arguments[name].items())))
     print_rows(rows)
     of, published = costs["memory_of"], costs["models"]
-    print()  # noqa: T201
+    say()
     print_rows([*zip(("published", *published), cost_texts(published), strict=True)])
     memory = f"a batch of {of['batch_size']} with {of['optimizer']} in {of['precision']}"
     print_rows([("", f"Multiply-adds of one example; memory to train {memory}. {memory_note(costs)}")])

@@ -11,7 +11,7 @@ from tfopt.cli.exit_codes import SUCCESS
 from tfopt.cli.lists.stored import cost_texts, memory_note, stored_costs
 from tfopt.cli.own_code import read_recipe
 from tfopt.cli.parsing import parse_words
-from tfopt.cli.printing import print_json, print_rows
+from tfopt.cli.printing import print_json, print_rows, say
 from tfopt.number_text import short_bytes, short_count
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def recipes_command(words: list[str]) -> int:
         return SUCCESS
     print_rows([(name, recipe.description) for name, recipe in RECIPES.items()])
     known = {name: cost for name, cost in costs["recipes"].items() if name in RECIPES and "parameters" in cost}
-    print()  # noqa: T201
+    say()
     print_rows([*zip(("cost", *known), cost_texts(known), strict=True)])
     print_rows([("", f"Multiply-adds of one example; memory to train a batch. {memory_note(costs)}")])
     return SUCCESS
@@ -78,10 +78,10 @@ def _recipe_command(words: list[str]) -> int:
     if options.json:
         print_json({"recipe": recipe.to_dict(), "cost": cost or None})
         return SUCCESS
-    print(recipe)  # noqa: T201
+    say(recipe)
     forms = {"as it stands": cost, **cost.get("forms", {})}
     if cost:
-        print()  # noqa: T201
+        say()
         print_rows([(f"# {form}", _cost_text(each)) for form, each in forms.items()])
     return SUCCESS
 
@@ -106,7 +106,7 @@ def _diff_command(words: list[str]) -> int:
         )
         return SUCCESS
     if not found:
-        print(f"{options.first} and {options.second} have the same settings")  # noqa: T201
+        say(f"{options.first} and {options.second} have the same settings")
         return SUCCESS
     print_rows([(each.setting, f"{_shown(each.first, each)} -> {_shown(each.second, each)}") for each in found])
     return SUCCESS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +11,11 @@ from tfopt.atomic.own_files import check_replaceable
 from tfopt.cli.exit_codes import SUCCESS, WRONG_USE
 from tfopt.cli.own_code import look_beside, read_recipe
 from tfopt.cli.parsing import parse_words, start_tensorflow
+from tfopt.cli.printing import say
 from tfopt.cli.programs.outputs import writable_directory
 from tfopt.cli.programs.scripts import split_at_script
 from tfopt.errors import ConfigError, TrainingError
+from tfopt.working import working
 
 if TYPE_CHECKING:
     from tfopt.report import DiagnosisReport
@@ -59,7 +60,7 @@ class DoctorOptions:
 def doctor_command(words: list[str]) -> int:
     """Runs `tfopt doctor`. The words after the script are the script's."""
     if not words or words[0] in ("-h", "--help"):
-        print(HELP, end="")  # noqa: T201
+        say(HELP, end="")
         return SUCCESS if words else WRONG_USE
     own, asked = split_at_script(words, SWITCHES)
     options = parse_words(DoctorOptions, own, "tfopt doctor")  # first: a wrong option may have taken the script's place
@@ -104,14 +105,14 @@ def _script(path: str, arguments: list[str], options: DoctorOptions) -> int:
 
     code, found = diagnose_script(path, arguments, steps=options.steps, stops=options.stop, trace_dir=options.trace)
     if isinstance(found, TrainingError):
-        print(f"tfopt: {found}", file=sys.stderr)  # noqa: T201
+        say(f"tfopt: {found}", error=True)
         if options.json:
-            print(json.dumps({"error": {"type": "TrainingError", "message": str(found)}}))  # noqa: T201
+            say(json.dumps({"error": {"type": "TrainingError", "message": str(found)}}))
         return code
     if options.json:
-        print(found.to_json())  # noqa: T201
+        say(found.to_json())
     else:
-        print(f"tfopt: {found}", file=sys.stderr)  # noqa: T201 - standard output is the script's
+        say(f"tfopt: {found}", error=True)  # standard output is the script's
     _write(found, options)
     return code
 
@@ -122,30 +123,32 @@ def _recipe(name: str, options: DoctorOptions) -> int:
     look_beside()
     from tfopt.runner.diagnosis import apply_advice, diagnose_recipe
 
-    found = diagnose_recipe(recipe, steps=options.steps, trace_dir=options.trace)
+    with working(f"training {recipe.name} for {options.steps} steps, and measuring them"):
+        found = diagnose_recipe(recipe, steps=options.steps, trace_dir=options.trace)
     if not options.apply:
         _show(found, options)
         return SUCCESS
     changed, settings = apply_advice(recipe, found)
     if not settings:
         _show(found, options)
-        print("nothing to apply: no diagnosis has a setting that leaves the training as it is", file=sys.stderr)  # noqa: T201
+        say("nothing to apply: no diagnosis has a setting that leaves the training as it is", error=True)
         return SUCCESS
-    after = diagnose_recipe(changed, steps=options.steps)
+    with working(f"training {recipe.name} with the changed settings, and measuring it"):
+        after = diagnose_recipe(changed, steps=options.steps)
     if options.json:
         both = {"before": found.to_dict(), "applied": settings, "after": after.to_dict()}
-        print(json.dumps(both, indent=2))  # noqa: T201
+        say(json.dumps(both, indent=2))
     else:
-        print(found)  # noqa: T201
-        print(f"\napplied: {', '.join(f'--{key} {value}' for key, value in settings.items())}\n")  # noqa: T201
-        print(after.breakdown)  # noqa: T201
-        print(f"\n{found.breakdown.step_ms:.3g} ms per step before, {after.breakdown.step_ms:.3g} ms after")  # noqa: T201
+        say(found)
+        say(f"\napplied: {', '.join(f'--{key} {value}' for key, value in settings.items())}\n")
+        say(after.breakdown)
+        say(f"\n{found.breakdown.step_ms:.3g} ms per step before, {after.breakdown.step_ms:.3g} ms after")
     _write(found, options, after)
     return SUCCESS
 
 
 def _show(found: DiagnosisReport, options: DoctorOptions) -> None:
-    print(found.to_json() if options.json else found)  # noqa: T201
+    say(found.to_json() if options.json else found)
     _write(found, options)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
 from tfopt.cli.exit_codes import NOT_FINISHED, SUCCESS, WRONG_USE, report_error
 from tfopt.cli.parsing import parse_words
+from tfopt.cli.printing import say
 from tfopt.cli.programs.outputs import writable_file
 from tfopt.errors import ConfigError, TfoptError
 
@@ -37,7 +37,7 @@ class MonitorOptions:
 def monitor_any_command(words: list[str]) -> int:
     """Runs `tfopt monitor`. The words after -- are the program's."""
     if not words or words[0] in ("-h", "--help"):
-        print(HELP, end="")  # noqa: T201
+        say(HELP, end="")
         return SUCCESS if words else WRONG_USE
     if "--" not in words or words[-1] == "--":
         raise ConfigError(
@@ -56,9 +56,9 @@ def monitor_any_command(words: list[str]) -> int:
 
     code, load = monitor_command(words[place + 1 :], options.interval)
     if options.json:
-        print(load.to_json())  # noqa: T201
+        say(load.to_json())
     else:
-        print(load, file=sys.stderr)  # noqa: T201
+        say(load, error=True)
     if out is not None:
         from tfopt.atomic.own_files import write_own
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection
 
 from tfopt.atomic.own_files import json_with, write_own
 from tfopt.cli.options import AccelerateOptions, LaunchOptions
 from tfopt.cli.parsing import parse_words, start_tensorflow
+from tfopt.cli.printing import say
 from tfopt.cli.programs.outputs import writable_file
 from tfopt.errors import ConfigError
 
@@ -35,7 +35,7 @@ def accelerate_command(words: list[str]) -> int:
     from tfopt.scripts.accelerate import accelerate
 
     done = accelerate(script[0], script[1:], precision=options.precision, xla=options.xla)
-    print(f"tfopt: {done.report}", file=sys.stderr)  # noqa: T201
+    say(f"tfopt: {done.report}", error=True)
     if out is not None:
         write_own(out, done.report.to_json() + "\n", IS_REPORT)
     return done.exit_code

@@ -102,7 +102,7 @@ def _place(records: tf.data.Dataset, decode: Callable[..., Any] | None, cache_di
 def _is_whole(place: Path) -> bool:
     try:
         listed = json.loads((place / MARK).read_text())["files"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, RecursionError):
         return False
     return all((place / file).is_file() and (place / file).stat().st_size == size for file, size in listed.items())
 

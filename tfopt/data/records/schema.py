@@ -131,7 +131,7 @@ def read_schema(path: Path) -> Schema:
         return ADAPTER.validate_python(content)
     except ConfigError:  # also a ValueError
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ValidationError) as error:
         raise _damaged(path, " ".join(str(error).split())[:200]) from error
 
 

@@ -20,6 +20,7 @@ from tfopt.compat.listening import address_of, listen_only_on, listening_socket
 from tfopt.errors import ConfigError
 
 POLL_S = 0.3
+LAST_PORT = 65_535
 # A worker that ends so often, each time so soon, has a lasting problem.
 MOST_STARTS, SOON_S = 5, 20.0
 START_TIMEOUT_S = 120.0
@@ -47,9 +48,15 @@ def serve(
         dispatcher: Address of a dispatcher on another host, for example grpc://data-0:5050. None starts one here.
         say: Function that prints a line.
     Raises:
-        ConfigError: A port is in use, the host's address is another machine's, a worker does not start, or it ends again and again.
+        ConfigError: A port is in use, the host's address is another machine's, a worker does not start, or it ends
+            again and again.
     """
     ports = range(port + (dispatcher is None), port + workers + (dispatcher is None))
+    if ports.stop > LAST_PORT + 1:
+        raise ConfigError(
+            f"port must leave room for the workers, which have the next ports, up to {LAST_PORT}. "
+            f"Received: port={port}, workers={workers}. Choose a lower port."
+        )
     for each in ([port] if dispatcher is None else []) + list(ports):
         _check_free(host, each)
     with _signals_raise():

@@ -225,7 +225,7 @@ def _read(file: Path) -> _Timeline:
             found.source = line.get("source", found.source)
             found.unavailable |= line.get("unavailable", {})
             found.notes += line.get("notes", [])
-        except (ValueError, TypeError, IndexError, AttributeError) as error:
+        except (ValueError, TypeError, IndexError, AttributeError, RecursionError) as error:
             if number == len(lines):  # the worker was killed while it wrote
                 continue
             raise ArtifactError(f"A timeline is damaged. Received: {file} ({error}). Remove it.") from error
@@ -241,7 +241,7 @@ def _worker() -> str:
     try:
         task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {})
         return f"{task['type']}{task['index']}"
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     if "SLURM_STEP_NODELIST" in os.environ and "SLURM_PROCID" in os.environ:
         return f"worker{os.environ['SLURM_PROCID']}"

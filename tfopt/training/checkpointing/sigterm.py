@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
+from tfopt.printable import printable
+
 TERMINATED = 128 + signal.SIGTERM
 
 
@@ -29,7 +31,7 @@ class Sigterm:
     def end(self, saved: str) -> NoReturn:
         """Ends the process with exit code 143. `saved` is the checkpoint in words."""
         self.ending = True
-        print(f"tfopt: SIGTERM: saved {saved}", file=sys.stderr)  # noqa: T201
+        print(f"tfopt: SIGTERM: saved {printable(saved)}", file=sys.stderr)  # noqa: T201
         raise SystemExit(TERMINATED)
 
 

@@ -197,7 +197,7 @@ def meet(cluster: Cluster, timeout_s: float) -> None:
     missing = [address for index, address in enumerate(cluster.workers) if index != cluster.index]
     deadline = time.monotonic() + timeout_s
     try:
-        # If they are on several hosts, on all interfaces: a host's name may resolve to one that the others cannot reach.
+        # For several hosts on all interfaces: a host's name may resolve to one that the others cannot reach.
         server = listening_socket(cluster.listens_on, port)
     except OSError as error:
         raise TfoptError(
@@ -299,7 +299,7 @@ def _signal_handlers_kept() -> Iterator[None]:
 def _from_tf_config(text: str) -> Cluster:
     try:
         config = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"TF_CONFIG must be JSON. Received: TF_CONFIG={text!r} ({error}).") from None
     example = '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}'
     jobs = config.get("cluster") if isinstance(config, dict) else None
