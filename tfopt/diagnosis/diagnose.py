@@ -72,7 +72,7 @@ def diagnose(
     observation = Observation(limit=steps, stops=True)
     with _state_kept(model, args, options):
         observe_fit(observation, model, model.fit, args, {"verbose": 0, **options, "epochs": 10**6})
-        observation.epochs = options.get("epochs", 2)
+        observation.epochs, observation.length_is_known = options.get("epochs", 2), "epochs" in options
         return report(observation, trace_dir=trace_dir)
 
 

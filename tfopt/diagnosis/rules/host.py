@@ -38,7 +38,8 @@ def recompilation(measured: Measured) -> Diagnosis | str:
         return f"{seen.compilations} calls of compile after the first fit"
     return _build(
         measured, "recompilation", f"the step was built {len(again)} times more because of compile",
-        "call model.compile once, before the loop; change the learning rate with model.optimizer.learning_rate = ...",
+        "call model.compile once, before the loop, and again only after a change of trainable; change the learning "
+        "rate with model.optimizer.learning_rate = ...",
     )  # fmt: skip
 
 
@@ -51,8 +52,9 @@ def retraces(measured: Measured) -> Diagnosis | str:
         return f"the step was built {len(again)} times more, for {len(shapes)} shapes"
     return _build(
         measured, "retraces", f"the step was built again for new shapes, {len(shapes)} of them",
-        "give all batches one shape: batch(..., drop_remainder=True), padded_batch(padded_shapes=...), or a few "
-        "lengths with tf.data.Dataset.bucket_by_sequence_length",
+        "give all batches one shape: padded_batch(padded_shapes=...), a few lengths with "
+        "tf.data.Dataset.bucket_by_sequence_length, or batch(..., drop_remainder=True), which leaves the last examples "
+        "of each epoch out",
     )  # fmt: skip
 
 
@@ -65,12 +67,13 @@ def callbacks(measured: Measured) -> Diagnosis | str:
     if seen.copies_s > sum(seen.callbacks_s.values()) / 2:
         return "the callbacks copy weights; see host_copies"
     name, seconds = max(seen.callbacks_s.items(), key=lambda each: each[1])
+    at_ends = seen.epoch_ends_s.get(name, 0.0) > seconds / 2
     return Diagnosis(
         cause="blocking_callback",
-        title=f"the callback {name} keeps the next step from starting",
+        title=f"the callback {name} keeps the next {'epoch' if at_ends else 'step'} from starting",
         evidence=f"{1e3 * seconds / seen.steps:.3g} ms per step, {used:.0%} of the step (threshold {CALLBACKS:.0%})",
         gain=used,
-        advice="do its work at the end of an epoch (on_epoch_end), every hundredth batch, or in a thread",
+        advice=_less_of(name) if at_ends else _less_often(name),
     )
 
 
@@ -87,7 +90,7 @@ def host_copies(measured: Measured) -> Diagnosis | str:
         evidence=f"{seen.copied_bytes / seen.steps / 1e6:.3g} MB and {parts.callbacks_ms:.3g} ms per step, {used:.0%} "
         f"of the step (threshold {CALLBACKS:.0%})",
         gain=used,
-        advice="call get_weights() or numpy() at the end of an epoch; compute norms and histograms inside train_step",
+        advice=_less_often(max(seen.callbacks_s, key=lambda name: seen.callbacks_s[name])),
     )
 
 
@@ -136,9 +139,34 @@ def short_steps(measured: Measured) -> Diagnosis | str:
         title="the steps are short: Keras' loop takes a good part of each",
         evidence=f"{loop:.3g} of {parts.step_ms:.3g} ms are Python and the start of a call (threshold {CALLS:.0%})",
         gain=share(loop * (1 - 1 / steps), parts.step_ms),
-        advice=f"model.compile(..., steps_per_execution={steps})",
+        advice=f"model.compile(..., steps_per_execution={steps}). Keras then calls a callback once in {steps} batches",
         settings={"training.steps_per_execution": steps},
     )
+
+
+def _less_often(name: str) -> str:
+    """Returns what to change in a callback that works after each batch."""
+    if name in ("ModelCheckpoint", "BackupAndRestore"):
+        return f'{name}(save_freq="epoch"), or a larger number'
+    if name == "TensorBoard":
+        return 'TensorBoard(update_freq="epoch"), without profile_batch'
+    return (
+        "do its work, and call get_weights() or numpy(), at the end of an epoch (on_epoch_end) or every hundredth "
+        "batch; write files in a thread"
+    )
+
+
+def _less_of(name: str) -> str:
+    """Returns what to change in a callback that works at the ends of epochs only."""
+    if name == "ModelCheckpoint":
+        return (
+            "save_weights_only=True writes less, without the optimizer; save to a faster disk, or after longer epochs"
+        )
+    if name == "BackupAndRestore":
+        return "save to a faster disk, or after longer epochs"
+    if name == "TensorBoard":
+        return "TensorBoard(histogram_freq=0, embeddings_freq=0), or larger numbers: each n-th epoch"
+    return "it works at the ends of epochs only: do less there, only every few epochs, or in a thread"
 
 
 def _build(measured: Measured, cause: str, title: str, advice: str) -> Diagnosis | str:
