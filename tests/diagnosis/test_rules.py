@@ -169,11 +169,22 @@ def test_a_map_that_changes_state_is_neither_cached_nor_called_in_parallel(measu
     assert "Move repeat() behind the cache" in input.no_cache(judged).advice
 
 
+class Planted(dict):
+    """Experiments with any input, which save nine tenths of the step."""
+
+    def __contains__(self, name):
+        return True
+
+    def __missing__(self, name):
+        return Pair(before_ms=10, after_ms=1)
+
+
 def cached(measured, data):
     """Returns what the rule for a missing cache says of data that the step waits for."""
     parts = StepBreakdown(step_ms=10, input_ms=9, host_ms=0, compute_ms=1, steps=40, batch_size=8)
     judged = Measured(dataclasses.replace(measured.observation, data=data, epochs=2), measured.hardware)
     vars(judged).update(breakdown=parts)
+    vars(judged.experiments)["_done"] = Planted()
     return input.no_cache(judged)
 
 
@@ -211,7 +222,6 @@ def test_what_differs_between_epochs_is_not_cached_further_on(measured, monkeypa
 
     examples = tf.data.Dataset.from_tensor_slices((np.zeros((64, 8), np.float32), np.zeros((64, 4), np.float32)))
     assert "noisy may give other elements in each epoch" in cached(measured, examples.map(noisy).map(slow).batch(8))
-    assert "before shuffle and augmentation" in cached(measured, examples.map(slow).map(noisy).batch(8)).advice
     own = cached(measured, examples.shuffle(64).map(slow).batch(8)).advice
     assert "Put .cache().shuffle(64) behind the map, before batch" in own
 
