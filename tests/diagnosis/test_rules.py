@@ -193,7 +193,7 @@ def order(data):
 
 
 def test_a_cache_behind_a_shuffle_is_advised_with_a_shuffle_behind_it(measured, tmp_path, monkeypatch):
-    monkeypatch.setattr(timing, "SECONDS", 0.1)
+    monkeypatch.setattr(timing, "SECONDS", 0.05)
     for number in range(24):
         folder = tmp_path / str(number % 2)
         folder.mkdir(exist_ok=True)
@@ -212,13 +212,13 @@ def test_a_cache_behind_a_shuffle_is_advised_with_a_shuffle_behind_it(measured, 
 
 
 def test_what_differs_between_epochs_is_not_cached_further_on(measured, monkeypatch):
-    monkeypatch.setattr(timing, "SECONDS", 0.1)
+    monkeypatch.setattr(timing, "SECONDS", 0.05)
 
     def noisy(x, y):
         return x + tf.random.normal((8,)), y
 
     def slow(x, y):
-        return x + 0 * tf.reduce_sum(tf.linalg.expm(tf.fill((48, 48), x[0]))), y
+        return x + 0 * tf.reduce_sum(tf.linalg.expm(tf.fill((24, 24), x[0]))), y
 
     examples = tf.data.Dataset.from_tensor_slices((np.zeros((64, 8), np.float32), np.zeros((64, 4), np.float32)))
     assert "noisy may give other elements in each epoch" in cached(measured, examples.map(noisy).map(slow).batch(8))
@@ -269,6 +269,8 @@ def test_parts_that_do_not_add_up_say_so():
     assert "The parts, each measured by itself, take 15.2 ms together" in shown
     assert "%" not in shown
     assert "%" not in step_stack({"now": StepBreakdown(compute_ms=13.2, **parts)})[0].summary
+    assert StepBreakdown(compute_ms=13.2, **parts).whole_ms == pytest.approx(15.2)
+    assert StepBreakdown(compute_ms=8.5, **parts).whole_ms == 10
     assert "The parts" not in str(StepBreakdown(compute_ms=8.5, **parts))
     assert "85%" in str(StepBreakdown(compute_ms=8.5, **parts))
 

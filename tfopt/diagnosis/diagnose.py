@@ -133,8 +133,10 @@ def _build(model: keras.Model, args: tuple[Any, ...], options: dict[str, Any]) -
             model.make_train_function = own
 
 
-def _open_spec(value: tf.Tensor) -> tf.TensorSpec:
-    """Returns the spec of a tensor for any number of examples."""
+def _open_spec(value: Any) -> tf.TensorSpec | None:
+    """Returns the spec of a tensor for any number of examples; None for an optional input that is missing."""
+    if value is None or isinstance(value, tf.experimental.Optional):
+        return None
     return tf.TensorSpec((None, *value.shape[1:]), value.dtype)
 
 

@@ -166,8 +166,11 @@ class Experiments:
         """Times a step, and one with so many times the examples."""
         if self.is_distributed:
             raise CannotMeasureError("the model runs under a distribution strategy")
-        batch = keras.tree.map_structure(lambda each: tf.repeat(each, factor, axis=0), self._batch)
-        spec = keras.tree.map_structure(tf.TensorSpec.from_tensor, batch)
+        with measurable():  # a batch may hold other things than dense tensors
+            batch = keras.tree.map_structure(
+                lambda each: None if each is None else tf.repeat(each, factor, axis=0), self._batch
+            )
+            spec = keras.tree.map_structure(tf.type_spec_from_value, batch)
         return self._pair(f"examples {factor}", Form(), Form(source=again([batch], spec, repeat=True)))
 
     def other_input(self, name: str, before: tf.data.Dataset, after: tf.data.Dataset, gap_s: float) -> Pair:

@@ -64,7 +64,9 @@ class Measured:
     def batch_spec(self) -> Any:
         """The shapes and types of a batch, over all replicas."""
 
-        def spec(value: Any) -> tf.TensorSpec:
+        def spec(value: Any) -> tf.TensorSpec | None:
+            if value is None:  # an optional input that is missing
+                return None
             parts = _parts(value) or [value]
             return tf.TensorSpec((sum(int(each.shape[0]) for each in parts), *parts[0].shape[1:]), parts[0].dtype)
 

@@ -68,6 +68,11 @@ class StepBreakdown(Record):
         return self.step_ms - sum(self.parts.values())
 
     @property
+    def whole_ms(self) -> float:
+        """What shares are taken of: the step, or the parts together where they are much longer, since they overlap."""
+        return self.step_ms - self.unexplained_ms if self.doubt and self.unexplained_ms < 0 else self.step_ms
+
+    @property
     def doubt(self) -> str:
         """Says so if the parts differ much from the step; otherwise empty."""
         if abs(self.unexplained_ms) <= UNEXPLAINED * self.step_ms:

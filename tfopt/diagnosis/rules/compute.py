@@ -45,7 +45,7 @@ def misaligned_widths(measured: Measured) -> Diagnosis | str:
     if not rows:
         return f"all {alignment.layers} widths inside the model are multiples of {alignment.multiple}"
     saved = sum(_padding_saves(measured, row) for row in rows)
-    gain = share(saved, measured.breakdown.step_ms)
+    gain = share(saved, measured.breakdown.whole_ms)
     on_gpu = bool(measured.hardware.gpus)
     if gain < WIDTHS and not on_gpu:
         return f"padding {len(rows)} widths would save {gain:.1%} of the step on this processor"
@@ -102,7 +102,7 @@ def precision(measured: Measured) -> Diagnosis | str:
         title="the model computes in float32",
         evidence=f"peak {now:g} TFLOP/s in float32, {known[half]:g} TFLOP/s in {half}",
         # At best the computation takes the share of the rates. Half of that is what memory-bound layers leave.
-        gain=share(parts.compute_ms * (1 - now / known[half]) / 2, parts.step_ms),
+        gain=share(parts.compute_ms * (1 - now / known[half]) / 2, parts.whole_ms),
         advice=f'keras.config.set_dtype_policy("mixed_{half}") before the model is built',
         settings={"training.precision": f"mixed_{half}"},
         changes_training=True,

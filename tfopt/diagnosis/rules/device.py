@@ -85,7 +85,7 @@ def throttled(measured: Measured) -> Diagnosis | str:
     gain, figures = None, ""
     if low is not None and high is not None and high > low:
         slower = known[gpu] * (1 - low / high)
-        gain = share(measured.breakdown.compute_ms * slower, measured.breakdown.step_ms)
+        gain = share(measured.breakdown.compute_ms * slower, measured.breakdown.whole_ms)
         figures = f", at {low:,.0f} instead of {high:,.0f} MHz"
     return Diagnosis(
         cause="throttled",

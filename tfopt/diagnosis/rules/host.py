@@ -25,7 +25,7 @@ def eager(measured: Measured) -> Diagnosis | str:
         cause="eager",
         title="the step runs eagerly, operation by operation",
         evidence=f"run_eagerly=True: {pair.before_ms:.3g} ms per step, and {pair.after_ms:.3g} ms as a graph",
-        gain=share(measured.call_ms * pair.saved, measured.breakdown.step_ms),
+        gain=share(measured.call_ms * pair.saved, measured.breakdown.whole_ms),
         advice="model.compile(..., run_eagerly=False), and no tf.config.run_functions_eagerly(True)",
     )
 
@@ -61,7 +61,7 @@ def retraces(measured: Measured) -> Diagnosis | str:
 def callbacks(measured: Measured) -> Diagnosis | str:
     """A callback keeps the next step from starting."""
     seen, parts = measured.observation, measured.breakdown
-    used = share(parts.callbacks_ms, parts.step_ms)
+    used = share(parts.callbacks_ms, parts.whole_ms)
     if used < CALLBACKS or not seen.callbacks_s:
         return f"callbacks take {used:.1%} of the step"
     if seen.copies_s > sum(seen.callbacks_s.values()) / 2:
@@ -81,7 +81,7 @@ def host_copies(measured: Measured) -> Diagnosis | str:
     """Weights are copied to the host in every step."""
     seen, parts = measured.observation, measured.breakdown
     copies_ms = 1e3 * seen.copies_s / seen.steps
-    used = share(parts.callbacks_ms, parts.step_ms)
+    used = share(parts.callbacks_ms, parts.whole_ms)
     if used < CALLBACKS or copies_ms < parts.callbacks_ms / 2:
         return f"copies of weights to the host take {copies_ms:.3g} ms per step"
     return Diagnosis(
@@ -100,7 +100,7 @@ def host_metrics(measured: Measured) -> Diagnosis | str:
     if not found:
         return "no operation of the step calls Python"
     pair = measured.experiments.without_metrics()
-    gain = share(measured.call_ms * pair.saved, measured.breakdown.step_ms)
+    gain = share(measured.call_ms * pair.saved, measured.breakdown.whole_ms)
     if gain < METRICS:
         return Diagnosis(
             cause="python_in_step",
@@ -124,7 +124,7 @@ def short_steps(measured: Measured) -> Diagnosis | str:
     """The step is so short that Keras' loop takes a good part of it."""
     parts, model = measured.breakdown, measured.model
     loop = max(parts.host_ms - parts.callbacks_ms - parts.build_ms, 0.0)
-    used = share(loop, parts.step_ms)
+    used = share(loop, parts.whole_ms)
     if used < CALLS:
         return f"calls of the step take {used:.1%} of it"
     if model.run_eagerly:
@@ -137,8 +137,8 @@ def short_steps(measured: Measured) -> Diagnosis | str:
     return Diagnosis(
         cause="short_steps",
         title="the steps are short: Keras' loop takes a good part of each",
-        evidence=f"{loop:.3g} of {parts.step_ms:.3g} ms are Python and the start of a call (threshold {CALLS:.0%})",
-        gain=share(loop * (1 - 1 / steps), parts.step_ms),
+        evidence=f"{loop:.3g} of {parts.whole_ms:.3g} ms are Python and the start of a call (threshold {CALLS:.0%})",
+        gain=share(loop * (1 - 1 / steps), parts.whole_ms),
         advice=f"model.compile(..., steps_per_execution={steps}). Keras then calls a callback once in {steps} batches",
         settings={"training.steps_per_execution": steps},
     )
@@ -171,13 +171,13 @@ def _less_of(name: str) -> str:
 
 def _build(measured: Measured, cause: str, title: str, advice: str) -> Diagnosis | str:
     parts = measured.breakdown
-    used = share(parts.build_ms, parts.step_ms)
+    used = share(parts.build_ms, parts.whole_ms)
     if used < BUILDS:
         return f"building the step again takes {used:.1%} of the time"
     return Diagnosis(
         cause=cause,
         title=title,
-        evidence=f"tracing and compiling take {parts.build_ms:.3g} of {parts.step_ms:.3g} ms per step (threshold "
+        evidence=f"tracing and compiling take {parts.build_ms:.3g} of {parts.whole_ms:.3g} ms per step (threshold "
         f"{BUILDS:.0%})",
         gain=used,
         advice=advice,

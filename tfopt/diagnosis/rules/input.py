@@ -62,7 +62,7 @@ def full_shuffle(measured: Measured) -> Diagnosis | str:
     """Each epoch begins with filling a large shuffle buffer."""
     wait = measured.start_ms
     per_epoch = wait * measured.batches_per_epoch
-    if share(wait, measured.breakdown.step_ms) < WAITS or per_epoch < SLOW_START_MS:
+    if share(wait, measured.breakdown.whole_ms) < WAITS or per_epoch < SLOW_START_MS:
         return f"the first batch of an epoch costs {wait:.3g} ms per step"
     found = _input(measured)
     stage = next((each for each in found.stages if each.kind == "shuffle"), None)
@@ -92,7 +92,7 @@ def short_epochs(measured: Measured) -> Diagnosis | str:
     parts, batches, data = measured.breakdown, measured.batches_per_epoch, measured.observation.data
     # A step of an epoch of one batch begins with the iterator too.
     start = measured.start_ms if batches > 1 else parts.step_ms - measured.call_ms - parts.build_ms - parts.callbacks_ms
-    used = share(start, parts.step_ms)
+    used = share(start, parts.whole_ms)
     if used < WAITS:
         return f"the starts of epochs take {used:.1%} of the time"
     if isinstance(data, tf.data.Dataset) and _finds(full_shuffle, measured):
@@ -299,10 +299,10 @@ def _of_input(
     settings: dict[str, int | bool | str] | None = None,
 ) -> Diagnosis | str:
     parts = measured.breakdown
-    waits = share(parts.input_ms, parts.step_ms)
+    waits = share(parts.input_ms, parts.whole_ms)
     if waits < WAITS:
         return f"the step waits for its batch for {waits:.1%} of its time"
-    evidence = f"the step waits for {waits:.0%} of its time, {parts.input_ms:.3g} of {parts.step_ms:.3g} ms"
+    evidence = f"the step waits for {waits:.0%} of its time, {parts.input_ms:.3g} of {parts.whole_ms:.3g} ms"
     try:
         saved = gain()
     except CannotMeasureError:  # such a pipeline cannot be built again: the waits are what can be saved
@@ -319,7 +319,7 @@ def _of_input(
 
 
 def _input(measured: Measured) -> InputTime:
-    waits = share(measured.breakdown.input_ms, measured.breakdown.step_ms)
+    waits = share(measured.breakdown.input_ms, measured.breakdown.whole_ms)
     if waits < WAITS:
         raise AbsentError(f"the step waits for its batch for {waits:.1%} of its time")
     if isinstance(measured.input, CannotMeasureError):
