@@ -236,6 +236,18 @@ def test_a_model_of_tfopt_is_measured_with_several_steps_in_a_call():
     assert "small_batch" in found.absent
 
 
+def test_an_optional_input_may_be_missing():
+    class Either(keras.layers.Layer):
+        def call(self, pair):
+            return pair["a"] if pair.get("b") is None else pair["a"] + pair["b"]
+
+    given = {"a": keras.Input((16,), name="a"), "b": keras.Input((16,), name="b", optional=True)}
+    model = keras.Model(given, keras.layers.Dense(4)(Either()(given)))
+    model.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
+    found = tfopt.diagnose(model, {"a": X, "b": None}, Y, steps=8, batch_size=32)
+    assert (found.breakdown.batch_size, found.diagnoses[0].cause) == (32, "eager")
+
+
 @pytest.mark.slow
 def test_a_cache_is_advised_where_a_serial_map_uses_every_core():
     def product(x, y):

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from tfopt.data.measurement.stages import stages_of
 from tfopt.diagnosis import experiments
-from tfopt.diagnosis.experiments import CannotMeasureError
+from tfopt.diagnosis import input_time as timing
+from tfopt.diagnosis.experiments import CannotMeasureError, Pair
 from tfopt.diagnosis.hook import DoctorHook
 from tfopt.diagnosis.input_time import input_time, smaller_buffer, start_saved
 from tfopt.diagnosis.measured import Measured
@@ -18,6 +19,7 @@ from tfopt.diagnosis.watching.observation import Call, Observation
 from tfopt.hardware import Gpu, detect
 from tfopt.profiling.cost.efficiency import Roofs, compare
 from tfopt.report import Diagnosis, StepBreakdown, Utilization
+from tfopt.reporting.figures.step_bars import step_stack
 from tfopt.scripts.hook import hooked
 
 GIB = 2**30
@@ -167,10 +169,111 @@ def test_a_map_that_changes_state_is_neither_cached_nor_called_in_parallel(measu
     assert "Move repeat() behind the cache" in input.no_cache(judged).advice
 
 
+class Planted(dict):
+    """Experiments with any input, which save nine tenths of the step."""
+
+    def __contains__(self, name):
+        return True
+
+    def __missing__(self, name):
+        return Pair(before_ms=10, after_ms=1)
+
+
+def cached(measured, data):
+    """Returns what the rule for a missing cache says of data that the step waits for."""
+    parts = StepBreakdown(step_ms=10, input_ms=9, host_ms=0, compute_ms=1, steps=40, batch_size=8)
+    judged = Measured(dataclasses.replace(measured.observation, data=data, epochs=2), measured.hardware)
+    vars(judged).update(breakdown=parts)
+    vars(judged.experiments)["_done"] = Planted()
+    return input.no_cache(judged)
+
+
+def order(data):
+    return np.concatenate([x for x, _ in data.as_numpy_iterator()]).sum((1, 2, 3)).tolist()
+
+
+def test_a_cache_behind_a_shuffle_is_advised_with_a_shuffle_behind_it(measured, tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "SECONDS", 0.05)
+    for number in range(24):
+        folder = tmp_path / str(number % 2)
+        folder.mkdir(exist_ok=True)
+        keras.utils.save_img(folder / f"{number}.png", np.full((8, 8, 3), 8 * number), scale=False)
+    options = {"labels": "inferred", "image_size": (96, 96), "verbose": False, "seed": 1}
+    read = keras.utils.image_dataset_from_directory
+    found = cached(measured, read(tmp_path, batch_size=8, **options))
+    assert "before shuffle" not in found.advice
+    assert "batch_size=None, then .cache().shuffle(64).batch(SIZE)" in found.advice
+    frozen = read(tmp_path, batch_size=8, **options).cache()
+    assert order(frozen) == order(frozen)
+    advised = read(tmp_path, batch_size=None, **options).cache().shuffle(64).batch(8)
+    first, second = order(advised), order(advised)
+    assert first != second
+    assert sorted(first) == sorted(second)
+
+
+def test_what_differs_between_epochs_is_not_cached_further_on(measured, monkeypatch):
+    monkeypatch.setattr(timing, "SECONDS", 0.05)
+
+    def noisy(x, y):
+        return x + tf.random.normal((8,)), y
+
+    def slow(x, y):
+        square = tf.fill((128, 128), x[0])
+        return x + 0 * tf.reduce_sum(square @ square), y
+
+    examples = tf.data.Dataset.from_tensor_slices((np.zeros((64, 8), np.float32), np.zeros((64, 4), np.float32)))
+    assert "noisy may give other elements in each epoch" in cached(measured, examples.map(noisy).map(slow).batch(8))
+    own = cached(measured, examples.shuffle(64).map(slow).batch(8)).advice
+    assert "Put .cache().shuffle(64) behind the map, before batch" in own
+
+
+def test_a_callback_is_not_told_to_do_what_it_does(tmp_path):
+    best = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True)
+    steps = keras.callbacks.ModelCheckpoint(tmp_path / "step.weights.h5", save_weights_only=True, save_freq=1)
+    advice = {}
+    for name, callback in {"best": best, "steps": steps}.items():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+        model.compile("sgd", "mse", jit_compile=False)
+        doctor = DoctorHook(steps=12)
+        with hooked(doctor):
+            model.fit(np.ones((64, 8)), np.ones((64, 4)), 16, epochs=4, callbacks=[callback], verbose=0)
+        judged = Measured(doctor.observation, detect())
+        used = 1e3 * doctor.observation.callbacks_s["ModelCheckpoint"] / doctor.observation.steps
+        parts = {"step_ms": 2 * used, "input_ms": 0.0, "host_ms": used, "compute_ms": used, "callbacks_ms": used}
+        vars(judged).update(breakdown=StepBreakdown(steps=12, batch_size=16, **parts))
+        found = [each for each in (host.callbacks(judged), host.host_copies(judged)) if isinstance(each, Diagnosis)]
+        (advice[name],) = (each.advice for each in found)
+    assert "save_weights_only=True" in advice["best"]
+    assert "at the end of an epoch" not in advice["best"]
+    assert 'save_freq="epoch"' in advice["steps"]
+
+
+def test_what_xla_saves_is_less_by_its_compilation(measured):
+    assert measured.experiments.other_xla().build_s > 0.02  # it compiles sixteen steps of seven layers
+    parts = StepBreakdown(step_ms=12, input_ms=1, host_ms=1, compute_ms=10, steps=40, batch_size=32)
+    gains = {}
+    for epochs, known in ((2, True), (100, True), (2, False)):
+        seen = dataclasses.replace(measured.observation, epochs=epochs, length_is_known=known, batches_per_epoch=40)
+        judged = Measured(seen, measured.hardware)
+        vars(judged).update(breakdown=parts)
+        vars(judged.experiments)["_done"]["xla"] = Pair(before_ms=10, after_ms=5, build_s=2.0)
+        gains[epochs, known], figures = judged.gain_of_other_xla()
+        assert "compiling takes 2 s once, which 400 steps win back" in figures
+    assert gains[2, True] == 0.0
+    assert gains[100, True] == pytest.approx((5 - 2000 / 4000) / 12)
+    assert gains[2, False] == pytest.approx(5 / 12)
+
+
 def test_parts_that_do_not_add_up_say_so():
     parts = {"step_ms": 10, "input_ms": 1, "host_ms": 1, "steps": 9, "batch_size": 4}
-    assert "The parts are 152% of the step" in str(StepBreakdown(compute_ms=13.2, **parts))
+    shown = str(StepBreakdown(compute_ms=13.2, **parts))
+    assert "The parts, each measured by itself, take 15.2 ms together" in shown
+    assert "%" not in shown
+    assert "%" not in step_stack({"now": StepBreakdown(compute_ms=13.2, **parts)})[0].summary
+    assert StepBreakdown(compute_ms=13.2, **parts).whole_ms == pytest.approx(15.2)
+    assert StepBreakdown(compute_ms=8.5, **parts).whole_ms == 10
     assert "The parts" not in str(StepBreakdown(compute_ms=8.5, **parts))
+    assert "85%" in str(StepBreakdown(compute_ms=8.5, **parts))
 
 
 def call(place, ms, shapes=((8, 4),), traces=0):

@@ -74,7 +74,7 @@ def diagnose(
     observation = Observation(limit=steps, stops=True)
     with _state_kept(model, args, options):
         observe_fit(observation, model, model.fit, args, {"verbose": 0, **options, "epochs": 10**6})
-        observation.epochs = options.get("epochs", 2)
+        observation.epochs, observation.length_is_known = options.get("epochs", 2), "epochs" in options
         return report(observation, trace_dir=trace_dir)
 
 
@@ -135,8 +135,10 @@ def _build(model: keras.Model, args: tuple[Any, ...], options: dict[str, Any]) -
             model.make_train_function = own
 
 
-def _open_spec(value: tf.Tensor) -> tf.TensorSpec:
-    """Returns the spec of a tensor for any number of examples."""
+def _open_spec(value: Any) -> tf.TensorSpec | None:
+    """Returns the spec of a tensor for any number of examples; None for an optional input that is missing."""
+    if value is None or isinstance(value, tf.experimental.Optional):
+        return None
     return tf.TensorSpec((None, *value.shape[1:]), value.dtype)
 
 

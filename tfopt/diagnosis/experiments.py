@@ -78,10 +78,17 @@ def unchanged(model: keras.Model) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Milliseconds of a step in two forms, timed in turns, so that a change of the machine's speed meets both alike."""
+    """Milliseconds of a step in two forms, timed in turns, so that a change of the machine's speed meets both alike.
+
+    Attributes:
+        before_ms: Milliseconds of the first form.
+        after_ms: Milliseconds of the second form.
+        build_s: Seconds that it takes longer to trace and compile the second form than the first, once.
+    """
 
     before_ms: float
     after_ms: float
+    build_s: float = 0.0
 
     @property
     def saved(self) -> float:
@@ -127,7 +134,7 @@ class Experiments:
         asked = self.model.steps_per_execution
         if self.is_distributed or self.model.run_eagerly or asked >= IN_ONE_CALL:
             if "in_graph" not in self._done:
-                (alone,) = self._timed([Form(steps=asked)])
+                ((alone, _),) = self._timed([Form(steps=asked)])
                 self._done["in_graph"] = Pair(before_ms=alone, after_ms=alone)
             return self._done["in_graph"]
         return self._pair("in_graph", Form(steps=asked), Form(steps=IN_ONE_CALL))
@@ -159,8 +166,11 @@ class Experiments:
         """Times a step, and one with so many times the examples."""
         if self.is_distributed:
             raise CannotMeasureError("the model runs under a distribution strategy")
-        batch = keras.tree.map_structure(lambda each: tf.repeat(each, factor, axis=0), self._batch)
-        spec = keras.tree.map_structure(tf.TensorSpec.from_tensor, batch)
+        with measurable():  # a batch may hold other things than dense tensors
+            batch = keras.tree.map_structure(
+                lambda each: None if each is None else tf.repeat(each, factor, axis=0), self._batch
+            )
+            spec = keras.tree.map_structure(tf.type_spec_from_value, batch)
         return self._pair(f"examples {factor}", Form(), Form(source=again([batch], spec, repeat=True)))
 
     def other_input(self, name: str, before: tf.data.Dataset, after: tf.data.Dataset, gap_s: float) -> Pair:
@@ -264,14 +274,14 @@ class Experiments:
 
     def _pair(self, name: str, before: Form, after: Form) -> Pair:
         if name not in self._done:
-            first, second = self._timed([before, after])
-            self._done[name] = Pair(before_ms=first, after_ms=second)
+            (first, first_s), (second, second_s) = self._timed([before, after])
+            self._done[name] = Pair(before_ms=first, after_ms=second, build_s=second_s - first_s)
         return self._done[name]
 
-    def _timed(self, forms: Sequence[Form]) -> list[float]:
-        """Returns the milliseconds of a step in each form, timed in turns."""
+    def _timed(self, forms: Sequence[Form]) -> list[tuple[float, float]]:
+        """Returns the milliseconds of a step in each form, timed in turns, and the seconds that it took to build it."""
         with measurable(), unchanged(self.model):
-            calls = [self._ready(form) for form in forms]
+            calls, build_s = zip(*(self._ready(form) for form in forms), strict=True)
             samples: list[list[float]] = [[] for _ in forms]
             begin = time.perf_counter()
             for turn in range(TURNS):
@@ -283,12 +293,12 @@ class Experiments:
                 if turn + 1 >= FEWEST and time.perf_counter() - begin > LONGEST:
                     break
         return [
-            1e3 * (statistics.fmean if form.waits else statistics.median)(each) / form.steps
-            for form, each in zip(forms, samples, strict=True)
+            (1e3 * (statistics.fmean if form.waits else statistics.median)(each) / form.steps, seconds)
+            for form, each, seconds in zip(forms, samples, build_s, strict=True)
         ]
 
-    def _ready(self, form: Form) -> Callable[[], None]:
-        """Returns a call of the training function in a form, which is traced."""
+    def _ready(self, form: Form) -> tuple[Callable[[], None], float]:
+        """Returns a call of the training function in a form, which is traced, and the seconds that this took."""
         source = form.source
         if source is None:
             source = (
@@ -297,9 +307,11 @@ class Experiments:
         with self._set(self._settings(form)):
             self.model.make_train_function(force=True)
             function: Callable[[Any], Any] = self.model.train_function
+            times = [time.perf_counter()]
             for _ in range(2):
                 _finish(function(source))
-        return lambda: _called(function, source, form.gap_s)
+                times.append(time.perf_counter())
+        return lambda: _called(function, source, form.gap_s), (times[1] - times[0]) - (times[2] - times[1])
 
     def _settings(self, form: Form) -> dict[str, Any]:
         return {"steps_per_execution": form.steps, **form.settings}

@@ -41,7 +41,10 @@ class DoctorHook:
 
     def fit(self, model: keras.Model, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Watches a fit."""
-        if self.observation.is_enough:
+        seen = self.observation
+        if seen.is_enough:
+            if seen.model is model and seen.data is (args[0] if args else kwargs.get("x")):
+                seen.epochs += int(kwargs.get("epochs", 1))  # the training is longer than what is watched
             return original(*args, **kwargs)
         return observe_fit(self.follow(model), model, original, args, kwargs)
 

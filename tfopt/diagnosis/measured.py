@@ -64,7 +64,9 @@ class Measured:
     def batch_spec(self) -> Any:
         """The shapes and types of a batch, over all replicas."""
 
-        def spec(value: Any) -> tf.TensorSpec:
+        def spec(value: Any) -> tf.TensorSpec | None:
+            if value is None:  # an optional input that is missing
+                return None
             parts = _parts(value) or [value]
             return tf.TensorSpec((sum(int(each.shape[0]) for each in parts), *parts[0].shape[1:]), parts[0].dtype)
 
@@ -208,6 +210,22 @@ class Measured:
         fill = batches if self.input.has_cache else 0
         saved = starts * start_saved(before, after, fill) if starts >= STARTS else 0.0
         return saved + share(self.period_ms, parts.step_ms) * max(pair.saved, 0.0)
+
+    def gain_of_other_xla(self) -> tuple[float, str]:
+        """Returns the share of the step that the other setting of jit_compile saves, and the figures.
+
+        What XLA saves is less by its compilation, if the length of the training is known.
+        """
+        pair, jit, seen = self.experiments.other_xla(), self.model.jit_compile, self.observation
+        figures = f"{pair.after_ms:.3g} ms {'without' if jit else 'with'} XLA, {pair.before_ms:.3g} ms as it is"
+        saved_ms, build_ms = self.breakdown.compute_ms * pair.saved, 1e3 * pair.build_s
+        if not jit and saved_ms > 0 and build_ms > 0:
+            figures += f"; compiling takes {pair.build_s:.2g} s once, which {build_ms / saved_ms:,.0f} steps win back"
+            if seen.length_is_known:
+                total = max(seen.epochs * self.batches_per_epoch, seen.steps)
+                saved_ms -= build_ms / total
+                figures += f", of {total:,} of this training"
+        return share(saved_ms, self.breakdown.step_ms), figures
 
     def gain_of_arrays(self) -> float:
         """Returns the share of the step that is saved if the examples are in arrays."""

@@ -68,19 +68,33 @@ class StepBreakdown(Record):
         return self.step_ms - sum(self.parts.values())
 
     @property
+    def whole_ms(self) -> float:
+        """What shares are taken of: the step, or the parts together where they are much longer, since they overlap."""
+        return self.step_ms - self.unexplained_ms if self.doubt and self.unexplained_ms < 0 else self.step_ms
+
+    @property
     def doubt(self) -> str:
         """Says so if the parts differ much from the step; otherwise empty."""
         if abs(self.unexplained_ms) <= UNEXPLAINED * self.step_ms:
             return ""
-        together = sum(self.parts.values()) / self.step_ms
+        together = sum(self.parts.values())
         return (
-            f"The parts are {together:.0%} of the step: the machine was busy, or the steps are too short to be timed. "
-            "Measure again, or more steps."
+            f"The parts, each measured by itself, take {together:.3g} ms together: they overlap, the machine was busy, "
+            "or the steps are too short to be timed. Measure again, or more steps."
         )
+
+    def share(self, ms: float) -> str:
+        """Returns a part of the step in percent, or nothing if the parts do not add up to the step.
+
+        Example:
+            >>> StepBreakdown(step_ms=10, input_ms=6, host_ms=1, compute_ms=3, steps=9, batch_size=32).share(6)
+            '60%'
+        """
+        return "" if self.doubt or not self.step_ms else f"{ms / self.step_ms:.0%}"
 
     def __str__(self) -> str:
         head = f"{self.step_ms:.3g} ms per step of {self.batch_size} examples, mean of {self.steps} steps"
-        rows = [f"  {part:14} {ms:>8.3g} ms {ms / self.step_ms:>5.0%}" for part, ms in self.parts.items()]
+        rows = [f"  {part:14} {ms:>8.3g} ms {self.share(ms):>5}".rstrip() for part, ms in self.parts.items()]
         return "\n".join([head, *rows, *([f"  {self.doubt}"] if self.doubt else [])])
 
 
@@ -178,7 +192,8 @@ class Diagnosis(Record):
 
     def __str__(self) -> str:
         gain = "gain unknown" if self.gain is None else f"saves about {self.gain:.0%} of the step"
-        return f"{self.title} ({gain})\n  {self.evidence}\n  {self.advice}"
+        changes = ". This changes what the model learns" if self.changes_training else ""
+        return f"{self.title} ({gain})\n  {self.evidence}\n  {self.advice}{changes}"
 
 
 @dataclass(frozen=True, kw_only=True)

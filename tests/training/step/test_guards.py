@@ -132,7 +132,8 @@ class Parts(keras.utils.PyDataset):
 
 
 def of_examples():
-    yield ZEROS[:8], LABELS[:8]
+    for _ in range(3):  # Keras looks at the first two before it trains
+        yield ZEROS[:8], LABELS[:8]
     raise KeyError("no row 7")
 
 

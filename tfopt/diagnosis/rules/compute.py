@@ -45,7 +45,7 @@ def misaligned_widths(measured: Measured) -> Diagnosis | str:
     if not rows:
         return f"all {alignment.layers} widths inside the model are multiples of {alignment.multiple}"
     saved = sum(_padding_saves(measured, row) for row in rows)
-    gain = share(saved, measured.breakdown.step_ms)
+    gain = share(saved, measured.breakdown.whole_ms)
     on_gpu = bool(measured.hardware.gpus)
     if gain < WIDTHS and not on_gpu:
         return f"padding {len(rows)} widths would save {gain:.1%} of the step on this processor"
@@ -54,13 +54,14 @@ def misaligned_widths(measured: Measured) -> Diagnosis | str:
         title=f"{len(rows)} of {alignment.layers} widths are no multiple of {alignment.multiple}",
         evidence="; ".join(f"{row.name}: {row.what}={row.width}" for row in rows[:3]),
         gain=gain if gain >= WIDTHS else None,
-        advice="; ".join(f"{row.name}: {row.what}={row.padded}" for row in rows[:3]),
+        advice="; ".join(f"{row.name}: {row.what}={row.padded}" for row in rows[:3])
+        + ". The model is then another one, and is trained anew",
+        changes_training=True,
     )
 
 
 def xla(measured: Measured) -> Diagnosis | str:
     """XLA could join operations, or slows this step down."""
-    experiments, parts = measured.experiments, measured.breakdown
     if measured.model.run_eagerly:
         return "the step runs eagerly; see eager"
     blockers = xla_blockers(measured.model)
@@ -69,10 +70,7 @@ def xla(measured: Measured) -> Diagnosis | str:
     kernels = device.small_kernels(measured)
     if not measured.model.jit_compile and isinstance(kernels, Diagnosis) and kernels.gain is not None:
         return "the kernels are small; see small_kernels"
-    pair = experiments.other_xla()
-    gain = share(parts.compute_ms * pair.saved, parts.step_ms)
-    words = "without" if measured.model.jit_compile else "with"
-    figures = f"{pair.after_ms:.3g} ms {words} XLA, {pair.before_ms:.3g} ms as it is"
+    gain, figures = measured.gain_of_other_xla()
     if gain < XLA:
         return figures
     return Diagnosis(
@@ -104,7 +102,7 @@ def precision(measured: Measured) -> Diagnosis | str:
         title="the model computes in float32",
         evidence=f"peak {now:g} TFLOP/s in float32, {known[half]:g} TFLOP/s in {half}",
         # At best the computation takes the share of the rates. Half of that is what memory-bound layers leave.
-        gain=share(parts.compute_ms * (1 - now / known[half]) / 2, parts.step_ms),
+        gain=share(parts.compute_ms * (1 - now / known[half]) / 2, parts.whole_ms),
         advice=f'keras.config.set_dtype_policy("mixed_{half}") before the model is built',
         settings={"training.precision": f"mixed_{half}"},
         changes_training=True,

@@ -32,8 +32,7 @@ def small_kernels(measured: Measured) -> Diagnosis | str:
     if gain is None and not measured.hardware.gpus:  # a processor loses little by them
         return f"{figures}; XLA would not make it faster"
     if gain is not None:
-        pair = measured.experiments.other_xla()
-        figures += f"; {pair.after_ms:.3g} ms with XLA, {pair.before_ms:.3g} ms as it is"
+        figures += f"; {measured.gain_of_other_xla()[1]}"
     return Diagnosis(
         cause="small_kernels",
         title="the computation consists of many small kernels",
@@ -86,7 +85,7 @@ def throttled(measured: Measured) -> Diagnosis | str:
     gain, figures = None, ""
     if low is not None and high is not None and high > low:
         slower = known[gpu] * (1 - low / high)
-        gain = share(measured.breakdown.compute_ms * slower, measured.breakdown.step_ms)
+        gain = share(measured.breakdown.compute_ms * slower, measured.breakdown.whole_ms)
         figures = f", at {low:,.0f} instead of {high:,.0f} MHz"
     return Diagnosis(
         cause="throttled",
@@ -134,10 +133,9 @@ def _load(measured: Measured) -> dict[str, list[float | None]]:
 def _saved_by_xla(measured: Measured) -> float | None:
     """Returns the share of the step that XLA saves; None if that is unknown, or too little to be the remedy."""
     try:
-        saved = measured.experiments.other_xla().saved
+        gain, _ = measured.gain_of_other_xla()
     except CannotMeasureError:
         return None
-    gain = share(measured.breakdown.compute_ms * saved, measured.breakdown.step_ms)
     return gain if gain >= WORTH else None
 
 

@@ -25,7 +25,7 @@ def eager(measured: Measured) -> Diagnosis | str:
         cause="eager",
         title="the step runs eagerly, operation by operation",
         evidence=f"run_eagerly=True: {pair.before_ms:.3g} ms per step, and {pair.after_ms:.3g} ms as a graph",
-        gain=share(measured.call_ms * pair.saved, measured.breakdown.step_ms),
+        gain=share(measured.call_ms * pair.saved, measured.breakdown.whole_ms),
         advice="model.compile(..., run_eagerly=False), and no tf.config.run_functions_eagerly(True)",
     )
 
@@ -38,7 +38,8 @@ def recompilation(measured: Measured) -> Diagnosis | str:
         return f"{seen.compilations} calls of compile after the first fit"
     return _build(
         measured, "recompilation", f"the step was built {len(again)} times more because of compile",
-        "call model.compile once, before the loop; change the learning rate with model.optimizer.learning_rate = ...",
+        "call model.compile once, before the loop, and again only after a change of trainable; change the learning "
+        "rate with model.optimizer.learning_rate = ...",
     )  # fmt: skip
 
 
@@ -51,26 +52,28 @@ def retraces(measured: Measured) -> Diagnosis | str:
         return f"the step was built {len(again)} times more, for {len(shapes)} shapes"
     return _build(
         measured, "retraces", f"the step was built again for new shapes, {len(shapes)} of them",
-        "give all batches one shape: batch(..., drop_remainder=True), padded_batch(padded_shapes=...), or a few "
-        "lengths with tf.data.Dataset.bucket_by_sequence_length",
+        "give all batches one shape: padded_batch(padded_shapes=...), a few lengths with "
+        "tf.data.Dataset.bucket_by_sequence_length, or batch(..., drop_remainder=True), which leaves the last examples "
+        "of each epoch out",
     )  # fmt: skip
 
 
 def callbacks(measured: Measured) -> Diagnosis | str:
     """A callback keeps the next step from starting."""
     seen, parts = measured.observation, measured.breakdown
-    used = share(parts.callbacks_ms, parts.step_ms)
+    used = share(parts.callbacks_ms, parts.whole_ms)
     if used < CALLBACKS or not seen.callbacks_s:
         return f"callbacks take {used:.1%} of the step"
     if seen.copies_s > sum(seen.callbacks_s.values()) / 2:
         return "the callbacks copy weights; see host_copies"
     name, seconds = max(seen.callbacks_s.items(), key=lambda each: each[1])
+    at_ends = seen.epoch_ends_s.get(name, 0.0) > seconds / 2
     return Diagnosis(
         cause="blocking_callback",
-        title=f"the callback {name} keeps the next step from starting",
+        title=f"the callback {name} keeps the next {'epoch' if at_ends else 'step'} from starting",
         evidence=f"{1e3 * seconds / seen.steps:.3g} ms per step, {used:.0%} of the step (threshold {CALLBACKS:.0%})",
         gain=used,
-        advice="do its work at the end of an epoch (on_epoch_end), every hundredth batch, or in a thread",
+        advice=_less_of(name) if at_ends else _less_often(name),
     )
 
 
@@ -78,7 +81,7 @@ def host_copies(measured: Measured) -> Diagnosis | str:
     """Weights are copied to the host in every step."""
     seen, parts = measured.observation, measured.breakdown
     copies_ms = 1e3 * seen.copies_s / seen.steps
-    used = share(parts.callbacks_ms, parts.step_ms)
+    used = share(parts.callbacks_ms, parts.whole_ms)
     if used < CALLBACKS or copies_ms < parts.callbacks_ms / 2:
         return f"copies of weights to the host take {copies_ms:.3g} ms per step"
     return Diagnosis(
@@ -87,7 +90,7 @@ def host_copies(measured: Measured) -> Diagnosis | str:
         evidence=f"{seen.copied_bytes / seen.steps / 1e6:.3g} MB and {parts.callbacks_ms:.3g} ms per step, {used:.0%} "
         f"of the step (threshold {CALLBACKS:.0%})",
         gain=used,
-        advice="call get_weights() or numpy() at the end of an epoch; compute norms and histograms inside train_step",
+        advice=_less_often(max(seen.callbacks_s, key=lambda name: seen.callbacks_s[name])),
     )
 
 
@@ -97,7 +100,7 @@ def host_metrics(measured: Measured) -> Diagnosis | str:
     if not found:
         return "no operation of the step calls Python"
     pair = measured.experiments.without_metrics()
-    gain = share(measured.call_ms * pair.saved, measured.breakdown.step_ms)
+    gain = share(measured.call_ms * pair.saved, measured.breakdown.whole_ms)
     if gain < METRICS:
         return Diagnosis(
             cause="python_in_step",
@@ -121,7 +124,7 @@ def short_steps(measured: Measured) -> Diagnosis | str:
     """The step is so short that Keras' loop takes a good part of it."""
     parts, model = measured.breakdown, measured.model
     loop = max(parts.host_ms - parts.callbacks_ms - parts.build_ms, 0.0)
-    used = share(loop, parts.step_ms)
+    used = share(loop, parts.whole_ms)
     if used < CALLS:
         return f"calls of the step take {used:.1%} of it"
     if model.run_eagerly:
@@ -134,22 +137,47 @@ def short_steps(measured: Measured) -> Diagnosis | str:
     return Diagnosis(
         cause="short_steps",
         title="the steps are short: Keras' loop takes a good part of each",
-        evidence=f"{loop:.3g} of {parts.step_ms:.3g} ms are Python and the start of a call (threshold {CALLS:.0%})",
-        gain=share(loop * (1 - 1 / steps), parts.step_ms),
-        advice=f"model.compile(..., steps_per_execution={steps})",
+        evidence=f"{loop:.3g} of {parts.whole_ms:.3g} ms are Python and the start of a call (threshold {CALLS:.0%})",
+        gain=share(loop * (1 - 1 / steps), parts.whole_ms),
+        advice=f"model.compile(..., steps_per_execution={steps}). Keras then calls a callback once in {steps} batches",
         settings={"training.steps_per_execution": steps},
     )
 
 
+def _less_often(name: str) -> str:
+    """Returns what to change in a callback that works after each batch."""
+    if name in ("ModelCheckpoint", "BackupAndRestore"):
+        return f'{name}(save_freq="epoch"), or a larger number'
+    if name == "TensorBoard":
+        return 'TensorBoard(update_freq="epoch"), without profile_batch'
+    return (
+        "do its work, and call get_weights() or numpy(), at the end of an epoch (on_epoch_end) or every hundredth "
+        "batch; write files in a thread"
+    )
+
+
+def _less_of(name: str) -> str:
+    """Returns what to change in a callback that works at the ends of epochs only."""
+    if name == "ModelCheckpoint":
+        return (
+            "save_weights_only=True writes less, without the optimizer; save to a faster disk, or after longer epochs"
+        )
+    if name == "BackupAndRestore":
+        return "save to a faster disk, or after longer epochs"
+    if name == "TensorBoard":
+        return "TensorBoard(histogram_freq=0, embeddings_freq=0), or larger numbers: each n-th epoch"
+    return "it works at the ends of epochs only: do less there, only every few epochs, or in a thread"
+
+
 def _build(measured: Measured, cause: str, title: str, advice: str) -> Diagnosis | str:
     parts = measured.breakdown
-    used = share(parts.build_ms, parts.step_ms)
+    used = share(parts.build_ms, parts.whole_ms)
     if used < BUILDS:
         return f"building the step again takes {used:.1%} of the time"
     return Diagnosis(
         cause=cause,
         title=title,
-        evidence=f"tracing and compiling take {parts.build_ms:.3g} of {parts.step_ms:.3g} ms per step (threshold "
+        evidence=f"tracing and compiling take {parts.build_ms:.3g} of {parts.whole_ms:.3g} ms per step (threshold "
         f"{BUILDS:.0%})",
         gain=used,
         advice=advice,

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.data.epoch_order import PerEpoch
 from tfopt.data.measurement.rebuilt import in_float32, in_parallel
 from tfopt.data.measurement.stages import Stage
 from tfopt.diagnosis.experiments import CannotMeasureError
@@ -31,6 +32,7 @@ BATCHED = 3
 # A stage that takes less of the time of a batch is not what makes it slow.
 COMPUTING = 0.2
 COMPUTES = ("map", "map and batch", "filter", "interleave", "flat_map", "TFRecord files", "text files", "record files")
+IMAGES = (3, 4)  # axes of an image, and of a batch of images
 MIXES = ("shuffle", "batch", "padded batch")
 AUTOTUNE = tf.data.AUTOTUNE
 KEEPS = ("cache", "cache on disk", "arrays in memory")
@@ -60,7 +62,7 @@ def full_shuffle(measured: Measured) -> Diagnosis | str:
     """Each epoch begins with filling a large shuffle buffer."""
     wait = measured.start_ms
     per_epoch = wait * measured.batches_per_epoch
-    if share(wait, measured.breakdown.step_ms) < WAITS or per_epoch < SLOW_START_MS:
+    if share(wait, measured.breakdown.whole_ms) < WAITS or per_epoch < SLOW_START_MS:
         return f"the first batch of an epoch costs {wait:.3g} ms per step"
     found = _input(measured)
     stage = next((each for each in found.stages if each.kind == "shuffle"), None)
@@ -78,9 +80,10 @@ def full_shuffle(measured: Measured) -> Diagnosis | str:
         title=f"every epoch begins with filling a shuffle buffer of {size:,} elements",
         evidence=f"the first batch of an epoch takes {per_epoch:,.0f} ms longer than the others",
         gain=min(gain, share(parts.step_ms - new, parts.step_ms)),
-        advice=f"shuffle(buffer_size={max(size // SMALLER_BUFFER, 1):,}), or shuffle file names or encoded examples "
-        "before they are decoded",
+        advice="shuffle file names or encoded examples before they are decoded, or "
+        f"shuffle(buffer_size={max(size // SMALLER_BUFFER, 1)}), which mixes less",
         settings={"data.shuffle_buffer": max(size // SMALLER_BUFFER, 1)},
+        changes_training=True,
     )
 
 
@@ -89,7 +92,7 @@ def short_epochs(measured: Measured) -> Diagnosis | str:
     parts, batches, data = measured.breakdown, measured.batches_per_epoch, measured.observation.data
     # A step of an epoch of one batch begins with the iterator too.
     start = measured.start_ms if batches > 1 else parts.step_ms - measured.call_ms - parts.build_ms - parts.callbacks_ms
-    used = share(start, parts.step_ms)
+    used = share(start, parts.whole_ms)
     if used < WAITS:
         return f"the starts of epochs take {used:.1%} of the time"
     if isinstance(data, tf.data.Dataset) and _finds(full_shuffle, measured):
@@ -139,7 +142,9 @@ def slow_map(measured: Measured) -> Diagnosis | str:
         return _of_input(measured, "slow_map", words, _without(measured, stage), advice)
     cores = measured.hardware.logical_cores
     words = f"{stage.name} handles one element at a time on a machine with {cores} cores"
-    advice = f"{stage.kind}(..., num_parallel_calls=tf.data.AUTOTUNE) and .prefetch(tf.data.AUTOTUNE) at the end"
+    advice = f"{stage.kind}(..., num_parallel_calls=tf.data.AUTOTUNE)"
+    if not _ends_with_prefetch(_input(measured)):
+        advice += " and .prefetch(tf.data.AUTOTUNE) at the end"
     if stage.kind != "map":
         return _of_input(measured, "slow_map", words, _without(measured, stage, 1 - 1 / cores), advice)
 
@@ -164,6 +169,8 @@ def host_augmentation(measured: Measured) -> Diagnosis | str:
         "outputs=CLASSES) in a map after batch"
     )
     advice = on_device if on_gpu else in_batches
+    if not any(spec.shape.rank in IMAGES for spec in stage.element_spec):
+        advice = "draw the random numbers for whole batches: call the function in a map after batch"
     gain = _without(measured, stage, 1.0 if on_gpu else 1 - 1 / BATCHED)
     return _of_input(measured, "host_augmentation", f"{stage.name} augments on the processor", gain, advice)
 
@@ -179,13 +186,15 @@ def no_cache(measured: Measured) -> Diagnosis | str:
         return f"{stage.name} calls Python; see slow_map"
     if _is_wide(stage) and _finds(wide_dtype, measured):
         return f"{stage.name} computes in float64; see float64"
-    if stage.is_random or stage.changes_state or stage.kind not in COMPUTES:
-        return f"{stage.name} gives other elements in each epoch, or computes nothing"
+    if stage.kind not in COMPUTES:
+        return f"{stage.name} computes nothing"
+    data = measured.observation.data
+    read = [stage] if isinstance(data, PerEpoch) else stage.walk()  # before it, tfopt draws only the order
+    if other := next((each for each in read if _may_differ(each)), None):
+        return f"{other.name} may give other elements in each epoch, which a cache would not"
     if measured.observation.epochs < 2:
         return "the training reads every example once"
-    advice = (
-        ".cache() after the map, before shuffle and augmentation; .cache(FILE) if the examples do not fit in memory"
-    )
+    advice = _cache_behind(stage, data)
     if any(each.kind == "Repeat" for each in stage.walk()):
         advice += ". Move repeat() behind the cache, which would otherwise grow without end"
     return _of_input(
@@ -198,10 +207,35 @@ def no_cache(measured: Measured) -> Diagnosis | str:
     )
 
 
+def _cache_behind(stage: Stage, data: Any) -> str:
+    """Returns how to cache what a stage gives. A cache keeps the order that it has seen, so the shuffle follows it."""
+    if isinstance(data, PerEpoch):  # tfopt puts its cache before the shuffle
+        return "plan.pipeline(..., cache='memory'), or cache='disk' if the examples do not fit in memory"
+    on_disk = "; .cache(FILE) if the examples do not fit in memory"
+    before = list(stage.walk())
+    shuffle = next((each for each in before if each.kind == "shuffle"), None)
+    if shuffle is None:
+        return f".cache() after the map, before shuffle and augmentation{on_disk}"
+    buffer = shuffle.size or "BUFFER"
+    batched = any(each.kind in ("batch", "padded batch") for each in before)
+    return (
+        f"{stage.name} comes after a shuffle: .cache() alone would repeat the order of the first epoch. Put "
+        f".cache().shuffle({buffer}) behind the map{', and batch behind both' if batched else ', before batch'}. "
+        "A function that shuffles and batches by itself, such as image_dataset_from_directory, is called with "
+        f"batch_size=None, then .cache().shuffle({buffer}).batch(SIZE).prefetch(tf.data.AUTOTUNE){on_disk}"
+    )
+
+
+def _may_differ(stage: Stage) -> bool:
+    """Returns whether a stage may give other elements in each epoch, not only another order."""
+    draws = stage.is_random or stage.node.op.startswith("Random")
+    return draws or stage.changes_state or stage.calls_python or stage.kind == "generator"
+
+
 def no_prefetch(measured: Measured) -> Diagnosis | str:
     """A batch is made only when the step asks for it."""
     stage, found = _limiting(measured)
-    if any(each.node.op.startswith("Prefetch") for each in found.stages[-3:]):
+    if _ends_with_prefetch(found):
         return "the pipeline ends with prefetch"
     if stage.is_serial or stage.calls_python or stage.kind == "generator":
         return f"{stage.name} is serial; see slow_map"
@@ -265,10 +299,10 @@ def _of_input(
     settings: dict[str, int | bool | str] | None = None,
 ) -> Diagnosis | str:
     parts = measured.breakdown
-    waits = share(parts.input_ms, parts.step_ms)
+    waits = share(parts.input_ms, parts.whole_ms)
     if waits < WAITS:
         return f"the step waits for its batch for {waits:.1%} of its time"
-    evidence = f"the step waits for {waits:.0%} of its time, {parts.input_ms:.3g} of {parts.step_ms:.3g} ms"
+    evidence = f"the step waits for {waits:.0%} of its time, {parts.input_ms:.3g} of {parts.whole_ms:.3g} ms"
     try:
         saved = gain()
     except CannotMeasureError:  # such a pipeline cannot be built again: the waits are what can be saved
@@ -285,7 +319,7 @@ def _of_input(
 
 
 def _input(measured: Measured) -> InputTime:
-    waits = share(measured.breakdown.input_ms, measured.breakdown.step_ms)
+    waits = share(measured.breakdown.input_ms, measured.breakdown.whole_ms)
     if waits < WAITS:
         raise AbsentError(f"the step waits for its batch for {waits:.1%} of its time")
     if isinstance(measured.input, CannotMeasureError):
@@ -307,6 +341,10 @@ def _slowest_computation(found: InputTime) -> Stage | None:
     computing = [each for each in found.stages if each.kind in COMPUTES]
     slowest = max(computing, key=found.alone_ms, default=None)
     return slowest if slowest is not None and found.alone_ms(slowest) >= COMPUTING * found.batch.ms else None
+
+
+def _ends_with_prefetch(found: InputTime) -> bool:
+    return any(each.node.op.startswith("Prefetch") for each in found.stages[-3:])
 
 
 def _is_wide(stage: Stage) -> bool:

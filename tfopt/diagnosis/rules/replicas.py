@@ -23,7 +23,7 @@ def slow_replica(measured: Measured) -> Diagnosis | str:
         title=f"replica {times.index(slowest)} takes {slowest / usual:.1f} times as long as the others",
         evidence=", ".join(f"replica {index} {ms:.3g} ms" for index, ms in enumerate(times))
         + f" (threshold {SLOWER} times)",
-        gain=share(slowest - usual, measured.breakdown.step_ms),
+        gain=share(slowest - usual, measured.breakdown.whole_ms),
         advice="look for other work on its device, a lower clock, or longer examples in its part of the batch",
     )
 
@@ -31,13 +31,13 @@ def slow_replica(measured: Measured) -> Diagnosis | str:
 def communication(measured: Measured) -> Diagnosis | str:
     """Replicas exchange gradients for a good part of the step."""
     parts = measured.breakdown
-    used = share(parts.communication_ms, parts.step_ms)
+    used = share(parts.communication_ms, parts.whole_ms)
     if used < EXCHANGE:
         return f"the exchange of gradients takes {used:.1%} of the step"
     return Diagnosis(
         cause="communication",
         title="replicas exchange gradients for a good part of the step",
-        evidence=f"{parts.communication_ms:.3g} of {parts.step_ms:.3g} ms (threshold {EXCHANGE:.0%})",
+        evidence=f"{parts.communication_ms:.3g} of {parts.whole_ms:.3g} ms (threshold {EXCHANGE:.0%})",
         gain=used / 2,
         advice="TrainingConfig(accumulate=2) exchanges half as often; a larger batch per replica computes more between "
         "two exchanges",

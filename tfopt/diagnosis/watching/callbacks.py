@@ -26,21 +26,23 @@ def callback_timed(callback: Any, observation: Observation) -> Iterator[None]:
         if getattr(type(callback), name, None) is not getattr(keras.callbacks.Callback, name)
         and not any(word in name for word in OUTSIDE)
     ]
-    own_s = observation.callbacks_s
     before = {name: vars(callback).get(name) for name in own}
+
+    def add(times: dict[str, float], seconds: float) -> None:
+        times[type(callback).__name__] = times.get(type(callback).__name__, 0.0) + seconds
 
     def timed(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            begin = time.perf_counter()
+            begin, copies = time.perf_counter(), (observation.copies_s, observation.copied_bytes)
             try:
                 return method(*args, **kwargs)
             finally:
                 if not observation.is_enough:
-                    seconds = time.perf_counter() - begin
-                    own_s[type(callback).__name__] = own_s.get(type(callback).__name__, 0.0) + seconds
+                    add(observation.callbacks_s, seconds := time.perf_counter() - begin)
                     if name == "on_epoch_end":
-                        observation.after_epochs_s += seconds
+                        add(observation.epoch_ends_s, seconds)
+                        observation.copies_s, observation.copied_bytes = copies
 
         return call
 

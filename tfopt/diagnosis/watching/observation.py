@@ -58,12 +58,13 @@ class Observation:
         spec: The types and shapes of the batches.
         batches_per_epoch: Number of batches of an epoch; None if unknown.
         epochs: Number of epochs that `fit` was asked for on this data, over the last fits.
+        length_is_known: Whether the training is as long as these epochs.
         fits: Number of fits.
         compilations: Number of calls of `compile` on the model after its first `fit`.
         calls: The watched calls, in order.
         callbacks_s: Seconds in the methods of each callback, by its class.
-        after_epochs_s: The part of `callbacks_s` at the ends of epochs, which is in no call's period.
-        copies_s: Seconds in which callbacks copied weights to the host.
+        epoch_ends_s: The part of `callbacks_s` at the ends of epochs, by the class of the callback.
+        copies_s: Seconds in which callbacks copied weights to the host between the steps, not at the ends of epochs.
         copied_bytes: Bytes of these copies.
         load: The load of the GPUs meanwhile; None without a GPU.
     """
@@ -77,11 +78,12 @@ class Observation:
     spec: Any = None
     batches_per_epoch: int | None = None
     epochs: int = 0
+    length_is_known: bool = True
     fits: int = 0
     compilations: int = 0
     calls: list[Call] = field(default_factory=list)
     callbacks_s: dict[str, float] = field(default_factory=dict)
-    after_epochs_s: float = 0.0
+    epoch_ends_s: dict[str, float] = field(default_factory=dict)
     copies_s: float = 0.0
     copied_bytes: int = 0
     load: Utilization | None = None
@@ -90,6 +92,11 @@ class Observation:
     def steps(self) -> int:
         """Number of watched steps."""
         return sum(call.steps for call in self.calls)
+
+    @property
+    def after_epochs_s(self) -> float:
+        """Seconds of all callbacks at the ends of epochs, which are in no call's period."""
+        return sum(self.epoch_ends_s.values())
 
     @property
     def is_enough(self) -> bool:

@@ -51,13 +51,9 @@ def _note(part: str, breakdowns: Mapping[str, StepBreakdown]) -> str:
     if len(times) > 1:
         return f"{', '.join(f'{ms:.3g}' for ms in times)} ms"
     (step,) = breakdowns.values()
-    return f"{times[0]:.3g} ms, {_share(times[0], step)}"
+    return f"{times[0]:.3g} ms, {step.share(times[0])}".removesuffix(", ")
 
 
 def _in_words(name: str, step: StepBreakdown, parts: list[str]) -> str:
-    times = [f"{part} {step.parts[part]:.3g} ms ({_share(step.parts[part], step)})" for part in parts]
+    times = [f"{part} {step.parts[part]:.3g} ms ({step.share(step.parts[part])})".removesuffix(" ()") for part in parts]
     return f"{name} {step.step_ms:.3g} ms, {', '.join(times)}"
-
-
-def _share(ms: float, step: StepBreakdown) -> str:
-    return f"{ms / step.step_ms:.0%}" if step.step_ms else "0%"
