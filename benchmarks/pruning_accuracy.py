@@ -77,7 +77,7 @@ def structured(recipe: Recipe) -> dict[str, Any]:
     assert recipe.pruning is not None
     epochs, rate = recipe.pruning.epochs, recipe.pruning.learning_rate
     change: dict[str, Any] = SHRINK.get(recipe.name, HALF_FLOPS)
-    config = tfopt.StructuredPruningConfig(epochs=epochs, learning_rate=rate, **change)
+    config = tfopt.StructuredPruningConfig(round_to=8, epochs=epochs, learning_rate=rate, **change)
     shrunk = run(replace(recipe, pruning=None, shrink=config))
     metrics = shrunk.report.passes[0].metrics
     builder = Copy(shrunk.model)

@@ -53,7 +53,7 @@ def main(options: Options) -> None:
     scored = [tuple(batch) for batch in test.as_numpy_iterator()]
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(loss=loss, metrics=["sparse_categorical_accuracy"])
-    configs: dict[str, Any] = {"zeros": tfopt.PruningConfig(), "channels": tfopt.StructuredPruningConfig()}
+    configs: dict[str, Any] = {"zeros": tfopt.PruningConfig(), "channels": tfopt.StructuredPruningConfig(round_to=8)}
     options.images.mkdir(exist_ok=True)
     results: dict[str, Any] = {"recipe": recipe.name, "device": f"{detect().cpu_model}, {detect().logical_cores} cores"}
     for kind, config in configs.items():
@@ -78,8 +78,8 @@ def main(options: Options) -> None:
             str(target): {
                 name: shrunk_score(model, scored, config)
                 for name, config in {
-                    "uniform": tfopt.StructuredPruningConfig(target_flops=target),
-                    "global": tfopt.StructuredPruningConfig(target_flops=target, scope="global"),
+                    "uniform": tfopt.StructuredPruningConfig(target_flops=target, round_to=8),
+                    "global": tfopt.StructuredPruningConfig(target_flops=target, scope="global", round_to=8),
                     "allocated": by_loss["channels"].allocate(target_flops=target),
                 }.items()
             }

@@ -71,8 +71,8 @@ def main(options: Options) -> dict[str, Any]:
 
 def measure(model: keras.Model, folder: Path, options: Options) -> dict[str, Any]:
     """Shrinks and exports a model, and times the artifacts in turns."""
-    half = tfopt.shrink(model, tfopt.StructuredPruningConfig(target_flops=0.5))
-    timed = tfopt.shrink(model, tfopt.StructuredPruningConfig(target_latency=0.5, batch_size=LATENCY_BATCH))
+    half = tfopt.shrink(model, tfopt.StructuredPruningConfig(target_flops=0.5, round_to=8))
+    timed = tfopt.shrink(model, tfopt.StructuredPruningConfig(target_latency=0.5, round_to=8, batch_size=LATENCY_BATCH))
     assert half.model is not None
     assert timed.model is not None
     data = inputs_of(model, CALIBRATION_EXAMPLES)

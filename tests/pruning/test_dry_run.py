@@ -2,6 +2,8 @@
 
 import gzip
 import math
+import re
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -11,6 +13,7 @@ from keras import layers
 import tfopt
 from tfopt import PruningConfig, StructuredPruningConfig
 from tfopt.errors import ConfigError, TfoptWarning
+from tfopt.pruning.call_times import Latency, in_turns, timed_function
 
 
 def dense(sizes=(8, 8, 3)):
@@ -64,7 +67,18 @@ def test_channels_buy_both():
     assert figures["bytes"] == len(bytes_of(done.model)) == 4 * figures["parameters"]
     assert figures["gzip_bytes"] == len(gzip.compress(bytes_of(done.model), compresslevel=6))
     assert figures["latency_ms"] > 0
+    (speed,) = tried.report.steps
+    assert speed.kind == "latency at batch size 1"
+    assert re.fullmatch(r"(about even|[\d.]+x as fast), [\d.]+x to [\d.]+x", speed.detail)
     assert done.report.metrics == {name: figures[name] for name in done.report.metrics}
+
+
+def test_equal_models_are_about_even_however_noisy_the_machine():
+    function = timed_function(dense(), 1)
+    assert in_turns(function, function).speed.startswith("about even")
+    clear = Latency(before_ms=2, after_ms=1, ratio=0.5, least=0.4, most=0.6)
+    assert clear.speed == "2.00x as fast, 1.67x to 2.50x"
+    assert replace(clear, most=0.95).speed == "about even, 1.05x to 2.50x"
 
 
 def test_an_open_size_leaves_the_latency_unknown():

@@ -18,16 +18,41 @@ from tfopt.errors import ConfigError
 from tfopt.graph import freeze
 
 TURNS = 15
+RANK = 4  # of 15 values, the fourth and the twelfth are the bounds of their median, with 96% confidence
 TURN_SECONDS = 0.05
+# A call in another process takes up to this much more or less of the other's time, also where the turns agree.
+MARGIN = 0.1
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Median milliseconds of a call of the model and of the smaller one, and the median ratio of the turns."""
+    """Times of a call of the model and of the smaller one.
+
+    Attributes:
+        before_ms, after_ms: Median milliseconds.
+        ratio: Median of the turns' ratios, after to before.
+        least, most: The range that holds the median of many turns in 96 of 100 measurements.
+    """
 
     before_ms: float
     after_ms: float
     ratio: float
+    least: float
+    most: float
+
+    @property
+    def speed(self) -> str:
+        """What may be expected of the smaller model in another process, as far as the turns can tell.
+
+        Example:
+            >>> Latency(before_ms=10, after_ms=5, ratio=0.5, least=0.48, most=0.55).speed
+            '2.00x as fast, 1.82x to 2.08x'
+            >>> Latency(before_ms=1, after_ms=1.2, ratio=1.2, least=0.8, most=1.3).speed
+            'about even, 0.77x to 1.25x'
+        """
+        is_clear = self.most < 1 - MARGIN or self.least > 1 + MARGIN
+        first = f"{1 / self.ratio:.2f}x as fast" if is_clear else "about even"
+        return f"{first}, {1 / self.most:.2f}x to {1 / self.least:.2f}x"
 
 
 def timed_function(model: keras.Model, batch_size: int, open_size: int | None = None) -> Callable[[], Any]:
@@ -53,7 +78,8 @@ def in_turns(one: Callable[[], Any], other: Callable[[], Any]) -> Latency:
         warm_up()
     turns = [(_turn(one), _turn(other)) for _ in range(TURNS)]
     before, after = np.median(turns, axis=0)
-    return Latency(float(before), float(after), float(np.median([after / before for before, after in turns])))
+    ratios = sorted(float(after / before) for before, after in turns)
+    return Latency(float(before), float(after), ratios[TURNS // 2], ratios[RANK - 1], ratios[-RANK])
 
 
 def _turn(function: Callable[[], Any]) -> float:

@@ -13,7 +13,7 @@ from tfopt.errors import TfoptError, warn
 from tfopt.profiling.cost import count_flops
 from tfopt.pruning.call_times import in_turns, timed_function
 from tfopt.pruning.weights import Weight
-from tfopt.report import Skip
+from tfopt.report import Change, Skip
 
 Payoff = tuple[dict[str, float], list[Skip]]
 """The figures, and what could not be measured, with the reasons."""
@@ -46,14 +46,15 @@ def payoff_of_zeros(model: keras.Model, weights: Sequence[Weight], masks: Sequen
 
 def payoff_of_channels(
     model: keras.Model, smaller: keras.Model, batch_size: int, open_size: int | None = None
-) -> Payoff:
-    """Returns the bytes and the latency of a model and of the smaller one."""
+) -> tuple[*Payoff, list[Change]]:
+    """Returns the bytes and the latency of a model and of the smaller one, and what the latency says, in words."""
     figures = _bytes([each.numpy() for each in model.variables], [each.numpy() for each in smaller.variables])
     try:
         latency = in_turns(*(timed_function(each, batch_size, open_size) for each in (model, smaller)))
     except TfoptError as error:
-        return figures, [_unknown(model, error)]
-    return {**figures, "latency_ms_before": latency.before_ms, "latency_ms": latency.after_ms}, []
+        return figures, [_unknown(model, error)], []
+    speed = Change(name=model.name, kind=f"latency at batch size {batch_size}", detail=latency.speed)
+    return {**figures, "latency_ms_before": latency.before_ms, "latency_ms": latency.after_ms}, [], [speed]
 
 
 def warn_of_no_speed(figures: Mapping[str, float], pattern: str) -> None:

@@ -75,7 +75,7 @@ def strangers():
 
 def test_a_target_counts_the_whole_model_and_the_report_names_what_is_not_followed():
     model = strangers()
-    result = shrink(model, StructuredPruningConfig(target_flops=0.75))
+    result = shrink(model, StructuredPruningConfig(target_flops=0.75, round_to=8))
     before, after = count_flops(model).multiply_adds, count_flops(result.model).multiply_adds
     assert 0.9 * 0.75 < after / before <= 0.75
     metrics = result.report.metrics
@@ -109,6 +109,18 @@ def test_widths_are_multiples_of_round_to(resnet):
     filters = [layer.filters for layer in result.model.layers if isinstance(layer, layers.Conv2D)]
     assert any(number % 8 for number in filters)
     assert not any(number % 4 for number in filters)
+
+
+def test_wide_groups_become_multiples_of_sixteen_by_default():
+    """Kernels compute 16 channels at once: 40 take as long as 48. Narrow groups have finer steps."""
+    model = keras.Sequential([keras.Input((8, 8, 3))])
+    for width in (32, 64, 96, 128):
+        model.add(layers.Conv2D(width, 1, name=f"wide{width}"))
+    model.add(layers.Dense(2))
+    smaller = shrink(model, StructuredPruningConfig(ratio=0.3)).model
+    assert [layer.filters for layer in smaller.layers[:4]] == [24, 48, 64, 96]
+    by_eight = shrink(model, StructuredPruningConfig(ratio=0.3, round_to=8)).model
+    assert [layer.filters for layer in by_eight.layers[:4]] == [24, 48, 64, 88]
 
 
 def test_global_scope_takes_more_from_groups_of_unequal_channels():

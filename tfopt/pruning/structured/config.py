@@ -62,8 +62,9 @@ class StructuredPruningConfig:
     scope: Literal["layer", "global"] = "layer"
     """Scope of the order: "layer" removes the same share of each group; "global" ranks the channels of all groups
     together, by their score divided by the mean of their group."""
-    round_to: Annotated[int, Ge(1)] = 8
-    """Widths stay multiples of this number, which kernels like. Heads and groups of channels count one by one."""
+    round_to: Annotated[int, Ge(1)] | None = None
+    """Widths stay multiples of this number. By default 16, which the kernels compute at once in int8 and in float32,
+    and 8 for groups of fewer than 64 channels. Heads and groups of channels count one by one."""
     max_ratio: Share = 0.9
     """Largest share of the channels that one group loses with scope="global" or a target."""
     widths: bool = False

@@ -27,6 +27,8 @@ from tfopt.report import Skip
 # Input channels that a strided convolution of single pixels keeps. With fewer, oneDNN's kernel for the gradient of its
 # filter writes past its memory on processors with AVX-512 (oneDNN#6035, in TensorFlow 2.21): training crashes.
 LEAST_STRIDED = 16
+# Channels that the kernels of AVX-512 compute at once, in int8 and in float32: 40 take as long as 48.
+KERNEL_WIDTH = 16
 
 
 @dataclass(frozen=True)
@@ -102,9 +104,16 @@ class Group:
         ]
         return np.concatenate(rows, axis=1)
 
-    def step(self, round_to: int) -> int:
+    def multiple(self, round_to: int | None) -> int:
+        """Returns the number that the width stays a multiple of: by default one that suits it."""
+        if round_to is not None:
+            return round_to
+        return KERNEL_WIDTH if len(self.units) * self.channels >= 4 * KERNEL_WIDTH else KERNEL_WIDTH // 2
+
+    def step(self, round_to: int | None) -> int:
         """Returns the number of units whose channels are a multiple of `round_to`. Heads count one by one."""
-        return 1 if self.whole else round_to // math.gcd(round_to, self.channels)
+        multiple = self.multiple(round_to)
+        return 1 if self.whole else multiple // math.gcd(multiple, self.channels)
 
 
 class ChannelGroups:

@@ -9,7 +9,7 @@ RECIPE = replace(
     resnet_cifar.RECIPE,
     name="resnet_shrunk",
     description="A residual network of 14 layers shrunk to half of its multiply-adds, on 1,797 real handwritten digits",
-    shrink=StructuredPruningConfig(target_flops=0.5, epochs=12, learning_rate=1e-3),
+    shrink=StructuredPruningConfig(target_flops=0.5, round_to=8, epochs=12, learning_rate=1e-3),
     pruning=None,
     export_dir="saved_models/resnet_shrunk",
     forms={
