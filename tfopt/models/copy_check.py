@@ -216,10 +216,13 @@ class Examples:
         open_size: Size of open dimensions besides the batch.
         wide: Whether half of the examples have large numbers of both signs. Otherwise all are in [0, 1).
         known: Whether integers are the numbers that the tables of the layers hold. Otherwise they are small.
+        examples: Number of examples.
     """
 
-    def __init__(self, layers: Sequence[Any], open_size: int, *, wide: bool, known: bool) -> None:
-        self.open_size, self.wide = open_size, wide
+    def __init__(
+        self, layers: Sequence[Any], open_size: int, *, wide: bool, known: bool, examples: int = EXAMPLES
+    ) -> None:
+        self.open_size, self.wide, self.examples = open_size, wide, examples
         self._generator = np.random.default_rng(0)
         found = list(_known_keys(layers))
         words = [key for key in found if isinstance(key, str)]
@@ -232,12 +235,16 @@ class Examples:
 
     def __call__(self, shape: Sequence[int | None], dtype: Any) -> Any:
         batch, *sizes = shape or (None,)
-        full = [batch or EXAMPLES, *(self.open_size if size is None else size for size in sizes)]
+        full = [batch or self.examples, *(self.open_size if size is None else size for size in sizes)]
         dtype = tf.as_dtype(dtype)
         if dtype == tf.string:
             return tf.constant(self._generator.choice(np.array(self._words, dtype=object), full))
+        if dtype.is_bool:
+            mask = self._generator.integers(0, 2, full, dtype=bool)
+            mask[..., :1] = True  # without any True in a row, Keras 2 and Keras 3 attend to other values
+            return tf.constant(mask)
         if not dtype.is_floating:
-            return tf.cast(self._generator.choice([0, 1] if dtype.is_bool else self._numbers, full), dtype)
+            return tf.cast(self._generator.choice(self._numbers, full), dtype)
         values = self._generator.random(full)
         if self.wide:
             values[1::2] = WIDE * self._generator.standard_normal(values[1::2].shape)

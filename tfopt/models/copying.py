@@ -50,7 +50,7 @@ def copy_model(model: keras.Model, data: Any = None) -> keras.Model:
         UnsupportedModelError: The same of a subclassed model.
     Example:
         >>> norm = keras.layers.Normalization()
-        >>> norm.adapt([[10.0], [30.0]])
+        >>> norm.adapt(keras.ops.array([[10.0], [30.0]]))
         >>> copy = copy_model(keras.Sequential([keras.Input((1,)), norm]))
         >>> keras.ops.convert_to_numpy(copy(keras.ops.ones((1, 1)) * 30)).tolist()
         [[1.0]]

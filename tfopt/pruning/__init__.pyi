@@ -1,9 +1,8 @@
 from .callback import PruningSchedule
 from .config import PruningConfig
 from .criteria.scores import CRITERIA
-from .existing_zeros import keep_zeros
 from .masks import Mask
-from .prune import prune
+from .prune import keep_zeros, prune
 from .schedules import SCHEDULES
 from .structured import ChannelGroups, ShrinkResult, ShrinkSchedule, StructuredPruningConfig, shrink
 

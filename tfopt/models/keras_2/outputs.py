@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfopt.errors import UnsupportedModelError, warn
 from tfopt.models.copy_check import HALF, HALF_TOLERANCE, Examples, arrays, difference
 
+BATCH = 2
 UNKNOWN_SIZE = 32  # of an image or a sequence of any size
 # Largest difference, relative to the largest output. A wrong epsilon or padding makes a larger one.
 TOLERANCE = 1e-4
@@ -72,5 +73,5 @@ def _not_comparable(model: Any, layers: Sequence[Any]) -> str:
 
 
 def _example_inputs(model: Any, layers: Sequence[Any]) -> Any:
-    examples = Examples(layers, UNKNOWN_SIZE, wide=False, known=True)
+    examples = Examples(layers, UNKNOWN_SIZE, wide=False, known=True, examples=BATCH)
     return tf.nest.map_structure(lambda tensor: examples(tensor.shape, tensor.dtype), model.input)
