@@ -13,7 +13,7 @@ comma_list = $(subst $(space),$(comma),$(strip $(1)))
 BASE := .venv/installed$(EXTRAS:%=-%)
 DEV := .venv/installed-dev$(EXTRAS:%=-%)
 
-.PHONY: demo test test-slow lint docs clean
+.PHONY: demo test test-slow test-hardware lint docs clean
 .DELETE_ON_ERROR:
 
 demo: $(BASE)
@@ -24,6 +24,14 @@ test: lint
 
 test-slow: $(DEV)
 	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal
+
+# The tests that depend on the hardware, with another one in its place: what passes here passes there.
+PRETENDED ?= amx A100
+test-hardware: $(DEV)
+	@for hardware in $(PRETENDED); do echo "pretending $$hardware"; TFOPT_PRETEND_HARDWARE=$$hardware \
+		$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal tests/test_hardware.py tests/training/step \
+		tests/training/test_compile.py tests/training/test_plan.py tests/runner tests/diagnosis tests/scripts \
+		tfopt/training tfopt/runner tfopt/hardware || exit 1; done
 
 lint: $(DEV)
 	$(BIN)/python -m ruff format --check .
