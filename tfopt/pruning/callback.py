@@ -62,7 +62,7 @@ class PruningSchedule(keras.callbacks.Callback):
       the same weights and masks it chooses the same masks as a fit without the break. If the size of the data is
       unknown, the steps that the earlier fit counted are used; the last execution of an epoch then counts as a full
       one. A mask holds the count: checkpoints of tfopt save it, and a later fit in the same process finds it.
-    - Sparsity never falls, also in a second fit: a masked weight stays masked.
+    - Sparsity never falls, also in a second fit: a masked weight stays masked. Call `keep_zeros` on a loaded model.
     - Every fit ends at `target_sparsity`, also a fit that is stopped early. If the schedule was not finished, the last
       weights are pruned with no step to recover.
     - A callback that restores weights at the end, such as EarlyStopping, may come before or after this one in the list:
