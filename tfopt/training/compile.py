@@ -261,8 +261,8 @@ def _lost_by_own_step(model: keras.Model, plan: Plan, steps: int) -> Skip:
         lost += ", and under a strategy without XLA and with one step per execution"
         if plan.replicas > 1:
             lost += (
-                f". Its losses are means over each replica's part of a batch. compute_loss divides them by the "
-                f"{plan.replicas} replicas, for the sum of the gradients; multiply by {plan.replicas} what is shown"
+                f". compute_loss divides a loss by the {plan.replicas} replicas, since their gradients are summed: a "
+                "loss that train_step itself adds to a metric is shown divided. Each replica averages over its own part"
             )
     elif steps > 1:
         lost += f"; Keras only runs executions of {steps} steps, and may run more steps than steps_per_epoch"
