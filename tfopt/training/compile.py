@@ -21,17 +21,17 @@ from tfopt.report import Change, PassReport, Skip
 from tfopt.settings.validation import check_type
 from tfopt.training.checkpointing.resume import Resume
 from tfopt.training.distributed.on_replicas import on_replicas
+from tfopt.training.distributed.whole_batch import approximated_metrics, check_given_losses, division
 from tfopt.training.keras_differences import state_of_parts, summed_embeddings
 from tfopt.training.memory import out_of_memory_message
 from tfopt.training.pipeline_parallel.step import Stages, split
 from tfopt.training.plan import Plan
 from tfopt.training.step import runtime
-from tfopt.training.step.arguments import compile_arguments
 from tfopt.training.step.augment import StepAugmentation, for_model
+from tfopt.training.step.calls import compile_arguments
 from tfopt.training.step.guards import Guard
 from tfopt.training.step.keras_step import KerasStep
 from tfopt.training.step.step import Step
-from tfopt.training.whole_batch import approximated_metrics, check_given_losses, division
 from tfopt.training.xla import xla_blockers
 
 

@@ -31,11 +31,11 @@ import tensorflow as tf
 from tfopt.compat.layers import takes_training
 from tfopt.compat.optimizers import gradients_already_summed
 from tfopt.compat.trainer import built_under, loss_tracker, losses_not_scaled, symbolic_call
+from tfopt.training.distributed.whole_batch import division
 from tfopt.training.loss_scaling import scaled_loss
 from tfopt.training.losses import Part, compute_loss, counts_of, divided_losses
 from tfopt.training.pipeline_parallel.step import Stages
 from tfopt.training.step.augment import StepAugmentation
-from tfopt.training.whole_batch import division
 
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 

@@ -8,7 +8,7 @@ from keras import ops
 
 from tfopt.errors import ConfigError
 from tfopt.training import TrainingConfig, compile, plan
-from tfopt.training.whole_batch import adds_up
+from tfopt.training.distributed.whole_batch import adds_up
 
 RNG = np.random.default_rng(0)
 
