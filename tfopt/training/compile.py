@@ -21,17 +21,17 @@ from tfopt.report import Change, PassReport, Skip
 from tfopt.settings.validation import check_type
 from tfopt.training.checkpointing.resume import Resume
 from tfopt.training.distributed.on_replicas import on_replicas
+from tfopt.training.distributed.whole_batch import approximated_metrics, check_given_losses, division
 from tfopt.training.keras_differences import state_of_parts, summed_embeddings
 from tfopt.training.memory import out_of_memory_message
 from tfopt.training.pipeline_parallel.step import Stages, split
 from tfopt.training.plan import Plan
 from tfopt.training.step import runtime
-from tfopt.training.step.arguments import compile_arguments
 from tfopt.training.step.augment import StepAugmentation, for_model
+from tfopt.training.step.calls import compile_arguments
 from tfopt.training.step.guards import Guard
 from tfopt.training.step.keras_step import KerasStep
 from tfopt.training.step.step import Step
-from tfopt.training.whole_batch import approximated_metrics, check_given_losses, division
 from tfopt.training.xla import xla_blockers
 
 
@@ -270,8 +270,8 @@ def _lost_by_own_step(model: keras.Model, plan: Plan, steps: int) -> Skip:
         lost += ", and under a strategy without XLA and with one step per execution"
         if plan.replicas > 1:
             lost += (
-                f". Its losses are means over each replica's part of a batch. compute_loss divides them by the "
-                f"{plan.replicas} replicas, for the sum of the gradients; multiply by {plan.replicas} what is shown"
+                f". compute_loss divides a loss by the {plan.replicas} replicas, since their gradients are summed: a "
+                "loss that train_step itself adds to a metric is shown divided. Each replica averages over its own part"
             )
     elif steps > 1:
         lost += f"; Keras only runs executions of {steps} steps, and may run more steps than steps_per_epoch"

@@ -27,8 +27,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -37,8 +36,7 @@ from tfopt.compat.layers import added_losses, layers_inside
 from tfopt.compat.trainer import loss_of, masked_weights, output_loss_means, reductions_visited
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A part of a batch.
 
     Attributes:

@@ -23,6 +23,7 @@ from tfopt.data.epoch_order import EpochCounter
 from tfopt.errors import UnsupportedModelError, warn
 from tfopt.training.checkpointing.resume import Resume
 from tfopt.training.distributed.strategy import is_multi_worker
+from tfopt.training.distributed.whole_batch import check_losses
 from tfopt.training.memory import tensor_float_32_scope
 from tfopt.training.step.calls import MethodCall
 from tfopt.training.step.execution import Execution, Executions, loss_is_finite, of_one_replica
@@ -32,7 +33,6 @@ from tfopt.training.step.keras_step import KerasStep
 from tfopt.training.step.ledger import ATTRIBUTE, Ledger
 from tfopt.training.step.misfits import explain_specs
 from tfopt.training.step.step import Step
-from tfopt.training.whole_batch import check_losses
 from tfopt.training.xla import compilation_cause, compilation_failed
 
 METHODS = ("fit", "evaluate", "predict", "make_train_function", "make_test_function", BUILD)

@@ -31,11 +31,11 @@ import tensorflow as tf
 from tfopt.compat.layers import takes_training
 from tfopt.compat.optimizers import gradients_already_summed
 from tfopt.compat.trainer import built_under, loss_tracker, losses_not_scaled, symbolic_call
+from tfopt.training.distributed.whole_batch import division
 from tfopt.training.loss_scaling import scaled_loss
 from tfopt.training.losses import Part, compute_loss, counts_of, divided_losses
 from tfopt.training.pipeline_parallel.step import Stages
 from tfopt.training.step.augment import StepAugmentation
-from tfopt.training.whole_batch import division
 
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
@@ -82,8 +82,8 @@ class Step:
         # gradients, so it reads this list. The first replica always has examples, and runs first.
         self._unused: list[int] = []
         self.division = division(self._replicas, max(accumulate, micro_batches))
-        # Whether a loss counts some items only, in batches with or without labels and weights; see `prepare`.
-        self._counting: dict[tuple[bool, bool], bool] = {}
+        # How many losses count some items only, in batches with or without labels and weights; see `prepare`.
+        self._counting: dict[tuple[bool, bool], int] = {}
         # A strategy with one replica is distributed too: its variables differ from those of one device.
         self.is_distributed = distributed = built_under(model) is not None
         # XLA compiles the whole step, or only the parts without communication.
@@ -96,7 +96,7 @@ class Step:
         self._test_one_device = _traced(self._test_on_replica, whole)
 
     def prepare(self, spec: Any) -> None:
-        """Finds out whether a loss counts some items only, such as those under a mask.
+        """Finds out which losses count some items only, such as those under a mask.
 
         Args:
             spec: The specs of a batch, whose model, losses and metrics are built.
@@ -112,7 +112,7 @@ class Step:
             return x
 
         symbolic_call(count, *batch)
-        self._counting[_kind(*batch)] = bool(found)
+        self._counting[_kind(*batch)] = len(found)
 
     def train(self, data: Any) -> None:
         """Trains on one batch, distributed or not, and updates the model's metrics."""
@@ -206,9 +206,13 @@ class Step:
 
     def _totals(self, x: Any, y: Any, weight: Any) -> Any:
         """Returns how many items count in the whole batch, for each loss that does not count all of them."""
-        if not self._counting.get(_kind(x, y, weight)):
+        losses = self._counting.get(_kind(x, y, weight))
+        if not losses:
             return None
-        counts = tf.stack(self._counts_once(x, y, weight))
+        if self._model.run_eagerly and not int(_batch_size(x)):  # some layers fail without examples
+            counts = tf.zeros(losses)
+        else:
+            counts = tf.stack(self._counts_once(x, y, weight))
         return tf.distribute.get_replica_context().all_reduce(SUM, counts) if self.is_distributed else counts
 
     def _counts_once(self, x: Any, y: Any, weight: Any) -> list[Any]:

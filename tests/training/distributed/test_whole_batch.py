@@ -8,7 +8,7 @@ from keras import ops
 
 from tfopt.errors import ConfigError
 from tfopt.training import TrainingConfig, compile, plan
-from tfopt.training.whole_batch import adds_up
+from tfopt.training.distributed.whole_batch import adds_up
 
 RNG = np.random.default_rng(0)
 
@@ -149,4 +149,4 @@ def test_a_loss_that_is_divided_by_the_replicas_is_named_in_the_report(two_repli
     decided = plan(TrainingConfig(strategy=two_replicas, precision="float32"))
     with decided.scope():
         model = WithOwnStep([keras.Input((4,)), keras.layers.Dense(1)])
-    assert "divides them by the 2 replicas" in compile(model, decided, loss="mse").skipped[0].reason
+    assert "divides a loss by the 2 replicas" in compile(model, decided, loss="mse").skipped[0].reason
