@@ -136,7 +136,9 @@ def words_of(error: Any) -> str:
         >>> words_of(tf.errors.NotFoundError(None, None, "Iterator::Root::Map: a.jpg; No such file [[{{node Read}}]]"))
         'a.jpg; No such file'
     """
-    words = re.sub(r"^.*Iterator::\S*|\{\{function_node \S*\}\}|\[\[.*|\[Op:.*", "", " ".join(str(error.message).split()))
+    words = re.sub(
+        r"^.*Iterator::\S*|\{\{function_node \S*\}\}|\[\[.*|\[Op:.*", "", " ".join(str(error.message).split())
+    )
     return words.strip()[:400]
 
 
