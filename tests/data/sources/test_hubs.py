@@ -205,3 +205,17 @@ def test_a_missing_value_is_refused(column, tmp_path):
     datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "rows")
     with pytest.raises(ConfigError, match=rf"must have a value. Received: column '{column}' with 1 rows"):
         huggingface(name=tmp_path / "rows", length=8)
+
+
+def test_a_class_number_without_a_class_is_told(tmp_path):
+    """Hubs give -1 to the examples of a test part whose classes are secret."""
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["bad", "good"])}
+    )
+    known = datasets.Dataset.from_dict({"text": ["a film"] * 20, "label": [0, 1] * 10}, features=features)
+    secret = datasets.Dataset.from_dict({"text": ["a film"] * 4, "label": [-1] * 4}, features=features)
+    datasets.DatasetDict({"train": known, "test": secret}).save_to_disk(tmp_path / "films")
+    examples = huggingface(name=tmp_path / "films", length=8)
+    assert set(examples.y_train) == {0, 1}
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"class numbers in .*label.* must be from 0 to 1.*-1"):
+        list(examples.decoded("test"))
