@@ -1,5 +1,6 @@
 """Models with look-up layers: the tables are kept as they are, and the numeric part is folded and quantized."""
 
+import json
 from pathlib import Path
 
 import keras
@@ -9,7 +10,7 @@ import tensorflow as tf
 from keras import layers
 
 from tfopt.cli.entry import main
-from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.errors import ArtifactError, ConfigError, UnsupportedModelError
 from tfopt.exporting import ExportConfig, export
 from tfopt.exporting.manifest import read_manifest
 from tfopt.graph import freeze
@@ -112,6 +113,12 @@ def test_the_check_of_the_manifest_draws_words_of_the_data_or_of_the_tables(look
     assert set(with_data.words["word"]) == {*WORDS, "unknown"}
     assert set(without.words["word"]) == set(WORDS)
     assert any(any(record.values) for record in without.outputs["artifact"].values())
+    manifest = tmp_path / "without" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["check"]["words"]["word"] = ["red"]
+    manifest.write_text(json.dumps(content))
+    with pytest.raises(ArtifactError, match=r"check.words has 1 words"):
+        read_manifest(manifest.parent)
 
 
 @pytest.mark.slow  # 10 s for two fresh processes that import TensorFlow

@@ -2,7 +2,8 @@
 
 Everything that depends on the kind of model is tried once: freezing, quantizing or the preparation for training with
 fake quantization, the graphs of the artifacts, and their outputs on a few examples. What depends on the trained weights
-is left out: the measurement of nodes, the search for a loss of accuracy, adaptive rounding. Nothing is written.
+is left out: the measurement of nodes, the search for a loss of accuracy, better ranges and better rounding. Nothing is
+written.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from tfopt.errors import TfoptWarning
 from tfopt.exporting import ExportConfig
@@ -19,7 +21,16 @@ from tfopt.quantization import QuantizationConfig, quantize
 from tfopt.runner.stages import Work
 from tfopt.training.checkpointing.random_state import read_random, write_random
 
-EXAMPLES = 8
+# Settings that change the quality of the quantization only, which means nothing before training.
+CHEAP: dict[str, Any] = {
+    "calibration_examples": 2,
+    "observer": "minmax",
+    "equalization": False,
+    "smooth_quant": 0.0,
+    "bias_correction": False,
+    "rounding": "nearest",
+    "max_accuracy_drop": None,
+}
 
 
 def rehearse(work: Work, quantization: QuantizationConfig | None, *, exports: bool) -> None:
@@ -32,20 +43,19 @@ def rehearse(work: Work, quantization: QuantizationConfig | None, *, exports: bo
     """
     sample = [next(iter(work.calibration_data()))]
     with _unnoticed():
-        if exports:
-            check_export(work.model, ExportConfig(), sample)
-        if quantization is None:
-            return
+        if quantization is None or quantization.training:
+            if exports:
+                check_export(work.model, ExportConfig(), sample)
+            if quantization is None:
+                return
         model = work.model
-        small: QuantizationConfig | None = replace(
-            quantization, calibration_examples=EXAMPLES, max_accuracy_drop=None, rounding="nearest"
-        )
+        small: QuantizationConfig | None = replace(quantization, **CHEAP)
         if quantization.training:
             with work.plan.scope():
                 model = quantize(model, small, calibration_data=sample)
             small = None  # the ranges are in the model
         quantized = quantize(model, small, calibration_data=sample)
-        if exports:
+        if exports:  # this has the outputs of the float model too
             check_export(quantized, ExportConfig(int8_nodes="all", float_weights="int8"), sample)
 
 
