@@ -30,6 +30,8 @@ from tfopt.report import Record
 MANIFEST_FORMAT = 2
 FIRST_FORMAT = 1  # the format of tfopt 0.1.0, which `_upgraded` reads
 SOURCE, ARTIFACT = "source", "artifact"  # the check has their outputs, and those of further signatures
+RANDOM = "random inputs"
+RECOMBINED = f"{RANDOM} with the values of calibration_data"
 MODEL_FILE = "saved_model.pb"
 
 
@@ -123,10 +125,9 @@ class CheckRecord(Record):
         ranges: The least and the greatest value of each input. For strings, these are places in its words.
         shapes: The shape of each input.
         outputs: The outputs of the source model, of the artifact and of its further signatures, each by its name.
-        examples: Where the examples of `errors` came from, or why there were none.
-        errors: The error of the artifact and of its further signatures on examples that were not calibrated on. Empty
-            where there were none.
-        words: The words to draw from, of each input of strings.
+        examples: The inputs of `errors` in words: examples that were not calibrated on, or random inputs.
+    errors: The error of the artifact and of its further signatures on these. Empty where there were no data.
+    words: The words to draw from, of each input of strings.
         format: The manifest's format, which decides how inputs and values are chosen.
     """
 
@@ -137,6 +138,11 @@ class CheckRecord(Record):
     errors: dict[str, ErrorRecord] = field(default_factory=dict)
     words: dict[str, tuple[str, ...]] = field(default_factory=dict)
     format: int = MANIFEST_FORMAT
+
+    @property
+    def held_out(self) -> bool:
+        """Whether the errors are those on examples that were not calibrated on."""
+        return bool(self.errors) and not self.examples.startswith(RANDOM)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,8 @@ from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting.manifest import (
     ARTIFACT,
     FIRST_FORMAT,
+    RANDOM,
+    RECOMBINED,
     SOURCE,
     CheckRecord,
     ErrorRecord,
@@ -38,7 +40,7 @@ from tfopt.graph.frozen import full_name, reason_of
 from tfopt.graph.open_sizes import open_size
 from tfopt.graph.output_ops import output_ops
 from tfopt.graph.tables import words_of
-from tfopt.quantization.calibration.held_out import HeldOut
+from tfopt.quantization.calibration.held_out import HELD_OUT, HeldOut
 from tfopt.quantization.calibration.range_use import usual_limit
 
 CHECKED_EXAMPLES = 2
@@ -81,6 +83,7 @@ def record_check(
         candidates = [ranges | _places(words) for ranges in _ranges_without_data(source, specs)]
     else:
         fed = {name: value.numpy() for name, value in graphs[DEFAULT].feed(batch[0]).items()}
+        examples = examples or HeldOut(inputs=_recombined(fed), origin=RECOMBINED)
         shapes = {name: list(value.shape) for name, value in fed.items()}
         words = {name: _words(value.decode("utf-8", "replace") for value in fed[name].reshape(-1)) for name in strings}
         whole = {name: _range_of(name, value) for name, value in fed.items() if name not in words} | _places(words)
@@ -110,7 +113,8 @@ def record_check(
         scales = _scales(source, [outputs[SOURCE], *([compared[SOURCE]] if compared else [])])
         recorded[SOURCE] = {name: replace(each, scale=_short(scales[name])) for name, each in recorded[SOURCE].items()}
         others = {kind: given for kind, given in compared.items() if kind != SOURCE}
-        errors = {kind: _error(given, compared[SOURCE], scales) for kind, given in others.items()}
+        usual = _scales(source, [compared[SOURCE]]) if compared else {}
+        errors = {kind: _error(given, compared[SOURCE], usual) for kind, given in others.items()}
         return replace(check, outputs=recorded, examples=_origin(data, examples, compared), errors=errors).to_dict()
     assert problem is not None
     raise problem
@@ -206,9 +210,10 @@ def _error(
 
 
 def _origin(data: Any, examples: HeldOut | None, compared: Mapping[str, Any]) -> str:
-    if examples is not None and compared:
-        return f"{len(next(iter(examples.inputs.values())))} examples of {examples.origin}"
-    return "random inputs" if data is None else "random inputs in the range of calibration_data"
+    if examples is None or not compared:
+        return RANDOM if data is None else f"{RANDOM} in the range of calibration_data"
+    count = len(next(iter(examples.inputs.values())))
+    return examples.origin if examples.origin == RECOMBINED else f"{count} examples of {examples.origin}"
 
 
 def _outputs(
@@ -356,7 +361,32 @@ def _finite(output: np.ndarray) -> np.ndarray:
 
 
 def _around(value: float) -> tuple[float, float]:
-    return value - max(abs(value), 1.0), value + max(abs(value), 1.0)
+    return value - 3 * max(abs(value), 1.0), value + 3 * max(abs(value), 1.0)
+
+
+def _recombined(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns random inputs that are as the examples of a batch in each cell, and are none of these examples.
+
+    Each cell has its values from examples in random order. If all examples are equal, the cells change places. An input
+    of one value gives evenly drawn numbers around it, and single values far beyond the others are clipped.
+    """
+    generator = np.random.default_rng(1)
+    inputs = {}
+    for name, value in batch.items():
+        if value.dtype.kind not in "fiu" or not value.size:
+            inputs[name] = value[:HELD_OUT]
+            continue
+        if (value == value[:1]).all() and value.dtype.kind == "f":
+            low, high = _around(float(value.flat[0]))
+            shape = (HELD_OUT, *value.shape[1:])
+            constant = bool((value == value.flat[0]).all())
+            mixed = generator.uniform(low, high, shape) if constant else generator.choice(value.reshape(-1), shape)
+        else:
+            mixed = generator.permuted(value, axis=0)[:HELD_OUT]
+        limit = usual_limit([value]) if value.dtype.kind == "f" else math.inf
+        inputs[name] = (np.clip(mixed, -limit, limit) if math.isfinite(limit) else mixed).astype(value.dtype)
+    size = min(map(len, inputs.values()))
+    return {name: value[:size] for name, value in inputs.items()}
 
 
 def _root_mean_square(output: np.ndarray) -> float:

@@ -154,12 +154,13 @@ class MeasuredArtifact:
             )
         self.max_abs_error, self.relative_error = compare(outputs, recorded[SOURCE], first)
         measured = self.manifest.check.errors.get(called)
-        if measured is not None:
-            self.max_abs_error, self.relative_error = measured.max_abs, measured.relative
+        if measured is None:
+            return
+        self.max_abs_error, self.relative_error = measured.max_abs, measured.relative
         if self.relative_error > LARGE_ERROR and not self._agrees():
             self.problems.append(
                 f"The outputs differ from the float model's by {self.relative_error:.0%} of their scale, on "
-                f"{self.manifest.check.examples or 'random inputs'}. Calibrate on other data, or keep nodes in float."
+                f"{self.manifest.check.examples}. Calibrate on other data, or keep nodes in float."
             )
 
     def _agrees(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tfopt.errors import ConfigError, unknown_name
-from tfopt.exporting.manifest import read_intact_manifest
+from tfopt.exporting.manifest import RANDOM, read_intact_manifest
 from tfopt.exporting.parity import draw_inputs
 from tfopt.exporting.verification.baseline import find_baseline, input_names, output_names
 from tfopt.exporting.verification.measured import MeasuredArtifact
@@ -214,7 +214,7 @@ def _receipt(artifact: MeasuredArtifact, batch_size: int) -> Receipt:
         baseline=None if baseline is None else str(baseline.path),
         parity_max_abs_error=artifact.max_abs_error,
         parity_relative_error=artifact.relative_error,
-        parity_inputs=artifact.manifest.check.examples or "random inputs",
+        parity_inputs=artifact.manifest.check.examples or RANDOM,
         agreement=scores.agreement.get(baseline) if scores and against else None,
         accuracy=scores.accuracy if scores else None,
         baseline_accuracy=against.accuracy if against else None,
@@ -243,7 +243,7 @@ def _notes(artifact: MeasuredArtifact) -> list[str]:
     """Returns what the export noted: of the calibration data, and of weights that became 0."""
     report = artifact.manifest.report or {}
     notes = [f"{note['name']}: {note['detail']}" for note in report.get("notes", ())]
-    if artifact.manifest.precision == "int8" and not artifact.manifest.check.errors:
+    if artifact.manifest.precision == "int8" and not artifact.manifest.check.held_out:
         notes.append("parity: no examples but the same data as calibration were given")
     return notes
 
