@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from tfopt.atomic.files import write_bytes
+from tfopt.atomic import files
 from tfopt.errors import ConfigError
 
 Form = Callable[[bytes], bool]
@@ -60,7 +60,10 @@ def write_own(path: Path, content: str | bytes, is_own: Form) -> None:
         ExportError: The file cannot be written. An earlier file stays as it is.
     """
     check_replaceable(path, is_own)
-    write_bytes(path, content.encode() if isinstance(content, str) else content)
+    if isinstance(content, str):
+        files.write_text(path, content)
+    else:
+        files.write_bytes(path, content)
 
 
 def json_with(*names: str) -> Form:

@@ -21,11 +21,11 @@ def print_advice(options: DevicesOptions) -> None:
     from tfopt.advisor import LINKS, advise
     from tfopt.hardware.gpus import card_name
 
-    assert options.advise is not None
     if options.card is not None:
         options = replace(options, card=card_name(options.card))
     if options.network not in LINKS:
         raise unknown_name("network", options.network, LINKS)
+    assert options.advise is not None
     recipe = read_recipe(options.advise)
     if options.form is not None:
         recipe = recipe.quick() if options.form == "quick" else recipe.form(options.form)
