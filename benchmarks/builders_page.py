@@ -60,9 +60,8 @@ def page(results: dict[str, Any], costs: dict[str, Any]) -> str:
 benchmarks/results/models.json; edit the script instead. -->
 
 A builder is a function that returns a functional Keras 3 model. Its first arguments are `input_shape`, the shape of one
-example, and `outputs`, the number of classes, tokens or values. Images are NHWC, also if
-`image_data_format` of Keras is channels_first. The outputs are logits in float32,
-also under a mixed precision policy.
+example, and `outputs`, the number of classes, tokens or values. Images are NHWC, also if `image_data_format` of Keras
+is channels_first. The outputs are logits in float32, also under a mixed precision policy.
 
 ```python
 import tfopt

@@ -151,6 +151,11 @@ def test_the_shrunk_model_equals_the_masked_parent(name):
     assert_equals_masked_parent(model, result)
 
 
+def test_a_mask_is_no_initial_state_that_keeps_the_units():
+    report = shrink(FOLLOWED["recurrent layers behind a mask"](), CONFIG).report
+    assert [skip.name for skip in report.skipped if skip.kind != "Any"] == ["logits"]  # Any makes the mask
+
+
 class OwnDense(layers.Dense):
     """A subclass may compute something else than its class."""
 
