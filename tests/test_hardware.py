@@ -9,7 +9,14 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from tfopt.hardware import CPU_FEATURES, GPU_CARDS, Gpu, Hardware, cpu_peak, detect, find_card, peak_tflops
+from tfopt import plan
+from tfopt.errors import ConfigError
+from tfopt.hardware import CPU_FEATURES, GPU_CARDS, Gpu, Hardware, cpu_peak, detect, find_card, has_vnni, peak_tflops
+
+
+@pytest.fixture(autouse=True)
+def _this_machine(monkeypatch):
+    monkeypatch.delenv("TFOPT_PRETEND_HARDWARE", raising=False)
 
 
 def test_detect_agrees_with_the_system():
@@ -158,3 +165,26 @@ def test_the_measured_peak_is_reached_by_no_other_product():
     assert rate < 1.3 * peak.float32_gflops
     # A product of large matrices needs hundreds of operations per byte, or the peak would be that of the memory.
     assert peak.float32_gflops > peak.memory_gb_per_s
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "jit_compile"),
+    [
+        ("avx2", "float32", False),
+        ("vnni", "float32", False),
+        ("amx", "mixed_bfloat16", False),
+        ("T4", "mixed_float16", True),
+    ],
+)
+def test_another_machine_can_be_pretended(name, precision, jit_compile, monkeypatch):
+    monkeypatch.setenv("TFOPT_PRETEND_HARDWARE", name)
+    decided = plan()
+    assert (decided.precision, decided.jit_compile) == (precision, jit_compile)
+    assert f"pretended {name}" in str(decided.hardware)
+    assert has_vnni() == ("avx512_vnni" in detect().cpu_features)
+
+
+def test_a_machine_that_is_not_known_cannot_be_pretended(monkeypatch):
+    monkeypatch.setenv("TFOPT_PRETEND_HARDWARE", "abacus")
+    with pytest.raises(ConfigError, match="must be one of avx2, vnni, amx, or a GPU of the table"):
+        detect()

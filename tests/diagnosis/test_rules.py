@@ -54,7 +54,7 @@ def test_lowered_clocks_cost_their_share(measured):
     measured.observation.load = load(throttled=[0, 1, 1, None, 0], sm_clock_mhz=[1400, 700, 700, None, 1300])
     found = device.throttled(measured)
     parts = measured.breakdown
-    assert found.gain == pytest.approx(0.5 * 0.5 * parts.compute_ms / parts.step_ms)
+    assert found.gain == pytest.approx(0.5 * 0.5 * parts.compute_ms / parts.whole_ms)
     assert "50% of the samples, at 700 instead of 1,400 MHz" in found.evidence
     measured.observation.load = load(throttled=[0] * 19 + [1])
     assert device.throttled(measured) == "clocks were lowered in 5% of the samples"
