@@ -56,6 +56,7 @@ from tfopt.training.config import OPTIMIZERS
         ("jit_compile", "yes", "'auto', True or False"),
         ("jit_compile", 1, "'auto', True or False"),
         ("jit_compile", None, "'auto', True or False"),
+        ("global_batch_size", 10**22, "at most 2^63 - 1"),
     ],
 )
 def test_a_wrong_value_is_refused(setting, value, rule):

@@ -26,6 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 from tfopt.errors import ConfigError, unknown_name
 
 LONGEST_VALUE = 100
+LARGEST = 2**63 - 1  # whole numbers of TensorFlow have 64 bits
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,16 @@ def check_value(name: str, value: Any, hint: Any) -> Any:
         tfopt.errors.ConfigError: steps must be 'auto' or a whole number of at least 1. Received: steps='many'.
     """
     try:
-        return _adapter(hint).validate_python(_plain(value), strict=True)
+        checked = _adapter(hint).validate_python(_plain(value), strict=True)
     except ValidationError as error:
         raise error_for(name, value, hint) from error
+    if any(
+        isinstance(each, int) and abs(each) > LARGEST for each in (checked if isinstance(checked, tuple) else [checked])
+    ):
+        raise ConfigError(
+            f"{name} must be at most 2^63 - 1, the largest that TensorFlow holds. Received: {name}={value}."
+        )
+    return checked
 
 
 def check_type(name: str, value: object, expected: type, remedy: str = "") -> None:
