@@ -10,6 +10,8 @@ from tfopt.errors import warn
 from tfopt.number_text import short_count
 from tfopt.report.record import Change, Record, Skip
 
+RANGE = "range"  # the kind of notes that only give figures, and tell of nothing wrong
+
 
 @dataclass(frozen=True, kw_only=True)
 class PassReport(Record):

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tfopt.report import Decision, PassReport, Receipt, lost_score, score_change, score_names
+from tfopt.report.pass_report import RANGE
 from tfopt.score_text import score_label
 
 # On a narrower terminal, the column of reasons would be too narrow to read.
@@ -141,8 +142,9 @@ def pass_summary(report: PassReport) -> Text:
         text.append("\n  skipped  ", style="dim")
         text.append(f"{shown}: {reason}")
     for note in report.notes:
-        text.append("\n  note     ", style="dim")
-        text.append(f"{note.name}: {note.detail}")
+        if note.kind != RANGE:  # the page has these
+            text.append("\n  note     ", style="dim")
+            text.append(f"{note.name}: {note.detail}")
     return text
 
 

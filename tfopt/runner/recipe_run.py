@@ -270,7 +270,8 @@ class _Work:
         print_line(f"exported {target}, {artifact.bytes_on_disk:,} bytes", self.console)
         if isinstance(exported, QuantizedModel) and artifact.report is not None and artifact.report != exported.report:
             self.passes[-1] = artifact.report  # the export has chosen the nodes that are faster in int8
-            self.console.print(pass_summary(artifact.report))
+            if pass_summary(artifact.report) != pass_summary(exported.report):
+                self.console.print(pass_summary(artifact.report))
 
 
 def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Console) -> RunResult:

@@ -20,6 +20,7 @@ from tfopt.graph.frozen import FrozenGraph, full_name
 from tfopt.quantization.annotation.range import Range
 from tfopt.quantization.calibration.calibrate import in_pieces, length
 from tfopt.report import Change
+from tfopt.report.pass_report import RANGE
 
 FEWEST = 16  # examples
 WORST = 3  # tensors that a report names
@@ -27,7 +28,7 @@ WIDE = 10.0  # the largest value, as a multiple of the largest one without OUTLI
 OUTLIERS = 1e-3  # share of the values, and at least one
 MUCH_OF_INPUT, MUCH_OF_TENSOR, MUCH_SATURATED = 0.5, 0.95, 0.2
 SHARES = ("Softmax", "Sigmoid")  # most of their values are about 0, and of no weight in what follows
-RANGE, CALIBRATION = "range", "calibration"  # kinds of notes: figures, and what is warned of
+CALIBRATION = "calibration"  # kind of the notes that are warned of
 
 
 @dataclass(frozen=True, kw_only=True)
