@@ -75,7 +75,7 @@ def _of_python(text: str) -> str:
     """Returns what the user's Python code raised, and the innermost of its lines."""
     before, _, trace = text.partition(_TRACEBACK)
     raised = re.split(r"<stack traces unavailable>|\n\n", before.strip())[-1]
-    raised = re.sub(r"^.*Iterator::\S* ", "", " ".join(raised.split()))[:400]
+    raised = re.sub(r"^.*(Iterator::\S*|\{\{function_node \S*\}\}) ", "", " ".join(raised.split()))[:400]
     own = [frame for frame in _FRAME.findall(trace) if not _LIBRARY.search(frame[0])]
     where = f" in {own[-1][0]}:{own[-1][1]}, {own[-1][2]}" if own else ""
     return f"The Python code that makes the batches raised {raised.removesuffix('.')}{where}."
