@@ -1,5 +1,7 @@
 """Losses and metrics in which examples meet are refused or named where a batch is divided."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -30,8 +32,47 @@ def over_labelled(y, y_pred):
     return ops.sum(labelled * ops.square(y - y_pred)) / ops.maximum(ops.sum(labelled), 1.0)
 
 
+def over_finite(y, y_pred):
+    labelled = ops.isfinite(y)
+    return ops.sum(ops.where(labelled, ops.square(y_pred), 0.0)) / ops.sum(ops.cast(labelled, "float32"))
+
+
+def over_labels_but_100(y, y_pred):
+    labelled = ops.cast(ops.not_equal(y, -100), "float32")
+    return ops.sum(labelled * ops.square(y_pred)) / ops.maximum(ops.sum(labelled), 1.0)
+
+
+def root_of_mean(y, y_pred):
+    return ops.sqrt(ops.mean(ops.square(y - y_pred)))
+
+
+def noisy(y, y_pred):
+    warnings.warn("too noisy", stacklevel=1)
+    return ops.mean(ops.square(y - y_pred + tf.random.normal(tf.shape(y_pred))), -1)
+
+
+def hinge(y, y_pred):
+    return keras.losses.hinge(y, y_pred)  # reads 0 and 1 unlike -1, 0 and 1
+
+
 def mean(y, y_pred):
     return tf.reduce_mean(tf.square(y - y_pred))
+
+
+class MeanOf(keras.losses.Loss):
+    def __init__(self, function):
+        super().__init__()
+        self.call = function
+
+
+class CountsCalls(keras.losses.Loss):
+    def __init__(self):
+        super().__init__()
+        self.calls = keras.Variable(0.0, trainable=False)
+
+    def call(self, y, y_pred):
+        self.calls.assign_add(1.0)
+        return ops.mean(ops.square(y - y_pred), -1) / self.calls
 
 
 class Composite(keras.losses.Loss):
@@ -49,10 +90,27 @@ class Composite(keras.losses.Loss):
         (keras.losses.SparseCategoricalCrossentropy(ignore_class=-1), (None, 5), (None, 5, 9), True),
         (keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"), (None, 5), (None, 5), True),
         (Composite(), (None, 5), (None, 5, 9), True),
+        (keras.losses.CosineSimilarity(axis=0), (None, 8), (None, 8), False),
+        (MeanOf(over_labelled), (None, 3), (None, 3), False),
+        (MeanOf(over_labelled), (None, 12), (None, 12), False),
+        (MeanOf(over_finite), (None, 4), (None, 4), False),
+        (MeanOf(over_labels_but_100), (None, 4), (None, 4), False),
+        (MeanOf(root_of_mean), (None, 4), (None, 4), False),
+        (MeanOf(hinge), (None, 1), (None, 1), True),
+        (MeanOf(noisy), (None, 4), (None, 4), True),  # no two results of it are alike
     ],
 )
 def test_parts_add_up_or_not(loss, y, y_pred, expected):
     assert adds_up(loss, y, y_pred) is expected
+
+
+def test_trying_a_loss_changes_none_of_its_variables_and_warns_of_nothing(recwarn):
+    counted = CountsCalls()
+    assert adds_up(counted, (None, 4), (None, 4)) is None
+    assert counted.calls.numpy() == 0.0
+    adds_up(MeanOf(noisy), (None, 4), (None, 4))
+
+    assert not recwarn.list
 
 
 def model_and_plan(strategy="none", units=3, **settings):
