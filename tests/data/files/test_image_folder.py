@@ -195,6 +195,22 @@ def test_images_are_found_whatever_their_name(folder, save, tmp_path):
     assert len(examples.x_train) == examples.size("train")
 
 
+@pytest.mark.parametrize("masked", ["palette"], indirect=True)
+def test_names_may_be_no_utf_8(masked):
+    odd = b"\xff \n.png"
+    for folder in ("images", "masks"):
+        (masked / folder / "a" / "3.png").rename(masked / folder / "a" / os.fsdecode(odd))
+    segmented = image_folder(directory=masked / "images", masks=masked / "masks", ignored_target=255, image_size=8)
+    assert sum(len(list(segmented.decoded(part))) for part in ("train", "test")) == 10
+    (masked / "images" / "b").mkdir()
+    for number in range(5):
+        (masked / "images" / "a" / f"{number + 5}.png").rename(masked / "images" / "b" / f"{number}.png")
+    examples = image_folder(directory=masked / "images", image_size=8)
+    records = [record for part in (examples.train, examples.test) for record in part.as_numpy_iterator()]
+    assert any(path.endswith(odd) for path, _ in records)
+    assert sum(len(list(examples.decoded(part))) for part in ("train", "test")) == 10
+
+
 def test_broken_links_and_pipes_are_counted_as_unreadable(folder):
     (folder / "cats" / "gone.jpg").symlink_to(folder / "cats" / "missing.jpg")
     os.mkfifo(folder / "dogs" / "pipe.png")

@@ -7,6 +7,7 @@ files are refused.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -68,7 +69,7 @@ class Masks:
         ignored_target: int | None,
     ) -> None:
         files = [mask_of(image, image_root, mask_root) for image in images]
-        self.paths = [str(file) for file in files]
+        self.paths = [os.fsencode(file) for file in files]  # a name may be no UTF-8
         self._size = size
         self._ignored = ignored_target
         self._plain = all(_header(file)[2:] == (8, GREY) for file in files)
@@ -101,7 +102,7 @@ class Masks:
 
         return tf.io.read_file(path) if self._plain else self.decode(path)
 
-    def _highest(self, path: str) -> int:
+    def _highest(self, path: bytes) -> int:
         mask = _read(path)
         kept = mask if self._ignored is None else mask[mask != self._ignored]
         return int(kept.max(initial=0))
@@ -138,10 +139,10 @@ def _header(path: Path) -> tuple[int, int, int, int]:
     return int.from_bytes(start[16:20], "big"), int.from_bytes(start[20:24], "big"), start[24], start[25]
 
 
-def _read(path: str | bytes) -> np.ndarray:
+def _read(path: bytes) -> np.ndarray:
     from PIL import Image
 
-    name = path.decode() if isinstance(path, bytes) else path
+    name = os.fsdecode(path)
     try:
         with Image.open(name) as opened:
             return np.asarray(opened).astype(np.int32)
