@@ -268,6 +268,10 @@ def test_masks_hold_the_class_numbers(masked):
         number = int(path.rsplit("/", 1)[1].removesuffix(".png"))
         np.testing.assert_array_equal(mask, mask_pixels(number))
         assert (image.shape, mask.shape, mask.dtype) == ((40, 60, 3), (40, 60), tf.int32)
+    assert examples.notes == ()
+    white = image_folder(directory=masked / "images", masks=masked / "masks", image_size=8)
+    assert white.outputs == 256
+    assert "hold 4 of the class numbers 0 to 255" in white.notes[0]
     half = image_folder(directory=masked / "images", masks=masked / "masks", image_size=(20, 30), ignored_target=255)
     assert {0, 1, 2} <= set(np.unique(half.y_train)) <= {0, 1, 2, 255}  # nearest: no number between two classes
 

@@ -119,6 +119,7 @@ def image_folder(
     if mask_root is None:
         return _examples(root, chosen, (paths, classes), images.with_label, len(names), names, notes, images.stored())
     masks_of = Masks([file.path for file in files], root, mask_root, (height, width), names, ignored_target)
+    notes += () if masks_of.note is None else (masks_of.note,)
 
     def with_mask(path: Any, mask: Any) -> Any:
         return images.read(path), masks_of.decode(mask)
