@@ -87,6 +87,9 @@ def with_float_inputs(batches: Any, model: keras.Model) -> Any:
     The model was trained on these values. So a pass that warns of unscaled values has nothing to warn of.
     """
     takes = [(each.name, each.dtype) for each in getattr(model, "inputs", None) or ()]
+    given = _inputs_of(batches)
+    if not takes or len(given) != len(takes) or not all(hasattr(each, "dtype") for each in given):
+        return batches  # a model or examples of another form, which a later check names
 
     def cast(values: Any, dtype: str) -> Any:
         whole = values.dtype.is_integer or values.dtype.is_bool
@@ -100,4 +103,9 @@ def with_float_inputs(batches: Any, model: keras.Model) -> Any:
             return tuple(cast(each, dtype) for each, (_, dtype) in zip(inputs, takes, strict=True)), *others
         return cast(inputs, takes[0][1]), *others
 
-    return batches.map(cast_inputs) if takes else batches
+    return batches.map(cast_inputs)
+
+
+def _inputs_of(batches: Any) -> list[Any]:
+    inputs = batches.element_spec[0]
+    return list(inputs.values() if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple) else (inputs,))
