@@ -27,6 +27,7 @@ from tfopt.recipes import RECIPES, find_recipe
 from tfopt.reporting.html_page import write_html
 from tfopt.reporting.saved_report import load_report
 from tfopt.runner import run
+from tfopt.runner.model_check import with_float_inputs
 from tfopt.tasks.label_smoothing import SmoothedCrossEntropy
 from tfopt.training import TrainingConfig
 
@@ -562,6 +563,25 @@ def test_outputs_that_do_not_fit_the_task_are_refused_before_the_training(task, 
 
 
 @pytest.mark.slow
+def test_pixels_and_counts_are_calibrated_as_they_were_trained_without_a_warning():
+    pixels = np.random.default_rng(0).integers(0, 256, (100, 12), dtype=np.uint8)
+    recipe = dataclasses.replace(
+        TINY,
+        model=ModelConfig(builder=mlp, arguments={"units": [8]}),
+        data=DataConfig(source=lambda: arrays(pixels, np.arange(100) % 4)),
+        training=TrainingConfig(epochs=1, precision="float32"),
+        pruning=None,
+    )
+    run(recipe, console=silent())  # a warning is an error here
+    inputs = [keras.Input((2,), name="b"), keras.Input((2,), name="a", dtype="int32")]
+    two = keras.Model(inputs, inputs)
+    for x in ({"a": pixels[:, :2], "b": pixels[:, :2]}, (pixels[:, :2], pixels[:, :2])):
+        batches = tf.data.Dataset.from_tensor_slices((x, pixels[:, 0])).batch(10)
+        spec = with_float_inputs(batches, two).element_spec
+        floats, ids = (spec[0]["b"], spec[0]["a"]) if isinstance(x, dict) else spec[0]
+        assert (floats.dtype, ids.dtype, spec[1].dtype) == (tf.float32, tf.uint8, tf.uint8)
+
+
 def test_one_hot_targets_are_classes(tmp_path):
     x, y = np.random.default_rng(0).normal(size=(60, 3)).astype("float32"), np.arange(60) % 3
     x[np.arange(60), y] += 8

@@ -12,9 +12,10 @@ from tfopt.errors import ConfigError, warn
 def convert(name: str, values: Any, dtype: Any, *, warn: bool = True) -> Any:
     """Returns the values of one input in the dtype that the model takes.
 
-    A conversion that loses nothing is silent: float16 to float32, or whole numbers to integers that can hold them. A
-    conversion that loses digits (float64 to float32) or may change the meaning (uint8 pixels to float32) gives a
-    warning. A conversion that loses more is an error: an imaginary part, a fraction, a number too large for an integer.
+    A conversion that changes no meaning is silent: float64 to float32, as Keras does it with NumPy's usual arrays, or
+    whole numbers to integers that can hold them. One that may change the meaning (uint8 pixels to float32), or that
+    loses digits of a smaller type (float32 to float16), gives a warning. A conversion that loses more is an error: an
+    imaginary part, a fraction, a number too large for an integer.
 
     Args:
         name: The input's name.
@@ -45,7 +46,7 @@ def convert(name: str, values: Any, dtype: Any, *, warn: bool = True) -> Any:
             )
     elif warn and not given.is_floating:
         _warn(name, given, dtype, "unscaled; if the model was trained on scaled values, scale these too")
-    elif warn and given.size > dtype.size:
+    elif warn and given.size > dtype.size and dtype != tf.float32:
         _warn(name, given, dtype, f"rounded to the digits that {dtype.name} has")
     return converted
 

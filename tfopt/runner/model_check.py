@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -78,3 +79,33 @@ def are_shares(examples: Examples, task: Task) -> bool:
 
 def _alike(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     return len(one) == len(other) and all(a is None or b is None or a == b for a, b in zip(one, other, strict=True))
+
+
+def with_float_inputs(batches: Any, model: keras.Model) -> Any:
+    """Returns batches of examples with whole numbers cast to the floats that the model takes, as its fit casts them.
+
+    The model was trained on these values. So a pass that warns of unscaled values has nothing to warn of.
+    """
+    takes = [(each.name, each.dtype) for each in getattr(model, "inputs", None) or ()]
+    given = _inputs_of(batches)
+    if not takes or len(given) != len(takes) or not all(hasattr(each, "dtype") for each in given):
+        return batches  # a model or examples of another form, which a later check names
+
+    def cast(values: Any, dtype: str) -> Any:
+        whole = values.dtype.is_integer or values.dtype.is_bool
+        return tf.cast(values, dtype) if whole and tf.as_dtype(dtype).is_floating else values
+
+    def cast_inputs(inputs: Any, *others: Any) -> Any:
+        if isinstance(inputs, Mapping):
+            names = dict(takes)
+            return {name: cast(each, names.get(name, "int32")) for name, each in inputs.items()}, *others
+        if isinstance(inputs, tuple):
+            return tuple(cast(each, dtype) for each, (_, dtype) in zip(inputs, takes, strict=True)), *others
+        return cast(inputs, takes[0][1]), *others
+
+    return batches.map(cast_inputs)
+
+
+def _inputs_of(batches: Any) -> list[Any]:
+    inputs = batches.element_spec[0]
+    return list(inputs.values() if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple) else (inputs,))

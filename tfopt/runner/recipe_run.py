@@ -33,7 +33,7 @@ from tfopt.reporting.progress import FitProgress
 from tfopt.reporting.receipt_table import receipt_table
 from tfopt.reporting.terminal import PlanTable, pass_summary
 from tfopt.runner.augmentation import PlacedAugmentation, place_augmentation
-from tfopt.runner.model_check import are_shares, check_input, check_outputs
+from tfopt.runner.model_check import are_shares, check_input, check_outputs, with_float_inputs
 from tfopt.runner.rehearsal import rehearse
 from tfopt.runner.run_report import (
     check_reports,
@@ -232,7 +232,7 @@ class _Work:
 
     def calibration_data(self) -> Any:
         """Returns batches of training examples. The first ones are a fair sample; see Examples."""
-        return self.examples.batches("train")
+        return with_float_inputs(self.examples.batches("train"), self.model)
 
     def gradient_data(self) -> Any:
         """Returns batches of training examples without augmentation, with the targets that the loss of a fit takes."""
@@ -264,7 +264,7 @@ class _Work:
                 target,
                 ExportConfig(int8_nodes=self.recipe.int8_nodes, float_weights="int8"),
                 calibration_data=self.calibration_data(),
-                evaluation_data=self.examples.batches("test", VERIFIED_AT_ONCE),
+                evaluation_data=with_float_inputs(self.examples.batches("test", VERIFIED_AT_ONCE), self.model),
                 baseline=None if baseline is None else export_dir / baseline,
             )
         print_line(f"exported {target}, {artifact.bytes_on_disk:,} bytes", self.console)
@@ -321,7 +321,7 @@ def _verify(work: _Work, export_dir: Path, ran: Sequence[Stage]) -> dict[str, Re
     with work.console.status("verifying the artifacts, each in a fresh process"):
         receipts = verify_together(
             [export_dir / name for name in names],
-            data=work.examples.batches("test", VERIFIED_AT_ONCE),
+            data=with_float_inputs(work.examples.batches("test", VERIFIED_AT_ONCE), work.model),
             metric=work.task.score(work.examples),
         )
     return dict(zip(names, receipts, strict=True))

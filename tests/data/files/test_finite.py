@@ -45,6 +45,17 @@ def test_rows_of_arrays_and_files_are_named(value, dtype, tmp_path):
     assert numpy_files(x=bad, y=labels, check_finite=False).size("train") == ROWS * 0.8
 
 
+def test_cells_without_a_number_are_refused():
+    masked = np.ma.masked_greater(rows(), 0.9)
+    for x, name in ((masked, "x"), ({"a": rows(), "b": masked}, r"x\['b'\]")):
+        with pytest.raises(ConfigError, match=rf"^{name} must hold a value in every cell. .* masked cells"):
+            arrays(x, LABELS)
+    assert arrays(np.ma.masked_greater(rows(), 2), LABELS).size("train") == ROWS * 0.8  # nothing is masked
+    with pytest.raises(ConfigError, match=r"x must hold numbers or strings. Received: dtype object"):
+        arrays(rows().astype(object), LABELS)
+    assert arrays(np.array(["a", b"b", "c"] * 20, object), LABELS).size("train") == ROWS * 0.8
+
+
 def test_rows_of_large_files_are_looked_at_when_they_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr("tfopt.data.files.numpy_files.LARGEST_CHECK_BYTES", 100)
     np.save(tmp_path / "x.npy", rows(np.nan))

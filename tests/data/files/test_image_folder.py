@@ -195,6 +195,22 @@ def test_images_are_found_whatever_their_name(folder, save, tmp_path):
     assert len(examples.x_train) == examples.size("train")
 
 
+@pytest.mark.parametrize("masked", ["palette"], indirect=True)
+def test_names_may_be_no_utf_8(masked):
+    odd = b"\xff \n.png"
+    for folder in ("images", "masks"):
+        (masked / folder / "a" / "3.png").rename(masked / folder / "a" / os.fsdecode(odd))
+    segmented = image_folder(directory=masked / "images", masks=masked / "masks", ignored_target=255, image_size=8)
+    assert sum(len(list(segmented.decoded(part))) for part in ("train", "test")) == 10
+    (masked / "images" / "b").mkdir()
+    for number in range(5):
+        (masked / "images" / "a" / f"{number + 5}.png").rename(masked / "images" / "b" / f"{number}.png")
+    examples = image_folder(directory=masked / "images", image_size=8)
+    records = [record for part in (examples.train, examples.test) for record in part.as_numpy_iterator()]
+    assert any(path.endswith(odd) for path, _ in records)
+    assert sum(len(list(examples.decoded(part))) for part in ("train", "test")) == 10
+
+
 def test_broken_links_and_pipes_are_counted_as_unreadable(folder):
     (folder / "cats" / "gone.jpg").symlink_to(folder / "cats" / "missing.jpg")
     os.mkfifo(folder / "dogs" / "pipe.png")
@@ -252,6 +268,10 @@ def test_masks_hold_the_class_numbers(masked):
         number = int(path.rsplit("/", 1)[1].removesuffix(".png"))
         np.testing.assert_array_equal(mask, mask_pixels(number))
         assert (image.shape, mask.shape, mask.dtype) == ((40, 60, 3), (40, 60), tf.int32)
+    assert examples.notes == ()
+    white = image_folder(directory=masked / "images", masks=masked / "masks", image_size=8)
+    assert white.outputs == 256
+    assert "hold 4 of the class numbers 0 to 255" in white.notes[0]
     half = image_folder(directory=masked / "images", masks=masked / "masks", image_size=(20, 30), ignored_target=255)
     assert {0, 1, 2} <= set(np.unique(half.y_train)) <= {0, 1, 2, 255}  # nearest: no number between two classes
 

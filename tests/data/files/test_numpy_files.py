@@ -84,6 +84,22 @@ def test_files_cut_short_are_refused(share, files):
         numpy_files(**files)
 
 
+@pytest.mark.parametrize("place", [8, 10, 20, 30, 60])
+def test_files_with_a_damaged_header_are_refused(place, files):
+    content = bytearray(files["x"].read_bytes())
+    content[place] ^= 4  # of place 8, the length of the header: all numbers would move by one
+    files["x"].write_bytes(content)
+    with pytest.raises(ConfigError, match=r"Received: .*x.npy"):
+        numpy_files(**files)
+
+
+def test_bytes_behind_the_array_are_refused(files):
+    with files["x"].open("ab") as file:  # a second array in the same file
+        np.save(file, np.zeros((300, 4, 2), np.float32))
+    with pytest.raises(ConfigError, match=r"x.npy' with 9,728 more bytes: .* Save each array in a file of its own"):
+        numpy_files(**files)
+
+
 def test_a_missing_file_and_another_kind_are_refused(files, tmp_path):
     with pytest.raises(ConfigError, match=r"must exist. Received: .*gone.npy"):
         numpy_files(x=tmp_path / "gone.npy", y=files["y"])

@@ -104,7 +104,6 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.filterwarnings("ignore:The examples for input 'image' were converted from float64")
 def test_every_form_of_data_gives_the_same_ranges(form):
     model = convolutional()
     model = keras.Model(inputs := keras.Input((8, 8, 3), name="image"), model(inputs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tokenize
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -118,7 +119,9 @@ def _read(name: str) -> Any:
         EOFError,
         zipfile.BadZipFile,
         zlib.error,
-    ) as error:  # the last three: an incomplete file
+        SyntaxError,
+        tokenize.TokenError,
+    ) as error:  # the last five: an incomplete or damaged file
         raise ConfigError(
             f"Example data must be a readable NumPy file. Received: {name!r} ({error}). Write it again with numpy.save "
             "or numpy.savez."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -112,12 +113,13 @@ def image_folder(
         validation_fraction=validation_fraction,
         seed=seed,
     )
-    paths = [str(file.path) for file in files]
+    paths = [os.fsencode(file.path) for file in files]  # a name may be no UTF-8
     only_jpegs = channels == 3 and are_plain_jpegs([file.path for file in files])
     images = _Images(root, EncodedImage(size=(height, width), channels=channels, exact=exact, only_jpegs=only_jpegs))
     if mask_root is None:
         return _examples(root, chosen, (paths, classes), images.with_label, len(names), names, notes, images.stored())
     masks_of = Masks([file.path for file in files], root, mask_root, (height, width), names, ignored_target)
+    notes += () if masks_of.note is None else (masks_of.note,)
 
     def with_mask(path: Any, mask: Any) -> Any:
         return images.read(path), masks_of.decode(mask)
@@ -153,7 +155,7 @@ class _Images(NamedTuple):
 
         def content(path: Any, target: Any) -> Any:
             # Without the folder, so that the stored bytes do not depend on its place.
-            name = tf.strings.substr(path, len(f"{self.root}/".encode()), tf.int32.max)
+            name = tf.strings.substr(path, len(os.fsencode(f"{self.root}/")), tf.int32.max)
             return name, tf.io.read_file(path), target if masks is None else masks.stored(target)
 
         return Stored(read=content, inputs=self.decoder, targets=None if masks is None else masks.decoder)

@@ -52,6 +52,14 @@ def arrays(
     check_arguments(
         test_fraction=test_fraction, validation_fraction=validation_fraction, outputs=outputs, seed=seed, name=name
     )
+    given = {f"x[{key!r}]": value for key, value in x.items()} if isinstance(x, dict) else {"x": x}
+    for each, value in {**given, "y": y}.items():
+        if np.ma.is_masked(value):
+            raise ConfigError(
+                f"{each} must hold a value in every cell. Received: a masked array with "
+                f"{int(np.sum(np.ma.getmaskarray(value)))} masked cells. Fill them with array.filled(0), or "
+                "leave out their rows."
+            )
     x = {key: np.asarray(value) for key, value in x.items()} if isinstance(x, dict) else np.asarray(x)
     y = np.asarray(y)
     _check(x, y, test_fraction)
@@ -118,6 +126,12 @@ def _check(x: Any, y: np.ndarray, test_fraction: float) -> None:
             f"Received: shape {y.shape}, dtype {y.dtype}{', with negative numbers' if y.dtype.kind in 'iu' else ''}. "
             "Number the classes from 0."
         )
+    for name, value in x.items() if isinstance(x, dict) else (("x", x),):
+        if value.dtype == object and not all(isinstance(cell, (str, bytes)) for cell in value.flat):
+            raise ConfigError(
+                f"{name} must hold numbers or strings. Received: dtype object, shape {value.shape}. Make it an array "
+                "of numbers with np.stack(rows) or astype('float32')."
+            )
     if test_fraction == 0:
         raise ConfigError("test_fraction must be in (0, 1). Received: test_fraction=0. 0.2 is usual.")
 

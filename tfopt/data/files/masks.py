@@ -7,6 +7,7 @@ files are refused.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -68,11 +69,21 @@ class Masks:
         ignored_target: int | None,
     ) -> None:
         files = [mask_of(image, image_root, mask_root) for image in images]
-        self.paths = [str(file) for file in files]
+        self.paths = [os.fsencode(file) for file in files]  # a name may be no UTF-8
         self._size = size
         self._ignored = ignored_target
         self._plain = all(_header(file)[2:] == (8, GREY) for file in files)
-        self.outputs = len(class_names) or 1 + max((self._highest(path) for path in self.paths), default=0)
+        found: set[int] = set()
+        for path in () if class_names else self.paths:
+            found |= {*np.flatnonzero(np.bincount(_read(path).ravel())).tolist()} - {ignored_target}
+        self.outputs = len(class_names) or 1 + max(found, default=0)
+        # 255 is white, or the border of Pascal VOC, much oftener than one of 256 classes.
+        self.note = (
+            f"The masks hold {len(found)} of the class numbers 0 to 255. If 255 marks pixels of no class, set "
+            "ignored_target=255; if it is the second of two classes, write it as 1."
+            if self.outputs == 256 and len(found) < 128
+            else None
+        )
 
     def decode(self, path: Any) -> Any:
         """Returns a mask as class numbers, int32 [height, width], in TensorFlow."""
@@ -100,11 +111,6 @@ class Masks:
         import tensorflow as tf
 
         return tf.io.read_file(path) if self._plain else self.decode(path)
-
-    def _highest(self, path: str) -> int:
-        mask = _read(path)
-        kept = mask if self._ignored is None else mask[mask != self._ignored]
-        return int(kept.max(initial=0))
 
 
 def _mask_problem(image: Path, images: Path, masks: Path) -> str | None:
@@ -138,10 +144,10 @@ def _header(path: Path) -> tuple[int, int, int, int]:
     return int.from_bytes(start[16:20], "big"), int.from_bytes(start[20:24], "big"), start[24], start[25]
 
 
-def _read(path: str | bytes) -> np.ndarray:
+def _read(path: bytes) -> np.ndarray:
     from PIL import Image
 
-    name = path.decode() if isinstance(path, bytes) else path
+    name = os.fsdecode(path)
     try:
         with Image.open(name) as opened:
             return np.asarray(opened).astype(np.int32)

@@ -8,6 +8,7 @@ process.
 from __future__ import annotations
 
 import os
+import tokenize
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,9 @@ def numpy_files(
         seed: Seed of the split and of the order.
     Returns: Rows with the types of the files; float64 becomes float32.
     Raises:
-        ConfigError: A file is missing, cut off, no .npy file, of a type that is no number, in Fortran order, or holds
-            values that are not finite or class numbers that are not below `outputs`; or the files differ in length.
+        ConfigError: A file is missing, cut off, too long, no .npy file, of a type that is no number, in Fortran order,
+            or holds values that are not finite or class numbers that are not below `outputs`; or the files differ in
+            length.
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as directory:
@@ -124,7 +126,7 @@ class ArrayFile:
     Args:
         path: File that `numpy.save` wrote.
     Raises:
-        ConfigError: The file is missing, cut off, no .npy file, or holds no rows of numbers in C order.
+        ConfigError: The file is missing, cut off, too long, no .npy file, or holds no rows of numbers in C order.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -135,7 +137,7 @@ class ArrayFile:
             array = np.load(self.path, mmap_mode="r", allow_pickle=False)
         except FileNotFoundError as error:
             raise ConfigError(f"A .npy file must exist. Received: {self.path!r}. Correct the path.") from error
-        except (OSError, ValueError, EOFError) as error:
+        except (OSError, ValueError, EOFError, SyntaxError, tokenize.TokenError) as error:  # a damaged header: all five
             raise ConfigError(
                 f"Examples must be whole .npy files of numbers. Received: {self.path!r} ({error}). Write the file "
                 "again with numpy.save(file, array)."
@@ -160,6 +162,12 @@ class ArrayFile:
                 "numpy.save(file, numpy.ascontiguousarray(array, 'float32'))."
             )
         self._offset = int(array.offset)
+        size, needed = Path(self.path).stat().st_size, self._offset + array.nbytes
+        if size != needed:
+            raise ConfigError(
+                f"A .npy file of examples must end with its array. Received: {self.path!r} with {size - needed:,} more "
+                "bytes: its header is damaged, or it holds further arrays. Save each array in a file of its own."
+            )
         self._row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
         self._file = Path(self.path).open("rb", buffering=0)  # noqa: SIM115 it closes when nothing reads rows any more
 
