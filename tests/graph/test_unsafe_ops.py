@@ -296,3 +296,28 @@ def test_a_saved_model_of_tensorflow_1_may_restore_its_variables_but_not_write_a
     with pytest.raises(UnsupportedModelError, match="WriteFile"):
         freeze(tmp_path / "model")
     assert not (tmp_path / "written").exists()
+
+
+@pytest.mark.parametrize("asset", [True, False])
+def test_a_table_of_tensorflow_1_is_filled_from_an_asset_and_from_no_other_file(tmp_path, asset):
+    v1, words = tf.compat.v1, tmp_path / "words.txt"
+    words.write_text("a\nb\n")
+    with tf.Graph().as_default(), v1.Session() as session:
+        index = tf.lookup.TextFileIndex
+        initializer = tf.lookup.TextFileInitializer(
+            str(words), tf.string, index.WHOLE_LINE, tf.int64, index.LINE_NUMBER
+        )
+        x = v1.placeholder(tf.string, (None,), name="x")
+        y = tf.lookup.StaticHashTable(initializer, -1).lookup(x)
+        assets = v1.get_collection(v1.GraphKeys.ASSET_FILEPATHS) if asset else None
+        builder = v1.saved_model.Builder(str(tmp_path / "model"))
+        signature = v1.saved_model.predict_signature_def({"x": x}, {"y": y})
+        builder.add_meta_graph_and_variables(
+            session, ["serve"], {"serving_default": signature}, assets, v1.tables_initializer()
+        )
+        builder.save()
+    if asset:
+        check_saved_model(tmp_path / "model")
+        return
+    with pytest.raises(UnsupportedModelError, match="touches files"):
+        check_saved_model(tmp_path / "model")
