@@ -19,7 +19,7 @@ from tfopt.graph import freeze
 from tfopt.graph.edit import NodeDef
 from tfopt.graph.saved_model_ops import check_saved_model
 from tfopt.graph.unsafe_ops import EFFECTS, touched
-from tfopt.quantization import quantize
+from tfopt.quantization import QuantizationConfig, quantize
 
 SUSPICIOUS_NAME = re.compile(
     r"File|Path|Read(?!y)|Write|Save|Restore|Load|Record|Snapshot|Summary|Print|Dump|Debug|Rpc|DataService|Remote|Py"
@@ -168,8 +168,11 @@ def test_file_ops_of_a_keras_model_are_refused_by_the_name_of_the_layer(tmp_path
 
 def test_code_in_a_keras_file_is_refused_unless_it_is_trusted(tmp_path):
     keras_model(lambda x: x * 2).save(tmp_path / "own.keras")
-    with pytest.raises(ArtifactError, match="Lambda"):
+    with pytest.raises(ArtifactError, match=r"(?s)Lambda.*pass trusted=True \(--trusted\)") as refused:
         freeze(tmp_path / "own.keras")
+    assert "safe_mode" not in str(refused.value)
+    with pytest.raises(ArtifactError, match="trusted=True"):
+        quantize(tmp_path / "own.keras", QuantizationConfig(training=True), calibration_data=X)
     assert freeze(tmp_path / "own.keras", trusted=True).predict(X)["output_0"].tolist() == (2 * X).tolist()
 
 
