@@ -324,3 +324,8 @@ def test_a_table_of_tensorflow_1_is_filled_from_an_asset_and_from_no_other_file(
         return
     with pytest.raises(UnsupportedModelError, match="touches files"):
         check_saved_model(tmp_path / "model")
+
+
+def test_a_path_that_is_no_utf_8_is_named(looking, tmp_path):
+    with pytest.raises(ArtifactError, match="text in UTF-8"):
+        check_saved_model(shutil.copytree(looking, tmp_path / "model\udcff"))

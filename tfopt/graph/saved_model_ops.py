@@ -17,6 +17,7 @@ from google.protobuf.message import Error as ProtobufError
 from tensorflow.core.protobuf.meta_graph_pb2 import AssetFileDef
 
 from tfopt.compat.tensorflow import parse_saved_model
+from tfopt.errors import ArtifactError
 from tfopt.graph.unsafe_ops import refuse, touched
 
 SAVER_WRITES = frozenset(["Save", "SaveSlices", "SaveV2", "MergeV2Checkpoints"])  # nothing runs them at load
@@ -36,6 +37,11 @@ def check_saved_model(directory: str | Path) -> None:
     """
     try:
         saved = parse_saved_model(str(directory))
+    except UnicodeEncodeError as error:
+        raise ArtifactError(
+            f"The path of a SavedModel must be text in UTF-8, which TensorFlow needs. Received: {str(directory)!r}. "
+            "Give it another name."
+        ) from error
     except (OSError, UnicodeDecodeError, ProtobufError, tf.errors.OpError):
         return
     found = [unsafe for part in saved.meta_graphs for unsafe in _MetaGraph(part, Path(directory)).unsafe()]
