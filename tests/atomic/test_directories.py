@@ -237,3 +237,9 @@ def test_an_artifact_inside_an_artifact_is_refused(tmp_path):
         with pytest.raises(ExportError, match=r"must not lie inside an artifact.*inside the artifact .*/a\."):
             check_target(inner)
     assert number_of(tmp_path / "a") == 1
+
+
+def test_a_name_that_is_no_utf_8_is_refused_before_the_work(tmp_path):
+    with pytest.raises(ExportError, match="text in UTF-8"):
+        check_target(tmp_path / "out\udcff")
+    check_target(tmp_path / "out é")

@@ -5,6 +5,7 @@ import json
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import layers
@@ -13,7 +14,17 @@ from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting import export
 from tfopt.exporting.int8.node_times import feeds_of
 from tfopt.exporting.manifest import CheckRecord, OutputRecord, TensorRecord, read_manifest
-from tfopt.exporting.parity import CHECKED_VALUES, compare, draw_inputs, record_check, record_output, table_rows
+from tfopt.exporting.parity import (
+    CHECKED_VALUES,
+    CHECKED_WORDS,
+    _text_of,
+    _words,
+    compare,
+    draw_inputs,
+    record_check,
+    record_output,
+    table_rows,
+)
 from tfopt.exporting.signatures import DEFAULT
 from tfopt.graph import freeze
 
@@ -176,3 +187,26 @@ def test_data_that_is_not_finite(value, tmp_path):
     with pytest.raises(ConfigError, match=r"calibration_data must be finite. Received: NaN or infinity.*input 'x'"):
         export(model, tmp_path / "a", calibration_data=np.full((4, 3), value, "float32"))
     assert not (tmp_path / "a").exists()
+
+
+def test_strings_that_are_no_utf_8_are_drawn_as_they_are(tmp_path):
+    class Decoder(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="image")])
+        def serve(self, image):
+            pixels = tf.map_fn(tf.io.decode_png, image, fn_output_signature=tf.TensorSpec([None, None, None], tf.uint8))
+            return {"y": tf.reduce_mean(tf.cast(pixels, tf.float32), [1, 2, 3])}
+
+    decoder = Decoder()
+    tf.saved_model.save(decoder, str(tmp_path / "source"), signatures=decoder.serve)
+    images = np.array([tf.io.encode_png(np.full((2, 2, 3), shade, np.uint8)).numpy() for shade in (5, 7)], object)
+    export(tmp_path / "source", tmp_path / "a", calibration_data=images)
+    check = read_manifest(tmp_path / "a").check
+    drawn = draw_inputs({"image": TensorRecord(shape=(None,), dtype="string")}, check)["image"]
+    assert set(drawn.tolist()) <= set(images.tolist())
+    assert set(check.outputs["source"]["y"].values) <= {5.0, 7.0}
+
+
+def test_few_long_strings_are_recorded():
+    long = [bytes([letter]) * 200_000 for letter in b"abc"]
+    assert [len(word) for word in _words(map(_text_of, long))] == [200_000]
+    assert len(_words(map(str, range(100)))) == CHECKED_WORDS

@@ -19,7 +19,7 @@ from tfopt.graph import freeze
 from tfopt.graph.edit import NodeDef
 from tfopt.graph.saved_model_ops import check_saved_model
 from tfopt.graph.unsafe_ops import EFFECTS, touched
-from tfopt.quantization import quantize
+from tfopt.quantization import QuantizationConfig, quantize
 
 SUSPICIOUS_NAME = re.compile(
     r"File|Path|Read(?!y)|Write|Save|Restore|Load|Record|Snapshot|Summary|Print|Dump|Debug|Rpc|DataService|Remote|Py"
@@ -168,8 +168,11 @@ def test_file_ops_of_a_keras_model_are_refused_by_the_name_of_the_layer(tmp_path
 
 def test_code_in_a_keras_file_is_refused_unless_it_is_trusted(tmp_path):
     keras_model(lambda x: x * 2).save(tmp_path / "own.keras")
-    with pytest.raises(ArtifactError, match="Lambda"):
+    with pytest.raises(ArtifactError, match=r"(?s)Lambda.*pass trusted=True \(--trusted\)") as refused:
         freeze(tmp_path / "own.keras")
+    assert "safe_mode" not in str(refused.value)
+    with pytest.raises(ArtifactError, match="trusted=True"):
+        quantize(tmp_path / "own.keras", QuantizationConfig(training=True), calibration_data=X)
     assert freeze(tmp_path / "own.keras", trusted=True).predict(X)["output_0"].tolist() == (2 * X).tolist()
 
 
@@ -296,3 +299,33 @@ def test_a_saved_model_of_tensorflow_1_may_restore_its_variables_but_not_write_a
     with pytest.raises(UnsupportedModelError, match="WriteFile"):
         freeze(tmp_path / "model")
     assert not (tmp_path / "written").exists()
+
+
+@pytest.mark.parametrize("asset", [True, False])
+def test_a_table_of_tensorflow_1_is_filled_from_an_asset_and_from_no_other_file(tmp_path, asset):
+    v1, words = tf.compat.v1, tmp_path / "words.txt"
+    words.write_text("a\nb\n")
+    with tf.Graph().as_default(), v1.Session() as session:
+        index = tf.lookup.TextFileIndex
+        initializer = tf.lookup.TextFileInitializer(
+            str(words), tf.string, index.WHOLE_LINE, tf.int64, index.LINE_NUMBER
+        )
+        x = v1.placeholder(tf.string, (None,), name="x")
+        y = tf.lookup.StaticHashTable(initializer, -1).lookup(x)
+        assets = v1.get_collection(v1.GraphKeys.ASSET_FILEPATHS) if asset else None
+        builder = v1.saved_model.Builder(str(tmp_path / "model"))
+        signature = v1.saved_model.predict_signature_def({"x": x}, {"y": y})
+        builder.add_meta_graph_and_variables(
+            session, ["serve"], {"serving_default": signature}, assets, v1.tables_initializer()
+        )
+        builder.save()
+    if asset:
+        check_saved_model(tmp_path / "model")
+        return
+    with pytest.raises(UnsupportedModelError, match="touches files"):
+        check_saved_model(tmp_path / "model")
+
+
+def test_a_path_that_is_no_utf_8_is_named(looking, tmp_path):
+    with pytest.raises(ArtifactError, match="text in UTF-8"):
+        check_saved_model(shutil.copytree(looking, tmp_path / "model\udcff"))

@@ -121,6 +121,11 @@ def check_target(final: Path) -> None:
             "The export directory's path must hold none of [ ] * ?, which TensorFlow reads as a pattern. "
             f"Received: directory={final}. Choose another name."
         )
+    if any("\ud800" <= character <= "\udfff" for character in str(final)):  # how Python holds such bytes
+        raise ExportError(
+            "The export directory's path must be text in UTF-8, which TensorFlow needs. "
+            f"Received: directory={str(final)!r}. Choose another name."
+        )
     outer = next((parent for parent in final.absolute().parents if _files_of_artifact(parent) is not None), None)
     if outer is not None:
         raise ExportError(

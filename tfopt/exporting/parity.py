@@ -47,8 +47,12 @@ CHECKED_EXAMPLES = 2
 CHECKED_VALUES = 128
 CHECKED_SUMS = 64
 CHECKED_WORDS = 64
+CHECKED_CHARACTERS = 2**18  # of all words together, but always one whole word
 OTHER_WORDS = ("", "a", "b", "ab")  # for a model that takes strings and has no table of them
 FIRST_VALUES = 64  # the number of first values of each output in the first format
+# A string may be an image or a record. JSON holds text only, so a byte that is no UTF-8 becomes a private character.
+PRIVATE = {0xDC00 + byte: 0x10DC00 + byte for byte in range(0x80, 0x100)}
+SURROGATES = {private: surrogate for surrogate, private in PRIVATE.items()}
 SMALL_IDS = 9  # the largest integer for an input that looks up no table
 EXACT = 2**53  # integers up to this are exact in a manifest
 # Ops between an input of ids and a table. They change shapes, or make negative ids positive.
@@ -85,7 +89,7 @@ def record_check(
         fed = {name: value.numpy() for name, value in graphs[DEFAULT].feed(batch[0]).items()}
         examples = examples or HeldOut(inputs=_recombined(fed), origin=RECOMBINED)
         shapes = {name: list(value.shape) for name, value in fed.items()}
-        words = {name: _words(value.decode("utf-8", "replace") for value in fed[name].reshape(-1)) for name in strings}
+        words = {name: _words(_text_of(value) for value in fed[name].reshape(-1)) for name in strings}
         whole = {name: _range_of(name, value) for name, value in fed.items() if name not in words} | _places(words)
         # An input that never changes shows nothing of a model that was calibrated on it.
         changing = {
@@ -128,7 +132,7 @@ def draw_inputs(specs: Mapping[str, TensorRecord], check: CheckRecord) -> dict[s
     for name, spec in specs.items():
         (low, high), shape = check.ranges[name], check.shapes[name]
         if name in check.words:
-            words = np.array([word.encode() for word in check.words[name]])
+            words = np.array([_bytes_of(word) for word in check.words[name]])
             inputs[name] = words[generator.integers(int(low), int(high), shape, endpoint=True)]
             continue
         if spec.numpy_dtype.kind in "biu" and not first:
@@ -309,7 +313,23 @@ def _table_size(gather: Any, nodes: Mapping[str, Any], shapes: Mapping[str, tf.T
 
 def _words(words: Iterable[str]) -> tuple[str, ...]:
     """Returns the first different words, and always one."""
-    return tuple(itertools.islice(dict.fromkeys(words), CHECKED_WORDS)) or OTHER_WORDS
+    found = list(itertools.islice(dict.fromkeys(words), CHECKED_WORDS))
+    sizes = list(itertools.accumulate(map(len, found)))
+    return tuple(found[: max(1, sum(size <= CHECKED_CHARACTERS for size in sizes))]) or OTHER_WORDS
+
+
+def _text_of(word: bytes) -> str:
+    """Returns a string of TensorFlow as text that JSON can hold, from which `_bytes_of` makes the same bytes.
+
+    Example:
+        >>> [_bytes_of(_text_of(word)) for word in (b"ab", "é".encode(), b"\\xff\\xd8")]
+        [b'ab', b'\\xc3\\xa9', b'\\xff\\xd8']
+    """
+    return word.decode("utf-8", "surrogateescape").translate(PRIVATE)
+
+
+def _bytes_of(text: str) -> bytes:
+    return text.translate(SURROGATES).encode("utf-8", "surrogateescape")
 
 
 def _places(words: Mapping[str, tuple[str, ...]]) -> Ranges:

@@ -14,8 +14,10 @@ from typing import Any
 
 import tensorflow as tf
 from google.protobuf.message import Error as ProtobufError
+from tensorflow.core.protobuf.meta_graph_pb2 import AssetFileDef
 
 from tfopt.compat.tensorflow import parse_saved_model
+from tfopt.errors import ArtifactError
 from tfopt.graph.unsafe_ops import refuse, touched
 
 SAVER_WRITES = frozenset(["Save", "SaveSlices", "SaveV2", "MergeV2Checkpoints"])  # nothing runs them at load
@@ -23,6 +25,7 @@ SAVER_READS = {"Restore": 0, "RestoreSlice": 0, "RestoreV2": 0}  # with the plac
 TABLE_READS = {"InitializeTableFromTextFile": 1, "InitializeTableFromTextFileV2": 1}
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 INIT = "__saved_model_init_op"
+ASSET_COLLECTION = "saved_model_assets"
 ASSET, SAVER, OTHER = "an asset", "the saver's file", "another file"
 
 
@@ -34,6 +37,11 @@ def check_saved_model(directory: str | Path) -> None:
     """
     try:
         saved = parse_saved_model(str(directory))
+    except UnicodeEncodeError as error:
+        raise ArtifactError(
+            f"The path of a SavedModel must be text in UTF-8, which TensorFlow needs. Received: {str(directory)!r}. "
+            "Give it another name."
+        ) from error
     except (OSError, UnicodeDecodeError, ProtobufError, tf.errors.OpError):
         return
     found = [unsafe for part in saved.meta_graphs for unsafe in _MetaGraph(part, Path(directory)).unsafe()]
@@ -51,6 +59,7 @@ class _MetaGraph:
         self.nodes = {"": {node.name: node for node in meta.graph_def.node}}
         self.nodes |= {each.signature.name: {node.name: node for node in each.node_def} for each in functions}
         self.arguments = {each.signature.name: [arg.name for arg in each.signature.input_arg] for each in functions}
+        self.fed = {_node_of(asset.tensor_info.name): asset.filename for asset in _assets(meta)}
         self.objects = meta.object_graph_def.nodes
         self.callable = meta.object_graph_def.concrete_functions
         self.callers: dict[str, list[tuple[str, Any]]] = {}
@@ -134,9 +143,8 @@ class _MetaGraph:
         if node is None:
             return self._sources_of_argument(scope, name, seen)
         if scope == "":
-            fed = {_node_of(asset.tensor_info.name): asset.filename for asset in self.meta.asset_file_def}
-            if name in fed:
-                return {self._kind_of(fed[name])}
+            if name in self.fed:
+                return {self._kind_of(self.fed[name])}
             if name == _node_of(self.meta.saver_def.filename_tensor_name):
                 return {SAVER}
         if node.op == "Identity":
@@ -168,6 +176,12 @@ class _MetaGraph:
     def _kind_of(self, asset: str) -> str:
         """An asset's name may lead out of the SavedModel, as ../../secret or by a link."""
         return ASSET if (self.assets / asset).resolve().is_relative_to(self.inside) else OTHER
+
+
+def _assets(meta: Any) -> list[Any]:
+    """Returns the assets as the loader finds them: TensorFlow 1 lists them in a collection."""
+    packed = [] if meta.asset_file_def else meta.collection_def[ASSET_COLLECTION].any_list.value
+    return [*meta.asset_file_def, *(AssetFileDef.FromString(each.value) for each in packed)]
 
 
 def _node_of(tensor: str) -> str:

@@ -64,7 +64,7 @@ def freeze(
         (['keras_tensor...'], ['output_0'])
     """
     if isinstance(source, (str, Path)) and Path(source).suffix == ".keras":
-        source = _load_keras(Path(source), trusted)
+        source = load_keras(Path(source), trusted)
     if isinstance(source, (str, Path)):
         function, name = _saved_model_function(Path(source), signature, trusted), Path(source).name
         outputs = _name_outputs(function.structured_outputs)  # sorted, as they are flattened
@@ -175,11 +175,22 @@ def _name_inputs(specs: Any) -> list[tuple[str, Any]]:
     return [(spec.name or (path[-1] if isinstance(path[-1], str) else next(unnamed)), spec) for path, spec in paths]
 
 
-def _load_keras(file: Path, trusted: bool) -> keras.Model:
+def load_keras(file: Path, trusted: bool) -> keras.Model:
+    """Returns the model of a .keras file.
+
+    Raises:
+        ArtifactError: The file is damaged, or it holds code and is not trusted.
+    """
     check_stored("A model", file)
     try:
         return keras.saving.load_model(file, compile=False, safe_mode=not trusted)
     except Exception as error:  # a damaged file fails in many ways, from BadZipFile to KeyError
+        if not trusted and "safe_mode=False" in str(error):  # Keras' remedy, which no caller of tfopt can follow
+            reason = next(line for line in str(error).splitlines() if "safe_mode=False" in line).split(" If you trust")
+            raise ArtifactError(
+                f"A .keras file must hold no code and name no files. Received: {file} ({reason[0].strip()}). If you "
+                "trust its source, pass trusted=True (--trusted)."
+            ) from error
         raise ArtifactError(
             f"source must be a readable .keras file. Received: {file} ({_reason(error)}). Save it again."
         ) from error

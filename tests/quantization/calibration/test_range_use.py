@@ -111,3 +111,13 @@ def test_the_error_of_an_output_near_zero_is_a_share_of_its_scale(tmp_path):
     assert output.scale == 1.0
     assert max(output.values) < 0.2
     assert read_manifest(tmp_path / "a").check.errors["artifact"].relative < 1e-2
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_strings_that_are_all_equal_are_named(shape, tmp_path):
+    word = keras.Input(shape, dtype="string", name="word")
+    looked = layers.Embedding(4, 8)(layers.StringLookup(vocabulary=["a", "b"])(word))
+    model = keras.Model(word, layers.Dense(3)(looked))
+    with pytest.warns(TfoptWarning, match="'word': every value is equal"):
+        export(model, tmp_path / "a", INT8, calibration_data=np.full((40, *shape), "a"))
+    export(model, tmp_path / "a", INT8, calibration_data=np.array(["a", "b"] * 20).reshape(40, *shape))

@@ -20,6 +20,7 @@ from tfopt.errors import UnsupportedLayerError, UnsupportedModelError
 from tfopt.graph import FrozenGraph, GraphEditor, freeze
 from tfopt.graph.edit import producer
 from tfopt.graph.fold import fold_constants
+from tfopt.graph.source import load_keras
 from tfopt.models.copy_check import check_copy, check_quantized, first_examples
 from tfopt.models.plain_models import plain_copy
 from tfopt.quantization.annotation.exclude import check_exclude, matches
@@ -36,7 +37,6 @@ from tfopt.quantization.calibration.calibrate import calibrate, collect, computa
 from tfopt.quantization.calibration.range_use import examine
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.report import Change, PassReport, Skip
-from tfopt.settings.files import check_stored
 
 ATTRIBUTE = "_tfopt_quantization_report"
 
@@ -47,8 +47,7 @@ def quantize_for_training(
 ) -> keras.Model:
     """Returns a copy of the model that trains with fake quantization; see `tfopt.quantize`."""
     if isinstance(model, (str, Path)) and Path(model).suffix == ".keras":
-        check_stored("A model", model)
-        model = keras.saving.load_model(model, compile=False, safe_mode=not trusted)
+        model = load_keras(Path(model), trusted)
     check_rebuildable(model)
     if any(isinstance(layer, FakeQuantize) for layer in layers_inside(model)):
         raise UnsupportedModelError(

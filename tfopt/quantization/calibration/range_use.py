@@ -145,9 +145,9 @@ def _of_inputs(graph: FrozenGraph, batches: Sequence[Mapping[str, Any]]) -> Iter
 
 
 def _constant(parts: Sequence[np.ndarray]) -> str:
-    first = parts[0][0]
+    first = np.asarray(parts[0][0])  # one string is no array
     if first.size and all((part == first.flat[0]).all() for part in parts):
-        return f"every value is {first.flat[0]:g}"
+        return f"every value is {first.flat[0]:g}" if first.dtype.kind in "fiub" else "every value is equal"
     several = sum(map(len, parts)) > 1
     if several and all(part.shape[1:] == first.shape and (part == first).all() for part in parts):
         return "all examples are equal"
