@@ -8,7 +8,7 @@ from keras import layers
 
 from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
 from tfopt.hardware import Gpu, Hardware
-from tfopt.models.float32_outputs import float32_outputs, half_outputs
+from tfopt.models.float32_outputs import float32_outputs, half_outputs, keep_float32
 from tfopt.profiling.tensor_cores import tensor_core_alignment
 from tfopt.training.precision import choose_precision
 
@@ -211,6 +211,9 @@ def test_of_a_call_that_needs_tensors_the_softmax_is_known_and_nothing_else():
         model = Subclassed(activation, tensors_only=True)
         model(X)
         assert [layer.name for layer in half_outputs(model)] == found
+        report = keep_float32(model)
+        assert [change.name for change in report.changed] == found
+        assert "cannot be followed to its outputs" in str(report)
 
 
 def test_alignment_names_widths_with_the_cost_of_padding_them():

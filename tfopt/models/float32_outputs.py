@@ -12,7 +12,7 @@ import keras
 from tfopt.compat.layers import set_dtype
 from tfopt.errors import UnsupportedModelError
 from tfopt.models.copying import finalize
-from tfopt.models.structure import layer_path, layers_inside, output_layers
+from tfopt.models.structure import can_follow_outputs, layer_path, layers_inside, output_layers
 from tfopt.report import Change, PassReport, Skip
 
 HALF = ("float16", "bfloat16")
@@ -71,6 +71,9 @@ def keep_float32(model: keras.Model) -> PassReport:
         to_change.append(layer)
         detail = f"{layer.dtype_policy.name} -> float32"
         changed.append(Change(name=layer_path(model, layer), kind=type(layer).__name__, detail=detail))
+    if model.built and not can_follow_outputs(model):
+        reason = "its call cannot be followed to its outputs; give the layers that compute them dtype='float32'"
+        skipped.append(Skip(name=model.name, kind=type(model).__name__, reason=reason))
     for layer in to_change:
         for part in layers_inside(layer):
             part.dtype_policy = "float32"

@@ -34,10 +34,19 @@ def output_layers(model: keras.Model) -> list[keras.Layer]:
     A subclassed model is called once on symbolic inputs. If that is impossible, since it is not built or its `call`
     needs real tensors, only its own layers that end in a softmax are known.
     """
-    outputs = keras.tree.flatten(getattr(model, "outputs", None) or []) or _outputs_of_call(model)
+    outputs = _symbolic_outputs(model)
     if outputs:
         return list({id(layer): layer for output in outputs for layer in _behind(output)}.values())
     return [layer for layer in model.layers if _is_softmax(layer)]
+
+
+def can_follow_outputs(model: keras.Model) -> bool:
+    """Returns whether `output_layers` finds the layers of all outputs, and not only those that end in a softmax."""
+    return bool(_symbolic_outputs(model))
+
+
+def _symbolic_outputs(model: keras.Model) -> list[Any]:
+    return keras.tree.flatten(getattr(model, "outputs", None) or []) or _outputs_of_call(model)
 
 
 def _outputs_of_call(model: keras.Model) -> list[Any]:
