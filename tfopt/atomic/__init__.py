@@ -1,4 +1,4 @@
-"""Files and directories that appear whole or not at all, also when a process is killed.
+"""Files and directories that appear whole or not at all, and replace only what tfopt wrote.
 
 Start in files.py, which writes a single file. directories.py replaces a whole artifact.
 """

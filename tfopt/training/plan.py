@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,7 +12,7 @@ import tensorflow as tf
 
 from tfopt import data, notebook
 from tfopt.data import DataConfig, EpochCounter
-from tfopt.errors import ConfigError, TfoptWarning
+from tfopt.errors import ConfigError, warn
 from tfopt.hardware import Hardware, detect
 from tfopt.report import Decision
 from tfopt.training.config import TrainingConfig
@@ -150,9 +149,7 @@ class Plan:
                 if of_source
                 else "Give this pipeline an augmentation, or augment=None"
             )
-            warnings.warn(
-                f"The recipe augments {what}: this pipeline does not augment. {remedy}.", TfoptWarning, stacklevel=3
-            )
+            warn(f"The recipe augments {what}: this pipeline does not augment. {remedy}.")
         return found
 
     def optimizer(self, steps_per_epoch: int) -> keras.optimizers.Optimizer:
