@@ -30,7 +30,7 @@ PRETENDED ?= amx A100
 test-hardware: $(DEV)
 	@for hardware in $(PRETENDED); do echo "pretending $$hardware"; TFOPT_PRETEND_HARDWARE=$$hardware \
 		$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal tests/test_hardware.py tests/training/step \
-		tests/training/test_compile.py tests/training/test_plan.py tests/runner tests/diagnosis tests/scripts \
+		tests/training/test_compile.py tests/training/test_plan.py tests/runner \
 		tfopt/training tfopt/runner tfopt/hardware || exit 1; done
 
 lint: $(DEV)
