@@ -187,7 +187,7 @@ def raising(error):
         (KeyError("wrong"), 70),
         (OSError(errno.ENOSPC, "wrong"), 3),
         (MemoryError("wrong"), 3),
-        (FileNotFoundError(errno.ENOENT, "wrong"), 70),
+        (FileNotFoundError(errno.ENOENT, "wrong"), 2),
         (KeyboardInterrupt(), 130),
     ],
     ids=lambda value: type(value).__name__,

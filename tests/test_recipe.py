@@ -13,6 +13,7 @@ from tfopt.data import synthetic
 from tfopt.data.config import DataConfig
 from tfopt.errors import ConfigError
 from tfopt.models import mlp
+from tfopt.printable import DIRECTIONS, HIDDEN
 from tfopt.pruning import PruningConfig
 from tfopt.quantization import QuantizationConfig
 from tfopt.recipe import QUICK_EPOCHS, QUICK_EXAMPLES, ModelConfig, Recipe
@@ -45,7 +46,7 @@ numbers = st.floats(allow_nan=False, allow_infinity=False)
 fractions = st.floats(min_value=0, max_value=0.999)
 recipes = st.builds(
     Recipe,
-    name=words,
+    name=st.text(st.characters(exclude_categories=HIDDEN, exclude_characters=DIRECTIONS), max_size=20),
     description=words,
     model=st.one_of(
         st.builds(

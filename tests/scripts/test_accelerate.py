@@ -394,7 +394,7 @@ def test_wrong_words_are_refused_before_the_script_runs(tmp_path, capfd):
     script.write_text("print('ran')")
     for words, message in (
         ([], "The script must follow the options"),
-        (["--report", "no/such/directory/a.json", str(script)], "--report must be in a directory that exists"),
+        (["--report", "no/such/directory/a.json", str(script)], "--report must be a file that can be written"),
         (["nowhere.py"], "nowhere.py, which does not exist"),
         (["--precision", "float8", str(script)], "float8"),
     ):
