@@ -264,7 +264,7 @@ def test_a_cache_is_advised_where_a_serial_map_uses_every_core():
 def test_under_a_strategy_the_gain_of_a_change_of_the_input_is_measured(two_replicas):
     with two_replicas.scope():
         model = network()
-    found = tfopt.diagnose(model, batches(0.02), steps=40, epochs=2)
+    found = tfopt.diagnose(model, batches(0.05), steps=40, epochs=2)
     serial = next(each for each in found.diagnoses if each.cause == "slow_map")
     assert "could not be measured" not in serial.evidence
     assert serial.gain > 0.5

@@ -60,6 +60,6 @@ def writable_directory(flag: str, out: str) -> Path:
 
 def _refused(flag: str, out: str, what: str, error: OSError) -> ConfigError:
     return ConfigError(
-        f"{flag} must be {what} that can be written. Received: {flag} {out} ({error.strerror or error}). The program has "
-        "not run. Choose another place."
+        f"{flag} must be {what} that can be written. Received: {flag} {out} ({error.strerror or error}). The program "
+        "has not run. Choose another place."
     )
