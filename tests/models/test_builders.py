@@ -41,7 +41,7 @@ def test_every_builder_has_a_small_model():
 
 
 @pytest.mark.parametrize("name", sorted(SMALL_MODELS))
-@pytest.mark.parametrize("outputs", [2, 10])
+@pytest.mark.parametrize("outputs", [pytest.param(2, marks=pytest.mark.slow), 10])
 def test_every_builder_goes_from_examples_to_logits(name, outputs):
     entry = replace(SMALL_MODELS[name], outputs=outputs, input_shape=list(SMALL_MODELS[name].input_shape))
     model = entry.build()

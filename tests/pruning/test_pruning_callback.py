@@ -76,7 +76,24 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+def some_fast(names, fast):
+    """Marks the names that are not in `fast`, each of which is like one that is."""
+    assert set(fast) <= set(names)
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+FAST_SETTINGS = (
+    "plain",
+    "eager",
+    "xla and 4 steps per execution",
+    "mixed_float16 and momentum",
+    "moving averages that overwrite",
+    "gradient accumulation",
+    "two replicas and momentum",
+)
+
+
+@pytest.mark.parametrize("name", some_fast(SETTINGS, FAST_SETTINGS))
 def test_zeros_hold_after_every_step(name, two_replicas):
     settings = dict(SETTINGS[name])
     strategy = two_replicas if settings.pop("replicas", 1) == 2 else None
@@ -253,7 +270,18 @@ BREAKS = {
 }
 
 
-@pytest.mark.parametrize("name", BREAKS)
+FAST_BREAKS = (
+    "epoch 2",
+    "executions that do not divide the epoch",
+    "a grid point in the last execution of an epoch",
+    "a callable that falls",
+    "movement, within an epoch, after an update",
+    "regrowth, within an epoch, executions of 4",
+    "within an epoch, after an update",
+)
+
+
+@pytest.mark.parametrize("name", some_fast(BREAKS, FAST_BREAKS))
 def test_a_fit_continued_after_a_break_ends_as_one_without(name):
     step, steps_per_execution, settings = BREAKS[name]
     config = PruningConfig(**{"frequency": 7, **settings})

@@ -168,8 +168,15 @@ def optimizers():
     yield "scaled", lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Nadam(), dynamic_growth_steps=2)
 
 
+FAST_OPTIMIZERS = ("AdamW", "Adafactor", "Muon", "ScheduleFreeAdamW", "accumulation", "scaled")
+
+
 @pytest.mark.parametrize(
-    ("name", "make"), list(optimizers()), ids=lambda value: value if isinstance(value, str) else ""
+    ("name", "make"),
+    [
+        pytest.param(name, make, id=name, marks=() if name in FAST_OPTIMIZERS else pytest.mark.slow)
+        for name, make in optimizers()
+    ],
 )
 def test_every_optimizer_is_carried_whole(name, make):
     model, other = small(make()), small(make())
