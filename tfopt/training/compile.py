@@ -73,8 +73,9 @@ def compile(
         UnsupportedModelError: The model was built outside `plan.scope()`, or cannot be split over a pipeline.
     Example:
         >>> import keras, numpy as np
+        >>> from tfopt.training.config import TrainingConfig
         >>> from tfopt.training.plan import plan
-        >>> decided = plan()
+        >>> decided = plan(TrainingConfig(precision="float32"))
         >>> with decided.scope():
         ...     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         >>> print(compile(model, decided, optimizer="sgd", loss="mse"))
