@@ -25,7 +25,7 @@ test: lint
 test-slow: $(DEV)
 	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal
 
-# The tests that depend on the hardware, with another one in its place: what passes here passes there.
+# The tests that depend on the hardware, with another one in its place. Plans decide for it; the kernels run on this one.
 PRETENDED ?= amx A100
 test-hardware: $(DEV)
 	@for hardware in $(PRETENDED); do echo "pretending $$hardware"; TFOPT_PRETEND_HARDWARE=$$hardware \

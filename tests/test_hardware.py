@@ -174,6 +174,7 @@ def test_the_measured_peak_is_reached_by_no_other_product():
         ("vnni", "float32", False),
         ("amx", "mixed_bfloat16", False),
         ("T4", "mixed_float16", True),
+        ("V100", "mixed_float16", True),  # a part of a name, as `tfopt devices --card` takes
     ],
 )
 def test_another_machine_can_be_pretended(name, precision, jit_compile, monkeypatch):

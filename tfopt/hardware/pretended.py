@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from tfopt.errors import ConfigError
-from tfopt.hardware.gpus import GPU_CARDS, Gpu, find_card
+from tfopt.hardware.gpus import GPU_CARDS, Gpu, card_name
 
 VARIABLE = "TFOPT_PRETEND_HARDWARE"
 
@@ -41,9 +41,9 @@ def pretended_gpu() -> Gpu | None:
         ConfigError: The variable names neither a processor nor a GPU.
     """
     name = _asked()
-    card = find_card(name)
-    if card is None:
+    if not name or name.lower() in _PROCESSORS:
         return None
+    card = GPU_CARDS[card_name(name)]
     return Gpu(
         name=f"pretended {name}",
         compute_capability=card.compute_capability,
@@ -54,9 +54,12 @@ def pretended_gpu() -> Gpu | None:
 
 def _asked() -> str:
     name = os.environ.get(VARIABLE, "").strip()
-    if name and name.lower() not in _PROCESSORS and find_card(name) is None:
-        raise ConfigError(
-            f"{VARIABLE} must be one of {', '.join(_PROCESSORS)}, or a GPU of the table ({', '.join(GPU_CARDS)}). "
-            f"Received: {VARIABLE}={name!r}. Unset it to use this machine's own hardware."
-        )
+    if name and name.lower() not in _PROCESSORS:
+        try:
+            card_name(name)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{VARIABLE} must be one of {', '.join(_PROCESSORS)}, or a GPU of the table ({', '.join(GPU_CARDS)}). "
+                f"Received: {VARIABLE}={name!r}. Unset it to use this machine's own hardware."
+            ) from error
     return name
