@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.compat.replace import forget, kept, replaced
 from tfopt.compat.trainer import built_under
 from tfopt.diagnosis.experiments import CannotMeasureError, unchanged
 from tfopt.diagnosis.measured import Measured
@@ -72,7 +73,7 @@ def diagnose(
     if not args and options.get("x") is None:
         raise ConfigError("The data must follow the model, as in fit. Received: none. Pass it, for example x and y.")
     observation = Observation(limit=steps, stops=True)
-    with _state_kept(model, args, options):
+    with kept(model, *OF_FIT), _state_kept(model, args, options):
         observe_fit(observation, model, model.fit, args, {"verbose": 0, **options, "epochs": 10**6})
         observation.epochs, observation.length_is_known = options.get("epochs", 2), "epochs" in options
         return report(observation, trace_dir=trace_dir)
@@ -81,33 +82,22 @@ def diagnose(
 @contextlib.contextmanager
 def _state_kept(model: keras.Model, args: tuple[Any, ...], options: dict[str, Any]) -> Iterator[None]:
     """Keeps the state of a model, which is built before that."""
-    kept = {name: vars(model)[name] for name in OF_FIT if name in vars(model)}
     if not has_variables(model) or (model.built and model.optimizer is not None and not model.optimizer.built):
         _build(model, args, options)
     with unchanged(model), _own_optimizers_kept(model):
-        try:
-            yield
-        finally:
-            for name in OF_FIT:
-                if name in kept:
-                    setattr(model, name, kept[name])
-                elif name in vars(model):
-                    delattr(model, name)
+        yield
 
 
 @contextlib.contextmanager
 def _own_optimizers_kept(model: keras.Model) -> Iterator[None]:
     """Lets copies take the places of optimizers that only the model's own step can build."""
     own = {name: each for name, each in own_optimizers(model).items() if not each.built}
-    for name, each in own.items():
-        setattr(model, name, unbuilt_copy(each))
     try:
-        yield
+        with replaced(model, **{name: unbuilt_copy(each) for name, each in own.items()}):
+            yield
     finally:
-        for name, each in own.items():
-            setattr(model, name, each)
         if own:
-            model.train_function = None  # it holds the copies
+            forget(model, "train_function")  # it holds the copies
 
 
 def _build(model: keras.Model, args: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -121,18 +111,10 @@ def _build(model: keras.Model, args: tuple[Any, ...], options: dict[str, Any]) -
     def make(force: bool = False) -> None:
         model.train_function = build
 
-    function, own = model.train_function, vars(model).get("make_train_function")
     short = {"epochs": 1, "initial_epoch": 0, "steps_per_epoch": 1, "verbose": 0}
-    model.make_train_function = make
     options = {**options, **short, "callbacks": None, "validation_data": None, "validation_split": 0.0}
-    try:
+    with kept(model, "train_function"), replaced(model, make_train_function=make):
         type(model).fit(model, *args, **options)  # not that of tfopt.compile, which needs its own training function
-    finally:
-        model.train_function = function
-        if own is None:
-            del model.make_train_function
-        else:
-            model.make_train_function = own
 
 
 def _open_spec(value: Any) -> tf.TensorSpec | None:

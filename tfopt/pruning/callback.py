@@ -10,13 +10,14 @@ from typing import Any
 import keras
 
 from tfopt.compat.kinds import is_tf_keras
+from tfopt.compat.replace import forget
 from tfopt.compat.trainer import running_callbacks
 from tfopt.errors import ConfigError, UnsupportedModelError, warn
 from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.criteria.gradients import check_data
 from tfopt.pruning.criteria.scores import needs_data
 from tfopt.pruning.masks import attach_counter, attach_mask, attach_movement
-from tfopt.pruning.prune import PASS_A_CONFIG, retrace
+from tfopt.pruning.prune import PASS_A_CONFIG
 from tfopt.pruning.regrowth import share_at
 from tfopt.pruning.schedules import SCHEDULES, Schedule, from_callable
 from tfopt.pruning.updates import MaskUpdates
@@ -121,7 +122,7 @@ class PruningSchedule(keras.callbacks.Callback):
             for mask in self._masks:
                 attach_movement(mask)
         self._state: _Fit | None = None
-        retrace(model)
+        forget(model, "train_function")
 
     @property
     def _fit(self) -> _Fit:

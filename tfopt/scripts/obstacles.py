@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.compat.replace import callbacks_of
 from tfopt.compat.trainer import built_under, profiles_batches
 from tfopt.report import Skip
 from tfopt.scripts.hook import place
@@ -54,7 +55,7 @@ HARMLESS: dict[Any, Callable[[Any], bool]] = {
     keras.callbacks.TensorBoard.on_train_batch_begin: _writes_by_epoch,
     keras.callbacks.TensorBoard.on_train_batch_end: _writes_by_epoch,
     keras.callbacks.TensorBoard.on_test_batch_begin: _writes_by_epoch,
-    # The runtime ends a call with the step that it looks for: told_the_last_batch in training/step/fit.py.
+    # The runtime ends a call with the step that it looks for: `ending` in training/step/fit.py.
     keras.callbacks.TerminateOnNaN.on_batch_end: _always,
 }
 
@@ -107,7 +108,7 @@ def per_batch_callback(callbacks: Any, *, validates: bool) -> str | None:
         >>> per_batch_callback([keras.callbacks.TensorBoard(update_freq="batch")], validates=False)
         'TensorBoard'
     """
-    for callback in _flat(callbacks):
+    for callback in callbacks_of(callbacks):
         for name in PER_BATCH + (PER_TEST_BATCH if validates else ()):
             method = getattr(callback, name)
             function = getattr(method, "__func__", method)
@@ -189,12 +190,6 @@ def _calls(node: ast.AST, function: ast.FunctionDef | None) -> Iterator[tuple[in
         yield node.lineno, name, function
     for child in ast.iter_child_nodes(node):
         yield from _calls(child, function)
-
-
-def _flat(callbacks: Any) -> list[Any]:
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return list(callbacks.callbacks)
-    return [] if callbacks is None else list(keras.tree.flatten(callbacks))
 
 
 def _passes_callbacks(fit: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from tfopt.compat.replace import replaced
 from tfopt.diagnosis.watching.observation import Observation
 
 HOOKS = tuple(name for name in vars(keras.callbacks.Callback) if name.startswith("on_"))
@@ -26,7 +27,6 @@ def callback_timed(callback: Any, observation: Observation) -> Iterator[None]:
         if getattr(type(callback), name, None) is not getattr(keras.callbacks.Callback, name)
         and not any(word in name for word in OUTSIDE)
     ]
-    before = {name: vars(callback).get(name) for name in own}
 
     def add(times: dict[str, float], seconds: float) -> None:
         times[type(callback).__name__] = times.get(type(callback).__name__, 0.0) + seconds
@@ -46,21 +46,13 @@ def callback_timed(callback: Any, observation: Observation) -> Iterator[None]:
 
         return call
 
-    for name in own:
-        setattr(callback, name, timed(name, getattr(callback, name)))
-    try:
+    with replaced(callback, **{name: timed(name, getattr(callback, name)) for name in own}):
         yield
-    finally:
-        for name, method in before.items():
-            if method is None:
-                delattr(callback, name)
-            else:
-                setattr(callback, name, method)
 
 
 @contextlib.contextmanager
-def copies_timed(model: keras.Model, observation: Observation) -> Iterator[None]:
-    """Times `get_weights` and `numpy` of the model's variables, which copy weights to the host."""
+def copies_timed(observation: Observation) -> Iterator[None]:
+    """Times `get_weights` and `numpy` of variables, which copy weights to the host."""
     original = keras.Variable.numpy
     depth = 0
 
@@ -77,8 +69,5 @@ def copies_timed(model: keras.Model, observation: Observation) -> Iterator[None]
             observation.copied_bytes += getattr(value, "nbytes", 0)
         return value
 
-    keras.Variable.numpy = functools.wraps(original)(numpy)
-    try:
+    with replaced(keras.Variable, numpy=functools.wraps(original)(numpy)):
         yield
-    finally:
-        keras.Variable.numpy = original

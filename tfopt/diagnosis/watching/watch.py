@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.compat.replace import callbacks_of, first_callback, replaced
 from tfopt.diagnosis.watching.batches import Hand, again, batches_in_memory
 from tfopt.diagnosis.watching.callbacks import callback_timed, copies_timed
 from tfopt.diagnosis.watching.garbage import Collections, collections_timed
@@ -46,20 +47,10 @@ def watching(model: keras.Model, observation: Observation, kwargs: dict[str, Any
         steps = _Steps(model, observation, scopes.enter_context(collections_timed()))
         scopes.enter_context(steps.installed())
         given = kwargs.get("callbacks")
-        if isinstance(given, keras.callbacks.CallbackList):
-            callbacks = given.callbacks
-            given.callbacks.insert(0, steps.epochs)
-            scopes.callback(given.callbacks.remove, steps.epochs)
-            steps.epochs.set_model(model)
-            steps.epochs.set_params(given.params)
-        else:
-            callbacks = list(given) if isinstance(given, list | tuple) else [] if given is None else [given]
-            kwargs = {**kwargs, "callbacks": [steps.epochs, *callbacks]}
-        for callback in callbacks:
-            if callback is not steps.epochs:
-                scopes.enter_context(callback_timed(callback, observation))
-        scopes.enter_context(copies_timed(model, observation))
-        yield kwargs
+        for callback in callbacks_of(given):
+            scopes.enter_context(callback_timed(callback, observation))
+        scopes.enter_context(copies_timed(observation))
+        yield {**kwargs, "callbacks": scopes.enter_context(first_callback(model, steps.epochs, given))}
 
 
 class _Epochs(keras.callbacks.Callback):
@@ -104,7 +95,6 @@ class _Steps:
     def installed(self) -> Iterator[None]:
         """Wraps the methods with which Keras makes the training function, on the model itself."""
         make, train_step = self.model.make_train_function, self.model.train_step
-        own = {name: vars(self.model).get(name) for name in ("make_train_function", "train_step")}
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             self._traces += 1
@@ -117,17 +107,13 @@ class _Steps:
             self._function = self.model.train_function
             self.model.train_function = functools.partial(self._call)
 
+        own = {"make_train_function": functools.wraps(make)(made)}
         if self.model.train_function is None:  # otherwise it has been traced, and holds the step of the model
-            self.model.train_step = functools.wraps(train_step)(counted)
-        self.model.make_train_function = functools.wraps(make)(made)
+            own["train_step"] = functools.wraps(train_step)(counted)
         try:
-            yield
+            with replaced(self.model, **own):
+                yield
         finally:
-            for name, before in own.items():
-                if before is not None:
-                    setattr(self.model, name, before)
-                elif name in vars(self.model):
-                    delattr(self.model, name)
             if isinstance(self.model.train_function, functools.partial):
                 self.model.train_function = self._function
             self._close_hand()

@@ -9,11 +9,11 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfopt.compat.replace import forget
 from tfopt.errors import ConfigError, warn
 from tfopt.models.copying import copy_model
 from tfopt.pruning.criteria.gradients import check_data
 from tfopt.pruning.masks import attach_mask
-from tfopt.pruning.prune import retrace
 from tfopt.pruning.structured.choice import Ranked, choose, rank
 from tfopt.pruning.structured.config import StructuredPruningConfig
 from tfopt.pruning.structured.gradients import channel_products
@@ -76,7 +76,7 @@ class ShrinkSchedule(keras.callbacks.Callback):
         self._kept = self._masked_units()
         self._rounds: list[int] = []
         self._done = self._epoch_begin = self._steps_done = 0
-        retrace(model)
+        forget(model, "train_function")
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         choose(self._channels, self._rank(self.config), self.config)  # an unreachable target is an error now
