@@ -47,22 +47,14 @@ class Guard:
         return self.explain_memory is not None
 
     @contextlib.contextmanager
-    def watching(
-        self, model: keras.Model, data: tuple[Any, ...], ledger: Ledger, class_weight: Any = None
-    ) -> Iterator[Watch]:
-        """Watches one `fit` of a model on data. Errors of TensorFlow become errors that say what to do.
+    def explaining(self, class_weight: Any = None) -> Iterator[None]:
+        """Raises errors of TensorFlow as errors that say what to do.
 
         Raises:
             TrainingError: The device is out of memory, another worker is lost, or the examples cannot be made.
             ConfigError: The examples of a batch have different shapes, a class has no weight, or a label or an id is
                 out of range.
         """
-        with self.explaining(class_weight):
-            yield Watch(self, model, data, ledger)
-
-    @contextlib.contextmanager
-    def explaining(self, class_weight: Any = None) -> Iterator[None]:
-        """Raises errors of TensorFlow as errors that say what to do."""
         try:
             yield
         except tf.errors.OpError as error:
