@@ -28,10 +28,9 @@ from tfopt.compat.optimizers import inner_optimizer, learning_rate_as_given
 from tfopt.compat.trainer import set_initial_epoch
 from tfopt.errors import ArtifactError, warn
 from tfopt.training.checkpointing.random_state import read_random, write_random
-from tfopt.training.checkpointing.sigterm import Sigterm
 from tfopt.training.checkpointing.state import averaged_variables, gather_state, read_state, write_state
 from tfopt.training.checkpointing.store import Checkpoint, CheckpointStore
-from tfopt.training.checkpointing.workers import Workers
+from tfopt.training.checkpointing.workers import Sigterm, Workers
 
 FINISHED = "finished/"  # the prefix of the arrays that `fit` ended with
 

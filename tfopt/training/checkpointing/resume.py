@@ -19,9 +19,8 @@ from tfopt.compat.trainer import set_initial_epoch
 from tfopt.errors import ConfigError
 from tfopt.training.checkpointing.fit_checkpoints import FitCheckpoints
 from tfopt.training.checkpointing.lock import only_training
-from tfopt.training.checkpointing.sigterm import sigterm_requests
 from tfopt.training.checkpointing.store import CheckpointStore, check_mode
-from tfopt.training.checkpointing.workers import Workers
+from tfopt.training.checkpointing.workers import Workers, sigterm_requests
 
 
 class Resume:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import runpy
 import selectors
 import signal
 import socket
@@ -176,7 +177,7 @@ def _commands(script: Sequence[str], workers: int, devices: int | None) -> tuple
             f"workers times devices_per_worker must be at most the number of GPUs. Received: workers={workers}, "
             f"devices_per_worker={share}, {len(gpus)} GPUs. Use fewer, or set CUDA_VISIBLE_DEVICES= for the CPU."
         )
-    bootstrap = ["-m", "tfopt.training.distributed.worker", str(devices)] if devices and not gpus else []
+    bootstrap = ["-m", "tfopt.training.distributed.launch", str(devices)] if devices and not gpus else []
     environments = []
     addresses = _free_addresses(workers)
     for index in range(workers):
@@ -306,3 +307,22 @@ def _result(workers: Sequence[_Worker], received: Sequence[int]) -> int:
     sys.stderr.writelines(f"[worker {blamed.index}] {line}\n" for line in blamed.last_errors())
     sys.stderr.flush()
     return blamed.exit_code or 0
+
+
+def run_worker(words: Sequence[str]) -> None:
+    """Runs a script with logical CPU devices, in a worker: M (-m MODULE | SCRIPT) [ARGS...], as `python` would."""
+    devices, *script = words
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * int(devices))
+    # `python -m` puts the working directory first in sys.path, as a module expects. A script expects its own directory.
+    if script[0] == "-m":
+        sys.argv = script[1:]
+        runpy.run_module(script[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = script
+        sys.path[0] = str(Path(script[0]).resolve().parent)
+        runpy.run_path(script[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    run_worker(sys.argv[1:])

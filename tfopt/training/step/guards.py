@@ -15,10 +15,8 @@ import tensorflow as tf
 
 from tfopt.errors import TrainingError
 from tfopt.training.distributed.cluster import lost_worker
-from tfopt.training.loss_scaling import loss_scale
-from tfopt.training.step.input_errors import explained
+from tfopt.training.step.data_errors import explained, find_label_out_of_range
 from tfopt.training.step.ledger import Ledger
-from tfopt.training.step.misfits import explain_values, find_label_out_of_range
 
 # To read a loss, Python waits for the device. So it reads the losses of this many calls together.
 CALLS_BETWEEN_CHECKS = 10
@@ -68,9 +66,6 @@ class Guard:
                     "Read that worker's log, then start all workers again. They go on from "
                     f"{self.last_checkpoint() or 'the beginning, because there is no checkpoint'}."
                 ) from error
-            in_a_data_set = "Iterator::" in str(error)
-            if not in_a_data_set and (misfit := explain_values(error)) is not None:
-                raise misfit from error
             if (found := explained(error, class_weight, self._newest_checkpoint())) is not None:
                 raise found from error
             raise
@@ -170,6 +165,19 @@ class Watch:
             f"Likely cause: the learning rate ({rate:.3g}) is too high, or the loss or a layer takes a logarithm or a "
             "root of zero, or divides by zero. Lower the learning rate, or add a small constant there."
         )
+
+
+def loss_scale(optimizer: Any) -> float | None:
+    """Returns the present loss scale, or None if the optimizer has none.
+
+    Example:
+        >>> loss_scale(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=1024.0))
+        1024.0
+    """
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return None
+    scale = optimizer.dynamic_scale if optimizer.built else optimizer.initial_scale
+    return float(keras.ops.convert_to_numpy(scale))
 
 
 def check_weights(model: keras.Model, fit: str, data: tf.data.Dataset) -> None:

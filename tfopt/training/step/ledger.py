@@ -10,7 +10,6 @@ import keras
 
 from tfopt.errors import UnsupportedModelError, warn
 from tfopt.report import Record
-from tfopt.training.loss_scaling import LossScale
 
 ATTRIBUTE = "_tfopt_runtime"
 """The attribute of a model that holds its `Runtime`, and so its ledger."""
@@ -32,6 +31,20 @@ class Build(Record):
     kind: str
     shapes: str
     seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossScale(Record):
+    """A change of the dynamic loss scale.
+
+    Attributes:
+        step: The step after which the change was read.
+        before, after: The scale. It falls after gradients overflowed; such a step changes no weights.
+    """
+
+    step: int
+    before: float
+    after: float
 
 
 class Ledger:

@@ -27,13 +27,12 @@ from tfopt.training.distributed.strategy import is_multi_worker
 from tfopt.training.distributed.whole_batch import check_losses
 from tfopt.training.memory import tensor_float_32_scope
 from tfopt.training.step.calls import MethodCall
+from tfopt.training.step.data_errors import explain_specs
 from tfopt.training.step.execution import Execution, Executions, loss_is_finite, of_one_replica
 from tfopt.training.step.fit import FitCallback
 from tfopt.training.step.guards import Guard, Watch
-from tfopt.training.step.keras_step import KerasStep
 from tfopt.training.step.ledger import ATTRIBUTE, Ledger
-from tfopt.training.step.misfits import explain_specs
-from tfopt.training.step.step import Step
+from tfopt.training.step.step import KerasStep, Step
 from tfopt.training.xla import compilation_cause, compilation_failed
 
 METHODS = ("fit", "evaluate", "predict", "make_train_function", "make_test_function", BUILD)
