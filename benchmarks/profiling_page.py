@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.atomic.files import write_text
-from tfopt.diagnosis.rules import RULES
+from tfopt.diagnosis.rules.table import RULES
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

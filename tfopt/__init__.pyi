@@ -1,6 +1,6 @@
 from . import data, models, recipes, tasks
 from .data.config import DataConfig
-from .diagnosis import diagnose, profile
+from .diagnosis.diagnose import diagnose, profile
 from .errors import (
     ArtifactError,
     ConfigError,

@@ -14,11 +14,10 @@ import tensorflow as tf
 from tfopt.compat.replace import forget, kept, replaced
 from tfopt.compat.trainer import built_under
 from tfopt.diagnosis.experiments import CannotMeasureError, unchanged
-from tfopt.diagnosis.measured import Measured
-from tfopt.diagnosis.rules import RULES
-from tfopt.diagnosis.rules.rule import WORTH, AbsentError, is_worth
-from tfopt.diagnosis.watching.observation import Observation
-from tfopt.diagnosis.watching.watch import watching
+from tfopt.diagnosis.measured import WORTH, AbsentError, Measured, is_worth
+from tfopt.diagnosis.observation import Observation
+from tfopt.diagnosis.rules.table import RULES
+from tfopt.diagnosis.watch import watching
 from tfopt.errors import ConfigError, TrainingError
 from tfopt.hardware import detect
 from tfopt.models.unbuilt_copy import unbuilt_copy
@@ -148,6 +147,48 @@ def observe_fit(
             monitor = scopes.enter_context(GpuMonitor(SAMPLED_S))
             scopes.callback(lambda: setattr(observation, "load", monitor.utilization))
         return fit(*args, **scopes.enter_context(watching(model, observation, options)))
+
+
+class DoctorHook:
+    """Watches what a program does with `compile` and `fit`: a `tfopt.scripts.hook.FitHook`.
+
+    Args:
+        steps: Number of steps to watch.
+        stops: Whether training ends after these steps.
+    """
+
+    def __init__(self, steps: int = 100, *, stops: bool = False) -> None:
+        self._steps, self._stops = steps, stops
+        self._current = self._longest = self._new()
+
+    @property
+    def observation(self) -> Observation:
+        """What was watched of the model that was watched for the most steps."""
+        return max(self._current, self._longest, key=lambda each: each.steps)
+
+    def follow(self, model: keras.Model) -> Observation:
+        """Returns what is watched of a model. Only the steps of one model can be compared with each other."""
+        if self._current.model not in (None, model):
+            self._longest, self._current = self.observation, self._new()
+        return self._current
+
+    def compile(self, model: keras.Model, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Counts the compilations after the first fit."""
+        if self._current.model is model:
+            self._current.compilations += 1
+        return original(*args, **kwargs)
+
+    def fit(self, model: keras.Model, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Watches a fit."""
+        seen = self.observation
+        if seen.is_enough:
+            if seen.model is model and seen.data is (args[0] if args else kwargs.get("x")):
+                seen.epochs += int(kwargs.get("epochs", 1))  # the training is longer than what is watched
+            return original(*args, **kwargs)
+        return observe_fit(self.follow(model), model, original, args, kwargs)
+
+    def _new(self) -> Observation:
+        return Observation(limit=self._steps, stops=self._stops)
 
 
 def report(observation: Observation, name: str | None = None, trace_dir: str | Path | None = None) -> DiagnosisReport:

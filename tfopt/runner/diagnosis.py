@@ -8,8 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tfopt.diagnosis import report
-from tfopt.diagnosis.hook import DoctorHook
+from tfopt.diagnosis.diagnose import DoctorHook, report
 from tfopt.recipe import Recipe
 from tfopt.recipe.changes import with_changes
 from tfopt.report import DiagnosisReport

@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfopt.compat.replace import callbacks_of, first_callback, replaced
-from tfopt.diagnosis.watching.batches import Hand, again, batches_in_memory
-from tfopt.diagnosis.watching.callbacks import callback_timed, copies_timed
-from tfopt.diagnosis.watching.garbage import Collections, collections_timed
-from tfopt.diagnosis.watching.observation import Call, Observation
+from tfopt.diagnosis.batches import Hand, again, batches_in_memory
+from tfopt.diagnosis.observation import Observation, StepCall
 from tfopt.training.step.runtime import is_trained_by_tfopt, next_steps
 
 # The places of calls in a cycle: batches are taken for the first two; the third comes after that; the others are left
@@ -31,6 +30,9 @@ from tfopt.training.step.runtime import is_trained_by_tfopt, next_steps
 # third.
 AFTER, LENGTHS = 2, (6, 7, 8)
 Distributed = tf.distribute.DistributedIterator
+HOOKS = tuple(name for name in vars(keras.callbacks.Callback) if name.startswith("on_"))
+# Methods that are called while Keras evaluates or predicts, which is no part of a training step.
+OUTSIDE = ("test", "predict", "train_begin", "train_end")
 
 
 @contextlib.contextmanager
@@ -142,7 +144,7 @@ class _Steps:
         end, in_call_s = time.perf_counter(), self._collections.seconds()
         if wait is not None:
             wait = max(wait - len(batches) * self._taking(batches[0], iterator, paused=count > 1), 0.0)
-        self._note(batches, iterator, Call(
+        self._note(batches, iterator, StepCall(
             fit=seen.fits,
             starts_epoch=self._starts_epoch,
             steps=len(batches) or count,
@@ -180,7 +182,7 @@ class _Steps:
             batches += taken
         return batches, wait
 
-    def _note(self, batches: list[Any], iterator: Any, call: Call) -> None:
+    def _note(self, batches: list[Any], iterator: Any, call: StepCall) -> None:
         seen = self.observation
         if batches and (seen.batch is None or _size(batches[0]) >= _size(seen.batch)):
             seen.batch, seen.spec = batches[0], iterator.element_spec
@@ -229,6 +231,103 @@ class _Steps:
         if self._hand is not None:
             self._hand.close()
         self._hand = None
+
+
+@contextlib.contextmanager
+def callback_timed(callback: Any, observation: Observation) -> Iterator[None]:
+    """Times the methods that a callback has itself and that run between the steps of an epoch."""
+    own = [
+        name
+        for name in HOOKS
+        if getattr(type(callback), name, None) is not getattr(keras.callbacks.Callback, name)
+        and not any(word in name for word in OUTSIDE)
+    ]
+
+    def add(times: dict[str, float], seconds: float) -> None:
+        times[type(callback).__name__] = times.get(type(callback).__name__, 0.0) + seconds
+
+    def timed(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            begin, copies = time.perf_counter(), (observation.copies_s, observation.copied_bytes)
+            try:
+                return method(*args, **kwargs)
+            finally:
+                if not observation.is_enough:
+                    add(observation.callbacks_s, seconds := time.perf_counter() - begin)
+                    if name == "on_epoch_end":
+                        add(observation.epoch_ends_s, seconds)
+                        observation.copies_s, observation.copied_bytes = copies
+
+        return call
+
+    with replaced(callback, **{name: timed(name, getattr(callback, name)) for name in own}):
+        yield
+
+
+@contextlib.contextmanager
+def copies_timed(observation: Observation) -> Iterator[None]:
+    """Times `get_weights` and `numpy` of variables, which copy weights to the host."""
+    original = keras.Variable.numpy
+    depth = 0
+
+    def numpy(variable: Any) -> Any:
+        nonlocal depth
+        begin = time.perf_counter()
+        depth += 1
+        try:
+            value = original(variable)
+        finally:
+            depth -= 1
+        if not depth and not observation.is_enough and observation.calls:
+            observation.copies_s += time.perf_counter() - begin
+            observation.copied_bytes += getattr(value, "nbytes", 0)
+        return value
+
+    with replaced(keras.Variable, numpy=functools.wraps(original)(numpy)):
+        yield
+
+
+class Collections:
+    """The time in which Python collects garbage.
+
+    A collection of all objects takes some hundred milliseconds and comes once in thousands of steps. Among the few
+    steps that are watched it would count far too much, so it is left out.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = self._began = 0.0
+
+    def note(self, phase: str, info: dict[str, int]) -> None:
+        """Is called by Python at the start and at the end of a collection."""
+        now = time.perf_counter()
+        if phase == "start":
+            self._began = now
+        else:
+            self._seconds += now - self._began
+
+    def seconds(self) -> float:
+        """Returns the seconds since it was asked last."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+
+@contextlib.contextmanager
+def collections_timed() -> Iterator[Collections]:
+    """Times the collections that happen inside.
+
+    Example:
+        >>> with collections_timed() as collections:
+        ...     _ = gc.collect(0)
+        >>> collections.seconds() > 0
+        True
+    """
+    found = Collections()
+    gc.callbacks.append(found.note)
+    try:
+        yield found
+    finally:
+        gc.callbacks.remove(found.note)
 
 
 def _take(iterator: Any, count: int, *, or_none: bool = False) -> list[Any]:

@@ -11,7 +11,7 @@ from tfopt.report import Utilization
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class StepCall:
     """One call of the training function, which runs one step or, with `steps_per_execution`, several.
 
     Attributes:
@@ -81,7 +81,7 @@ class Observation:
     length_is_known: bool = True
     fits: int = 0
     compilations: int = 0
-    calls: list[Call] = field(default_factory=list)
+    calls: list[StepCall] = field(default_factory=list)
     callbacks_s: dict[str, float] = field(default_factory=dict)
     epoch_ends_s: dict[str, float] = field(default_factory=dict)
     copies_s: float = 0.0
@@ -106,7 +106,7 @@ class Observation:
         starts = sum(call.starts_epoch for call in self.calls)
         return starts < 2 or starts >= STARTS or self.steps >= LONGER * self.limit
 
-    def builds(self, usual_s: float) -> list[Call]:
+    def builds(self, usual_s: float) -> list[StepCall]:
         """Returns the calls in which the step was built again: all that traced or compiled, without the very first.
 
         XLA compiles inside a call, and does not say so. If the shapes vary, a call that takes far longer than usual has
@@ -126,7 +126,7 @@ class Observation:
         return found
 
     @property
-    def settled(self) -> list[Call]:
+    def settled(self) -> list[StepCall]:
         """The calls without those of the first epoch, in which caches and buffers fill, if enough others are there."""
         epoch, later = 0, []
         for call in self.calls:
