@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -19,17 +19,14 @@ from tfopt.models.float32_outputs import half_outputs, keep_float32
 from tfopt.profiling.tensor_cores import tensor_core_alignment as tensor_core_alignment  # also tfopt.training's
 from tfopt.report import PassReport, Skip
 from tfopt.settings.validation import check_type
-from tfopt.training.checkpointing.resume import Resume
 from tfopt.training.compile_report import lost_by_own_step, own_loss, report_of
 from tfopt.training.distributed.strategy import on_replicas
 from tfopt.training.distributed.whole_batch import approximated_metrics, check_given_losses, division
-from tfopt.training.memory import out_of_memory_message
 from tfopt.training.pipeline_parallel.step import Stages, split
 from tfopt.training.plan import Plan
 from tfopt.training.step import runtime
 from tfopt.training.step.augment import StepAugmentation, for_model
 from tfopt.training.step.calls import compile_arguments
-from tfopt.training.step.guards import Guard
 from tfopt.training.step.step import KerasStep, Step
 from tfopt.training.xla import xla_blockers
 
@@ -94,7 +91,7 @@ def compile(
         of_parts += own_loss(model, divided)
         of_parts += approximated_metrics(model, metrics, divided)
         of_parts += approximated_metrics(model, options.get("weighted_metrics"), divided)
-    augmentation = for_model(augment, model, on_gpu=bool(plan.hardware.gpus))
+    augmentation = for_model(augment, model, plan)
     if own_step:
         _check_own_step(model, plan, augmentation)
     blockers = list(xla_blockers(model)) if plan.jit_compile else []
@@ -128,7 +125,8 @@ def compile(
     if own_step:
         lost = lost_by_own_step(model, plan, steps)
         return PassReport(name="compile", changed=outputs.changed, skipped=[*outputs.skipped, *blockers, lost])
-    _install(model, plan, stages, jit_compile, augmentation, float32_outputs=chosen_half)
+    when_built = functools.partial(keep_float32, model) if chosen_half else None
+    _install(model, plan, stages, augmentation, jit_compile=jit_compile, when_built=when_built)
     return report_of(model, plan, stages, outputs, [*blockers, *of_parts])
 
 
@@ -162,7 +160,7 @@ def put_step(model: keras.Model, plan: Plan) -> None:
             "its own. Override compute_loss instead of train_step."
         )
     runtime.uninstall(model)
-    _install(model, plan, None, bool(model.jit_compile), None, as_keras=True)
+    _install(model, plan, None, None, jit_compile=bool(model.jit_compile), as_keras=True)
 
 
 def _place_stages(model: keras.Model, plan: Plan) -> Stages | None:
@@ -179,20 +177,20 @@ def _install(
     model: keras.Model,
     plan: Plan,
     stages: Stages | None,
+    augment: StepAugmentation | None,
+    *,
     jit_compile: bool,
-    augmentation: Augmentation | None,
     as_keras: bool = False,
-    float32_outputs: bool = False,
+    when_built: Callable[[], object] | None = None,
 ) -> None:
     config = plan.config
-    augment = None if augmentation is None else StepAugmentation(augmentation, model, config.seed)
 
-    def make_step(jit: bool) -> Step | KerasStep:
+    def make_step(jit_compile: bool) -> Step | KerasStep:
         if as_keras and plan.strategy is not None:
             return KerasStep(model)
         return Step(
             model,
-            jit_compile=jit,
+            jit_compile=jit_compile,
             accumulate=config.accumulate,
             sparse_gradients=config.sparse_embedding_gradients,
             stages=stages,
@@ -201,39 +199,8 @@ def _install(
             output_losses_as_keras=as_keras,
         )
 
-    def explain_memory(error: BaseException) -> str:
-        return out_of_memory_message(
-            error,
-            global_batch_size=config.global_batch_size,
-            replicas=plan.replicas,
-            accumulate=config.accumulate,
-            precision=plan.precision,
-            remat=config.remat,
-            hardware=plan.hardware,
-        )
-
-    resume = None
-    if config.checkpoint_dir is not None:
-        resume = Resume(
-            config.checkpoint_dir,
-            every=config.checkpoint_every,
-            keep=config.keep_checkpoints,
-            mode=config.resume,
-            strategy=model.distribute_strategy,
-        )
     runtime.Runtime(
-        model,
-        make_step=make_step,
-        jit_compile=jit_compile,
-        guard=Guard(
-            stop_on_nan=config.stop_on_nan,
-            explain_memory=None if as_keras else explain_memory,
-            last_checkpoint=(lambda: None) if resume is None else resume.last_checkpoint,
-        ),
-        resume=resume,
-        counter=plan.epoch,
-        tensor_float_32=plan.tensor_float_32,
-        when_built=functools.partial(keep_float32, model) if float32_outputs else None,
+        model, plan, make_step, jit_compile=jit_compile, explains=not as_keras, when_built=when_built
     ).install()
 
 
@@ -276,7 +243,7 @@ def _check_strategy(model: keras.Model, plan: Plan) -> None:
         )
 
 
-def _check_own_step(model: keras.Model, plan: Plan, augmentation: Augmentation | None) -> None:
+def _check_own_step(model: keras.Model, plan: Plan, augmentation: StepAugmentation | None) -> None:
     config = plan.config
     asked = {
         "augment": augmentation is not None,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal
 
 import keras
 import numpy as np
@@ -21,34 +20,25 @@ from tfopt.training.checkpointing.fit_checkpoints import FitCheckpoints
 from tfopt.training.checkpointing.lock import only_training
 from tfopt.training.checkpointing.store import CheckpointStore, check_mode
 from tfopt.training.checkpointing.workers import Workers, sigterm_requests
+from tfopt.training.config import TrainingConfig
 
 
 class Resume:
     """The checkpoints of a model that is trained by one or several calls of `fit`.
 
     Args:
-        directory: Where the checkpoints are. Several workers need storage that all of them share.
-        every: The number of steps between two checkpoints, or "epoch".
-        keep: How many checkpoints stay.
-        mode: "auto" resumes from a checkpoint if there is one; True requires one; False requires that there is none.
+        config: The settings, with a directory. Several workers need storage that all of them share.
         strategy: The strategy that the model trains under.
     Raises:
-        ConfigError: The directory holds checkpoints with False, or none with True.
+        ConfigError: The directory holds checkpoints with resume=False, or none with resume=True.
     """
 
-    def __init__(
-        self,
-        directory: str | Path,
-        *,
-        every: int | Literal["epoch"],
-        keep: int,
-        mode: bool | Literal["auto"],
-        strategy: tf.distribute.Strategy,
-    ) -> None:
-        self._store = CheckpointStore(Path(directory), keep)
-        self._every = every
+    def __init__(self, config: TrainingConfig, strategy: tf.distribute.Strategy) -> None:
+        assert config.checkpoint_dir is not None
+        self._store = CheckpointStore(Path(config.checkpoint_dir), config.keep_checkpoints)
+        self._every = config.checkpoint_every
         self._workers = Workers(strategy)
-        check_mode(directory, mode)
+        check_mode(config.checkpoint_dir, config.resume)
 
     def last_checkpoint(self) -> str | None:
         """Returns the newest checkpoint in words."""

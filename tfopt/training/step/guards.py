@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import TrainingError
+from tfopt.training.checkpointing.resume import Resume
 from tfopt.training.distributed.cluster import lost_worker
+from tfopt.training.memory import out_of_memory_message
+from tfopt.training.plan import Plan
 from tfopt.training.step.data_errors import explained, find_label_out_of_range
 from tfopt.training.step.ledger import Ledger
 
@@ -29,20 +32,18 @@ class Guard:
     """The settings by which every `fit` of a model is watched.
 
     Attributes:
-        stop_on_nan: Whether a loss that is not finite ends the training.
-        explain_memory: Returns the error message for a lack of memory: what to lower. None leaves all errors of
-            TensorFlow as they are.
-        last_checkpoint: Returns the newest checkpoint in words, or None.
+        plan: The plan of the training.
+        resume: The checkpoints; None without them.
+        explains: Whether errors of Keras and TensorFlow become errors that say what to do.
     """
 
-    stop_on_nan: bool
-    explain_memory: Callable[[BaseException], str] | None
-    last_checkpoint: Callable[[], str | None]
+    plan: Plan
+    resume: Resume | None
+    explains: bool
 
-    @property
-    def explains(self) -> bool:
-        """Whether errors of Keras and TensorFlow become errors that say what to do."""
-        return self.explain_memory is not None
+    def last_checkpoint(self) -> str | None:
+        """Returns the newest checkpoint in words, or None."""
+        return None if self.resume is None else self.resume.last_checkpoint()
 
     @contextlib.contextmanager
     def explaining(self, class_weight: Any = None) -> Iterator[None]:
@@ -56,10 +57,12 @@ class Guard:
         try:
             yield
         except tf.errors.OpError as error:
-            if self.explain_memory is None:
+            if not self.explains:
                 raise
+            plan = self.plan
             if isinstance(error, tf.errors.ResourceExhaustedError):
-                raise TrainingError(self.explain_memory(error)) from error
+                words = out_of_memory_message(error, plan.config, plan.precision, plan.replicas, plan.hardware)
+                raise TrainingError(words) from error
             if lost_worker(error):
                 raise TrainingError(
                     f"Another worker ended or cannot be reached: {_line_about_worker(error)} "
@@ -117,7 +120,7 @@ class Watch:
             if math.isfinite(loss):
                 self._first_loss = loss if self._first_loss is None else self._first_loss
                 self._last_loss = loss
-            elif self._guard.stop_on_nan:
+            elif self._guard.plan.config.stop_on_nan:
                 where = f"step {step}" if steps == 1 else f"one of the steps {step - steps + 1} to {step}"
                 raise TrainingError(f"The loss must be finite. Received: loss={loss} in {where}. {self._advice()}")
 
@@ -129,7 +132,7 @@ class Watch:
         """
         self.check()
         found = sum(_count_not_finite(values) for name, values in arrays.items() if name.startswith("model/"))
-        if found and self._guard.stop_on_nan:
+        if found and self._guard.plan.config.stop_on_nan:
             raise TrainingError(
                 f"Weights must be finite to be saved. Received: {_not_finite(found)}, while the loss is finite. "
                 f"{self._advice()}"

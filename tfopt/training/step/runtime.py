@@ -20,12 +20,12 @@ import tensorflow as tf
 
 from tfopt.compat.replace import first_callback, steps_per_execution, unwrap, wrap
 from tfopt.compat.trainer import BUILD, check_fit, compile_config, element_spec, loss_calls, symbolic_build
-from tfopt.data.epoch_order import EpochCounter
 from tfopt.errors import UnsupportedModelError, warn
 from tfopt.training.checkpointing.resume import Resume
 from tfopt.training.distributed.strategy import is_multi_worker
 from tfopt.training.distributed.whole_batch import check_losses
 from tfopt.training.memory import tensor_float_32_scope
+from tfopt.training.plan import Plan
 from tfopt.training.step.calls import MethodCall
 from tfopt.training.step.data_errors import explain_specs
 from tfopt.training.step.execution import Execution, Executions, loss_is_finite, of_one_replica
@@ -43,25 +43,21 @@ class Runtime:
 
     Args:
         model: A compiled Keras model.
+        plan: The plan of the training.
         make_step: Makes the step, with XLA or without.
         jit_compile: Whether to begin with XLA.
-        guard: Watches the loss and explains failures.
-        resume: Saves and restores the training; None for neither.
-        counter: Receives the number of each epoch before its data is read.
-        tensor_float_32: Whether float32 matrix products may use TensorFloat-32 in `fit`.
+        explains: Whether errors of Keras and TensorFlow become errors that say what to do.
         when_built: Called before each training function is made, with the model built; None for nothing.
     """
 
     def __init__(
         self,
         model: keras.Model,
-        *,
+        plan: Plan,
         make_step: Callable[[bool], Step | KerasStep],
+        *,
         jit_compile: bool,
-        guard: Guard,
-        resume: Resume | None = None,
-        counter: EpochCounter,
-        tensor_float_32: bool,
+        explains: bool = True,
         when_built: Callable[[], object] | None = None,
     ) -> None:
         self.model = model
@@ -69,10 +65,9 @@ class Runtime:
         self._make_step = make_step
         self._step = make_step(jit_compile)
         self._spec: Any = None  # of the last batch that the model was built for
-        self._guard = guard
-        self._resume = resume
-        self._counter = counter
-        self._tensor_float_32 = tensor_float_32
+        self._plan = plan
+        self._resume = Resume(plan.config, model.distribute_strategy) if plan.config.checkpoint_dir else None
+        self._guard = Guard(plan=plan, resume=self._resume, explains=explains)
         self._when_built = when_built
         self._strategy = model.distribute_strategy
         self._compiled = compile_config(model)
@@ -101,7 +96,7 @@ class Runtime:
             call.set("shuffle", False)  # Keras cannot shuffle a dataset, and warns when it is told to
         with contextlib.ExitStack() as scopes:
             scopes.callback(self._end_fit)
-            scopes.enter_context(tensor_float_32_scope(self._tensor_float_32))
+            scopes.enter_context(tensor_float_32_scope(self._plan.tensor_float_32))
             data = call.get("x"), call.get("y")
             scopes.enter_context(self._guard.explaining(call.get("class_weight")))
             watch = Watch(self._guard, self.model, data, self.ledger)
@@ -113,7 +108,7 @@ class Runtime:
                 given,
                 watch=watch,
                 ledger=self.ledger,
-                counter=self._counter,
+                counter=self._plan.epoch,
                 synchronize=self.synchronize,
                 checkpoints=checkpoints,
             )
