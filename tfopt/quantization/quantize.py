@@ -9,7 +9,7 @@ import keras
 
 from tfopt.compat.kinds import is_tf_keras
 from tfopt.graph import FrozenGraph
-from tfopt.quantization.annotation.annotate import has_ranges
+from tfopt.quantization.annotation.annotate import AnnotatedGraph, has_ranges
 from tfopt.quantization.aware_training.prepare import quantize_for_training
 from tfopt.quantization.aware_training.trained_ranges import read_ranges
 from tfopt.quantization.config import QuantizationConfig
@@ -93,7 +93,7 @@ def _quantize_trained(source: FrozenGraph, config: QuantizationConfig) -> Quanti
     """Returns a model that was trained with fake quantization, annotated with the ranges from training."""
     trained = read_ranges(source, config.exclude)
     model = QuantizedModel(
-        graph=trained.graph,
+        graph=AnnotatedGraph(**vars(trained.graph)),
         float_graph=trained.graph,
         source=source,
         ranges=trained.ranges,

@@ -35,7 +35,7 @@ class KernelWeights:
     def of(cls, editor: GraphEditor, fusion: Fusion) -> KernelWeights:
         """Reads the weights from the annotated graph."""
         node = weights_quantizer(editor, fusion.weights)
-        assert node is not None, fusion.op  # find_fusions returns no fusion without it
+        assert node is not None, fusion.op  # annotate gives each fusion one
         steps, high = int8_weights(editor, node)
         return cls(fusion=fusion, steps=steps, high=high)
 

@@ -13,6 +13,7 @@ would have. Exporters read only this form, whatever the source of the ranges:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,17 @@ from tfopt.quantization.annotation.weight_grid import WeightGrid
 INT8 = steps_above_zero(8)
 
 
+@dataclass(frozen=True, kw_only=True)
+class AnnotatedGraph(FrozenGraph):
+    """A graph with fake quantization, and the fusions that it was written for.
+
+    Attributes:
+        fusions: In the order of computation, with the tensors that they read in this graph.
+    """
+
+    fusions: Sequence[Fusion] = ()
+
+
 def annotate(
     graph: FrozenGraph,
     fusions: Sequence[Fusion],
@@ -35,7 +47,7 @@ def annotate(
     steps: Mapping[str, np.ndarray] | None = None,
     *,
     weight_grid: WeightGrid | None = None,
-) -> FrozenGraph:
+) -> AnnotatedGraph:
     """Returns the graph with fake quantization of the fusions' weights and of the tensors that need a range.
 
     Args:
@@ -56,7 +68,7 @@ def annotate(
         editor.redirect(tensor, name, keep=set(editor.consumers[producer(tensor)]) - readers)
     for fusion in fusions:
         _annotate_weights(editor, fusion, qmax[fusion.op], (steps or {}).get(fusion.op))
-    return graph.edited(editor)
+    return AnnotatedGraph(**vars(graph.edited(editor)), fusions=[fusion.within(editor) for fusion in fusions])
 
 
 def add_fake_quant(editor: GraphEditor, tensor: str, value_range: Range) -> str:

@@ -24,7 +24,7 @@ from tfopt.graph.source import load_keras
 from tfopt.models.copy_check import check_copy, check_quantized, first_examples
 from tfopt.models.plain_models import plain_copy
 from tfopt.quantization.annotation.exclude import check_exclude, matches
-from tfopt.quantization.annotation.fusion import Fusion, find_fusions_where
+from tfopt.quantization.annotation.fusion import Fusion, FusionSearch
 from tfopt.quantization.annotation.range import Range
 from tfopt.quantization.annotation.ranged_tensors import tensors_of_fusion, tensors_with_ranges
 from tfopt.quantization.annotation.weight_grid import WeightGrid
@@ -77,7 +77,7 @@ def quantize_for_training(
         missing = [tensor for tensor in tensors_of_fusion(traced.editor, fusion) if tensor not in traced.places]
         return f"{missing[0]!r} needs a range and is inside a layer" if missing else None
 
-    fusions, skipped = find_fusions_where(traced.graph, traced.editor, obstacle, config.exclude)
+    fusions, skipped = FusionSearch(traced.graph, traced.editor, config.exclude).find(obstacle=obstacle)
     observed = tensors_with_ranges(traced.editor, fusions)
     batches = collect(traced.graph, calibration_data, config.calibration_examples).inputs
     measured = calibrate(traced.graph, observed, batches, config)

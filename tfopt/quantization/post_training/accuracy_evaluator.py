@@ -18,7 +18,7 @@ from tfopt.graph.frozen import FrozenGraph
 from tfopt.graph.output_ops import output_ops
 from tfopt.quantization.annotation.adjustments import Adjustment, bias_of
 from tfopt.quantization.annotation.annotate import add_fake_quant
-from tfopt.quantization.annotation.fusion import Fusion, find_fusions
+from tfopt.quantization.annotation.fusion import Fusion, FusionSearch
 from tfopt.quantization.annotation.range import Range
 from tfopt.quantization.annotation.ranged_tensors import find_shared_range_ops, quantized_consumers, tensors_to_observe
 from tfopt.quantization.annotation.weight_grid import WeightGrid
@@ -56,10 +56,10 @@ class AccuracyEvaluator:
         metric: str | Metric | TaskScore,
         weight_grid: WeightGrid | None = None,
     ) -> None:
-        self._graph = graph
         self._editor = GraphEditor(graph.graph_def)
         self._kept_float, self._ranges = dict(kept_float), ranges
-        fusions, _ = find_fusions(graph, self._editor, kept_float=self._kept_float)
+        self._search = FusionSearch(graph, self._editor)
+        fusions, _ = self._search.find(self._kept_float)
         self.names = [fusion.op for fusion in fusions]
         self._consumers = [
             (tensor, reader)
@@ -86,8 +86,7 @@ class AccuracyEvaluator:
         return Score(value=self._scorer.value(outputs), error=float(np.mean(distances)))
 
     def _outputs(self, kept_float: Collection[str]) -> dict[str, np.ndarray]:
-        reasons = self._kept_float | dict.fromkeys(kept_float, "tried")
-        fusions, _ = find_fusions(self._graph, self._editor, kept_float=reasons)
+        fusions, _ = self._search.find(self._kept_float | dict.fromkeys(kept_float, "tried"))
         shared_range_ops = find_shared_range_ops(self._editor, fusions, self._ranges)
         quantized, ops = quantized_consumers(self._editor, fusions, shared_range_ops), {fusion.op for fusion in fusions}
         reads = [reader in quantized.get(tensor, ()) for tensor, reader in self._consumers]

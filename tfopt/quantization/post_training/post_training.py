@@ -10,7 +10,7 @@ from tfopt.errors import UnsupportedModelError
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.fold import fold_constants
 from tfopt.quantization.annotation.adjustments import Adjustment, apply_adjustments, with_biases
-from tfopt.quantization.annotation.annotate import annotate
+from tfopt.quantization.annotation.annotate import AnnotatedGraph, annotate
 from tfopt.quantization.annotation.exclude import check_exclude
 from tfopt.quantization.annotation.fusion import Fusion, find_fusions
 from tfopt.quantization.annotation.range import Range
@@ -80,7 +80,7 @@ def quantize_after_training(
         kept_float |= found.kept_float
         report = replace(report, steps=[*report.steps, *found.steps], metrics=found.metrics)
     model = QuantizedModel(
-        graph=graph,
+        graph=AnnotatedGraph(**vars(graph)),
         float_graph=graph,
         source=source,
         ranges=ranges,
