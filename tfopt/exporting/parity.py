@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.data.batches import iterate_batches
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting.manifest import (
     ARTIFACT,
@@ -40,7 +39,7 @@ from tfopt.graph.frozen import full_name, reason_of
 from tfopt.graph.open_sizes import open_size
 from tfopt.graph.output_ops import output_ops
 from tfopt.graph.tables import words_of
-from tfopt.quantization.calibration.held_out import HELD_OUT, HeldOut
+from tfopt.quantization.calibration.data import HELD_OUT, HeldOut
 from tfopt.quantization.calibration.range_use import usual_limit
 
 CHECKED_EXAMPLES = 2
@@ -62,14 +61,17 @@ Ranges = dict[str, tuple[float, float]]
 
 
 def record_check(
-    source: FrozenGraph, graphs: Mapping[str, FrozenGraph], data: Any, examples: HeldOut | None = None
+    source: FrozenGraph,
+    graphs: Mapping[str, FrozenGraph],
+    sample: Mapping[str, np.ndarray] | None,
+    examples: HeldOut | None = None,
 ) -> dict[str, Any]:
     """Returns the outputs of the source and of the artifact's graphs on the same inputs. verify compares with them.
 
     Args:
         source: The model's own graph.
         graphs: The graph of each signature.
-        data: Examples, which give the range and the shape of real inputs. None where there are none.
+        sample: Examples, which give the range and the shape of real inputs. None where there are none.
         examples: Examples that the artifact was not calibrated on. The check records its error on them, because an
             int8 model can be right in the range of its calibration data, and wrong on all others.
     Raises:
@@ -79,18 +81,16 @@ def record_check(
     specs = {name: TensorRecord.of(describe(spec)) for name, spec in graphs[DEFAULT].inputs.items()}
     strings = [name for name, spec in specs.items() if spec.dtype == "string"]
     words: dict[str, tuple[str, ...]] = {}
-    batch = None if data is None else next(iterate_batches(data, inputs=len(specs)), None)
-    if batch is None:
+    if sample is None:
         length = open_size(source)
         shapes = {name: [size or length for size in (spec.shape or [None])] for name, spec in specs.items()}
         words = dict.fromkeys(strings, _words(words_of(source.tables) or OTHER_WORDS))
         candidates = [ranges | _places(words) for ranges in _ranges_without_data(source, specs)]
     else:
-        fed = {name: value.numpy() for name, value in graphs[DEFAULT].feed(batch[0]).items()}
-        examples = examples or HeldOut(inputs=_recombined(fed), origin=RECOMBINED)
-        shapes = {name: list(value.shape) for name, value in fed.items()}
-        words = {name: _words(_text_of(value) for value in fed[name].reshape(-1)) for name in strings}
-        whole = {name: _range_of(name, value) for name, value in fed.items() if name not in words} | _places(words)
+        examples = examples or HeldOut(inputs=_recombined(sample), origin=RECOMBINED)
+        shapes = {name: list(value.shape) for name, value in sample.items()}
+        words = {name: _words(_text_of(value) for value in sample[name].reshape(-1)) for name in strings}
+        whole = {name: _range_of(name, value) for name, value in sample.items() if name not in words} | _places(words)
         # An input that never changes shows nothing of a model that was calibrated on it.
         changing = {
             name: _around(low) if low == high and specs[name].numpy_dtype.kind == "f" else (low, high)
@@ -119,7 +119,7 @@ def record_check(
         others = {kind: given for kind, given in compared.items() if kind != SOURCE}
         usual = _scales(source, [compared[SOURCE]]) if compared else {}
         errors = {kind: _error(given, compared[SOURCE], usual) for kind, given in others.items()}
-        return replace(check, outputs=recorded, examples=_origin(data, examples, compared), errors=errors).to_dict()
+        return replace(check, outputs=recorded, examples=_origin(sample, examples, compared), errors=errors).to_dict()
     assert problem is not None
     raise problem
 
@@ -213,9 +213,9 @@ def _error(
     return ErrorRecord(max_abs=float(np.abs(differences).max(initial=0.0)), relative=_short(_ratio(differences, norm)))
 
 
-def _origin(data: Any, examples: HeldOut | None, compared: Mapping[str, Any]) -> str:
+def _origin(sample: Any, examples: HeldOut | None, compared: Mapping[str, Any]) -> str:
     if examples is None or not compared:
-        return RANDOM if data is None else f"{RANDOM} in the range of calibration_data"
+        return RANDOM if sample is None else f"{RANDOM} in the range of calibration_data"
     count = len(next(iter(examples.inputs.values())))
     return examples.origin if examples.origin == RECOMBINED else f"{count} examples of {examples.origin}"
 

@@ -16,7 +16,7 @@ from tfopt.quantization.annotation.lost_weights import LOST, lost_weights, share
 from tfopt.quantization.annotation.range import Range, steps_above_zero
 from tfopt.quantization.annotation.ranged_tensors import tensors_of_fusion
 from tfopt.quantization.annotation.weight_grid import WeightGrid
-from tfopt.quantization.calibration.held_out import HeldOut
+from tfopt.quantization.calibration.data import HeldOut
 from tfopt.report import Change, PassReport
 
 

@@ -65,7 +65,7 @@ def with_biases(graph: FrozenGraph, fusions: Sequence[Fusion]) -> FrozenGraph:
     moved = {}
     for fusion in fusions:
         if fusion.bias is None:
-            weights = editor.value(fusion.weights)
+            weights = editor.value(editor.nodes[fusion.op].input[1])
             outputs = weights.shape[2 if editor.nodes[fusion.op].op == "DepthwiseConv2dNative" else -1]
             zeros = editor.add_constant(f"{fusion.op}/no_bias", np.zeros(outputs, np.float32))
             name = f"{fusion.op}/bias_add"

@@ -33,7 +33,8 @@ from tfopt.quantization.aware_training.folded_tensor import folded_tensor
 from tfopt.quantization.aware_training.layers import QUANTIZED, WITHOUT_KERNEL, FrozenLateBatchNormalization
 from tfopt.quantization.aware_training.rebuild import Place, check_rebuildable, rebuild
 from tfopt.quantization.aware_training.split_layers import split_layer
-from tfopt.quantization.calibration.calibrate import calibrate, collect, computable
+from tfopt.quantization.calibration.calibrate import calibrate, computable
+from tfopt.quantization.calibration.data import read_examples
 from tfopt.quantization.calibration.range_use import examine
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.report import Change, PassReport, Skip
@@ -79,7 +80,7 @@ def quantize_for_training(
 
     fusions, skipped = FusionSearch(traced.graph, traced.editor, config.exclude).find(obstacle=obstacle)
     observed = tensors_with_ranges(traced.editor, fusions)
-    batches = collect(traced.graph, calibration_data, config.calibration_examples).inputs
+    batches = read_examples(traced.graph, calibration_data, config=config).inputs
     measured = calibrate(traced.graph, observed, batches, config)
     # FakeQuantize has no zero point.
     ranges = {tensor: value_range.symmetric() for tensor, value_range in measured.items()}
