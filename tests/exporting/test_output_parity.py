@@ -23,10 +23,10 @@ from tfopt.exporting.parity import (
     draw_inputs,
     record_check,
     record_output,
-    table_rows,
 )
 from tfopt.exporting.signatures import DEFAULT
 from tfopt.graph import freeze
+from tfopt.graph.inputs import table_rows
 from tfopt.quantization.calibration.data import read_examples
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,10 +34,8 @@ from tfopt.exporting.manifest import (
 )
 from tfopt.exporting.signatures import DEFAULT
 from tfopt.graph import FrozenGraph
-from tfopt.graph.edit import producer
-from tfopt.graph.frozen import full_name, reason_of
-from tfopt.graph.open_sizes import open_size
-from tfopt.graph.output_ops import output_ops
+from tfopt.graph.frozen import output_ops, reason_of
+from tfopt.graph.inputs import open_size, table_rows
 from tfopt.graph.tables import words_of
 from tfopt.quantization.calibration.data import HELD_OUT, HeldOut
 from tfopt.quantization.calibration.range_use import usual_limit
@@ -54,8 +52,7 @@ PRIVATE = {0xDC00 + byte: 0x10DC00 + byte for byte in range(0x80, 0x100)}
 SURROGATES = {private: surrogate for surrogate, private in PRIVATE.items()}
 SMALL_IDS = 9  # the largest integer for an input that looks up no table
 EXACT = 2**53  # integers up to this are exact in a manifest
-# Ops between an input of ids and a table. They change shapes, or make negative ids positive.
-ID_OPS = frozenset({"Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "Less", "AddV2", "SelectV2"})
+
 
 Ranges = dict[str, tuple[float, float]]
 
@@ -265,50 +262,6 @@ def _ranges_without_data(source: FrozenGraph, specs: Mapping[str, TensorRecord])
         if ranges not in candidates:
             candidates.append(ranges)
     return candidates
-
-
-def table_rows(graph: FrozenGraph) -> dict[str, int]:
-    """Returns the number of rows of the smallest table that each input looks up. Other inputs are left out."""
-    integers = {name: spec.name for name, spec in graph.inputs.items() if spec.dtype.is_integer}
-    if not integers:
-        return {}
-    nodes = {node.name: node for node in graph.graph_def.node}
-    consumers: dict[str, list[Any]] = {}
-    for node in graph.graph_def.node:
-        for tensor in node.input:
-            consumers.setdefault(producer(tensor), []).append(node)
-    shapes = graph.shapes()
-    found = {}
-    for name, placeholder in integers.items():
-        sizes = [_table_size(gather, nodes, shapes) for gather in _gathers(placeholder, consumers)]
-        known = [size for size in sizes if size is not None]
-        if known:
-            found[name] = min(known)
-    return found
-
-
-def _gathers(placeholder: str, consumers: Mapping[str, list[Any]]) -> Iterator[Any]:
-    """Yields the Gather nodes whose indices come from a placeholder."""
-    waiting, seen = [placeholder], {placeholder}
-    while waiting:
-        name = waiting.pop()
-        for node in consumers.get(name, ()):
-            if node.op == "GatherV2" and producer(node.input[1]) == name:
-                yield node
-            elif node.op in ID_OPS and node.name not in seen:
-                seen.add(node.name)
-                waiting.append(node.name)
-
-
-def _table_size(gather: Any, nodes: Mapping[str, Any], shapes: Mapping[str, tf.TensorShape]) -> int | None:
-    axis = nodes[producer(gather.input[2])]
-    while axis.op == "Identity":
-        axis = nodes[producer(axis.input[0])]
-    shape = shapes.get(full_name(gather.input[0]).removesuffix(":0"))
-    if axis.op != "Const" or shape is None or shape.rank is None:
-        return None
-    size: int | None = shape.as_list()[int(tf.make_ndarray(axis.attr["value"].tensor))]
-    return size or None
 
 
 def _words(words: Iterable[str]) -> tuple[str, ...]:

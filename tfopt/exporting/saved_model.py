@@ -17,7 +17,7 @@ from tfopt.atomic.checked_json import with_checksum
 from tfopt.atomic.directories import MARK, check_target, staged_directory
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting.config import ExportConfig
-from tfopt.exporting.int8.vnni import kernels_that_need_vnni
+from tfopt.exporting.int8.weights import kernels_that_need_vnni
 from tfopt.exporting.lowering import Lowered, lower
 from tfopt.exporting.manifest import (
     MANIFEST_FORMAT,

@@ -9,13 +9,10 @@ from typing import Any
 import numpy as np
 
 from tfopt.graph import FrozenGraph, GraphEditor, fold_constants
-from tfopt.quantization.annotation.adjustments import Adjustment, apply_adjustments
-from tfopt.quantization.annotation.annotate import AnnotatedGraph, annotate, has_ranges
+from tfopt.quantization.annotation.annotate import Adjustment, AnnotatedGraph, annotate, apply_adjustments, has_ranges
 from tfopt.quantization.annotation.fusion import Fusion, FusionSearch, weights_quantizer
-from tfopt.quantization.annotation.lost_weights import LOST, lost_weights, share_lost
-from tfopt.quantization.annotation.range import Range, steps_above_zero
+from tfopt.quantization.annotation.grids import LOST, Range, WeightGrid, lost_weights, share_lost, steps_above_zero
 from tfopt.quantization.annotation.ranged_tensors import tensors_of_fusion
-from tfopt.quantization.annotation.weight_grid import WeightGrid
 from tfopt.quantization.calibration.data import HeldOut
 from tfopt.report import Change, PassReport
 

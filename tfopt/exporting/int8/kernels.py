@@ -10,7 +10,7 @@ Each fusion (see tfopt.quantization.annotation.fusion) becomes one node:
 x and y are quint8 or qint8. W is qint8 with one range for each output channel. The bias is float32. A Relu6 behind a
 convolution needs no kernel of its own: its range ends at 6 or below, and the kernel saturates there.
 
-The kernels know no zero points. To them, a tensor with a zero point z (see tfopt.quantization.annotation.range) is a
+The kernels know no zero points. To them, a tensor with a zero point z (see tfopt.quantization.annotation.grids) is a
 tensor of unsigned bytes whose values are z steps larger than the true ones. This is made up for:
 
 - The kernel that computes the tensor has a bias that is z steps larger.
@@ -36,14 +36,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedLayerError
-from tfopt.exporting.int8.activations import MIDDLE, Activations, Quantized, range_behind, range_of
+from tfopt.exporting.int8.activations import MIDDLE, Activations, MovedBytes, Quantized, range_behind, range_of
 from tfopt.exporting.int8.layer_norm import fuse_layer_norms
-from tfopt.exporting.int8.moved_bytes import MovedBytes
 from tfopt.exporting.int8.weights import KernelWeights
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import AttrValue, copy_attributes, dtype_attr, producer, strings, text, types
-from tfopt.graph.fold import CONVOLUTIONS
-from tfopt.graph.paddings import paddings_of
+from tfopt.graph.fold import CONVOLUTIONS, paddings_of
 from tfopt.quantization.annotation.activations import NON_NEGATIVE
 from tfopt.quantization.annotation.annotate import AnnotatedGraph
 from tfopt.quantization.annotation.fusion import (

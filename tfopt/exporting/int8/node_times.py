@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfopt.graph import FrozenGraph
 from tfopt.graph.edit import AttrValue, GraphDef, dtype_attr, text
 from tfopt.graph.frozen import free_graphs, full_name
-from tfopt.graph.open_sizes import open_size, zeros
+from tfopt.graph.inputs import open_size, zeros
 
 v1 = tf.compat.v1
 NS_PER_MS = 1e6

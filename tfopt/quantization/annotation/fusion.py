@@ -27,7 +27,7 @@ from tfopt.graph.edit import GraphEditor, attribute, is_nhwc, producer
 from tfopt.graph.fold import CONVOLUTIONS, WEIGHTED
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.annotation.activations import Activation, find_activation
-from tfopt.quantization.annotation.exclude import matches
+from tfopt.quantization.config import matches
 from tfopt.report import Skip
 
 ADDITIONS = ("Add", "AddV2")

@@ -23,20 +23,17 @@ from tfopt.graph.fold import fold_constants
 from tfopt.graph.source import load_keras
 from tfopt.models.copy_check import check_copy, check_quantized, first_examples
 from tfopt.models.plain_models import plain_copy
-from tfopt.quantization.annotation.exclude import check_exclude, matches
 from tfopt.quantization.annotation.fusion import Fusion, FusionSearch
-from tfopt.quantization.annotation.range import Range
+from tfopt.quantization.annotation.grids import Range, WeightGrid
 from tfopt.quantization.annotation.ranged_tensors import tensors_of_fusion, tensors_with_ranges
-from tfopt.quantization.annotation.weight_grid import WeightGrid
 from tfopt.quantization.aware_training.fake_quant import FakeQuantize
-from tfopt.quantization.aware_training.folded_tensor import folded_tensor
 from tfopt.quantization.aware_training.layers import QUANTIZED, WITHOUT_KERNEL, FrozenLateBatchNormalization
-from tfopt.quantization.aware_training.rebuild import Place, check_rebuildable, rebuild
-from tfopt.quantization.aware_training.split_layers import split_layer
+from tfopt.quantization.aware_training.rebuild import Place, check_rebuildable, rebuild, split_layer
+from tfopt.quantization.aware_training.trained_ranges import folded_tensor
 from tfopt.quantization.calibration.calibrate import calibrate, computable
 from tfopt.quantization.calibration.data import read_examples
 from tfopt.quantization.calibration.range_use import examine
-from tfopt.quantization.config import QuantizationConfig
+from tfopt.quantization.config import QuantizationConfig, check_exclude, matches
 from tfopt.report import Change, PassReport, Skip
 
 ATTRIBUTE = "_tfopt_quantization_report"

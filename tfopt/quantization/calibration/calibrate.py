@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfopt.errors import ConfigError
 from tfopt.graph.frozen import FrozenGraph, reason_of
-from tfopt.quantization.annotation.range import Range
+from tfopt.quantization.annotation.grids import Range
 from tfopt.quantization.calibration.data import in_pieces, length
 from tfopt.quantization.calibration.observers import make_observer
 from tfopt.quantization.config import QuantizationConfig

@@ -25,8 +25,7 @@ import tensorflow as tf
 from tfopt.graph.edit import GraphEditor, NodeDef, attribute
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.annotation.fusion import Fusion, before_data_movement
-from tfopt.quantization.annotation.range import Range
-from tfopt.quantization.annotation.weight_grid import WeightGrid
+from tfopt.quantization.annotation.grids import Range, WeightGrid
 from tfopt.quantization.calibration.data import in_pieces
 from tfopt.report import Change
 

@@ -8,23 +8,19 @@ from typing import Any
 
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.fold import fold_constants
-from tfopt.quantization.annotation.adjustments import Adjustment, apply_adjustments, with_biases
-from tfopt.quantization.annotation.annotate import AnnotatedGraph, annotate
-from tfopt.quantization.annotation.exclude import check_exclude
+from tfopt.quantization.annotation.annotate import Adjustment, AnnotatedGraph, annotate, apply_adjustments, with_biases
 from tfopt.quantization.annotation.fusion import Fusion, find_fusions
-from tfopt.quantization.annotation.range import Range
+from tfopt.quantization.annotation.grids import Range, WeightGrid
 from tfopt.quantization.annotation.ranged_tensors import (
     share_ranges,
     tensors_to_observe,
     without_impossible_zero_points,
 )
-from tfopt.quantization.annotation.weight_grid import WeightGrid
 from tfopt.quantization.calibration.calibrate import calibrate, computable
 from tfopt.quantization.calibration.data import CalibrationData
 from tfopt.quantization.calibration.range_use import examine
-from tfopt.quantization.config import QuantizationConfig
-from tfopt.quantization.post_training.accuracy_budget import search_float_nodes
-from tfopt.quantization.post_training.accuracy_evaluator import AccuracyEvaluator
+from tfopt.quantization.config import QuantizationConfig, check_exclude
+from tfopt.quantization.post_training.accuracy_budget import AccuracyEvaluator, search_float_nodes
 from tfopt.quantization.post_training.adaround import round_weights
 from tfopt.quantization.post_training.bias_correction import correct_biases
 from tfopt.quantization.post_training.equalization_and_smooth_quant import equalize
