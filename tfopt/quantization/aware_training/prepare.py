@@ -22,7 +22,7 @@ from tfopt.graph.edit import producer
 from tfopt.graph.fold import fold_constants
 from tfopt.graph.source import load_keras
 from tfopt.models.copy_check import check_copy, check_quantized, first_examples
-from tfopt.models.plain_models import plain_copy
+from tfopt.models.copying import plain_copy
 from tfopt.quantization.annotation.fusion import Fusion, FusionSearch
 from tfopt.quantization.annotation.grids import Range, WeightGrid
 from tfopt.quantization.annotation.ranged_tensors import tensors_of_fusion, tensors_with_ranges

@@ -13,8 +13,7 @@ from keras import layers
 
 from tfopt.compat.layers import layers_inside, run_through_graph
 from tfopt.errors import UnsupportedModelError
-from tfopt.models.copying import called_with_state, new_input
-from tfopt.models.plain_models import as_functional, inputs_in_order, is_plain, plain_copy
+from tfopt.models.copying import as_functional, called_with_state, inputs_in_order, is_plain, new_input, plain_copy
 from tfopt.quantization.aware_training.fake_quant import CallCount, WeightRange
 
 
