@@ -33,8 +33,7 @@ from tfopt.atomic.files import write_text
 from tfopt.data import Examples, digits
 from tfopt.hardware import detect
 from tfopt.quantization import QuantizationConfig, QuantizedModel, quantize
-from tfopt.quantization.post_training.accuracy_budget import Score
-from tfopt.quantization.post_training.accuracy_evaluator import AccuracyEvaluator
+from tfopt.quantization.post_training.accuracy_budget import AccuracyEvaluator, Trial
 from tfopt.tasks.scorer import top1_accuracy
 
 RESULTS = Path(__file__).parent / "results"
@@ -181,7 +180,7 @@ def trials_of(quantized: QuantizedModel, evaluation: tuple[np.ndarray, np.ndarra
     return AccuracyEvaluator(graph, left_float, ranges, adjustments, batches, labels, "accuracy", quantized.weight_grid)
 
 
-def greedy(names: Collection[str], score: Callable[[Collection[str]], Score], floor: float) -> list[str]:
+def greedy(names: Collection[str], score: Callable[[Collection[str]], Trial], floor: float) -> list[str]:
     """Returns the float nodes of a greedy search. Each step measures all nodes and moves the best one to float."""
     chosen: list[str] = []
     while score(chosen).value < floor - 1e-9:

@@ -14,13 +14,12 @@ from tfopt.compat.replace import forget
 from tfopt.compat.trainer import running_callbacks
 from tfopt.errors import ConfigError, UnsupportedModelError, warn
 from tfopt.pruning.config import PruningConfig
-from tfopt.pruning.criteria.gradients import check_data
-from tfopt.pruning.criteria.scores import needs_data
+from tfopt.pruning.criteria import needs_data
+from tfopt.pruning.gradients import check_data
 from tfopt.pruning.masks import attach_counter, attach_mask, attach_movement
 from tfopt.pruning.prune import PASS_A_CONFIG
-from tfopt.pruning.regrowth import share_at
 from tfopt.pruning.schedules import SCHEDULES, Schedule, from_callable
-from tfopt.pruning.updates import MaskUpdates
+from tfopt.pruning.updates import MaskUpdates, share_at
 from tfopt.pruning.weights import make_report, select_weights
 from tfopt.report import PassReport
 from tfopt.settings.validation import check_type

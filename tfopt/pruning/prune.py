@@ -16,10 +16,10 @@ from tfopt.compat.kinds import is_tf_keras
 from tfopt.compat.replace import forget
 from tfopt.errors import ConfigError, warn
 from tfopt.pruning.config import PruningConfig
-from tfopt.pruning.criteria.gradients import mean_products
-from tfopt.pruning.criteria.scores import needs_data, score_weights
-from tfopt.pruning.masks import Mask, attach_mask, choose_masks, parse_pattern
-from tfopt.pruning.masks.choice import pruned
+from tfopt.pruning.criteria import needs_data, score_weights
+from tfopt.pruning.gradients import mean_products
+from tfopt.pruning.masks import Mask, attach_mask, choose_masks, pruned
+from tfopt.pruning.patterns import parse_pattern
 from tfopt.pruning.payoff import payoff_of_zeros, warn_of_no_speed
 from tfopt.pruning.tfmot import prune_tf_keras
 from tfopt.pruning.weights import Pattern, Weight, find_weights, layer_sparsities, make_report, select_weights

@@ -14,16 +14,15 @@ from test_kernels import convolve, graph_of
 
 import tfopt
 from tfopt.exporting.int8.kernels import lower_to_int8
-from tfopt.exporting.int8.vnni import kernels_that_need_vnni
+from tfopt.exporting.int8.weights import kernels_that_need_vnni
 from tfopt.exporting.manifest import CheckRecord, Manifest, SignatureRecord, read_manifest
-from tfopt.exporting.verification.instructions import missing_instructions
+from tfopt.exporting.verification.measured import missing_instructions
 from tfopt.graph import GraphEditor
 from tfopt.hardware import has_vnni
 from tfopt.quantization import QuantizationConfig, quantize
 from tfopt.quantization.annotation.annotate import annotate
 from tfopt.quantization.annotation.fusion import find_fusions, int8_weights
-from tfopt.quantization.annotation.range import Range
-from tfopt.quantization.annotation.weight_grid import WeightGrid
+from tfopt.quantization.annotation.grids import Range, WeightGrid
 
 WITHOUT_VNNI = ("AVX512_CORE", "AVX2", "SSE41")
 GENERATOR = np.random.default_rng(0)

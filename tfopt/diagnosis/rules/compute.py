@@ -5,10 +5,11 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
+from tfopt.compat.layers import layers_inside
 from tfopt.diagnosis.experiments import CannotMeasureError, usual_ms
 from tfopt.diagnosis.measured import Measured, share
 from tfopt.diagnosis.rules import device
-from tfopt.models.structure import layer_path, layers_inside
+from tfopt.models.structure import layer_path
 from tfopt.profiling.tensor_cores import Misalignment, tensor_core_alignment
 from tfopt.report import Diagnosis
 from tfopt.training.xla import xla_blockers

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tfopt.errors import ArtifactError, TfoptError
 from tfopt.graph.frozen import reason_of
-from tfopt.graph.saved_model_ops import check_saved_model
+from tfopt.graph.unsafe_ops import check_saved_model
 
 SCRIPT = Path(__file__).with_name("tensorflow_only.py")
 ROUNDS = 5

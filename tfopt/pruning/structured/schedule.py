@@ -12,11 +12,10 @@ import numpy as np
 from tfopt.compat.replace import forget
 from tfopt.errors import ConfigError, warn
 from tfopt.models.copying import copy_model
-from tfopt.pruning.criteria.gradients import check_data
+from tfopt.pruning.gradients import check_data
 from tfopt.pruning.masks import attach_mask
-from tfopt.pruning.structured.choice import Ranked, choose, rank
+from tfopt.pruning.structured.choice import Ranked, channel_products, choose, rank
 from tfopt.pruning.structured.config import StructuredPruningConfig
-from tfopt.pruning.structured.gradients import channel_products
 from tfopt.pruning.structured.shrink import ShrinkResult, find_groups, finished
 
 

@@ -6,8 +6,10 @@ sequence is open. Bias and activation follow after a Reshape. All of these forms
 
     Reshape [-1, K] -> MatMul -> bias, activation -> Reshape
 
-The values are exactly the same. One open size is the -1 of the last Reshape. Several open sizes are computed from the
-model's inputs.
+The values are exactly the same. One open size is the -1 of the last Reshape.
+Several open sizes are computed from the tensors that define them, mostly the model's inputs, in place of tensors that
+are computed late: a Dense on a sequence of open length reshapes its result to the shape of its input, and a recurrent
+layer of Keras with a mask computes a whole step of its cell only to know the shape of the result.
 """
 
 from __future__ import annotations
@@ -18,11 +20,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, producer
-from tfopt.graph.rewrites.batched_products import moves_nothing
-from tfopt.graph.rewrites.early_shapes import read_shapes_early
-from tfopt.graph.rewrites.flatten import flatten_einsum, flatten_product
-from tfopt.graph.sizes import Shapes, Sizes
+from tfopt.graph.batched_products import axes_order, become_transpose, einsum_labels, moves_nothing, transposed
+from tfopt.graph.edit import AttrValue, GraphEditor, attribute, dtype_attr, producer
+from tfopt.graph.sizes import INT32, OpenSize, Shapes, Size, Sizes
 
 ELEMENTWISE = (
     *("BiasAdd", "Add", "AddV2", "Sub", "Mul", "RealDiv", "Neg", "Square", "Pow", "Exp", "Maximum", "Minimum"),
@@ -172,3 +172,125 @@ def _merge_reshapes(editor: GraphEditor, shapes: Shapes, outputs: frozenset[str]
             editor.redirect(name, source)
         elif source != node.input[0]:
             editor.set_inputs(name, [source, node.input[1]])
+
+
+def flatten_product(editor: GraphEditor, node: Any, sizes: Sizes) -> None:
+    """Rewrites a BatchMatMulV2 whose right operand is one constant matrix for the whole batch."""
+    weights, before = editor.constant(node.input[1]), sizes.of(node.input[0])
+    if weights is None or weights.ndim < 2 or weights.size != weights.shape[-1] * weights.shape[-2]:
+        return
+    if before is None or attribute(node, "adj_x").b or attribute(node, "adj_y").b or weights.ndim > len(before):
+        return
+    depth, width = weights.shape[-2:]
+    found = _multiply(editor, node, node.input[0], weights.reshape(depth, width), [*before[:-1], width], sizes)
+    if found is not None:
+        _become_reshape(editor, node, found)
+
+
+def flatten_einsum(editor: GraphEditor, node: Any, sizes: Sizes) -> None:
+    """Rewrites an Einsum of a tensor and constant weights, if each axis of the weights is summed over or is new."""
+    operands, result = einsum_labels(node)
+    weights = [editor.constant(tensor) for tensor in node.input]
+    if len(operands) != 2 or sum(each is None for each in weights) != 1:
+        return
+    position = 0 if weights[0] is None else 1
+    held, before = weights[1 - position], sizes.of(node.input[position])
+    rows, columns = operands[position], operands[1 - position]
+    if held is None or before is None or any(len({*labels}) != len(labels) for labels in (rows, columns, result)):
+        return
+    inner = [label for label in columns if label in rows]
+    outer = [label for label in rows if label not in inner]
+    made = [label for label in result if label in columns]
+    if not (inner and outer and made) or sorted([*outer, *made]) != sorted(result) or {*inner} & {*made}:
+        return
+    if len(columns) != len(inner) + len(made):  # an axis of the weights is summed that the tensor lacks
+        return
+    extents = [held.shape[columns.index(label)] for label in made]
+    matrix = held.transpose(axes_order(columns, [*inner, *made])).reshape(-1, int(np.prod(extents)))
+    source = transposed(editor, f"{node.name}/left", node.input[position], rows, [*outer, *inner], node.attr["T"])
+    after = [*(before[rows.index(label)] for label in outer), *extents]
+    found = _multiply(editor, node, source, matrix, after, sizes)
+    if found is None:
+        return
+    if [*outer, *made] == [*result]:
+        _become_reshape(editor, node, found)
+        return
+    reshaped = editor.add("Reshape", f"{node.name}/axes", found, T=node.attr["T"], Tshape=INT32)
+    become_transpose(editor, node, reshaped, axes_order([*outer, *made], result))
+
+
+def _multiply(
+    editor: GraphEditor, node: Any, source: str, matrix: np.ndarray, after: Sequence[Size], sizes: Sizes
+) -> list[str] | None:
+    """Adds the product of a tensor's rows and a matrix. Returns it and the sizes to reshape it to, or None if unknown.
+
+    Args:
+        editor, sizes: The graph and its sizes.
+        node: The node that the product replaces.
+        source: The tensor. Its last axes are the rows.
+        matrix: The weights.
+        after: The sizes of the result.
+    """
+    shape = sizes.for_reshape(after)
+    if shape is None:
+        return None
+    dtype = node.attr["T"]
+    rows = editor.add_constant(f"{node.name}/rows/sizes", np.asarray([-1, len(matrix)], np.int32))
+    weights = editor.add_constant(f"{node.name}/matrix", matrix)
+    flat = editor.add("Reshape", f"{node.name}/rows", [source, rows], T=dtype, Tshape=INT32)
+    no = AttrValue(b=False)
+    product = editor.add(
+        "MatMul",
+        f"{node.name}/product",
+        [flat, weights],
+        origin=node.name,
+        T=dtype,
+        transpose_a=no,
+        transpose_b=no,
+    )
+    return [product, shape]
+
+
+def _become_reshape(editor: GraphEditor, node: Any, inputs: Sequence[str]) -> None:
+    editor.become(node.name, "Reshape", inputs, T=node.attr["T"], Tshape=INT32)
+
+
+def read_shapes_early(sizes: Sizes, outputs: frozenset[str]) -> None:
+    """Rewrites nodes that need only the shape of their input, so that they read the tensors that define its sizes.
+
+    Args:
+        sizes: The sizes of the graph's tensors.
+        outputs: Nodes whose values leave the graph.
+    """
+    editor = sizes.editor
+    for name in editor.topological():
+        node = editor.nodes[name]
+        if node.op == "Reshape" and editor.constant(node.input[1]) is None:
+            values = sizes.values(node.input[1])
+            found = None if values is None else sizes.for_reshape(values)
+            if found is not None:
+                editor.set_inputs(name, [node.input[0], found])
+                node.attr["Tshape"].CopyFrom(INT32)
+        elif node.op in ("Shape", "ZerosLike", "OnesLike") and name not in outputs:
+            known = sizes.of(node.input[0])
+            if known is not None and not _is_origin(node.input[0], known):
+                _from_sizes(sizes, node, known)
+
+
+def _from_sizes(sizes: Sizes, node: Any, known: tuple[Size, ...]) -> None:
+    """Redirects the consumers of a Shape, ZerosLike or OnesLike to a tensor that is computed from sizes only."""
+    editor = sizes.editor
+    if node.op == "Shape" and attribute(node, "out_type").type not in (0, tf.int32.as_datatype_enum):
+        return
+    found = sizes.written(known)
+    if found is not None and node.op != "Shape":
+        kind = tf.as_dtype(node.attr["T"].type).as_numpy_dtype
+        value = editor.add_constant(f"{node.name}/value", np.asarray(node.op == "OnesLike", kind))
+        found = editor.add("Fill", f"{node.name}/fill", [found, value], T=node.attr["T"], index_type=INT32)
+    if found is not None:
+        editor.redirect(node.name, found)
+
+
+def _is_origin(tensor: str, sizes: tuple[Size, ...]) -> bool:
+    """Whether a tensor itself defines one of its sizes."""
+    return any(isinstance(size, OpenSize) and size.tensor == tensor for size in sizes)

@@ -28,7 +28,7 @@ from tfopt.compat.layers import layers_inside, takes_training
 from tfopt.compat.tensorflow import keras_generator
 from tfopt.compat.trainer import built_under, loss_of, losses_not_scaled, symbolic_build
 from tfopt.errors import ConfigError, TfoptError, UnsupportedModelError
-from tfopt.pruning.criteria.sensitivity import Products
+from tfopt.pruning.criteria import Products
 
 A_DATA_SET = "Pass data=: a tf.data.Dataset or a list of batches (inputs, targets)."
 
