@@ -15,7 +15,7 @@ from tfopt.cli.printing import print_json, print_rows, say
 from tfopt.number_text import short_bytes, short_count
 
 if TYPE_CHECKING:
-    from tfopt.recipe.differences import Difference
+    from tfopt.recipe.tables import Difference
 
 
 @dataclass(frozen=True, kw_only=True)
