@@ -239,8 +239,7 @@ def _print_advice(options: DevicesOptions) -> None:
 
 def _scaling(options: DevicesOptions, advice: Advice) -> ScalingTable:
     """Returns the steps on several numbers of one GPU: the one that the options name, or the best."""
-    from tfopt.advisor import LINKS, Cluster, scale
-    from tfopt.advisor.links import link_inside
+    from tfopt.advisor import LINKS, Hosts, link_inside, scale
     from tfopt.hardware import GPU_CARDS
 
     name = options.card or advice.cards[0].name
@@ -250,10 +249,10 @@ def _scaling(options: DevicesOptions, advice: Advice) -> ScalingTable:
             f"--gpus needs a GPU whose step time is known. Received: --card {name!r}, whose rate in the precision of "
             "the recipe is unknown. Name another card."
         )
-    cluster = Cluster(
+    hosts = Hosts(
         inside=link_inside(GPU_CARDS[name]), between=LINKS[options.network], gpus_per_host=options.gpus_per_host
     )
-    return scale(step_ms / 1e3, advice.examples, advice.gradient_bytes, cluster, options.gpus)
+    return scale(step_ms / 1e3, advice.examples, advice.gradient_bytes, hosts, options.gpus)
 
 
 def _examples(options: DevicesOptions, recipe: Recipe) -> Examples | None:
