@@ -17,6 +17,7 @@ share an id, and every container has a process 1.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -31,13 +32,15 @@ from typing import IO, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from tfopt.atomic.exchange import exchange
 from tfopt.atomic.files import flush_to_disk
 from tfopt.errors import ExportError
 
 MARK = "manifest.json"
 LOCK, NEW, OLD = "lock", "new", "old"
 ATTEMPTS = 100  # to replace a target that others replace at the same time
+AT_FDCWD = -100  # paths are relative to the working directory
+RENAME_EXCHANGE = 2
+NOT_OFFERED = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -234,7 +237,7 @@ def _publish(new: Path, final: Path, old: Path) -> None:
         try:
             if not final.exists():
                 new.rename(final)
-            elif not exchange(new, final):
+            elif not _exchange(new, final):
                 shutil.rmtree(old, ignore_errors=True)  # from an earlier attempt, in which another export was faster
                 final.rename(old)
                 new.rename(final)
@@ -243,6 +246,33 @@ def _publish(new: Path, final: Path, old: Path) -> None:
         except OSError as error:  # another export made, moved or replaced `final` meanwhile
             if attempt == ATTEMPTS - 1 or error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
                 raise
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchanges the files or directories of two names, so that both names exist at all times.
+
+    Linux can do that on its usual file systems (ext4, XFS, Btrfs, tmpfs). NFS and macOS have no such call.
+
+    Returns: True if they were exchanged. False if the system or the file system has no such call.
+    Raises:
+        OSError: One of the names does not exist, or this process may not change it.
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for name in ("a", "b"):
+        ...     _ = (folder / name).write_text(name)
+        >>> _exchange(folder / "a", folder / "b") == ((folder / "a").read_text() == "b")
+        True
+    """
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    if renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in NOT_OFFERED:
+        return False
+    raise OSError(code, os.strerror(code), str(one), None, str(other))
 
 
 def _discard(work: Path, final: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfopt.errors import ConfigError
 from tfopt.settings.validation import check_name
-from tfopt.tasks.classifiers import Decision, read_labels
+from tfopt.tasks.classifiers import ClassRule, read_labels
 from tfopt.tasks.scores import SCORES, Score
 
 Metric = Callable[[Any, Any], float]
@@ -49,7 +49,7 @@ class Scorer:
         check_metric(metric)
         self._several = len(outputs) > 1
         self._targets: dict[str, np.ndarray] = {}
-        self.decisions: dict[str, Decision] = {}
+        self.decisions: dict[str, ClassRule] = {}
         if new_score(metric) is not None:
             self._targets = by_output(labels, list(outputs))
         elif isinstance(metric, str):
