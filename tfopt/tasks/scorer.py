@@ -154,21 +154,6 @@ def finite(score: Score) -> float:
     return value
 
 
-def top1_accuracy(labels: np.ndarray, outputs: Any) -> float:
-    """Returns the share of examples for which the output of the right class is the largest.
-
-    Args:
-        labels: Class numbers, or one-hot.
-        outputs: [examples, classes].
-    Raises:
-        ConfigError: The labels are not classes.
-    Example:
-        >>> top1_accuracy(np.array([1, 0]), np.array([[0.1, 0.9], [0.2, 0.8]]))
-        0.5
-    """
-    return Scorer("categorical_accuracy", labels, {"": outputs}).value({"": outputs})
-
-
 def by_output(labels: Any, names: list[str]) -> dict[str, Any]:
     """Returns the labels of each output that has labels.
 
