@@ -11,15 +11,13 @@ The new artifact is flushed to the disk. Then `new` and the earlier artifact exc
 file system has no such step, there are two renames. If the export fails between them, it undoes the first one. If it is
 killed between them, the next export does that.
 
-A work directory without a held lock was left behind by a killed export. Process ids cannot show that, because threads
-share an id, and every container has a process 1.
+A work directory without a held lock was left behind by a killed export.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -32,7 +30,7 @@ from typing import IO, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from tfopt.atomic.files import flush_to_disk
+from tfopt.atomic.files import flush_to_disk, hold
 from tfopt.errors import ExportError
 
 MARK = "manifest.json"
@@ -104,7 +102,7 @@ def exclusive(directory: Path) -> Iterator[None]:
         # NFS cannot lock directories. There, two runs would mix their artifacts, but each artifact would be whole.
         with suppress(OSError):
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                hold(descriptor, directory)
             except BlockingIOError as error:
                 raise ExportError(
                     f"One run at a time may export to a directory. Received: directory={directory}, where another is "
@@ -218,10 +216,8 @@ def _take_lock(work: Path, *, just_made: bool = False) -> IO[bytes] | None:
         return None
     held = False
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Another export may have held this file and removed it. Then the name is gone, or belongs to another file.
-        held = os.path.samestat(os.fstat(lock.fileno()), (work / LOCK).stat())
-    except (BlockingIOError, FileNotFoundError):
+        held = hold(lock.fileno(), work / LOCK)
+    except BlockingIOError:
         held = False
     except OSError:  # the file system has no locks
         held = just_made

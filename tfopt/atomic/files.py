@@ -42,10 +42,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     temporary = path.with_name(f".{path.name}.tfopt-{uuid.uuid4().hex}")
     try:
         with temporary.open("xb") as file:
-            # The lock is held until the file has its name. It tells other processes that somebody still writes the
-            # file. A process id could not tell that: containers repeat them, and machines share directories.
             with suppress(OSError):  # the file system has no locks
-                fcntl.flock(file, fcntl.LOCK_EX)
+                hold(file.fileno(), temporary)  # until it has its name: other processes see that it is still written
             yield file
             file.flush()
             _flush(file.fileno())
@@ -82,6 +80,27 @@ def write_bytes(path: Path, content: bytes) -> None:
             f"The file could not be written. Received: {path} ({error}); it takes {len(content):,} bytes. "
             "Make room, or choose another directory."
         ) from error
+
+
+def hold(descriptor: int, path: Path) -> bool:
+    """Takes the lock of an open file or directory, without waiting for it. It ends when the descriptor is closed.
+
+    The kernel's lock ends with the process that holds it, even if that is killed. A process id in a file could not
+    tell that the process still runs: containers repeat ids, and machines share directories.
+
+    Args:
+        descriptor: The open file.
+        path: The name under which it was opened.
+    Returns: Whether it still has that name. Its last holder may have removed it.
+    Raises:
+        BlockingIOError: Another process, or another descriptor of this one, holds the lock.
+        OSError: The file system has no locks.
+    """
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def flush_to_disk(path: Path) -> None:
