@@ -101,14 +101,7 @@ def compiled_model(recipe: Recipe, examples: Examples, decided: Plan) -> keras.M
 
 
 def recipe_step(recipe: Recipe, examples: Examples, batch: Any, decided: Plan) -> RecipeStep:
-    """Traces the training step of a recipe under a plan. Under XLA, its kernels are fused.
-
-    Args:
-        recipe: The recipe.
-        examples: Its examples.
-        batch: One batch, from `first_batch`.
-        decided: The plan for the device.
-    """
+    """Traces the training step of a recipe under a plan. Under XLA, its kernels are fused."""
     accumulate = recipe.training.accumulate
     size = math.ceil(recipe.training.global_batch_size / accumulate)
     specs = keras.tree.map_structure(lambda value: tf.TensorSpec([size, *value.shape[1:]], value.dtype), batch)

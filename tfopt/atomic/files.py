@@ -25,10 +25,8 @@ CANNOT_FLUSH = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Gives a file to write. It gets its final name when the block ends without an error.
 
-    Until then, the file of that name stays as it is.
+    Until then, the file of that name stays as it is. The directory must exist.
 
-    Args:
-        path: The final name. Its directory must exist.
     Raises:
         OSError: The file cannot be written.
     Example:
@@ -88,9 +86,6 @@ def hold(descriptor: int, path: Path) -> bool:
     The kernel's lock ends with the process that holds it, even if that is killed. A process id in a file could not
     tell that the process still runs: containers repeat ids, and machines share directories.
 
-    Args:
-        descriptor: The open file.
-        path: The name under which it was opened.
     Returns: Whether it still has that name. Its last holder may have removed it.
     Raises:
         BlockingIOError: Another process, or another descriptor of this one, holds the lock.

@@ -110,10 +110,7 @@ def run_command(words: list[str]) -> int:
         raise ConfigError(f"The recipe must come first. Received: {' '.join(words)}. Write tfopt run NAME [OPTIONS].")
     from tfopt.recipe import Recipe
 
-    recipe = read_recipe(*names)
-    if form is not None:
-        recipe = recipe.quick() if form == "quick" else recipe.form(form)
-    recipe, rest = _switch_stages(recipe, rest)
+    recipe, rest = _switch_stages(read_recipe(*names, form=form), rest)
     recipe = parse(Recipe, rest, f"tfopt run {' '.join(names)}", recipe)
     start_tensorflow()
     look_beside()  # a flag may name code too
@@ -223,9 +220,7 @@ def _print_advice(options: DevicesOptions) -> None:
     if options.network not in LINKS:
         raise unknown_name("network", options.network, LINKS)
     assert options.advise is not None
-    recipe = read_recipe(options.advise)
-    if options.form is not None:
-        recipe = recipe.quick() if options.form == "quick" else recipe.form(options.form)
+    recipe = read_recipe(options.advise, form=options.form)
     look_beside()
     advice = advise(recipe, examples=_examples(options, recipe), measure=options.measure)
     scaling = _scaling(options, advice) if options.gpus else None

@@ -35,14 +35,17 @@ def code_of_files_allowed(allowed: bool) -> Iterator[None]:
         _ALLOWED.reset(token)
 
 
-def read_recipe(*names: str) -> Recipe:
-    """Returns the recipe of a name or a .toml file, with the settings of further ones laid over it."""
+def read_recipe(*names: str, form: str | None = None) -> Recipe:
+    """Returns the recipe of a name or a .toml file, with the settings of further ones laid over it, or a form of it."""
     from tfopt.recipes import compose
 
     allowed = _ALLOWED.get()
     if allowed:
         look_beside(*(name for name in names if name.endswith(".toml")))
-    return compose(*names, allow_code=allowed)
+    recipe = compose(*names, allow_code=allowed)
+    if form is None:
+        return recipe
+    return recipe.quick() if form == "quick" else recipe.form(form)
 
 
 def look_beside(*files: str) -> None:

@@ -132,11 +132,9 @@ def accelerate_command(words: list[str]) -> int:
 def split_at_script(words: list[str], options: type) -> tuple[list[str], list[str]]:
     """Returns the words before a script, and the script with its own words.
 
-    A flag of the script may have the name of a flag of ours, so our flags end where the script begins.
+    A flag of the script may have the name of a flag of ours, so our flags end where the script begins. Of our options,
+    those that are True or False have no value.
 
-    Args:
-        words: The words after the name of the command.
-        options: The options of the command. A flag that is True or False has no value.
     Example:
         >>> split_at_script(["--workers", "2", "train.py", "--workers", "8"], LaunchOptions)
         (['--workers', '2'], ['train.py', '--workers', '8'])
@@ -296,10 +294,6 @@ def monitor_any_command(words: list[str]) -> int:
 def writable_file(flag: str, out: str, is_own: Form) -> Path:
     """Returns the path of a file that can be written.
 
-    Args:
-        flag: The flag that names the file.
-        out: Its value.
-        is_own: The form of the files that may be replaced.
     Raises:
         ConfigError: It cannot be written, or is a file that tfopt did not write.
     Example:
@@ -322,9 +316,6 @@ def writable_file(flag: str, out: str, is_own: Form) -> Path:
 def writable_directory(flag: str, out: str) -> Path:
     """Returns the path of a directory that can be written, and makes it if it is missing.
 
-    Args:
-        flag: The flag that names the directory.
-        out: Its value.
     Raises:
         ConfigError: It cannot be written.
     Example:

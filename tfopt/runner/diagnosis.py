@@ -43,10 +43,6 @@ def apply_advice(recipe: Recipe, found: DiagnosisReport) -> tuple[Recipe, dict[s
     """Returns a recipe with the settings of the diagnoses, and these settings.
 
     Advice that changes what the model learns, such as another batch size, is not applied.
-
-    Args:
-        recipe: The recipe.
-        found: Its diagnosis.
     """
     changes: dict[str, Any] = {}
     for each in found.diagnoses:

@@ -24,9 +24,6 @@ def monitor_command(command: Sequence[str], interval_s: float = 0.5) -> tuple[in
 
     Signals are handed on to the program. Its standard input and output are those of this process.
 
-    Args:
-        command: The program and its words.
-        interval_s: Seconds between samples.
     Returns: The exit code, 128 and the number of the signal after a signal; and the timeline.
     Raises:
         ConfigError: The program cannot be started, or the interval is not above 0.

@@ -96,12 +96,7 @@ def input_calls(lines: Iterable[Line]) -> frozenset[Any]:
 
 
 def host_operators(line: Line, of_input: Set[Any]) -> Iterator[Operator]:
-    """Yields the operators of one thread, without those of the input pipeline.
-
-    Args:
-        line: The thread. Its events lie inside one another or apart.
-        of_input: The ids of `input_calls`.
-    """
+    """Yields the operators of one thread, without those inside the calls of the input pipeline."""
     if line.name.startswith(INPUT_THREAD):
         return
     found: list[Operator] = []
