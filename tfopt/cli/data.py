@@ -137,7 +137,7 @@ def list_command(words: list[str]) -> int:
         arguments = {name: arguments_of(source).items() for name, source in SOURCES.items()}
         print_json(
             {
-                name: {key: REQUIRED if value is EMPTY else _plain(value) for key, value in items}
+                name: {key: REQUIRED if value is EMPTY else value for key, value in items}
                 for name, items in arguments.items()
             }
         )
@@ -237,10 +237,6 @@ def _named(name: str, arguments: Mapping[str, Any]) -> tuple[Any, int]:
 
 def _words(name: str, default: Any) -> str:
     return f"{name} ({REQUIRED})" if default is EMPTY else f"{name}={default!r}"
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | bool | list | tuple | dict | None) else repr(value)
 
 
 def _show_progress(done: int, total: int) -> None:

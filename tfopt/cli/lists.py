@@ -112,19 +112,13 @@ def _diff_command(words: list[str]) -> int:
 
     found = diff(options.first, options.second)
     if options.json:
-        print_json(
-            [{"setting": each.setting, "first": _plain(each.first), "second": _plain(each.second)} for each in found]
-        )
+        print_json([each.to_dict() for each in found])
         return SUCCESS
     if not found:
         say(f"{options.first} and {options.second} have the same settings")
         return SUCCESS
     print_rows([(each.setting, f"{_shown(each.first, each)} -> {_shown(each.second, each)}") for each in found])
     return SUCCESS
-
-
-def _plain(value: object) -> object:
-    return value if isinstance(value, str | int | float | bool | list | tuple | dict | None) else repr(value)
 
 
 def _shown(value: object, difference: Difference) -> str:
