@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tfopt
-from tfopt.cli.lists.stored import stored_costs
+from tfopt.cli.lists import stored_costs
 from tfopt.models.table import SMALL_MODELS
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"

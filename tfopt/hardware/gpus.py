@@ -168,9 +168,6 @@ def find_card(gpu_name: str) -> GpuCard | None:
 
     A slice of a GPU (MIG, vGPU) has only a share of it, which its name does not give, so it is unknown too.
 
-    Args:
-        gpu_name: Product name of the GPU as TensorFlow or NVML reports it.
-
     Example:
         >>> find_card("NVIDIA L4").memory_gb_per_s
         300

@@ -1,21 +1,26 @@
-"""Writes the receipts and the report of a run, and prints its last lines."""
+"""The result of a run; its receipts and its report are written, and its last lines printed."""
 
 from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import keras
 import tensorflow as tf
 from rich.console import Console
 
+from tfopt import notebook
 from tfopt.atomic.own_files import Form, check_replaceable, json_in, write_own
 from tfopt.hardware import detect
 from tfopt.report import Phase, Receipt, RunReport
+from tfopt.reporting.receipt_table import receipt_table
 from tfopt.reporting.rendering import is_page
 from tfopt.reporting.terminal import ReceiptsTable
 from tfopt.score_text import score_label, show_score
+from tfopt.training import Plan
 
 RECEIPTS, PAGE = "receipts.json", "report.html"
 
@@ -26,6 +31,51 @@ def _is_receipts(content: bytes) -> bool:
 
 
 FORMS: dict[str, Form] = {RECEIPTS: _is_receipts, PAGE: is_page, "report.json": RunReport.is_own}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """The result of a run.
+
+    Attributes:
+        model: The trained Keras model, pruned if the recipe prunes.
+        plan: The plan of the training.
+        report: The results and measurements of all stages, as plain records.
+        receipts: The receipt of each artifact by name ("float32", "shrunk", "pruned", "int8"); empty without an export.
+        export_dir: Directory of the artifacts, receipts.json, report.json and report.html; None without an
+            export.
+    """
+
+    model: keras.Model
+    plan: Plan
+    report: RunReport
+    receipts: Mapping[str, Receipt]
+    export_dir: Path | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether every artifact was verified without a problem."""
+        return all(receipt.ok for receipt in self.receipts.values())
+
+    def __str__(self) -> str:
+        lines = [f"{self.report.recipe}: {self.report.description}", *map(str, self.report.phases)]
+        return "\n".join([*lines, *map(str, self.receipts.values())])
+
+    def _repr_html_(self) -> str:
+        report = self.report
+        shown = receipt_table(self.receipts, self.export_dir or Path())
+        rows = [(label, *(cell.text for cell in cells)) for label, cells in shown.rows.items()]
+        plan = [(decision.setting, decision.value, decision.reason) for decision in report.plan]
+        problems = [(name, problem) for name, receipt in self.receipts.items() for problem in receipt.problems]
+        return notebook.block(
+            report.recipe,
+            notebook.table(rows, ("", *self.receipts), figures=len(self.receipts), folds=False),
+            notebook.table(problems, marked=range(len(problems))),
+            notebook.pairs(shown.shared),
+            notebook.folded("plan", notebook.table(plan, ("setting", "value", "reason"), folds=False)),
+            notebook.folded("training", notebook.table([(phase.name, str(phase)) for phase in report.phases])),
+            note=report.description,
+        )
 
 
 def check_reports(export_dir: Path) -> None:

@@ -63,9 +63,6 @@ HARMLESS: dict[Any, Callable[[Any], bool]] = {
 def obstacle(model: keras.Model, compile_place: str) -> Skip | None:
     """Returns the reason why a compiled model keeps Keras' own training step, or None.
 
-    Args:
-        model: A compiled model.
-        compile_place: The line of the script that compiled it.
     Example:
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         >>> model.compile(loss="mse", run_eagerly=True)

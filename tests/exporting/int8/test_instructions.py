@@ -238,14 +238,14 @@ def tops(model):
 def test_vnni_is_the_processors_and_what_the_environment_leaves_of_it(monkeypatch, name, limit, has):
     monkeypatch.setenv(name, limit)
     for feature in ("avx512_vnni", "avx_vnni"):
-        monkeypatch.setattr("tfopt.hardware.processor.cpu", lambda feature=feature: ("", ("avx2", feature), {}))
+        monkeypatch.setattr("tfopt.hardware.machine._cpu", lambda feature=feature: ("", ("avx2", feature), {}))
         assert has_vnni() == (feature in has or limit == "what")
-    monkeypatch.setattr("tfopt.hardware.processor.cpu", lambda: ("", ("avx2", "avx512f"), {}))
+    monkeypatch.setattr("tfopt.hardware.machine._cpu", lambda: ("", ("avx2", "avx512f"), {}))
     assert has_vnni() is False
-    monkeypatch.setattr("tfopt.hardware.processor.cpu", lambda: ("", (), {"cpu_features": "none of avx2"}))
+    monkeypatch.setattr("tfopt.hardware.machine._cpu", lambda: ("", (), {"cpu_features": "none of avx2"}))
     assert has_vnni() is False
     monkeypatch.setattr(
-        "tfopt.hardware.processor.cpu", lambda: ("", (), {"cpu_features": "the system does not list them"})
+        "tfopt.hardware.machine._cpu", lambda: ("", (), {"cpu_features": "the system does not list them"})
     )
     assert has_vnni() is None
 
@@ -269,7 +269,7 @@ def test_the_instructions_an_artifact_needs(monkeypatch):
     assert missing_instructions(with_fallback, "serving_float") is None
     assert missing_instructions(replace(old, needs_vnni=False), "serving_default") is None
     assert missing_instructions(replace(old, precision="float32"), "serving_default") is None
-    monkeypatch.setattr("tfopt.hardware.processor.cpu", lambda: ("", ("avx_vnni",), {}))
+    monkeypatch.setattr("tfopt.hardware.machine._cpu", lambda: ("", ("avx_vnni",), {}))
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "DEFAULT")
     assert missing_instructions(old, "serving_default") is None
 

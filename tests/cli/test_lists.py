@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tfopt.cli import main
-from tfopt.cli.lists.stored import cost_texts, stored_costs
+from tfopt.cli.lists import cost_texts, stored_costs
 from tfopt.models import BUILDERS
 from tfopt.models.table import PUBLISHED_MODELS
 from tfopt.recipe import Recipe
 from tfopt.recipes import RECIPES
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def printed(capsys, words):

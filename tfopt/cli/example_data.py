@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.cli.own_code import look_beside, read_recipe
+from tfopt.cli.preparation import look_beside, read_recipe
 from tfopt.data import Examples
 from tfopt.data.config import DataConfig
 from tfopt.data.examples import Split

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tfopt.pruning import StructuredPruningConfig
-from tfopt.recipes.vision import resnet_cifar
+from tfopt.recipes import resnet_cifar
 
 RECIPE = replace(
     resnet_cifar.RECIPE,
