@@ -23,7 +23,7 @@ from tfopt.cli.programs.monitor import monitor_any_command
 from tfopt.cli.programs.scripts import accelerate_command, launch_command
 from tfopt.cli.report_command import report_command
 from tfopt.errors import ArtifactError, ConfigError
-from tfopt.working import working
+from tfopt.terminal import working
 
 RUN_HELP = """\
 usage: tfopt run NAME|FILE.toml... [--quick | --full | --form FORM] [--json] [OPTIONS]

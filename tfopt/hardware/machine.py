@@ -14,14 +14,16 @@ import psutil
 import pynvml
 import tensorflow as tf
 
-from tfopt.hardware.gpus import GIB, Gpu, peak_tflops
+from tfopt.hardware.gpus import Gpu, peak_tflops
 from tfopt.hardware.pretended import pretended_gpu
 from tfopt.hardware.processor import cpu, logical_cores
 from tfopt.report import Record
+from tfopt.report.formatting import memory_size
+from tfopt.report.sheet import Sheet, Shown, pairs
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hardware(Record):
+class Hardware(Record, Shown):
     """The processor, the memory and the GPUs of this machine.
 
     Attributes:
@@ -51,17 +53,17 @@ class Hardware(Record):
     tensorflow_version: str
     unavailable: Mapping[str, str] = field(default_factory=dict)
 
-    def __str__(self) -> str:
+    def _sheet(self) -> Sheet:
         model = self.cpu_model or self._unavailable("cpu_model")
         gpus = {f"gpu {index}": str(gpu) for index, gpu in enumerate(self.gpus)}
         rows = {
             "cpu": f"{model}, {self.logical_cores} logical cores",
             "cpu features": ", ".join(self.cpu_features) or self._unavailable("cpu_features"),
-            "memory": f"{self.memory_bytes / GIB:.1f} GiB",
+            "memory": memory_size(self.memory_bytes),
             **(gpus or {"gpus": f"none ({self.unavailable.get('gpus', 'not looked for')})"}),
             "tensorflow": self.tensorflow_version,
         }
-        return "\n".join(f"{name:12}  {value}" for name, value in rows.items())
+        return Sheet(tables=[pairs(rows)])
 
     def _unavailable(self, attribute: str) -> str:
         return f"unavailable ({self.unavailable.get(attribute, 'not looked for')})"

@@ -15,22 +15,22 @@ import tomli_w
 import tyro
 from annotated_types import MinLen
 
-from tfopt import notebook
 from tfopt.data.config import DataConfig
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.exporting.config import Int8Nodes
-from tfopt.printable import is_printable
 from tfopt.pruning import PruningConfig, StructuredPruningConfig
 from tfopt.quantization import QuantizationConfig
 from tfopt.recipe.changes import changes_from_defaults, with_changes
 from tfopt.recipe.chosen import chosen_settings, flat
 from tfopt.recipe.model import ModelConfig
 from tfopt.recipe.plain_values import check_names, check_no_code, config_error, plain_values
+from tfopt.report.sheet import Sheet, Shown, Table
 from tfopt.settings.calls import import_code, is_code
 from tfopt.settings.files import check_stored
 from tfopt.settings.flags import BY_NAME, stages
 from tfopt.settings.validation import check_fields, check_name
 from tfopt.tasks.task import TASKS, Task
+from tfopt.terminal import is_printable
 from tfopt.training import TrainingConfig
 
 QUICK_EPOCHS = 2
@@ -39,7 +39,7 @@ QUICK_STEPS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Shown):
     """A model builder with the settings for training, shrinking, pruning, quantization and export.
 
     None turns a stage off.
@@ -203,12 +203,12 @@ class Recipe:
         """Returns the settings that differ from the defaults, as TOML."""
         return tomli_w.dumps(chosen_settings(self)).rstrip()
 
-    def _repr_html_(self) -> str:
+    def _sheet(self) -> Sheet:
         settings = chosen_settings(self)
         forms = settings.pop("forms", {})
-        name, description = settings.pop("name"), settings.pop("description", "")
-        folded = [notebook.folded(f"form {form}", notebook.table(flat(each))) for form, each in forms.items()]
-        return notebook.block(name, notebook.table(flat(settings)), *folded, note=description)
+        title, note = settings.pop("name"), settings.pop("description", "")
+        tables = [Table(rows=list(flat(each)), folded=f"form {form}") for form, each in forms.items()]
+        return Sheet(title=title, note=note, tables=[Table(rows=list(flat(settings))), *tables])
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the settings as plain values, as in TOML. A setting that is None is left out."""

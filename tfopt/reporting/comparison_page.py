@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.atomic.own_files import write_own
-from tfopt.number_text import grouped, short_bytes
 from tfopt.report import RunReport
+from tfopt.report.formatting import grouped, score_label, short_bytes, show_score
 from tfopt.reporting import figures
 from tfopt.reporting.comparison import Comparison, compare
 from tfopt.reporting.receipt_table import UNKNOWN
 from tfopt.reporting.rendering import is_page, render
-from tfopt.score_text import score_label, show_score
 
 TEMPLATE = "comparison.html.jinja"
 

@@ -23,10 +23,9 @@ from rich.segment import ControlType, Segments
 from rich.table import Table
 from rich.text import Text
 
-from tfopt.number_text import short_bytes
 from tfopt.profiling.monitoring.epoch_logs import LOGGED
-from tfopt.reporting.console import PrintableConsole
-from tfopt.score_text import SCORE_LABELS
+from tfopt.report.formatting import SCORE_LABELS, duration, short_bytes
+from tfopt.terminal import PrintableConsole
 
 SECONDS_BETWEEN_DRAWINGS = 0.1
 PLAIN_LINES = 10
@@ -109,7 +108,7 @@ class FitProgress(keras.callbacks.Callback):
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         if self._first_epoch is None:  # nothing was left to train
             return
-        took = f"took {_duration(time.monotonic() - self._began)}"
+        took = f"took {duration(time.monotonic() - self._began)}"
         if self._in_place:
             self._draw(took)
             self._console.line()
@@ -161,7 +160,7 @@ class FitProgress(keras.callbacks.Callback):
         remaining = max(self._total() - done, 0.0)
         if done <= at and remaining:
             return ""
-        return f"{_duration((time.monotonic() - started) / (done - at) * remaining if remaining else 0)} left"
+        return f"{duration((time.monotonic() - started) / (done - at) * remaining if remaining else 0)} left"
 
 
 def fitted(
@@ -232,12 +231,6 @@ def _with_load(logs: Mapping[str, Any]) -> dict[str, Any]:
         if name in logs:
             figures[label] = "unavailable" if math.isnan(logs[name]) else write(logs[name])
     return figures
-
-
-def _duration(seconds: float) -> str:
-    """Returns a duration as hours (if above 0), minutes and seconds."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
 
 
 def _short(value: Any) -> str:

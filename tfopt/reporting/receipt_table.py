@@ -9,8 +9,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from tfopt.report import Receipt, lost_score, score_change, score_names
+from tfopt.report.formatting import score_label, show_score
 from tfopt.reporting.figures import show_bytes
-from tfopt.score_text import score_label, show_score
 
 UNKNOWN = "\N{EN DASH}"
 

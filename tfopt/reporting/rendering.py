@@ -7,7 +7,7 @@ from typing import Any
 
 import jinja2
 
-from tfopt.printable import printable
+from tfopt.terminal import printable
 
 TEMPLATES = Path(__file__).parent / "templates"
 END_OF_PAGE = b"<footer>Written by tfopt.</footer>\n</main>\n</body>\n</html>"  # of page.html.jinja

@@ -19,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tfopt.report import Decision, PassReport, Receipt, lost_score, score_change, score_names
-from tfopt.report.pass_report import RANGE
-from tfopt.score_text import score_label
+from tfopt.report.formatting import score_label
+from tfopt.report.record import RANGE
 
 # On a narrower terminal, the column of reasons would be too narrow to read.
 WIDTH_FOR_REASONS = 70

@@ -15,7 +15,6 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
-from tfopt import notebook
 from tfopt.atomic.directories import check_target, exclusive
 from tfopt.data import EpochCounter, Examples, InputReport, decide, epoch_steps, measure
 from tfopt.errors import UnsupportedModelError
@@ -28,7 +27,8 @@ from tfopt.quantization import QuantizedModel
 from tfopt.recipe import Recipe
 from tfopt.recipes import find_recipe
 from tfopt.report import PassReport, Phase, Receipt, RunReport
-from tfopt.reporting.console import PrintableConsole
+from tfopt.report.record import decision_table
+from tfopt.report.sheet import PROBLEM, Sheet, Shown, Table, pairs
 from tfopt.reporting.progress import FitProgress
 from tfopt.reporting.receipt_table import receipt_table
 from tfopt.reporting.terminal import PlanTable, pass_summary
@@ -46,6 +46,7 @@ from tfopt.runner.run_report import (
 from tfopt.runner.stages import Fit, Stage, stages
 from tfopt.tasks import Task
 from tfopt.tasks.label_smoothing import smoothed
+from tfopt.terminal import PrintableConsole
 from tfopt.training import Ledger, Plan, TrainingConfig, ledger, plan
 from tfopt.training import compile as compile_model
 from tfopt.training.checkpointing.store import check_mode
@@ -57,7 +58,7 @@ MEASURED_SECONDS = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunResult:
+class RunResult(Shown):
     """The result of a run.
 
     Attributes:
@@ -84,21 +85,19 @@ class RunResult:
         lines = [f"{self.report.recipe}: {self.report.description}", *map(str, self.report.phases)]
         return "\n".join([*lines, *map(str, self.receipts.values())])
 
-    def _repr_html_(self) -> str:
-        report = self.report
-        shown = receipt_table(self.receipts, self.export_dir or Path())
+    def _sheet(self) -> Sheet:
+        report, receipts = self.report, self.receipts
+        shown = receipt_table(receipts, self.export_dir or Path())
         rows = [(label, *(cell.text for cell in cells)) for label, cells in shown.rows.items()]
-        plan = [(decision.setting, decision.value, decision.reason) for decision in report.plan]
-        problems = [(name, problem) for name, receipt in self.receipts.items() for problem in receipt.problems]
-        return notebook.block(
-            report.recipe,
-            notebook.table(rows, ("", *self.receipts), figures=len(self.receipts), folds=False),
-            notebook.table(problems, marked=range(len(problems))),
-            notebook.pairs(shown.shared),
-            notebook.folded("plan", notebook.table(plan, ("setting", "value", "reason"), folds=False)),
-            notebook.folded("training", notebook.table([(phase.name, str(phase)) for phase in report.phases])),
-            note=report.description,
-        )
+        problems = [(PROBLEM, name, problem) for name, each in receipts.items() for problem in each.problems]
+        tables = [
+            Table(head=("", *receipts), rows=rows, figures=range(1, len(receipts) + 1), folded=""),
+            Table(rows=problems),
+            pairs(shown.shared),
+            decision_table(report.plan, folded="plan"),
+            Table(rows=[(phase.name, str(phase)) for phase in report.phases], folded="training"),
+        ]
+        return Sheet(title=report.recipe, note=report.description, tables=tables)
 
 
 def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | None = None) -> RunResult:

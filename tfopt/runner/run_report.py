@@ -13,9 +13,9 @@ from rich.console import Console
 from tfopt.atomic.own_files import Form, check_replaceable, json_in, write_own
 from tfopt.hardware import detect
 from tfopt.report import Phase, Receipt, RunReport
+from tfopt.report.formatting import score_label, show_score
 from tfopt.reporting.rendering import is_page
 from tfopt.reporting.terminal import ReceiptsTable
-from tfopt.score_text import score_label, show_score
 
 RECEIPTS, PAGE = "receipts.json", "report.html"
 

@@ -43,7 +43,7 @@ def test_auto_takes_the_first_place_with_room(free, memory, room, place, tmp_pat
     free(memory, room)
     choice = choose_cache(records(), decode, cache_dir=str(tmp_path))
     assert choice.place == place
-    assert "the decoded examples take 40,200 bytes" in choice.reason
+    assert "the decoded examples take 39.3 KiB" in choice.reason
     assert f"{0.8 * memory:,.0f} bytes may be used" in choice.reason
 
 
@@ -65,7 +65,7 @@ def test_a_place_that_is_asked_for_is_taken_or_refused(free, tmp_path):
     assert choose_cache(records(), decode, mode="off").place == "off"
     with pytest.raises(ConfigError, match=r"cache_dir must be given with cache='disk'"):
         choose_cache(records(), decode, mode="disk")
-    with pytest.raises(ConfigError, match=r"must have room .* 16,000 bytes may be used .* for 20,200 bytes"):
+    with pytest.raises(ConfigError, match=r"must have room .* 15.6 KiB may be used .* for 19.7 KiB"):
         choose_cache(records(), decode, mode="disk", cache_dir=str(tmp_path))
     with pytest.raises(ConfigError, match=r"needs examples of known number"):
         choose_cache(records().repeat(), decode, mode="disk", cache_dir=str(tmp_path))

@@ -12,7 +12,7 @@ from tfopt.cli.lists.stored import cost_texts, memory_note, stored_costs
 from tfopt.cli.own_code import read_recipe
 from tfopt.cli.parsing import parse_words
 from tfopt.cli.printing import print_json, print_rows, say
-from tfopt.number_text import short_bytes, short_count
+from tfopt.report.formatting import short_bytes, short_count
 
 if TYPE_CHECKING:
     from tfopt.recipe.differences import Difference

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from tfopt.number_text import short_bytes, short_count
+from tfopt.report.formatting import short_bytes, short_count
+from tfopt.report.sheet import Table
 
 
 def stored_costs() -> dict[str, Any]:
@@ -33,7 +34,7 @@ def cost_texts(costs: Mapping[str, Mapping[str, Any]]) -> list[str]:
         task  parameters  multiply-adds  to train
         any           10              8   2.00 kB
     """
-    cells = [COLUMNS] + [
+    rows = [
         (
             str(cost["task"]),
             short_count(cost["parameters"]),
@@ -42,12 +43,7 @@ def cost_texts(costs: Mapping[str, Mapping[str, Any]]) -> list[str]:
         )
         for cost in costs.values()
     ]
-    widths = [max(len(row[place]) for row in cells) for place in range(len(COLUMNS))]
-    lines = []
-    for task, *figures in cells:
-        right = (figure.rjust(width) for figure, width in zip(figures, widths[1:], strict=True))
-        lines.append("  ".join([task.ljust(widths[0]), *right]))
-    return lines
+    return str(Table(head=COLUMNS, rows=rows, figures=range(1, len(COLUMNS)))).splitlines()
 
 
 def memory_note(costs: Mapping[str, Any]) -> str:

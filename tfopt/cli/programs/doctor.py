@@ -15,7 +15,7 @@ from tfopt.cli.printing import say
 from tfopt.cli.programs.outputs import writable_directory
 from tfopt.cli.programs.scripts import split_at_script
 from tfopt.errors import ConfigError, TrainingError
-from tfopt.working import working
+from tfopt.terminal import working
 
 if TYPE_CHECKING:
     from tfopt.report import DiagnosisReport

@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from tfopt.data.caching import disk
 from tfopt.data.caching.memory import SHARE, available_memory_bytes
-from tfopt.data.caching.sizes import Size, in_words, is_in_memory, size_of
+from tfopt.data.caching.sizes import Size, is_in_memory, size_of
 from tfopt.errors import ConfigError, unknown_name
+from tfopt.report.formatting import memory_size
 
 CacheMode = Literal["auto", "memory", "disk", "off"]
 CACHE_MODES: tuple[CacheMode, ...] = ("auto", "memory", "disk", "off")
@@ -91,18 +92,18 @@ def _by_size(
     assert examples.total is not None
     assert examples.each is not None
     limit = int(SHARE * available_memory_bytes())
-    free = f"{in_words(limit)} may be used ({SHARE:.0%} of the free memory)"
+    free = f"{memory_size(limit)} may be used ({SHARE:.0%} of the free memory)"
     needed = examples.total + int(beside * examples.each)
     if needed <= limit:
-        return CacheChoice(place="memory", reason=f"the decoded examples take {in_words(needed)}, and {free}")
-    too_large = f"the decoded examples take {in_words(needed)}, and {free}"
+        return CacheChoice(place="memory", reason=f"the decoded examples take {memory_size(needed)}, and {free}")
+    too_large = f"the decoded examples take {memory_size(needed)}, and {free}"
     if decode is not None and not is_in_memory(records):
         stored = size_of(records, sampled=True)
         assert stored.total is not None
         assert stored.each is not None
         kept = stored.total + int(beside * stored.each)
         if kept <= limit:
-            reason = f"{too_large}; before decoding they take {in_words(kept)}"
+            reason = f"{too_large}; before decoding they take {memory_size(kept)}"
             return CacheChoice(place="records in memory", reason=reason)
     if cache_dir is None:
         return CacheChoice(place="off", reason=f"{too_large}; cache_dir names no directory for a cache on disk")
@@ -131,11 +132,11 @@ def _room_on_disk(
     needed = size_of(records, decode, sampled=True, overhead=False).total or 0
     limit = int(SHARE * disk.free_bytes(cache_dir))
     if needed <= limit:
-        return f"{cache_dir} has room: {in_words(needed)} of {in_words(limit)}"
+        return f"{cache_dir} has room: {memory_size(needed)} of {memory_size(limit)}"
     if must:
         raise ConfigError(
             f"cache_dir must have room for the decoded examples. Received: cache_dir={cache_dir!r}, where "
-            f"{in_words(limit)} may be used ({SHARE:.0%} of the free room), for {in_words(needed)}. "
+            f"{memory_size(limit)} may be used ({SHARE:.0%} of the free room), for {memory_size(needed)}. "
             "Name another directory, or set cache='off'."
         )
     return None

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfopt.data.caching.sizes import BYTES_PER_TENSOR, bytes_by_spec, has_size
 from tfopt.errors import warn
+from tfopt.report.formatting import memory_size
 
 # The share of the free memory that examples may take. The model, its training and the batches need the rest.
 SHARE = 0.8
@@ -41,7 +42,8 @@ def cached(dataset: tf.data.Dataset, *, count: bool = True) -> tf.data.Dataset:
     if examples == tf.data.UNKNOWN_CARDINALITY or each is None:
         return (_limited(dataset, limit) if count else dataset).cache()
     if examples * each > limit:
-        _warn(f"they take {_gib(examples * each)}, and {_gib(limit)} may be used ({SHARE:.0%} of the free memory)")
+        sizes = f"they take {memory_size(examples * each)}, and {memory_size(limit)} may be used"
+        _warn(f"{sizes} ({SHARE:.0%} of the free memory)")
         return dataset
     return dataset.cache()
 
@@ -100,8 +102,8 @@ def _limited(dataset: tf.data.Dataset, limit: int) -> tf.data.Dataset:
         known = rows != tf.data.UNKNOWN_CARDINALITY
         return counted.apply(tf.data.experimental.assert_cardinality(rows)) if known else counted
     words = (
-        f"The examples must fit in memory with cache=True. Received: more than {_gib(limit)}, {SHARE:.0%} of the free "
-        "memory. Set cache=False."
+        f"The examples must fit in memory with cache=True. Received: more than {memory_size(limit)}, {SHARE:.0%} of "
+        "the free memory. Set cache=False."
     )
 
     @tf.autograph.experimental.do_not_convert
@@ -128,7 +130,3 @@ def _warn(reason: str) -> None:
         f"The examples are not kept in memory: {reason}. They are read again in every epoch. Set cache=False to do so "
         "without this warning, or cache them in a file: dataset.cache(filename)."
     )
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:,.1f} GiB" if size >= 2**28 else f"{size:,} bytes"

@@ -101,18 +101,6 @@ def is_in_memory(dataset: tf.data.Dataset) -> bool:
     return any(word in kind for word in CHOOSING) and all(map(is_in_memory, inputs))
 
 
-def in_words(size: float) -> str:
-    """Returns a number of bytes as text.
-
-    Example:
-        >>> in_words(2**30), in_words(5e6), in_words(900)
-        ('1.0 GiB', '5 MiB', '900 bytes')
-    """
-    if size >= 2**30:
-        return f"{size / 2**30:,.1f} GiB"
-    return f"{size / 2**20:,.0f} MiB" if size >= 2**21 else f"{size:,.0f} bytes"
-
-
 def _bytes_of(example: Any, *, overhead: bool) -> int:
     return sum(_content(tensor) + BYTES_PER_TENSOR * overhead for tensor in _tensors(example))
 

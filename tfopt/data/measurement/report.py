@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tfopt.report import Record
+from tfopt.report.sheet import Sheet, Shown, Table, lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class StageSpeed(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InputReport(Record):
+class InputReport(Record, Shown):
     """The speed of an input pipeline.
 
     Attributes:
@@ -66,32 +67,26 @@ class InputReport(Record):
             return None
         return self.wait_ms / (self.wait_ms + self.step_time_ms) if self.wait_ms else 0.0
 
-    def __str__(self) -> str:
-        width = max(len(name) for name in ("stage alone", *(stage.name for stage in self.stages)))
-        lines = [f"{'stage alone':{width}}  {'examples/s':>12}  {'ms per batch':>12}"]
-        lines += [f"{stage.name:{width}}  {_row(stage)}{self._mark(stage)}" for stage in self.stages]
+    def _sheet(self) -> Sheet:
         together = StageSpeed(name="together", examples_per_second=self.examples_per_second, batch_ms=self.batch_ms)
-        lines += [
-            f"{together.name:{width}}  {_row(together)}",
-            f"first batch of an epoch after {_ms(self.first_batch_ms)}",
+        rows = [
+            (each.name, f"{each.examples_per_second:,.0f}", f"{each.batch_ms:.3g}", self._mark(each))
+            for each in (*self.stages, together)
         ]
-        if self.wait_ms is None or self.wait_share is None:
-            lines.append(f"wait of a step: unavailable ({self.unavailable.get('wait_ms', 'not measured')})")
-        else:
-            lines.append(
+        wait = f"wait of a step: unavailable ({self.unavailable.get('wait_ms', 'not measured')})"
+        if self.wait_ms is not None and self.wait_share is not None:
+            wait = (
                 f"a step of {_ms(self.step_time_ms)} waits {_ms(self.wait_ms)} for its batch, "
                 f"{self.wait_share:.0%} of the time"
             )
-        return "\n".join(lines + [f"advice: {words}" for words in self.advice])
+        first = f"first batch of an epoch after {_ms(self.first_batch_ms)}"
+        table = Table(head=("stage alone", "examples/s", "ms per batch"), rows=rows, figures={1, 2}, folded="")
+        return Sheet(tables=[table, lines([first, wait, *(f"advice: {words}" for words in self.advice)])])
 
     def _mark(self, stage: StageSpeed) -> str:
         if stage.name == self.slowest:
-            return "  slowest"
-        return "  first epoch only" if stage.only_first_epoch else ""
-
-
-def _row(stage: StageSpeed) -> str:
-    return f"{stage.examples_per_second:12,.0f}  {stage.batch_ms:12.3g}"
+            return "slowest"
+        return "first epoch only" if stage.only_first_epoch else ""
 
 
 def _ms(value: float | None) -> str:

@@ -16,7 +16,8 @@ from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.sensitivity.allocation import cheapest
 from tfopt.pruning.sensitivity.plot import draw
 from tfopt.pruning.structured.config import StructuredPruningConfig
-from tfopt.score_text import show_score
+from tfopt.report.formatting import show_score
+from tfopt.report.sheet import Sheet, Shown, Table
 
 # The kinds of plots, and the name under which each holds the program that wrote it.
 PLOTS = {".svg": "Creator", ".png": "Software", ".pdf": "Creator"}
@@ -24,7 +25,7 @@ WRITER = "tfopt.Sensitivity"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sensitivity:
+class Sensitivity(Shown):
     """The score of a model against the share that is pruned of each layer or group alone.
 
     Attributes:
@@ -130,15 +131,11 @@ class Sensitivity:
         write_own(path, content.getvalue(), _is_plot)
         return path
 
-    def __str__(self) -> str:
-        width = max(map(len, self.curves))
-        header = " ".join(f"{share:>8.0%}" for share in self.shares)
-        rows = [
-            f"{name:{width}} " + " ".join(f"{show_score(self.score, score):>8}" for score in curve)
-            for name, curve in self.curves.items()
-        ]
-        first = f"{self.score} {show_score(self.score, self.baseline)}; with a share of one layer pruned:"
-        return "\n".join([first, f"{'':{width}} {header}", *rows])
+    def _sheet(self) -> Sheet:
+        title = f"{self.score} {show_score(self.score, self.baseline)}; with a share of one layer pruned:"
+        rows = [(name, *(show_score(self.score, score) for score in curve)) for name, curve in self.curves.items()]
+        head = ("", *(f"{share:.0%}" for share in self.shares))
+        return Sheet(title=title, tables=[Table(head=head, rows=rows, figures=range(1, len(head)), folded="")])
 
     def _removed(self, shares: Mapping[str, float]) -> float:
         """Returns the share of all zeros, or of the multiply-adds that leave."""

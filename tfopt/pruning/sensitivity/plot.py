@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfopt.score_text import is_share, score_label
+from tfopt.report.formatting import is_share, score_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

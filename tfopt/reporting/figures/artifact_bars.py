@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from matplotlib.ticker import EngFormatter
 
 from tfopt.report import Receipt, score_names
+from tfopt.report.formatting import is_share, score_label, show_score
 from tfopt.reporting.figures.drawing import INK, MUTED, SERIES, Plot, bar_axes, in_pairs, to_svg, with_unique_ids
-from tfopt.score_text import is_share, score_label, show_score
 
 # A difference that is a smaller share of the length cannot be seen in bars that start at 0.
 VISIBLE_SHARE = 0.05

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 
-from tfopt.number_text import grouped
 from tfopt.report import Utilization
+from tfopt.report.formatting import grouped
 from tfopt.reporting.figures.drawing import (
     ALARM,
     SERIES,

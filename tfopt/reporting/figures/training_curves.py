@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from tfopt.report import Phase
+from tfopt.report.formatting import SCORE_LABELS, score_label
 from tfopt.reporting.figures.drawing import (
     MUTED,
     SERIES,
@@ -22,7 +23,6 @@ from tfopt.reporting.figures.drawing import (
     to_svg,
     with_unique_ids,
 )
-from tfopt.score_text import SCORE_LABELS, score_label
 
 # If the ratio of the largest to the smallest loss is higher, the axis is logarithmic: one and a half decades.
 LOGARITHMIC_FROM = 10**1.5

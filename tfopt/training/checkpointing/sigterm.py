@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
-from tfopt.printable import printable
+from tfopt.terminal import printable
 
 TERMINATED = 128 + signal.SIGTERM
 
