@@ -15,8 +15,9 @@ from tfopt.cli import main
 from tfopt.errors import ConfigError
 from tfopt.hardware.gpus import card_name
 from tfopt.recipe import Recipe
+from tfopt.report.run_report import run_of
 from tfopt.report.sheet import Sheet, Table
-from tfopt.reporting.html_page import run_of, write_html
+from tfopt.reporting.html_page import write_html
 from tfopt.terminal import PrintableConsole, printable, working
 
 EVIL = "a\x1b[2J\x07\x9b31m\u202egpj.exe\u2028<b>"

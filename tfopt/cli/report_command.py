@@ -33,8 +33,7 @@ def report_command(words: list[str]) -> int:
     options = parse_words(ReportOptions, words, "tfopt report")
     if not options.directories:
         raise ConfigError("tfopt report needs at least one directory. Received: none. Write tfopt report DIR.")
-    from tfopt.reporting.comparison import compare
-    from tfopt.reporting.comparison_page import write_comparison_html
+    from tfopt.reporting.comparison import compare, write_comparison_html
     from tfopt.reporting.html_page import write_html
     from tfopt.reporting.saved_report import load_report
 

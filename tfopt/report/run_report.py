@@ -117,3 +117,20 @@ class RunReport(Record):
     receipts: Mapping[str, Receipt]
     # Where the time of a training step goes, and what to change; None if it was not measured.
     diagnosis: DiagnosisReport | None = None
+
+
+def run_of(diagnosis: DiagnosisReport | None, *, name: str, created: str = "") -> RunReport:
+    """Returns the report of a run of which nothing is known but a diagnosis, or nothing at all."""
+    return RunReport(
+        recipe=name,
+        description="",
+        task="",
+        created=created,
+        environment={},
+        plan=(),
+        phases=(),
+        utilization=None,
+        passes=(),
+        receipts={},
+        diagnosis=diagnosis,
+    )

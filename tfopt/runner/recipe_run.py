@@ -29,9 +29,8 @@ from tfopt.recipes import find_recipe
 from tfopt.report import PassReport, Phase, Receipt, RunReport
 from tfopt.report.record import decision_table
 from tfopt.report.sheet import PROBLEM, Sheet, Shown, Table, pairs
-from tfopt.reporting.progress import FitProgress
-from tfopt.reporting.receipt_table import receipt_table
-from tfopt.reporting.terminal import PlanTable, pass_summary
+from tfopt.reporting.receipts import receipt_table
+from tfopt.reporting.terminal import FitProgress, PlanTable, pass_summary
 from tfopt.runner.augmentation import PlacedAugmentation, place_augmentation
 from tfopt.runner.model_check import are_shares, check_input, check_outputs, with_float_inputs
 from tfopt.runner.rehearsal import rehearse

@@ -14,8 +14,8 @@ from tfopt.atomic.own_files import Form, check_replaceable, json_in, write_own
 from tfopt.hardware import detect
 from tfopt.report import Phase, Receipt, RunReport
 from tfopt.report.formatting import score_label, show_score
-from tfopt.reporting.rendering import is_page
-from tfopt.reporting.terminal import ReceiptsTable
+from tfopt.reporting.receipts import ReceiptsTable
+from tfopt.reporting.saved_report import is_page
 
 RECEIPTS, PAGE = "receipts.json", "report.html"
 

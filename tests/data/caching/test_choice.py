@@ -44,7 +44,7 @@ def test_auto_takes_the_first_place_with_room(free, memory, room, place, tmp_pat
     choice = choose_cache(records(), decode, cache_dir=str(tmp_path))
     assert choice.place == place
     assert "the decoded examples take 39.3 KiB" in choice.reason
-    assert f"{0.8 * memory:,.0f} bytes may be used" in choice.reason
+    assert f"{0.8 * memory / 1024:.1f} KiB may be used" in choice.reason
 
 
 def test_both_parts_of_a_training_must_fit_together(free):
