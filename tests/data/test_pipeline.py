@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from tfopt.data import pipeline
-from tfopt.data.caching.memory import available_memory_bytes
 from tfopt.data.epoch_order import EpochCounter
+from tfopt.data.sizes import available_memory_bytes
 from tfopt.errors import ConfigError, TfoptWarning
 
 NUMBERS = (np.arange(53, dtype="float32"), np.arange(53))

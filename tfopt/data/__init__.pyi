@@ -2,7 +2,6 @@ from .augment.augmentation import Augmentation
 from .augment.config import AugmentConfig
 from .batches import iterate_batches
 from .config import DataConfig
-from .decisions import decide
 from .epoch_order import EpochCounter
 from .examples import Examples
 from .files.image_folder import image_folder
@@ -11,7 +10,7 @@ from .files.numpy_files import numpy_files
 from .files.tfrecord import tfrecord, tfrecord_files
 from .measurement.measure import measure
 from .measurement.report import InputReport
-from .pipeline import PREFETCH, pipeline
+from .pipeline import PREFETCH, decide, pipeline
 from .records.convert import ConversionReport, convert
 from .records.stored import EncodedImage, EncodedMask, Scaled, Stored
 from .sources import SOURCES

@@ -18,9 +18,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.compat.datasets import SameElements
-from tfopt.data.caching.sizes import is_in_memory, size_of
 from tfopt.data.epoch_order import UNCONTROLLED, EpochCounter, seed_of
 from tfopt.data.measurement.stages import stages_of
+from tfopt.data.sizes import is_in_memory, size_of
 from tfopt.errors import ConfigError
 from tfopt.report.formatting import memory_size
 

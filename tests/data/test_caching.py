@@ -6,9 +6,8 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from tfopt.data import Examples, pipeline
-from tfopt.data.caching import disk
-from tfopt.data.caching.choice import choose_cache
+from tfopt.data import Examples, caching, pipeline
+from tfopt.data.caching import choose_cache
 from tfopt.errors import ConfigError
 
 
@@ -25,7 +24,7 @@ def records(count=50):
 def free(monkeypatch):
     def set_free(memory, room=0):
         monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(available=memory))
-        monkeypatch.setattr(disk, "free_bytes", lambda cache_dir: room)
+        monkeypatch.setattr(caching, "free_bytes", lambda cache_dir: room)
 
     return set_free
 

@@ -1,20 +1,117 @@
-"""Keeps the examples of a data set in memory, if they fit."""
+"""The bytes that examples take, computed from their shapes or estimated from the first; and a cache in free memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import tensorflow as tf
 
-from tfopt.data.caching.sizes import BYTES_PER_TENSOR, bytes_by_spec, has_size
+from tfopt.compat.tensorflow import inputs_of
 from tfopt.errors import warn
 from tfopt.report.formatting import memory_size
 
+# The bytes that tf.data holds for each tensor in addition to its content: 200, measured with scalars.
+BYTES_PER_TENSOR = 200
+SAMPLE = 32
+# The data sets that hold their elements in memory, and those that choose among the elements of another data set.
+IN_MEMORY = ("TensorSlice", "TensorDataset", "Range", "Sparse")
+CHOOSING = ("Take", "Skip", "Shard", "Options", "AssertCardinality", "Concatenate", "Zip", "UnaryUnchanged")
 # The share of the free memory that examples may take. The model, its training and the batches need the rest.
 SHARE = 0.8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """The number of examples and the bytes of each.
+
+    Attributes:
+        count: Number of examples; None if the data set does not know it, or if it has no end.
+        content: Mean bytes of the content of an example; None if its shape does not determine them.
+        tensors: Mean number of tensors of an example. tf.data holds further bytes for each in memory.
+        endless: Whether the data set has no end.
+
+    Example:
+        >>> size_of(tf.data.Dataset.range(10)).total
+        2080
+    """
+
+    count: int | None
+    content: float | None
+    tensors: float
+    endless: bool = False
+
+    @property
+    def each(self) -> float | None:
+        """Bytes of an example in memory; None if they are not known."""
+        return None if self.content is None else self.content + BYTES_PER_TENSOR * self.tensors
+
+    @property
+    def total(self) -> int | None:
+        """Bytes of all examples in memory; None if they are not known."""
+        return None if self.count is None or self.each is None else int(self.count * self.each)
+
+
+def size_of(records: tf.data.Dataset, decode: Callable[..., Any] | None = None, *, sampled: bool = False) -> Size:
+    """Returns the size of the examples that `decode` makes of records, or of the records if there is no function.
+
+    Args:
+        records: Data set of records.
+        decode: Function from a record to an example.
+        sampled: Whether to read and decode the first records if shapes do not determine the bytes.
+    """
+    decoded = records if decode is None else records.map(decode)
+    cardinality = int(records.cardinality())
+    specs = tf.nest.flatten(decoded.element_spec)
+    content, tensors = _content_by_specs(specs), float(len(specs))
+    if content is None and sampled:
+        found = [tf.nest.flatten(example, expand_composites=True) for example in decoded.take(SAMPLE)]
+        content = sum(_content(tensor) for each in found for tensor in each) / max(len(found), 1)
+        tensors = sum(map(len, found)) / max(len(found), 1)
+    return Size(
+        count=cardinality if cardinality >= 0 else None,
+        content=content,
+        tensors=tensors,
+        endless=cardinality == tf.data.INFINITE_CARDINALITY,
+    )
+
+
+def _content_by_specs(specs: Sequence[Any]) -> float | None:
+    total = 0
+    for each in specs:
+        elements = each.shape.num_elements() if isinstance(each, tf.TensorSpec) else None
+        if elements is None or not has_size(each.dtype):
+            return None
+        total += elements * each.dtype.size
+    return float(total)
+
+
+def has_size(dtype: tf.DType) -> bool:
+    """Returns whether the values of a type all have the same number of bytes."""
+    return dtype not in (tf.string, tf.variant, tf.resource)
+
+
+def is_in_memory(dataset: tf.data.Dataset) -> bool:
+    """Returns whether a data set only chooses among tensors that it holds, so that a cache would hold them twice.
+
+    Example:
+        >>> is_in_memory(tf.data.Dataset.range(9).take(3)), is_in_memory(tf.data.Dataset.range(9).map(abs))
+        (True, False)
+    """
+    kind = type(dataset).__name__
+    inputs = inputs_of(dataset)
+    if not inputs:
+        return any(word in kind for word in IN_MEMORY)
+    return any(word in kind for word in CHOOSING) and all(map(is_in_memory, inputs))
+
+
+def _content(tensor: tf.Tensor) -> int:
+    if tensor.dtype == tf.string:
+        return int(tf.reduce_sum(tf.strings.length(tensor)))
+    return int(tf.size(tensor)) * tensor.dtype.size if has_size(tensor.dtype) else 0
 
 
 def cached(dataset: tf.data.Dataset, *, count: bool = True) -> tf.data.Dataset:
@@ -34,7 +131,7 @@ def cached(dataset: tf.data.Dataset, *, count: bool = True) -> tf.data.Dataset:
         >>> len(dataset)
         1000
     """
-    examples, each = int(dataset.cardinality()), bytes_by_spec(dataset.element_spec)
+    examples, each = int(dataset.cardinality()), size_of(dataset).each
     limit = int(SHARE * available_memory_bytes())
     if examples == tf.data.INFINITE_CARDINALITY:
         _warn("the data set is infinite")
@@ -89,13 +186,11 @@ def _left_in_groups(root: Path) -> Iterator[int]:
                 continue
 
 
-def _specs(dataset: tf.data.Dataset) -> list[Any]:
-    return tf.nest.flatten(dataset.element_spec)
-
-
 def _limited(dataset: tf.data.Dataset, limit: int) -> tf.data.Dataset:
     """Counts the bytes of the examples, and fails at the example that exceeds the limit."""
-    if any(isinstance(spec, tf.RaggedTensorSpec) and not spec.ragged_rank for spec in _specs(dataset)):
+    if any(
+        isinstance(spec, tf.RaggedTensorSpec) and not spec.ragged_rank for spec in tf.nest.flatten(dataset.element_spec)
+    ):
         # A row of a ragged tensor is a plain tensor, and `scan` would forget that the rows differ in length. A batch of
         # one row is a ragged tensor, which it keeps.
         rows, counted = dataset.cardinality(), _limited(dataset.batch(1), limit).unbatch()
