@@ -3,7 +3,7 @@ from .augment.config import AugmentConfig
 from .batches import iterate_batches
 from .config import DataConfig
 from .epoch_order import EpochCounter
-from .examples import Examples
+from .examples import Examples, epoch_steps
 from .files.image_folder import image_folder
 from .files.in_memory import arrays
 from .files.numpy_files import numpy_files
@@ -22,7 +22,6 @@ from .sources.imdb import imdb
 from .sources.mnist import fashion_mnist, mnist
 from .sources.synthetic import synthetic
 from .sources.tfds import tfds
-from .steps import epoch_steps
 from .tables.diabetes import diabetes
 from .tables.tables import csv, parquet
 from .text_files.text import text

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal
 import tensorflow as tf
 from annotated_types import Ge
 
-from tfopt.data.accepted_examples import check_examples
 from tfopt.data.augment.augmentation import Augmentation
 from tfopt.data.augment.config import AugmentConfig
+from tfopt.data.batches import check_examples
 from tfopt.data.buckets import batched, check_buckets
 from tfopt.data.caching import CacheChoice, CacheMode, Kept, cache_mode, keep_dataset, keep_examples
 from tfopt.data.config import DataConfig
