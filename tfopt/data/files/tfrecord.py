@@ -54,13 +54,13 @@ def tfrecord(
     Example:
         >>> import tempfile
         >>> from tfopt.data import convert
-        >>> from tfopt.data.sources.digits import digits
+        >>> from tfopt.data.sources.scikit_learn import digits
         >>> directory = tempfile.mkdtemp()
         >>> report = convert(digits(image_size=8), directory)
         >>> tfrecord(directory=directory).x_test.shape
         (360, 8, 8, 1)
     """
-    from tfopt.data.records.damage import usable_files
+    from tfopt.data.records.reading import usable_files
     from tfopt.data.records.schema import SCHEMA, UNFINISHED, read_schema
 
     if check not in CHECKS:
