@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from tfopt.data.arguments import Size, check_arguments, height_and_width
 from tfopt.data.examples import Examples
-from tfopt.data.files.folders import shortened
+from tfopt.data.files.splits import shortened
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.settings.validation import check_value
 
