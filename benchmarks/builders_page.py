@@ -14,7 +14,7 @@ from tfopt.atomic.files import write_text
 from tfopt.cli.lists import stored_costs
 from tfopt.models import BUILDERS
 from tfopt.models.table import PUBLISHED_MODELS
-from tfopt.number_text import short_bytes, short_count
+from tfopt.report.formatting import short_bytes, short_count
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 

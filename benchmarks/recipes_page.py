@@ -10,7 +10,7 @@ from typing import Any
 
 import tfopt
 from tfopt.atomic.files import write_text
-from tfopt.score_text import score_label, show_score
+from tfopt.report.formatting import score_label, show_score
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -38,7 +38,7 @@ from sklearn.model_selection import StratifiedGroupKFold
 
 import tfopt
 from tfopt.atomic.files import write_text
-from tfopt.data.text_files.documents import Document, Words, read_corpus
+from tfopt.data.files.documents import Document, Words, read_corpus
 from tfopt.hardware import detect
 
 RESULTS = Path(__file__).parent / "results" / "text_baselines.json"

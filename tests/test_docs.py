@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from tfopt.report import Receipt
-from tfopt.reporting.terminal import ReceiptsTable
+from tfopt.reporting.receipts import ReceiptsTable
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -1,6 +1,5 @@
 """Records in a notebook: well-formed, escaped, the figures of the terminal, and what IPython takes."""
 
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -8,8 +7,8 @@ import keras
 import pytest
 
 import tfopt
-from tfopt import notebook
 from tfopt.report import Change, PassReport, Receipt, Skip
+from tfopt.report.sheet import MARKED, PROBLEM, Table
 from tfopt.runner import RunResult
 
 VOID = {"br", "meta"}
@@ -106,9 +105,16 @@ def test_a_result_shows_its_artifacts_side_by_side():
 
 def test_a_long_table_is_folded():
     rows = [("layer", str(number)) for number in range(50)]
-    assert "<details>" in notebook.table(rows)
-    assert "<details>" not in notebook.table(rows, folds=False)
-    assert notebook.table([]) == ""
+    assert "<details>" in Table(rows=rows).html()
+    assert "<details>" not in Table(rows=rows, folded="").html()
+    assert Table(rows=[]).html() == ""
+
+
+def test_columns_of_figures_are_aligned_on_the_right_and_a_problem_is_marked():
+    table = Table(head=("layer", "weights"), rows=[("conv", "9"), ("dense", "1,000"), (PROBLEM, "lost")], figures={1})
+    assert str(table).splitlines() == ["layer    weights", "conv           9", "dense      1,000", "problem     lost"]
+    assert table.html().count("text-align:right") == 4
+    assert table.html().count(MARKED) == 1
 
 
 def test_ipython_takes_the_html():
@@ -134,7 +140,3 @@ def test_a_printed_recipe_names_the_functions_of_the_user():
     recipe = tfopt.Recipe(name="mine", model=tfopt.ModelConfig(builder=my_model))
     assert 'builder = "my_model"' in str(recipe)
     assert "my_model" in texts(recipe._repr_html_())
-
-
-def test_notebook_needs_nothing():
-    assert "tensorflow" not in vars(sys.modules["tfopt.notebook"])

@@ -13,11 +13,11 @@ from tfopt.data import synthetic
 from tfopt.data.config import DataConfig
 from tfopt.errors import ConfigError
 from tfopt.models import mlp
-from tfopt.printable import DIRECTIONS, HIDDEN
 from tfopt.pruning import PruningConfig
 from tfopt.quantization import QuantizationConfig
 from tfopt.recipe import QUICK_EPOCHS, QUICK_EXAMPLES, ModelConfig, Recipe
 from tfopt.recipes import RECIPES
+from tfopt.terminal import DIRECTIONS, HIDDEN
 from tfopt.training import TrainingConfig
 
 

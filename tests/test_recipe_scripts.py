@@ -11,7 +11,7 @@ import pytest
 
 from tfopt.exporting import verify
 from tfopt.recipes import RECIPES
-from tfopt.score_text import show_score
+from tfopt.report.formatting import show_score
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

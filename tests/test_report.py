@@ -52,7 +52,7 @@ def test_a_receipt_prints_every_figure():
     assert line(RECEIPT, "speed against baseline") == "2.05x (faster)"
     assert line(RECEIPT, "kernels") == "2 _FusedQuantizedConv2D, 1 MatMul"
     assert line(RECEIPT, "device") == "a processor, TensorFlow 2.21.0"
-    assert "problem:" not in str(RECEIPT)
+    assert "problem" not in str(RECEIPT)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_problems_make_it_not_ok_and_are_printed():
     receipt = dataclasses.replace(RECEIPT, problems=("outputs differ", "a file is damaged"))
     assert RECEIPT.ok
     assert not receipt.ok
-    assert str(receipt).splitlines()[-2:] == ["  problem: outputs differ", "  problem: a file is damaged"]
+    assert str(receipt).splitlines()[-2:] == ["  problem  outputs differ", "  problem  a file is damaged"]
 
 
 def test_a_pass_that_changed_nothing_warns_with_the_reasons():

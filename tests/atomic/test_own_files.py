@@ -20,8 +20,9 @@ from tfopt.profiling.trace.chrome_trace import write_chrome_trace
 from tfopt.pruning import PruningConfig
 from tfopt.pruning.sensitivity.curves import Sensitivity
 from tfopt.report import DiagnosisReport, StepBreakdown, Utilization
-from tfopt.reporting.comparison_page import write_comparison_html
-from tfopt.reporting.html_page import run_of, write_diagnosis_html
+from tfopt.report.run_report import run_of
+from tfopt.reporting.comparison import write_comparison_html
+from tfopt.reporting.html_page import write_diagnosis_html
 from tfopt.reporting.saved_report import save_report
 from tfopt.runner import run
 from tfopt.runner.run_report import FORMS, check_reports, remove_reports, write_reports

@@ -11,15 +11,14 @@ from dataclasses import replace
 import pytest
 
 from tests.reporting.test_html_page import sample_report
-from tfopt import notebook
 from tfopt.cli import main
 from tfopt.errors import ConfigError
 from tfopt.hardware.gpus import card_name
-from tfopt.printable import printable
 from tfopt.recipe import Recipe
-from tfopt.reporting.console import PrintableConsole
-from tfopt.reporting.html_page import run_of, write_html
-from tfopt.working import working
+from tfopt.report.run_report import run_of
+from tfopt.report.sheet import Sheet, Table
+from tfopt.reporting.html_page import write_html
+from tfopt.terminal import PrintableConsole, printable, working
 
 EVIL = "a\x1b[2J\x07\x9b31m\u202egpj.exe\u2028<b>"
 SHOWN = "a\\x1b[2J\\x07\\x9b31m\\u202egpj.exe\\u2028<b>"
@@ -34,7 +33,7 @@ def test_control_characters_are_shown_and_not_obeyed(tmp_path):
     bell = "\\x07"  # rich leaves it out
     assert shown.getvalue() == f"\x1b[31m{SHOWN.replace(bell, '')}\x1b[0m\n"  # its own colours stay
     page = write_html(run_of(None, name=EVIL), tmp_path / "report.html").read_text()
-    for text in (page, notebook.block(EVIL, notebook.table([[EVIL]]), note=EVIL)):
+    for text in (page, Sheet(title=EVIL, note=EVIL, tables=[Table(rows=[[EVIL]])]).html()):
         assert SHOWN.replace("<b>", "&lt;b&gt;") in text
         assert not [each for each in CONTROLS if each in text]
 
@@ -146,7 +145,7 @@ class Terminal(io.StringIO):
 
 
 def test_a_terminal_shows_a_sign_of_life_and_a_file_does_not(monkeypatch):
-    monkeypatch.setattr("tfopt.working.SECONDS_BETWEEN_DRAWINGS", 0.01)
+    monkeypatch.setattr("tfopt.terminal.SECONDS_BETWEEN_DRAWINGS", 0.01)
     for stream in (Terminal(), io.StringIO()):
         monkeypatch.setattr(sys, "stderr", stream)
         with working("measuring") as now, working("within"):

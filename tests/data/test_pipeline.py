@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from tfopt.data import pipeline
-from tfopt.data.caching.memory import available_memory_bytes
 from tfopt.data.epoch_order import EpochCounter
+from tfopt.data.sizes import available_memory_bytes
 from tfopt.errors import ConfigError, TfoptWarning
 
 NUMBERS = (np.arange(53, dtype="float32"), np.arange(53))
@@ -320,7 +320,7 @@ def little_memory(monkeypatch):
 @pytest.mark.usefixtures("little_memory")
 def test_examples_that_do_not_fit_in_memory_are_not_kept():
     source, reads = counting_source()
-    with pytest.warns(TfoptWarning, match=r"not kept in memory: they take 4,120 bytes, and 2,400 bytes may be used"):
+    with pytest.warns(TfoptWarning, match=r"not kept in memory: they take 4.0 KiB, and 2.3 KiB may be used"):
         dataset = pipeline(source.apply(tf.data.experimental.assert_cardinality(10)), batch_size=4)
     assert [sorted(epoch(dataset)) for _ in range(3)] == [list(range(10))] * 3
     assert len(reads) == 30
@@ -331,7 +331,7 @@ def test_examples_that_do_not_fit_in_memory_are_not_kept():
 @pytest.mark.usefixtures("little_memory")
 def test_examples_of_unknown_number_end_with_an_error_when_they_do_not_fit():
     assert len(epoch(pipeline(counting_source(5)[0], batch_size=5))) == 5
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"Received: more than 2,400 bytes.* Set cache=False"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"Received: more than 2.3 KiB.* Set cache=False"):
         epoch(pipeline(counting_source(6)[0], batch_size=5))
     for settings in ({"cache": False}, {"auto_shard": "file"}):  # behind the counting no files would be found
         assert len(epoch(pipeline(counting_source(6)[0], batch_size=5, **settings))) == 6

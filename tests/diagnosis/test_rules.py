@@ -19,7 +19,7 @@ from tfopt.diagnosis.rules import compute, device, host, input
 from tfopt.hardware import Gpu, detect
 from tfopt.profiling.cost.efficiency import Roofs, compare
 from tfopt.report import Diagnosis, StepBreakdown, Utilization
-from tfopt.reporting.figures.step_bars import step_stack
+from tfopt.reporting.bars import step_stack
 from tfopt.scripts.hook import hooked
 
 GIB = 2**30

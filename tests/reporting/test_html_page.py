@@ -11,7 +11,7 @@ import pytest
 
 from tfopt.report import Change, Decision, PassReport, Phase, Receipt, RunReport, Skip, Utilization
 from tfopt.reporting.html_page import write_html
-from tfopt.reporting.receipt_table import key_figures, receipt_table
+from tfopt.reporting.receipts import key_figures, receipt_table
 
 HOSTILE = "<script>alert('x')</script> & \"$\\frac{\" url(https://evil.example/x)"
 
@@ -280,7 +280,7 @@ def test_the_headline_compares_the_last_artifact_with_the_first():
     accuracy, size, gzip, speed = key_figures(sample_report().receipts)
     assert (accuracy.value, accuracy.marked) == ("98.89%", False)
     assert accuracy.note == "-0.28 points: float32 99.17% → pruned 98.89% → int8 98.89%"
-    assert (size.value, size.note) == ("3.6x smaller", "250 kB → 70 kB")
+    assert (size.value, size.note) == ("3.6x smaller", "250 kB → 70.1 kB")
     assert gzip.value == "7.4x smaller"
     assert (speed.value, speed.note) == ("2.05x faster", "0.41 ms median, batch 32")
 
@@ -442,7 +442,7 @@ def test_series_are_grouped_by_unit(render):
     labels = render(replace(sample_report(), utilization=usage)).attributes("aria-label")
     assert labels[-2:] == [
         "Percent over time: gpu utilization mean 1, cpu mean 2",
-        "Bytes per second over time: pcie received mean 3.0 B/s",
+        "Bytes per second over time: pcie received mean 3 B/s",
     ]
 
 

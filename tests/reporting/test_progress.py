@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from rich.console import Console
 
-from tfopt.reporting.progress import FitProgress, fitted
+from tfopt.reporting.terminal import FitProgress, fitted
 
 WIDTH = 100
 X, Y = np.random.default_rng(0).normal(size=(32, 4)).astype("float32"), np.arange(32) % 2

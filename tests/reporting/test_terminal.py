@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from tfopt.report import Change, Decision, PassReport, Receipt, Skip
-from tfopt.reporting.terminal import PlanTable, ReceiptsTable, pass_summary
+from tfopt.reporting.receipts import ReceiptsTable
+from tfopt.reporting.terminal import PlanTable, pass_summary
 
 FLOAT32 = Receipt(
     artifact="out/float32",

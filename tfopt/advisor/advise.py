@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
-from tfopt import notebook
 from tfopt.advisor.device import (
     CUDA_CORE_SHARE,
     MEMORY_SHARE,
@@ -19,9 +18,10 @@ from tfopt.advisor.device import (
 from tfopt.advisor.recipe_step import RecipeStep, ThisMachine, first_batch, plan_on, recipe_step, this_machine
 from tfopt.data import Examples
 from tfopt.hardware import GPU_CARDS, KERNEL_START_US, Gpu, GpuCard, Hardware, detect
-from tfopt.number_text import short_bytes
 from tfopt.recipe import Recipe
 from tfopt.report import Record
+from tfopt.report.formatting import short_bytes
+from tfopt.report.sheet import Sheet, Shown, Table, lines
 from tfopt.training import Plan
 
 # Memory that TensorFlow, its CUDA context and the work space of kernels take besides the tensors of a step.
@@ -57,7 +57,7 @@ class CardEstimate(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Advice(Record):
+class Advice(Record, Shown):
     """The GPUs of the table for a recipe.
 
     Attributes:
@@ -97,22 +97,12 @@ class Advice(Record):
             for card in self.cards
         ]
 
-    def _repr_html_(self) -> str:
-        notes = [(each, "") for each in self.assumptions]
-        return notebook.block(self.recipe, notebook.table(self.rows(), HEAD, figures=6), notebook.table(notes))
-
-    def __str__(self) -> str:
-        rows = [HEAD, *self.rows()]
-        widths = [max(len(row[place]) for row in rows) for place in range(len(HEAD))]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if place in (0, 1, 7) else cell.rjust(width)
-                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
+    def _sheet(self) -> Sheet:
         here = [] if self.here is None else [str(self.here)]
-        return "\n".join([f"{self.recipe}: steps of {self.examples} examples", *lines, *here, *self.assumptions])
+        return Sheet(
+            title=f"{self.recipe}: steps of {self.examples} examples",
+            tables=[Table(head=HEAD, rows=self.rows(), figures=range(2, 7)), lines([*here, *self.assumptions])],
+        )
 
 
 def advise(

@@ -28,8 +28,9 @@ from annotated_types import Ge, Le
 
 from tfopt.errors import ConfigError
 from tfopt.hardware import GpuCard
-from tfopt.number_text import short_bytes
 from tfopt.report import Record
+from tfopt.report.formatting import short_bytes
+from tfopt.report.sheet import Sheet, Shown, Table, lines
 from tfopt.settings.validation import check_fields
 
 BACKWARD_SHARE = 2 / 3
@@ -166,7 +167,7 @@ class ScaledStep(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScalingTable(Record):
+class ScalingTable(Record, Shown):
     """Steps on several numbers of GPUs, with the same number of examples on each GPU.
 
     Attributes:
@@ -179,14 +180,19 @@ class ScalingTable(Record):
     gradient_bytes: int
     assumptions: Sequence[str]
 
-    def __str__(self) -> str:
-        head = f"{'GPUs':>5}  {'step ms':>9}  {'sum ms':>9}  {'examples/s':>12}  {'efficiency':>10}"
+    def _sheet(self) -> Sheet:
         rows = [
-            f"{step.gpus:5}  {step.step_ms:9.2f}  {step.all_reduce_ms:9.2f}  {step.examples_per_s:12,.0f}  "
-            f"{step.efficiency:10.1%}"
+            (
+                str(step.gpus),
+                f"{step.step_ms:.2f}",
+                f"{step.all_reduce_ms:.2f}",
+                f"{step.examples_per_s:,.0f}",
+                f"{step.efficiency:.1%}",
+            )
             for step in self.steps
         ]
-        return "\n".join([head, *rows, *(f"  {each}" for each in self.assumptions)])
+        head = ("GPUs", "step ms", "sum ms", "examples/s", "efficiency")
+        return Sheet(tables=[Table(head=head, rows=rows, figures=range(5)), lines(self.assumptions)])
 
 
 def scale(

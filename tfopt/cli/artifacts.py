@@ -13,7 +13,7 @@ from tfopt.cli.preparation import start_tensorflow
 from tfopt.cli.printing import print_json, say
 from tfopt.errors import ArtifactError, ConfigError
 from tfopt.settings.flags import parse
-from tfopt.working import working
+from tfopt.terminal import working
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +120,7 @@ def report_command(words: list[str]) -> int:
     options = parse(ReportOptions, words, "tfopt report")
     if not options.directories:
         raise ConfigError("tfopt report needs at least one directory. Received: none. Write tfopt report DIR.")
-    from tfopt.reporting.comparison import compare
-    from tfopt.reporting.comparison_page import write_comparison_html
+    from tfopt.reporting.comparison import compare, write_comparison_html
     from tfopt.reporting.html_page import write_html
     from tfopt.reporting.saved_report import load_report
 

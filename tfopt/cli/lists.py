@@ -18,7 +18,8 @@ from tfopt.cli.exit_codes import SUCCESS
 from tfopt.cli.preparation import arguments_of, look_beside, read_recipe, start_tensorflow
 from tfopt.cli.printing import print_json, print_rows, say
 from tfopt.errors import ConfigError, unknown_name
-from tfopt.number_text import short_bytes, short_count
+from tfopt.report.formatting import short_bytes, short_count
+from tfopt.report.sheet import Table
 from tfopt.settings.flags import Arguments, parse
 from tfopt.settings.validation import check_fields
 
@@ -260,7 +261,7 @@ def cost_texts(costs: Mapping[str, Mapping[str, Any]]) -> list[str]:
         task  parameters  multiply-adds  to train
         any           10              8   2.00 kB
     """
-    cells = [COLUMNS] + [
+    rows = [
         (
             str(cost["task"]),
             short_count(cost["parameters"]),
@@ -269,12 +270,7 @@ def cost_texts(costs: Mapping[str, Mapping[str, Any]]) -> list[str]:
         )
         for cost in costs.values()
     ]
-    widths = [max(len(row[place]) for row in cells) for place in range(len(COLUMNS))]
-    lines = []
-    for task, *figures in cells:
-        right = (figure.rjust(width) for figure, width in zip(figures, widths[1:], strict=True))
-        lines.append("  ".join([task.ljust(widths[0]), *right]))
-    return lines
+    return str(Table(head=COLUMNS, rows=rows, figures=range(1, len(COLUMNS)))).splitlines()
 
 
 def memory_note(costs: Mapping[str, Any]) -> str:

@@ -9,8 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from tfopt.printable import printable
-from tfopt.reporting.console import PrintableConsole
+from tfopt.terminal import PrintableConsole, printable
 
 
 class OutputError(Exception):

@@ -181,7 +181,7 @@ def _check_outputs(options: DoctorOptions) -> None:
     """Raises ConfigError if a file that tfopt did not write would be replaced at the end."""
     if options.out is not None:
         from tfopt.report import DiagnosisReport
-        from tfopt.reporting.rendering import is_page
+        from tfopt.reporting.saved_report import is_page
 
         check_replaceable(Path(options.out, "diagnosis.json"), DiagnosisReport.is_own)
         check_replaceable(Path(options.out, "report.html"), is_page)

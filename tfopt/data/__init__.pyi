@@ -2,32 +2,27 @@ from .augment.augmentation import Augmentation
 from .augment.config import AugmentConfig
 from .batches import iterate_batches
 from .config import DataConfig
-from .decisions import decide
 from .epoch_order import EpochCounter
-from .examples import Examples
+from .examples import Examples, epoch_steps
 from .files.image_folder import image_folder
 from .files.in_memory import arrays
 from .files.numpy_files import numpy_files
+from .files.tables import csv, parquet
+from .files.text import text, text_classes
 from .files.tfrecord import tfrecord, tfrecord_files
 from .measurement.measure import measure
 from .measurement.report import InputReport
-from .pipeline import PREFETCH, pipeline
+from .pipeline import PREFETCH, decide, pipeline
 from .records.convert import ConversionReport, convert
 from .records.stored import EncodedImage, EncodedMask, Scaled, Stored
 from .sources import SOURCES
 from .sources.cifar import cifar10, cifar100
-from .sources.digit_masks import digit_masks
-from .sources.digits import digits
 from .sources.huggingface import huggingface
 from .sources.imdb import imdb
 from .sources.mnist import fashion_mnist, mnist
+from .sources.scikit_learn import diabetes, digit_masks, digits
 from .sources.synthetic import synthetic
 from .sources.tfds import tfds
-from .steps import epoch_steps
-from .tables.diabetes import diabetes
-from .tables.tables import csv, parquet
-from .text_files.text import text
-from .text_files.text_classes import text_classes
 
 __all__ = [
     "PREFETCH",

@@ -9,31 +9,27 @@ examples that the cache holds. So the order of the examples is the same with and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import tensorflow as tf
 from annotated_types import Ge
 
-from tfopt.data.accepted_examples import check_examples
 from tfopt.data.augment.augmentation import Augmentation
 from tfopt.data.augment.config import AugmentConfig
+from tfopt.data.batches import check_examples
 from tfopt.data.buckets import batched, check_buckets
-from tfopt.data.caching.choice import CacheChoice, CacheMode
-from tfopt.data.caching.kept import Kept, keep_dataset, keep_examples
-from tfopt.data.caching.sizes import size_of
+from tfopt.data.caching import CacheChoice, CacheMode, Kept, cache_mode, keep_dataset, keep_examples
+from tfopt.data.config import DataConfig
 from tfopt.data.epoch_order import EpochCounter, PerEpoch, on_device, seeds_of_passes
 from tfopt.data.examples import Examples, Split
 from tfopt.data.files.finite import finite_batch
 from tfopt.data.service.client import ThroughService, check_records_can_be_sent
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.hardware import logical_cores
+from tfopt.report import Decision
 from tfopt.settings.validation import check_value
 
-# Larger data sets are shuffled within a window of this number of examples. Records before decoding are smaller.
-SHUFFLE_BUFFER = 10_000
-SHUFFLE_BUFFER_OF_RECORDS = 100_000
-# A window of large examples is smaller. The limit is no share of the free memory: the order must not depend on it.
-SHUFFLE_BYTES = 2**29
 PREFETCH = 2
 AUTO_SHARD = {
     "auto": tf.data.experimental.AutoShardPolicy.AUTO,
@@ -114,146 +110,219 @@ def pipeline(
         >>> [x.shape[0] for x, y in batches]
         [4, 4, 2]
     """
-    _check(auto_shard, epoch, training)
     check_value("batch_size", batch_size, Annotated[int, Ge(1)])
-    _check_device(device)
-    if random_shift:
-        augment = _random_shift(random_shift, augment)
-    mode = cache_mode(cache)
-    if service is not None and training:
-        mode = _check_service(mode, repeat=repeat, device=device)
+    config = DataConfig(
+        random_shift=random_shift,
+        cache=cache,
+        cache_dir=cache_dir,
+        shuffle_buffer=shuffle_buffer,
+        deterministic=deterministic,
+        bucket_boundaries=tuple(bucket_boundaries),
+        service=service,
+    )
+    _check(config, augment, auto_shard, epoch, training=training, repeat=repeat, device=device)
     part = split or ("train" if training else "validation")
-    count = auto_shard != "file"
-    if isinstance(data, Examples):
-        kept, padding = keep_examples(data, part, mode=mode, cache_dir=cache_dir, count=count), data.padding
-    else:
-        kept, padding = _keep_data(check_examples(data), mode, cache_dir, count), None
-    dataset, decode = kept.dataset, kept.decode
-    decoded = dataset if decode is None else dataset.map(decode)
-    check_buckets(decoded.element_spec, bucket_boundaries, padding)
-    if training and isinstance(augment, Augmentation):
-        augment.check(decoded.batch(1).element_spec)  # here: tf.data would replace an error from inside its function
-    options = tf.data.Options()
-    # The autotuner sleeps longer and longer between its checks, and the end of an epoch waits until it wakes. For a
-    # short epoch that is up to half of the time (benchmarks/plan_choices.py).
-    options.autotune.enabled = prefetch == tf.data.AUTOTUNE
-    options.experimental_distribute.auto_shard_policy = AUTO_SHARD[auto_shard]
-    options.deterministic = deterministic
-    per_example = getattr(augment, "per_example", None) if training else None
-    on_batches = augment if training and per_example is None else None
-
-    def mapped(examples: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
-        return examples.map(function, num_parallel_calls=logical_cores(), deterministic=deterministic)
-
-    def batch(examples: tf.data.Dataset) -> tf.data.Dataset:
-        batches = batched(
-            examples,
-            batch_size,
-            drop_remainder=drop_remainder,
-            padding=padding,
-            boundaries=bucket_boundaries,
-            seeded=on_batches is not None,
-        )
-        if not training and isinstance(augment, Augmentation) and augment.needs_one_hot:
-            batches = mapped(batches, lambda *example: augment.one_hot(example))
-        if on_batches is not None:
-            # Each example has brought a seed along. The first one is the seed of the batch.
-            batches = mapped(batches, lambda example, seeds: on_batches(example, seeds[0]))
-        if isinstance(data, Examples) and data.check_finite:
-            batches = mapped(batches, finite_batch(data.name))
-        return batches.prefetch(prefetch).with_options(options)
-
+    mode = "off" if service is not None and training else cache_mode(cache)
+    kept = _kept(data, part, mode, cache_dir, count=auto_shard != "file")
+    batches = _Batches(
+        kept=kept,
+        window=shuffle_buffer if isinstance(shuffle_buffer, int) else kept.window if training else 1,
+        source=data if isinstance(data, Examples) else None,
+        config=config,
+        batch_size=batch_size,
+        training=training,
+        augment=Augmentation(AugmentConfig(crop=random_shift)) if random_shift else augment,
+        seed=seed,
+        prefetch=prefetch,
+        device=device,
+        drop_remainder=drop_remainder,
+        auto_shard=auto_shard,
+    )
+    batches.check()
+    count = int(kept.dataset.cardinality())
     if not training:
-        return on_device(batch(dataset if decode is None else mapped(dataset, decode)), device)
-    size = int(dataset.cardinality())
-    window = shuffle_window(data, part, kept) if shuffle_buffer == "auto" else shuffle_buffer
+        return batches.in_order()
+    if service is not None:
+        return batches.through_service(service, epoch, count)
+    if repeat and count == 0:
+        raise ConfigError("repeat needs at least one example. Received: repeat=True and no examples. Check the data.")
+    if repeat or count == tf.data.INFINITE_CARDINALITY:
+        return batches.without_end()
+    return batches.of_iterator() if epoch is None else batches.of_epoch(epoch, count)
 
-    def randomize(seed: Any) -> tf.data.Dataset:
-        examples = dataset.shuffle(window, seed=seed)
-        if decode is not None:
-            examples = mapped(examples, decode)
-        if augment is not None:
-            examples = _with_seeds(examples, seed, in_service=service is not None)
-        return examples if per_example is None else mapped(examples, per_example)
 
-    def of_epoch(seed: tf.Tensor) -> tf.data.Dataset:
+@dataclass(frozen=True, kw_only=True)
+class _Batches:
+    """The batches of a data set with its cache. `pipeline` explains the settings; each ending is a method."""
+
+    kept: Kept
+    window: int  # found before any graph is traced, because it may read examples
+    source: Examples | None
+    config: DataConfig
+    batch_size: int
+    training: bool
+    augment: Callable[..., Any] | None
+    seed: int
+    prefetch: int
+    device: str | None
+    drop_remainder: bool
+    auto_shard: str
+
+    def check(self) -> None:
+        """Raises ConfigError if the buckets or the augmentation do not fit the examples."""
+        dataset, decode = self.kept.dataset, self.kept.decode
+        decoded = dataset if decode is None else dataset.map(decode)
+        check_buckets(decoded.element_spec, self.config.bucket_boundaries, self._padding)
+        if self.training and isinstance(self.augment, Augmentation):
+            self.augment.check(decoded.batch(1).element_spec)  # tf.data would replace an error from its function
+
+    def in_order(self) -> tf.data.Dataset:
+        """Returns the examples in their order, as an evaluation needs them."""
+        return on_device(self._batch(self._decoded(self.kept.dataset)), self.device)
+
+    def of_iterator(self) -> tf.data.Dataset:
+        """Returns examples in a new order for each iterator."""
+        return on_device(self._batch(self._randomized(self.seed)), self.device)
+
+    def of_epoch(self, epoch: EpochCounter, count: int) -> tf.data.Dataset:
+        """Returns examples in the order of the epoch that a counter names."""
+        # The cache is outside the function, so that it stays from epoch to epoch. Batching is outside too, because
+        # tf.distribute looks there for the batch size that it divides.
+        shuffled = epoch.seeds(self.seed).flat_map(self._seeded)
+        if count != tf.data.UNKNOWN_CARDINALITY:
+            shuffled = shuffled.apply(tf.data.experimental.assert_cardinality(count))
+        batches = self._batch(shuffled)
+        return PerEpoch(batches, epoch, self.seed, lambda drawn: self._batch(self._seeded(drawn)), self.device)
+
+    def without_end(self) -> tf.data.Dataset:
+        """Returns examples again and again, each pass in a new order."""
+        endless = seeds_of_passes(self.seed).flat_map(self._seeded)
+        endless = endless.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+        return on_device(self._batch(endless), self.device)
+
+    def through_service(self, address: str, epoch: EpochCounter | None, count: int) -> tf.data.Dataset:
+        """Returns the batches that a tf.data service prepares."""
+        check_records_can_be_sent(self.kept.dataset)
+        joins = not self.config.bucket_boundaries and self._padding is None
+        return ThroughService(
+            lambda drawn: self._batch(self._randomized(drawn)),
+            address,
+            seed=self.seed,
+            counter=epoch,
+            batch_size=self.batch_size if joins else None,
+            count=count if count >= 0 and not self.drop_remainder else None,
+            prefetch=self.prefetch,
+        )
+
+    def _randomized(self, seed: Any) -> tf.data.Dataset:
+        """Returns the examples shuffled and decoded, each with a seed of its own if they are augmented."""
+        examples = self._decoded(self.kept.dataset.shuffle(self.window, seed=seed))
+        if self.augment is not None:
+            examples = _with_seeds(examples, seed, in_service=self.config.service is not None)
+        return examples if self._per_example is None else self._mapped(examples, self._per_example)
+
+    def _seeded(self, seed: tf.Tensor) -> tf.data.Dataset:
         # TensorFlow mixes its global seed into the seed of an operation. Here it sets the seed of this function only.
         tf.random.set_seed(1)
-        return randomize(seed)
+        return self._randomized(seed)
 
-    if service is not None:
-        check_records_can_be_sent(dataset)
-        return ThroughService(
-            lambda drawn: batch(randomize(drawn)),
-            service,
-            seed=seed,
-            counter=epoch,
-            batch_size=None if bucket_boundaries or padding is not None else batch_size,
-            count=size if size >= 0 and not drop_remainder else None,
-            prefetch=prefetch,
+    def _batch(self, examples: tf.data.Dataset) -> tf.data.Dataset:
+        augment = self.augment if self.training and self._per_example is None else None
+        batches = batched(
+            examples,
+            self.batch_size,
+            drop_remainder=self.drop_remainder,
+            padding=self._padding,
+            boundaries=self.config.bucket_boundaries,
+            seeded=augment is not None,
         )
-    if repeat and size == 0:
-        raise ConfigError("repeat needs at least one example. Received: repeat=True and no examples. Check the data.")
-    if repeat or size == tf.data.INFINITE_CARDINALITY:
-        endless = seeds_of_passes(seed).flat_map(of_epoch)
-        endless = endless.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-        return on_device(batch(endless), device)
-    if epoch is None:
-        return on_device(batch(randomize(seed)), device)
-    # The cache is outside the function, so that it stays from epoch to epoch. Batching is outside too, because
-    # tf.distribute looks there for the batch size that it divides.
-    shuffled = epoch.seeds(seed).flat_map(of_epoch)
-    if size != tf.data.UNKNOWN_CARDINALITY:
-        shuffled = shuffled.apply(tf.data.experimental.assert_cardinality(size))
-    return PerEpoch(batch(shuffled), epoch, seed, lambda drawn: batch(of_epoch(drawn)), device)
+        if not self.training and isinstance(self.augment, Augmentation) and self.augment.needs_one_hot:
+            one_hot = self.augment.one_hot
+            batches = self._mapped(batches, lambda *example: one_hot(example))
+        if augment is not None:
+            # Each example has brought a seed along. The first one is the seed of the batch.
+            batches = self._mapped(batches, lambda example, seeds: augment(example, seeds[0]))
+        if self.source is not None and self.source.check_finite:
+            batches = self._mapped(batches, finite_batch(self.source.name))
+        options = tf.data.Options()
+        # The autotuner sleeps longer and longer between its checks, and the end of an epoch waits until it wakes. For a
+        # short epoch that is up to half of the time (benchmarks/plan_choices.py).
+        options.autotune.enabled = self.prefetch == tf.data.AUTOTUNE
+        options.experimental_distribute.auto_shard_policy = AUTO_SHARD[self.auto_shard]
+        options.deterministic = self.config.deterministic
+        return batches.prefetch(self.prefetch).with_options(options)
+
+    def _decoded(self, examples: tf.data.Dataset) -> tf.data.Dataset:
+        return examples if self.kept.decode is None else self._mapped(examples, self.kept.decode)
+
+    def _mapped(self, examples: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
+        return examples.map(function, num_parallel_calls=logical_cores(), deterministic=self.config.deterministic)
+
+    @property
+    def _padding(self) -> Any:
+        return None if self.source is None else self.source.padding
+
+    @property
+    def _per_example(self) -> Callable[..., Any] | None:
+        return getattr(self.augment, "per_example", None) if self.training else None
 
 
-def shuffle_window(data: Any, split: Split, kept: Kept) -> int:
-    """Returns the number of elements among which the shuffle chooses, if nobody sets it.
+def decide(examples: Examples, config: DataConfig | None = None, *, split: Split = "train") -> tuple[Decision, ...]:
+    """Returns the settings of the pipeline for a part of examples, with the reasons.
 
-    The size of the records decides, also if decoded examples are in memory: the order must not depend on the cache.
-    Only examples that are read from disk need room of their own.
-    """
-    is_source = isinstance(data, Examples)
-    size = size_of(data.records(split), sampled=True) if is_source else size_of(kept.dataset)
-    most = SHUFFLE_BUFFER_OF_RECORDS if is_source and data.decode is not None else SHUFFLE_BUFFER
-    each = size.each
-    if is_source and kept.choice.place == "disk":
-        each = size_of(kept.dataset, sampled=True).each
-    if each is not None:
-        most = min(most, max(1, int(SHUFFLE_BYTES / max(each, 1))))
-    return min(size.count, most) if size.count else most
+    The pipelines of the same examples follow these decisions. If shapes do not determine the size of the examples, the
+    first of them are read and decoded.
 
-
-def cache_mode(cache: CacheMode | bool) -> CacheMode:
-    """Returns the name of a cache setting, for which a bool may stand.
-
+    Args:
+        examples: Examples of a source.
+        config: Settings; None means DataConfig().
+        split: The part.
     Example:
-        >>> cache_mode(True), cache_mode(False)
-        ('auto', 'off')
+        >>> from tfopt.data.sources import SOURCES
+        >>> for decision in decide(SOURCES["digits"]()):
+        ...     print(decision.setting, decision.value, "because", decision.reason)
+        cache off because the examples are in memory already
+        shuffle_buffer 1437 because all training examples
     """
-    if isinstance(cache, bool):
-        return "auto" if cache else "off"
-    return cache
+    config = config or DataConfig()
+    kept = keep_examples(examples, split, mode=cache_mode(config.cache), cache_dir=config.cache_dir)
+    decisions = [Decision(setting="cache", value=kept.choice.place, reason=kept.choice.reason)]
+    if split == "train":
+        decisions.append(_shuffle_decision(examples, config, kept.window))
+    if not config.deterministic:
+        reason = "as asked; the order differs from run to run, so a resumed epoch has other examples"
+        decisions.append(Decision(setting="deterministic", value="False", reason=reason))
+    if config.bucket_boundaries:
+        reason = f"as asked; {len(config.bucket_boundaries) + 1} buckets, each batch from one of them"
+        value = ", ".join(map(str, config.bucket_boundaries))
+        decisions.append(Decision(setting="bucket_boundaries", value=value, reason=reason))
+    if config.service is not None:
+        reason = "as asked; its workers prepare the batches, in an order that differs from run to run"
+        decisions.append(Decision(setting="service", value=config.service, reason=reason))
+    return tuple(decisions)
 
 
-def _random_shift(pixels: int, augment: Callable[..., Any] | None) -> Augmentation:
-    if augment is not None:
-        raise ConfigError(
-            "random_shift must be 0 with an augmentation, which has the setting crop for it. Received: "
-            f"random_shift={pixels}. Set AugmentConfig(crop={pixels})."
-        )
-    return Augmentation(AugmentConfig(crop=pixels))
+def _shuffle_decision(examples: Examples, config: DataConfig, window: int) -> Decision:
+    size = examples.size("train")
+    if config.shuffle_buffer != "auto":
+        window, reason = config.shuffle_buffer, "as asked"
+    elif size is not None and window >= size:
+        reason = "all training examples"
+    else:
+        total = "an unknown number" if size is None else f"{size:,}"
+        reason = f"of {total} of training examples; more would take long to fill, or much memory"
+    return Decision(setting="shuffle_buffer", value=str(window), reason=reason)
 
 
-def _keep_data(data: Any, mode: CacheMode, cache_dir: str | None, count: bool) -> Kept:
+def _kept(data: Any, split: Split, mode: CacheMode, cache_dir: str | None, *, count: bool) -> Kept:
+    """Returns the records of a source, or a data set of examples, with the cache that is asked for."""
+    if isinstance(data, Examples):
+        return keep_examples(data, split, mode=mode, cache_dir=cache_dir, count=count)
+    data = check_examples(data)
     if isinstance(data, tf.data.Dataset):
         return keep_dataset(data, mode=mode, cache_dir=cache_dir, count=count)
-    return Kept(
-        dataset=tf.data.Dataset.from_tensor_slices(data),
-        decode=None,
-        choice=CacheChoice(place="off", reason="the examples are in memory already"),
-    )
+    choice = CacheChoice(place="off", reason="the examples are in memory already")
+    return Kept(dataset=tf.data.Dataset.from_tensor_slices(data), decode=None, choice=choice)
 
 
 def _with_seeds(examples: tf.data.Dataset, seed: Any, *, in_service: bool) -> tf.data.Dataset:
@@ -270,23 +339,17 @@ def _with_seeds(examples: tf.data.Dataset, seed: Any, *, in_service: bool) -> tf
     return examples.scan(tf.constant(0, tf.int64), count)
 
 
-def _check_service(mode: CacheMode, *, repeat: bool, device: str | None) -> CacheMode:
-    """Returns the cache mode for a tf.data service, or raises ConfigError for settings that it cannot follow."""
-    refused = {
-        f"cache={mode!r}": (
-            mode in ("memory", "disk"),
-            "each worker reads other records in every epoch. Set cache='off'",
-        ),
-        "repeat=True": (repeat, "its workers share the records of one epoch. Leave steps_per_epoch out"),
-        f"device={device!r}": (device is not None, "its batches come from other processes. Leave device out"),
-    }
-    for received, (is_refused, reason) in refused.items():
-        if is_refused:
-            raise ConfigError(f"A tf.data service cannot follow every setting. Received: {received}, but {reason}.")
-    return "off"
-
-
-def _check(auto_shard: str, epoch: EpochCounter | None, training: bool) -> None:
+def _check(
+    config: DataConfig,
+    augment: Callable[..., Any] | None,
+    auto_shard: str,
+    epoch: EpochCounter | None,
+    *,
+    training: bool,
+    repeat: bool,
+    device: str | None,
+) -> None:
+    """Raises ConfigError for settings that contradict each other."""
     if auto_shard not in AUTO_SHARD:
         raise unknown_name("auto_shard", str(auto_shard), AUTO_SHARD)
     if auto_shard == "file" and epoch is not None and training:
@@ -295,11 +358,26 @@ def _check(auto_shard: str, epoch: EpochCounter | None, training: bool) -> None:
             "behind it. Received: auto_shard='file'. Use 'data', or give each worker a data set of its own files and "
             "use 'off'."
         )
-
-
-def _check_device(device: str | None) -> None:
     known = [] if device is None else [each.name.removeprefix("/device:") for each in tf.config.list_logical_devices()]
     if device is not None and device.rpartition("/")[2].removeprefix("device:") not in known:
         raise ConfigError(
             f"device must be a device of this machine. Received: device={device!r}. TensorFlow sees {', '.join(known)}."
         )
+    if config.random_shift and augment is not None:
+        raise ConfigError(
+            "random_shift must be 0 with an augmentation, which has the setting crop for it. Received: "
+            f"random_shift={config.random_shift}. Set AugmentConfig(crop={config.random_shift})."
+        )
+    if config.service is None or not training:
+        return
+    refused = {
+        f"cache={config.cache!r}": (
+            config.cache in ("memory", "disk"),
+            "each worker reads other records in every epoch. Set cache='off'",
+        ),
+        "repeat=True": (repeat, "its workers share the records of one epoch. Leave steps_per_epoch out"),
+        f"device={device!r}": (device is not None, "its batches come from other processes. Leave device out"),
+    }
+    for received, (is_refused, reason) in refused.items():
+        if is_refused:
+            raise ConfigError(f"A tf.data service cannot follow every setting. Received: {received}, but {reason}.")

@@ -25,8 +25,8 @@ from tfopt.profiling.monitoring.callback import GpuMonitor
 from tfopt.profiling.trace import record_trace, summarize
 from tfopt.report import Diagnosis, DiagnosisReport, StepBreakdown, TraceSummary
 from tfopt.settings.validation import check_type
+from tfopt.terminal import working
 from tfopt.training.checkpointing.state import build_state, has_variables, own_optimizers
-from tfopt.working import working
 
 TRACED_STEPS = 10
 # What fit leaves on a model, beside the values of variables.

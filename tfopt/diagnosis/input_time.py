@@ -12,9 +12,8 @@ import tensorflow as tf
 
 from tfopt.data.epoch_order import PerEpoch
 from tfopt.data.measurement.measure import measure
-from tfopt.data.measurement.rebuilt import continued, up_to
 from tfopt.data.measurement.report import InputReport
-from tfopt.data.measurement.stages import Stage, stages_of
+from tfopt.data.measurement.stages import Stage, continued, stages_of, up_to
 from tfopt.diagnosis.experiments import CannotMeasureError, measurable
 
 SECONDS = 1.0

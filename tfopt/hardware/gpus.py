@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from tfopt.errors import unknown_name
 from tfopt.report import Record
+from tfopt.report.formatting import memory_size
 
 # Microseconds until a small kernel has started; the value that fits published training runs best (docs/efficiency.md).
 KERNEL_START_US = 4.0
-GIB = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class GpuCard(Record):
     @property
     def memory_bytes(self) -> int:
         """Size of the memory in bytes."""
-        return int(self.memory_gib * GIB)
+        return int(self.memory_gib * 2**30)
 
 
 def _peaks(float32: float, tensorfloat32: float, float16: float, int8: float) -> dict[str, float]:
@@ -137,7 +137,7 @@ class Gpu(Record):
         if self.compute_capability is not None:
             capability = "{}.{}".format(*self.compute_capability)
         if self.memory_bytes is not None:
-            memory = f"{self.memory_bytes / GIB:.1f} GiB"
+            memory = memory_size(self.memory_bytes)
         if self.peak_tflops is not None:
             rates = ", ".join(f"{dtype} {rate:g}" for dtype, rate in self.peak_tflops.items()) + " TFLOP/s"
         return f"{self.name}, compute capability {capability}, memory {memory}, peak {rates}"

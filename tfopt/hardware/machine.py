@@ -23,8 +23,10 @@ import pynvml
 import tensorflow as tf
 
 from tfopt.errors import ConfigError
-from tfopt.hardware.gpus import GIB, GPU_CARDS, Gpu, card_name, peak_tflops
+from tfopt.hardware.gpus import GPU_CARDS, Gpu, card_name, peak_tflops
 from tfopt.report import Record
+from tfopt.report.formatting import memory_size
+from tfopt.report.sheet import Sheet, Shown, pairs
 
 # The instructions that decide which precision is fast on a CPU, by their names in the Linux kernel.
 CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
@@ -48,7 +50,7 @@ _PROCESSORS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hardware(Record):
+class Hardware(Record, Shown):
     """The processor, the memory and the GPUs of this machine.
 
     Attributes:
@@ -78,17 +80,17 @@ class Hardware(Record):
     tensorflow_version: str
     unavailable: Mapping[str, str] = field(default_factory=dict)
 
-    def __str__(self) -> str:
+    def _sheet(self) -> Sheet:
         model = self.cpu_model or self._unavailable("cpu_model")
         gpus = {f"gpu {index}": str(gpu) for index, gpu in enumerate(self.gpus)}
         rows = {
             "cpu": f"{model}, {self.logical_cores} logical cores",
             "cpu features": ", ".join(self.cpu_features) or self._unavailable("cpu_features"),
-            "memory": f"{self.memory_bytes / GIB:.1f} GiB",
+            "memory": memory_size(self.memory_bytes),
             **(gpus or {"gpus": f"none ({self.unavailable.get('gpus', 'not looked for')})"}),
             "tensorflow": self.tensorflow_version,
         }
-        return "\n".join(f"{name:12}  {value}" for name, value in rows.items())
+        return Sheet(tables=[pairs(rows)])
 
     def _unavailable(self, attribute: str) -> str:
         return f"unavailable ({self.unavailable.get(attribute, 'not looked for')})"

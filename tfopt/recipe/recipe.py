@@ -15,22 +15,22 @@ import tomli_w
 import tyro
 from annotated_types import MinLen
 
-from tfopt import notebook
 from tfopt.data.config import DataConfig
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.exporting.config import Int8Nodes
 from tfopt.models import BUILDERS, find_builder
 from tfopt.models.keras_models import FAMILIES
-from tfopt.printable import is_printable
 from tfopt.pruning import PruningConfig, StructuredPruningConfig
 from tfopt.quantization import QuantizationConfig
 from tfopt.recipe.changes import check_names, check_no_code, config_error, with_changes
 from tfopt.recipe.tables import changed_settings, flat, plain_settings, shown_settings
+from tfopt.report.sheet import Sheet, Shown, Table
 from tfopt.settings.calls import call_named, check_call, import_code, is_code
 from tfopt.settings.files import check_stored
 from tfopt.settings.flags import BY_NAME, Arguments, stages
 from tfopt.settings.validation import check_fields, check_name
 from tfopt.tasks.task import TASKS, Task
+from tfopt.terminal import is_printable
 from tfopt.training import TrainingConfig
 
 QUICK_EPOCHS = 2
@@ -74,7 +74,7 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Shown):
     """A model builder with the settings for training, shrinking, pruning, quantization and export.
 
     None turns a stage off.
@@ -238,12 +238,12 @@ class Recipe:
         """Returns the settings that differ from the defaults, as TOML."""
         return tomli_w.dumps(shown_settings(self)).rstrip()
 
-    def _repr_html_(self) -> str:
+    def _sheet(self) -> Sheet:
         settings = shown_settings(self)
         forms = settings.pop("forms", {})
-        name, description = settings.pop("name"), settings.pop("description", "")
-        folded = [notebook.folded(f"form {form}", notebook.table(_rows(each))) for form, each in forms.items()]
-        return notebook.block(name, notebook.table(_rows(settings)), *folded, note=description)
+        title, note = settings.pop("name"), settings.pop("description", "")
+        tables = [Table(rows=list(flat(each)), folded=f"form {form}") for form, each in forms.items()]
+        return Sheet(title=title, note=note, tables=[Table(rows=list(flat(settings))), *tables])
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the settings as plain values, as in TOML. A setting that is None is left out."""

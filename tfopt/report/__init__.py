@@ -4,10 +4,9 @@ Start in record.py, the base of all. A record holds only numbers and text, print
 This package does not import TensorFlow. An unknown value is `None`, and `unavailable` gives the reason.
 """
 
-from tfopt.report.pass_report import PassReport
 from tfopt.report.profile import Diagnosis, DiagnosisReport, OperatorTime, StepBreakdown, TraceSummary
 from tfopt.report.receipt import MARKED_LOSS, Receipt, lost_score, score_change, score_names
-from tfopt.report.record import Change, Decision, Record, Skip
+from tfopt.report.record import Change, Decision, PassReport, Record, Skip
 from tfopt.report.run_report import Phase, RunReport, Utilization
 
 __all__ = [

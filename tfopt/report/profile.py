@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tfopt.report.record import Record
+from tfopt.report.sheet import Sheet, Shown, Table, lines, pairs
 
 # A larger difference of the parts to the step makes them doubtful.
 UNEXPLAINED = 0.1
@@ -13,7 +14,7 @@ PARTS = ("input", "host", "compute", "communication")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepBreakdown(Record):
+class StepBreakdown(Record, Shown):
     """Where the time of a training step goes, in milliseconds per step.
 
     Each of the four parts is measured by itself. They add up to the step, but for `unexplained_ms`. With several steps
@@ -92,10 +93,10 @@ class StepBreakdown(Record):
         """
         return "" if self.doubt or not self.step_ms else f"{ms / self.step_ms:.0%}"
 
-    def __str__(self) -> str:
+    def _sheet(self) -> Sheet:
         head = f"{self.step_ms:.3g} ms per step of {self.batch_size} examples, mean of {self.steps} steps"
-        rows = [f"  {part:14} {ms:>8.3g} ms {self.share(ms):>5}".rstrip() for part, ms in self.parts.items()]
-        return "\n".join([head, *rows, *([f"  {self.doubt}"] if self.doubt else [])])
+        rows = [(part, f"{ms:.3g} ms", self.share(ms)) for part, ms in self.parts.items()]
+        return Sheet(title=head, tables=[Table(rows=rows, figures={1, 2}), lines(filter(None, [self.doubt]))])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +123,7 @@ class OperatorTime(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TraceSummary(Record):
+class TraceSummary(Record, Shown):
     """What a trace of TensorFlow's profiler says of some steps.
 
     Attributes:
@@ -160,10 +161,9 @@ class TraceSummary(Record):
             "copies of host and device": self.show("copy_ms_per_step", "{:.3g} ms per step"),
         }
 
-    def __str__(self) -> str:
-        figures = [f"{name:26} {value}" for name, value in self.rows().items()]
-        times = [f"  {each.ms_per_step:>8.3g} ms {each.share:>5.0%}  {each.name}" for each in self.operators[:10]]
-        return "\n".join([self.directory, *figures, *times])
+    def _sheet(self) -> Sheet:
+        times = [(f"{each.ms_per_step:.3g} ms", f"{each.share:.0%}", each.name) for each in self.operators[:10]]
+        return Sheet(title=self.directory, tables=[pairs(self.rows()), Table(rows=times, figures={0, 1})])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tfopt import notebook
+from tfopt.report.formatting import is_share, score_label, show_score
 from tfopt.report.record import Record
-from tfopt.score_text import is_share, score_label, show_score
+from tfopt.report.sheet import PROBLEM, Sheet, Shown, Table, pairs
 
 INT8_KERNELS = ("_FusedQuantizedConv2D", "_FusedQuantizedDepthwiseConv2D", "_QuantizedMatMul")
 CONVERSIONS = ("QuantizeV2", "Dequantize", "QuantizedMaxPool")
@@ -16,7 +16,7 @@ MARKED_LOSS = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class Receipt(Record):
+class Receipt(Record, Shown):
     """The measurements of an exported artifact, taken in a fresh process that imports only TensorFlow.
 
     Attributes:
@@ -162,15 +162,9 @@ class Receipt(Record):
             "device": f"{self.device}, TensorFlow {self.tensorflow_version}",
         }
 
-    def _repr_html_(self) -> str:
-        problems = notebook.table([("problem", problem) for problem in self.problems], marked=range(len(self.problems)))
-        notes = notebook.table([("note", note) for note in self.notes])
-        return notebook.block(self.artifact, notebook.pairs(self.rows()), notes, problems)
-
-    def __str__(self) -> str:
-        lines = [self.artifact, *(f"  {name:24} {value}" for name, value in self.rows().items())]
-        lines += [f"  note: {note}" for note in self.notes]
-        return "\n".join(lines + [f"  problem: {problem}" for problem in self.problems])
+    def _sheet(self) -> Sheet:
+        rows = [("note", note) for note in self.notes] + [(PROBLEM, problem) for problem in self.problems]
+        return Sheet(title=self.artifact, tables=[pairs(self.rows()), Table(rows=rows)])
 
 
 def score_names(receipts: Iterable[Receipt]) -> list[str]:

@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tfopt.number_text import short_bytes
-from tfopt.report.pass_report import PassReport
+from tfopt.report.formatting import short_bytes
 from tfopt.report.profile import DiagnosisReport
 from tfopt.report.receipt import Receipt
-from tfopt.report.record import Decision, Record
+from tfopt.report.record import Decision, PassReport, Record
+from tfopt.report.sheet import Sheet, Shown, lines, pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Phase(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Utilization(Record):
+class Utilization(Record, Shown):
     """The load of the machine during training, sampled by GpuMonitor.
 
     Attributes:
@@ -72,16 +72,17 @@ class Utilization(Record):
     unavailable: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
-    def __str__(self) -> str:
+    def _sheet(self) -> Sheet:
         lasted = self.seconds[-1] if self.seconds else 0.0
-        lines = [f"{self.source}: {len(self.seconds)} samples in {lasted:.1f} s"]
+        rows = {}
         # A rate needs two samples, and the last one may come when a program has ended.
         missing = "the time was too short" if len(self.seconds) < 3 else "no value could be read"
         for name in dict.fromkeys([*self.series, *self.unavailable]):
             known = [value for value in self.series.get(name, ()) if value is not None]
             why = self.unavailable.get(name, missing)
-            lines.append(f"  {name:32} {_in_short(name, known) if known else f'unavailable ({why})'}")
-        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+            rows[name] = _in_short(name, known) if known else f"unavailable ({why})"
+        title = f"{self.source}: {len(self.seconds)} samples in {lasted:.1f} s"
+        return Sheet(title=title, tables=[pairs(rows), lines(self.notes)])
 
 
 def _in_short(name: str, values: Sequence[float]) -> str:
@@ -116,3 +117,20 @@ class RunReport(Record):
     receipts: Mapping[str, Receipt]
     # Where the time of a training step goes, and what to change; None if it was not measured.
     diagnosis: DiagnosisReport | None = None
+
+
+def run_of(diagnosis: DiagnosisReport | None, *, name: str, created: str = "") -> RunReport:
+    """Returns the report of a run of which nothing is known but a diagnosis, or nothing at all."""
+    return RunReport(
+        recipe=name,
+        description="",
+        task="",
+        created=created,
+        environment={},
+        plan=(),
+        phases=(),
+        utilization=None,
+        passes=(),
+        receipts={},
+        diagnosis=diagnosis,
+    )

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import jinja2
 
 from tfopt.atomic.own_files import write_own
 from tfopt.report import DiagnosisReport, RunReport
-from tfopt.reporting import figures
-from tfopt.reporting.receipt_table import UNKNOWN, key_figures, receipt_table
-from tfopt.reporting.rendering import is_page, render
+from tfopt.report.run_report import run_of
+from tfopt.reporting.bars import bars, step_stack
+from tfopt.reporting.lines import curves, utilization
+from tfopt.reporting.receipts import UNKNOWN, key_figures, receipt_table
+from tfopt.reporting.saved_report import is_page
+from tfopt.terminal import printable
 
-TEMPLATE = "run.html.jinja"
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 def write_html(report: RunReport, path: Path) -> Path:
@@ -60,21 +66,17 @@ def write_diagnosis_html(report: DiagnosisReport, path: Path, *, after: Diagnosi
     return _write(run_of(after or report, name=report.name), report if after else None, path)
 
 
-def run_of(diagnosis: DiagnosisReport | None, *, name: str, created: str = "") -> RunReport:
-    """Returns the report of a run of which nothing is known but a diagnosis, or nothing at all."""
-    return RunReport(
-        recipe=name,
-        description="",
-        task="",
-        created=created,
-        environment={},
-        plan=(),
-        phases=(),
-        utilization=None,
-        passes=(),
-        receipts={},
-        diagnosis=diagnosis,
+def render(template: str, **values: Any) -> str:
+    """Returns a page made of a template. A value that the template uses and that is not given is an error."""
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,  # Markup is ours
     )
+    return templates.get_template(template).render(**values)
 
 
 def _write(report: RunReport, before: DiagnosisReport | None, path: Path) -> Path:
@@ -82,15 +84,15 @@ def _write(report: RunReport, before: DiagnosisReport | None, path: Path) -> Pat
     measured = {"before": before, "after": diagnosis} if before else {"step": diagnosis}
     breakdowns = {name: each.breakdown for name, each in measured.items() if each}
     page = render(
-        TEMPLATE,
+        "run.html.jinja",
         title=report.recipe,
         report=report,
         key_figures=key_figures(report.receipts),
         problems=[(name, problem) for name, receipt in report.receipts.items() for problem in receipt.problems],
-        curves=figures.curves(report.phases),
-        usage=figures.utilization(report.utilization) if report.utilization else (),
-        bars=figures.bars(report.receipts),
-        steps=figures.step_stack(breakdowns),
+        curves=curves(report.phases),
+        usage=utilization(report.utilization) if report.utilization else (),
+        bars=bars(report.receipts),
+        steps=step_stack(breakdowns),
         step_note=_step_note(diagnosis) if diagnosis else "",
         efficiency=_efficiency(diagnosis),
         trace=diagnosis.trace if diagnosis else None,

@@ -19,13 +19,15 @@ from tfopt.atomic.checked_json import EDITED, is_as_written, with_checksum
 from tfopt.atomic.own_files import write_own
 from tfopt.errors import ArtifactError
 from tfopt.report import DiagnosisReport, Record, RunReport, Utilization
-from tfopt.reporting.html_page import run_of
+from tfopt.report.run_report import run_of
 
 FILES: dict[type[Record], str] = {
     RunReport: "report.json",
     DiagnosisReport: "diagnosis.json",
     Utilization: "utilization.json",
 }
+
+END_OF_PAGE = b"<footer>Written by tfopt.</footer>\n</main>\n</body>\n</html>"  # of page.html.jinja
 
 Found = TypeVar("Found", bound=Record)
 
@@ -42,6 +44,11 @@ def save_report(report: RunReport | DiagnosisReport | Utilization, directory: st
     path = Path(directory) / FILES[type(report)]
     write_own(path, json.dumps(with_checksum(report.to_dict()), indent=2), type(report).is_own)
     return path
+
+
+def is_page(content: bytes) -> bool:
+    """Whether a file is a page that tfopt wrote, of any version; see tfopt.atomic.own_files."""
+    return content.rstrip().endswith(END_OF_PAGE)
 
 
 def load_report(directory: str | Path) -> RunReport:

@@ -1,33 +1,51 @@
-"""Plans, passes and receipts for the terminal, as rich renderables.
+"""A run in the terminal: its plan, the progress of each fit, and the result of each pass.
 
 Names and reasons must be `Text` and not strings, because rich would read "[conv1]" as markup and not print it.
 """
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from typing import Any
 
+import keras
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.measure import Measurement
+from rich.control import Control
 from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.segment import ControlType, Segments
 from rich.table import Table
 from rich.text import Text
 
-from tfopt.report import Decision, PassReport, Receipt, lost_score, score_change, score_names
-from tfopt.report.pass_report import RANGE
-from tfopt.score_text import score_label
+from tfopt.profiling.monitoring.epoch_logs import LOGGED
+from tfopt.report import Decision, PassReport
+from tfopt.report.formatting import SCORE_LABELS, duration, short_bytes
+from tfopt.report.record import RANGE
+from tfopt.terminal import PrintableConsole
 
 # On a narrower terminal, the column of reasons would be too narrow to read.
 WIDTH_FOR_REASONS = 70
-MARK = "▼ "
-UNBOUNDED = 10_000
-# The text for an artifact, and the text that compares it with the first artifact.
-_Row = tuple[Callable[[Receipt], str], Callable[[Receipt, Receipt], str]]
+FIGURES = re.compile(r": [\d.]+ .*")  # the times in the reason of one node, which no other node has
+SECONDS_BETWEEN_DRAWINGS = 0.1
+PLAIN_LINES = 10
+NARROWEST_BAR = 10
+GAP = "  "
+# The most important figures come first in the line, and stay longest on a narrow terminal.
+SHOWN_FIRST = ("loss", *SCORE_LABELS, "sparsity")
+KEPT_LONGEST = (*SCORE_LABELS, "loss", "sparsity")
+# What the line shows of GpuMonitor's figures: their names there, and how they are written.
+LOADS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "gpu_utilization_percent": ("gpu", "{:.0f}%".format),
+    "gpu_tensorflow_memory_peak_bytes": ("memory", short_bytes),
+    "gpu_power_watts": ("power", "{:.0f} W".format),
+    "process_cpu_percent": ("cpu", "{:.0f}%".format),
+}
 
 
 @dataclass(frozen=True)
@@ -62,50 +80,6 @@ class PlanTable:
         for decision in self.decisions:
             yield Text.assemble(f"{decision.setting:{width}}  ", (decision.value, "bold"))
             yield Padding(Text(decision.reason, style="dim"), (0, 0, 0, 2))
-
-
-@dataclass(frozen=True)
-class ReceiptsTable:
-    """The receipts side by side, with sizes and scores compared with the first receipt.
-
-    Speeds are compared only by `Receipt.speedup`, which is measured alternately with the baseline of the artifact. An
-    empty row is left out, and also the row of baselines if all are the first artifact. A score that is more than a
-    point, or 1%, worse than the first is marked. On a terminal that is too narrow for columns of comparisons, the
-    comparisons are below the figures.
-
-    Attributes:
-        receipts: The receipt of each artifact by name. The others are compared with the first.
-
-    Example:
-        >>> ReceiptsTable({}).receipts
-        {}
-    """
-
-    receipts: Mapping[str, Receipt]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        table = self._table(stacked=False)
-        fits = Measurement.get(console, options.update(max_width=UNBOUNDED), table).maximum <= options.max_width
-        yield table if fits else self._table(stacked=True)
-
-    def _table(self, *, stacked: bool) -> Table:
-        table = Table("", box=box.SIMPLE_HEAD, show_edge=False, header_style="dim")
-        names = list(self.receipts)
-        for name in names:
-            heads = [Text(name), *([Text(f"vs {names[0]}", style="dim")] if name != names[0] else [])]
-            for head in _joined(heads, stacked):
-                table.add_column(head, justify="right")
-        for label, (show, compare) in {**_score_rows(self.receipts), **_RECEIPT_ROWS}.items():
-            cells = [_cells(name, self.receipts, show, compare) for name in names]
-            texts = [cell.plain for column in cells for cell in column]
-            alone = {AGAINST: {"", names[0]}, COMPUTES: {"", "float32", "int8"}}  # what the column heads say
-            if not any(texts) or set(texts) <= alone.get(label, set()):
-                continue
-            table.add_row(Text(label, style="dim"), *(cell for column in cells for cell in _joined(column, stacked)))
-        return table
-
-
-FIGURES = re.compile(r": [\d.]+ .*")  # the times in the reason of one node, which no other node has
 
 
 def pass_summary(report: PassReport) -> Text:
@@ -148,73 +122,203 @@ def pass_summary(report: PassReport) -> Text:
     return text
 
 
-def _cells(
-    name: str,
-    receipts: Mapping[str, Receipt],
-    show: Callable[[Receipt], str],
-    compare: Callable[[Receipt, Receipt], str],
-) -> list[Text]:
-    """Returns the figure of an artifact and, except for the first, its comparison with the first."""
-    first, receipt = next(iter(receipts)), receipts[name]
-    figure = _receipt_cell(show(receipt))
-    return [figure] if name == first else [figure, _receipt_cell(compare(receipt, receipts[first]), style="dim")]
+class FitProgress(keras.callbacks.Callback):
+    """Shows the progress of a whole `fit` in one line: its figures and the time left, at the end the total time.
+
+    The bar is a line of the terminal's full width, which is drawn over itself. It is not a live display of rich: Keras
+    does not inform a callback when `fit` raises an error, and a live display would then leave a hidden cursor and a
+    redirected stdout. The terminal wraps before the next character, so the next output, for example a traceback, begins
+    on a new line. On a narrow terminal, the bar is left out first, then the steps, then the less important figures. No
+    figure is cut.
+
+    If the console is not a terminal (a file, a pipe, a notebook), it prints a plain line after the first epoch and then
+    after about every tenth of the epochs. Pass `verbose=0` to `fit`, so that Keras does not draw its own bars.
+
+    Args:
+        description: Start of the line, for example the name of the phase.
+        console: Console for the line. None means standard output.
+
+    Example:
+        >>> import numpy as np
+        >>> model = keras.Sequential([keras.layers.Dense(1)])
+        >>> model.compile(loss="mse")
+        >>> x = np.zeros((4, 2))
+        >>> _ = model.fit(x, x[:, :1], verbose=0, callbacks=[FitProgress("train")])
+        train  epoch 1/1  loss 0  took 0:0...
+    """
+
+    def __init__(self, description: str = "", *, console: Console | None = None) -> None:
+        super().__init__()
+        self._description = description
+        self._console = console or PrintableConsole()
+        self._in_place = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._reset(epochs=0, steps=None)
+
+    def _reset(self, epochs: int, steps: int | None) -> None:
+        self._epochs, self._steps = epochs, steps
+        self._epoch = self._step = 0
+        self._first_epoch: int | None = None  # above 0 in a resumed training
+        self._figures: dict[str, Any] = {}
+        self._began = time.monotonic()
+        self._started: tuple[float, float] | None = None  # the time of the first step, and the epochs done then
+        self._drawn_at = 0.0
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        self._reset(self.params["epochs"], self.params["steps"])
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._epoch, self._step = epoch, 0
+        if self._first_epoch is None:
+            self._first_epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._step = batch + 1
+        self._figures.update(logs or {})
+        now = time.monotonic()
+        # The clock starts after the first step, which compiles and would make the estimate too long.
+        self._started = self._started or (now, self._done())
+        if self._in_place and now - self._drawn_at >= SECONDS_BETWEEN_DRAWINGS:
+            self._drawn_at = now
+            self._draw()
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._figures.update(_with_load(logs or {}))
+        self._steps = self._steps or self._step  # after one epoch the length of the data set is known
+        self._step = self._steps
+        if self._in_place:
+            self._draw()
+        elif self._is_milestone() and not self._is_last():  # on_train_end prints the last line
+            self._print_line(self._time_left())
+
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        if self._first_epoch is None:  # nothing was left to train
+            return
+        took = f"took {duration(time.monotonic() - self._began)}"
+        if self._in_place:
+            self._draw(took)
+            self._console.line()
+        else:
+            self._print_line(took)
+
+    def _is_milestone(self) -> bool:
+        done, total = round(self._done()), self._total()
+        return done == 1 or done * PLAIN_LINES // total > (done - 1) * PLAIN_LINES // total
+
+    def _is_last(self) -> bool:
+        return self._done() >= self._total() or bool(self.model.stop_training)
+
+    def _draw(self, end: str | None = None) -> None:
+        width = self._console.width
+        step = f"{self._step}/{self._steps}" if self._steps else f"{self._step}"
+        heads = [f"{self._where()}{GAP}{step}", self._where(), self._where(label="")]
+        words, bar_width = fitted(heads, self._figures, self._time_left() if end is None else end, width)
+        before, behind = (Text(part) for part in words)
+        line = Table.grid(padding=0, pad_edge=False, expand=True)
+        line.add_column(no_wrap=True)
+        line.add_column(ratio=1)
+        line.add_column(no_wrap=True)
+        bar = ProgressBar(total=self._total(), completed=self._done(), width=bar_width)
+        line.add_row(before, bar if bar_width else "", behind)
+        segments = self._console.render_lines(line)[0]
+        with self._console:  # one write for both prevents flicker
+            self._console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
+            self._console.print(Segments(segments), end="")
+
+    def _print_line(self, time_words: str) -> None:
+        words = [self._where(), figures_line(self._figures), time_words]
+        self._console.print(Text(GAP.join(filter(None, words))), soft_wrap=True)
+
+    def _where(self, label: str = "epoch ") -> str:
+        return f"{self._description}{GAP}{label}{self._epoch + 1}/{self._epochs}".lstrip()
+
+    def _total(self) -> int:
+        return self._epochs - (self._first_epoch or 0)
+
+    def _done(self) -> float:
+        """Returns the number of epochs of this fit that are done, with the done part of the current epoch."""
+        within = min(self._step / self._steps, 1.0) if self._steps else 0.0
+        return self._epoch - (self._first_epoch or 0) + within
+
+    def _time_left(self) -> str:
+        """Returns the estimate in words, or an empty string if there is no estimate yet."""
+        done, (started, at) = self._done(), self._started or (0.0, self._done())
+        remaining = max(self._total() - done, 0.0)
+        if done <= at and remaining:
+            return ""
+        return f"{duration((time.monotonic() - started) / (done - at) * remaining if remaining else 0)} left"
 
 
-def _joined(cells: Sequence[Text], stacked: bool) -> list[Text]:
-    return [Text("\n").join(cell for cell in cells if cell)] if stacked else list(cells)
+def fitted(
+    heads: Sequence[str], figures: Mapping[str, Any], time_words: str, width: int
+) -> tuple[tuple[str, str], int | None]:
+    """Returns the left and the right text of a line, and the width of the bar between them.
+
+    Args:
+        heads: Possible starts of the line, the longest first.
+        figures: Values by name, as Keras logs them.
+        time_words: End of the line.
+        width: Width of the line.
+    Returns: (left, right), and the width of the bar; None without a bar.
+    Example:
+        >>> figures = {"loss": 0.06, "accuracy": 0.98, "val_accuracy": 0.97, "recall": 0.9}
+        >>> for width in (100, 90, 50):
+        ...     fitted(["train  epoch 3/40  5/45", "train  epoch 3/40"], figures, "0:12 left", width)
+        (('train  epoch 3/40  5/45  ', '  loss 0.06  accuracy 0.98 (val 0.97)  recall 0.9  0:12 left'), 15)
+        (('train  epoch 3/40  5/45  loss 0.06  accuracy 0.98 (val 0.97)  recall 0.9', '0:12 left'), None)
+        (('train  epoch 3/40  5/45  accuracy 0.98 (val 0.97)', ''), None)
+    """
+    before, behind = heads[0] + GAP, GAP.join(["", *filter(None, [figures_line(figures), time_words])])
+    if width - len(before) - len(behind) >= NARROWEST_BAR:
+        return (before, behind), width - len(before) - len(behind)
+    names = sorted(_names(figures), key=lambda name: _rank(name, KEPT_LONGEST))
+    shorter = [figures_line(figures, names[:count]) for count in range(len(names), 0, -1)]
+    candidates = [(f"{head}{GAP}{line}", time_words) for line in shorter for head in heads]
+    candidates += [(f"{head}{GAP}{shorter[-1]}", "") for head in heads if shorter]
+    candidates += [(head, time_words) for head in heads]
+    for left, right in candidates:
+        if len(left) + (len(GAP) + len(right) if right else 0) <= width:
+            return (left, right), None
+    return (heads[-1][:width], ""), None
 
 
-def _receipt_cell(words: str, style: str = "") -> Text:
-    if words == "slower":
-        return Text(words, style="yellow")
-    if words.startswith(MARK):
-        return Text(words, style="bold red")
-    return Text(words, style="dim" if words.startswith("unavailable") else style)
+def figures_line(figures: Mapping[str, Any], names: Collection[str] | None = None) -> str:
+    """Returns figures as one line, the loss first, each followed by its validation value.
+
+    Args:
+        figures: Values by name, as Keras logs them.
+        names: Names of the figures to show, without the validation values. None shows all.
+
+    Example:
+        >>> figures_line({"accuracy": 0.98123, "loss": 0.0612, "val_accuracy": 0.9712, "val_loss": 0.08})
+        'loss 0.0612 (val 0.08)  accuracy 0.9812 (val 0.9712)'
+    """
+    shown = [name for name in _names(figures) if names is None or name in names]
+    shown.sort(key=lambda name: _rank(name, SHOWN_FIRST))
+    return GAP.join(
+        f"{name} {_short(figures[name])}"
+        + (f" (val {_short(figures[f'val_{name}'])})" if f"val_{name}" in figures else "")
+        for name in shown
+    )
 
 
-def _speed(receipt: Receipt) -> str:
-    return receipt.show("speedup", "{:.2f}x") if receipt.baseline else ""
+def _names(figures: Mapping[str, Any]) -> list[str]:
+    return [name for name in figures if not (name.startswith("val_") and name.removeprefix("val_") in figures)]
 
 
-def _verdict(receipt: Receipt, first: Receipt) -> str:
-    return receipt.verdict
+def _rank(name: str, order: tuple[str, ...]) -> int:
+    return order.index(name) if name in order else len(order)
 
 
-def _score_rows(receipts: Mapping[str, Receipt]) -> dict[str, _Row]:
-    return {score_label(name).lower(): _score_row(name) for name in score_names(receipts.values())}
+def _with_load(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the figures of an epoch, of those of the machine only some, as text."""
+    figures = {name: value for name, value in logs.items() if name not in LOGGED}
+    for name, (label, write) in LOADS.items():
+        if name in logs:
+            figures[label] = "unavailable" if math.isnan(logs[name]) else write(logs[name])
+    return figures
 
 
-def _score_row(name: str) -> _Row:
-    def change(receipt: Receipt, first: Receipt) -> str:
-        return (MARK if lost_score(name, first, receipt) else "") + score_change(name, first, receipt)
-
-    return lambda receipt: receipt.show_score(name), change
-
-
-def _ratio(value: int, first: int) -> str:
-    return f"{value / first:.2f}x" if first else ""
-
-
-def _nothing(receipt: Receipt, first: Receipt) -> str:
-    return ""
-
-
-AGAINST = "  against"
-COMPUTES = "computes"
-_RECEIPT_ROWS: Mapping[str, _Row] = {
-    COMPUTES: (lambda receipt: receipt.computes, _nothing),
-    "bytes": (
-        lambda receipt: f"{receipt.bytes_on_disk:,}",
-        lambda receipt, first: _ratio(receipt.bytes_on_disk, first.bytes_on_disk),
-    ),
-    "gzip bytes": (
-        lambda receipt: f"{receipt.gzip_bytes:,}",
-        lambda receipt, first: _ratio(receipt.gzip_bytes, first.gzip_bytes),
-    ),
-    "sparsity": (lambda receipt: f"{receipt.sparsity:.1%}", _nothing),
-    "batch size": (lambda receipt: f"{receipt.batch_size}", _nothing),
-    "median ms": (lambda receipt: f"{receipt.latency_ms_median:.3f}", _nothing),
-    "p99 ms": (lambda receipt: f"{receipt.latency_ms_p99:.3f}", _nothing),
-    "speed": (_speed, _verdict),
-    AGAINST: (lambda receipt: PurePath(receipt.baseline).name if receipt.baseline else "", _nothing),
-}
+def _short(value: Any) -> str:
+    if not isinstance(value, int | float):
+        return str(value)
+    return f"{value:.3g}" if abs(value) < 0.1 else f"{value:.4g}"  # both have about four decimals

@@ -19,12 +19,12 @@ from tfopt.exporting import verify_together
 from tfopt.recipe import Recipe
 from tfopt.recipes import find_recipe
 from tfopt.report import Receipt, RunReport
-from tfopt.reporting.console import PrintableConsole
 from tfopt.reporting.terminal import PlanTable
 from tfopt.runner.model_check import with_float_inputs
 from tfopt.runner.run_report import RunResult, check_reports, environment, print_line, print_score, write_reports
 from tfopt.runner.stages import RecipeStage, rehearse, stages
 from tfopt.runner.work import VERIFIED_AT_ONCE, Work, place_augmentation, training_of
+from tfopt.terminal import PrintableConsole
 from tfopt.training import Plan, plan
 from tfopt.training.checkpointing.store import check_mode
 

@@ -12,14 +12,14 @@ import keras
 import tensorflow as tf
 from rich.console import Console
 
-from tfopt import notebook
 from tfopt.atomic.own_files import Form, check_replaceable, json_in, write_own
 from tfopt.hardware import detect
 from tfopt.report import Phase, Receipt, RunReport
-from tfopt.reporting.receipt_table import receipt_table
-from tfopt.reporting.rendering import is_page
-from tfopt.reporting.terminal import ReceiptsTable
-from tfopt.score_text import score_label, show_score
+from tfopt.report.formatting import score_label, show_score
+from tfopt.report.record import decision_table
+from tfopt.report.sheet import PROBLEM, Sheet, Shown, Table, pairs
+from tfopt.reporting.receipts import ReceiptsTable, receipt_table
+from tfopt.reporting.saved_report import is_page
 from tfopt.training import Plan
 
 RECEIPTS, PAGE = "receipts.json", "report.html"
@@ -34,7 +34,7 @@ FORMS: dict[str, Form] = {RECEIPTS: _is_receipts, PAGE: is_page, "report.json": 
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunResult:
+class RunResult(Shown):
     """The result of a run.
 
     Attributes:
@@ -61,21 +61,19 @@ class RunResult:
         lines = [f"{self.report.recipe}: {self.report.description}", *map(str, self.report.phases)]
         return "\n".join([*lines, *map(str, self.receipts.values())])
 
-    def _repr_html_(self) -> str:
-        report = self.report
-        shown = receipt_table(self.receipts, self.export_dir or Path())
+    def _sheet(self) -> Sheet:
+        report, receipts = self.report, self.receipts
+        shown = receipt_table(receipts, self.export_dir or Path())
         rows = [(label, *(cell.text for cell in cells)) for label, cells in shown.rows.items()]
-        plan = [(decision.setting, decision.value, decision.reason) for decision in report.plan]
-        problems = [(name, problem) for name, receipt in self.receipts.items() for problem in receipt.problems]
-        return notebook.block(
-            report.recipe,
-            notebook.table(rows, ("", *self.receipts), figures=len(self.receipts), folds=False),
-            notebook.table(problems, marked=range(len(problems))),
-            notebook.pairs(shown.shared),
-            notebook.folded("plan", notebook.table(plan, ("setting", "value", "reason"), folds=False)),
-            notebook.folded("training", notebook.table([(phase.name, str(phase)) for phase in report.phases])),
-            note=report.description,
-        )
+        problems = [(PROBLEM, name, problem) for name, each in receipts.items() for problem in each.problems]
+        tables = [
+            Table(head=("", *receipts), rows=rows, figures=range(1, len(receipts) + 1), folded=""),
+            Table(rows=problems),
+            pairs(shown.shared),
+            decision_table(report.plan, folded="plan"),
+            Table(rows=[(phase.name, str(phase)) for phase in report.phases], folded="training"),
+        ]
+        return Sheet(title=report.recipe, note=report.description, tables=tables)
 
 
 def check_reports(export_dir: Path) -> None:

@@ -21,8 +21,7 @@ from tfopt.pruning.weights import select_weights
 from tfopt.quantization import QuantizedModel
 from tfopt.recipe import Recipe
 from tfopt.report import Decision, PassReport, Phase
-from tfopt.reporting.progress import FitProgress
-from tfopt.reporting.terminal import pass_summary
+from tfopt.reporting.terminal import FitProgress, pass_summary
 from tfopt.runner.model_check import are_shares, check_input, check_outputs, with_float_inputs
 from tfopt.runner.run_report import print_line, remove_reports
 from tfopt.tasks import Task

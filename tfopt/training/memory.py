@@ -19,6 +19,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.hardware import Hardware
+from tfopt.report.formatting import memory_size
 from tfopt.training.config import TrainingConfig, check_remat
 
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
@@ -157,20 +158,6 @@ def out_of_memory_message(
     return "\n".join(lines)
 
 
-def show_bytes(count: float) -> str:
-    """Returns a number of bytes for people to read.
-
-    Example:
-        >>> show_bytes(1536)
-        '1.5 KiB'
-    """
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} PiB"
-
-
 def _failed_allocation(message: str) -> str:
     tensor = re.search(r"allocating tensor with shape\[([\d,]*)\] and type (\w+)", message)
     if tensor:
@@ -178,11 +165,11 @@ def _failed_allocation(message: str) -> str:
         count = math.prod(int(size) for size in tensor[1].split(",") if size)
         node = re.search(r"\{\{node ([^}]+)\}\}", message)
         place = f" at {node[1]}" if node else ""
-        size = show_bytes(count * dtype.size)
+        size = memory_size(count * dtype.size)
         return f"a {dtype.name} tensor of shape [{tensor[1]}], {size},{place} could not be allocated"
     amount = re.search(r"allocate ([\d.]+) ?([KMGTP]?i?B|bytes)", message)
     if amount:
-        return f"{show_bytes(float(amount[1]) * _UNITS.get(amount[2], 1))} could not be allocated"
+        return f"{memory_size(float(amount[1]) * _UNITS.get(amount[2], 1))} could not be allocated"
     return "TensorFlow could not allocate a tensor"
 
 
@@ -190,12 +177,12 @@ def _memory(message: str, hardware: Hardware) -> str:
     device = re.search(r"/device:GPU:(\d+)", message)
     on_cpu = "/device:CPU:" in message or not hardware.gpus
     if on_cpu and not device:
-        return f"machine: {show_bytes(hardware.memory_bytes)}"
+        return f"machine: {memory_size(hardware.memory_bytes)}"
     index = int(device[1]) if device else 0
     gpu = hardware.gpus[index] if index < len(hardware.gpus) else None
     if gpu is None or gpu.memory_bytes is None:
         return f"GPU {index}: memory unavailable"
-    return f"GPU {index}, {gpu.name}: {show_bytes(gpu.memory_bytes)}"
+    return f"GPU {index}, {gpu.name}: {memory_size(gpu.memory_bytes)}"
 
 
 def _half_precision(precision: str, hardware: Hardware) -> str | None:

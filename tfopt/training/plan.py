@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
 
-from tfopt import data, notebook
+from tfopt import data
 from tfopt.data import DataConfig, EpochCounter
 from tfopt.errors import ConfigError, warn
 from tfopt.hardware import Hardware, detect
 from tfopt.report import Decision
+from tfopt.report.record import decision_table
+from tfopt.report.sheet import Sheet, Shown
 from tfopt.training.choices import (
     accumulate_reason,
     auto_shard_reason,
@@ -44,7 +46,7 @@ class HasTraining(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Shown):
     """A training configuration with every "auto" decided.
 
     Attributes:
@@ -180,14 +182,11 @@ class Plan:
                 warmup_steps=round(steps_per_epoch * self.config.warmup_epochs),
             )
 
-    def _repr_html_(self) -> str:
-        rows = [(decision.setting, decision.value, decision.reason) for decision in self.decisions]
-        return notebook.block("plan", notebook.table(rows, ("setting", "value", "reason"), folds=False))
+    def _sheet(self) -> Sheet:
+        return Sheet(title="plan", tables=[decision_table(self.decisions)])
 
     def __str__(self) -> str:
-        width = max(len(decision.setting) for decision in self.decisions)
-        values = max(len(decision.value) for decision in self.decisions)
-        return "\n".join(f"{d.setting:{width}}  {d.value:{values}}  {d.reason}" for d in self.decisions)
+        return str(replace(decision_table(self.decisions), head=()))
 
 
 def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware | None = None) -> Plan:

@@ -7,10 +7,20 @@ import numpy_reference as reference
 import pytest
 import tensorflow as tf
 
-from tfopt.data.augment.colour import change_colours
 from tfopt.data.augment.config import AugmentConfig
-from tfopt.data.augment.operations import AUG_MIX_OPERATIONS, BITS, COLOUR, DEGREES, OPERATIONS, SHEAR, apply_operations
-from tfopt.data.augment.rand_augment import aug_mix, chain_weights, rand_augment
+from tfopt.data.augment.pixels import change_colours
+from tfopt.data.augment.rand_augment import (
+    AUG_MIX_OPERATIONS,
+    BITS,
+    COLOUR,
+    DEGREES,
+    OPERATIONS,
+    SHEAR,
+    apply_operations,
+    aug_mix,
+    chain_weights,
+    rand_augment,
+)
 from tfopt.errors import ConfigError
 
 RNG = np.random.default_rng(0)

@@ -6,8 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt.data.augment.config import AugmentConfig
-from tfopt.data.augment.crop import MOST_SLICES, crop_and_flip
-from tfopt.data.augment.geometry import Moves, draw_moves, project, transforms
+from tfopt.data.augment.geometry import MOST_SLICES, Moves, crop_and_flip, draw_moves, project, transforms
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (9, 11, 14, 3)).astype("uint8")

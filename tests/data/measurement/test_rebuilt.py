@@ -3,8 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tfopt.data.measurement.rebuilt import continued, in_float32, in_parallel, up_to
-from tfopt.data.measurement.stages import stages_of
+from tfopt.data.measurement.stages import continued, in_float32, in_parallel, stages_of, up_to
 
 TABLE = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(tf.range(12), 10.0 * tf.range(12.0)), -1.0)
 

@@ -175,7 +175,7 @@ def python(number):
     [
         (tf.data.Dataset.range(9).map(python), {}, r"the stage 'map python', which calls Python"),
         (tf.data.Dataset.range(9).repeat(), {}, r"needs records with an end"),
-        ((np.zeros((2**15, 1100), "float64"), np.zeros(2**15)), {}, r"below 256 MiB\. Received: 2\d\d MiB"),
+        ((np.zeros((2**15, 1100), "float64"), np.zeros(2**15)), {}, r"below 256\.0 MiB\. Received: 2\d\d\.\d MiB"),
         (tf.data.Dataset.range(9), {"cache": "memory"}, r"cache='memory', but each worker reads other records"),
         (tf.data.Dataset.range(9), {"repeat": True}, r"repeat=True, but its workers share the records of one epoch"),
     ],

@@ -9,7 +9,7 @@ from tfopt.errors import TfoptWarning
 from tfopt.exporting import ExportConfig, export
 from tfopt.exporting.manifest import read_manifest
 from tfopt.quantization import QuantizationConfig, quantization_report, quantize
-from tfopt.report.pass_report import RANGE
+from tfopt.report.record import RANGE
 
 X = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
 INT8 = ExportConfig(precision="int8", int8_nodes="all")

@@ -12,10 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfopt.data.augment.colour import change_colours
 from tfopt.data.augment.config import AugmentConfig
-from tfopt.data.augment.crop import crop_and_flip
-from tfopt.data.augment.geometry import Moves, draw_moves, project, transforms
+from tfopt.data.augment.geometry import Moves, crop_and_flip, draw_moves, project, transforms
 from tfopt.data.augment.mixing import (
     cut_out,
     draw_cutout,
@@ -24,7 +22,7 @@ from tfopt.data.augment.mixing import (
     mix_targets,
     paste,
 )
-from tfopt.data.augment.pixels import largest
+from tfopt.data.augment.pixels import change_colours, largest
 from tfopt.data.augment.rand_augment import aug_mix, rand_augment
 from tfopt.errors import ConfigError
 from tfopt.settings.validation import check_type

@@ -11,7 +11,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import NamedTuple
 
-from tfopt.data.files.folders import files_below
+from tfopt.data.files.splits import files_below
 
 JPEG_ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".jif")
 DECODED = (*JPEG_ENDINGS, ".png", ".gif", ".bmp", ".dib", ".webp")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from tfopt.data.arguments import Size, check_arguments, height_and_width
 from tfopt.data.examples import Examples
-from tfopt.data.files.folders import shortened
+from tfopt.data.files.splits import shortened
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.settings.validation import check_value
 
@@ -54,13 +54,13 @@ def tfrecord(
     Example:
         >>> import tempfile
         >>> from tfopt.data import convert
-        >>> from tfopt.data.sources.digits import digits
+        >>> from tfopt.data.sources.scikit_learn import digits
         >>> directory = tempfile.mkdtemp()
         >>> report = convert(digits(image_size=8), directory)
         >>> tfrecord(directory=directory).x_test.shape
         (360, 8, 8, 1)
     """
-    from tfopt.data.records.damage import usable_files
+    from tfopt.data.records.reading import usable_files
     from tfopt.data.records.schema import SCHEMA, UNFINISHED, read_schema
 
     if check not in CHECKS:

@@ -8,7 +8,7 @@ from this: a loop takes batches and stays idle for the time of a step, as it is 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,7 @@ import tensorflow as tf
 
 from tfopt.data.batches import readable
 from tfopt.data.epoch_order import PerEpoch
-from tfopt.data.measurement.advice import advise
-from tfopt.data.measurement.alone import stage_speeds
-from tfopt.data.measurement.report import InputReport, StageSpeed
+from tfopt.data.measurement.report import InputReport, StageSpeed, advise
 from tfopt.data.measurement.stages import Stage, stages_of
 from tfopt.errors import ConfigError
 from tfopt.hardware import logical_cores
@@ -28,6 +26,17 @@ SHARES = (0.4, 0.3, 0.3)
 FEWEST_STEPS = 12
 # A shuffle is the slowest stage if its first batch makes up most of an epoch's waits, and takes longer than this.
 SLOW_START_S = 0.1
+# A sample of a stage's inputs: at most this number of elements, and of bytes, but one at least.
+SAMPLE, SAMPLE_BYTES = 512, 2**26
+# A stage is measured for this time at most, apart from its first output.
+LONGEST_S = 2.0
+# Inputs that are counted to learn how many a stage reads for one output.
+COUNTED = 64
+# Stages with one output for each input.
+ONE_TO_ONE = ("map", "shuffle", "zip", "scan")
+# Copying so many bytes into a batch takes no noticeable time.
+SMALL_BATCH = 2**16
+BATCHES = ("batch", "padded batch", "map and batch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,3 +205,103 @@ def _length(batch: Any) -> int:
 
 def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
+
+
+def stage_speeds(pipeline: list[Stage], examples: float, seconds: float) -> list[StageSpeed]:
+    """Returns the speed of each stage alone, without those that only hand elements on.
+
+    Args:
+        pipeline: The stages of a pipeline, the sources first.
+        examples: Mean number of examples of an element of the last stage.
+        seconds: About how long to measure all stages.
+    """
+    stages = [stage for stage in pipeline if not stage.is_passive]
+    share = max(seconds / len(stages), 0.1)
+    samples: dict[int, tf.data.Dataset] = {}
+    rates: dict[int, float] = {}
+    for stage in stages:
+        feeds = [samples[id(each)] for each in active_inputs(stage)]
+        rates[id(stage)], size = _rate(stage, feeds, share)
+        samples[id(stage)] = _sample(stage, feeds, rates[id(stage)], size, share)
+    per_batch = {id(stages[-1]): 1.0}  # elements of each stage for one batch
+    for stage in reversed(stages):
+        inputs = active_inputs(stage)
+        reads = _inputs_per_output(stage, [samples[id(each)] for each in inputs], share) if inputs else 1.0
+        for each in inputs:
+            per_batch[id(each)] = per_batch[id(stage)] * reads
+    kept = {id(inner) for stage in pipeline if stage.kind == "cache" for inner in stage.walk()}
+    return [
+        StageSpeed(
+            name=stage.name,
+            examples_per_second=rates[id(stage)] / per_batch[id(stage)] * examples,
+            batch_ms=1e3 * per_batch[id(stage)] / rates[id(stage)],
+            outputs_per_batch=per_batch[id(stage)],
+            only_first_epoch=id(stage) in kept,
+        )
+        for stage in stages
+    ]
+
+
+def active_inputs(stage: Stage) -> list[Stage]:
+    """Returns the stages that a stage reads, without those between that only hand elements on."""
+    return [inner for each in stage.inputs for inner in (active_inputs(each) if each.is_passive else [each])]
+
+
+def _rate(stage: Stage, feeds: list[tf.data.Dataset], seconds: float) -> tuple[float, int]:
+    """Returns the outputs per second of a stage, and the bytes of one output."""
+    outputs = stage.alone([feed.repeat() for feed in feeds])
+    if not stage.inputs:
+        outputs = outputs.repeat()
+    size = _bytes(next(iter(outputs), ()))
+    if stage.kind in BATCHES and (size > SMALL_BATCH or stage.kind == "map and batch"):
+        # `skip` right behind a batch skips its inputs, and makes no batch. The filter prevents that. It takes 20 us.
+        outputs = outputs.filter(lambda *element: True)
+    count, start, first = 1, 0.0, 0.0
+    while True:
+        begin = time.perf_counter()
+        element = next(iter(outputs.skip(count - 1)), None)  # in TensorFlow: a loop in Python would be slower than most
+        elapsed = time.perf_counter() - begin
+        if element is None:
+            return float("inf"), 0
+        if count == 1:
+            first = elapsed
+            start = elapsed if stage.kind == "shuffle" else 0.0  # its buffer has been filled
+        # The first output includes the start of an iterator, which must not count much.
+        enough = min(max(seconds, 4 * first), LONGEST_S)
+        if ((count > 1 or first > LONGEST_S) and elapsed - start >= enough) or count > 10_000_000:
+            return count / max(elapsed - start, 1e-9), size
+        count = max(2 * count, min(8 * count, int(1.2 * count * enough / max(elapsed - start, 1e-4))))
+
+
+def _bytes(element: Sequence[tf.Tensor]) -> int:
+    return sum(each.dtype.size * int(tf.size(each)) for each in element if each.dtype != tf.variant)
+
+
+def _sample(stage: Stage, feeds: list[tf.data.Dataset], rate: float, size: int, seconds: float) -> tf.data.Dataset:
+    """Returns some outputs of a stage, in memory."""
+    if stage.kind == "shuffle":
+        return feeds[0]
+    count = int(max(1, min(SAMPLE, rate * seconds, SAMPLE_BYTES / max(size, 1))))
+    sample = stage.alone([feed.repeat() for feed in feeds]).take(count).cache()
+    for _ in sample:  # a cache is only there after a whole pass
+        pass
+    return sample
+
+
+def _inputs_per_output(stage: Stage, samples: list[tf.data.Dataset], seconds: float) -> float:
+    """Returns the number of inputs that a stage reads for one output."""
+    if stage.kind in ONE_TO_ONE:
+        return 1.0
+    if stage.kind in BATCHES and stage.size is not None:
+        return float(stage.size)
+    read = len(list(samples[0].take(COUNTED)))
+    outputs = sum(1 for _ in _for(stage.alone([sample.take(COUNTED) for sample in samples]), 4 * seconds))
+    return read / max(outputs, 1)
+
+
+def _for(dataset: tf.data.Dataset, seconds: float) -> Iterator[object]:
+    end = time.perf_counter() + seconds
+    for element in dataset:
+        yield element
+        if time.perf_counter() > end:
+            return

@@ -19,9 +19,17 @@ import tensorflow as tf
 from tfopt.atomic.directories import exclusive
 from tfopt.compat.tensorflow import words_of
 from tfopt.data.examples import SPLITS, Examples, Split
-from tfopt.data.records.directory import earlier_shards, is_whole, new_file, other_source
+from tfopt.data.records.directory import (
+    PlannedShard,
+    earlier_shards,
+    is_whole,
+    new_file,
+    number_of_records,
+    number_of_shards,
+    other_source,
+    planned_shards,
+)
 from tfopt.data.records.encoding import features_of, flatten, serialize, structure_of
-from tfopt.data.records.plan import PlannedShard, number_of_records, number_of_shards, planned_shards
 from tfopt.data.records.schema import SCHEMA, UNFINISHED, Schema, Shard, file_checksums, write_schema
 from tfopt.data.records.stored import as_dict, decoder_to_json, no_encoded_images
 from tfopt.errors import ConfigError, unknown_name

@@ -18,10 +18,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.compat.datasets import SameElements
-from tfopt.data.caching.sizes import in_words, is_in_memory, size_of
 from tfopt.data.epoch_order import UNCONTROLLED, EpochCounter, seed_of
 from tfopt.data.measurement.stages import stages_of
+from tfopt.data.sizes import is_in_memory, size_of
 from tfopt.errors import ConfigError
+from tfopt.report.formatting import memory_size
 
 # The graph with the tensors that a data set holds is sent to each worker, for each epoch.
 LARGEST_IN_GRAPH = 2**28
@@ -142,8 +143,8 @@ def check_records_can_be_sent(records: tf.data.Dataset) -> None:
     if is_in_memory(records) and size.total is not None and size.total > LARGEST_IN_GRAPH:
         raise ConfigError(
             f"A tf.data service gets records in memory with every epoch, so they must be below "
-            f"{in_words(LARGEST_IN_GRAPH)}. Received: {in_words(size.total)}. Convert them to TFRecord files on a file "
-            "system that the workers reach (tfopt data convert), or leave service out."
+            f"{memory_size(LARGEST_IN_GRAPH)}. Received: {memory_size(size.total)}. Convert them to TFRecord files on "
+            "a file system that the workers reach (tfopt data convert), or leave service out."
         )
 
 

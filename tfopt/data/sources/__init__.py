@@ -1,6 +1,6 @@
 """Data sets by name: known data sets, data set hubs, and examples made at random.
 
-Start in digits.py. SOURCES lists all sources by name, also those of files/.
+Start in scikit_learn.py. SOURCES lists all sources by name, also those of files/.
 """
 
 from collections.abc import Callable
@@ -8,19 +8,16 @@ from collections.abc import Callable
 from tfopt.data.examples import Examples
 from tfopt.data.files.image_folder import image_folder
 from tfopt.data.files.numpy_files import numpy_files
+from tfopt.data.files.tables import csv, parquet
+from tfopt.data.files.text import text, text_classes
 from tfopt.data.files.tfrecord import tfrecord
 from tfopt.data.sources.cifar import cifar10, cifar100
-from tfopt.data.sources.digit_masks import digit_masks
-from tfopt.data.sources.digits import digits
 from tfopt.data.sources.huggingface import huggingface
 from tfopt.data.sources.imdb import imdb
 from tfopt.data.sources.mnist import fashion_mnist, mnist
+from tfopt.data.sources.scikit_learn import diabetes, digit_masks, digits
 from tfopt.data.sources.synthetic import synthetic
 from tfopt.data.sources.tfds import tfds
-from tfopt.data.tables.diabetes import diabetes
-from tfopt.data.tables.tables import csv, parquet
-from tfopt.data.text_files.text import text
-from tfopt.data.text_files.text_classes import text_classes
 
 SOURCES: dict[str, Callable[..., Examples]] = {
     "cifar10": cifar10,

@@ -9,8 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.data.epoch_order import PerEpoch
-from tfopt.data.measurement.rebuilt import in_float32, in_parallel
-from tfopt.data.measurement.stages import Stage
+from tfopt.data.measurement.stages import Stage, in_float32, in_parallel
 from tfopt.diagnosis.experiments import CannotMeasureError
 from tfopt.diagnosis.input_time import InputTime, smaller_buffer, start_saved
 from tfopt.diagnosis.measured import AbsentError, Measured, comes_from_python, is_worth, share

@@ -23,12 +23,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt import notebook
 from tfopt.errors import ConfigError
 from tfopt.hardware import Gpu, Hardware, cpu_peak, detect, find_card
-from tfopt.number_text import short_bytes, short_count
 from tfopt.profiling.cost.training import train_cost
 from tfopt.report import Record
+from tfopt.report.formatting import short_bytes, short_count
+from tfopt.report.sheet import Sheet, Shown, pairs
 
 # A step that reaches less than this share of both roofs is bound by overhead. Well tuned training on a GPU reaches 0.4
 # to 0.6 of its binding roof (Chowdhery et al. 2022, table 3: 0.21 to 0.46 of the compute roof for language models).
@@ -56,7 +56,7 @@ class Roofs(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Efficiency(Record):
+class Efficiency(Record, Shown):
     """How much of a device's peak rates a training step reaches.
 
     Attributes:
@@ -114,11 +114,11 @@ class Efficiency(Record):
     def _or_why(self, name: str, text: str) -> str:
         return text or f"unavailable ({self.unavailable.get(name, 'not measured')})"
 
-    def _repr_html_(self) -> str:
-        return notebook.block("efficiency", notebook.pairs(self.rows()))
+    def _sheet(self) -> Sheet:
+        return Sheet(title="efficiency", tables=[pairs(self.rows())])
 
     def __str__(self) -> str:
-        return "\n".join(f"{name:10} {value}" for name, value in self.rows().items())
+        return str(pairs(self.rows()))
 
 
 def efficiency(

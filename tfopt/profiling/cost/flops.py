@@ -9,11 +9,11 @@ from typing import Any
 
 import keras
 
-from tfopt import notebook
 from tfopt.profiling.cost.multiply_adds import multiply_adds
 from tfopt.profiling.cost.trace import checks_open_size, forward_graph, input_specs
 from tfopt.profiling.cost.walk import Scope, branches, called, loop, needed_operations
 from tfopt.report import Record
+from tfopt.report.sheet import Sheet, Shown, Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class OperationCount(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlopCount(Record):
+class FlopCount(Record, Shown):
     """The multiply-adds of a graph, with the operations that have them.
 
     Attributes:
@@ -68,16 +68,10 @@ class FlopCount(Record):
             sums[operation.kind] += operation.total
         return dict(sums.most_common())
 
-    def _repr_html_(self) -> str:
-        rows = [(kind, f"{count:,}") for kind, count in self.by_kind.items()]
-        problems = [("not counted", reason) for reason in self.uncounted]
-        title = f"{self.multiply_adds:,} multiply-adds"
-        return notebook.block(title, notebook.table(rows, figures=1), notebook.table(problems))
-
-    def __str__(self) -> str:
-        lines = [f"{self.multiply_adds:,} multiply-adds"]
-        lines += [f"  {kind:24} {count:,}" for kind, count in self.by_kind.items()]
-        return "\n".join(lines + [f"  not counted: {reason}" for reason in self.uncounted])
+    def _sheet(self) -> Sheet:
+        counted = Table(rows=[(kind, f"{count:,}") for kind, count in self.by_kind.items()], figures={1})
+        uncounted = Table(rows=[("not counted", reason) for reason in self.uncounted])
+        return Sheet(title=f"{self.multiply_adds:,} multiply-adds", tables=[counted, uncounted])
 
 
 def count_flops(

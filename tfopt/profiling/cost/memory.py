@@ -9,20 +9,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt import notebook
 from tfopt.errors import ConfigError, UnsupportedModelError, unknown_name
 from tfopt.models.structure import output_layers
 from tfopt.models.unbuilt_copy import unbuilt_copy
-from tfopt.number_text import short_bytes
 from tfopt.profiling.cost.liveness import peak_memory
 from tfopt.profiling.cost.trace import checks_open_size, input_specs
 from tfopt.report import Record
+from tfopt.report.formatting import short_bytes
+from tfopt.report.sheet import Sheet, Shown, Table
 
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingMemory(Record):
+class TrainingMemory(Record, Shown):
     """The memory of a training step in bytes, by what it holds.
 
     Attributes:
@@ -67,13 +67,9 @@ class TrainingMemory(Record):
             "activations": self.activation_bytes,
         }
 
-    def _repr_html_(self) -> str:
+    def _sheet(self) -> Sheet:
         rows = [(part, short_bytes(size)) for part, size in self.parts().items()]
-        return notebook.block(self.headline, notebook.table(rows, figures=1))
-
-    def __str__(self) -> str:
-        lines = [f"  {part:12} {short_bytes(size)}" for part, size in self.parts().items()]
-        return "\n".join([self.headline, *lines])
+        return Sheet(title=self.headline, tables=[Table(rows=rows, figures={1})])
 
 
 def training_memory(

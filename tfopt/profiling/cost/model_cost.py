@@ -9,15 +9,15 @@ from typing import Any
 
 import keras
 
-from tfopt import notebook
-from tfopt.number_text import short_bytes, short_count
 from tfopt.profiling.cost.flops import count_flops
 from tfopt.profiling.cost.memory import TrainingMemory, training_memory
 from tfopt.report import Record
+from tfopt.report.formatting import short_bytes, short_count
+from tfopt.report.sheet import Sheet, Shown, pairs
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelCost(Record):
+class ModelCost(Record, Shown):
     """What a model costs.
 
     Attributes:
@@ -52,11 +52,8 @@ class ModelCost(Record):
             + ", ".join(f"{part} {short_bytes(size)}" for part, size in memory.parts().items()),
         }
 
-    def _repr_html_(self) -> str:
-        return notebook.block(self.name, notebook.pairs(self.rows()))
-
-    def __str__(self) -> str:
-        return "\n".join([self.name, *(f"  {name:16} {value}" for name, value in self.rows().items())])
+    def _sheet(self) -> Sheet:
+        return Sheet(title=self.name, tables=[pairs(self.rows())])
 
 
 def model_cost(

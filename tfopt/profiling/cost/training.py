@@ -20,14 +20,15 @@ import tensorflow as tf
 
 from tfopt.compat.trainer import built_under, symbolic_build
 from tfopt.errors import ConfigError, UnsupportedModelError
-from tfopt.number_text import short_bytes, short_count
 from tfopt.profiling.cost.bytes import kernels, moved_bytes
 from tfopt.profiling.cost.flops import count_graph
 from tfopt.report import Record
+from tfopt.report.formatting import short_bytes, short_count
+from tfopt.report.sheet import Sheet, Shown, Table, pairs
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainCost(Record):
+class TrainCost(Record, Shown):
     """The operations and the bytes of one training step, over all replicas.
 
     Attributes:
@@ -60,13 +61,15 @@ class TrainCost(Record):
         """The bytes as the model is compiled: fused with XLA, otherwise unfused."""
         return self.fused_bytes if self.jit_compile else self.unfused_bytes
 
-    def __str__(self) -> str:
-        lines = [
-            f"a training step of {self.examples} examples: {short_count(self.flops)} floating-point operations",
-            f"  unfused  {short_bytes(self.unfused_bytes)} moved by {self.unfused_kernels:,} kernels",
-            f"  fused    {short_bytes(self.fused_bytes)} moved by {self.fused_kernels:,} kernels",
-        ]
-        return "\n".join(lines + [f"  not counted: {reason}" for reason in self.uncounted])
+    def _sheet(self) -> Sheet:
+        rows = {
+            "unfused": f"{short_bytes(self.unfused_bytes)} moved by {self.unfused_kernels:,} kernels",
+            "fused": f"{short_bytes(self.fused_bytes)} moved by {self.fused_kernels:,} kernels",
+        }
+        return Sheet(
+            title=f"a training step of {self.examples} examples: {short_count(self.flops)} floating-point operations",
+            tables=[pairs(rows), Table(rows=[("not counted", reason) for reason in self.uncounted])],
+        )
 
 
 def train_cost(model: keras.Model, batch: Any) -> TrainCost:

@@ -21,7 +21,8 @@ from tfopt.atomic.own_files import check_replaceable, write_own
 from tfopt.errors import ConfigError
 from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.structured.config import StructuredPruningConfig
-from tfopt.score_text import is_share, score_label, show_score
+from tfopt.report.formatting import is_share, score_label, show_score
+from tfopt.report.sheet import Sheet, Shown, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +33,7 @@ WRITER = "tfopt.Sensitivity"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sensitivity:
+class Sensitivity(Shown):
     """The score of a model against the share that is pruned of each layer or group alone.
 
     Attributes:
@@ -138,15 +139,11 @@ class Sensitivity:
         write_own(path, content.getvalue(), _is_plot)
         return path
 
-    def __str__(self) -> str:
-        width = max(map(len, self.curves))
-        header = " ".join(f"{share:>8.0%}" for share in self.shares)
-        rows = [
-            f"{name:{width}} " + " ".join(f"{show_score(self.score, score):>8}" for score in curve)
-            for name, curve in self.curves.items()
-        ]
-        first = f"{self.score} {show_score(self.score, self.baseline)}; with a share of one layer pruned:"
-        return "\n".join([first, f"{'':{width}} {header}", *rows])
+    def _sheet(self) -> Sheet:
+        title = f"{self.score} {show_score(self.score, self.baseline)}; with a share of one layer pruned:"
+        rows = [(name, *(show_score(self.score, score) for score in curve)) for name, curve in self.curves.items()]
+        head = ("", *(f"{share:.0%}" for share in self.shares))
+        return Sheet(title=title, tables=[Table(head=head, rows=rows, figures=range(1, len(head)), folded="")])
 
     def _removed(self, shares: Mapping[str, float]) -> float:
         """Returns the share of all zeros, or of the multiply-adds that leave."""

@@ -23,7 +23,7 @@ from tfopt.pruning.structured.choice import channel_products, counts_at, kept_un
 from tfopt.pruning.structured.config import StructuredPruningConfig
 from tfopt.pruning.structured.shrink import find_groups
 from tfopt.pruning.weights import Weight, select_weights
-from tfopt.score_text import is_share
+from tfopt.report.formatting import is_share
 from tfopt.settings.validation import check_value
 
 SHARES = (0.25, 0.5, 0.75, 0.9)

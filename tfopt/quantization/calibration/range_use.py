@@ -20,7 +20,7 @@ from tfopt.graph.frozen import FrozenGraph, full_name
 from tfopt.quantization.annotation.grids import Range
 from tfopt.quantization.calibration.data import in_pieces, length
 from tfopt.report import Change
-from tfopt.report.pass_report import RANGE
+from tfopt.report.record import RANGE
 
 FEWEST = 16  # examples
 WORST = 3  # tensors that a report names

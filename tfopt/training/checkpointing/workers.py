@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import tensorflow as tf
 
-from tfopt.printable import printable
+from tfopt.terminal import printable
 from tfopt.training.distributed.strategy import is_multi_worker
 
 TERMINATED = 128 + signal.SIGTERM

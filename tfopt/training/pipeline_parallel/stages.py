@@ -35,7 +35,7 @@ from tfopt.compat.optimizers import (
 )
 from tfopt.errors import ConfigError, UnsupportedModelError, unknown_name
 from tfopt.report import Record
-from tfopt.training.memory import show_bytes
+from tfopt.report.formatting import memory_size
 
 # A trainable parameter, its gradient and the two slots of Adam.
 COPIES_OF_A_TRAINABLE = 4
@@ -61,7 +61,7 @@ class Placement(Record):
     def __str__(self) -> str:
         names = self.layers[0] if len(self.layers) == 1 else f"{self.layers[0]} to {self.layers[-1]}"
         count = f"{len(self.layers)} layer{'' if len(self.layers) == 1 else 's'}"
-        parameters, activations = show_bytes(self.parameter_bytes), show_bytes(self.activation_bytes)
+        parameters, activations = memory_size(self.parameter_bytes), memory_size(self.activation_bytes)
         return f"{self.device}  parameters {parameters}, activations {activations}  {names} ({count})"
 
 

@@ -6,9 +6,8 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from tfopt.data import Examples, pipeline
-from tfopt.data.caching import disk
-from tfopt.data.caching.choice import choose_cache
+from tfopt.data import Examples, caching, pipeline
+from tfopt.data.caching import choose_cache
 from tfopt.errors import ConfigError
 
 
@@ -25,7 +24,7 @@ def records(count=50):
 def free(monkeypatch):
     def set_free(memory, room=0):
         monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(available=memory))
-        monkeypatch.setattr(disk, "free_bytes", lambda cache_dir: room)
+        monkeypatch.setattr(caching, "free_bytes", lambda cache_dir: room)
 
     return set_free
 
@@ -43,8 +42,8 @@ def test_auto_takes_the_first_place_with_room(free, memory, room, place, tmp_pat
     free(memory, room)
     choice = choose_cache(records(), decode, cache_dir=str(tmp_path))
     assert choice.place == place
-    assert "the decoded examples take 40,200 bytes" in choice.reason
-    assert f"{0.8 * memory:,.0f} bytes may be used" in choice.reason
+    assert "the decoded examples take 39.3 KiB" in choice.reason
+    assert f"{0.8 * memory / 1024:.1f} KiB may be used" in choice.reason
 
 
 def test_both_parts_of_a_training_must_fit_together(free):
@@ -65,7 +64,7 @@ def test_a_place_that_is_asked_for_is_taken_or_refused(free, tmp_path):
     assert choose_cache(records(), decode, mode="off").place == "off"
     with pytest.raises(ConfigError, match=r"cache_dir must be given with cache='disk'"):
         choose_cache(records(), decode, mode="disk")
-    with pytest.raises(ConfigError, match=r"must have room .* 16,000 bytes may be used .* for 20,200 bytes"):
+    with pytest.raises(ConfigError, match=r"must have room .* 15.6 KiB may be used .* for 19.7 KiB"):
         choose_cache(records(), decode, mode="disk", cache_dir=str(tmp_path))
     with pytest.raises(ConfigError, match=r"needs examples of known number"):
         choose_cache(records().repeat(), decode, mode="disk", cache_dir=str(tmp_path))

@@ -224,7 +224,7 @@ def test_an_encoding_that_python_does_not_know_is_refused(tmp_path):
 
 def test_words_are_hashed_parts_of_words(tmp_path):
     from tfopt.data import text_classes
-    from tfopt.data.text_files.documents import Words
+    from tfopt.data.files.documents import Words
 
     assert Words.part.findall("setTimeout_ms HTTPServer x12 = 'aé'\n") == [
         "set", "Timeout", "_", "ms", "HTTP", "Server", "x", "12", "=", "'", "aé", "'",

@@ -6,7 +6,7 @@ import sys
 import pytest
 import tensorflow as tf
 
-from tfopt.data.caching.disk import is_complete, kept_on_disk
+from tfopt.data.caching import is_complete, kept_on_disk
 from tfopt.errors import ConfigError
 
 
@@ -52,7 +52,7 @@ def test_a_killed_writer_leaves_no_half_cache(tmp_path):
     code = f"""
 import os, signal, sys
 import tensorflow as tf
-from tfopt.data.caching.disk import kept_on_disk
+from tfopt.data.caching import kept_on_disk
 def stop(n):
     if n == 60:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -11,7 +11,7 @@ import numpy as np
 
 from tfopt.data.arguments import Names, optional_package
 from tfopt.data.files.finite import in_float32
-from tfopt.data.files.folders import content, not_used
+from tfopt.data.files.splits import content, not_used
 from tfopt.errors import ConfigError
 from tfopt.settings.files import check_stored
 from tfopt.settings.validation import check_value

@@ -15,8 +15,7 @@ import numpy as np
 
 from tfopt.data.arguments import check_arguments, optional_package
 from tfopt.data.examples import Split
-from tfopt.data.files.folders import existing_directory, is_clutter, not_used, part_folders
-from tfopt.data.files.splits import check_limit, tolerate
+from tfopt.data.files.splits import check_limit, existing_directory, is_clutter, not_used, part_folders, tolerate
 from tfopt.errors import ConfigError
 
 BYTES = "bytes"
