@@ -1,21 +1,14 @@
 """The Python in README and docs runs, block after block, in a process and a directory of its own."""
 
-import importlib
-import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-
-from tfopt.report import Receipt
-from tfopt.reporting.terminal import ReceiptsTable
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-RESULTS = ROOT / "benchmarks" / "results"
 
 
 def blocks(page, language):
@@ -65,29 +58,3 @@ def test_links_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), (page, target)
-
-
-def test_figures_come_from_the_results():
-    """Every multiple of speed or size that README and docs claim stands in a file of benchmarks/results."""
-    recorded = "\n".join(path.read_text() for path in RESULTS.glob("*.json"))
-    numbers = {round(float(number), 2) for number in re.findall(r"\d+\.\d+", recorded)}
-    for page in PAGES:
-        prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-        for claim in re.findall(r"(\d+\.\d+)x", prose):
-            assert float(claim) in numbers, (page.name, claim)
-
-
-def test_the_demo_table_is_the_recorded_run():
-    receipts = json.loads((RESULTS / "digits_cnn.json").read_text())["receipts"]
-    (shown,) = blocks(ROOT / "README.md", "text")
-    console = Console(width=100, color_system=None)
-    with console.capture() as capture:
-        console.print(ReceiptsTable({name: Receipt(**values) for name, values in receipts.items()}))
-    assert [line.rstrip() for line in shown.splitlines()] == [line.rstrip() for line in capture.get().splitlines()]
-
-
-@pytest.mark.parametrize("module", ["recipes_page", "pruning_page", "profiling_page"])
-def test_the_tables_are_the_recorded_runs(module, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    written = importlib.import_module(module)
-    assert written.page(written.PAGE.read_text()) == written.PAGE.read_text()
