@@ -1,10 +1,11 @@
-"""Writes every measured table of README and docs from the recorded results.
+"""Writes every table of README and docs that has a source: the recorded results, and the docstrings of packages.
 
 python benchmarks/write_pages.py
 """
 
 from __future__ import annotations
 
+import architecture_page
 import efficiency_page
 import export_page
 import profiling_page
@@ -18,6 +19,7 @@ from tfopt.atomic.files import write_text
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MODULES = (
+    architecture_page,
     efficiency_page,
     export_page,
     profiling_page,
