@@ -17,7 +17,7 @@ from tfopt.cli.preparation import look_beside, read_recipe, start_tensorflow
 from tfopt.cli.printing import say
 from tfopt.errors import ConfigError, TfoptError, TrainingError
 from tfopt.settings.flags import parse
-from tfopt.working import working
+from tfopt.terminal import working
 
 if TYPE_CHECKING:
     from tfopt.report import DiagnosisReport
