@@ -72,19 +72,13 @@ def diagnose(
     if not args and options.get("x") is None:
         raise ConfigError("The data must follow the model, as in fit. Received: none. Pass it, for example x and y.")
     observation = Observation(limit=steps, stops=True)
-    with kept(model, *OF_FIT), _state_kept(model, args, options):
-        observe_fit(observation, model, model.fit, args, {"verbose": 0, **options, "epochs": 10**6})
-        observation.epochs, observation.length_is_known = options.get("epochs", 2), "epochs" in options
-        return report(observation, trace_dir=trace_dir)
-
-
-@contextlib.contextmanager
-def _state_kept(model: keras.Model, args: tuple[Any, ...], options: dict[str, Any]) -> Iterator[None]:
-    """Keeps the state of a model, which is built before that."""
-    if not has_variables(model) or (model.built and model.optimizer is not None and not model.optimizer.built):
-        _build(model, args, options)
-    with unchanged(model), _own_optimizers_kept(model):
-        yield
+    with kept(model, *OF_FIT):
+        if not has_variables(model) or (model.built and model.optimizer is not None and not model.optimizer.built):
+            _build(model, args, options)
+        with unchanged(model), _own_optimizers_kept(model):
+            observe_fit(observation, model, model.fit, args, {"verbose": 0, **options, "epochs": 10**6})
+            observation.epochs, observation.length_is_known = options.get("epochs", 2), "epochs" in options
+            return report(observation, trace_dir=trace_dir)
 
 
 @contextlib.contextmanager

@@ -213,21 +213,18 @@ def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware 
     machine = hardware or detect()
     decisions: list[Decision] = []
 
-    def decide(setting: str, value: Any, reason: str) -> None:
+    def decide(setting: str, value: Any, reason: str) -> Any:
         decisions.append(Decision(setting=setting, value=str(value), reason=reason))
+        return value
 
-    precision, reason = choose_precision(settings.precision, machine)
-    decide("precision", precision, reason)
+    precision = decide("precision", *choose_precision(settings.precision, machine))
     check_pipeline(settings)
     growth, growth_reason = set_memory_growth() if settings.memory_growth else (False, "as asked")  # before any device
-    jit_compile, reason = choose_jit_compile(settings, machine)
-    decide("jit_compile", jit_compile, reason)
+    jit_compile = decide("jit_compile", *choose_jit_compile(settings, machine))
     strategy, value, reason = choose_strategy(settings, machine)
     decide("strategy", value, reason)
-    steps, reason = choose_steps_per_execution(settings)
-    decide("steps_per_execution", steps, reason)
-    prefetch, reason = choose_prefetch(settings)
-    decide("prefetch", prefetch, reason)
+    steps = decide("steps_per_execution", *choose_steps_per_execution(settings))
+    prefetch = decide("prefetch", *choose_prefetch(settings))
     decide("global_batch_size", settings.global_batch_size, batch_reason(settings, strategy))
     if settings.base_batch_size is not None or settings.warmup_epochs:
         factor, reason = learning_rate_factor(settings)
@@ -237,10 +234,7 @@ def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware 
     if is_multi_worker(strategy):
         decide("auto_shard", settings.auto_shard, auto_shard_reason(settings))
     devices = pipeline_devices(settings, machine) if settings.strategy == "pipeline" else ()
-    micro_batches = 1
-    if devices:
-        micro_batches, reason = choose_micro_batches(settings, len(devices))
-        decide("micro_batches", micro_batches, reason)
+    micro_batches = decide("micro_batches", *choose_micro_batches(settings, len(devices))) if devices else 1
     if settings.sparse_embedding_gradients:
         decide("sparse_embedding_gradients", True, sparse_gradients_reason(settings, strategy))
     if settings.remat is not None:

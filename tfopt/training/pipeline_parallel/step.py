@@ -62,7 +62,6 @@ def split(
     cuts: Sequence[str] | None = None,
     *,
     batch_size: int,
-    jit_compile: bool = False,
 ) -> Stages:
     """Splits a model into one stage per device. The model is not changed.
 
@@ -72,8 +71,6 @@ def split(
         cuts: The first layers of the second and later stages. None balances the bytes of layer outputs and parameters.
             A trainable parameter counts four times, for its gradient and the two slots of Adam.
         batch_size: The examples of a step, all micro-batches together.
-        jit_compile: Whether XLA compiles each stage. XLA cannot compile the whole step, whose variables are on several
-            devices. So the model itself is always compiled with jit_compile=False.
     Raises:
         UnsupportedModelError: The model is subclassed or not built.
         ConfigError: A device does not exist, or the cuts do not match the graph.
@@ -95,7 +92,7 @@ def split(
         )
         for device, part in zip(names, parts, strict=True)
     ]
-    return Stages(model, graph, records, parts, jit_compile)
+    return Stages(model, graph, records, parts)
 
 
 class Stages:
@@ -107,12 +104,7 @@ class Stages:
     """
 
     def __init__(
-        self,
-        model: keras.Model,
-        graph: keras.Model,
-        records: Sequence[Placement],
-        parts: Sequence[list[Any]],
-        jit_compile: bool,
+        self, model: keras.Model, graph: keras.Model, records: Sequence[Placement], parts: Sequence[list[Any]]
     ) -> None:
         self.model = model
         self.records = tuple(records)
@@ -120,7 +112,7 @@ class Stages:
         needed = {id(tensor) for tensor in graph.outputs}
         calls = []
         for place, part in reversed(list(enumerate(parts))):
-            call = StageCall(part, set(map(id, graph.inputs)), needed, name=f"stage_{place}", jit_compile=jit_compile)
+            call = StageCall(part, set(map(id, graph.inputs)), needed, name=f"stage_{place}")
             needed |= set(call.takes)
             calls.append(call)
         self._calls = calls[::-1]

@@ -213,10 +213,7 @@ def _not_finite_in(data: tuple[Any, ...]) -> str | None:
     """Returns the part of the data with values that are not finite, if the search finds it in time."""
     first, *others = data
     if isinstance(first, tf.data.Dataset):
-        begin = time.monotonic()
-        for number, batch in enumerate(first.take(BATCHES_TO_SEARCH)):
-            if time.monotonic() - begin > SECONDS_TO_SEARCH_DATA:
-                return None
+        for number, batch in enumerate(_read_in_time(first)):
             if found := _count_not_finite(batch):
                 return f"batch {number} of the data holds {_not_finite(found)}"
         return None
@@ -231,12 +228,18 @@ def _labels(data: tuple[Any, ...]) -> Iterator[Any]:
     if not isinstance(first, tf.data.Dataset):
         yield from (each for each in others if isinstance(each, np.ndarray | tf.Tensor))
         return
-    begin = time.monotonic()
-    for batch in first.take(BATCHES_TO_SEARCH):
-        if time.monotonic() - begin > SECONDS_TO_SEARCH_DATA:
-            return
+    for batch in _read_in_time(first):
         if isinstance(batch, tuple) and len(batch) > 1 and isinstance(batch[1], tf.Tensor):
             yield batch[1]
+
+
+def _read_in_time(data: tf.data.Dataset) -> Iterator[Any]:
+    """Yields the batches of a data set, as many as can be read in the time for a search."""
+    begin = time.monotonic()
+    for batch in data.take(BATCHES_TO_SEARCH):
+        if time.monotonic() - begin > SECONDS_TO_SEARCH_DATA:
+            return
+        yield batch
 
 
 def _count_not_finite(batch: Any) -> int:

@@ -95,7 +95,7 @@ class Runtime:
         if isinstance(call.get("x"), tf.data.Dataset) and call.get("shuffle") is None and call.names("shuffle"):
             call.set("shuffle", False)  # Keras cannot shuffle a dataset, and warns when it is told to
         with contextlib.ExitStack() as scopes:
-            scopes.callback(self._end_fit)
+            scopes.callback(setattr, self, "_fit", None)
             scopes.enter_context(tensor_float_32_scope(self._plan.tensor_float_32))
             data = call.get("x"), call.get("y")
             scopes.enter_context(self._guard.explaining(call.get("class_weight")))
@@ -117,9 +117,6 @@ class Runtime:
             history: keras.callbacks.History = call.run()
             fit.finish()
             return history
-
-    def _end_fit(self) -> None:
-        self._fit = None
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         call = MethodCall(self.model, "evaluate", args, kwargs)
@@ -147,7 +144,7 @@ class Runtime:
     def build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Builds metrics and optimizer. Keras would build them in the traced step, which fails inside loops."""
         self._prepared = None
-        if self._step.is_of_keras:  # it may read a batch, and the order of the data depends on that
+        if isinstance(self._step, KerasStep):  # it may read a batch, and the order of the data depends on that
             getattr(type(self.model), BUILD)(self.model, iterator=iterator, data_batch=data_batch)
         if iterator is not None:
             # Workers may have data of different lengths, and must run executions of the same size. So the data decides
@@ -301,7 +298,7 @@ class Runtime:
     @functools.cached_property
     def synchronize(self) -> Callable[[], None]:
         """Averages the variables that each replica updates by itself."""
-        if not self._step.is_distributed:
+        if isinstance(self._step, KerasStep) or not self._step.is_distributed:  # Keras leaves it to the strategy
             return lambda: None
         return tf.function(functools.partial(self._step.synchronize))  # a partial: see Execution
 

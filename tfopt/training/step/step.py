@@ -58,8 +58,6 @@ class Step:
         output_losses_as_keras: Whether the losses of single outputs weigh batches as in Keras; see losses.py.
     """
 
-    is_of_keras = False  # see KerasStep
-
     def __init__(
         self,
         model: keras.Model,
@@ -306,8 +304,6 @@ class KerasStep:
         model: A compiled Keras model that was built under a strategy.
     """
 
-    is_of_keras = True
-    is_distributed = True
     jit_compile = False  # as Keras under a strategy
 
     def __init__(self, model: keras.Model) -> None:
@@ -317,14 +313,6 @@ class KerasStep:
     def train(self, data: Any) -> Any:
         """Trains on one batch, distributed or not, and returns the logs."""
         return self._run(self._model.train_step, data)
-
-    def spec(self, batch: Any) -> Any:
-        """Returns the specs of a batch as the model is trained on it."""
-        return batch
-
-    @tf.autograph.experimental.do_not_convert
-    def synchronize(self) -> None:
-        """Does nothing: Keras leaves this to the strategy."""
 
     def test(self, data: Any) -> Any:
         """Evaluates the model on one batch, distributed or not, and returns the logs."""
