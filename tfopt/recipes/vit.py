@@ -5,6 +5,7 @@ from tfopt.data.config import DataConfig
 from tfopt.pruning import PruningConfig
 from tfopt.quantization import QuantizationConfig
 from tfopt.recipe import ModelConfig, Recipe
+from tfopt.recipes import convnext
 from tfopt.training import TrainingConfig
 
 RECIPE = Recipe(
@@ -41,19 +42,7 @@ RECIPE = Recipe(
                     "drop_path": 0.1,
                 }
             },
-            "data": {
-                "source": "image_folder",
-                "arguments": {"directory": "imagenet", "image_size": 224},
-                "augment": {
-                    "crop": 28,
-                    "rotation_degrees": 0.0,
-                    "zoom": 0.2,
-                    "flip": "horizontal",
-                    "mixup": 0.8,
-                    "cutmix": 1.0,
-                    "rand_augment": 2,
-                },
-            },
+            "data": convnext.RECIPE.forms["full"]["data"],
             "training": {
                 "epochs": 300,
                 "global_batch_size": 1024,

@@ -80,13 +80,14 @@ def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | 
 
 def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Console) -> RunResult:
     examples = settings.data.load()
-    augmentation = place_augmentation(settings, examples, decided)
-    decisions = (*decided.decisions, *decide(examples, settings.data), *augmentation.decisions)
+    augmentation, places = place_augmentation(settings, examples, decided)
+    decisions = (*decided.decisions, *decide(examples, settings.data), *places)
     console.print(PlanTable(decisions))
     for note in examples.notes:
         print_line(note, console)
     with _seeded(settings.training.seed):
-        work = Work(settings, decided, examples, augmentation, console)
+        on_device = any(each.value == "device" for each in places)
+        work = Work(settings, decided, examples, augmentation, on_device, console)
         console.print(f"\n{work.model.name}: {work.model.count_params():,} parameters, {_sizes(examples)}\n")
         try:
             ran = stages(settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,27 +35,6 @@ VERIFIED_AT_ONCE = 64
 MEASURED_SECONDS = 1.5
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlacedAugmentation:
-    """The augmentation of a recipe and its place.
-
-    Attributes:
-        host: The augmentation for the pipeline, or None.
-        device: The augmentation for the training step, or None.
-        decisions: The place with the reason; empty without an augmentation.
-    """
-
-    host: Augmentation | None = None
-    device: Augmentation | None = None
-    decisions: tuple[Decision, ...] = ()
-
-    @property
-    def needs_one_hot(self) -> bool:
-        """Whether targets become shares of each class."""
-        found = self.host or self.device
-        return found is not None and found.needs_one_hot
-
-
 class Work:
     """A run in progress, on which its stages work.
 
@@ -72,10 +51,18 @@ class Work:
     """
 
     def __init__(
-        self, recipe: Recipe, decided: Plan, examples: Examples, augmentation: PlacedAugmentation, console: Console
+        self,
+        recipe: Recipe,
+        decided: Plan,
+        examples: Examples,
+        augmentation: Augmentation | None,
+        on_device: bool,
+        console: Console,
     ) -> None:
         self.recipe, self.plan, self.examples, self.console = recipe, decided, examples, console
         self._augmentation = augmentation
+        self._on_host = None if on_device else augmentation
+        self._on_device = augmentation if on_device else None
         self.task: Task = recipe.find_task()
         self.monitor = GpuMonitor()
         self.model = _build(recipe, decided, examples)
@@ -124,9 +111,9 @@ class Work:
             optimizer=optimizer,
             loss=self._loss(),
             metrics=self.task.metrics(self.examples),
-            augment=self._augmentation.device,
+            augment=self._on_device,
         )
-        options = {**data.pipeline_arguments(), "augment": self._augmentation.host}
+        options = {**data.pipeline_arguments(), "augment": self._on_host}
         batches = decided.pipeline(self.examples, **options)
         history = self.model.fit(
             batches,
@@ -156,7 +143,8 @@ class Work:
 
     def _loss(self) -> Any:
         soft_loss = self.task.soft_loss
-        of_shares = self._augmentation.needs_one_hot or are_shares(self.examples, self.task)
+        mixed = self._augmentation is not None and self._augmentation.needs_one_hot
+        of_shares = mixed or are_shares(self.examples, self.task)
         make = soft_loss if soft_loss is not None and of_shares else self.task.loss
         return smoothed(make(self.examples), self.recipe.training.label_smoothing)
 
@@ -171,13 +159,13 @@ class Work:
 
     def gradient_data(self) -> Any:
         """Returns batches of training examples without augmentation, with the targets that the loss of a fit takes."""
-        augment = self._augmentation.host or self._augmentation.device  # it makes shares of class numbers
         plain = replace(self.plan, epoch=EpochCounter())
+        augment = self._augmentation  # it makes shares of class numbers
         return plain.pipeline(self.examples, training=False, split="train", augment=augment)
 
     def measure_input(self) -> InputReport:
         """Measures the pipeline of the training, and how long a step would wait for it."""
-        options = {**self.recipe.data.pipeline_arguments(), "augment": self._augmentation.host}
+        options = {**self.recipe.data.pipeline_arguments(), "augment": self._on_host}
         with self.console.status("measuring the input pipeline"):
             report = measure(
                 replace(self.plan, epoch=EpochCounter()).pipeline(self.examples, **options),
@@ -209,8 +197,8 @@ class Work:
                 self.console.print(pass_summary(artifact.report))
 
 
-def place_augmentation(recipe: Recipe, examples: Examples, plan: Plan) -> PlacedAugmentation:
-    """Decides where the augmentation of a recipe runs.
+def place_augmentation(recipe: Recipe, examples: Examples, plan: Plan) -> tuple[Augmentation | None, list[Decision]]:
+    """Returns the augmentation of a recipe, and the decision where it runs: in the pipeline or in the training step.
 
     Raises:
         ConfigError: The augmentation does not fit the examples or the task.
@@ -227,17 +215,14 @@ def place_augmentation(recipe: Recipe, examples: Examples, plan: Plan) -> Placed
         on_device, reason = True, "leaves the processor free for decoding"
     augmentation = recipe.data.augmentation(examples, on_gpu=on_device and has_gpu)
     if augmentation is None:
-        return PlacedAugmentation()
+        return None, []
     augmentation.check(examples.decoded("train").batch(1).element_spec)
     if augmentation.needs_one_hot and recipe.find_task().soft_loss is None:
         raise ConfigError(
             f"mixup and cutmix need a task whose targets can be mixed. Received: task={recipe.find_task().name!r}. "
             "Set augment.mixup and augment.cutmix to 0."
         )
-    place = Decision(setting="augment.where", value="device" if on_device else "host", reason=reason)
-    if on_device:
-        return PlacedAugmentation(device=augmentation, decisions=(place,))
-    return PlacedAugmentation(host=augmentation, decisions=(place,))
+    return augmentation, [Decision(setting="augment.where", value="device" if on_device else "host", reason=reason)]
 
 
 def training_of(settings: Recipe, phase: str) -> TrainingConfig:
