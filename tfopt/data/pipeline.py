@@ -126,7 +126,7 @@ def pipeline(
     kept = _kept(data, part, mode, cache_dir, count=auto_shard != "file")
     batches = _Batches(
         kept=kept,
-        window=shuffle_buffer if isinstance(shuffle_buffer, int) else kept.window if training else 1,
+        window=config.shuffle_buffer if config.shuffle_buffer != "auto" else kept.window if training else 1,
         source=data if isinstance(data, Examples) else None,
         config=config,
         batch_size=batch_size,

@@ -88,7 +88,7 @@ class InputReport(Record, Shown):
                 f"{self.wait_share:.0%} of the time"
             )
         first = f"first batch of an epoch after {_ms(self.first_batch_ms)}"
-        table = Table(head=("stage alone", "examples/s", "ms per batch"), rows=rows, figures={1, 2}, folded="")
+        table = Table(head=("stage alone", "examples/s", "ms per batch", ""), rows=rows, figures={1, 2}, folded="")
         return Sheet(tables=[table, lines([first, wait, *(f"advice: {words}" for words in self.advice)])])
 
     def _mark(self, stage: StageSpeed) -> str:
