@@ -40,7 +40,7 @@ NOT_MEASURED = (
     "kernels that wait for memory all give 100%",
     "two cycles of 5 ms for each step",
     "From 16,384 samples on, which is 2.3 hours",
-    "after 0.1 seconds and then more rarely",
+    "after 0.1 seconds and then less often",
     "95% interval",
     "saves less than 5% of the step is not advised",
     "(90% zeros)",
