@@ -5,8 +5,10 @@ import re
 
 import builders_page
 import compatibility_page
+import front_door
 import pytest
 from figures import FIGURE, problems
+from tables import ROOT, read
 from write_pages import PAGES, PARTS
 
 from tfopt.cli.lists.stored import stored_costs
@@ -127,3 +129,13 @@ def test_a_claim_without_a_source_is_found(page):
     text = page.read_text()
     for claim in ("It is 1.37x as fast.", "It takes 12.5 ms.", "It loses 0.3% of the accuracy."):
         assert wrong(page, f"{text}\n\n{claim}\n") != [], claim
+
+
+def test_the_readme_shows_what_its_blocks_printed():
+    assert front_door.readme_blocks() == read("front_door")["code"], "run benchmarks/front_door.py"
+
+
+def test_the_index_begins_as_the_readme():
+    readme, index = (ROOT / name for name in ("README.md", "docs/index.md"))
+    first = readme.read_text().partition("## What it buys")[0].replace("(docs/", "(")
+    assert index.read_text().startswith(first)
