@@ -13,7 +13,7 @@ import re
 import tempfile
 from typing import Any
 
-from tables import RESULTS, ROOT
+from page_tables import RESULTS, ROOT
 from write_pages import write_pages
 
 import tfopt

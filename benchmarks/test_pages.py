@@ -7,8 +7,8 @@ import builders_page
 import compatibility_page
 import front_door
 import pytest
-from figures import FIGURE, problems
-from tables import ROOT, read
+from page_figures import FIGURE, problems
+from page_tables import ROOT, read
 from write_pages import PAGES, PARTS
 
 from tfopt.cli.lists.stored import stored_costs
