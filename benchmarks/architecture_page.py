@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from tables import ROOT
+from page_tables import ROOT
 
 OTHERS = {
     "recipes/": "runnable scripts, one for each recipe",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tables import markdown, read
+from page_tables import markdown, read
 
 
 def published() -> str:

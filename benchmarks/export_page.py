@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import mean
 from typing import Any
 
-from tables import Table, read
+from page_tables import Table, read
 
 import tfopt
 

@@ -13,21 +13,27 @@ import re
 import tempfile
 from typing import Any
 
-from tables import RESULTS, ROOT
+from page_tables import RESULTS, ROOT
 from write_pages import write_pages
 
 import tfopt
 from tfopt.atomic.files import write_text
 
 
+def readme_blocks() -> list[str]:
+    """Returns the first two blocks of Python in the README."""
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)[:2]
+
+
 def main() -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    blocks = readme_blocks()
     names: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
-        for block in blocks[:2]:
+        for block in blocks:
             exec(compile(block, "README.md", "exec"), names)
     record = {
         "what": "what the first two blocks of the README print",
+        "code": blocks,
         "cores": os.cpu_count(),
         "ledger": str(tfopt.ledger(names["model"])),
         "receipt": dataclasses.asdict(names["receipt"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tables import Table, read
+from page_tables import Table, read
 
 from tfopt.diagnosis.rules.table import RULES
 

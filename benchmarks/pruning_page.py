@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tables import Table, read
+from page_tables import Table, read
 
 from tfopt.report.formatting import score_label, show_score
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from page_tables import Table, read
 from rich.console import Console
-from tables import Table, read
 
 import tfopt
 from tfopt.report.formatting import score_label, show_score

@@ -5,8 +5,10 @@ import re
 
 import builders_page
 import compatibility_page
+import front_door
 import pytest
-from figures import FIGURE, problems
+from page_figures import FIGURE, problems
+from page_tables import ROOT, read
 from write_pages import PAGES, PARTS
 
 from tfopt.cli.lists import stored_costs
@@ -40,7 +42,7 @@ NOT_MEASURED = (
     "kernels that wait for memory all give 100%",
     "two cycles of 5 ms for each step",
     "From 16,384 samples on, which is 2.3 hours",
-    "after 0.1 seconds and then more rarely",
+    "after 0.1 seconds and then less often",
     "95% interval",
     "saves less than 5% of the step is not advised",
     "(90% zeros)",
@@ -127,3 +129,13 @@ def test_a_claim_without_a_source_is_found(page):
     text = page.read_text()
     for claim in ("It is 1.37x as fast.", "It takes 12.5 ms.", "It loses 0.3% of the accuracy."):
         assert wrong(page, f"{text}\n\n{claim}\n") != [], claim
+
+
+def test_the_readme_shows_what_its_blocks_printed():
+    assert front_door.readme_blocks() == read("front_door")["code"], "run benchmarks/front_door.py"
+
+
+def test_the_index_begins_as_the_readme():
+    readme, index = (ROOT / name for name in ("README.md", "docs/index.md"))
+    first = readme.read_text().partition("## What it buys")[0].replace("(docs/", "(")
+    assert index.read_text().startswith(first)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tables import Table, read
+from page_tables import Table, read
 
 MODELS = {"mlp": "MLP", "cnn": "CNN", "transformer": "transformer"}
 SCRIPTS = {

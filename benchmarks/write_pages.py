@@ -13,7 +13,7 @@ import pruning_page
 import quantization_page
 import recipes_page
 import training_page
-from tables import ROOT, filled
+from page_tables import ROOT, filled
 
 from tfopt.atomic.files import write_text
 

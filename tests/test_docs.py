@@ -37,6 +37,9 @@ def test_toml_in_docs_is_a_recipe(tmp_path):
     recipe = Recipe.from_toml(tmp_path / "wide.toml")
     assert recipe.model.arguments["filters"] == [12, 32]
     assert recipe.pruning.target_sparsity == 0.9
+    (toml,) = blocks(ROOT / "docs" / "pruning.md", "toml")
+    (tmp_path / "small.toml").write_text(toml)
+    assert Recipe.from_toml(tmp_path / "small.toml").shrink.target_flops == 0.5
 
 
 def test_commands_in_the_docs_parse():

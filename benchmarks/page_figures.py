@@ -1,6 +1,6 @@
 """Figures in README and docs: each that states a measurement is bound to its file and key in benchmarks/results.
 
-A table is written from the results (tables.py). Prose, and a table written by hand, names its sources in a comment in
+A table is written from the results (page_tables.py). Prose, and a table written by hand, names its sources in a comment in
 the same paragraph:
 
     Masks lengthen a step by 1.9%, of a perceptron by 13%.
@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tables import Part, filled, read
+from page_tables import Part, filled, read
 
 UNITS = (
     r"x(?!\w)|%|\s(?:ms|us|s|kB|MB|GB|KiB|MiB|GiB|bytes|points?|pt|seconds?|minutes?|hours?|times|bits per byte|k|M|G"
