@@ -21,6 +21,7 @@ from tfopt.report import Change, PassReport, Skip
 from tfopt.settings.validation import check_type
 from tfopt.training.checkpointing.resume import Resume
 from tfopt.training.distributed.on_replicas import on_replicas
+from tfopt.training.distributed.strategy import is_multi_worker
 from tfopt.training.distributed.whole_batch import approximated_metrics, check_given_losses, division
 from tfopt.training.keras_differences import state_of_parts, summed_embeddings
 from tfopt.training.memory import out_of_memory_message
@@ -234,6 +235,10 @@ def _install(
         resume=resume,
         counter=plan.epoch,
         tensor_float_32=plan.tensor_float_32,
+        # Workers run calls of one size, and their callbacks may differ.
+        may_go_singly=config.steps_per_execution == "auto"
+        and not as_keras
+        and not (plan.strategy is not None and is_multi_worker(plan.strategy)),
         when_built=functools.partial(keep_float32, model) if float32_outputs else None,
     ).install()
 

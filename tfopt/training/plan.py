@@ -291,7 +291,7 @@ def _jit_compile(config: TrainingConfig, machine: Hardware) -> tuple[bool, str]:
 def _steps_per_execution(config: TrainingConfig) -> tuple[int, str]:
     if config.steps_per_execution != "auto":
         return config.steps_per_execution, "as asked"
-    return STEPS_PER_CALL, "fewer returns to Python between steps; callbacks follow every 10 steps"
+    return STEPS_PER_CALL, "fewer returns to Python between steps; 1 in a fit with a callback that acts on each batch"
 
 
 def _prefetch(config: TrainingConfig) -> tuple[int, str]:

@@ -32,6 +32,7 @@ from tfopt.training.step.guards import Guard
 from tfopt.training.step.keras_step import KerasStep
 from tfopt.training.step.ledger import ATTRIBUTE, Ledger
 from tfopt.training.step.misfits import explain_specs
+from tfopt.training.step.per_batch import per_batch_callback
 from tfopt.training.step.step import Step
 from tfopt.training.xla import compilation_cause, compilation_failed
 
@@ -49,6 +50,7 @@ class Runtime:
         resume: Saves and restores the training; None for neither.
         counter: Receives the number of each epoch before its data is read.
         tensor_float_32: Whether float32 matrix products may use TensorFloat-32 in `fit`.
+        may_go_singly: Whether a fit with a callback that acts on each batch has one step per call.
         when_built: Called before each training function is made, with the model built; None for nothing.
     """
 
@@ -62,6 +64,7 @@ class Runtime:
         resume: Resume | None = None,
         counter: EpochCounter,
         tensor_float_32: bool,
+        may_go_singly: bool = False,
         when_built: Callable[[], object] | None = None,
     ) -> None:
         self.model = model
@@ -73,6 +76,7 @@ class Runtime:
         self._resume = resume
         self._counter = counter
         self._tensor_float_32 = tensor_float_32
+        self._may_go_singly = may_go_singly
         self._when_built = when_built
         self._strategy = model.distribute_strategy
         self._compiled = compile_config(model)
@@ -118,6 +122,7 @@ class Runtime:
                 synchronize=self.synchronize,
                 open_checkpoints=open_checkpoints,
             )
+            scopes.enter_context(self._singly(call))
             scopes.enter_context(told_the_last_batch(fit, call.get("callbacks")))
             scopes.enter_context(self._called_first(FitCallback(fit), call))
             history: keras.callbacks.History = call.run()
@@ -126,6 +131,28 @@ class Runtime:
 
     def _end_fit(self) -> None:
         self._fit = None
+
+    @contextlib.contextmanager
+    def _singly(self, call: MethodCall) -> Iterator[None]:
+        """Runs one step per call where a callback acts on each batch, as a learning rate for each batch does."""
+        validates = call.get("validation_data") is not None or bool(call.get("validation_split"))
+        callback = per_batch_callback(call.get("callbacks"), validates=validates) if self._may_go_singly else None
+        self.ledger.one_by_one = callback
+        before = self.model.steps_per_execution
+        if callback is None or before == 1:
+            yield
+            return
+        self._set_steps(1)
+        try:
+            yield
+        finally:
+            self._set_steps(before)
+
+    def _set_steps(self, steps: int) -> None:
+        """Sets the steps per call. Functions that Keras made for another number are made anew."""
+        self.model.steps_per_execution, self.model.predict_function = steps, None
+        if "make_test_function" not in vars(self.model):
+            self.model.test_function = None
 
     @contextlib.contextmanager
     def _called_first(self, callback: FitCallback, call: MethodCall) -> Iterator[None]:
