@@ -98,6 +98,8 @@ class PruningSchedule(keras.callbacks.Callback):
         Zhu & Gupta, "To prune, or not to prune", arXiv:1710.01878.
     """
 
+    _follows_several_steps = True  # of a call into TensorFlow
+
     def __init__(self, model: Any, config: PruningConfig | None = None, data: Any = None) -> None:
         super().__init__()
         # Keras then need not wait for the logs of a step before it begins the next one.

@@ -224,7 +224,8 @@ class AccelerateHook:
         import keras
         import tensorflow as tf
 
-        from tfopt.scripts.obstacles import has_unknown_length, per_batch_callback
+        from tfopt.scripts.obstacles import has_unknown_length
+        from tfopt.training.step.per_batch import per_batch_callback
 
         asked = model.steps_per_execution
         if asked != 1:

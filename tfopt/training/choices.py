@@ -118,7 +118,7 @@ def choose_jit_compile(config: TrainingConfig, machine: Hardware) -> tuple[bool,
 def choose_steps_per_execution(config: TrainingConfig) -> tuple[int, str]:
     if config.steps_per_execution != "auto":
         return config.steps_per_execution, "as asked"
-    return STEPS_PER_CALL, "fewer returns to Python between steps; callbacks follow every 10 steps"
+    return STEPS_PER_CALL, "fewer returns to Python between steps; 1 in a fit with a callback that acts on each batch"
 
 
 def choose_prefetch(config: TrainingConfig) -> tuple[int, str]:

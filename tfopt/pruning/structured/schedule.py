@@ -55,6 +55,8 @@ class ShrinkSchedule(keras.callbacks.Callback):
         arXiv:1611.06440.
     """
 
+    _follows_several_steps = True  # of a call into TensorFlow
+
     def __init__(self, model: keras.Model, config: StructuredPruningConfig | None = None, data: Any = None) -> None:
         super().__init__()
         self.config = StructuredPruningConfig() if config is None else config

@@ -32,6 +32,7 @@ from tfopt.training.step.execution import Execution, Executions, loss_is_finite,
 from tfopt.training.step.fit import FitCallback
 from tfopt.training.step.guards import Guard, Watch
 from tfopt.training.step.ledger import ATTRIBUTE, Ledger
+from tfopt.training.step.per_batch import per_batch_callback
 from tfopt.training.step.step import KerasStep, Step
 from tfopt.training.xla import compilation_cause, compilation_failed
 
@@ -112,11 +113,43 @@ class Runtime:
                 synchronize=self.synchronize,
                 checkpoints=checkpoints,
             )
+            scopes.enter_context(self._singly(given, call))
             scopes.enter_context(fit.scopes)
             call.set("callbacks", scopes.enter_context(first_callback(self.model, fit, given)))
             history: keras.callbacks.History = call.run()
             fit.finish()
             return history
+
+    @contextlib.contextmanager
+    def _singly(self, callbacks: Any, call: MethodCall) -> Iterator[None]:
+        """Runs one step per call where a callback acts on each batch, as a learning rate for each batch does.
+
+        Workers keep the plan's steps: they run calls of one size, and their callbacks may differ.
+        """
+        callback = None
+        if (
+            self._plan.config.steps_per_execution == "auto"
+            and self._guard.explains
+            and not is_multi_worker(self._strategy)
+        ):
+            validates = call.get("validation_data") is not None or bool(call.get("validation_split"))
+            callback = per_batch_callback(callbacks, validates=validates)
+        self.ledger.one_by_one = callback
+        before = self.model.steps_per_execution
+        if callback is None or before == 1:
+            yield
+            return
+        self._set_steps(1)
+        try:
+            yield
+        finally:
+            self._set_steps(before)
+
+    def _set_steps(self, steps: int) -> None:
+        """Sets the steps per call. Functions that Keras made for another number are made anew."""
+        self.model.steps_per_execution, self.model.predict_function = steps, None
+        if "make_test_function" not in vars(self.model):
+            self.model.test_function = None
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         call = MethodCall(self.model, "evaluate", args, kwargs)
