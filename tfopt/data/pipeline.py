@@ -117,6 +117,7 @@ def pipeline(
     _check(auto_shard, epoch, training)
     check_value("batch_size", batch_size, Annotated[int, Ge(1)])
     _check_device(device)
+    _check_augment(augment)
     if random_shift:
         augment = _random_shift(random_shift, augment)
     mode = cache_mode(cache)
@@ -294,6 +295,15 @@ def _check(auto_shard: str, epoch: EpochCounter | None, training: bool) -> None:
             "auto_shard must not be 'file' when an epoch counter decides the order: TensorFlow does not find the files "
             "behind it. Received: auto_shard='file'. Use 'data', or give each worker a data set of its own files and "
             "use 'off'."
+        )
+
+
+def _check_augment(augment: Any) -> None:
+    if augment is not None and not callable(augment):
+        given = "AugmentConfig(...)" if isinstance(augment, AugmentConfig) else repr(augment)
+        raise ConfigError(
+            "augment must be a function (example, seed) -> example, such as an Augmentation. Received: "
+            f"augment={given}. Pass tfopt.data.Augmentation(tfopt.data.AugmentConfig(crop=4), outputs=10)."
         )
 
 
