@@ -10,10 +10,12 @@ import tensorflow as tf
 
 from tfopt.data.caching import disk
 from tfopt.data.caching.memory import SHARE, available_memory_bytes
+from tfopt.data.caching.repeatable import changes_every_epoch
 from tfopt.data.caching.sizes import Size, in_words, is_in_memory, size_of
 from tfopt.errors import ConfigError, unknown_name
 
 CacheMode = Literal["auto", "memory", "disk", "off"]
+CHANGES = "its functions draw random numbers, which a cache would repeat in every epoch"
 CACHE_MODES: tuple[CacheMode, ...] = ("auto", "memory", "disk", "off")
 Place = Literal["memory", "records in memory", "disk", "off"]
 
@@ -65,6 +67,8 @@ def choose_cache(
         raise unknown_name("cache", str(mode), CACHE_MODES)
     if mode == "off":
         return CacheChoice(place="off", reason="as asked")
+    if mode == "auto" and changes_every_epoch(records if decode is None else records.map(decode)):
+        return CacheChoice(place="off", reason=CHANGES)
     if mode == "disk" and cache_dir is None:
         raise ConfigError("cache_dir must be given with cache='disk'. Received: cache_dir=None. Name a directory.")
     if cache_dir is not None and disk.is_complete(records, decode, cache_dir, name):

@@ -10,8 +10,9 @@ that gets its name when it is whole:
 
 The number in the name is TensorFlow's fingerprint of the data set: of its operations, its functions and the tensors
 that it holds, such as the names of its files. The first examples are part of it. If a source has changed in all this,
-its old cache is removed. A change inside a later file is not seen: remove the directory then. A Python function in the
-source (`tf.numpy_function`) has a number, which may differ in another process. The cache is then written anew.
+its old cache is removed. A change inside a later file is not seen: remove the directory then. Of a Python function in
+the source (`tf.numpy_function`) TensorFlow knows a number alone, which another function may have in another process.
+All its examples are then part of the number in the name, so they are read once in each process.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.atomic.directories import MARK, staged_directory
+from tfopt.data.caching.repeatable import calls_python
 from tfopt.data.caching.sizes import SAMPLE
 from tfopt.errors import ConfigError, ExportError
 
@@ -93,7 +95,7 @@ def _place(records: tf.data.Dataset, decode: Callable[..., Any] | None, cache_di
     variant = tf.data.experimental.to_variant(examples)
     digest = hashlib.sha256(f"{FORMAT} {tf.__version__} {examples.element_spec}".encode())
     digest.update(str(int(tf.raw_ops.DatasetFingerprint(input_dataset=variant))).encode())
-    for example in examples.take(SAMPLE):
+    for example in examples if calls_python(examples) else examples.take(SAMPLE):
         for tensor in tf.nest.flatten(example, expand_composites=True):
             digest.update(tf.io.serialize_tensor(tensor).numpy())
     return Path(cache_dir) / f"{name}-{digest.hexdigest()[:16]}"

@@ -9,10 +9,12 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
-from tfopt.data.caching.choice import CacheChoice, CacheMode, choose_cache
+from tfopt.data.caching.choice import CHANGES, CacheChoice, CacheMode, choose_cache
 from tfopt.data.caching.disk import kept_on_disk
 from tfopt.data.caching.memory import cached
+from tfopt.data.caching.repeatable import changes_every_epoch
 from tfopt.data.examples import Examples, Split
+from tfopt.errors import warn
 
 # The caches of each `Examples`. Later trainings with the same examples use them again.
 _KEPT: WeakKeyDictionary[Examples, dict[tuple[Split, CacheMode, str | None], Kept]] = WeakKeyDictionary()
@@ -62,7 +64,13 @@ def keep_dataset(
     dataset: tf.data.Dataset, *, mode: CacheMode = "auto", cache_dir: str | None = None, count: bool = True
 ) -> Kept:
     """Returns a data set of examples with a cache. Warns if "auto" finds no room, because its caller expects one."""
-    if mode == "auto" and cache_dir is None:
+    if mode == "auto" and changes_every_epoch(dataset):
+        warn(
+            f"The examples are not kept in memory: {CHANGES}. They are read again in every epoch. To keep what comes "
+            "before, cache it: dataset.cache().map(...). Set cache=False to do so without this warning."
+        )
+        choice = CacheChoice(place="off", reason=CHANGES)
+    elif mode == "auto" and cache_dir is None:
         choice = CacheChoice(place="memory", reason="the usual place")
     else:
         choice = choose_cache(dataset, mode=mode, cache_dir=cache_dir)
