@@ -341,7 +341,7 @@ def _with_seeds(examples: tf.data.Dataset, seed: Any, *, in_service: bool) -> tf
 
 def _check(
     config: DataConfig,
-    augment: Callable[..., Any] | None,
+    augment: Any,
     auto_shard: str,
     epoch: EpochCounter | None,
     *,
@@ -350,6 +350,12 @@ def _check(
     device: str | None,
 ) -> None:
     """Raises ConfigError for settings that contradict each other."""
+    if augment is not None and not callable(augment):
+        given = "AugmentConfig(...)" if isinstance(augment, AugmentConfig) else repr(augment)
+        raise ConfigError(
+            "augment must be a function (example, seed) -> example, such as an Augmentation. Received: "
+            f"augment={given}. Pass tfopt.data.Augmentation(tfopt.data.AugmentConfig(crop=4), outputs=10)."
+        )
     if auto_shard not in AUTO_SHARD:
         raise unknown_name("auto_shard", str(auto_shard), AUTO_SHARD)
     if auto_shard == "file" and epoch is not None and training:
@@ -358,26 +364,3 @@ def _check(
             "behind it. Received: auto_shard='file'. Use 'data', or give each worker a data set of its own files and "
             "use 'off'."
         )
-    known = [] if device is None else [each.name.removeprefix("/device:") for each in tf.config.list_logical_devices()]
-    if device is not None and device.rpartition("/")[2].removeprefix("device:") not in known:
-        raise ConfigError(
-            f"device must be a device of this machine. Received: device={device!r}. TensorFlow sees {', '.join(known)}."
-        )
-    if config.random_shift and augment is not None:
-        raise ConfigError(
-            "random_shift must be 0 with an augmentation, which has the setting crop for it. Received: "
-            f"random_shift={config.random_shift}. Set AugmentConfig(crop={config.random_shift})."
-        )
-    if config.service is None or not training:
-        return
-    refused = {
-        f"cache={config.cache!r}": (
-            config.cache in ("memory", "disk"),
-            "each worker reads other records in every epoch. Set cache='off'",
-        ),
-        "repeat=True": (repeat, "its workers share the records of one epoch. Leave steps_per_epoch out"),
-        f"device={device!r}": (device is not None, "its batches come from other processes. Leave device out"),
-    }
-    for received, (is_refused, reason) in refused.items():
-        if is_refused:
-            raise ConfigError(f"A tf.data service cannot follow every setting. Received: {received}, but {reason}.")
