@@ -7,10 +7,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tfopt.data.caching import choose_cache
 
 import tfopt
 from tfopt.data import Examples, pipeline
+from tfopt.data.caching import choose_cache
 from tfopt.data.repeatable import changes_every_epoch
 
 RANGE = tf.data.Dataset.range(32)
