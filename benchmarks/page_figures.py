@@ -1,7 +1,7 @@
 """Figures in README and docs: each that states a measurement is bound to its file and key in benchmarks/results.
 
-A table is written from the results (page_tables.py). Prose, and a table written by hand, names its sources in a comment in
-the same paragraph:
+A table is written from the results (page_tables.py). Prose, and a table written by hand, names its sources in a comment
+in the same paragraph:
 
     Masks lengthen a step by 1.9%, of a perceptron by 13%.
     <!-- mask_overhead.json: 1.9% = models/cnn/median - 1; 13% = models/mlp/median - 1 -->
