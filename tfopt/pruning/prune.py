@@ -22,7 +22,7 @@ from tfopt.pruning.masks import Mask, attach_mask, choose_masks, pruned
 from tfopt.pruning.patterns import parse_pattern
 from tfopt.pruning.payoff import payoff_of_zeros, warn_of_no_speed
 from tfopt.pruning.tfmot import prune_tf_keras
-from tfopt.pruning.weights import Pattern, Weight, find_weights, layer_sparsities, make_report, select_weights
+from tfopt.pruning.weights import LayerPattern, Weight, find_weights, layer_sparsities, make_report, select_weights
 from tfopt.report import PassReport, Skip
 from tfopt.settings.validation import check_type
 
@@ -95,7 +95,7 @@ def prune(model: Any, config: PruningConfig | None = None, data: Any = None, *, 
     return report
 
 
-def keep_zeros(model: Any, exclude: Sequence[Pattern] = ()) -> PassReport:
+def keep_zeros(model: Any, exclude: Sequence[LayerPattern] = ()) -> PassReport:
     """Holds the zeros that a model has in all later training, in place, as those of `prune` are held.
 
     Call it after loading a pruned model and before further training. A `.keras` file or a file of weights holds the

@@ -13,7 +13,7 @@ from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import attribute
 from tfopt.quantization.annotation.grids import lost_weights, share_lost
 from tfopt.quantization.config import check_exclude, matches
-from tfopt.quantization.weight_only.config import WeightOnlyConfig, quantize_matrix
+from tfopt.quantization.weight_only import WeightOnlyConfig, quantize_matrix
 from tfopt.report import Change, PassReport, Skip
 
 INTEGERS = {"int8_weight_only": 8, "int4_weight_only": 4}
