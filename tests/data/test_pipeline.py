@@ -317,6 +317,11 @@ def little_memory(monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(available=3000))
 
 
+def test_a_shift_and_an_augmentation_exclude_each_other():
+    with pytest.raises(ConfigError, match=r"random_shift must be 0 with an augmentation.* AugmentConfig\(crop=2\)"):
+        pipeline(NUMBERS, batch_size=4, random_shift=2, augment=lambda example, seed: example)
+
+
 @pytest.mark.usefixtures("little_memory")
 def test_examples_that_do_not_fit_in_memory_are_not_kept():
     source, reads = counting_source()

@@ -16,11 +16,10 @@ from .pipeline import PREFETCH, decide, pipeline
 from .records.convert import ConversionReport, convert
 from .records.stored import EncodedImage, EncodedMask, Scaled, Stored
 from .sources import SOURCES
-from .sources.cifar import cifar10, cifar100
 from .sources.huggingface import huggingface
 from .sources.imdb import imdb
-from .sources.mnist import fashion_mnist, mnist
 from .sources.scikit_learn import diabetes, digit_masks, digits
+from .sources.small_images import cifar10, cifar100, fashion_mnist, mnist
 from .sources.synthetic import synthetic
 from .sources.tfds import tfds
 

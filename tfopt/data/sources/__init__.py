@@ -11,11 +11,10 @@ from tfopt.data.files.numpy_files import numpy_files
 from tfopt.data.files.tables import csv, parquet
 from tfopt.data.files.text import text, text_classes
 from tfopt.data.files.tfrecord import tfrecord
-from tfopt.data.sources.cifar import cifar10, cifar100
 from tfopt.data.sources.huggingface import huggingface
 from tfopt.data.sources.imdb import imdb
-from tfopt.data.sources.mnist import fashion_mnist, mnist
 from tfopt.data.sources.scikit_learn import diabetes, digit_masks, digits
+from tfopt.data.sources.small_images import cifar10, cifar100, fashion_mnist, mnist
 from tfopt.data.sources.synthetic import synthetic
 from tfopt.data.sources.tfds import tfds
 
