@@ -126,6 +126,7 @@ class Runtime:
             scopes.enter_context(told_the_last_batch(fit, call.get("callbacks")))
             scopes.enter_context(self._called_first(FitCallback(fit), call))
             history: keras.callbacks.History = call.run()
+            hold_masks(self.model)
             fit.finish()
             return history
 
@@ -366,6 +367,17 @@ class Runtime:
         if not self._step.is_distributed:
             return lambda: None
         return tf.function(functools.partial(self._step.synchronize))  # a partial: see Execution
+
+
+def hold_masks(model: keras.Model) -> None:
+    """Sets pruned weights to zero again: an optimizer with `use_ema` averages weights before their masks are applied.
+
+    Keras writes the averages into the weights at the end of `fit`.
+    """
+    for variable in model.trainable_variables:
+        enforce = getattr(variable.constraint, "enforce", None)  # of a mask of tfopt.pruning
+        if enforce is not None:
+            enforce()
 
 
 def uninstall(model: keras.Model) -> None:
