@@ -9,6 +9,8 @@ from typing import Any
 
 import keras
 
+from tfopt.compat.kinds import check_keras_3
+from tfopt.compat.layers import layers_inside
 from tfopt.compat.optimizers import inner_optimizer
 from tfopt.compat.trainer import built_under
 from tfopt.data.augment.augmentation import Augmentation
@@ -85,6 +87,7 @@ def compile(
         >>> history = model.fit(decided.pipeline((np.zeros((8, 4)), np.zeros((8, 1)))), verbose=0)
     """
     check_type("plan", plan, Plan, "Pass tfopt.plan(config).")
+    check_keras_3(model)
     check_type("model", model, keras.Model)
     _check_options(plan, optimizer, loss, options)
     _check_strategy(model, plan)
@@ -92,6 +95,7 @@ def compile(
     divided = "" if own_step else division(plan.replicas, max(plan.config.accumulate, plan.micro_batches))
     of_parts: list[Skip] = []
     if divided:
+        _check_stateful(model, divided)
         check_given_losses(model, loss, divided)
         of_parts += _own_loss(model, divided)
         of_parts += approximated_metrics(model, metrics, divided)
@@ -156,6 +160,7 @@ def put_step(model: keras.Model, plan: Plan) -> None:
         [0]
     """
     check_type("plan", plan, Plan, "Pass tfopt.plan(config).")
+    check_keras_3(model)
     check_type("model", model, keras.Model)
     _check_strategy(model, plan)
     if type(model).train_step is not keras.Model.train_step:
@@ -260,6 +265,17 @@ def _report(
     parts = max(plan.config.accumulate, plan.micro_batches)
     skipped += state_of_parts(model, parts=parts, replicas=plan.replicas)
     return PassReport(name="compile", changed=tuple(changed), skipped=skipped)
+
+
+def _check_stateful(model: keras.Model, divided: str) -> None:
+    """Refuses recurrent layers that keep the state of each example of a batch."""
+    stateful = [layer.name for layer in layers_inside(model) if getattr(layer, "stateful", False)]
+    if stateful:
+        raise UnsupportedModelError(
+            f"A stateful recurrent layer keeps a state for each example of the whole batch, which {divided} would "
+            f"divide. Received: {', '.join(map(repr, stateful))} with stateful=True. Set accumulate=1 and "
+            "strategy='none', or stateful=False."
+        )
 
 
 def _own_loss(model: keras.Model, divided: str) -> list[Skip]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from tfopt.compat.kinds import check_keras_3
 from tfopt.errors import ConfigError, UnsupportedModelError, warn
 from tfopt.models.copying import copy_model
 from tfopt.models.plain_models import is_plain
@@ -164,6 +165,7 @@ def _multiply_adds(
 
 
 def _check_model(model: Any) -> None:
+    check_keras_3(model)
     if not isinstance(model, keras.Model):
         raise UnsupportedModelError(f"model must be a Keras 3 model. Received: {type(model).__name__}.")
     if not is_plain(model):
