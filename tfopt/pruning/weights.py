@@ -16,6 +16,7 @@ import keras
 import numpy as np
 from keras import layers
 
+from tfopt.compat.kinds import check_keras_3
 from tfopt.compat.layers import direct_layers, layers_inside, own_trainable_variables
 from tfopt.errors import ConfigError, UnsupportedLayerError, UnsupportedModelError
 from tfopt.report import Change, PassReport, Skip
@@ -213,6 +214,7 @@ def _walk(layer: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
 
 
 def _check_model(model: Any) -> None:
+    check_keras_3(model)
     if not isinstance(model, keras.Model):
         raise UnsupportedModelError(f"model must be a Keras model. Received: {type(model).__name__}.")
     if not model.built:

@@ -114,6 +114,8 @@ def _obstacle(
         return "its weights hold NaN or infinity"
     if precision == "float16" and np.abs(weights).max() > np.finfo(np.float16).max:
         return "its weights exceed the range of float16"
+    if precision == "float16" and 0 < np.abs(weights).max() < np.finfo(np.float16).tiny:
+        return "its weights are below the range of float16"
     return "a vector" if weights.ndim < 2 and precision in INTEGERS else None
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfopt.compat.kinds import check_keras_3
 from tfopt.profiling.cost import FlopCount, count_flops
 from tfopt.pruning.channels.call import Resized, Trace, TracedWeight, axes_in
 from tfopt.pruning.channels.elements import Ids
@@ -136,6 +137,7 @@ class ChannelGroups:
     """
 
     def __init__(self, model: keras.Model, widths: bool = False, open_size: int | None = None) -> None:
+        check_keras_3(model)
         self.trace: Trace = trace_model(model, widths, open_size)
         self._model, self._open_size = model, open_size
         self._parameters = int(model.count_params())
