@@ -26,6 +26,7 @@ import tensorflow as tf
 from tfopt.compat.optimizers import inner_optimizer, learning_rate_as_given
 from tfopt.compat.trainer import set_initial_epoch
 from tfopt.errors import ArtifactError, warn
+from tfopt.training.checkpointing.compiled import compiled_with, differences
 from tfopt.training.checkpointing.random_state import read_random, write_random
 from tfopt.training.checkpointing.sigterm import Sigterm
 from tfopt.training.checkpointing.state import averaged_variables, gather_state, read_state, write_state
@@ -51,6 +52,7 @@ class FitCheckpoints:
 
     Attributes:
         steps: The number of steps done, those of the restored checkpoint included.
+        has_ended: Whether the restored training has no epoch left.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class FitCheckpoints:
         self._epoch = 0
         self._in_epoch = 0
         self.steps = 0
+        self.has_ended = False
         self._saved_position: tuple[int, int] | None = None
         # What Keras logged before this fit.
         self._history: dict[str, list[float]] = {}
@@ -134,6 +137,7 @@ class FitCheckpoints:
             )
         elif self._in_epoch:
             self._metrics = arrays
+        self.has_ended = self._epoch >= epochs
         self._to_replay = self._in_epoch
         # With steps_per_epoch, one iterator serves several epochs, until its data ends.
         drawn = checkpoint.step % batches if batches else checkpoint.step
@@ -191,6 +195,7 @@ class FitCheckpoints:
         """Adds the state that `fit` ended with to the last checkpoint. A finished training gets that state back."""
         if self._finished is not None:
             arrays, generators = self._finished
+            self._check_masks(arrays)
             write_state(self._model, arrays)
             write_random(generators)
         elif self._ended is not None:
@@ -200,12 +205,24 @@ class FitCheckpoints:
             if (changed or generators != meta["random"]) and self._workers.is_chief:
                 self._store.save(self.steps, trained | changed, meta | {"finished": {"random": generators}})
 
+    def _check_masks(self, finished: Mapping[str, np.ndarray]) -> None:
+        """Raises ArtifactError if a pruning schedule has pruned more than the training that is finished."""
+        now = gather_state(read_state(self._model), self._workers.strategy)
+        other = [name for name in _masks(now) if not _same(now[name], finished[name])]
+        if other:
+            kept = [np.concatenate([arrays[name].ravel() for name in other]).mean() for arrays in (finished, now)]
+            raise ArtifactError(
+                f"A finished training keeps the masks that it ended with. Received: {1 - kept[1]:.1%} zeros in "
+                f"{len(other)} masks, which have {1 - kept[0]:.1%} in {self._store.directory}. Raise epochs to prune "
+                "further, set the target_sparsity as it was, or set another checkpoint_dir to train anew."
+            )
+
     def in_words(self) -> str:
         """Returns the step that is reached, and the directory. It is the same on all workers."""
         return f"step {self.steps} in {self._store.directory}"
 
     def _compare(self, meta: Mapping[str, Any]) -> None:
-        """Compares the data and the learning rate of a checkpoint with those of this training."""
+        """Compares the data, and what a checkpoint was compiled with, with those of this training."""
         before, now = meta["steps_in_epoch"], self._epoch_steps
         if before is not None and now is not None and before != now:
             if meta["in_epoch"]:
@@ -215,6 +232,17 @@ class FitCheckpoints:
                     " Set global_batch_size and the data as they were, or another checkpoint_dir to train anew."
                 )
             self._warn(f"an epoch has {now} steps and had {before}: the data or the batch size has changed.")
+        differs = differences(compiled_with(self._model), meta.get("compiled", {}))
+        refused = {"optimizer", "metrics"} | ({"loss"} if meta["in_epoch"] else set())
+        if refused & differs.keys():
+            words = "; ".join(differs[key] for key in sorted(refused & differs.keys()))
+            raise ArtifactError(
+                "A training must be resumed with the optimizer and the metrics that it was saved with, and within an "
+                f"epoch with its loss. Received: {words}, with a checkpoint in {self._store.directory}. Compile as "
+                "before, or set another checkpoint_dir to train anew."
+            )
+        for words in (differs[key] for key in ("loss", "settings") if key in differs):
+            self._warn(f"{words}. The present one is used.")
         given, rate = self._learning_rate, meta["learning_rate"]
         if given is not None and rate is not None and given != rate:
             self._learning_rate = rate
@@ -242,6 +270,7 @@ class FitCheckpoints:
             "stopped_early": stopped_early,
             "steps_in_epoch": self._epoch_steps,
             "learning_rate": self._learning_rate,
+            "compiled": compiled_with(self._model),
             "random": read_random(),
             "finished": None,
         }
@@ -272,6 +301,10 @@ class FitCheckpoints:
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
     """Returns whether two arrays of one shape and dtype hold the same bits."""
     return bool(one.tobytes() == other.tobytes())
+
+
+def _masks(arrays: Mapping[str, np.ndarray]) -> list[str]:
+    return [name for name, array in arrays.items() if name.startswith("constraint/") and array.dtype == bool]
 
 
 def _is_average(name: str) -> bool:

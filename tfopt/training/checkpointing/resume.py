@@ -111,7 +111,23 @@ class Resume:
         )
         if checkpoint is not None:
             fit.restore(checkpoint, params["epochs"], steps_per_epoch, batches)
+        if not fit.has_ended:
+            self._check_writable()
         return fit
+
+    def _check_writable(self) -> None:
+        """Raises ConfigError on every worker if the chief, which writes, will not be able to save."""
+        refused: ConfigError | None = None
+        if self._workers.is_chief:
+            try:
+                self._store.check_writable()
+            except ConfigError as error:
+                refused = error
+        if self._workers.any(refused is not None):
+            raise refused or ConfigError(
+                "checkpoint_dir must be a directory that the chief can write. Received: checkpoint_dir="
+                f"{self._store.directory}; the chief's message says why not."
+            )
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
