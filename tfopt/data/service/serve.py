@@ -24,6 +24,7 @@ LAST_PORT = 65_535
 # A worker that ends so often, each time so soon, has a lasting problem.
 MOST_STARTS, SOON_S = 5, 20.0
 START_TIMEOUT_S = 120.0
+STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _Stop(Exception):
@@ -163,9 +164,11 @@ def _check_free(host: str, port: int) -> None:
 @contextmanager
 def _signals_raise() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
+        for each in STOPS:
+            signal.signal(each, signal.SIG_IGN)  # a second one must not break off the end of the workers
         raise _Stop
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, stop) for number in STOPS}
     try:
         yield
     finally:
