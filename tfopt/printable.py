@@ -7,6 +7,7 @@ make a line read as what it does not say. Every place that shows text goes throu
 from __future__ import annotations
 
 import unicodedata
+from typing import TextIO
 
 # Cc: control characters, such as escape; Cs: halves of characters; Zl, Zp: ends of lines and paragraphs.
 HIDDEN = frozenset({"Cc", "Cs", "Zl", "Zp"})
@@ -26,6 +27,18 @@ def printable(text: str) -> str:
     return "".join(
         character if character in LAYOUT or is_printable(character) else ascii(character)[1:-1] for character in text
     )
+
+
+def encodable(text: str, stream: TextIO) -> str:
+    r"""Returns a text with the characters that a stream cannot hold written as escapes.
+
+    Example:
+        >>> import io
+        >>> encodable("größe", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+        'gr\\xf6\\xdfe'
+    """
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def is_printable(text: str) -> bool:
