@@ -25,7 +25,7 @@ class NvmlUnavailableError(TfoptError):
     """No NVIDIA GPU can be read; the message is the reason."""
 
 
-class Gpu:
+class NvmlGpu:
     """One GPU or MIG slice.
 
     Args:
@@ -95,7 +95,7 @@ def link_bytes(handle: Any) -> tuple[float, float]:
     return sent, received
 
 
-def visible_gpus(cuda_visible_devices: str | None, failures: Counter[str]) -> list[Gpu]:
+def visible_gpus(cuda_visible_devices: str | None, failures: Counter[str]) -> list[NvmlGpu]:
     """Returns the GPUs that CUDA_VISIBLE_DEVICES names by index, or by the start of a UUID, in its order.
 
     As in CUDA, the first entry that names no GPU ends the list, and a GPU that is lost at the start has no index.
@@ -104,11 +104,11 @@ def visible_gpus(cuda_visible_devices: str | None, failures: Counter[str]) -> li
         cuda_visible_devices: The variable; None if it is not set.
         failures: Receives the errors of lost GPUs.
     """
-    gpus: list[Gpu] = []
+    gpus: list[NvmlGpu] = []
     lost: pynvml.NVMLError | None = None
     for number in range(pynvml.nvmlDeviceGetCount()):
         try:
-            gpus.append(Gpu(number, pynvml.nvmlDeviceGetHandleByIndex(number)))
+            gpus.append(NvmlGpu(number, pynvml.nvmlDeviceGetHandleByIndex(number)))
         except pynvml.NVMLError as error:
             lost = error
             failures[f"GPU {number} of the bus: {error}"] += 1
@@ -116,7 +116,7 @@ def visible_gpus(cuda_visible_devices: str | None, failures: Counter[str]) -> li
         raise lost or NvmlUnavailableError("the NVIDIA driver reports no GPU")
     if cuda_visible_devices is None:
         return gpus
-    visible: list[Gpu] = []
+    visible: list[NvmlGpu] = []
     for entry in cuda_visible_devices.split(","):
         gpu = _named(entry.strip(), gpus)
         if gpu is None:
@@ -127,13 +127,13 @@ def visible_gpus(cuda_visible_devices: str | None, failures: Counter[str]) -> li
     return visible
 
 
-def _named(entry: str, gpus: list[Gpu]) -> Gpu | None:
+def _named(entry: str, gpus: list[NvmlGpu]) -> NvmlGpu | None:
     if entry.isdecimal():
         return gpus[int(entry)] if int(entry) < len(gpus) else None
-    found: list[Gpu] = []
+    found: list[NvmlGpu] = []
     for gpu in gpus:
         if entry.startswith("MIG-") and (part := _slice(gpu.whole, entry)) is not None:
-            found.append(Gpu(gpu.number, part, gpu.whole))
+            found.append(NvmlGpu(gpu.number, part, gpu.whole))
         elif entry.startswith("GPU-") and gpu.uuid.startswith(entry):
             found.append(gpu)
     return found[0] if len(found) == 1 else None

@@ -17,7 +17,7 @@ from typing import Any
 
 import pynvml
 
-from tfopt.profiling.monitoring.gpus import UNSUPPORTED, Gpu, NvmlUnavailableError, link_bytes, visible_gpus
+from tfopt.profiling.monitoring.gpus import UNSUPPORTED, NvmlGpu, NvmlUnavailableError, link_bytes, visible_gpus
 from tfopt.report import Record
 
 # A driver that has gone is looked for again after the first time, then after twice as long, up to the second.
@@ -186,7 +186,7 @@ class Nvml:
         for gpu in self._gpus:
             gpu.handle = None
 
-    def _sample(self, index: int, gpu: Gpu, *, with_pcie: bool) -> GpuSample:
+    def _sample(self, index: int, gpu: NvmlGpu, *, with_pcie: bool) -> GpuSample:
         if gpu.handle is None:
             return GpuSample()
         handle, whole = gpu.handle, gpu.whole
@@ -234,7 +234,7 @@ class Nvml:
             nvlink_received_bytes_per_second=links[1],
         )
 
-    def _read(self, gpu: Gpu, names: list[str], query: Callable[[], Any]) -> Any:
+    def _read(self, gpu: NvmlGpu, names: list[str], query: Callable[[], Any]) -> Any:
         if gpu.handle is None:  # lost by a reading before
             return None
         try:
