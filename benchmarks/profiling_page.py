@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from page_tables import Table, read
 
-from tfopt.diagnosis.rules import RULES
+from tfopt.diagnosis.rules.table import RULES
 
 CLOSE = 0.3  # the share of the measured gain within which an estimate counts as close
 
