@@ -11,7 +11,7 @@ from typing import Any
 from builders import BATCH, CELLS, RESULTS, SPARSITY
 
 from tfopt.atomic.files import write_text
-from tfopt.cli.lists.stored import stored_costs
+from tfopt.cli.lists import stored_costs
 from tfopt.models import BUILDERS
 from tfopt.models.table import PUBLISHED_MODELS
 from tfopt.report.formatting import short_bytes, short_count
@@ -56,7 +56,7 @@ def page(results: dict[str, Any], costs: dict[str, Any]) -> str:
         int8 figure is not that of a trained model. A refused cell has the number of its reason.""")
     return f"""# Models
 
-<!-- Written by benchmarks/builders_page.py from the table of models, tfopt/cli/lists/costs.json and
+<!-- Written by benchmarks/builders_page.py from the table of models, tfopt/cli/costs.json and
 benchmarks/results/models.json; edit the script instead. -->
 
 A builder is a function that returns a functional Keras 3 model. Its first arguments are `input_shape`, the shape of one

@@ -73,7 +73,7 @@ epoch. Keras differs for this reason, or because it gives the replicas' parts of
 an uneven batch, the weights of Keras are the same as on one device; tests/training/test_compatibility.py shows this.
 
 These cells have no embedding, no layer with its own state and no model with several outputs. In these cases tfopt
-differs from Keras, as [Training](training.md#what-differs-from-keras) describes:
+differs from Keras, as [Training](training_reference.md#what-differs-from-keras) describes:
 
 - **Embedding**: the difference affects Adam, RMSprop and other optimizers that square the gradient, and all optimizers
   that clip it. tfopt first sums the gradient of each row. Keras does not. `sparse_embedding_gradients=True` trains as
@@ -131,8 +131,8 @@ public names of tfopt, as your own script would (`benchmarks/models_cell.py`).
 
 Models with embeddings train with SGD. The other models train with Adam and an epsilon of 1e-4 or 1e-6. With the default
 epsilon, a gradient that is zero except for rounding moves its weight by a full step. No model has batch normalization
-or dropout. The losses of single outputs are not compared; [Training](training.md#what-differs-from-keras) gives the
-reason.
+or dropout. The losses of single outputs are not compared;
+[Training](training_reference.md#what-differs-from-keras) gives the reason.
 
 | | {" | ".join(kinds.values())} |
 |---|{"---|" * len(kinds)}

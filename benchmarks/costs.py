@@ -25,7 +25,7 @@ from tfopt.profiling.cost import model_cost
 from tfopt.recipe import Recipe
 from tfopt.recipes import RECIPES
 
-COSTS = Path(__file__).parents[1] / "tfopt" / "cli" / "lists" / "costs.json"
+COSTS = Path(__file__).parents[1] / "tfopt" / "cli" / "costs.json"
 BYTES = 256
 MEMORY_OF = {"batch_size": 32, "precision": "float32", "optimizer": "adam"}
 OPEN_SIZE = 128

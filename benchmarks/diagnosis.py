@@ -115,8 +115,7 @@ def _part(what: str, name: str, rounds: str) -> Any:
 
 
 def _watch(run: Any) -> dict[str, Any]:
-    from tfopt.diagnosis import report
-    from tfopt.diagnosis.hook import DoctorHook
+    from tfopt.diagnosis.diagnose import DoctorHook, report
     from tfopt.scripts.hook import hooked
 
     doctor = DoctorHook(steps=200)

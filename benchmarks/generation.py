@@ -24,7 +24,7 @@ import tensorflow as tf
 import tfopt
 from tfopt.atomic.files import write_text
 from tfopt.hardware import detect
-from tfopt.models.text.cached_model import cached_model
+from tfopt.models.text.attention import cached_model
 
 RESULTS = Path(__file__).parent / "results" / "generation.json"
 LENGTH, PROMPT, OUTPUTS = 256, 16, 256

@@ -17,6 +17,7 @@ from keras import layers
 
 import tfopt
 from tfopt.data import Examples
+from tfopt.tasks.scorer import Scorer
 
 
 def transformer(input_shape: tuple[int, ...], num_classes: int, *, width: int = 32, depth: int = 2) -> keras.Model:
@@ -34,6 +35,11 @@ def transformer(input_shape: tuple[int, ...], num_classes: int, *, width: int = 
     x = layers.LayerNormalization(name="norm")(x)
     x = layers.Flatten(name="flatten")(x)
     return keras.Model(inputs, layers.Dense(num_classes, name="logits")(x), name="transformer")
+
+
+def top1_accuracy(labels: np.ndarray, outputs: np.ndarray) -> float:
+    """Returns the share of examples for which the output of the right class is the largest."""
+    return Scorer("categorical_accuracy", labels, {"": outputs}).value({"": outputs})
 
 
 BUILDERS = {

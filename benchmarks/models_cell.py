@@ -238,7 +238,7 @@ class Trial:
             return self._learns(trained)
         for name, values in self.reference.history.items():
             if name.removeprefix("val_").removesuffix("_loss") in self.reference.predicted:
-                continue  # the loss of a single output: see docs/training.md
+                continue  # the loss of a single output: see docs/training_reference.md
             found = _difference({name: trained.history[name]}, {name: values}, f"{name} of fit")
             if found:
                 return found

@@ -1,38 +1,12 @@
-"""Writes the tables of docs/profiling.md from the rules, and from the results of breakdown.py and diagnosis.py.
-
-python benchmarks/profiling_page.py
-"""
+"""The measured tables of diagnosis: the rules, the parts of steps with known waits, and the planted causes."""
 
 from __future__ import annotations
 
-import json
-import re
-from pathlib import Path
-from typing import Any
+from page_tables import Table, read
 
-from tfopt.atomic.files import write_text
-from tfopt.diagnosis.rules import RULES
+from tfopt.diagnosis.rules.table import RULES
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "profiling.md"
-
-Table = list[list[str]]
-
-
-def write_page() -> None:
-    write_text(PAGE, page(PAGE.read_text(encoding="utf-8")))
-
-
-def page(text: str) -> str:
-    """Returns docs/profiling.md with its tables."""
-    for name, table in TABLES.items():
-        section = re.compile(rf"(<!-- table of {name}[^>]*-->\n).*?(<!-- end of table -->)", re.DOTALL)
-        head, *rows = table()
-        lines = [head, ["---"] * len(head), *rows]
-        shown = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-        text = section.sub(lambda match, shown=shown: f"{match[1]}\n{shown}\n\n{match[2]}", text)  # type: ignore[misc]
-    return text
+CLOSE = 0.3  # the share of the measured gain within which an estimate counts as close
 
 
 def rules() -> Table:
@@ -67,11 +41,24 @@ def diagnosis() -> Table:
     return [["planted", "ranked first", "estimated gain", "measured gain"], *rows]
 
 
-def read(name: str) -> Any:
-    return json.loads((RESULTS / f"{name}.json").read_text())
+def agreement() -> str:
+    """How often the planted cause is first, and how far the estimated gain is from the measured one."""
+    results = read("diagnosis")
+    planted, healthy = results["planted"], results["healthy"]
+    first = sum(run["first"] == name for name, run in planted.items())
+    measured = {name: run for name, run in planted.items() if run["measured_gain"] is not None}
+    close = [name for name, run in measured.items() if abs(run["gains"][name] / run["measured_gain"] - 1) <= CLOSE]
+    wrong = sum(run["first"] in planted for run in healthy.values())
+    return (
+        f"The planted cause is ranked first in {first} of {len(planted)} runs, and one of these causes in {wrong} of "
+        f"{len(healthy)} healthy runs.\nThe estimate is within {CLOSE:.0%} of the measured gain in {len(close)} of "
+        f"{len(measured)} runs whose cause shows on a processor."
+    )
 
 
-TABLES = {"rules": rules, "known waits": breakdown, "planted causes": diagnosis}
-
-if __name__ == "__main__":
-    write_page()
+TABLES = {
+    "agreement": agreement,
+    "rules of the diagnosis": rules,
+    "known waits": breakdown,
+    "planted causes": diagnosis,
+}

@@ -1,21 +1,13 @@
-"""Writes the tables of docs/pruning.md from the results of the benchmarks of pruning.
-
-python benchmarks/pruning_page.py
-"""
+"""The measured tables of pruning: what each kind buys, in speed, size and accuracy."""
 
 from __future__ import annotations
 
-import json
-import re
-from pathlib import Path
 from typing import Any
 
-from tfopt.atomic.files import write_text
+from page_tables import Table, read
+
 from tfopt.report.formatting import score_label, show_score
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "pruning.md"
 MODELS = {
     "resnet50": "ResNet-50",
     "mobilenet_v2": "MobileNetV2",
@@ -23,23 +15,6 @@ MODELS = {
     "text_encoder": "BERT-style encoder",
 }
 SCORES = {"gpt": "bits_per_byte"}
-
-Table = list[list[str]]
-
-
-def write_page() -> None:
-    write_text(PAGE, page(PAGE.read_text(encoding="utf-8")))
-
-
-def page(text: str) -> str:
-    """Returns docs/pruning.md with the tables of the recorded results."""
-    for name, table in TABLES.items():
-        section = re.compile(rf"(<!-- table of {name}[^>]*-->\n).*?(<!-- end of table -->)", re.DOTALL)
-        head, *rows = table()
-        lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-        shown = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-        text = section.sub(lambda match, shown=shown: f"{match[1]}\n{shown}\n\n{match[2]}", text)  # type: ignore[misc]
-    return text
 
 
 def kinds() -> Table:
@@ -136,17 +111,15 @@ def together() -> Table:
     return rows
 
 
-def read(name: str) -> Any:
-    return json.loads((RESULTS / f"{name}.json").read_text())
-
-
 def faster(entry: Any, model: str, batch_size: int) -> float:
     (found,) = [each for each in entry["latency"] if each["batch_size"] == batch_size]
     return float(found["speed_against_dense"][model]["median"])
 
 
-TABLES = {"kinds": kinds, "speeds": speeds, "accuracies": accuracies, "stored": stored, "sensitivity": together}
-
-
-if __name__ == "__main__":
-    write_page()
+TABLES = {
+    "kinds of pruning": kinds,
+    "speeds of fewer channels": speeds,
+    "accuracies of fewer channels": accuracies,
+    "sparse weights": stored,
+    "sensitivity": together,
+}

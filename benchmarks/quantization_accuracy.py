@@ -33,9 +33,7 @@ from tfopt.atomic.files import write_text
 from tfopt.data import Examples, digits
 from tfopt.hardware import detect
 from tfopt.quantization import QuantizationConfig, QuantizedModel, quantize
-from tfopt.quantization.post_training.accuracy_budget import Score
-from tfopt.quantization.post_training.accuracy_evaluator import AccuracyEvaluator
-from tfopt.tasks.scorer import top1_accuracy
+from tfopt.quantization.post_training.accuracy_budget import AccuracyEvaluator, Trial
 
 RESULTS = Path(__file__).parent / "results"
 EPOCHS = {"mlp": 25, "simple_cnn": 25, "resnet_cifar": 15, "transformer": 40}
@@ -88,11 +86,11 @@ def builder(model: keras.Model, examples: Examples) -> dict[str, float]:
         "adaptive_rounding": replace(MIN_MAX, rounding="adaptive"),
         "default": QuantizationConfig(),
     }
-    results = {"float_accuracy": top1_accuracy(examples.y_test, exact)}
+    results = {"float_accuracy": hard_models.top1_accuracy(examples.y_test, exact)}
     for name, config in settings.items():
         outputs = quantize(model, config, calibration_data=examples.x_train).predict(examples.x_test)
         results |= {
-            f"{name}_accuracy": top1_accuracy(examples.y_test, outputs),
+            f"{name}_accuracy": hard_models.top1_accuracy(examples.y_test, outputs),
             f"{name}_error": round(float(np.linalg.norm(outputs - exact) / np.linalg.norm(exact)), 5),
         }
     return {name: round(value, 5) for name, value in results.items()}
@@ -122,10 +120,10 @@ def hard(models: dict[str, keras.Model], examples: Examples) -> dict[str, dict[s
     }  # fmt: skip
     results = {}
     for name, (model, config, train, test) in cases.items():
-        accuracies = {"float": top1_accuracy(examples.y_test, model.predict(test, verbose=0))}
+        accuracies = {"float": hard_models.top1_accuracy(examples.y_test, model.predict(test, verbose=0))}
         for label, setting in {"min_max": MIN_MAX, "recovered": config, "default": QuantizationConfig()}.items():
             quantized = quantize(model, setting, calibration_data=train)
-            accuracies[label] = top1_accuracy(examples.y_test, quantized.predict(test))
+            accuracies[label] = hard_models.top1_accuracy(examples.y_test, quantized.predict(test))
         results[name] = {label: round(value, 5) for label, value in accuracies.items()}
     return results
 
@@ -156,7 +154,7 @@ def budgets(models: dict[str, keras.Model], examples: Examples) -> dict[str, dic
             "left_float_by_greedy": len(greedy(trials.names, trials.score, floor)),
             "evaluation": {key: round(value, 5) for key, value in kept.report.metrics.items()},
             "held_out": {
-                key: round(top1_accuracy(held_out[1], predict(held_out[0])), 5)
+                key: round(hard_models.top1_accuracy(held_out[1], predict(held_out[0])), 5)
                 for key, predict in {
                     "float": lambda x, model=model: model.predict(x, verbose=0),
                     "int8": plain.predict,
@@ -181,7 +179,7 @@ def trials_of(quantized: QuantizedModel, evaluation: tuple[np.ndarray, np.ndarra
     return AccuracyEvaluator(graph, left_float, ranges, adjustments, batches, labels, "accuracy", quantized.weight_grid)
 
 
-def greedy(names: Collection[str], score: Callable[[Collection[str]], Score], floor: float) -> list[str]:
+def greedy(names: Collection[str], score: Callable[[Collection[str]], Trial], floor: float) -> list[str]:
     """Returns the float nodes of a greedy search. Each step measures all nodes and moves the best one to float."""
     chosen: list[str] = []
     while score(chosen).value < floor - 1e-9:

@@ -6,7 +6,7 @@ Each run is a process of its own. The artifacts of the first seed, and the same 
 it, are then loaded in a process each and timed in turns. With several seeds, the scores of all of them are recorded.
 
 Results go to benchmarks/results/RECIPE.json. README, docs/recipes.md and the scripts in recipes/ quote them;
-recipes_page.py writes the table of docs/recipes.md. All recipes with one seed take 40 minutes on two cores.
+write_pages.py writes the table of docs/recipes.md. All recipes with one seed take 40 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import tyro
-from recipes_page import write_page
+from write_pages import write_pages
 
 import tfopt
 from tfopt.atomic.files import write_text
@@ -60,7 +60,7 @@ def main(options: Options) -> None:
         write_text(options.out / f"{name}.json", json.dumps(record, indent=2) + "\n")
         print(name, json.dumps(record["scores"]), json.dumps(record["median_ms"]), flush=True)
     if options.out == RESULTS:
-        write_page()
+        write_pages()
 
 
 def measure(name: str, directory: Path, options: Options) -> dict[str, Any]:

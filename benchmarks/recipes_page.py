@@ -1,35 +1,23 @@
-"""Writes the table of docs/recipes.md from the results of recipes.py."""
+"""The measured tables of recipes: what each reached, and what plain methods reach on the same text."""
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from page_tables import Table, read
+from rich.console import Console
+
 import tfopt
-from tfopt.atomic.files import write_text
 from tfopt.report.formatting import score_label, show_score
-
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "recipes.md"
-SECTION = re.compile(r"(<!-- table of recipes[^>]*-->\n).*?(<!-- end of table -->)", re.DOTALL)
+from tfopt.reporting.receipts import ReceiptsTable
 
 
-def write_page() -> None:
-    write_text(PAGE, page(PAGE.read_text(encoding="utf-8")))
-
-
-def page(text: str) -> str:
-    """Returns docs/recipes.md with the table of the recorded results."""
-    rows = [row(name, json.loads((RESULTS / f"{name}.json").read_text())) for name in tfopt.recipes.RECIPES]
+def recipes() -> Table:
+    """What each recipe reached."""
     head = ["recipe", "score", "float32", "pruned or shrunk", "int8", "zeros", "int8 size"]
     head += ["float32 speed", "int8 speed", "int8 against float32", "time"]
-    lines = [head, ["---", "---", *["---:"] * (len(head) - 2)], *rows]
-    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    return SECTION.sub(lambda match: f"{match[1]}\n{table}\n\n{match[2]}", text)
+    return [head, *(row(name, read(name)) for name in tfopt.recipes.RECIPES)]
 
 
 def row(name: str, record: dict[str, Any]) -> list[str]:
@@ -66,5 +54,31 @@ def verdicts(record: dict[str, Any]) -> str:
     return " / ".join(each.verdict if each.verdict == "about even" else f"{each.speedup:.2f}x" for each in timed)
 
 
-if __name__ == "__main__":
-    write_page()
+def baselines() -> Table:
+    """The shares of right answers on the test files of all splits together."""
+    splits = read("text_baselines")["splits"]
+    counts = {"pieces": "test_pieces", "files, votes of pieces": "test_files", "files, whole": "test_files"}
+    totals = {what: sum(split[key] for split in splits) for what, key in counts.items()}
+    pieces, files, _ = totals.values()
+    rows = [["", f"{pieces:,} pieces", f"{files} files, by votes", f"{files} whole files"]]
+    titles = {"tf_idf": "TF-IDF", "float32": "`text_encoder`, float32", "int8": "`text_encoder`, int8"}
+    for method, title in titles.items():
+        cells = []
+        for what, key in counts.items():
+            right = sum(split[method].get(what, 0) * split[key] for split in splits)
+            cells.append(f"{right / totals[what]:.1%}" if what in splits[0][method] else "")
+        rows.append([title, *cells])
+    return rows
+
+
+def demo() -> str:
+    """What `make demo` prints at its end."""
+    console = Console(width=100, color_system=None)
+    with console.capture() as capture:
+        console.print(
+            ReceiptsTable({name: tfopt.Receipt(**each) for name, each in read("digits_cnn")["receipts"].items()})
+        )
+    return "\n".join(["```text", *(line.rstrip() for line in capture.get().splitlines()), "```"])
+
+
+TABLES = {"the demo": demo, "recipes": recipes, "text baselines": baselines}

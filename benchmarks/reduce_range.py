@@ -37,7 +37,6 @@ from tfopt.data import digits
 from tfopt.exporting import ExportConfig, SavedModelProcess, export
 from tfopt.hardware import detect
 from tfopt.quantization import QuantizationConfig, quantize
-from tfopt.tasks.scorer import top1_accuracy
 
 RESULTS = Path(__file__).parent / "results"
 BUILDERS = {"mlp": 25, "simple_cnn": 25, "resnet_cifar": 15, "transformer": 40}
@@ -121,11 +120,11 @@ def application(name: str, seed: int, options: Options) -> keras.Model:
 def measure(model: keras.Model, calibration: np.ndarray, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
     """Returns the accuracy in float and int8, and the distance of the outputs relative to the float outputs."""
     exact = model.predict(x, verbose=0)
-    row = {"float_accuracy": top1_accuracy(y, exact)}
+    row = {"float_accuracy": hard_models.top1_accuracy(y, exact)}
     for name, config in SETTINGS.items():
         quantized = quantize(model, config, calibration_data=calibration[:CALIBRATION])
         outputs = np.concatenate([quantized.predict(x[start : start + 150]) for start in range(0, len(x), 150)])
-        row[f"{name}_accuracy"] = top1_accuracy(y, outputs)
+        row[f"{name}_accuracy"] = hard_models.top1_accuracy(y, outputs)
         row[f"{name}_error"] = relative(outputs, exact)
     return {name: round(value, 5) for name, value in row.items()}
 

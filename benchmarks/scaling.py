@@ -28,8 +28,7 @@ from typing import Any
 
 import tyro
 
-from tfopt.advisor import LINKS, Cluster, Link, scale
-from tfopt.advisor.links import link_inside
+from tfopt.advisor import LINKS, Hosts, Link, link_inside, scale
 from tfopt.atomic.files import write_text
 from tfopt.hardware import GPU_CARDS, detect
 
@@ -140,7 +139,7 @@ def predict(run: Run) -> dict[str, Any]:
     """Predicts the rate of a published run of several GPUs of one host."""
     few, many = run.gpus
     card = GPU_CARDS[run.card]
-    cluster = Cluster(
+    cluster = Hosts(
         inside=link_inside(card), between=LINKS["infiniband_8x200"], gpus_per_host=many, coordination_s=HOROVOD_S
     )
     compute = run.batch / run.examples_per_s[0]
@@ -171,7 +170,7 @@ def ethernet() -> dict[str, Any]:
     for overlap in (0.0, 1.0):
         # A host is a member, since its rate already has the sum within it.
         inside = Link(name="NVLink", bytes_per_s=80e9, latency_s=3e-6)
-        cluster = Cluster(inside=inside, between=LINKS["ethernet_50"], gpus_per_host=1, overlap=overlap)
+        cluster = Hosts(inside=inside, between=LINKS["ethernet_50"], gpus_per_host=1, overlap=overlap)
         predicted[f"overlap_{overlap:.0%}"] = round(
             scale(step, 256, RESNET_BYTES, cluster, (32,)).steps[0].efficiency, 3
         )
@@ -199,7 +198,7 @@ def measure(name: str, rounds: int) -> list[dict[str, Any]]:
         ("processes", 2, "processes"),
     ):
         link = _link(best["2" if how == "logical devices" else cell])
-        cluster = Cluster(inside=link, between=link, gpus_per_host=replicas, shared_cores=True)
+        cluster = Hosts(inside=link, between=link, gpus_per_host=replicas, shared_cores=True)
         step = scale(compute, int(best["1"]["examples"]), int(best["1"]["gradient_bytes"]), cluster, (replicas,)).steps[
             0
         ]

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 import tfopt
 from tfopt.compat import checks, datasets, layers, optimizers, tensorflow, trainer
+from tfopt.compat.replace import first_callback, replaced
 from tfopt.errors import UnsupportedVersionError
 
 ROOT = Path(__file__).parents[1]
@@ -438,3 +439,28 @@ def inner_codes(function):
 
 def test_every_private_name_in_compat_has_a_canary():
     assert set(names_in_compat()) - {case.name for case in NAMES} == set()
+
+
+def test_what_is_set_on_a_model_is_as_before_in_the_end():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    before, function = dict(vars(model)), object()
+    model.train_function = function
+    with replaced(model, jit_compile=True, compute_metrics=len, train_function=None):
+        assert (model.jit_compile, model.compute_metrics, model.train_function) == (True, len, None)
+    assert model.jit_compile is False
+    assert model.train_function is function
+    assert vars(model).keys() == before.keys()
+
+
+def test_a_callback_comes_first_in_a_list_and_leaves_a_callback_list_as_it_was():
+    model, first, other = keras.Sequential(), keras.callbacks.Callback(), keras.callbacks.History()
+    for given in (None, other, [other]):
+        with first_callback(model, first, given) as callbacks:
+            assert callbacks == [first, *([other] if given else [])]
+    listed = keras.callbacks.CallbackList([other], epochs=3)
+    with first_callback(model, first, listed) as callbacks:
+        assert callbacks is listed
+        assert listed.callbacks == [first, other]
+        assert (first.model, first.params) == (model, {"epochs": 3})
+    assert listed.callbacks == [other]

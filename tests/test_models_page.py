@@ -1,4 +1,4 @@
-"""docs/models.md says what is recorded, and the builders do what it says."""
+"""The builders do what docs/models.md says of them."""
 
 import dataclasses
 import importlib
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import tfopt
-from tfopt.cli.lists.stored import stored_costs
 from tfopt.models.table import SMALL_MODELS
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -22,17 +21,6 @@ OF_MANY_LAYERS = ("efficientnet_v2", "mobilenet_v2", "mobilenet_v3", "resnet50",
 def builders(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     return importlib.import_module("builders")
-
-
-@pytest.fixture
-def builders_page(builders):
-    return importlib.import_module("builders_page")
-
-
-def test_the_page_is_written_from_the_recorded_results(builders_page):
-    words = "Run benchmarks/builders.py --page-only, and commit what it writes."
-    results = json.loads(builders_page.RESULTS.read_text())
-    assert builders_page.PAGE.read_text() == builders_page.page(results, stored_costs()), words
 
 
 def test_every_builder_has_recorded_cells_and_none_fails(builders):

@@ -1,6 +1,6 @@
 from . import data, models, recipes, tasks
 from .data.config import DataConfig
-from .diagnosis import diagnose, profile
+from .diagnosis.diagnose import diagnose, profile
 from .errors import (
     ArtifactError,
     ConfigError,
@@ -18,7 +18,7 @@ from .hardware import Hardware
 from .models.float32_outputs import float32_outputs
 from .models.keras_2.from_tf_keras import from_tf_keras
 from .profiling.cost import FlopCount, ModelCost, TrainingMemory, count_flops, model_cost, training_memory
-from .profiling.monitoring import GpuMonitor
+from .profiling.monitoring.callback import GpuMonitor
 from .profiling.tensor_cores import tensor_core_alignment
 from .pruning import (
     PruningConfig,

@@ -1,6 +1,5 @@
 """The advice for a recipe: the roofline of kernels, the memory that decides what fits, and this machine."""
 
-import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -139,10 +138,3 @@ def test_the_recorded_errors_are_those_of_the_recorded_figures():
     for cell in results["here"].values():
         assert cell["error"] == pytest.approx(cell["estimated_ms"] / cell["measured_ms"] - 1, abs=2e-2)
     assert results["published_error"]["largest"] == max(abs(run["error"]) for run in results["published"])
-
-
-def test_the_page_shows_the_recorded_figures(monkeypatch):
-    monkeypatch.syspath_prepend(RESULTS.parents[1])
-    written = importlib.import_module("efficiency_page")
-    text = written.PAGE.read_text()
-    assert written.page(text) == text, "run python benchmarks/efficiency_page.py"

@@ -49,7 +49,7 @@ def memory():
 def way(request, monkeypatch):
     """Either the file system exchanges names, or it does not."""
     if request.param == "two renames":
-        monkeypatch.setattr(directories, "exchange", lambda one, other: False)
+        monkeypatch.setattr(directories, "_exchange", lambda one, other: False)
     return request.param
 
 
@@ -186,7 +186,7 @@ DIES_AT_WORK = (
 final = Path(sys.argv[1])
 if sys.argv[2] == "moved aside":
     put(final, 1)
-    directories.exchange = lambda one, other: False
+    directories._exchange = lambda one, other: False
     rename = Path.rename
     Path.rename = lambda self, to: os._exit(9) if to == final else rename(self, to)
 with staged_directory(final) as directory:

@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 
-from tfopt.cli.data.example_data import find_example_data
+from tfopt.cli.example_data import find_example_data
 from tfopt.data import cifar10, convert, csv, digits, imdb, mnist, numpy_files, parquet, tfrecord, tfrecord_files
 from tfopt.errors import ConfigError
 from tfopt.graph import freeze

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tfopt.cli import main
-from tfopt.cli.data.example_data import find_example_data
+from tfopt.cli.commands import write_project
+from tfopt.cli.example_data import find_example_data
 from tfopt.errors import ConfigError
-from tfopt.recipe.new_project import write_project
 
 SHORT = ["--no-pruning", "--no-quantization", "--epochs", "1", "--max-examples", "64"]
 

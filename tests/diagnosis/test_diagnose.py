@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tfopt
-from tfopt.diagnosis import experiments, input_time, report
-from tfopt.diagnosis.hook import DoctorHook
+from tfopt.diagnosis import experiments, input_time
+from tfopt.diagnosis.diagnose import DoctorHook, report
 from tfopt.errors import ConfigError, TrainingError
 from tfopt.scripts.hook import hooked
 

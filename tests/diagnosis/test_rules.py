@@ -10,12 +10,12 @@ import tensorflow as tf
 from tfopt.data.measurement.stages import stages_of
 from tfopt.diagnosis import experiments
 from tfopt.diagnosis import input_time as timing
+from tfopt.diagnosis.diagnose import DoctorHook
 from tfopt.diagnosis.experiments import CannotMeasureError, Pair
-from tfopt.diagnosis.hook import DoctorHook
 from tfopt.diagnosis.input_time import input_time, smaller_buffer, start_saved
 from tfopt.diagnosis.measured import Measured
+from tfopt.diagnosis.observation import Observation, StepCall
 from tfopt.diagnosis.rules import compute, device, host, input
-from tfopt.diagnosis.watching.observation import Call, Observation
 from tfopt.hardware import Gpu, detect
 from tfopt.profiling.cost.efficiency import Roofs, compare
 from tfopt.report import Diagnosis, StepBreakdown, Utilization
@@ -280,7 +280,7 @@ def test_parts_that_do_not_add_up_say_so():
 
 
 def call(place, ms, shapes=((8, 4),), traces=0):
-    return Call(
+    return StepCall(
         fit=1, starts_epoch=not place, steps=1, period_s=ms / 1e3, call_s=ms / 1e3, wait_s=None, in_hand=False,
         after_taken=False, traces=traces, shapes=shapes,
     )  # fmt: skip

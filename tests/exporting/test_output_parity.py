@@ -23,16 +23,17 @@ from tfopt.exporting.parity import (
     draw_inputs,
     record_check,
     record_output,
-    table_rows,
 )
 from tfopt.exporting.signatures import DEFAULT
 from tfopt.graph import freeze
+from tfopt.graph.inputs import table_rows
+from tfopt.quantization.calibration.data import read_examples
 
 
 def recorded(model, data=None):
     """Returns the record of a float export, and the inputs that it is made with."""
     source, graph = freeze(model, fold=False), freeze(model)
-    content = json.loads(json.dumps(record_check(source, {DEFAULT: graph}, data)))
+    content = json.loads(json.dumps(record_check(source, {DEFAULT: graph}, read_examples(source, data).sample)))
     outputs = {
         kind: {name: OutputRecord(**record) for name, record in each.items()}
         for kind, each in content["outputs"].items()

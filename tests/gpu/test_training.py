@@ -91,8 +91,7 @@ def test_out_of_memory_on_a_gpu_names_the_gpu_and_its_memory():
     hardware = detect()
     with pytest.raises(tf.errors.ResourceExhaustedError) as caught, tf.device("GPU:0"):
         tf.random.uniform((2**22, 2**20))
-    settings = {"global_batch_size": 64, "replicas": 1, "accumulate": 1, "precision": "float32", "remat": None}
-    message = out_of_memory_message(caught.value, **settings, hardware=hardware)
+    message = out_of_memory_message(caught.value, tfopt.TrainingConfig(), "float32", 1, hardware)
     assert "a float32 tensor of shape [4194304,1048576], 16.0 TiB" in message
     assert f"GPU 0, {hardware.gpus[0].name}: {hardware.gpus[0].memory_bytes / 2**30:.1f} GiB" in message
     assert "accumulate=2: 32 examples at a time" in message

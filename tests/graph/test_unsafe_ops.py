@@ -17,8 +17,7 @@ from tfopt.errors import ArtifactError, UnsupportedModelError
 from tfopt.exporting import ExportConfig, SavedModelProcess, export, verify
 from tfopt.graph import freeze
 from tfopt.graph.edit import NodeDef
-from tfopt.graph.saved_model_ops import check_saved_model
-from tfopt.graph.unsafe_ops import EFFECTS, touched
+from tfopt.graph.unsafe_ops import EFFECTS, check_saved_model, touched
 from tfopt.quantization import QuantizationConfig, quantize
 
 SUSPICIOUS_NAME = re.compile(

@@ -9,7 +9,7 @@ import pytest
 
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.models import generate, gpt, mlp
-from tfopt.models.text.cached_model import _CACHED, cached_model
+from tfopt.models.text.attention import _CACHED, cached_model
 from tfopt.models.text.generation import choose
 
 

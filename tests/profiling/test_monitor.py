@@ -18,7 +18,7 @@ import pytest
 from tfopt.errors import ConfigError, TfoptWarning
 from tfopt.hardware import detect
 from tfopt.profiling import merge_workers
-from tfopt.profiling.monitoring import callback, sampling, tensorflow_memory
+from tfopt.profiling.monitoring import callback, sampling
 from tfopt.profiling.monitoring.callback import GpuMonitor
 from tfopt.profiling.monitoring.epoch_logs import OF_PROCESS
 from tfopt.profiling.monitoring.readers import ProcessReader
@@ -353,7 +353,7 @@ def test_tensorflows_own_memory_is_that_of_the_gpus_it_uses(fit, monkeypatch):
         list_logical_devices=lambda kind: [device(0)],
         experimental=SimpleNamespace(get_memory_info=memory),
     )
-    monkeypatch.setattr(tensorflow_memory, "tf", SimpleNamespace(config=config, errors=tensorflow_memory.tf.errors))
+    monkeypatch.setattr(callback, "tf", SimpleNamespace(config=config, errors=callback.tf.errors))
     monitor = GpuMonitor(interval_s=3600)
     history = fit(monitor)
     assert set(asked) == {"/device:GPU:0"}

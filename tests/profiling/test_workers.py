@@ -5,8 +5,8 @@ import json
 import pytest
 
 from tfopt.errors import ArtifactError
-from tfopt.profiling.monitoring import merge_workers, workers
-from tfopt.profiling.monitoring.workers import WorkerFile, worker_path
+from tfopt.profiling.monitoring import workers
+from tfopt.profiling.monitoring.workers import WorkerFile, merge_workers, worker_path
 
 
 @pytest.fixture

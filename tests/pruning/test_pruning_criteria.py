@@ -11,7 +11,7 @@ from keras import layers
 import tfopt
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.pruning import PruningConfig, PruningSchedule, prune
-from tfopt.pruning.criteria import LossGradients, mean_products
+from tfopt.pruning.gradients import LossGradients, mean_products
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.normal(size=(30, 6, 6, 2)).astype("float32")

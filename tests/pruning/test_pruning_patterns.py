@@ -12,7 +12,8 @@ from keras import layers
 import tfopt
 from tfopt.errors import ConfigError
 from tfopt.pruning import PruningConfig, PruningSchedule, prune
-from tfopt.pruning.masks import choose_masks, erk_sparsities, parse_pattern
+from tfopt.pruning.masks import choose_masks, erk_sparsities
+from tfopt.pruning.patterns import parse_pattern
 from tfopt.pruning.tfmot import import_tfmot
 from tfopt.pruning.weights import Weight, find_weights
 

@@ -130,7 +130,7 @@ def test_a_narrow_terminal_gets_comparisons_below_the_figures():
 
 @pytest.mark.parametrize("width", [40, 69, 70])
 def test_a_narrow_terminal_gets_reasons_below_their_settings(width):
-    reason = "fewer returns to Python between steps; callbacks follow every 10 steps"
+    reason = "fewer returns to Python between steps; 1 in a fit with a callback that acts on each batch"
     plan = [Decision(setting="steps_per_execution", value="10", reason=reason)] * 2
     lines = text(PlanTable(plan), width).splitlines()
     assert max(map(len, lines)) <= width

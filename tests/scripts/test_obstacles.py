@@ -4,7 +4,8 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tfopt.scripts.obstacles import has_unknown_length, obstacle, own_loops, per_batch_callback
+from tfopt.scripts.obstacles import has_unknown_length, obstacle, own_loops
+from tfopt.training.step.per_batch import per_batch_callback
 
 
 class OnTestBatch(keras.callbacks.Callback):

@@ -7,7 +7,7 @@ from keras import layers, metrics
 
 from tfopt.errors import ConfigError
 from tfopt.graph import freeze
-from tfopt.graph.output_ops import output_ops
+from tfopt.graph.frozen import output_ops
 from tfopt.tasks.scorer import Scorer
 
 GENERATOR = np.random.default_rng(0)

@@ -10,7 +10,7 @@ from keras import layers
 
 from tfopt.errors import ConfigError
 from tfopt.hardware import Gpu, Hardware, detect
-from tfopt.training.config import REMAT_MODES
+from tfopt.training.config import REMAT_MODES, TrainingConfig
 from tfopt.training.memory import (
     out_of_memory_message,
     remat_scope,
@@ -184,9 +184,9 @@ def exhausted():
     return caught.value
 
 
-def advice(error, *, hardware=None, **options):
-    settings = {"global_batch_size": 64, "replicas": 1, "accumulate": 1, "precision": "float32", "remat": None}
-    return out_of_memory_message(error, **{**settings, **options}, hardware=hardware or machine()).splitlines()
+def advice(error, *, precision="float32", replicas=1, hardware=None, **options):
+    config = TrainingConfig(**options)
+    return out_of_memory_message(error, config, precision, replicas, hardware or machine()).splitlines()
 
 
 @pytest.mark.slow

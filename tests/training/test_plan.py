@@ -11,7 +11,7 @@ from tfopt.hardware import Gpu, Hardware
 from tfopt.models import mlp
 from tfopt.recipe import Recipe
 from tfopt.training import TrainingConfig, plan
-from tfopt.training.plan import STEPS_PER_CALL
+from tfopt.training.choices import STEPS_PER_CALL
 
 
 def machine(*capabilities):

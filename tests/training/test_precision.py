@@ -10,7 +10,7 @@ from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
 from tfopt.hardware import Gpu, Hardware
 from tfopt.models.float32_outputs import float32_outputs, half_outputs, keep_float32
 from tfopt.profiling.tensor_cores import tensor_core_alignment
-from tfopt.training.precision import choose_precision
+from tfopt.training.choices import choose_precision
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
 

@@ -4,19 +4,19 @@ Start in advise.py, which compares the GPUs of the table; scaling.py estimates a
 """
 
 from tfopt.advisor.advise import Advice, CardEstimate, advise
-from tfopt.advisor.links import LINKS, Link
-from tfopt.advisor.scaling import Cluster, ScaledStep, ScalingTable, scale
-from tfopt.advisor.this_machine import ThisMachine
+from tfopt.advisor.recipe_step import ThisMachine
+from tfopt.advisor.scaling import LINKS, Hosts, Link, ScaledStep, ScalingTable, link_inside, scale
 
 __all__ = [
     "LINKS",
     "Advice",
     "CardEstimate",
-    "Cluster",
+    "Hosts",
     "Link",
     "ScaledStep",
     "ScalingTable",
     "ThisMachine",
     "advise",
+    "link_inside",
     "scale",
 ]

@@ -15,8 +15,7 @@ from tfopt.advisor.device import (
     of_card,
     step_seconds,
 )
-from tfopt.advisor.recipe_step import RecipeStep, first_batch, plan_on, recipe_step
-from tfopt.advisor.this_machine import ThisMachine, this_machine
+from tfopt.advisor.recipe_step import RecipeStep, ThisMachine, first_batch, plan_on, recipe_step, this_machine
 from tfopt.data import Examples
 from tfopt.hardware import GPU_CARDS, KERNEL_START_US, Gpu, GpuCard, Hardware, detect
 from tfopt.recipe import Recipe

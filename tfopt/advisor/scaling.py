@@ -26,8 +26,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from tfopt.advisor.links import Link
 from tfopt.errors import ConfigError
+from tfopt.hardware import GpuCard
 from tfopt.report import Record
 from tfopt.report.formatting import short_bytes
 from tfopt.report.sheet import Sheet, Shown, Table, lines
@@ -36,10 +36,70 @@ from tfopt.settings.validation import check_fields
 BACKWARD_SHARE = 2 / 3
 # Frameworks sum gradients in buckets of this size (Horovod: 64 MB or more, PyTorch DDP: 25 MB).
 BUCKET_BYTES = 25e6
+# Bytes per second of 16 lanes in one direction, by generation of PCIe, after its encoding.
+PCIE_BYTES_PER_S = {3: 15.75e9, 4: 31.5e9, 5: 63.0e9}
+# Collective operations reach about this share of a link's rate: NCCL's all-reduce on eight A100 reaches 230 to 240 of
+# 300 GB/s with large buffers (NVIDIA, nccl-tests).
+REACHED = 0.78
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
+class Link(Record):
+    """A link of one GPU, or of one host.
+
+    Attributes:
+        name: Name of the link.
+        bytes_per_s: Rate in one direction.
+        latency_s: Time of one message of a collective operation, with the start of its kernel.
+        reached: Share of the rate that a collective operation reaches.
+    """
+
+    name: str
+    bytes_per_s: float
+    latency_s: float
+    reached: float = REACHED
+
+    @property
+    def reached_bytes_per_s(self) -> float:
+        """The rate that a collective operation reaches."""
+        return self.reached * self.bytes_per_s
+
+
+def _network(name: str, gigabits: float, latency_us: float) -> Link:
+    return Link(name=name, bytes_per_s=gigabits * 1e9 / 8, latency_s=1e-6 * latency_us)
+
+
+# Links of a host to the others, all its ports together. InfiniBand with RDMA has latencies of a few microseconds, TCP
+# over Ethernet of tens.
+LINKS: dict[str, Link] = {
+    "ethernet_10": _network("10 Gbit/s Ethernet", 10, 50),
+    "ethernet_25": _network("25 Gbit/s Ethernet", 25, 40),
+    "ethernet_50": _network("50 Gbit/s Ethernet", 50, 40),
+    "ethernet_100": _network("100 Gbit/s Ethernet", 100, 30),
+    "infiniband_100": _network("InfiniBand EDR, 100 Gbit/s", 100, 5),
+    "infiniband_200": _network("InfiniBand HDR, 200 Gbit/s", 200, 5),
+    "infiniband_8x200": _network("InfiniBand HDR, 8 x 200 Gbit/s", 8 * 200, 5),
+    "infiniband_8x400": _network("InfiniBand NDR, 8 x 400 Gbit/s", 8 * 400, 5),
+}
+
+
+def link_inside(card: GpuCard) -> Link:
+    """Returns the link between the GPUs of a host: NVLink, or else PCIe.
+
+    Example:
+        >>> from tfopt.hardware import find_card
+        >>> link_inside(find_card("A100")).name, link_inside(find_card("L4")).name
+        ('NVLink, 300 GB/s', 'PCIe 4.0, 31.5 GB/s')
+    """
+    if card.nvlink_gb_per_s is not None:
+        one_way = 1e9 * card.nvlink_gb_per_s / 2
+        return Link(name=f"NVLink, {one_way / 1e9:g} GB/s", bytes_per_s=one_way, latency_s=3e-6)
+    rate = PCIE_BYTES_PER_S[card.pcie_generation]
+    return Link(name=f"PCIe {card.pcie_generation}.0, {rate / 1e9:g} GB/s", bytes_per_s=rate, latency_s=8e-6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hosts:
     """Hosts with GPUs, and how these sum their gradients.
 
     Attributes:
@@ -69,7 +129,7 @@ class Cluster:
 
         Example:
             >>> link = Link(name="a link", bytes_per_s=1e9, latency_s=0.0, reached=1.0)
-            >>> round(Cluster(inside=link, between=link).all_reduce_s(1e9, 2), 3)
+            >>> round(Hosts(inside=link, between=link).all_reduce_s(1e9, 2), 3)
             1.0
         """
         if gpus == 1:
@@ -136,7 +196,7 @@ class ScalingTable(Record, Shown):
 
 
 def scale(
-    compute_s: float, examples: int, gradient_bytes: int, cluster: Cluster, gpus: Sequence[int] = (1, 8, 64, 512, 1024)
+    compute_s: float, examples: int, gradient_bytes: int, hosts: Hosts, gpus: Sequence[int] = (1, 8, 64, 512, 1024)
 ) -> ScalingTable:
     """Estimates the time of a training step on several numbers of GPUs.
 
@@ -144,15 +204,14 @@ def scale(
         compute_s: Time of a step on one GPU.
         examples: Number of examples of a step on one GPU.
         gradient_bytes: Bytes of the gradients.
-        cluster: The links, and how the gradients are summed.
+        hosts: The links, and how the gradients are summed.
         gpus: Numbers of GPUs.
     Raises:
         ConfigError: A number of GPUs is below 1, or the time of a step is not positive.
     Example:
-        >>> from tfopt.advisor.links import LINKS, link_inside
         >>> from tfopt.hardware import find_card
-        >>> cluster = Cluster(inside=link_inside(find_card("A100")), between=LINKS["ethernet_25"])
-        >>> table = scale(0.1, 256, 102_000_000, cluster, gpus=(8, 64))
+        >>> hosts = Hosts(inside=link_inside(find_card("A100")), between=LINKS["ethernet_25"])
+        >>> table = scale(0.1, 256, 102_000_000, hosts, gpus=(8, 64))
         >>> [round(step.efficiency, 2) for step in table.steps]
         [0.99, 0.57]
     """
@@ -162,12 +221,12 @@ def scale(
         raise ConfigError(f"gpus must be numbers from 1. Received: gpus={tuple(gpus)}. Pass for example (1, 8, 64).")
     steps = []
     for count in gpus:
-        whole = cluster.all_reduce_s(gradient_bytes, count)
-        last = cluster.all_reduce_s(min(BUCKET_BYTES, gradient_bytes), count)
-        exposed = max(whole - cluster.overlap * BACKWARD_SHARE * compute_s, last)
+        whole = hosts.all_reduce_s(gradient_bytes, count)
+        last = hosts.all_reduce_s(min(BUCKET_BYTES, gradient_bytes), count)
+        exposed = max(whole - hosts.overlap * BACKWARD_SHARE * compute_s, last)
         if count > 1:
-            exposed += cluster.coordination_s
-        seconds = compute_s * (count if cluster.shared_cores else 1) + exposed
+            exposed += hosts.coordination_s
+        seconds = compute_s * (count if hosts.shared_cores else 1) + exposed
         steps.append(
             ScaledStep(
                 gpus=count,
@@ -179,7 +238,7 @@ def scale(
             )
         )
     return ScalingTable(
-        steps=steps, gradient_bytes=gradient_bytes, assumptions=_assumptions(cluster, examples, gradient_bytes)
+        steps=steps, gradient_bytes=gradient_bytes, assumptions=_assumptions(hosts, examples, gradient_bytes)
     )
 
 
@@ -187,17 +246,15 @@ def _ring(size: float, members: int, link: Link) -> float:
     return 2 * (members - 1) * (size / members / link.reached_bytes_per_s + link.latency_s)
 
 
-def _assumptions(cluster: Cluster, examples: int, gradient_bytes: int) -> list[str]:
-    overlap = (
-        f"overlaps with {cluster.overlap:.0%} of the backward pass" if cluster.overlap else "overlaps with nothing"
-    )
+def _assumptions(hosts: Hosts, examples: int, gradient_bytes: int) -> list[str]:
+    overlap = f"overlaps with {hosts.overlap:.0%} of the backward pass" if hosts.overlap else "overlaps with nothing"
     return [
-        f"{examples} examples on each GPU; {short_bytes(gradient_bytes)} of gradients, summed {_way(cluster)}, "
+        f"{examples} examples on each GPU; {short_bytes(gradient_bytes)} of gradients, summed {_way(hosts)}, "
         f"which {overlap}",
-        f"links: {cluster.inside.name} inside a host of {cluster.gpus_per_host} GPUs, {cluster.between.name} between "
+        f"links: {hosts.inside.name} inside a host of {hosts.gpus_per_host} GPUs, {hosts.between.name} between "
         "hosts; input, stragglers and congestion are left out",
     ]
 
 
-def _way(cluster: Cluster) -> str:
-    return "in one ring" if cluster.algorithm == "ring" else "within each host and then between hosts"
+def _way(hosts: Hosts) -> str:
+    return "in one ring" if hosts.algorithm == "ring" else "within each host and then between hosts"

@@ -11,14 +11,13 @@ The new artifact is flushed to the disk. Then `new` and the earlier artifact exc
 file system has no such step, there are two renames. If the export fails between them, it undoes the first one. If it is
 killed between them, the next export does that.
 
-A work directory without a held lock was left behind by a killed export. Process ids cannot show that, because threads
-share an id, and every container has a process 1.
+A work directory without a held lock was left behind by a killed export.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -31,13 +30,15 @@ from typing import IO, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from tfopt.atomic.exchange import exchange
-from tfopt.atomic.files import flush_to_disk
+from tfopt.atomic.files import flush_to_disk, hold
 from tfopt.errors import ExportError
 
 MARK = "manifest.json"
 LOCK, NEW, OLD = "lock", "new", "old"
 ATTEMPTS = 100  # to replace a target that others replace at the same time
+AT_FDCWD = -100  # paths are relative to the working directory
+RENAME_EXCHANGE = 2
+NOT_OFFERED = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -101,7 +102,7 @@ def exclusive(directory: Path) -> Iterator[None]:
         # NFS cannot lock directories. There, two runs would mix their artifacts, but each artifact would be whole.
         with suppress(OSError):
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                hold(descriptor, directory)
             except BlockingIOError as error:
                 raise ExportError(
                     f"One run at a time may export to a directory. Received: directory={directory}, where another is "
@@ -215,10 +216,8 @@ def _take_lock(work: Path, *, just_made: bool = False) -> IO[bytes] | None:
         return None
     held = False
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Another export may have held this file and removed it. Then the name is gone, or belongs to another file.
-        held = os.path.samestat(os.fstat(lock.fileno()), (work / LOCK).stat())
-    except (BlockingIOError, FileNotFoundError):
+        held = hold(lock.fileno(), work / LOCK)
+    except BlockingIOError:
         held = False
     except OSError:  # the file system has no locks
         held = just_made
@@ -234,7 +233,7 @@ def _publish(new: Path, final: Path, old: Path) -> None:
         try:
             if not final.exists():
                 new.rename(final)
-            elif not exchange(new, final):
+            elif not _exchange(new, final):
                 shutil.rmtree(old, ignore_errors=True)  # from an earlier attempt, in which another export was faster
                 final.rename(old)
                 new.rename(final)
@@ -243,6 +242,33 @@ def _publish(new: Path, final: Path, old: Path) -> None:
         except OSError as error:  # another export made, moved or replaced `final` meanwhile
             if attempt == ATTEMPTS - 1 or error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
                 raise
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchanges the files or directories of two names, so that both names exist at all times.
+
+    Linux can do that on its usual file systems (ext4, XFS, Btrfs, tmpfs). NFS and macOS have no such call.
+
+    Returns: True if they were exchanged. False if the system or the file system has no such call.
+    Raises:
+        OSError: One of the names does not exist, or this process may not change it.
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for name in ("a", "b"):
+        ...     _ = (folder / name).write_text(name)
+        >>> _exchange(folder / "a", folder / "b") == ((folder / "a").read_text() == "b")
+        True
+    """
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    if renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in NOT_OFFERED:
+        return False
+    raise OSError(code, os.strerror(code), str(one), None, str(other))
 
 
 def _discard(work: Path, final: Path) -> None:

@@ -25,10 +25,8 @@ CANNOT_FLUSH = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Gives a file to write. It gets its final name when the block ends without an error.
 
-    Until then, the file of that name stays as it is.
+    Until then, the file of that name stays as it is. The directory must exist.
 
-    Args:
-        path: The final name. Its directory must exist.
     Raises:
         OSError: The file cannot be written.
     Example:
@@ -42,10 +40,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     temporary = path.with_name(f".{path.name}.tfopt-{uuid.uuid4().hex}")
     try:
         with temporary.open("xb") as file:
-            # The lock is held until the file has its name. It tells other processes that somebody still writes the
-            # file. A process id could not tell that: containers repeat them, and machines share directories.
             with suppress(OSError):  # the file system has no locks
-                fcntl.flock(file, fcntl.LOCK_EX)
+                hold(file.fileno(), temporary)  # until it has its name: other processes see that it is still written
             yield file
             file.flush()
             _flush(file.fileno())
@@ -82,6 +78,24 @@ def write_bytes(path: Path, content: bytes) -> None:
             f"The file could not be written. Received: {path} ({error}); it takes {len(content):,} bytes. "
             "Make room, or choose another directory."
         ) from error
+
+
+def hold(descriptor: int, path: Path) -> bool:
+    """Takes the lock of an open file or directory, without waiting for it. It ends when the descriptor is closed.
+
+    The kernel's lock ends with the process that holds it, even if that is killed. A process id in a file could not
+    tell that the process still runs: containers repeat ids, and machines share directories.
+
+    Returns: Whether it still has that name. Its last holder may have removed it.
+    Raises:
+        BlockingIOError: Another process, or another descriptor of this one, holds the lock.
+        OSError: The file system has no locks.
+    """
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def flush_to_disk(path: Path) -> None:

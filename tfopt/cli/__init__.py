@@ -1,9 +1,9 @@
 """The command `tfopt`: its subcommands, their options and its exit codes.
 
-Start in entry.py, which runs one command; commands.py has a function for each.
+Start in entry.py, which runs one command. commands.py, artifacts.py, lists.py, data.py and programs.py have a function
+for each command; costs.json holds the costs of the lists, and the folder new_project what `tfopt init` writes.
 """
 
-from tfopt.cli.commands import COMMANDS
-from tfopt.cli.entry import HELP, main
+from tfopt.cli.entry import COMMANDS, HELP, main
 
 __all__ = ["COMMANDS", "HELP", "main"]

@@ -1,30 +1,33 @@
-"""The commands of `tfopt`: each function takes the words after the name of its command and returns the exit code."""
+"""The commands for recipes and this machine: `tfopt run`, `tfopt init` and `tfopt devices`."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from dataclasses import replace
+import os
+import shlex
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from tfopt.cli.data.commands import data_command
-from tfopt.cli.exit_codes import CHECK_FAILED, SUCCESS, WRONG_USE, CheckError
-from tfopt.cli.init_command import init_command
-from tfopt.cli.lists.advice import print_advice
-from tfopt.cli.lists.model_commands import models_command
-from tfopt.cli.lists.recipe_commands import recipes_command
-from tfopt.cli.options import DevicesOptions, VerifyOptions
-from tfopt.cli.own_code import look_beside, read_recipe
-from tfopt.cli.parsing import parse_words, start_tensorflow
-from tfopt.cli.printing import ProgressConsole, print_json, say
-from tfopt.cli.programs.doctor import doctor_command
-from tfopt.cli.programs.monitor import monitor_any_command
-from tfopt.cli.programs.scripts import accelerate_command, launch_command
-from tfopt.cli.report_command import report_command
-from tfopt.errors import ArtifactError, ConfigError
-from tfopt.terminal import working
+import tyro
+from annotated_types import Ge
 
+from tfopt.atomic.files import write_text
+from tfopt.cli.exit_codes import CHECK_FAILED, SUCCESS, WRONG_USE
+from tfopt.cli.preparation import look_beside, read_recipe, start_tensorflow
+from tfopt.cli.printing import ProgressConsole, print_json, print_rows, say
+from tfopt.errors import ConfigError, unknown_name
+from tfopt.settings.flags import expand, parse, stages
+from tfopt.settings.validation import check_fields
+
+if TYPE_CHECKING:
+    from tfopt.advisor import Advice, ScalingTable
+    from tfopt.data import Examples
+    from tfopt.recipe import Recipe
+
+AtLeastOne = Annotated[int, Ge(1)]
+# The name of each file in a project, and of its text in the folder new_project.
+FILES = {"train.py": "train.py.txt", "recipe.toml": "recipe.toml"}
 RUN_HELP = """\
 usage: tfopt run NAME|FILE.toml... [--quick | --full | --form FORM] [--json] [OPTIONS]
 
@@ -43,6 +46,58 @@ tfopt run NAME --help lists every setting of the recipe with its value. The last
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class InitOptions:
+    """Writes the start of a project of your own to DIR: train.py with a model and examples, and recipe.toml with the
+    settings. Both run as they are.
+    """
+
+    directory: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
+    """Directory of the project. It must not have these files yet."""
+    json: bool = False
+    """Print JSON: the paths of the files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevicesOptions:
+    """Shows the processor, its instructions for fast arithmetic, the memory and the GPUs of this machine.
+
+    An unknown value is shown with the reason. With --advise, estimates what a recipe would do on the GPUs that tfopt
+    knows.
+    """
+
+    advise: Annotated[str | None, tyro.conf.arg(metavar="NAME|FILE.toml")] = None
+    """Recipe whose memory and step time are estimated on each known GPU, and measured on this machine."""
+    form: str | None = None
+    """Form of the recipe, for example full."""
+    input_shape: tuple[int, ...] | None = None
+    """Shape of one example, for a recipe of classification whose examples are not on this machine."""
+    outputs: AtLeastOne | None = None
+    """Number of classes, together with --input-shape."""
+    measure: bool = True
+    """Measure some steps on this machine, and state the error of the estimate for it."""
+    gpus: tuple[AtLeastOne, ...] = ()
+    """Numbers of GPUs, for example 1 8 64 512: the step of the recipe on so many, with its batch on each."""
+    card: str | None = None
+    """GPU for --gpus, as the advice names it. By default the best per watt."""
+    gpus_per_host: AtLeastOne = 8
+    """Number of GPUs of each host, for --gpus."""
+    network: str = "infiniband_8x200"
+    """Network between the hosts, for --gpus: ethernet_10, ethernet_25, ethernet_50, ethernet_100, infiniband_100,
+    infiniband_200, infiniband_8x200 or infiniband_8x400 (Gbit/s of each host)."""
+    json: bool = False
+    """Print JSON."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.advise is None:
+            others = (each for each in fields(self) if each.name not in ("advise", "json"))
+            for each in others:
+                if getattr(self, each.name) != each.default:
+                    flag = f"--{each.name.replace('_', '-')}"
+                    raise ConfigError(f"{flag} needs a recipe. Received: no --advise. Add --advise NAME.")
+
+
 def run_command(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         say(RUN_HELP, end="")
@@ -55,11 +110,8 @@ def run_command(words: list[str]) -> int:
         raise ConfigError(f"The recipe must come first. Received: {' '.join(words)}. Write tfopt run NAME [OPTIONS].")
     from tfopt.recipe import Recipe
 
-    recipe = read_recipe(*names)
-    if form is not None:
-        recipe = recipe.quick() if form == "quick" else recipe.form(form)
-    recipe, rest = _switch_stages(recipe, rest)
-    recipe = parse_words(Recipe, rest, f"tfopt run {' '.join(names)}", recipe)
+    recipe, rest = _switch_stages(read_recipe(*names, form=form), rest)
+    recipe = parse(Recipe, rest, f"tfopt run {' '.join(names)}", recipe)
     start_tensorflow()
     look_beside()  # a flag may name code too
     from tfopt.runner import run
@@ -70,90 +122,59 @@ def run_command(words: list[str]) -> int:
     return SUCCESS if result.ok else CHECK_FAILED
 
 
+def init_command(words: list[str]) -> int:
+    options = parse(InitOptions, words, "tfopt init")
+    script, recipe = write_project(options.directory)
+    if options.json:
+        print_json([str(script), str(recipe)])
+        return SUCCESS
+    print_rows([(str(script), "a model and examples"), (str(recipe), "the settings")])
+    say(f"\nRun it: python {shlex.quote(str(script))}")
+    say(f"or:     tfopt run {shlex.quote(str(recipe))} --allow-code")
+    return SUCCESS
+
+
+def write_project(directory: str | Path) -> list[Path]:
+    """Writes a script, train.py, and its settings, recipe.toml, into a directory. Both run as they are.
+
+    Args:
+        directory: A directory, which is made if it is missing.
+    Returns: The paths of the files.
+    Raises:
+        ConfigError: The directory has a file of that name, or is no directory. Nothing is written then.
+    Example:
+        >>> import tempfile
+        >>> [path.name for path in write_project(tempfile.mkdtemp())]
+        ['train.py', 'recipe.toml']
+    """
+    if not str(directory).strip():
+        raise ConfigError(f"directory must be a path. Received: {str(directory)!r}. '.' is the working directory.")
+    folder = Path(directory)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"directory must be a directory. Received: {folder}, which is a file. Name another one.")
+    found = [name for name in FILES if os.path.lexists(folder / name)]
+    if found:
+        raise ConfigError(
+            f"The directory of a new project must not have its files yet. Received: {folder} with {', '.join(found)}. "
+            "Name another directory."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in FILES.items():
+        write_text(folder / name, Path(__file__).with_name("new_project").joinpath(text).read_text(encoding="utf-8"))
+    return [folder / name for name in FILES]
+
+
 def devices_command(words: list[str]) -> int:
-    options = parse_words(DevicesOptions, words, "tfopt devices")
+    options = parse(DevicesOptions, words, "tfopt devices")
     start_tensorflow()
     if options.advise is not None:
-        print_advice(options)
+        _print_advice(options)
         return SUCCESS
     from tfopt.hardware import detect
 
     hardware = detect()
     say(hardware.to_json() if options.json else hardware)
     return SUCCESS
-
-
-def export_command(words: list[str]) -> int:
-    from tfopt.exporting.options import ExportOptions
-
-    options = parse_words(ExportOptions, words, "tfopt export")
-    start_tensorflow()
-    from tfopt.atomic.directories import MARK
-    from tfopt.cli.data.example_data import find_example_data
-    from tfopt.exporting import export
-
-    data = None if options.calibration_data is None else find_example_data(options.calibration_data).part("train")
-    labelled = None if options.evaluation_data is None else find_example_data(options.evaluation_data).part("test")
-    baseline = options.baseline
-    in_place = Path(options.source).resolve() == Path(options.out).resolve()
-    if baseline is None and options.precision != "float32" and Path(options.source, MARK).is_file() and not in_place:
-        baseline = options.source
-    with working(f"exporting {options.source} as {options.precision}"):
-        artifact = export(
-            options.source, options.out, options, calibration_data=data, evaluation_data=labelled, baseline=baseline
-        )
-    if options.json:
-        print_json(artifact.to_dict())
-        return SUCCESS
-    if artifact.report is not None:
-        say(artifact.report)
-    say(f"exported {artifact.path}, {artifact.precision}, {artifact.bytes_on_disk:,} bytes")
-    return SUCCESS
-
-
-def verify_command(words: list[str]) -> int:
-    options = parse_words(VerifyOptions, words, "tfopt verify")
-    start_tensorflow()
-    from tfopt.cli.data.example_data import ExampleData, find_example_data
-    from tfopt.exporting import verify
-    from tfopt.exporting.manifest import check_is_artifact
-
-    check_is_artifact(Path(options.artifact))  # a directory that is no artifact is wrong use, not a failed check
-    given = ExampleData() if options.data is None else find_example_data(options.data)
-    metric = given.metric(options.metric, options.task)
-    try:
-        with working(f"measuring {options.artifact} in a fresh process") as now:
-            receipt = verify(
-                options.artifact,
-                baseline=options.baseline,
-                data=given.part("test"),
-                metric=metric,
-                batch_size=options.batch_size,
-                signature=options.signature,
-                trusted=options.trusted,
-                on_step=now,
-            )
-    except ArtifactError as error:
-        raise CheckError(error) from error
-    say(receipt.to_json() if options.json else receipt)
-    return SUCCESS if receipt.ok else CHECK_FAILED
-
-
-COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "run": run_command,
-    "recipes": recipes_command,
-    "init": init_command,
-    "models": models_command,
-    "devices": devices_command,
-    "export": export_command,
-    "verify": verify_command,
-    "report": report_command,
-    "launch": launch_command,
-    "doctor": doctor_command,
-    "monitor": monitor_any_command,
-    "accelerate": accelerate_command,
-    "data": data_command,
-}
 
 
 def _asked_form(words: list[str]) -> tuple[str | None, list[str]]:
@@ -175,8 +196,6 @@ def _asked_form(words: list[str]) -> tuple[str | None, list[str]]:
 
 def _switch_stages(recipe: Any, words: list[str]) -> tuple[Any, list[str]]:
     """Turns off each stage named by --no-STAGE, and turns on each stage that is off and has a flag in the words."""
-    from tfopt.settings.flags import expand, stages
-
     known = stages(type(recipe))
     off = {name for name in known if f"--no-{name}" in words}
     words = [word for word in words if word not in {f"--no-{name}" for name in off}]
@@ -189,3 +208,61 @@ def _switch_stages(recipe: Any, words: list[str]) -> tuple[Any, list[str]]:
         ):
             recipe = replace(recipe, **{name: config()})
     return recipe, words
+
+
+def _print_advice(options: DevicesOptions) -> None:
+    """Prints the advice for the recipe that the options name."""
+    from tfopt.advisor import LINKS, advise
+    from tfopt.hardware.gpus import card_name
+
+    if options.card is not None:
+        options = replace(options, card=card_name(options.card))
+    if options.network not in LINKS:
+        raise unknown_name("network", options.network, LINKS)
+    assert options.advise is not None
+    recipe = read_recipe(options.advise, form=options.form)
+    look_beside()
+    advice = advise(recipe, examples=_examples(options, recipe), measure=options.measure)
+    scaling = _scaling(options, advice) if options.gpus else None
+    if options.json:
+        print_json({**advice.to_dict(), "scaling": None if scaling is None else scaling.to_dict()})
+        return
+    say(advice)
+    if scaling is not None:
+        say(f"\n{options.card or advice.cards[0].name}\n{scaling}")
+
+
+def _scaling(options: DevicesOptions, advice: Advice) -> ScalingTable:
+    """Returns the steps on several numbers of one GPU: the one that the options name, or the best."""
+    from tfopt.advisor import LINKS, Hosts, link_inside, scale
+    from tfopt.hardware import GPU_CARDS
+
+    name = options.card or advice.cards[0].name
+    step_ms = next(card.step_ms for card in advice.cards if card.name == name)
+    if step_ms is None:
+        raise ConfigError(
+            f"--gpus needs a GPU whose step time is known. Received: --card {name!r}, whose rate in the precision of "
+            "the recipe is unknown. Name another card."
+        )
+    hosts = Hosts(
+        inside=link_inside(GPU_CARDS[name]), between=LINKS[options.network], gpus_per_host=options.gpus_per_host
+    )
+    return scale(step_ms / 1e3, advice.examples, advice.gradient_bytes, hosts, options.gpus)
+
+
+def _examples(options: DevicesOptions, recipe: Recipe) -> Examples | None:
+    """Returns examples of zeros in the shape that the options give; None without a shape."""
+    if options.input_shape is None and options.outputs is None:
+        return None
+    if options.input_shape is None or options.outputs is None or recipe.find_task().name != "classification":
+        raise ConfigError(
+            "--input-shape and --outputs must be given together, for a recipe of classification. Received: "
+            f"--input-shape {options.input_shape}, --outputs {options.outputs}, task {recipe.find_task().name!r}. "
+            "Give both, or leave both out if the examples are on this machine."
+        )
+    import tensorflow as tf
+
+    from tfopt.data import Examples
+
+    zeros = tf.data.Dataset.from_tensors((tf.zeros(options.input_shape), tf.constant(0))).repeat(8)
+    return Examples(name="zeros", train=zeros, test=zeros, outputs=options.outputs)

@@ -9,15 +9,24 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 
-from tfopt.cli.commands import COMMANDS
+from tfopt.cli.artifacts import export_command, report_command, verify_command
+from tfopt.cli.commands import devices_command, init_command, run_command
+from tfopt.cli.data import data_command
 from tfopt.cli.exit_codes import BROKEN_PIPE, SUCCESS, WRONG_USE, report_error
-from tfopt.cli.own_code import FLAG, code_of_files_allowed
+from tfopt.cli.lists import models_command, recipes_command
+from tfopt.cli.preparation import FLAG, code_of_files_allowed
 from tfopt.cli.printing import OutputError, say
-from tfopt.cli.programs.doctor import SWITCHES
-from tfopt.cli.programs.scripts import split_at_script
+from tfopt.cli.programs import (
+    DoctorOptions,
+    accelerate_command,
+    doctor_command,
+    launch_command,
+    monitor_any_command,
+    split_at_script,
+)
 from tfopt.errors import unknown_name
 
 HELP = """\
@@ -49,6 +58,21 @@ not finite), 70 unexpected error: a bug in tfopt, 130 interrupted. launch return
 failed first, accelerate and doctor that of
 the script, monitor that of the program.
 """
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "run": run_command,
+    "recipes": recipes_command,
+    "init": init_command,
+    "models": models_command,
+    "devices": devices_command,
+    "export": export_command,
+    "verify": verify_command,
+    "report": report_command,
+    "launch": launch_command,
+    "doctor": doctor_command,
+    "monitor": monitor_any_command,
+    "accelerate": accelerate_command,
+    "data": data_command,
+}
 OF_SCRIPTS = ("launch", "accelerate")  # the words after these belong to a script
 
 
@@ -63,9 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     _open_closed_streams()
     try:
-        code = _run(words)
-        sys.stdout.flush()  # a broken pipe or a full disk shows here, and not when the interpreter ends
-        return code
+        try:
+            return _run(words)
+        finally:
+            sys.stdout.flush()  # a broken pipe or a full disk shows here, and not when the interpreter ends
     except BrokenPipeError:
         # `tfopt ... | head` has read enough. The exit code is the one of a program that SIGPIPE ends.
         return BROKEN_PIPE
@@ -134,7 +159,7 @@ def _own(words: Sequence[str]) -> Sequence[str]:
         return words[: words.index("--")]
     if command == "doctor":
         begin = words.index(command) + 1
-        own, _ = split_at_script(list(words[begin:]), SWITCHES)
+        own, _ = split_at_script(list(words[begin:]), DoctorOptions)
         return words[: begin + len(own)]
     return words
 

@@ -50,8 +50,8 @@ def say(value: object = "", *, end: str = "\n", error: bool = False, flush: bool
 
 
 def print_json(values: Any) -> None:
-    """Prints values as JSON."""
-    say(json.dumps(values, indent=2))
+    """Prints values as JSON. An object that JSON cannot hold, such as a function, is given by its repr."""
+    say(json.dumps(values, indent=2, default=repr))
 
 
 def print_rows(rows: Sequence[tuple[str, str]]) -> None:

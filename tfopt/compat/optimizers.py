@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.compat.checks import check_reads, private, set_private
+from tfopt.compat.replace import replaced
 
 
 def inner_optimizer(optimizer: Any) -> Any:
@@ -75,13 +76,8 @@ def update_hooks(
     private(base, "_apply_weight_decay", takes=("variables",))
     check_reads(private(base, "_distributed_tf_update_step"), "update_step")
     check_reads(private(base, "_backend_apply_gradients"), "_apply_weight_decay")
-    try:
-        for name, hook in names.items():
-            setattr(optimizer, name, hook(getattr(optimizer, name)))
+    with replaced(optimizer, **{name: hook(getattr(optimizer, name)) for name, hook in names.items()}):
         yield
-    finally:
-        for name in names:
-            vars(optimizer).pop(name, None)
 
 
 def decay_only(optimizer: Any, is_decayed: Callable[[Any], bool]) -> None:

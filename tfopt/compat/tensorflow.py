@@ -145,6 +145,21 @@ def inputs_of(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     return list(private(dataset, "_inputs", takes=())())
 
 
+def ops_of_functions(dataset: tf.data.Dataset) -> set[str]:
+    """Returns the kinds of ops in the functions of one stage of a data set: `_functions`; there is no public list.
+
+    Example:
+        >>> "Square" in ops_of_functions(tf.data.Dataset.range(3).map(tf.square))
+        True
+    """
+    ops: set[str] = set()
+    for each in private(dataset, "_functions", takes=())():
+        graph = each.function.graph.as_graph_def()
+        for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
+            ops.update(node.op for node in nodes)
+    return ops
+
+
 def strategy_of(value: Any) -> tf.distribute.Strategy:
     """Returns the strategy that a variable was made under, or the current one where it is on one device only."""
     if isinstance(value, tf.distribute.DistributedValues):

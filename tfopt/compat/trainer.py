@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.compat.checks import check_reads, imported, private, private_module, set_private
+from tfopt.compat.replace import replaced
 
 BUILD = "_maybe_symbolic_build"  # what `fit` and `evaluate` call once they have made their iterator
 ITERATOR = ("steps_per_epoch", "steps_per_execution", "num_batches", "data_adapter", "catch_stop_iteration")
@@ -112,17 +113,13 @@ def losses_not_scaled() -> Iterator[None]:
     """
     module = private_module("keras.src.losses.loss")
     names = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
-    before = [private(module, name, takes=("value",)) for name in names]
+    for name in names:
+        private(module, name, takes=("value",))
     check_reads(private(module, "reduce_values"), names[0])
     check_reads(private(keras.Model, "_aggregate_additional_loss", takes=("loss",)), names[0])
     check_reads(imported("keras.src.trainers.compile_utils", "CompileLoss").call, names[1])
-    for name in names:
-        setattr(module, name, _as_it_is)
-    try:
+    with replaced(module, **dict.fromkeys(names, _as_it_is)):
         yield
-    finally:
-        for name, function in zip(names, before, strict=True):
-            setattr(module, name, function)
 
 
 def _as_it_is(value: Any) -> Any:
@@ -143,11 +140,8 @@ def reductions_visited(visit: Callable[..., Any]) -> Iterator[None]:
         yield
         return
     check_reads(keras.losses.Loss.__call__, name)
-    setattr(module, name, functools.partial(_visited, original, visit))  # which takes the same arguments
-    try:
+    with replaced(module, **{name: functools.partial(_visited, original, visit)}):  # which takes the same arguments
         yield
-    finally:
-        setattr(module, name, original)
 
 
 def _visited(
@@ -190,8 +184,5 @@ def loss_calls() -> Iterator[list[tuple[keras.losses.Loss, tuple[Any, ...]]]]:
         finally:
             inside = False
 
-    keras.losses.Loss.__call__ = call
-    try:
+    with replaced(keras.losses.Loss, __call__=call):
         yield found
-    finally:
-        keras.losses.Loss.__call__ = original

@@ -5,7 +5,6 @@ The error for another form names the form to give instead.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -58,22 +57,6 @@ def iterate_batches(data: Any, limit: int | None = None, inputs: int = 1) -> Ite
         remaining -= size
         if remaining <= 0:
             return
-
-
-def peek(data: Any) -> tuple[Any, Any]:
-    """Returns a sample of the data, and the whole data.
-
-    An iterator gives each batch only once, so the second value puts the sample in front of the batches that remain.
-
-    Example:
-        >>> sample, data = peek(iter([np.zeros((2, 3)), np.ones((2, 3))]))
-        >>> len(sample), len(list(data))
-        (1, 2)
-    """
-    if not isinstance(data, Iterator):
-        return data, data
-    sample = list(itertools.islice(data, 1))
-    return sample, itertools.chain(sample, data)
 
 
 def _batches(data: Any, inputs: int) -> Iterable[Any]:

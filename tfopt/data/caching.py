@@ -11,8 +11,9 @@ whole:
 
 The number in the name is TensorFlow's fingerprint of the data set: of its operations, its functions and the tensors
 that it holds, such as the names of its files. The first examples are part of it. If a source has changed in all this,
-its old cache is removed. A change inside a later file is not seen: remove the directory then. A Python function in the
-source (`tf.numpy_function`) has a number, which may differ in another process. The cache is then written anew.
+its old cache is removed. A change inside a later file is not seen: remove the directory then. Of a Python function in
+the source (`tf.numpy_function`) TensorFlow knows a number alone, which another function may have in another process.
+All its examples are then part of the number in the name, so they are read once in each process.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ import tensorflow as tf
 
 from tfopt.atomic.directories import MARK, staged_directory
 from tfopt.data.examples import Examples, Split
+from tfopt.data.repeatable import calls_python, changes_every_epoch
 from tfopt.data.sizes import SAMPLE, SHARE, Size, available_memory_bytes, cached, is_in_memory, size_of
-from tfopt.errors import ConfigError, ExportError, unknown_name
+from tfopt.errors import ConfigError, ExportError, unknown_name, warn
 from tfopt.report.formatting import memory_size
 
 CacheMode = Literal["auto", "memory", "disk", "off"]
+CHANGES = "its functions draw random numbers, which a cache would repeat in every epoch"
 CACHE_MODES: tuple[CacheMode, ...] = ("auto", "memory", "disk", "off")
 Place = Literal["memory", "records in memory", "disk", "off"]
 EXAMPLES = "examples"
@@ -96,6 +99,8 @@ def choose_cache(
         raise unknown_name("cache", str(mode), CACHE_MODES)
     if mode == "off":
         return CacheChoice(place="off", reason="as asked")
+    if mode == "auto" and changes_every_epoch(records if decode is None else records.map(decode)):
+        return CacheChoice(place="off", reason=CHANGES)
     if mode == "disk" and cache_dir is None:
         raise ConfigError("cache_dir must be given with cache='disk'. Received: cache_dir=None. Name a directory.")
     if cache_dir is not None and is_complete(records, decode, cache_dir, name):
@@ -247,7 +252,13 @@ def keep_dataset(
     dataset: tf.data.Dataset, *, mode: CacheMode = "auto", cache_dir: str | None = None, count: bool = True
 ) -> Kept:
     """Returns a data set of examples with a cache. Warns if "auto" finds no room, because its caller expects one."""
-    if mode == "auto" and cache_dir is None:
+    if mode == "auto" and changes_every_epoch(dataset):
+        warn(
+            f"The examples are not kept in memory: {CHANGES}. They are read again in every epoch. To keep what comes "
+            "before, cache it: dataset.cache().map(...). Set cache=False to do so without this warning."
+        )
+        choice = CacheChoice(place="off", reason=CHANGES)
+    elif mode == "auto" and cache_dir is None:
         choice = CacheChoice(place="memory", reason="the usual place")
     else:
         choice = choose_cache(dataset, mode=mode, cache_dir=cache_dir)
@@ -335,7 +346,7 @@ def _place(records: tf.data.Dataset, decode: Callable[..., Any] | None, cache_di
     variant = tf.data.experimental.to_variant(examples)
     digest = hashlib.sha256(f"{FORMAT} {tf.__version__} {examples.element_spec}".encode())
     digest.update(str(int(tf.raw_ops.DatasetFingerprint(input_dataset=variant))).encode())
-    for example in examples.take(SAMPLE):
+    for example in examples if calls_python(examples) else examples.take(SAMPLE):
         for tensor in tf.nest.flatten(example, expand_composites=True):
             digest.update(tf.io.serialize_tensor(tensor).numpy())
     return Path(cache_dir) / f"{name}-{digest.hexdigest()[:16]}"

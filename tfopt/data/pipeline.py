@@ -341,7 +341,7 @@ def _with_seeds(examples: tf.data.Dataset, seed: Any, *, in_service: bool) -> tf
 
 def _check(
     config: DataConfig,
-    augment: Callable[..., Any] | None,
+    augment: Any,
     auto_shard: str,
     epoch: EpochCounter | None,
     *,
@@ -350,6 +350,12 @@ def _check(
     device: str | None,
 ) -> None:
     """Raises ConfigError for settings that contradict each other."""
+    if augment is not None and not callable(augment):
+        given = "AugmentConfig(...)" if isinstance(augment, AugmentConfig) else repr(augment)
+        raise ConfigError(
+            "augment must be a function (example, seed) -> example, such as an Augmentation. Received: "
+            f"augment={given}. Pass tfopt.data.Augmentation(tfopt.data.AugmentConfig(crop=4), outputs=10)."
+        )
     if auto_shard not in AUTO_SHARD:
         raise unknown_name("auto_shard", str(auto_shard), AUTO_SHARD)
     if auto_shard == "file" and epoch is not None and training:

@@ -11,13 +11,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.compat.replace import forget, kept, replaced
 from tfopt.compat.trainer import built_under
 from tfopt.diagnosis.experiments import CannotMeasureError, unchanged
-from tfopt.diagnosis.measured import Measured
-from tfopt.diagnosis.rules import RULES
-from tfopt.diagnosis.rules.rule import WORTH, AbsentError, is_worth
-from tfopt.diagnosis.watching.observation import Observation
-from tfopt.diagnosis.watching.watch import watching
+from tfopt.diagnosis.measured import WORTH, AbsentError, Measured, is_worth
+from tfopt.diagnosis.observation import Observation
+from tfopt.diagnosis.rules.table import RULES
+from tfopt.diagnosis.watch import watching
 from tfopt.errors import ConfigError, TrainingError
 from tfopt.hardware import detect
 from tfopt.models.unbuilt_copy import unbuilt_copy
@@ -72,42 +72,25 @@ def diagnose(
     if not args and options.get("x") is None:
         raise ConfigError("The data must follow the model, as in fit. Received: none. Pass it, for example x and y.")
     observation = Observation(limit=steps, stops=True)
-    with _state_kept(model, args, options):
-        observe_fit(observation, model, model.fit, args, {"verbose": 0, **options, "epochs": 10**6})
-        observation.epochs, observation.length_is_known = options.get("epochs", 2), "epochs" in options
-        return report(observation, trace_dir=trace_dir)
-
-
-@contextlib.contextmanager
-def _state_kept(model: keras.Model, args: tuple[Any, ...], options: dict[str, Any]) -> Iterator[None]:
-    """Keeps the state of a model, which is built before that."""
-    kept = {name: vars(model)[name] for name in OF_FIT if name in vars(model)}
-    if not has_variables(model) or (model.built and model.optimizer is not None and not model.optimizer.built):
-        _build(model, args, options)
-    with unchanged(model), _own_optimizers_kept(model):
-        try:
-            yield
-        finally:
-            for name in OF_FIT:
-                if name in kept:
-                    setattr(model, name, kept[name])
-                elif name in vars(model):
-                    delattr(model, name)
+    with kept(model, *OF_FIT):
+        if not has_variables(model) or (model.built and model.optimizer is not None and not model.optimizer.built):
+            _build(model, args, options)
+        with unchanged(model), _own_optimizers_kept(model):
+            observe_fit(observation, model, model.fit, args, {"verbose": 0, **options, "epochs": 10**6})
+            observation.epochs, observation.length_is_known = options.get("epochs", 2), "epochs" in options
+            return report(observation, trace_dir=trace_dir)
 
 
 @contextlib.contextmanager
 def _own_optimizers_kept(model: keras.Model) -> Iterator[None]:
     """Lets copies take the places of optimizers that only the model's own step can build."""
     own = {name: each for name, each in own_optimizers(model).items() if not each.built}
-    for name, each in own.items():
-        setattr(model, name, unbuilt_copy(each))
     try:
-        yield
+        with replaced(model, **{name: unbuilt_copy(each) for name, each in own.items()}):
+            yield
     finally:
-        for name, each in own.items():
-            setattr(model, name, each)
         if own:
-            model.train_function = None  # it holds the copies
+            forget(model, "train_function")  # it holds the copies
 
 
 def _build(model: keras.Model, args: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -121,18 +104,10 @@ def _build(model: keras.Model, args: tuple[Any, ...], options: dict[str, Any]) -
     def make(force: bool = False) -> None:
         model.train_function = build
 
-    function, own = model.train_function, vars(model).get("make_train_function")
     short = {"epochs": 1, "initial_epoch": 0, "steps_per_epoch": 1, "verbose": 0}
-    model.make_train_function = make
     options = {**options, **short, "callbacks": None, "validation_data": None, "validation_split": 0.0}
-    try:
+    with kept(model, "train_function"), replaced(model, make_train_function=make):
         type(model).fit(model, *args, **options)  # not that of tfopt.compile, which needs its own training function
-    finally:
-        model.train_function = function
-        if own is None:
-            del model.make_train_function
-        else:
-            model.make_train_function = own
 
 
 def _open_spec(value: Any) -> tf.TensorSpec | None:
@@ -166,6 +141,48 @@ def observe_fit(
             monitor = scopes.enter_context(GpuMonitor(SAMPLED_S))
             scopes.callback(lambda: setattr(observation, "load", monitor.utilization))
         return fit(*args, **scopes.enter_context(watching(model, observation, options)))
+
+
+class DoctorHook:
+    """Watches what a program does with `compile` and `fit`: a `tfopt.scripts.hook.FitHook`.
+
+    Args:
+        steps: Number of steps to watch.
+        stops: Whether training ends after these steps.
+    """
+
+    def __init__(self, steps: int = 100, *, stops: bool = False) -> None:
+        self._steps, self._stops = steps, stops
+        self._current = self._longest = self._new()
+
+    @property
+    def observation(self) -> Observation:
+        """What was watched of the model that was watched for the most steps."""
+        return max(self._current, self._longest, key=lambda each: each.steps)
+
+    def follow(self, model: keras.Model) -> Observation:
+        """Returns what is watched of a model. Only the steps of one model can be compared with each other."""
+        if self._current.model not in (None, model):
+            self._longest, self._current = self.observation, self._new()
+        return self._current
+
+    def compile(self, model: keras.Model, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Counts the compilations after the first fit."""
+        if self._current.model is model:
+            self._current.compilations += 1
+        return original(*args, **kwargs)
+
+    def fit(self, model: keras.Model, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Watches a fit."""
+        seen = self.observation
+        if seen.is_enough:
+            if seen.model is model and seen.data is (args[0] if args else kwargs.get("x")):
+                seen.epochs += int(kwargs.get("epochs", 1))  # the training is longer than what is watched
+            return original(*args, **kwargs)
+        return observe_fit(self.follow(model), model, original, args, kwargs)
+
+    def _new(self) -> Observation:
+        return Observation(limit=self._steps, stops=self._stops)
 
 
 def report(observation: Observation, name: str | None = None, trace_dir: str | Path | None = None) -> DiagnosisReport:

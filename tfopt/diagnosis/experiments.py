@@ -15,8 +15,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.compat.replace import kept, replaced
 from tfopt.compat.trainer import built_under
-from tfopt.diagnosis.watching.batches import again, batches_in_memory
+from tfopt.diagnosis.batches import again, batches_in_memory
 from tfopt.errors import TfoptError
 from tfopt.training.checkpointing.random_state import read_random, write_random
 from tfopt.training.checkpointing.state import hold_state
@@ -319,21 +320,8 @@ class Experiments:
     @contextlib.contextmanager
     def _set(self, settings: dict[str, Any]) -> Iterator[None]:
         """Sets attributes of the model, and gives them their values back."""
-        missing = object()
-        before = {name: vars(self.model).get(name, missing) for name in settings}
-        values = {name: getattr(self.model, name, None) for name in settings}
-        function = self.model.train_function
-        try:
-            for name, value in settings.items():
-                setattr(self.model, name, value)
+        with kept(self.model, "train_function"), replaced(self.model, **settings):
             yield
-        finally:
-            for name, value in before.items():
-                if value is missing and name == "compute_metrics":
-                    delattr(self.model, name)
-                else:
-                    setattr(self.model, name, values[name])
-            self.model.train_function = function
 
 
 def usual_ms(call: Callable[[], Any], seconds: float = SECONDS) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,19 +11,26 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.diagnosis.experiments import CannotMeasureError, Experiments, measurable
+from tfopt.diagnosis.experiments import CannotMeasureError, Experiments, measurable, usual_ms
 from tfopt.diagnosis.input_time import InputTime, input_time, start_saved
-from tfopt.diagnosis.replicas import exchange_ms, replica_ms
-from tfopt.diagnosis.watching.observation import Call, Observation
+from tfopt.diagnosis.observation import Observation, StepCall
 from tfopt.hardware import Hardware
 from tfopt.profiling.cost import Efficiency, TrainCost, efficiency, train_cost
-from tfopt.report import StepBreakdown
+from tfopt.report import Diagnosis, StepBreakdown
 
 # The step competes with the input pipeline for the processor if it takes so much longer than alone.
 COMPETES, COMPETES_MS = 1.15, 0.3
 # The starts of epochs are measured with another input if they take this share of the step; in whole epochs, if those
 # are no longer than this.
 STARTS, EPOCH_MS = 0.05, 3000.0
+# Each replica is timed in so many steps.
+ROUNDS = 5
+# A change that saves less of the step than this is not advised.
+WORTH = 0.05
+
+
+class AbsentError(Exception):
+    """The cause that a rule looks for is absent; the message is the figure that says so."""
 
 
 @dataclass
@@ -99,12 +107,12 @@ class Measured:
         return _breakdown(self)
 
     @functools.cached_property
-    def builds(self) -> list[Call]:
+    def builds(self) -> list[StepCall]:
         """The calls in which the step was traced or compiled again."""
         return self.observation.builds(self.experiments.in_graph().before_ms / 1e3)
 
     @functools.cached_property
-    def steady(self) -> list[Call]:
+    def steady(self) -> list[StepCall]:
         """The calls to measure: none that builds the step, and if possible none that begins an epoch."""
         seen = self.observation
         usual = [call for call in seen.settled if call not in self.builds and call is not seen.calls[0]]
@@ -168,7 +176,7 @@ class Measured:
         return _mean_ms(self.left_alone, "period_s")
 
     @functools.cached_property
-    def left_alone(self) -> list[Call]:
+    def left_alone(self) -> list[StepCall]:
         """The calls that ran as they do when nothing watches."""
         return [call for call in self.steady if call.is_left_alone] or self.steady
 
@@ -287,6 +295,58 @@ def _breakdown(measured: Measured) -> StepBreakdown:
     )
 
 
+def replica_ms(model: keras.Model, batch: Any) -> list[float]:
+    """Returns the milliseconds that each replica of this process takes for loss and gradients, without an exchange.
+
+    Each replica reads the clock before and after its own work, so a slow replica shows although all run together.
+
+    Args:
+        model: A model that was built and compiled under a distribution strategy.
+        batch: A batch with a part for each replica.
+    """
+    strategy = model.distribute_strategy
+
+    def work(data: Any) -> Any:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        begin = tf.timestamp()
+        with tf.control_dependencies([begin]), tf.GradientTape() as tape:
+            predicted = model(x, training=True)
+            loss = model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True)
+        gradients = tape.gradient(loss, [variable.value for variable in model.trainable_variables])
+        with tf.control_dependencies([each for each in gradients if isinstance(each, tf.Tensor)]):
+            return tf.timestamp() - begin
+
+    run = tf.function(lambda data: strategy.run(work, args=(data,)))
+    run(batch)
+    rounds = [strategy.experimental_local_results(run(batch)) for _ in range(ROUNDS)]
+    return [1e3 * sorted(float(each) for each in times)[ROUNDS // 2] for times in zip(*rounds, strict=True)]
+
+
+def exchange_ms(model: keras.Model) -> float:
+    """Returns the milliseconds of one sum of tensors like the gradients over all replicas, with nothing else to do."""
+    strategy = model.distribute_strategy
+
+    def work() -> Any:
+        like = [tf.ones_like(variable.value) for variable in model.trainable_variables]
+        replica = tf.distribute.get_replica_context()
+        return tf.add_n([tf.reduce_sum(each) for each in replica.all_reduce(tf.distribute.ReduceOp.SUM, like)])
+
+    run = tf.function(lambda: strategy.run(work))
+
+    def call() -> None:
+        for each in strategy.experimental_local_results(run()):
+            each.numpy()
+
+    begin = time.perf_counter()
+    call()
+    return usual_ms(call, seconds=min(0.5, 10 * (time.perf_counter() - begin)))
+
+
+def is_worth(found: Diagnosis) -> bool:
+    """Returns whether a change saves enough to be advised; an unknown gain may be enough."""
+    return found.gain is None or found.gain >= WORTH
+
+
 def comes_from_python(data: Any) -> bool:
     """Returns whether Python code makes the batches, one at a time.
 
@@ -307,7 +367,7 @@ def share(part: float, whole: float) -> float:
     return min(max(part / whole, 0.0), 1.0) if whole else 0.0
 
 
-def _mean_ms(calls: list[Call], name: str) -> float:
+def _mean_ms(calls: list[StepCall], name: str) -> float:
     return 1e3 * sum(getattr(call, name) for call in calls) / sum(call.steps for call in calls)
 
 

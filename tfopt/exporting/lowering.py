@@ -7,20 +7,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from tfopt.errors import ConfigError
 from tfopt.exporting.config import ExportConfig
-from tfopt.exporting.float_fallback import float_fallback
-from tfopt.exporting.int8.kernels import lower_to_int8
+from tfopt.exporting.int8.kernels import kernel_name, lower_to_int8
 from tfopt.exporting.int8.node_times import feeds_of
 from tfopt.exporting.int8.selection import CLOCK, select_int8
 from tfopt.exporting.signatures import DEFAULT, FLOAT, XLA
 from tfopt.exporting.weight_only.storage import encode_weights
 from tfopt.exporting.weight_only.zeros import encode_zeros
-from tfopt.graph import FrozenGraph, fold_constants
+from tfopt.graph import FrozenGraph, GraphEditor, fold_constants
+from tfopt.graph.edit import dtype_attr
 from tfopt.graph.fold import WEIGHTED
-from tfopt.quantization import QuantizedModel, WeightOnlyConfig, quantize
+from tfopt.quantization import QuantizedModel, WeightOnlyConfig
 from tfopt.quantization.annotation.annotate import has_ranges
-from tfopt.quantization.calibration.held_out import HeldOut
+from tfopt.quantization.annotation.fusion import FAKE_QUANT, FAKE_QUANT_WEIGHTS
+from tfopt.quantization.calibration.data import HeldOut, read_examples
+from tfopt.quantization.quantize import quantize_frozen
 from tfopt.quantization.tfmot import freeze_any
 from tfopt.quantization.weight_only.keras_methods import KerasQuantized
 from tfopt.report import Change, PassReport
@@ -38,7 +43,7 @@ class Lowered:
         in_variables: Whether the weights are in variables and are decoded at every call.
         precision: The precision, as in ExportConfig.
         report: The nodes that were quantized and those that were not. None for float32.
-        calibrated: Whether ranges were chosen on calibration data.
+        sample: The first batch of the calibration data, by input name. None without data.
         held_out: Examples that were not calibrated on.
     """
 
@@ -47,16 +52,15 @@ class Lowered:
     in_variables: bool = False
     precision: str
     report: PassReport | None
-    calibrated: bool = False
+    sample: Mapping[str, Any] | None = None
     held_out: HeldOut | None = None
 
 
-def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_data: Any, sample: Any) -> Lowered:
+def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_data: Any) -> Lowered:
     """Returns the graphs of a model in the precision that the config names.
 
     Args:
         model, config, calibration_data, evaluation_data: As in `tfopt.export`.
-        sample: The first batch of the calibration data, or None.
     Raises:
         ConfigError: The model is quantized and the config names another precision, int8 has no calibration data, or
             XLA cannot compile the model.
@@ -71,16 +75,16 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
         raise ConfigError(
             f"A QuantizedModel is exported in int8. Received: precision={config.precision!r}. Export the float model."
         )
-    if config.precision == "int8" and not isinstance(model, QuantizedModel):
-        model = quantize(
-            model,
-            config.quantization,
-            calibration_data=calibration_data,
-            evaluation_data=evaluation_data,
-            trusted=config.trusted,
-        )
-    lowered = _int8(model, config, sample) if isinstance(model, QuantizedModel) else _float(model, config)
-    _check_xla(lowered.source, config)
+    given = model if isinstance(model, QuantizedModel) else None
+    source = freeze_any(model, trusted=config.trusted) if given is None else given.source
+    calibrates = given is None and config.precision == "int8" and not has_ranges(source)
+    examples = read_examples(source, calibration_data, evaluation_data, config.quantization if calibrates else None)
+    if given is None and config.precision == "int8":
+        given = quantize_frozen(source, config.quantization, examples if calibrates else None)
+    lowered = _float(source, config) if given is None else _int8(given, config, examples.sample)
+    unseen = examples.held_out(calibrated=lowered.precision == "int8" and not has_ranges(source))
+    lowered = replace(lowered, sample=examples.sample, held_out=lowered.held_out or unseen)
+    _check_xla(source, config)
     return _without_zeros(lowered) if config.sparse_weights else lowered
 
 
@@ -109,7 +113,7 @@ def _without_zeros(lowered: Lowered) -> Lowered:
     return replace(lowered, graphs=graphs, report=report)
 
 
-def _int8(model: QuantizedModel, config: ExportConfig, sample: Any) -> Lowered:
+def _int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str, Any] | None) -> Lowered:
     lowered, kept_float = None, [skip.name for skip in model.report.skipped if skip.kind in WEIGHTED]
     quantized = bool(model.report.changed)
     if config.int8_nodes == "faster" and quantized:
@@ -135,7 +139,6 @@ def _int8(model: QuantizedModel, config: ExportConfig, sample: Any) -> Lowered:
         graphs=graphs,
         precision=precision,
         report=report,
-        calibrated=in_int8 and not has_ranges(model.source),
         held_out=model.held_out,
     )
 
@@ -157,8 +160,7 @@ def _encode_rest(
     return encoded, steps, report.notes
 
 
-def _float(model: str | Path | Any, config: ExportConfig) -> Lowered:
-    source = freeze_any(model, trusted=config.trusted)
+def _float(source: FrozenGraph, config: ExportConfig) -> Lowered:
     graph, report = fold_constants(source), None
     if graph.graph_def.ByteSize() > 1.1 * source.graph_def.ByteSize():
         graph = source  # its weights are stored in few bits, for example by Keras in int4, and folding decoded them
@@ -171,4 +173,47 @@ def _float(model: str | Path | Any, config: ExportConfig) -> Lowered:
         in_variables=report is not None and config.weight_only.decode == "call",
         precision=config.precision,
         report=report,
+    )
+
+
+def float_fallback(annotated: FrozenGraph, lowered: FrozenGraph) -> FrozenGraph:
+    """Returns the float32 graph that computes with an int8 artifact's own weights.
+
+    Its activations are not quantized, and its weights are decoded from the constants that the int8 kernels read. So it
+    runs on any TensorFlow, adds little to the size of the file, and is at least as exact as int8.
+
+    Args:
+        annotated: The annotated graph.
+        lowered: The same graph lowered to int8. Its weights are used.
+    """
+    editor, kernels = GraphEditor(annotated.graph_def), GraphEditor(lowered.graph_def)
+    outputs = dict(annotated.outputs)
+    for name in editor.topological():
+        node = editor.nodes[name]
+        if node.op == FAKE_QUANT:
+            editor.redirect(name, node.input[0])
+            outputs = {
+                key: (node.input[0] if tensor == name else tensor, spec) for key, (tensor, spec) in outputs.items()
+            }
+        elif node.op == FAKE_QUANT_WEIGHTS:
+            editor.redirect(name, _decode(editor, node, kernels))
+    return replace(annotated, outputs=outputs).edited(editor)
+
+
+def _decode(editor: GraphEditor, node: Any, kernels: GraphEditor) -> str:
+    """Adds the int8 weights of the kernel that reads a node's weights, and the nodes that convert them to float32."""
+    reader = editor.nodes[editor.consumers[node.name][0]]
+    if reader.op == "Reshape":  # before a depthwise convolution
+        reader = editor.nodes[editor.consumers[reader.name][0]]
+    kernel = kernels.nodes[kernel_name(reader.name)]
+    high = kernels.value(kernel.input[len(kernel.attr["Tdevice_inputs"].list.type) + 3])
+    scales, sizes = (high / 127).astype(np.float32), np.asarray(editor.value(node.input[0]).shape, np.int32)
+    int8, float32 = dtype_attr(tf.int8), dtype_attr(tf.float32)
+    stored = editor.add("Const", f"{node.name}/int8", (), **kernels.nodes[kernel.input[1]].attr)
+    plain = editor.add("Bitcast", f"{node.name}/plain", [stored], T=dtype_attr(tf.qint8), type=int8)
+    cast = editor.add("Cast", f"{node.name}/cast", [plain], SrcT=int8, DstT=float32)
+    shape = editor.add_constant(f"{node.name}/shape", sizes)
+    shaped = editor.add("Reshape", f"{node.name}/shaped", [cast, shape], T=float32, Tshape=dtype_attr(tf.int32))
+    return editor.add(
+        "Mul", f"{node.name}/decoded", [shaped, editor.add_constant(f"{node.name}/scales", scales)], T=float32
     )

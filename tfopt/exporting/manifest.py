@@ -21,10 +21,10 @@ from tfopt.atomic.checked_json import EDITED, is_as_written
 from tfopt.atomic.directories import MARK
 from tfopt.errors import ArtifactError
 from tfopt.exporting.config import PRECISIONS
-from tfopt.exporting.int8.vnni import kernels_that_need_vnni
+from tfopt.exporting.int8.weights import kernels_that_need_vnni
 from tfopt.exporting.signatures import DEFAULT, FLOAT
 from tfopt.graph import FrozenGraph
-from tfopt.graph.output_ops import output_ops
+from tfopt.graph.frozen import output_ops
 from tfopt.report import Record
 
 MANIFEST_FORMAT = 2

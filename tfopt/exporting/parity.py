@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfopt.data.batches import iterate_batches
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting.manifest import (
     ARTIFACT,
@@ -35,12 +34,10 @@ from tfopt.exporting.manifest import (
 )
 from tfopt.exporting.signatures import DEFAULT
 from tfopt.graph import FrozenGraph
-from tfopt.graph.edit import producer
-from tfopt.graph.frozen import full_name, reason_of
-from tfopt.graph.open_sizes import open_size
-from tfopt.graph.output_ops import output_ops
+from tfopt.graph.frozen import output_ops, reason_of
+from tfopt.graph.inputs import open_size, table_rows
 from tfopt.graph.tables import words_of
-from tfopt.quantization.calibration.held_out import HELD_OUT, HeldOut
+from tfopt.quantization.calibration.data import HELD_OUT, HeldOut
 from tfopt.quantization.calibration.range_use import usual_limit
 
 CHECKED_EXAMPLES = 2
@@ -55,21 +52,23 @@ PRIVATE = {0xDC00 + byte: 0x10DC00 + byte for byte in range(0x80, 0x100)}
 SURROGATES = {private: surrogate for surrogate, private in PRIVATE.items()}
 SMALL_IDS = 9  # the largest integer for an input that looks up no table
 EXACT = 2**53  # integers up to this are exact in a manifest
-# Ops between an input of ids and a table. They change shapes, or make negative ids positive.
-ID_OPS = frozenset({"Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "Less", "AddV2", "SelectV2"})
+
 
 Ranges = dict[str, tuple[float, float]]
 
 
 def record_check(
-    source: FrozenGraph, graphs: Mapping[str, FrozenGraph], data: Any, examples: HeldOut | None = None
+    source: FrozenGraph,
+    graphs: Mapping[str, FrozenGraph],
+    sample: Mapping[str, np.ndarray] | None,
+    examples: HeldOut | None = None,
 ) -> dict[str, Any]:
     """Returns the outputs of the source and of the artifact's graphs on the same inputs. verify compares with them.
 
     Args:
         source: The model's own graph.
         graphs: The graph of each signature.
-        data: Examples, which give the range and the shape of real inputs. None where there are none.
+        sample: Examples, which give the range and the shape of real inputs. None where there are none.
         examples: Examples that the artifact was not calibrated on. The check records its error on them, because an
             int8 model can be right in the range of its calibration data, and wrong on all others.
     Raises:
@@ -79,18 +78,16 @@ def record_check(
     specs = {name: TensorRecord.of(describe(spec)) for name, spec in graphs[DEFAULT].inputs.items()}
     strings = [name for name, spec in specs.items() if spec.dtype == "string"]
     words: dict[str, tuple[str, ...]] = {}
-    batch = None if data is None else next(iterate_batches(data, inputs=len(specs)), None)
-    if batch is None:
+    if sample is None:
         length = open_size(source)
         shapes = {name: [size or length for size in (spec.shape or [None])] for name, spec in specs.items()}
         words = dict.fromkeys(strings, _words(words_of(source.tables) or OTHER_WORDS))
         candidates = [ranges | _places(words) for ranges in _ranges_without_data(source, specs)]
     else:
-        fed = {name: value.numpy() for name, value in graphs[DEFAULT].feed(batch[0]).items()}
-        examples = examples or HeldOut(inputs=_recombined(fed), origin=RECOMBINED)
-        shapes = {name: list(value.shape) for name, value in fed.items()}
-        words = {name: _words(_text_of(value) for value in fed[name].reshape(-1)) for name in strings}
-        whole = {name: _range_of(name, value) for name, value in fed.items() if name not in words} | _places(words)
+        examples = examples or HeldOut(inputs=_recombined(sample), origin=RECOMBINED)
+        shapes = {name: list(value.shape) for name, value in sample.items()}
+        words = {name: _words(_text_of(value) for value in sample[name].reshape(-1)) for name in strings}
+        whole = {name: _range_of(name, value) for name, value in sample.items() if name not in words} | _places(words)
         # An input that never changes shows nothing of a model that was calibrated on it.
         changing = {
             name: _around(low) if low == high and specs[name].numpy_dtype.kind == "f" else (low, high)
@@ -119,7 +116,7 @@ def record_check(
         others = {kind: given for kind, given in compared.items() if kind != SOURCE}
         usual = _scales(source, [compared[SOURCE]]) if compared else {}
         errors = {kind: _error(given, compared[SOURCE], usual) for kind, given in others.items()}
-        return replace(check, outputs=recorded, examples=_origin(data, examples, compared), errors=errors).to_dict()
+        return replace(check, outputs=recorded, examples=_origin(sample, examples, compared), errors=errors).to_dict()
     assert problem is not None
     raise problem
 
@@ -213,9 +210,9 @@ def _error(
     return ErrorRecord(max_abs=float(np.abs(differences).max(initial=0.0)), relative=_short(_ratio(differences, norm)))
 
 
-def _origin(data: Any, examples: HeldOut | None, compared: Mapping[str, Any]) -> str:
+def _origin(sample: Any, examples: HeldOut | None, compared: Mapping[str, Any]) -> str:
     if examples is None or not compared:
-        return RANDOM if data is None else f"{RANDOM} in the range of calibration_data"
+        return RANDOM if sample is None else f"{RANDOM} in the range of calibration_data"
     count = len(next(iter(examples.inputs.values())))
     return examples.origin if examples.origin == RECOMBINED else f"{count} examples of {examples.origin}"
 
@@ -265,50 +262,6 @@ def _ranges_without_data(source: FrozenGraph, specs: Mapping[str, TensorRecord])
         if ranges not in candidates:
             candidates.append(ranges)
     return candidates
-
-
-def table_rows(graph: FrozenGraph) -> dict[str, int]:
-    """Returns the number of rows of the smallest table that each input looks up. Other inputs are left out."""
-    integers = {name: spec.name for name, spec in graph.inputs.items() if spec.dtype.is_integer}
-    if not integers:
-        return {}
-    nodes = {node.name: node for node in graph.graph_def.node}
-    consumers: dict[str, list[Any]] = {}
-    for node in graph.graph_def.node:
-        for tensor in node.input:
-            consumers.setdefault(producer(tensor), []).append(node)
-    shapes = graph.shapes()
-    found = {}
-    for name, placeholder in integers.items():
-        sizes = [_table_size(gather, nodes, shapes) for gather in _gathers(placeholder, consumers)]
-        known = [size for size in sizes if size is not None]
-        if known:
-            found[name] = min(known)
-    return found
-
-
-def _gathers(placeholder: str, consumers: Mapping[str, list[Any]]) -> Iterator[Any]:
-    """Yields the Gather nodes whose indices come from a placeholder."""
-    waiting, seen = [placeholder], {placeholder}
-    while waiting:
-        name = waiting.pop()
-        for node in consumers.get(name, ()):
-            if node.op == "GatherV2" and producer(node.input[1]) == name:
-                yield node
-            elif node.op in ID_OPS and node.name not in seen:
-                seen.add(node.name)
-                waiting.append(node.name)
-
-
-def _table_size(gather: Any, nodes: Mapping[str, Any], shapes: Mapping[str, tf.TensorShape]) -> int | None:
-    axis = nodes[producer(gather.input[2])]
-    while axis.op == "Identity":
-        axis = nodes[producer(axis.input[0])]
-    shape = shapes.get(full_name(gather.input[0]).removesuffix(":0"))
-    if axis.op != "Const" or shape is None or shape.rank is None:
-        return None
-    size: int | None = shape.as_list()[int(tf.make_ndarray(axis.attr["value"].tensor))]
-    return size or None
 
 
 def _words(words: Iterable[str]) -> tuple[str, ...]:

@@ -15,10 +15,9 @@ import tensorflow as tf
 
 from tfopt.atomic.checked_json import with_checksum
 from tfopt.atomic.directories import MARK, check_target, staged_directory
-from tfopt.data.batches import peek
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting.config import ExportConfig
-from tfopt.exporting.int8.vnni import kernels_that_need_vnni
+from tfopt.exporting.int8.weights import kernels_that_need_vnni
 from tfopt.exporting.lowering import Lowered, lower
 from tfopt.exporting.manifest import (
     MANIFEST_FORMAT,
@@ -33,8 +32,6 @@ from tfopt.exporting.signatures import DEFAULT, make_signatures
 from tfopt.graph import FrozenGraph
 from tfopt.graph.frozen import free_graphs
 from tfopt.quantization import QuantizedModel
-from tfopt.quantization.calibration.calibrate import collect
-from tfopt.quantization.calibration.held_out import EVALUATION, HELD_OUT, HeldOut, held_out
 from tfopt.report import PassReport, Record
 from tfopt.settings.validation import check_type
 
@@ -148,23 +145,10 @@ def _lower_and_check(
     model: Any, config: ExportConfig, calibration_data: Any, evaluation_data: Any
 ) -> tuple[Lowered, dict[str, Any]]:
     """Returns what is to be written, and the manifest's record of its outputs."""
-    sample, calibration_data = peek(calibration_data)
-    lowered = lower(model, config, calibration_data, evaluation_data, sample)
+    lowered = lower(model, config, calibration_data, evaluation_data)
     for graph in lowered.graphs.values():
         _check_size(graph)
-    return lowered, record_check(lowered.source, lowered.graphs, sample, _held_out(lowered, sample, evaluation_data))
-
-
-def _held_out(lowered: Lowered, sample: Any, evaluation_data: Any) -> HeldOut | None:
-    """Returns examples that the artifact was not calibrated on."""
-    if lowered.held_out is not None:
-        return lowered.held_out
-    given = {EVALUATION: evaluation_data} | ({} if lowered.calibrated else {"calibration_data": sample})
-    for origin, data in given.items():
-        found = None if data is None else held_out(collect(lowered.source, data, HELD_OUT).inputs, origin)
-        if found is not None:
-            return found
-    return None
+    return lowered, record_check(lowered.source, lowered.graphs, lowered.sample, lowered.held_out)
 
 
 def _save(lowered: Lowered, directory: Path) -> None:

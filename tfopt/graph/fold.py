@@ -13,20 +13,18 @@ to sequences too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfopt.compat.tensorflow import op_definition
+from tfopt.graph.batched_products import canonicalize_batched_products
+from tfopt.graph.convolutions import canonicalize_dilations, canonicalize_sequences
 from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, integers, is_nhwc, producer, text
 from tfopt.graph.frozen import FrozenGraph
-from tfopt.graph.paddings import same_padding
-from tfopt.graph.rewrites.batched_products import canonicalize_batched_products
-from tfopt.graph.rewrites.dilations import canonicalize_dilations
-from tfopt.graph.rewrites.products import canonicalize_products
-from tfopt.graph.rewrites.sequences import canonicalize_sequences
+from tfopt.graph.products import canonicalize_products
 from tfopt.graph.unsafe_ops import touched
 
 CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
@@ -198,3 +196,41 @@ def _same_padding(editor: GraphEditor, node: Any, shape: tf.TensorShape) -> list
     dilations = attribute(node, "dilations").list.i[1:3] or (1, 1)
     axes = zip(shape[1:3], weights.shape[:2], strides, dilations, strict=True)
     return [list(same_padding(*axis)) for axis in axes]
+
+
+def paddings_of(node: Any, input_shape: tf.TensorShape, kernel_size: Sequence[int]) -> np.ndarray | None:
+    """Returns how many zeros a convolution adds before and after each axis of its input.
+
+    Args:
+        node: A Conv2D or DepthwiseConv2dNative node, NHWC.
+        input_shape: The shape of its input. The rank may be unknown.
+        kernel_size: Height and width of its kernel.
+    Returns: An array [4, 2]; None if the numbers depend on a height or width that is open.
+    """
+    padding = attribute(node, "padding").s
+    if padding == b"EXPLICIT":
+        return np.reshape(attribute(node, "explicit_paddings").list.i, (4, 2)).astype(np.int32)
+    result = np.zeros((4, 2), np.int32)
+    if padding == b"VALID":
+        return result
+    strides = list(attribute(node, "strides").list.i)
+    dilations = list(attribute(node, "dilations").list.i) or [1, 1, 1, 1]
+    for axis, kernel in zip((1, 2), kernel_size, strict=True):
+        if kernel == 1:
+            continue
+        size = None if input_shape.rank is None else input_shape[axis]
+        if size is None:
+            return None
+        result[axis] = same_padding(size, kernel, strides[axis], dilations[axis])
+    return result
+
+
+def same_padding(size: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
+    """Returns how many zeros SAME adds before and after one axis.
+
+    Example:
+        >>> same_padding(8, 3, 2, 1)
+        (0, 1)
+    """
+    total = max((-(-size // stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
+    return total // 2, total - total // 2

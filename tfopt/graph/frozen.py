@@ -11,8 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.compat.tensorflow import register_functions
-from tfopt.errors import ConfigError
-from tfopt.graph.dtypes import convert
+from tfopt.errors import ConfigError, warn
 from tfopt.graph.edit import GraphEditor, producer
 from tfopt.graph.tables import Table
 
@@ -200,3 +199,98 @@ def full_name(tensor: str) -> str:
         ('conv:0', 'split:1')
     """
     return tensor if ":" in tensor else f"{tensor}:0"
+
+
+def convert(name: str, values: Any, dtype: Any, *, warn: bool = True) -> Any:
+    """Returns the values of one input in the dtype that the model takes.
+
+    A conversion that changes no meaning is silent: float64 to float32, as Keras does it with NumPy's usual arrays, or
+    whole numbers to integers that can hold them. One that may change the meaning (uint8 pixels to float32), or that
+    loses digits of a smaller type (float32 to float16), gives a warning. A conversion that loses more is an error: an
+    imaginary part, a fraction, a number too large for an integer.
+
+    Args:
+        name: The input's name.
+        values: A tensor.
+        dtype: The model's dtype.
+        warn: Whether to warn.
+    Raises:
+        ConfigError: The values do not fit the dtype.
+    Example:
+        >>> convert("tokens", tf.constant([1, 2], tf.int64), tf.int32).dtype
+        tf.int32
+    """
+    given = values.dtype
+    if given == dtype:
+        return values
+    if given == tf.string or dtype == tf.string or (given.is_complex and not dtype.is_complex):
+        raise ConfigError(
+            f"Input {name!r} must be given as {dtype.name}. Received: values of dtype {given.name}. "
+            f"Convert them to {dtype.name} in the way that the model was trained on."
+        )
+    converted = tf.cast(values, dtype)
+    if not dtype.is_floating and not dtype.is_complex:
+        # The values are converted back to compare them: a number that is too large for its type wraps around.
+        if not bool(tf.reduce_all(tf.cast(converted, given) == values)):
+            raise ConfigError(
+                f"Input {name!r} must be given as {dtype.name}. Received: {given.name} values that {dtype.name} cannot "
+                "hold. Pass whole numbers within its range."
+            )
+    elif warn and not given.is_floating:
+        _warn(name, given, dtype, "unscaled; if the model was trained on scaled values, scale these too")
+    elif warn and given.size > dtype.size and dtype != tf.float32:
+        _warn(name, given, dtype, f"rounded to the digits that {dtype.name} has")
+    return converted
+
+
+def _warn(name: str, given: Any, dtype: Any, how: str) -> None:
+    warn(
+        f"The examples for input {name!r} were converted from {given.name} to {dtype.name}, {how}. "
+        f"Pass {dtype.name} values to avoid this warning."
+    )
+
+
+# Ops whose result holds values of the first input. BiasAdd counts too: a logit plus a bias is still a logit.
+VALUE_PRESERVING = frozenset(
+    {
+        "Identity",
+        "IdentityN",
+        "Cast",
+        "Reshape",
+        "Squeeze",
+        "ExpandDims",
+        "Transpose",
+        "StridedSlice",
+        "Slice",
+        "BiasAdd",
+    }
+)
+
+
+def output_ops(graph: FrozenGraph) -> dict[str, str]:
+    """Returns the op that computes each output, by output name.
+
+    Ops that pass on values are skipped, and so is a bias: a Dense without an activation gives "MatMul".
+    """
+    nodes = {node.name: node for node in graph.graph_def.node}
+    return {name: _computing_op(producer(tensor), nodes) for name, (tensor, _) in graph.outputs.items()}
+
+
+def _computing_op(name: str, nodes: Mapping[str, Any]) -> str:
+    node = nodes[name]
+    while True:
+        inputs = [producer(tensor) for tensor in node.input if not tensor.startswith("^")]
+        if node.op in ("Add", "AddV2") and any(_depends_on_a_constant(each, nodes) for each in inputs):
+            inputs = [each for each in inputs if not _depends_on_a_constant(each, nodes)]
+        elif node.op not in VALUE_PRESERVING:
+            return str(node.op)
+        if not inputs:
+            return str(node.op)
+        node = nodes[inputs[0]]
+
+
+def _depends_on_a_constant(name: str, nodes: Mapping[str, Any]) -> bool:
+    node = nodes[name]
+    while node.op in VALUE_PRESERVING and node.input:
+        node = nodes[producer(node.input[0])]
+    return bool(node.op == "Const")

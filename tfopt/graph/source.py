@@ -18,9 +18,8 @@ from tfopt.errors import ArtifactError, ConfigError, UnsupportedModelError
 from tfopt.graph.edit import AttrValue, GraphEditor, producer
 from tfopt.graph.fold import fold_constants
 from tfopt.graph.frozen import FrozenGraph, free_graphs
-from tfopt.graph.saved_model_ops import check_saved_model
 from tfopt.graph.tables import REMEDY, read_tables
-from tfopt.graph.unsafe_ops import check_graph
+from tfopt.graph.unsafe_ops import check_graph, check_saved_model
 from tfopt.graph.updates import drop_updates
 from tfopt.settings.files import check_stored
 

@@ -5,8 +5,7 @@ peaks of a processor.
 """
 
 from tfopt.hardware.gpus import GPU_CARDS, KERNEL_START_US, Gpu, GpuCard, find_card, peak_tflops
-from tfopt.hardware.machine import Hardware, detect
-from tfopt.hardware.processor import CPU_FEATURES, has_vnni, logical_cores
+from tfopt.hardware.machine import CPU_FEATURES, Hardware, detect, has_vnni, logical_cores
 from tfopt.hardware.processor_peak import CpuPeak, cpu_peak
 
 __all__ = [

@@ -14,7 +14,7 @@ from tfopt.report.formatting import memory_size
 KERNEL_START_US = 4.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class GpuCard(Record):
     """What the datasheet of a GPU says.
 
@@ -25,17 +25,17 @@ class GpuCard(Record):
         board_watts: Largest power of the board.
         nvlink_gb_per_s: Bandwidth of all NVLinks of the GPU, both directions together, in 10^9 bytes per second; None
             without NVLink.
-        compute_capability: Major and minor number, for example (9, 0).
         pcie_generation: Generation of the PCIe connection, which has 16 lanes.
+        compute_capability: Major and minor number, for example (9, 0).
     """
 
     peak_tflops: Mapping[str, float]
     memory_gib: float
     memory_gb_per_s: float
     board_watts: float
-    nvlink_gb_per_s: float | None = None
-    compute_capability: tuple[int, int]
+    nvlink_gb_per_s: float | None
     pcie_generation: int
+    compute_capability: tuple[int, int]
 
     @property
     def memory_bytes(self) -> int:
@@ -47,26 +47,6 @@ def _peaks(float32: float, tensorfloat32: float, float16: float, int8: float) ->
     """Returns peak rates by dtype. Since Ampere, bfloat16 has the rate of float16."""
     half = {"float16": float16, "bfloat16": float16}
     return {"float32": float32, "tensorfloat32": tensorfloat32, **half, "int8": int8}
-
-
-def _card(
-    rates: Mapping[str, float],
-    gib: float,
-    bandwidth: float,
-    watts: float,
-    nvlink: float | None,
-    pcie: int,
-    capability: tuple[int, int],
-) -> GpuCard:
-    return GpuCard(
-        peak_tflops=rates,
-        memory_gib=gib,
-        memory_gb_per_s=bandwidth,
-        board_watts=watts,
-        nvlink_gb_per_s=nvlink,
-        compute_capability=capability,
-        pcie_generation=pcie,
-    )
 
 
 _V100 = {"float32": 15.7, "float16": 125.0}
@@ -82,31 +62,31 @@ _HOPPER_NVL = _peaks(60.0, 417.5, 835.5, 1670.5)
 GPU_CARDS: dict[str, GpuCard] = {
     # "NVIDIA V100 Tensor Core GPU" datasheet, January 2020. Of each V100, the smaller memory. SXM3 is the V100 of the
     # DGX-2 ("NVIDIA DGX-2" datasheet, 2019).
-    "V100 SXM2": _card(_V100, 16, 900, 300, 300, 3, (7, 0)),
-    "V100 SXM3": _card(_V100, 32, 900, 350, 300, 3, (7, 0)),
-    "V100 PCIE": _card({"float32": 14.0, "float16": 112.0}, 16, 900, 250, None, 3, (7, 0)),
+    "V100 SXM2": GpuCard(_V100, 16, 900, 300, 300, 3, (7, 0)),
+    "V100 SXM3": GpuCard(_V100, 32, 900, 350, 300, 3, (7, 0)),
+    "V100 PCIE": GpuCard({"float32": 14.0, "float16": 112.0}, 16, 900, 250, None, 3, (7, 0)),
     # "NVIDIA T4" product brief PB-09256-001.
-    "T4": _card({"float32": 8.1, "float16": 65.0, "int8": 130.0}, 16, 320, 70, None, 3, (7, 5)),
+    "T4": GpuCard({"float32": 8.1, "float16": 65.0, "int8": 130.0}, 16, 320, 70, None, 3, (7, 5)),
     # "NVIDIA A10 Tensor Core GPU" datasheet, 2021.
-    "A10": _card(_peaks(31.2, 62.5, 125.0, 250.0), 24, 600, 150, None, 4, (8, 6)),
+    "A10": GpuCard(_peaks(31.2, 62.5, 125.0, 250.0), 24, 600, 150, None, 4, (8, 6)),
     # "NVIDIA A100 Tensor Core GPU" datasheets of November 2020 (40 GB) and June 2021 (80 GB).
-    "A100 SXM4 80GB": _card(_A100, 80, 2039, 400, 600, 4, (8, 0)),
-    "A100 80GB PCIE": _card(_A100, 80, 1935, 300, 600, 4, (8, 0)),
-    "A100 PCIE 40GB": _card(_A100, 40, 1555, 250, 600, 4, (8, 0)),
-    "A100": _card(_A100, 40, 1555, 400, 600, 4, (8, 0)),
+    "A100 SXM4 80GB": GpuCard(_A100, 80, 2039, 400, 600, 4, (8, 0)),
+    "A100 80GB PCIE": GpuCard(_A100, 80, 1935, 300, 600, 4, (8, 0)),
+    "A100 PCIE 40GB": GpuCard(_A100, 40, 1555, 250, 600, 4, (8, 0)),
+    "A100": GpuCard(_A100, 40, 1555, 400, 600, 4, (8, 0)),
     # "NVIDIA L4 Tensor Core GPU" and "NVIDIA L40S" datasheets, 2023.
-    "L4": _card(_peaks(30.3, 60.0, 121.0, 242.5), 24, 300, 72, None, 4, (8, 9)),
-    "L40S": _card(_peaks(91.6, 183.0, 362.05, 733.0), 48, 864, 350, None, 4, (8, 9)),
+    "L4": GpuCard(_peaks(30.3, 60.0, 121.0, 242.5), 24, 300, 72, None, 4, (8, 9)),
+    "L40S": GpuCard(_peaks(91.6, 183.0, 362.05, 733.0), 48, 864, 350, None, 4, (8, 9)),
     # "NVIDIA H100 Tensor Core GPU" datasheets: PCIe of 2022, SXM and NVL of 2024.
-    "H100 PCIE": _card(_peaks(51.0, 378.0, 756.5, 1513.0), 80, 2000, 350, 600, 5, (9, 0)),
-    "H100 NVL": _card(_HOPPER_NVL, 94, 3900, 400, 600, 5, (9, 0)),
-    "H100 HBM3": _card(_HOPPER, 80, 3350, 700, 900, 5, (9, 0)),
+    "H100 PCIE": GpuCard(_peaks(51.0, 378.0, 756.5, 1513.0), 80, 2000, 350, 600, 5, (9, 0)),
+    "H100 NVL": GpuCard(_HOPPER_NVL, 94, 3900, 400, 600, 5, (9, 0)),
+    "H100 HBM3": GpuCard(_HOPPER, 80, 3350, 700, 900, 5, (9, 0)),
     # "NVIDIA H200 Tensor Core GPU" datasheet, 2024.
-    "H200 NVL": _card(_HOPPER_NVL, 141, 4800, 600, 900, 5, (9, 0)),
-    "H200": _card(_HOPPER, 141, 4800, 700, 900, 5, (9, 0)),
+    "H200 NVL": GpuCard(_HOPPER_NVL, 141, 4800, 600, 900, 5, (9, 0)),
+    "H200": GpuCard(_HOPPER, 141, 4800, 700, 900, 5, (9, 0)),
     # "NVIDIA DGX B200" datasheet, 2024: an eighth of the system's memory, bandwidth and NVLink; 1,000 W for each GPU
     # ("NVIDIA Blackwell Architecture" technical brief).
-    "B200": _card(_peaks(75.0, 1100.0, 2250.0, 4500.0), 180, 8000, 1000, 1800, 5, (10, 0)),
+    "B200": GpuCard(_peaks(75.0, 1100.0, 2250.0, 4500.0), 180, 8000, 1000, 1800, 5, (10, 0)),
 }
 
 
@@ -167,9 +147,6 @@ def find_card(gpu_name: str) -> GpuCard | None:
     """Returns what the datasheet of a GPU says, or None if the GPU is not in the table.
 
     A slice of a GPU (MIG, vGPU) has only a share of it, which its name does not give, so it is unknown too.
-
-    Args:
-        gpu_name: Product name of the GPU as TensorFlow or NVML reports it.
 
     Example:
         >>> find_card("NVIDIA L4").memory_gb_per_s

@@ -2,24 +2,51 @@
 
 TensorFlow fixes its logical devices and takes the memory of a GPU when a device is first used. This module only lists
 physical devices, so that a program can configure them afterwards.
+
+The environment variable TFOPT_PRETEND_HARDWARE replaces what `detect` and `has_vnni` find, in the process and in those
+that it starts: a processor ("avx2", "vnni", "amx"), or a GPU of the table ("A100"). So decisions and tests for another
+machine can be tried here. What computes is still this one, and the names of the processor and of the GPU say so
+wherever they appear.
 """
 
 from __future__ import annotations
 
 import os
+import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 import pynvml
 import tensorflow as tf
 
-from tfopt.hardware.gpus import Gpu, peak_tflops
-from tfopt.hardware.pretended import pretended_gpu
-from tfopt.hardware.processor import cpu, logical_cores
+from tfopt.errors import ConfigError
+from tfopt.hardware.gpus import GPU_CARDS, Gpu, card_name, peak_tflops
 from tfopt.report import Record
 from tfopt.report.formatting import memory_size
 from tfopt.report.sheet import Sheet, Shown, pairs
+
+# The instructions that decide which precision is fast on a CPU, by their names in the Linux kernel.
+CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+
+# The instructions that add products of bytes in 32 bits, and those that each value of oneDNN's limit allows. Any other
+# value allows all instructions of the processor.
+_BYTE_PRODUCTS = ("avx512_vnni", "avx_vnni", "amx_int8")
+_LEFT_BY_LIMIT: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("sse41", "avx", "avx2", "avx512_core"), ()),
+    **dict.fromkeys(("avx2_vnni", "avx2_vnni_2"), ("avx_vnni",)),
+    **dict.fromkeys(("avx512_core_vnni", "avx512_core_bf16"), ("avx512_vnni",)),
+}
+VARIABLE = "TFOPT_PRETEND_HARDWARE"
+
+_AVX512 = ("avx2", "avx512f", "avx512_vnni")
+_PROCESSORS: dict[str, tuple[str, ...]] = {
+    "avx2": ("avx2",),
+    "vnni": _AVX512,
+    "amx": (*_AVX512, "avx512_bf16", "amx_bf16", "amx_int8"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +100,7 @@ def detect() -> Hardware:
     """Returns the hardware of this machine, without starting a device or taking GPU memory.
 
     Logical devices, memory growth and visible devices can still be configured afterwards. The environment variable
-    TFOPT_PRETEND_HARDWARE puts another machine in its place, "amx" or "A100" for example: plans then decide for it.
+    TFOPT_PRETEND_HARDWARE puts another machine in its place: plans then decide for it.
 
     Example:
         >>> hardware = detect()
@@ -82,10 +109,10 @@ def detect() -> Hardware:
         >>> hardware.memory_bytes > 0
         True
     """
-    cpu_model, cpu_features, unavailable = cpu()
+    cpu_model, cpu_features, unavailable = _cpu()
     driver_memory = _gpu_memory_by_name()
     gpus = tuple(_gpu(device, driver_memory) for device in tf.config.list_physical_devices("GPU"))
-    pretended = pretended_gpu()
+    pretended = _pretended_gpu()
     if pretended is not None:
         gpus = (pretended,)
     if not gpus:
@@ -99,6 +126,54 @@ def detect() -> Hardware:
         tensorflow_version=tf.__version__,
         unavailable=unavailable,
     )
+
+
+def has_vnni() -> bool | None:
+    """Returns whether oneDNN computes int8 with VNNI or AMX on this machine; None if its instructions are unknown.
+
+    The environment variable ONEDNN_MAX_CPU_ISA (older name: DNNL_MAX_CPU_ISA) can limit oneDNN to fewer instructions
+    than the processor has. oneDNN reads the variable when its first kernel runs.
+
+    Example:
+        >>> has_vnni() in (True, False, None)
+        True
+    """
+    _, features, unavailable = _cpu()
+    if not features and not unavailable["cpu_features"].startswith("none of"):
+        return None
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or ""
+    return any(feature in features for feature in _LEFT_BY_LIMIT.get(limit.lower(), _BYTE_PRODUCTS))
+
+
+def _cpu() -> tuple[str | None, tuple[str, ...], dict[str, str]]:
+    """Returns the name and the features of the processor, and the reason for each value that is missing."""
+    pretended = _pretended_cpu()
+    if pretended is not None:
+        return *pretended, {}
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
+    # All processors of a machine have the same entries, so the first is enough.
+    entries = dict(re.findall(r"^(\w[\w ]*?)\s*: (.*)$", text.split("\n\n")[0], re.MULTILINE))
+    model = entries.get("model name") or platform.processor() or None
+    unavailable = {} if model else {"cpu_model": "the operating system does not name it"}
+    if "flags" not in entries:
+        return model, (), {**unavailable, "cpu_features": "the operating system does not list them"}
+    features = tuple(feature for feature in CPU_FEATURES if feature in entries["flags"].split())
+    if not features:
+        unavailable["cpu_features"] = f"none of {', '.join(CPU_FEATURES)}"
+    return model, features, unavailable
+
+
+def logical_cores() -> int:
+    """Returns the number of processor cores that this process may use.
+
+    Example:
+        >>> logical_cores() > 0
+        True
+    """
+    if hasattr(os, "sched_getaffinity"):  # Linux only
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _gpu(device: tf.config.PhysicalDevice, driver_memory: Mapping[str, int | None]) -> Gpu:
@@ -148,3 +223,46 @@ def _why_no_gpu(driver_names: list[str]) -> str:
     if visible is not None:
         return f"{found}: CUDA_VISIBLE_DEVICES={visible!r}"
     return f"{found}: install the CUDA libraries with tfopt[cuda]"
+
+
+def _pretended_cpu() -> tuple[str, tuple[str, ...]] | None:
+    """Returns the name and the features of the pretended processor, or None if it is this machine's.
+
+    Raises:
+        ConfigError: The variable names neither a processor nor a GPU.
+    """
+    name = _asked()
+    if name.lower() not in _PROCESSORS:
+        return None
+    return f"pretended {name.lower()}", _PROCESSORS[name.lower()]
+
+
+def _pretended_gpu() -> Gpu | None:
+    """Returns the pretended GPU, or None if the GPUs are this machine's.
+
+    Raises:
+        ConfigError: The variable names neither a processor nor a GPU.
+    """
+    name = _asked()
+    if not name or name.lower() in _PROCESSORS:
+        return None
+    card = GPU_CARDS[card_name(name)]
+    return Gpu(
+        name=f"pretended {name}",
+        compute_capability=card.compute_capability,
+        memory_bytes=card.memory_bytes,
+        peak_tflops=dict(card.peak_tflops),
+    )
+
+
+def _asked() -> str:
+    name = os.environ.get(VARIABLE, "").strip()
+    if name and name.lower() not in _PROCESSORS:
+        try:
+            card_name(name)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{VARIABLE} must be one of {', '.join(_PROCESSORS)}, or a GPU of the table ({', '.join(GPU_CARDS)}). "
+                f"Received: {VARIABLE}={name!r}. Unset it to use this machine's own hardware."
+            ) from error
+    return name

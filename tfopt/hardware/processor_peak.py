@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from tfopt.hardware.processor import logical_cores
+from tfopt.hardware.machine import logical_cores
 from tfopt.report import Record
 
 MATRIX_SIZE = 2048

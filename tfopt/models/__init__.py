@@ -1,6 +1,6 @@
 """Builders: functions that return a Keras model.
 
-Start in mlp.py, the shortest builder; keras_models.py has the models of keras.applications and KerasHub by name,
+Start in simple.py, the shortest builders; keras_models.py has the models of keras.applications and KerasHub by name,
 table.py the published models, layers.py the layers that Keras lacks; structure.py reads the layers of any Keras model.
 
 The first arguments of every builder are `input_shape`, the shape of one example, and `outputs`, the number of classes,
@@ -13,16 +13,12 @@ from typing import Any
 
 from tfopt.errors import unknown_name
 from tfopt.models.keras_models import FAMILIES, keras_builder
-from tfopt.models.mlp import mlp
-from tfopt.models.sequences.convolutional import tcn
-from tfopt.models.sequences.recurrent import lstm
-from tfopt.models.text.decoder import gpt
-from tfopt.models.text.encoder import text_encoder
+from tfopt.models.sequences import lstm, tcn
+from tfopt.models.simple import mlp, simple_cnn
 from tfopt.models.text.generation import generate
-from tfopt.models.vision.cnn import simple_cnn
+from tfopt.models.text.transformers import gpt, text_encoder
+from tfopt.models.vision.applications import efficientnet_v2, mobilenet_v2, mobilenet_v3
 from tfopt.models.vision.convnext import convnext
-from tfopt.models.vision.efficientnet import efficientnet_v2
-from tfopt.models.vision.mobilenet import mobilenet_v2, mobilenet_v3
 from tfopt.models.vision.resnet import resnet50, resnet_cifar
 from tfopt.models.vision.unet import unet
 from tfopt.models.vision.vit import vit

@@ -1,13 +1,18 @@
-"""The rules of the arguments that builders share, by the name of the argument."""
+"""What all builders share: the rules of their arguments, by the name of the argument, and the layout of images."""
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec
 
 from annotated_types import Ge, Gt, Lt, MinLen
 
 from tfopt.settings.validation import Remedy, check_value
+
+if TYPE_CHECKING:
+    import keras
 
 AtLeastOne = Annotated[int, Ge(1)]
 Side = AtLeastOne | None
@@ -70,3 +75,32 @@ def check_shape(input_shape: Any, rule: Any = Shape) -> None:
         tfopt.errors.ConfigError: input_shape must be ... Received: input_shape=32.
     """
     check_value("input_shape", input_shape, rule)
+
+
+Arguments = ParamSpec("Arguments")
+
+
+def channels_last(build: Callable[Arguments, keras.Model]) -> Callable[Arguments, keras.Model]:
+    """Makes a builder build with the channels last.
+
+    Without it, image_data_format in keras.json or in keras.config would make another network of the same arguments.
+    Each layer keeps the layout that it was made with, also in a file.
+
+    Example:
+        >>> import keras
+        >>> channels_last(lambda: keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Conv2D(4, 3)]))().output_shape
+        (None, 6, 6, 4)
+    """
+
+    @functools.wraps(build)
+    def built(*args: Arguments.args, **kwargs: Arguments.kwargs) -> keras.Model:
+        import keras  # here, so that a list of the builders needs no TensorFlow
+
+        before = keras.config.image_data_format()
+        keras.config.set_image_data_format("channels_last")
+        try:
+            return build(*args, **kwargs)
+        finally:
+            keras.config.set_image_data_format(before)
+
+    return built

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import keras
 
-from tfopt.compat.layers import set_dtype
+from tfopt.compat.layers import layers_inside, set_dtype
 from tfopt.errors import UnsupportedModelError
 from tfopt.models.copying import finalize
-from tfopt.models.structure import can_follow_outputs, layer_path, layers_inside, output_layers
+from tfopt.models.structure import can_follow_outputs, layer_path, output_layers
 from tfopt.report import Change, PassReport, Skip
 
 HALF = ("float16", "bfloat16")

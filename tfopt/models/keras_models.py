@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.data.arguments import optional_package
 from tfopt.errors import ConfigError, unknown_name
-from tfopt.models.channels_last import channels_last
+from tfopt.models.arguments import channels_last
 
 if TYPE_CHECKING:
     import keras

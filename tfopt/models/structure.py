@@ -1,4 +1,4 @@
-"""The structure of a Keras model: the paths of its layers, the layers inside a layer, the layers of its outputs."""
+"""The structure of a Keras model: the paths of its layers, and the layers of its outputs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,6 @@ PASSES_ON = (
 def layer_path(model: keras.Model, layer: keras.Layer) -> str:
     """Returns the path of a layer, without the name of the model, which only a Sequential model puts in front."""
     return (layer.path or layer.name).removeprefix(f"{model.name}/")
-
-
-def layers_inside(layer: keras.Layer) -> list[keras.Layer]:
-    """Returns a layer and all layers inside it, for example the layer that a TimeDistributed wraps."""
-    return compat.layers_inside(layer)
 
 
 def output_layers(model: keras.Model) -> list[keras.Layer]:

@@ -10,15 +10,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tfopt.models.keras_models import keras_builder
-from tfopt.models.mlp import mlp
-from tfopt.models.sequences.convolutional import tcn
-from tfopt.models.sequences.recurrent import lstm
-from tfopt.models.text.decoder import gpt
-from tfopt.models.text.encoder import text_encoder
-from tfopt.models.vision.cnn import simple_cnn
+from tfopt.models.sequences import lstm, tcn
+from tfopt.models.simple import mlp, simple_cnn
+from tfopt.models.text.transformers import gpt, text_encoder
+from tfopt.models.vision.applications import efficientnet_v2, mobilenet_v2, mobilenet_v3
 from tfopt.models.vision.convnext import convnext
-from tfopt.models.vision.efficientnet import efficientnet_v2
-from tfopt.models.vision.mobilenet import mobilenet_v2, mobilenet_v3
 from tfopt.models.vision.resnet import resnet50, resnet_cifar
 from tfopt.models.vision.unet import unet
 from tfopt.models.vision.vit import vit

@@ -35,10 +35,9 @@ def unbuilt_copy(given: Given, *, from_config: bool = False) -> Given:
         0.9
     """
     if not from_config and not (isinstance(given, keras.optimizers.Optimizer) and given.built):
-        try:
-            return _copied(given, {})
-        except Exception:  # noqa: BLE001 - it holds something that cannot be copied, such as a lock or a file
-            pass
+        copied: Given | None = _copied_whole(given)
+        if copied is not None:
+            return copied
     config = given.get_config()
     if "learning_rate" in config and isinstance(
         schedule := learning_rate_as_given(given), keras.optimizers.schedules.LearningRateSchedule
@@ -52,6 +51,14 @@ def unbuilt_copy(given: Given, *, from_config: bool = False) -> Given:
     if lost:
         raise _refused(given, f"which would lose {', '.join(lost)}")
     return made
+
+
+def _copied_whole(given: Any) -> Any | None:
+    """Returns a deep copy, or None if it holds something that cannot be copied, such as a lock or a file."""
+    try:
+        return _copied(given, {})
+    except (TypeError, ValueError, AttributeError, RuntimeError, copy.Error):
+        return None
 
 
 def _copied(given: Any, memo: dict[int, Any]) -> Any:

@@ -13,9 +13,9 @@ from typing import Any
 import keras
 from keras import layers
 
-from tfopt.compat.layers import direct_layers, output_projection
+from tfopt.compat.layers import direct_layers, layers_inside, output_projection
 from tfopt.errors import ConfigError
-from tfopt.models.structure import layer_path, layers_inside, output_layers
+from tfopt.models.structure import layer_path, output_layers
 from tfopt.report import Record
 
 

@@ -1,6 +1,6 @@
 from .callback import PruningSchedule
 from .config import PruningConfig
-from .criteria.scores import CRITERIA
+from .criteria import CRITERIA
 from .masks import Mask
 from .prune import keep_zeros, prune
 from .schedules import SCHEDULES

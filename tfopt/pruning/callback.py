@@ -10,16 +10,16 @@ from typing import Any
 import keras
 
 from tfopt.compat.kinds import is_tf_keras
+from tfopt.compat.replace import forget
 from tfopt.compat.trainer import running_callbacks
 from tfopt.errors import ConfigError, UnsupportedModelError, warn
 from tfopt.pruning.config import PruningConfig
-from tfopt.pruning.criteria.gradients import check_data
-from tfopt.pruning.criteria.scores import needs_data
+from tfopt.pruning.criteria import needs_data
+from tfopt.pruning.gradients import check_data
 from tfopt.pruning.masks import attach_counter, attach_mask, attach_movement
-from tfopt.pruning.prune import PASS_A_CONFIG, retrace
-from tfopt.pruning.regrowth import share_at
+from tfopt.pruning.prune import PASS_A_CONFIG
 from tfopt.pruning.schedules import SCHEDULES, Schedule, from_callable
-from tfopt.pruning.updates import MaskUpdates
+from tfopt.pruning.updates import MaskUpdates, share_at
 from tfopt.pruning.weights import make_report, select_weights
 from tfopt.report import PassReport
 from tfopt.settings.validation import check_type
@@ -98,6 +98,8 @@ class PruningSchedule(keras.callbacks.Callback):
         Zhu & Gupta, "To prune, or not to prune", arXiv:1710.01878.
     """
 
+    _follows_several_steps = True  # of a call into TensorFlow
+
     def __init__(self, model: Any, config: PruningConfig | None = None, data: Any = None) -> None:
         super().__init__()
         # Keras then need not wait for the logs of a step before it begins the next one.
@@ -121,7 +123,7 @@ class PruningSchedule(keras.callbacks.Callback):
             for mask in self._masks:
                 attach_movement(mask)
         self._state: _Fit | None = None
-        retrace(model)
+        forget(model, "train_function")
 
     @property
     def _fit(self) -> _Fit:

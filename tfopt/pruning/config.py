@@ -1,5 +1,6 @@
 """Settings of unstructured pruning."""
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,23 +9,24 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Lt
 
 from tfopt.errors import ConfigError
-from tfopt.pruning.criteria.scores import CRITERIA, Criterion
-from tfopt.pruning.masks.patterns import parse_pattern
+from tfopt.pruning.criteria import CRITERIA, Criterion
+from tfopt.pruning.patterns import parse_pattern
 from tfopt.pruning.schedules import SCHEDULES
 from tfopt.settings.flags import BY_NAME, Layers, Shares
 from tfopt.settings.validation import Remedy, check_fields, check_name
 
 
-def _fraction(value: object) -> str:
-    meant = f"; did you mean {value / 100:g}?" if isinstance(value, (int, float)) and 1 < value < 100 else "."
-    return f"Sparsity is a fraction{meant}"
+def fraction(words: str, value: object) -> str:
+    """Returns the remedy for a value out of range that may have been meant in per cent."""
+    return words + (f"; did you mean {value / 100:g}?" if isinstance(value, (int, float)) and 1 < value < 100 else ".")
 
 
-def _is_function(value: object) -> bool:
-    return callable(value) and not isinstance(value, type)  # a class of schedules is not yet a schedule
+def is_function(value: object) -> bool:
+    """Whether a value can be called, and is no class: a class of schedules is not yet a schedule."""
+    return callable(value) and not isinstance(value, type)
 
 
-Sparsity = Annotated[float, Ge(0), Lt(1), Remedy(_fraction)]
+Sparsity = Annotated[float, Ge(0), Lt(1), Remedy(functools.partial(fraction, "Sparsity is a fraction"))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +92,8 @@ class PruningConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_name("criterion", self.criterion, CRITERIA, or_a="a function", accepts=_is_function)
-        check_name("schedule", self.schedule, SCHEDULES, or_a="a function", accepts=_is_function)
+        check_name("criterion", self.criterion, CRITERIA, or_a="a function", accepts=is_function)
+        check_name("schedule", self.schedule, SCHEDULES, or_a="a function", accepts=is_function)
         self._check_pattern()
         if self.initial_sparsity > self.target_sparsity:
             raise ConfigError(

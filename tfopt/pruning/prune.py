@@ -13,12 +13,13 @@ import numpy as np
 from keras import ops
 
 from tfopt.compat.kinds import is_tf_keras
+from tfopt.compat.replace import forget
 from tfopt.errors import ConfigError, warn
 from tfopt.pruning.config import PruningConfig
-from tfopt.pruning.criteria.gradients import mean_products
-from tfopt.pruning.criteria.scores import needs_data, score_weights
-from tfopt.pruning.masks import Mask, attach_mask, choose_masks, parse_pattern
-from tfopt.pruning.masks.choice import pruned
+from tfopt.pruning.criteria import needs_data, score_weights
+from tfopt.pruning.gradients import mean_products
+from tfopt.pruning.masks import Mask, attach_mask, choose_masks, pruned
+from tfopt.pruning.patterns import parse_pattern
 from tfopt.pruning.payoff import payoff_of_zeros, warn_of_no_speed
 from tfopt.pruning.tfmot import prune_tf_keras
 from tfopt.pruning.weights import Pattern, Weight, find_weights, layer_sparsities, make_report, select_weights
@@ -88,7 +89,7 @@ def prune(model: Any, config: PruningConfig | None = None, data: Any = None, *, 
         if dry_run:
             return _dry_report(model, weights, masks, skipped, config)
         _set(weights, masks)
-        retrace(model)
+        forget(model, "train_function")  # which lacks the masks
         report = make_report(weights, skipped)
     report.warn_if_unchanged()
     return report
@@ -134,7 +135,7 @@ def keep_zeros(model: Any, exclude: Sequence[Pattern] = ()) -> PassReport:
             held.append((weight, kept))
     for weight, kept in held:
         attach_mask(weight.variable).assign(kept)
-    retrace(model)
+    forget(model, "train_function")  # which lacks the masks
     report = replace(make_report([weight for weight, _ in held], skipped), name="keep zeros")
     report.warn_if_unchanged()
     return report
@@ -202,8 +203,3 @@ def _set(weights: Sequence[Weight], masks: Sequence[Any]) -> None:
     for weight, kept in zip(weights, masks, strict=True):
         mask = attach_mask(weight.variable)
         mask.assign(kept & ops.convert_to_numpy(mask.kept))  # a masked weight stays masked
-
-
-def retrace(model: Any) -> None:
-    """Makes the next `fit` trace its step again, because a step traced before the masks were attached lacks them."""
-    model.train_function = None

@@ -13,7 +13,7 @@ from typing import Any
 from tfopt.compat.layers import is_tf_keras_graph
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.pruning.config import PruningConfig
-from tfopt.pruning.masks.patterns import Blocks, NOfM, parse_pattern
+from tfopt.pruning.patterns import Blocks, NOfM, parse_pattern
 from tfopt.pruning.weights import Weight, make_report
 from tfopt.report import PassReport, Skip
 

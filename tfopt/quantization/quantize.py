@@ -9,9 +9,10 @@ import keras
 
 from tfopt.compat.kinds import is_tf_keras
 from tfopt.graph import FrozenGraph
-from tfopt.quantization.annotation.annotate import has_ranges
+from tfopt.quantization.annotation.annotate import AnnotatedGraph, has_ranges
 from tfopt.quantization.aware_training.prepare import quantize_for_training
 from tfopt.quantization.aware_training.trained_ranges import read_ranges
+from tfopt.quantization.calibration.data import CalibrationData, read_examples
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.quantization.post_training.post_training import quantize_after_training
 from tfopt.quantization.quantized_model import QuantizedModel, annotated
@@ -81,10 +82,20 @@ def quantize(
     source = freeze_any(model, trusted=trusted)
     if of_keras_2 and not has_ranges(source) and (config.training or calibration_data is None):
         return quantize_tf_keras(model, config)
-    if has_ranges(source):
+    ranged = has_ranges(source)
+    return quantize_frozen(
+        source, config, None if ranged else read_examples(source, calibration_data, evaluation_data, config)
+    )
+
+
+def quantize_frozen(
+    source: FrozenGraph, config: QuantizationConfig, examples: CalibrationData | None
+) -> QuantizedModel:
+    """Quantizes a frozen model. It holds ranges if there are no examples."""
+    if examples is None:
         quantized = _quantize_trained(source, config)
     else:
-        quantized = quantize_after_training(source, config, calibration_data, evaluation_data)
+        quantized = quantize_after_training(source, config, examples)
     quantized.report.warn_if_unchanged()
     return quantized
 
@@ -93,7 +104,7 @@ def _quantize_trained(source: FrozenGraph, config: QuantizationConfig) -> Quanti
     """Returns a model that was trained with fake quantization, annotated with the ranges from training."""
     trained = read_ranges(source, config.exclude)
     model = QuantizedModel(
-        graph=trained.graph,
+        graph=AnnotatedGraph(**vars(trained.graph)),
         float_graph=trained.graph,
         source=source,
         ranges=trained.ranges,

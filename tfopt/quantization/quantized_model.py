@@ -9,14 +9,11 @@ from typing import Any
 import numpy as np
 
 from tfopt.graph import FrozenGraph, GraphEditor, fold_constants
-from tfopt.quantization.annotation.adjustments import Adjustment, apply_adjustments
-from tfopt.quantization.annotation.annotate import annotate, has_ranges
-from tfopt.quantization.annotation.fusion import Fusion, find_fusions_where, weights_quantizer
-from tfopt.quantization.annotation.lost_weights import LOST, lost_weights, share_lost
-from tfopt.quantization.annotation.range import Range, steps_above_zero
+from tfopt.quantization.annotation.annotate import Adjustment, AnnotatedGraph, annotate, apply_adjustments, has_ranges
+from tfopt.quantization.annotation.fusion import Fusion, FusionSearch, weights_quantizer
+from tfopt.quantization.annotation.grids import LOST, Range, WeightGrid, lost_weights, share_lost, steps_above_zero
 from tfopt.quantization.annotation.ranged_tensors import tensors_of_fusion
-from tfopt.quantization.annotation.weight_grid import WeightGrid
-from tfopt.quantization.calibration.held_out import HeldOut
+from tfopt.quantization.calibration.data import HeldOut
 from tfopt.report import Change, PassReport
 
 
@@ -28,7 +25,7 @@ class QuantizedModel:
     device. `tfopt.export` lowers it to int8 kernels.
 
     Attributes:
-        graph: The annotated graph.
+        graph: The annotated graph, with its fusions.
         float_graph: The same graph before annotation. If the model was trained with fake quantization, the weights are
             rounded.
         source: The graph of the model before any folding, with the fake quantization that it was trained with.
@@ -41,7 +38,7 @@ class QuantizedModel:
         report: How each convolution and product is quantized, or why it stays float.
     """
 
-    graph: FrozenGraph
+    graph: AnnotatedGraph
     float_graph: FrozenGraph
     source: FrozenGraph
     ranges: Mapping[str, Range]
@@ -83,7 +80,7 @@ def annotated(model: QuantizedModel, kept_float: Mapping[str, str]) -> Quantized
         missing = [tensor for tensor in tensors_of_fusion(editor, fusion) if tensor not in model.ranges]
         return f"no range is known for {missing[0]!r}" if missing else None
 
-    fusions, skipped = find_fusions_where(model.float_graph, editor, obstacle, kept_float=kept_float)
+    fusions, skipped = FusionSearch(model.float_graph, editor).find(kept_float, obstacle)
     adjusted, fusions = apply_adjustments(model.float_graph, fusions, model.adjustments)
     graph = annotate(adjusted, fusions, model.ranges, model.weight_steps, weight_grid=model.weight_grid)
     before, after = GraphEditor(adjusted.graph_def), GraphEditor(graph.graph_def)

@@ -1,12 +1,11 @@
 """A recipe: the model, the data and the settings of every stage, as plain data that TOML can hold.
 
-Start in recipe.py; changes.py lays other settings over a recipe, plain_values.py writes and checks plain values.
+Start in recipe.py; changes.py lays other settings over a recipe, tables.py makes tables of its settings.
 """
 
 from tfopt.recipe.changes import with_changes
-from tfopt.recipe.differences import Difference, differences
-from tfopt.recipe.model import ModelConfig
-from tfopt.recipe.recipe import QUICK_EPOCHS, QUICK_EXAMPLES, QUICK_STEPS, Recipe, read_changes
+from tfopt.recipe.recipe import QUICK_EPOCHS, QUICK_EXAMPLES, QUICK_STEPS, ModelConfig, Recipe, read_changes
+from tfopt.recipe.tables import Difference, differences
 
 __all__ = [
     "QUICK_EPOCHS",

@@ -1,4 +1,4 @@
-"""Lays other settings over a recipe: its forms, a TOML file with a base, the composition of two recipes."""
+"""Lays other settings over a recipe (its forms, a TOML file with a base, another recipe), and checks tables of them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import pydantic
+
 from tfopt.errors import ConfigError, unknown_name
+from tfopt.recipe.tables import ARGUMENTS_OF, NAMING_CODE
+from tfopt.settings.calls import is_code
 from tfopt.settings.flags import nested_config
-from tfopt.settings.validation import field_types
+from tfopt.settings.validation import error_for, field_types
 
 T = TypeVar("T")
 
 FORMS = "forms"
-# The setting that names a function, and the setting with its arguments.
-ARGUMENTS_OF = {"builder": "arguments", "source": "arguments", "optimizer": "optimizer_arguments"}
 
 
 def with_changes(config: T, changes: Mapping[str, Any], path: str = "") -> T:
@@ -68,32 +70,43 @@ def with_changes(config: T, changes: Mapping[str, Any], path: str = "") -> T:
         raise ConfigError(f"{path}{error}") from error  # the error names the setting without its path
 
 
-def changes_from_defaults(config: Any) -> dict[str, Any]:
-    """Returns the settings in which a configuration differs from the defaults, as nested tables.
+def check_no_code(values: Mapping[str, Any], path: str = "") -> None:
+    """Raises ConfigError if a setting in nested tables names code of the user's own, which reading may not allow."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            check_no_code(value, f"{path}{name}.")
+        elif name in NAMING_CODE and is_code(value):
+            raise ConfigError(
+                f"{path}{name} must be a registered name unless you allow the file to run code. Received: "
+                f"{path}{name}={value!r}. Read the file, then add --allow-code, or pass allow_code=True."
+            )
 
-    A stage that is on has a table, even if all its settings are defaults. Where arguments are set, their function is
-    named too.
 
-    Example:
-        >>> from tfopt.recipe import Recipe
-        >>> from tfopt.training import TrainingConfig
-        >>> changes_from_defaults(Recipe(name="mine", training=TrainingConfig(epochs=3)))
-        {'name': 'mine', 'training': {'epochs': 3}}
-    """
-    found: dict[str, Any] = {}
-    for entry in dataclasses.fields(config):
-        value = getattr(config, entry.name)
-        default = entry.default_factory() if callable(entry.default_factory) else entry.default
-        if dataclasses.is_dataclass(value) and nested_config(field_types(type(config))[entry.name]) is not None:
-            inner = changes_from_defaults(value)
-            if inner or default is None:
-                found[entry.name] = inner
-        elif default is dataclasses.MISSING or value != default:
-            found[entry.name] = value
-    for function, arguments in ARGUMENTS_OF.items():
-        if arguments in found and hasattr(config, function):  # they belong to this function, and to no other
-            found = {function: getattr(config, function), **found}
-    return found
+def check_names(cls: type, values: Mapping[str, Any], path: str) -> None:
+    """Raises ConfigError if a name in nested tables is no setting of a dataclass."""
+    known = typing.get_type_hints(cls)
+    for name, value in values.items():
+        if name not in known:
+            raise unknown_name("setting", f"{path}{name}", [f"{path}{entry.name}" for entry in dataclasses.fields(cls)])
+        nested = nested_config(known[name])
+        if nested is not None and isinstance(value, Mapping):
+            check_names(nested, value, f"{path}{name}.")
+
+
+def config_error(cls: type, error: pydantic.ValidationError) -> ConfigError:
+    """Returns the first error that pydantic found, as a ConfigError."""
+    first = error.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigError):
+        return cause
+    path, hint = _setting(cls, first["loc"])
+    if first["type"] == "missing":
+        return ConfigError(f"{path} must be given. Received: {first['input']!r}. Add the setting {path}.")
+    if nested_config(hint) is not None:
+        return ConfigError(
+            f"{path} must be a table. Received: {path}={first['input']!r}. Write the settings below [{path}]."
+        )
+    return error_for(path, first["input"], hint)
 
 
 def _stage(path: str, current: Any, value: Any, hint: Any, nested: type) -> Any:
@@ -110,3 +123,17 @@ def _stage(path: str, current: Any, value: Any, hint: Any, nested: type) -> Any:
 
 def _is_optional(hint: Any) -> bool:
     return isinstance(hint, types.UnionType) and type(None) in typing.get_args(hint)
+
+
+def _setting(cls: type, location: tuple[int | str, ...]) -> tuple[str, Any]:
+    """Returns the path and the type of a setting. A location of pydantic also names places inside a plain field."""
+    names: list[str] = []
+    config, hint = cls, Any
+    for name in map(str, location):
+        names.append(name)
+        hint = field_types(config)[name]
+        nested = nested_config(hint)
+        if nested is None:
+            break
+        config = nested
+    return ".".join(names), hint

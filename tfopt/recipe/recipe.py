@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,16 +18,16 @@ from annotated_types import MinLen
 from tfopt.data.config import DataConfig
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.exporting.config import Int8Nodes
+from tfopt.models import BUILDERS, find_builder
+from tfopt.models.keras_models import FAMILIES
 from tfopt.pruning import PruningConfig, StructuredPruningConfig
 from tfopt.quantization import QuantizationConfig
-from tfopt.recipe.changes import changes_from_defaults, with_changes
-from tfopt.recipe.chosen import chosen_settings, flat
-from tfopt.recipe.model import ModelConfig
-from tfopt.recipe.plain_values import check_names, check_no_code, config_error, plain_values
+from tfopt.recipe.changes import check_names, check_no_code, config_error, with_changes
+from tfopt.recipe.tables import changed_settings, flat, plain_settings, shown_settings
 from tfopt.report.sheet import Sheet, Shown, Table
-from tfopt.settings.calls import import_code, is_code
+from tfopt.settings.calls import call_named, check_call, import_code, is_code
 from tfopt.settings.files import check_stored
-from tfopt.settings.flags import BY_NAME, stages
+from tfopt.settings.flags import BY_NAME, Arguments, stages
 from tfopt.settings.validation import check_fields, check_name
 from tfopt.tasks.task import TASKS, Task
 from tfopt.terminal import is_printable
@@ -36,6 +36,41 @@ from tfopt.training import TrainingConfig
 QUICK_EPOCHS = 2
 QUICK_EXAMPLES = 320
 QUICK_STEPS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The model to build.
+
+    Example:
+        >>> ModelConfig(builder="mlp", arguments={"units": [64]}).build((8,), 3).output_shape
+        (None, 3)
+    """
+
+    builder: Annotated[str | Callable[..., Any], BY_NAME] = "simple_cnn"
+    """Name of a builder (see `tfopt models`), of a model of keras.applications such as keras:DenseNet121, of a backbone
+    of KerasHub such as keras_hub:ViTBackbone, or package.module:function of your own. In Python also a function
+    (input_shape, outputs, **arguments)."""
+    arguments: Arguments = field(default_factory=dict)
+    """Arguments of the builder, for example width=32 filters=[8,16]."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_call("builder", self.builder, self._builders(), self.arguments, (None, None))
+
+    def build(self, input_shape: Any, outputs: int) -> Any:
+        """Builds the model for an input shape (a dict of shapes for several inputs) and a number of outputs.
+
+        Raises:
+            ConfigError: The builder cannot make a model from the arguments.
+        """
+        return call_named("builder", self.builder, self._builders(), self.arguments, input_shape, outputs)
+
+    def _builders(self) -> Mapping[str, Callable[..., Any]]:
+        """Returns the registered builders, with that of a name such as "keras:DenseNet121"."""
+        if isinstance(self.builder, str) and self.builder.partition(":")[0] in FAMILIES:
+            return {**BUILDERS, self.builder: find_builder(self.builder)}
+        return BUILDERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +217,7 @@ class Recipe(Shown):
             >>> both.name, both.pruning.target_sparsity, both.export_dir
             ('mine+sparse', 0.9, 'out/mine+sparse')
         """
-        return self.overlaid(changes_from_defaults(other))
+        return self.overlaid(changed_settings(other))
 
     def overlaid(self, changes: Mapping[str, Any]) -> Recipe:
         """Returns this recipe with other settings, given as nested tables, and with both names.
@@ -201,10 +236,10 @@ class Recipe(Shown):
 
     def __str__(self) -> str:
         """Returns the settings that differ from the defaults, as TOML."""
-        return tomli_w.dumps(chosen_settings(self)).rstrip()
+        return tomli_w.dumps(shown_settings(self)).rstrip()
 
     def _sheet(self) -> Sheet:
-        settings = chosen_settings(self)
+        settings = shown_settings(self)
         forms = settings.pop("forms", {})
         title, note = settings.pop("name"), settings.pop("description", "")
         tables = [Table(rows=list(flat(each)), folded=f"form {form}") for form, each in forms.items()]
@@ -212,7 +247,7 @@ class Recipe(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the settings as plain values, as in TOML. A setting that is None is left out."""
-        return plain_values(self, "")
+        return plain_settings(self)
 
     def to_toml(self) -> str:
         """Returns the recipe as TOML.
@@ -269,6 +304,14 @@ class Recipe(Shown):
         return _read(Path(file), allow_code, ())
 
 
+def _rows(tables: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns the cells of a table in a notebook. An empty table of settings is that of a stage with its defaults."""
+    return [
+        (path, "on" if isinstance(value, Mapping) else "off" if value is False else str(value))
+        for path, value in flat(tables)
+    ]
+
+
 def read_changes(file: Path, *, allow_code: bool = False) -> dict[str, Any]:
     """Returns the settings of a TOML file as nested tables, also those that are equal to the defaults.
 
@@ -278,7 +321,7 @@ def read_changes(file: Path, *, allow_code: bool = False) -> dict[str, Any]:
     recipe = _read(file, allow_code, ())  # checks the file
     values = _load(file)
     values.setdefault("name", file.stem)
-    return values if values.pop("base", None) is None else changes_from_defaults(recipe) | _stages_off(values)
+    return values if values.pop("base", None) is None else changed_settings(recipe) | _stages_off(values)
 
 
 def _stages_off(values: Mapping[str, Any]) -> dict[str, bool]:

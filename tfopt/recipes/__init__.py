@@ -1,6 +1,6 @@
 """Named recipes: a builder paired with the settings that train, shrink and export it.
 
-Start in vision/digits_cnn.py; tfopt/recipe/recipe.py defines the settings of a recipe.
+Start in digits_cnn.py; tfopt/recipe/recipe.py defines the settings of a recipe.
 """
 
 from __future__ import annotations
@@ -9,18 +9,22 @@ from pathlib import Path
 
 from tfopt.errors import unknown_name
 from tfopt.recipe import Difference, Recipe, differences, read_changes
-from tfopt.recipes import mlp
-from tfopt.recipes.pruned import resnet_2_4, resnet_shrunk, resnet_sparse
-from tfopt.recipes.sequences import lstm, tcn
-from tfopt.recipes.text import gpt, text_encoder
-from tfopt.recipes.vision import (
+from tfopt.recipes import (
     convnext,
     digits_cnn,
     efficientnet_v2,
+    gpt,
+    lstm,
+    mlp,
     mobilenet_v2,
     mobilenet_v3,
     resnet50,
+    resnet_2_4,
     resnet_cifar,
+    resnet_shrunk,
+    resnet_sparse,
+    tcn,
+    text_encoder,
     unet,
     vit,
 )
@@ -48,30 +52,7 @@ RECIPES: dict[str, Recipe] = {
     )
 }
 
-__all__ = [
-    "RECIPES",
-    "compose",
-    "convnext",
-    "diff",
-    "digits_cnn",
-    "efficientnet_v2",
-    "find_recipe",
-    "gpt",
-    "lstm",
-    "mlp",
-    "mobilenet_v2",
-    "mobilenet_v3",
-    "resnet50",
-    "resnet_2_4",
-    "resnet_cifar",
-    "resnet_shrunk",
-    "resnet_sparse",
-    "tcn",
-    "text_encoder",
-    "unet",
-    "vit",
-]
-
+__all__ = ["RECIPES", "compose", "diff", "find_recipe", *RECIPES]
 
 # Names that recipes had in the past.
 FORMER_NAMES = {"digits_resnet": "resnet_cifar"}

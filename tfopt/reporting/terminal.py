@@ -147,6 +147,8 @@ class FitProgress(keras.callbacks.Callback):
         train  epoch 1/1  loss 0  took 0:0...
     """
 
+    _follows_several_steps = True  # of a call into TensorFlow
+
     def __init__(self, description: str = "", *, console: Console | None = None) -> None:
         super().__init__()
         self._description = description

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 
-from tfopt.diagnosis import report
-from tfopt.diagnosis.hook import DoctorHook
+from tfopt.diagnosis.diagnose import DoctorHook, report
 from tfopt.recipe import Recipe
 from tfopt.recipe.changes import with_changes
+from tfopt.recipe.tables import nested
 from tfopt.report import DiagnosisReport
 from tfopt.runner.recipe_run import run
 from tfopt.scripts.hook import hooked
@@ -43,22 +42,9 @@ def apply_advice(recipe: Recipe, found: DiagnosisReport) -> tuple[Recipe, dict[s
     """Returns a recipe with the settings of the diagnoses, and these settings.
 
     Advice that changes what the model learns, such as another batch size, is not applied.
-
-    Args:
-        recipe: The recipe.
-        found: Its diagnosis.
     """
     changes: dict[str, Any] = {}
     for each in found.diagnoses:
         if not each.changes_training:
             changes |= each.settings
-    return with_changes(recipe, _nested(changes)), changes
-
-
-def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns {"training": {"epochs": 3}} for {"training.epochs": 3}."""
-    tables: dict[str, Any] = {}
-    for path, value in settings.items():
-        table, name = path.split(".")
-        tables.setdefault(table, {})[name] = value
-    return tables
+    return with_changes(recipe, nested(changes.items())), changes

@@ -54,7 +54,8 @@ def check_outputs(model: keras.Model, examples: Examples, task: Task) -> None:
     if not fits:
         raise ConfigError(
             f"The outputs of a model for {task.name} must be {wanted}. Received: outputs of shape {found} from "
-            f"{model.name!r}, and targets of shape {target}. Use a builder for this task, or set another task."
+            f"{model.name!r}, and targets of shape {target}. Use a builder for this task, give the source "
+            "outputs=NUMBER, or set another task."
         )
 
 

@@ -1,9 +1,11 @@
-"""Writes the receipts and the report of a run, and prints its last lines."""
+"""The result of a run; its receipts and its report are written, and its last lines printed."""
 
 from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import keras
@@ -14,8 +16,11 @@ from tfopt.atomic.own_files import Form, check_replaceable, json_in, write_own
 from tfopt.hardware import detect
 from tfopt.report import Phase, Receipt, RunReport
 from tfopt.report.formatting import score_label, show_score
-from tfopt.reporting.receipts import ReceiptsTable
+from tfopt.report.record import decision_table
+from tfopt.report.sheet import PROBLEM, Sheet, Shown, Table, pairs
+from tfopt.reporting.receipts import ReceiptsTable, receipt_table
 from tfopt.reporting.saved_report import is_page
+from tfopt.training import Plan
 
 RECEIPTS, PAGE = "receipts.json", "report.html"
 
@@ -26,6 +31,49 @@ def _is_receipts(content: bytes) -> bool:
 
 
 FORMS: dict[str, Form] = {RECEIPTS: _is_receipts, PAGE: is_page, "report.json": RunReport.is_own}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult(Shown):
+    """The result of a run.
+
+    Attributes:
+        model: The trained Keras model, pruned if the recipe prunes.
+        plan: The plan of the training.
+        report: The results and measurements of all stages, as plain records.
+        receipts: The receipt of each artifact by name ("float32", "shrunk", "pruned", "int8"); empty without an export.
+        export_dir: Directory of the artifacts, receipts.json, report.json and report.html; None without an
+            export.
+    """
+
+    model: keras.Model
+    plan: Plan
+    report: RunReport
+    receipts: Mapping[str, Receipt]
+    export_dir: Path | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether every artifact was verified without a problem."""
+        return all(receipt.ok for receipt in self.receipts.values())
+
+    def __str__(self) -> str:
+        lines = [f"{self.report.recipe}: {self.report.description}", *map(str, self.report.phases)]
+        return "\n".join([*lines, *map(str, self.receipts.values())])
+
+    def _sheet(self) -> Sheet:
+        report, receipts = self.report, self.receipts
+        shown = receipt_table(receipts, self.export_dir or Path())
+        rows = [(label, *(cell.text for cell in cells)) for label, cells in shown.rows.items()]
+        problems = [(PROBLEM, name, problem) for name, each in receipts.items() for problem in each.problems]
+        tables = [
+            Table(head=("", *receipts), rows=rows, figures=range(1, len(receipts) + 1), folded=""),
+            Table(rows=problems),
+            pairs(shown.shared),
+            decision_table(report.plan, folded="plan"),
+            Table(rows=[(phase.name, str(phase)) for phase in report.phases], folded="training"),
+        ]
+        return Sheet(title=report.recipe, note=report.description, tables=tables)
 
 
 def check_reports(export_dir: Path) -> None:

@@ -2,70 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import keras
-
-from tfopt.data import Examples
+from tfopt.errors import TfoptWarning
+from tfopt.exporting import ExportConfig
+from tfopt.exporting.saved_model import check_export
 from tfopt.pruning import PruningConfig, PruningSchedule, ShrinkSchedule, StructuredPruningConfig, shrink
 from tfopt.quantization import QuantizationConfig, quantize
 from tfopt.recipe import Recipe
-from tfopt.report import PassReport
-from tfopt.tasks import Task
-from tfopt.training import Plan
+from tfopt.runner.work import Work
+from tfopt.training.checkpointing.random_state import read_random, write_random
+
+# Settings that change the quality of the quantization only, which means nothing before training.
+CHEAP: dict[str, Any] = {
+    "calibration_examples": 2,
+    "observer": "minmax",
+    "equalization": False,
+    "smooth_quant": 0.0,
+    "bias_correction": False,
+    "rounding": "nearest",
+    "max_accuracy_drop": None,
+}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fit:
-    """One fit of a recipe.
-
-    Attributes:
-        name: Name of the phase in logs, reports and checkpoints.
-        epochs: Number of epochs.
-        learning_rate: Learning rate at the start.
-        callbacks: Callbacks of this fit alone.
-        from_scratch: Whether the weights are new. Such a fit has a warm-up and moving averages of the weights; a later
-            fit continues with small steps.
-    """
-
-    name: str
-    epochs: int
-    learning_rate: float
-    callbacks: Sequence[keras.callbacks.Callback] = ()
-    from_scratch: bool = False
-
-
-class Work(Protocol):
-    """What a stage works on.
-
-    Attributes:
-        model: The model, which a stage may replace.
-        plan: The plan of the training.
-        examples: The examples.
-        task: The task.
-    """
-
-    model: keras.Model
-    plan: Plan
-    examples: Examples
-    task: Task
-
-    def fit(self, fit: Fit) -> None:
-        """Trains the model."""
-
-    def note(self, report: PassReport) -> None:
-        """Records and prints the report of a pass."""
-
-    def calibration_data(self) -> Any:
-        """Returns batches of (inputs, targets)."""
-
-    def gradient_data(self) -> Any:
-        """Returns batches of (inputs, targets) as the loss of a fit takes them, in the same order whenever read."""
-
-
-class Stage(Protocol):
+class RecipeStage(Protocol):
     """A stage of a run.
 
     Attributes:
@@ -93,7 +57,7 @@ class Train:
     fits: Sequence[str] = ("train",)
 
     def run(self, work: Work) -> Any:
-        work.fit(Fit(name="train", epochs=self.epochs, learning_rate=self.learning_rate, from_scratch=True))
+        work.fit("train", self.epochs, self.learning_rate, from_scratch=True)
         return work.model
 
 
@@ -107,15 +71,13 @@ class Shrink:
     fits: Sequence[str] = ("shrink",)
 
     def run(self, work: Work) -> Any:
-        rate = self.config.learning_rate or self.learning_rate
-        fit = Fit(name="shrink", epochs=self.config.epochs, learning_rate=rate)
         if self.config.at_once:
             result = shrink(work.model, self.config, work.gradient_data())
             work.model = result.model
-            work.fit(fit)
+            work.fit("shrink", self.config.epochs, self.learning_rate)
         else:
             schedule = ShrinkSchedule(work.model, self.config, data=work.gradient_data())
-            work.fit(replace(fit, callbacks=[schedule]))
+            work.fit("shrink", self.config.epochs, self.learning_rate, [schedule])
             assert schedule.result is not None  # the fit has ended
             result = schedule.result
             work.model = result.model
@@ -134,8 +96,7 @@ class Prune:
 
     def run(self, work: Work) -> Any:
         schedule = PruningSchedule(work.model, self.config, data=work.gradient_data())
-        rate = self.config.learning_rate or self.learning_rate
-        work.fit(Fit(name="prune", epochs=self.config.epochs, learning_rate=rate, callbacks=[schedule]))
+        work.fit("prune", self.config.epochs, self.learning_rate, [schedule])
         assert schedule.report is not None  # the fit has ended
         work.note(schedule.report)
         return work.model
@@ -160,15 +121,14 @@ class Quantize:
         if self.config.training:
             with work.plan.scope():
                 work.model = quantize(work.model, config, calibration_data=work.calibration_data())
-            rate = self.config.learning_rate or self.learning_rate
-            work.fit(Fit(name="quantize", epochs=self.config.epochs, learning_rate=rate))
+            work.fit("quantize", self.config.epochs, self.learning_rate)
             config = None  # the ranges are in the model
         quantized = quantize(work.model, config, calibration_data=work.calibration_data())
         work.note(quantized.report)
         return quantized
 
 
-def stages(recipe: Recipe) -> list[Stage]:
+def stages(recipe: Recipe) -> list[RecipeStage]:
     """Returns the stages of a recipe, in their order.
 
     Example:
@@ -176,11 +136,56 @@ def stages(recipe: Recipe) -> list[Stage]:
         ['float32', 'int8']
     """
     rate = recipe.training.learning_rate
-    found: list[Stage] = [Train(epochs=recipe.training.epochs, learning_rate=rate)]
+    found: list[RecipeStage] = [Train(epochs=recipe.training.epochs, learning_rate=rate)]
     if recipe.shrink is not None:
-        found.append(Shrink(config=recipe.shrink, learning_rate=rate))
+        found.append(Shrink(config=recipe.shrink, learning_rate=recipe.shrink.learning_rate or rate))
     if recipe.pruning is not None:
-        found.append(Prune(config=recipe.pruning, learning_rate=rate))
+        found.append(Prune(config=recipe.pruning, learning_rate=recipe.pruning.learning_rate or rate))
     if recipe.quantization is not None:
-        found.append(Quantize(config=recipe.quantization, learning_rate=rate))
+        found.append(Quantize(config=recipe.quantization, learning_rate=recipe.quantization.learning_rate or rate))
     return found
+
+
+def rehearse(work: Work, quantization: QuantizationConfig | None, *, exports: bool) -> None:
+    """Tries on the untrained model what a run needs at its end, so that no training is lost to an export that fails.
+
+    Everything that depends on the kind of model is tried once: freezing, quantizing or the preparation for training
+    with fake quantization, the graphs of the artifacts, and their outputs on a few examples. What depends on the
+    trained weights is left out: the measurement of nodes, the search for a loss of accuracy, better ranges and better
+    rounding. Nothing is written.
+
+    Args:
+        work: The run, before its first stage. Neither its model nor the global random generators change.
+        quantization: The settings of the last stage, if it quantizes.
+        exports: Whether the run writes artifacts.
+    Raises:
+        TfoptError: The export or the quantization would end the run.
+    """
+    sample = [next(iter(work.calibration_data()))]
+    with _unnoticed():
+        if quantization is None or quantization.training:
+            if exports:
+                check_export(work.model, ExportConfig(), sample)
+            if quantization is None:
+                return
+        model = work.model
+        small: QuantizationConfig | None = replace(quantization, **CHEAP)
+        if quantization.training:
+            with work.plan.scope():
+                model = quantize(model, small, calibration_data=sample)
+            small = None  # the ranges are in the model
+        quantized = quantize(model, small, calibration_data=sample)
+        if exports:  # this has the outputs of the float model too
+            check_export(quantized, ExportConfig(int8_nodes="all", float_weights="int8"), sample)
+
+
+@contextmanager
+def _unnoticed() -> Iterator[None]:
+    """Leaves no trace: no warning, which would come again at the end, and no number drawn from a generator."""
+    before = read_random()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TfoptWarning)
+            yield
+    finally:
+        write_random(before)

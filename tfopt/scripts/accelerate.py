@@ -152,9 +152,11 @@ class AccelerateHook:
             given = inspect.signature(original).bind(*args, **kwargs).arguments
         except TypeError:
             return original(*args, **kwargs)  # which raises the error of Keras
-        if not _has_own_callback(given.get("callbacks")):
-            from tfopt.training.step.runtime import uninstall
+        from tfopt.compat.replace import callbacks_of, steps_per_execution
+        from tfopt.training.step.fit import FitCallback
+        from tfopt.training.step.runtime import uninstall
 
+        if not any(isinstance(each, FitCallback) for each in callbacks_of(given.get("callbacks"))):
             uninstall(model)
             reason = f"the fit of {type(model).__name__} must pass its callbacks to super().fit, since tfopt adds one"
             self._skip(Skip(name=place, kind=f"fit of {model.name}", reason=reason))
@@ -163,7 +165,7 @@ class AccelerateHook:
         detail = f"{self._step_of(model)}, {reason}, XLA {'on' if model.jit_compile else 'off'}"
         change = Change(name=place, kind=f"fit of {model.name}", detail=detail)
         self._changed[change] = self._changed.get(change, 0) + 1
-        with _steps_per_execution(model, steps):
+        with steps_per_execution(model, steps, "predict_function"):
             return original(*args, **kwargs)
 
     def report(self, script: str | None) -> PassReport:
@@ -222,7 +224,8 @@ class AccelerateHook:
         import keras
         import tensorflow as tf
 
-        from tfopt.scripts.obstacles import has_unknown_length, per_batch_callback
+        from tfopt.scripts.obstacles import has_unknown_length
+        from tfopt.training.step.per_batch import per_batch_callback
 
         asked = model.steps_per_execution
         if asked != 1:
@@ -256,24 +259,3 @@ class AccelerateHook:
 
     def _skip(self, found: Skip) -> None:
         self._skipped[found] = self._skipped.get(found, 0) + 1
-
-
-def _has_own_callback(callbacks: Any) -> bool:
-    """Returns whether the callback that counts the epochs of tfopt's step is among those of a fit."""
-    from tfopt.training.step.fit import FitCallback
-
-    return any(isinstance(each, FitCallback) for each in getattr(callbacks, "callbacks", callbacks) or [])
-
-
-@contextlib.contextmanager
-def _steps_per_execution(model: keras.Model, steps: int) -> Any:
-    """Runs so many steps per call within it. Functions that Keras made for another number are made anew."""
-    before = model.steps_per_execution
-    if steps == before:
-        yield
-        return
-    model.steps_per_execution, model.predict_function = steps, None
-    try:
-        yield
-    finally:
-        model.steps_per_execution, model.predict_function = before, None

@@ -11,7 +11,7 @@ from tfopt.scripts.hook import script_line
 from tfopt.scripts.run_script import run_script
 
 if TYPE_CHECKING:
-    from tfopt.diagnosis.hook import DoctorHook
+    from tfopt.diagnosis.diagnose import DoctorHook
     from tfopt.report import DiagnosisReport
 
 
@@ -37,7 +37,7 @@ class _Doctor:
 
     def _made(self) -> DoctorHook:
         if self.hook is None:
-            from tfopt.diagnosis.hook import DoctorHook
+            from tfopt.diagnosis.diagnose import DoctorHook
 
             self.hook = DoctorHook(self._steps, stops=self._stops)
         return self.hook
@@ -68,7 +68,7 @@ def diagnose_script(
             f"The script must train with keras.Model.fit. Received: {name}, which did not call it. "
             "Call tfopt.diagnose on its model, or write its loop with fit."
         )
-    from tfopt.diagnosis import report
+    from tfopt.diagnosis.diagnose import report
 
     print("tfopt: the script has ended; measuring its step", file=sys.stderr, flush=True)  # noqa: T201
     try:

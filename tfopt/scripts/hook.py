@@ -77,15 +77,16 @@ def hooked(hook: FitHook, when_imported: Callable[[ModuleType], None] | None = N
         >>> count.fits
         1
     """
-    restore: list[Callable[[], None]] = []
+    restore = contextlib.ExitStack()
     busy = threading.local()
 
     def replace(keras: ModuleType) -> None:
+        from tfopt.compat.replace import replaced  # which imports Keras
+
         for name in METHODS:
             # Where Keras defines it: a loaded model asks whether its class has overridden it.
             owner = next(cls for cls in keras.Model.__mro__ if name in vars(cls))
-            restore.append(functools.partial(setattr, owner, name, vars(owner)[name]))
-            setattr(owner, name, _calling(hook, name, vars(owner)[name], busy))
+            restore.enter_context(replaced(owner, **{name: _calling(hook, name, vars(owner)[name], busy)}))
         if when_imported is not None:
             when_imported(keras)
 
@@ -100,8 +101,7 @@ def hooked(hook: FitHook, when_imported: Callable[[ModuleType], None] | None = N
     finally:
         if finder in sys.meta_path:
             sys.meta_path.remove(finder)
-        for put_back in restore:
-            put_back()
+        restore.close()
 
 
 def _calling(hook: FitHook, name: str, original: Callable[..., Any], busy: threading.local) -> Callable[..., Any]:

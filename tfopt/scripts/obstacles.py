@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfopt.compat.trainer import built_under, profiles_batches
+from tfopt.compat.trainer import built_under
 from tfopt.report import Skip
 from tfopt.scripts.hook import place
 from tfopt.training.distributed.strategy import is_multi_worker
-
-# The methods of a callback that Keras calls around each step. Under several steps per execution it calls them less.
-PER_BATCH = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-PER_TEST_BATCH = ("on_test_batch_begin", "on_test_batch_end")
 
 UNKNOWN = int(tf.data.UNKNOWN_CARDINALITY)
 
@@ -30,41 +26,9 @@ REMEDIES = {
 }
 
 
-def _always(_: Any) -> bool:
-    return True
-
-
-def _saves_by_epoch(callback: Any) -> bool:
-    return bool(callback.save_freq == "epoch")
-
-
-def _writes_by_epoch(callback: Any) -> bool:
-    """Returns whether a TensorBoard writes nothing for a batch; its scalars of batches go to a writer of the script."""
-    by_epoch = callback.update_freq == "epoch" and not profiles_batches(callback)
-    return by_epoch and not bool(tf.summary.should_record_summaries())
-
-
-# Methods of Keras' own callbacks that need no call for each step, and the condition for that.
-HARMLESS: dict[Any, Callable[[Any], bool]] = {
-    keras.callbacks.ProgbarLogger.on_train_batch_end: _always,
-    keras.callbacks.ProgbarLogger.on_test_batch_end: _always,
-    keras.callbacks.ModelCheckpoint.on_train_batch_end: _saves_by_epoch,
-    keras.callbacks.BackupAndRestore.on_train_batch_end: _saves_by_epoch,
-    keras.callbacks.OrbaxCheckpoint.on_train_batch_end: _saves_by_epoch,
-    keras.callbacks.TensorBoard.on_train_batch_begin: _writes_by_epoch,
-    keras.callbacks.TensorBoard.on_train_batch_end: _writes_by_epoch,
-    keras.callbacks.TensorBoard.on_test_batch_begin: _writes_by_epoch,
-    # The runtime ends a call with the step that it looks for: told_the_last_batch in training/step/fit.py.
-    keras.callbacks.TerminateOnNaN.on_batch_end: _always,
-}
-
-
 def obstacle(model: keras.Model, compile_place: str) -> Skip | None:
     """Returns the reason why a compiled model keeps Keras' own training step, or None.
 
-    Args:
-        model: A compiled model.
-        compile_place: The line of the script that compiled it.
     Example:
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         >>> model.compile(loss="mse", run_eagerly=True)
@@ -94,28 +58,6 @@ def obstacle(model: keras.Model, compile_place: str) -> Skip | None:
             reason="its fit takes no callbacks, and tfopt adds one. Let it take **kwargs, and pass them to super().fit",
         )
     return None if reason is None else Skip(name=compile_place, kind=kind, reason=reason)
-
-
-def per_batch_callback(callbacks: Any, *, validates: bool) -> str | None:
-    """Returns the class of the first callback that must be called for each batch, or None.
-
-    Args:
-        callbacks: The argument of `fit`.
-        validates: Whether the fit validates, so that the callbacks see its batches too.
-    Example:
-        >>> per_batch_callback([keras.callbacks.EarlyStopping()], validates=True)
-        >>> per_batch_callback([keras.callbacks.TensorBoard(update_freq="batch")], validates=False)
-        'TensorBoard'
-    """
-    for callback in _flat(callbacks):
-        for name in PER_BATCH + (PER_TEST_BATCH if validates else ()):
-            method = getattr(callback, name)
-            function = getattr(method, "__func__", method)
-            if function is getattr(keras.callbacks.Callback, name):
-                continue
-            if function not in HARMLESS or not HARMLESS[function](callback):
-                return type(callback).__name__
-    return None
 
 
 def has_unknown_length(x: Any) -> bool:
@@ -189,12 +131,6 @@ def _calls(node: ast.AST, function: ast.FunctionDef | None) -> Iterator[tuple[in
         yield node.lineno, name, function
     for child in ast.iter_child_nodes(node):
         yield from _calls(child, function)
-
-
-def _flat(callbacks: Any) -> list[Any]:
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return list(callbacks.callbacks)
-    return [] if callbacks is None else list(keras.tree.flatten(callbacks))
 
 
 def _passes_callbacks(fit: Any) -> bool:

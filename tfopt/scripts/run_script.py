@@ -22,11 +22,11 @@ FAILED, INTERRUPTED = 1, 130
 def run_script(
     path: str,
     arguments: Sequence[str],
-    hook: FitHook,
+    hook: FitHook | None = None,
     *,
     when_imported: Callable[[ModuleType], None] | None = None,
 ) -> int:
-    """Runs `python PATH ARGUMENTS` in this process, with the hook on `keras.Model.compile` and `keras.Model.fit`.
+    """Runs `python PATH ARGUMENTS` in this process, with a hook on `keras.Model.compile` and `keras.Model.fit`.
 
     The script sees itself as `__main__`, its own `sys.argv` and its directory in `sys.path`. The working directory
     stays. Afterwards, all of these and the two methods are as before, however the script ended.
@@ -34,22 +34,17 @@ def run_script(
     Args:
         path: A Python file; or "-m", and the name of a module as the first of the arguments.
         arguments: The words after the script.
-        hook: Called for each compile and fit.
+        hook: Called for each compile and fit; None leaves them to Keras.
         when_imported: Called with Keras once it is imported, before the script uses it.
     Returns: The exit code that Python would return: 1 after an error, whose traceback is printed on standard error.
     Raises:
         ConfigError: There is no such file or module.
     Example:
         >>> import tempfile, pathlib
-        >>> class Nothing:
-        ...     def compile(self, model, original, args, kwargs):
-        ...         original(*args, **kwargs)
-        ...     def fit(self, model, original, args, kwargs):
-        ...         return original(*args, **kwargs)
         >>> with tempfile.TemporaryDirectory() as directory:
         ...     script = pathlib.Path(directory, "hello.py")
         ...     _ = script.write_text("import sys; print(__name__, sys.argv[1]); sys.exit(3)")
-        ...     run_script(str(script), ["world"], Nothing())
+        ...     run_script(str(script), ["world"])
         __main__ world
         3
     """
@@ -61,7 +56,7 @@ def run_script(
         raise ConfigError(f"The script must be a Python file. Received: {path}, which {lacks}.")
     words = list(arguments) if is_module else [path, *arguments]
     begin = "" if is_module else str(Path(path).resolve().parent)
-    with _as_python_would(words, begin), hooked(hook, when_imported):
+    with _as_python_would(words, begin), contextlib.nullcontext() if hook is None else hooked(hook, when_imported):
         try:
             if is_module:
                 runpy.run_module(words[0], run_name="__main__", alter_sys=True)

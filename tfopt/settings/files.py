@@ -21,9 +21,6 @@ def check_stored(what: str, path: str | Path) -> None:
     Reading a pipe waits for a writer, without end if there is none, and cannot be repeated. A missing path is no error
     here: who opens it says so.
 
-    Args:
-        what: What the path must be, for the error: "A recipe".
-        path: The path.
     Example:
         >>> check_stored("A table", "/dev/null")
         Traceback (most recent call last):

@@ -42,8 +42,8 @@ OWN_FUNCTION = "For another measure pass a function (labels, outputs) -> float a
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
-    """How an output becomes a decision.
+class ClassRule:
+    """The rule by which an output becomes a decision.
 
     Attributes:
         threshold: An output above it means "yes". None: the index of the largest output on the last axis is the class.
@@ -58,8 +58,8 @@ class Decision:
 
 def read_labels(
     metric: str, name: str, labels: Any, output: np.ndarray, op: str | None = None
-) -> tuple[Decision, np.ndarray]:
-    """Returns how an output becomes a decision, and the right decisions as a flat array.
+) -> tuple[ClassRule, np.ndarray]:
+    """Returns the rule by which an output becomes a decision, and the right decisions as a flat array.
 
     Args:
         metric: One of METRICS.
@@ -84,9 +84,9 @@ def read_labels(
     alike = _trimmed(labels.shape) == _trimmed(output.shape)
     labels = labels.reshape(output.shape) if alike else labels
     if metric in THRESHOLDS:
-        return Decision(threshold=THRESHOLDS[metric]), _truths(name, labels, output)
+        return ClassRule(threshold=THRESHOLDS[metric]), _truths(name, labels, output)
     if metric == "categorical_accuracy" or (not single and not alike):
-        return Decision(threshold=None), _classes(name, labels, output)
+        return ClassRule(threshold=None), _classes(name, labels, output)
     if not single and _sums_to_one(labels):
         unknown = op != "Softmax" and op not in PRODUCTS
         if op == "Sigmoid" or (unknown and _in_unit(output) and not _sums_to_one(output)):
@@ -96,14 +96,14 @@ def read_labels(
                 "metric='categorical_accuracy' if each example has one class, 'binary_accuracy' if an example can have "
                 "several labels."
             )
-        return Decision(threshold=None), _classes(name, labels, output)
+        return ClassRule(threshold=None), _classes(name, labels, output)
     targets = _truths(name, labels, output)
     if op == "Softmax" and not single:
         raise ConfigError(
             f"Labels of the softmax output {name!r} must be class numbers, or one-hot. "
             f"Received: {_such_as(labels)}. Give metric='binary_accuracy' if an example can have several labels."
         )
-    return Decision(threshold=_threshold(name, output, op)), targets
+    return ClassRule(threshold=_threshold(name, output, op)), targets
 
 
 def _classes(name: str, labels: np.ndarray, output: np.ndarray) -> np.ndarray:

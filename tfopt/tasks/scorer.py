@@ -10,7 +10,7 @@ import numpy as np
 
 from tfopt.errors import ConfigError
 from tfopt.settings.validation import check_name
-from tfopt.tasks.classifiers import Decision, read_labels
+from tfopt.tasks.classifiers import ClassRule, read_labels
 from tfopt.tasks.scores import SCORES, Score
 
 Metric = Callable[[Any, Any], float]
@@ -49,7 +49,7 @@ class Scorer:
         check_metric(metric)
         self._several = len(outputs) > 1
         self._targets: dict[str, np.ndarray] = {}
-        self.decisions: dict[str, Decision] = {}
+        self.decisions: dict[str, ClassRule] = {}
         if new_score(metric) is not None:
             self._targets = by_output(labels, list(outputs))
         elif isinstance(metric, str):
@@ -152,21 +152,6 @@ def finite(score: Score) -> float:
             "count, and that the model's outputs are finite."
         )
     return value
-
-
-def top1_accuracy(labels: np.ndarray, outputs: Any) -> float:
-    """Returns the share of examples for which the output of the right class is the largest.
-
-    Args:
-        labels: Class numbers, or one-hot.
-        outputs: [examples, classes].
-    Raises:
-        ConfigError: The labels are not classes.
-    Example:
-        >>> top1_accuracy(np.array([1, 0]), np.array([[0.1, 0.9], [0.2, 0.8]]))
-        0.5
-    """
-    return Scorer("categorical_accuracy", labels, {"": outputs}).value({"": outputs})
 
 
 def by_output(labels: Any, names: list[str]) -> dict[str, Any]:

@@ -37,62 +37,30 @@ class Task:
     soft_loss: Callable[[Examples], Any] | None = None
 
 
-# Keras is imported in the functions: a recipe names its task without it.
+def _keras() -> Any:
+    """Returns Keras, imported when a task makes something: a recipe names its task without it."""
+    import keras
+
+    return keras
 
 
 def _cross_entropy(examples: Examples) -> Any:
-    import keras
-
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=examples.ignored_target)
-
-
-def _soft_cross_entropy(examples: Examples) -> Any:
-    import keras
-
-    return keras.losses.CategoricalCrossentropy(from_logits=True)
+    return _keras().losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=examples.ignored_target)
 
 
 def _binary_cross_entropy(examples: Examples) -> Any:
-    import keras
-
-    return keras.losses.BinaryCrossentropy(from_logits=True)
-
-
-def _squared_error(examples: Examples) -> Any:
-    import keras
-
-    return keras.losses.MeanSquaredError()
-
-
-def _decisions(examples: Examples) -> list[Any]:
-    import keras
-
-    return [keras.metrics.BinaryAccuracy(threshold=0.0, name="accuracy")]
+    return _keras().losses.BinaryCrossentropy(from_logits=True)
 
 
 def _mean_iou(examples: Examples) -> list[Any]:
-    import keras
-
-    return [
-        keras.metrics.MeanIoU(
-            num_classes=examples.outputs,
-            ignore_class=examples.ignored_target,
-            sparse_y_pred=False,
-            name="mean_iou",
-        )
-    ]
+    classes, ignored = examples.outputs, examples.ignored_target
+    return [_keras().metrics.MeanIoU(classes, ignore_class=ignored, sparse_y_pred=False, name="mean_iou")]
 
 
 def _bits(examples: Examples) -> list[Any]:
-    from tfopt.tasks.keras_metrics import BitsPerByteMetric
+    from tfopt.tasks.keras_metrics import BitsPerByteMetric  # it imports Keras
 
     return [BitsPerByteMetric(examples.bytes_per_target, examples.ignored_target, name="bits_per_byte")]
-
-
-def _absolute_error(examples: Examples) -> list[Any]:
-    import keras
-
-    return [keras.metrics.MeanAbsoluteError(name="mean_absolute_error")]
 
 
 TASKS: dict[str, Task] = {
@@ -101,7 +69,7 @@ TASKS: dict[str, Task] = {
         Task(
             name="classification",
             loss=_cross_entropy,
-            soft_loss=_soft_cross_entropy,
+            soft_loss=lambda examples: _keras().losses.CategoricalCrossentropy(from_logits=True),
             metrics=lambda examples: ["accuracy"],
             score=lambda examples: "accuracy",
         ),
@@ -109,7 +77,7 @@ TASKS: dict[str, Task] = {
             name="multi_label_classification",
             loss=_binary_cross_entropy,
             soft_loss=_binary_cross_entropy,
-            metrics=_decisions,
+            metrics=lambda examples: [_keras().metrics.BinaryAccuracy(threshold=0.0, name="accuracy")],
             score=lambda examples: "binary_accuracy_from_logits",
         ),
         Task(
@@ -126,8 +94,8 @@ TASKS: dict[str, Task] = {
         ),
         Task(
             name="regression",
-            loss=_squared_error,
-            metrics=_absolute_error,
+            loss=lambda examples: _keras().losses.MeanSquaredError(),
+            metrics=lambda examples: [_keras().metrics.MeanAbsoluteError(name="mean_absolute_error")],
             score=lambda examples: MeanAbsoluteError(),
         ),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -17,21 +17,17 @@ from tfopt.errors import ConfigError, UnsupportedModelError, warn
 from tfopt.models.float32_outputs import float32_outputs as float32_outputs  # also tfopt.training's
 from tfopt.models.float32_outputs import half_outputs, keep_float32
 from tfopt.profiling.tensor_cores import tensor_core_alignment as tensor_core_alignment  # also tfopt.training's
-from tfopt.report import Change, PassReport, Skip
+from tfopt.report import PassReport, Skip
 from tfopt.settings.validation import check_type
-from tfopt.training.checkpointing.resume import Resume
-from tfopt.training.distributed.on_replicas import on_replicas
+from tfopt.training.compile_report import lost_by_own_step, own_loss, report_of
+from tfopt.training.distributed.strategy import on_replicas
 from tfopt.training.distributed.whole_batch import approximated_metrics, check_given_losses, division
-from tfopt.training.keras_differences import state_of_parts, summed_embeddings
-from tfopt.training.memory import out_of_memory_message
 from tfopt.training.pipeline_parallel.step import Stages, split
 from tfopt.training.plan import Plan
 from tfopt.training.step import runtime
 from tfopt.training.step.augment import StepAugmentation, for_model
 from tfopt.training.step.calls import compile_arguments
-from tfopt.training.step.guards import Guard
-from tfopt.training.step.keras_step import KerasStep
-from tfopt.training.step.step import Step
+from tfopt.training.step.step import KerasStep, Step
 from tfopt.training.xla import xla_blockers
 
 
@@ -92,10 +88,10 @@ def compile(
     of_parts: list[Skip] = []
     if divided:
         check_given_losses(model, loss, divided)
-        of_parts += _own_loss(model, divided)
+        of_parts += own_loss(model, divided)
         of_parts += approximated_metrics(model, metrics, divided)
         of_parts += approximated_metrics(model, options.get("weighted_metrics"), divided)
-    augmentation = for_model(augment, model, on_gpu=bool(plan.hardware.gpus))
+    augmentation = for_model(augment, model, plan)
     if own_step:
         _check_own_step(model, plan, augmentation)
     blockers = list(xla_blockers(model)) if plan.jit_compile else []
@@ -127,10 +123,11 @@ def compile(
     if stages is not None:
         stages.place_optimizer(model.optimizer)
     if own_step:
-        lost = _lost_by_own_step(model, plan, steps)
+        lost = lost_by_own_step(model, plan, steps)
         return PassReport(name="compile", changed=outputs.changed, skipped=[*outputs.skipped, *blockers, lost])
-    _install(model, plan, stages, jit_compile, augmentation, float32_outputs=chosen_half)
-    return _report(model, plan, stages, outputs, [*blockers, *of_parts])
+    when_built = functools.partial(keep_float32, model) if chosen_half else None
+    _install(model, plan, stages, augmentation, jit_compile=jit_compile, when_built=when_built)
+    return report_of(model, plan, stages, outputs, [*blockers, *of_parts])
 
 
 def put_step(model: keras.Model, plan: Plan) -> None:
@@ -138,7 +135,7 @@ def put_step(model: keras.Model, plan: Plan) -> None:
 
     The model keeps its optimizer, losses and metrics, its `jit_compile` and its `steps_per_execution`, and the errors
     of TensorFlow. A later `model.compile` removes the step.
-    Under a strategy, each replica runs Keras' own step; see step/keras_step.py.
+    Under a strategy, each replica runs Keras' own step; see KerasStep.
 
     Args:
         model: A compiled model without a `train_step` of its own.
@@ -163,7 +160,7 @@ def put_step(model: keras.Model, plan: Plan) -> None:
             "its own. Override compute_loss instead of train_step."
         )
     runtime.uninstall(model)
-    _install(model, plan, None, bool(model.jit_compile), None, as_keras=True)
+    _install(model, plan, None, None, jit_compile=bool(model.jit_compile), as_keras=True)
 
 
 def _place_stages(model: keras.Model, plan: Plan) -> Stages | None:
@@ -180,20 +177,20 @@ def _install(
     model: keras.Model,
     plan: Plan,
     stages: Stages | None,
+    augment: StepAugmentation | None,
+    *,
     jit_compile: bool,
-    augmentation: Augmentation | None,
     as_keras: bool = False,
-    float32_outputs: bool = False,
+    when_built: Callable[[], object] | None = None,
 ) -> None:
     config = plan.config
-    augment = None if augmentation is None else StepAugmentation(augmentation, model, config.seed)
 
-    def make_step(jit: bool) -> Step | KerasStep:
+    def make_step(jit_compile: bool) -> Step | KerasStep:
         if as_keras and plan.strategy is not None:
             return KerasStep(model)
         return Step(
             model,
-            jit_compile=jit,
+            jit_compile=jit_compile,
             accumulate=config.accumulate,
             sparse_gradients=config.sparse_embedding_gradients,
             stages=stages,
@@ -202,81 +199,9 @@ def _install(
             output_losses_as_keras=as_keras,
         )
 
-    def explain_memory(error: BaseException) -> str:
-        return out_of_memory_message(
-            error,
-            global_batch_size=config.global_batch_size,
-            replicas=plan.replicas,
-            accumulate=config.accumulate,
-            precision=plan.precision,
-            remat=config.remat,
-            hardware=plan.hardware,
-        )
-
-    resume = None
-    if config.checkpoint_dir is not None:
-        resume = Resume(
-            config.checkpoint_dir,
-            every=config.checkpoint_every,
-            keep=config.keep_checkpoints,
-            mode=config.resume,
-            strategy=model.distribute_strategy,
-        )
     runtime.Runtime(
-        model,
-        make_step=make_step,
-        jit_compile=jit_compile,
-        guard=Guard(
-            stop_on_nan=config.stop_on_nan,
-            explain_memory=None if as_keras else explain_memory,
-            last_checkpoint=(lambda: None) if resume is None else resume.last_checkpoint,
-        ),
-        resume=resume,
-        counter=plan.epoch,
-        tensor_float_32=plan.tensor_float_32,
-        when_built=functools.partial(keep_float32, model) if float32_outputs else None,
+        model, plan, make_step, jit_compile=jit_compile, explains=not as_keras, when_built=when_built
     ).install()
-
-
-def _report(
-    model: keras.Model, plan: Plan, stages: Stages | None, outputs: PassReport, blockers: Sequence[Skip]
-) -> PassReport:
-    detail = "trains by tfopt's step" + (f" in stages\n{stages}" if stages else "")
-    changed = [Change(name=model.name, kind=type(model).__name__, detail=detail), *outputs.changed]
-    if not plan.config.sparse_embedding_gradients:
-        changed += summed_embeddings(model)
-    skipped = [*outputs.skipped, *blockers]
-    if plan.hardware.gpus and plan.precision != "float32":
-        skipped += [
-            Skip(name=row.name, kind=row.kind, reason=f"not a multiple of 8, which slows tensor cores: {row}")
-            for row in tensor_core_alignment(model).rows
-            if not row.is_output
-        ]
-    parts = max(plan.config.accumulate, plan.micro_batches)
-    skipped += state_of_parts(model, parts=parts, replicas=plan.replicas)
-    return PassReport(name="compile", changed=tuple(changed), skipped=skipped)
-
-
-def _own_loss(model: keras.Model, divided: str) -> list[Skip]:
-    if type(model).compute_loss is keras.Model.compute_loss:
-        return []
-    reason = f"its own compute_loss must average over examples: with {divided}, each part is weighted by its examples"
-    return [Skip(name=model.name, kind=type(model).__name__, reason=reason)]
-
-
-def _lost_by_own_step(model: keras.Model, plan: Plan, steps: int) -> Skip:
-    """Returns what a model with its own `train_step` cannot have."""
-    lost = "it has its own train_step: without accumulate, checkpoints, guards and ledger"
-    if plan.strategy is not None:
-        lost += ", and under a strategy without XLA and with one step per execution"
-        if plan.replicas > 1:
-            lost += (
-                f". compute_loss divides a loss by the {plan.replicas} replicas, since their gradients are summed: a "
-                "loss that train_step itself adds to a metric is shown divided. Each replica averages over its own part"
-            )
-    elif steps > 1:
-        lost += f"; Keras only runs executions of {steps} steps, and may run more steps than steps_per_epoch"
-    return Skip(name=model.name, kind=type(model).__name__, reason=lost)
 
 
 def _check_options(plan: Plan, optimizer: Any, loss: Any, options: dict[str, Any]) -> None:
@@ -318,7 +243,7 @@ def _check_strategy(model: keras.Model, plan: Plan) -> None:
         )
 
 
-def _check_own_step(model: keras.Model, plan: Plan, augmentation: Augmentation | None) -> None:
+def _check_own_step(model: keras.Model, plan: Plan, augmentation: StepAugmentation | None) -> None:
     config = plan.config
     asked = {
         "augment": augmentation is not None,

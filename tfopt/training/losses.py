@@ -33,6 +33,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.compat.layers import added_losses, layers_inside
+from tfopt.compat.replace import replaced
 from tfopt.compat.trainer import loss_of, masked_weights, output_loss_means, reductions_visited
 
 
@@ -160,13 +161,10 @@ def _cast_added_losses(model: keras.Model) -> None:
 def _output_losses_count(model: keras.Model, examples: Any) -> Iterator[None]:
     """While a loss is computed, weights the values of each output's loss metric by the number of examples."""
     means = [] if examples is None else output_loss_means(model)  # the first call adds to it
-    for mean in means:
-        mean.update_state = functools.partial(_count, mean, examples)
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as scopes:
         for mean in means:
-            del mean.update_state
+            scopes.enter_context(replaced(mean, update_state=functools.partial(_count, mean, examples)))
+        yield
 
 
 def _count(mean: keras.metrics.Metric, examples: Any, value: Any, sample_weight: Any = None) -> None:

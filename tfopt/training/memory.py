@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfopt.hardware import Hardware
 from tfopt.report.formatting import memory_size
-from tfopt.training.config import check_remat
+from tfopt.training.config import TrainingConfig, check_remat
 
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 
@@ -110,36 +110,27 @@ def remat_scope(mode: str | None) -> Iterator[None]:
 
 
 def out_of_memory_message(
-    error: BaseException,
-    *,
-    global_batch_size: int,
-    replicas: int,
-    accumulate: int,
-    precision: str,
-    remat: str | None,
-    hardware: Hardware,
+    error: BaseException, config: TrainingConfig, precision: str, replicas: int, hardware: Hardware
 ) -> str:
     """Returns an error message: which device is out of memory, and which settings to lower, the cheapest first.
 
     Args:
         error: TensorFlow's ResourceExhaustedError.
-        global_batch_size: The examples of a step on all replicas together.
-        replicas: The number of replicas.
-        accumulate: The micro-batches of a step on each replica.
+        config: The settings of the training.
         precision: The name of the dtype policy.
-        remat: The rematerialisation mode, or None.
+        replicas: The number of replicas.
         hardware: The machine.
     Example:
         >>> error = tf.errors.ResourceExhaustedError(None, None, "Out of memory while trying to allocate 2.00GiB.")
         >>> machine = Hardware(logical_cores=2, memory_bytes=8 * 2**30, tensorflow_version="2.21.0")
-        >>> print(out_of_memory_message(error, global_batch_size=64, replicas=1, accumulate=1, precision="float32",
-        ...                             remat=None, hardware=machine))
+        >>> print(out_of_memory_message(error, TrainingConfig(global_batch_size=64), "float32", 1, machine))
         Out of memory: 2.0 GiB could not be allocated (machine: 8.0 GiB) with 64 examples on each replica at a time.
         Lower it, the first that suits:
           accumulate=2: 32 examples at a time; the same gradients, save for batch normalization
           remat='activations': computes activation functions such as gelu twice; no gain with relu
           global_batch_size=32: half the examples; lower the learning rate with it
     """
+    global_batch_size, accumulate = config.global_batch_size, config.accumulate
     batch = max(1, global_batch_size // (replicas * accumulate))
     lines = [
         f"Out of memory: {_failed_allocation(str(error))} ({_memory(str(error), hardware)}) "
@@ -152,7 +143,7 @@ def out_of_memory_message(
         lines.append(
             f"  accumulate={finer}: {at_a_time} examples at a time; the same gradients, save for batch normalization"
         )
-    if remat is None:
+    if config.remat is None:
         lines.append("  remat='activations': computes activation functions such as gelu twice; no gain with relu")
     half = _half_precision(precision, hardware)
     if half:

@@ -17,17 +17,25 @@ from tfopt.hardware import Hardware, detect
 from tfopt.report import Decision
 from tfopt.report.record import decision_table
 from tfopt.report.sheet import Sheet, Shown
+from tfopt.training.choices import (
+    accumulate_reason,
+    auto_shard_reason,
+    batch_reason,
+    check_floatx,
+    check_pipeline,
+    checkpoints_reason,
+    choose_jit_compile,
+    choose_micro_batches,
+    choose_precision,
+    choose_prefetch,
+    choose_steps_per_execution,
+    rate_reason,
+    sparse_gradients_reason,
+)
 from tfopt.training.config import TrainingConfig
 from tfopt.training.distributed.strategy import choose_strategy, is_multi_worker, pipeline_devices
 from tfopt.training.memory import remat_scope, set_memory_growth, tensor_float_32
 from tfopt.training.optimizers import learning_rate_factor, make_optimizer
-from tfopt.training.precision import choose_precision
-
-# Small models gain most from it (benchmarks/plan_choices.py). A larger number gains little and delays callbacks.
-STEPS_PER_CALL = 10
-# With M micro-batches, the S stages of a pipeline are idle for (S - 1) / (M + S - 1) of the time: at most a fifth, if
-# there are four micro-batches for each stage.
-MICRO_BATCHES_PER_STAGE = 4
 
 
 class HasTraining(Protocol):
@@ -181,16 +189,6 @@ class Plan(Shown):
         return str(replace(decision_table(self.decisions), head=()))
 
 
-def _check_floatx() -> None:
-    """Raises ConfigError for half precision in Keras' own settings: losses and metrics would be summed up in it."""
-    if keras.config.floatx() not in ("float32", "float64"):
-        raise ConfigError(
-            "keras.config.floatx() must be float32 or float64: Keras sums losses and metrics up in it, and a float16 "
-            f"cannot count beyond 2048. Received: {keras.config.floatx()!r}. Call keras.config.set_floatx('float32') "
-            "and set precision='mixed_float16' in TrainingConfig."
-        )
-
-
 def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware | None = None) -> Plan:
     """Decides every "auto", and refuses settings that cannot train together.
 
@@ -211,40 +209,34 @@ def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware 
     settings = config if isinstance(config, TrainingConfig) else getattr(config, "training", None)
     if not isinstance(settings, TrainingConfig):
         raise ConfigError(f"config must be a TrainingConfig or a Recipe. Received: config={config!r}.")
-    _check_floatx()
+    check_floatx()
     machine = hardware or detect()
     decisions: list[Decision] = []
 
-    def decide(setting: str, value: Any, reason: str) -> None:
+    def decide(setting: str, value: Any, reason: str) -> Any:
         decisions.append(Decision(setting=setting, value=str(value), reason=reason))
+        return value
 
-    precision, reason = choose_precision(settings.precision, machine)
-    decide("precision", precision, reason)
-    _check_pipeline(settings)
+    precision = decide("precision", *choose_precision(settings.precision, machine))
+    check_pipeline(settings)
     growth, growth_reason = set_memory_growth() if settings.memory_growth else (False, "as asked")  # before any device
-    jit_compile, reason = _jit_compile(settings, machine)
-    decide("jit_compile", jit_compile, reason)
+    jit_compile = decide("jit_compile", *choose_jit_compile(settings, machine))
     strategy, value, reason = choose_strategy(settings, machine)
     decide("strategy", value, reason)
-    steps, reason = _steps_per_execution(settings)
-    decide("steps_per_execution", steps, reason)
-    prefetch, reason = _prefetch(settings)
-    decide("prefetch", prefetch, reason)
-    decide("global_batch_size", settings.global_batch_size, _batch(settings, strategy))
+    steps = decide("steps_per_execution", *choose_steps_per_execution(settings))
+    prefetch = decide("prefetch", *choose_prefetch(settings))
+    decide("global_batch_size", settings.global_batch_size, batch_reason(settings, strategy))
     if settings.base_batch_size is not None or settings.warmup_epochs:
         factor, reason = learning_rate_factor(settings)
-        decide("learning_rate", f"{settings.learning_rate * factor:.4g}", _rate(settings, reason))
+        decide("learning_rate", f"{settings.learning_rate * factor:.4g}", rate_reason(settings, reason))
     if settings.accumulate > 1:
-        decide("accumulate", settings.accumulate, _accumulate(settings, strategy))
+        decide("accumulate", settings.accumulate, accumulate_reason(settings, strategy))
     if is_multi_worker(strategy):
-        decide("auto_shard", settings.auto_shard, _auto_shard(settings))
+        decide("auto_shard", settings.auto_shard, auto_shard_reason(settings))
     devices = pipeline_devices(settings, machine) if settings.strategy == "pipeline" else ()
-    micro_batches = 1
-    if devices:
-        micro_batches, reason = _micro_batches(settings, len(devices))
-        decide("micro_batches", micro_batches, reason)
+    micro_batches = decide("micro_batches", *choose_micro_batches(settings, len(devices))) if devices else 1
     if settings.sparse_embedding_gradients:
-        decide("sparse_embedding_gradients", True, _sparse_gradients(settings, strategy))
+        decide("sparse_embedding_gradients", True, sparse_gradients_reason(settings, strategy))
     if settings.remat is not None:
         decide("remat", settings.remat, "as asked; activation functions are computed again in the backward pass")
     tf32, reason = tensor_float_32(machine)
@@ -254,7 +246,7 @@ def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware 
     if machine.gpus:
         decide("memory_growth", growth, growth_reason)
     if settings.checkpoint_dir is not None:
-        decide("checkpoint_dir", settings.checkpoint_dir, _checkpoints(settings))
+        decide("checkpoint_dir", settings.checkpoint_dir, checkpoints_reason(settings))
     return Plan(
         config=settings,
         hardware=machine,
@@ -271,104 +263,6 @@ def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware 
     )
 
 
-def _jit_compile(config: TrainingConfig, machine: Hardware) -> tuple[bool, str]:
-    pipeline = config.strategy == "pipeline"
-    if config.jit_compile != "auto":
-        if config.jit_compile and pipeline:
-            raise ConfigError(
-                "jit_compile must not be True with strategy='pipeline': XLA compiles for one device. "
-                "Received: jit_compile=True. Set jit_compile=False."
-            )
-        return config.jit_compile, "as asked"
-    if pipeline:
-        return False, "XLA compiles for one device, a pipeline has several"
-    if not machine.gpus:
-        return False, "no GPU; on a CPU XLA slows convolutions down and takes long to start"
-    return True, f"XLA fuses the step's small kernels on {machine.gpus[0].name}"
-
-
-def _steps_per_execution(config: TrainingConfig) -> tuple[int, str]:
-    if config.steps_per_execution != "auto":
-        return config.steps_per_execution, "as asked"
-    return STEPS_PER_CALL, "fewer returns to Python between steps; callbacks follow every 10 steps"
-
-
-def _prefetch(config: TrainingConfig) -> tuple[int, str]:
-    if config.prefetch != "auto":
-        return config.prefetch, "as asked"
-    return data.PREFETCH, "enough to overlap input and training; tf.data's autotuner makes the end of an epoch wait"
-
-
-def _batch(config: TrainingConfig, strategy: Any) -> str:
-    replicas = 1 if strategy is None else strategy.num_replicas_in_sync
-    size = config.global_batch_size
-    if size % replicas:
-        lower, upper = size // replicas * replicas, (size // replicas + 1) * replicas
-        raise ConfigError(
-            f"global_batch_size must be divisible by the number of replicas. "
-            f"Received: global_batch_size={size}, {replicas} replicas. "
-            f"Use {f'{lower} or {upper}' if lower else upper}."
-        )
-    share = "one device" if replicas == 1 else f"{size // replicas} on each of {replicas} replicas"
-    return f"as asked; {share}"
-
-
-def _rate(config: TrainingConfig, reason: str) -> str:
-    fall = "falls along a cosine" if config.decay == "cosine" else "stays"
-    rise = f"rises for {config.warmup_epochs:g} epochs, then " if config.warmup_epochs else ""
-    return f"{reason}; {rise}{fall}"
-
-
-def _accumulate(config: TrainingConfig, strategy: Any) -> str:
-    size = config.global_batch_size // (1 if strategy is None else strategy.num_replicas_in_sync)
-    if config.accumulate > size:
-        raise ConfigError(
-            "accumulate must be at most the examples of a step on one replica. "
-            f"Received: accumulate={config.accumulate}, with {size} examples. Set accumulate={size} or less."
-        )
-    return f"as asked; {-(-size // config.accumulate)} examples at a time, one update for all"
-
-
-def _sparse_gradients(config: TrainingConfig, strategy: Any) -> str:
-    several = {
-        "strategy='pipeline'": config.strategy == "pipeline",
-        f"strategy={type(strategy).__name__}": strategy is not None,
-        f"accumulate={config.accumulate}": config.accumulate > 1,
-    }
-    received = [name for name, is_so in several.items() if is_so]
-    if received:
-        raise ConfigError(
-            "sparse_embedding_gradients needs one device and one micro-batch: each part of a divided batch names a row "
-            "by itself, and the update would depend on how the batch is divided. Received: "
-            f"sparse_embedding_gradients=True, {', '.join(received)}. Set strategy='none' and accumulate=1, or leave "
-            "sparse_embedding_gradients out."
-        )
-    return "as asked; optimizers square and clip the gradient of a row as often as a batch names it, as in Keras"
-
-
-def _auto_shard(config: TrainingConfig) -> str:
-    return {
-        "file": "as asked; each worker reads its own files, in an order that a resumed training does not repeat",
-        "off": "as asked; each worker reads all data",
-    }.get(config.auto_shard, "each worker takes its part of every batch")
-
-
-def _check_pipeline(config: TrainingConfig) -> None:
-    if config.strategy == "pipeline":
-        if config.accumulate > 1:
-            raise ConfigError(
-                "accumulate must be 1 with strategy='pipeline', whose micro-batches do the same. "
-                f"Received: accumulate={config.accumulate}. Set micro_batches."
-            )
-        return
-    for name, unset in (("pipeline_devices", ()), ("pipeline_cuts", ()), ("micro_batches", "auto")):
-        if getattr(config, name) != unset:
-            raise ConfigError(
-                f"{name} needs strategy='pipeline'. Received: {name}={getattr(config, name)!r}, "
-                f"strategy={config.strategy!r}. Set strategy='pipeline', or leave {name} out."
-            )
-
-
 def _check_service(plan: Plan) -> None:
     """Raises ConfigError if the order of the examples matters, which a tf.data service does not keep."""
     refused = {
@@ -381,23 +275,3 @@ def _check_service(plan: Plan) -> None:
     for received, (is_refused, reason) in refused.items():
         if is_refused:
             raise ConfigError(f"A training with service {reason}. Received: {received}. Or leave service out.")
-
-
-def _micro_batches(config: TrainingConfig, stages: int) -> tuple[int, str]:
-    if config.micro_batches != "auto":
-        if config.micro_batches > config.global_batch_size:
-            raise ConfigError(
-                "micro_batches must be at most global_batch_size. Received: "
-                f"micro_batches={config.micro_batches}, global_batch_size={config.global_batch_size}. "
-                f"Set micro_batches={config.global_batch_size} or less."
-            )
-        return config.micro_batches, "as asked"
-    count = min(MICRO_BATCHES_PER_STAGE * stages, config.global_batch_size)
-    idle = (stages - 1) / (count + stages - 1)
-    return count, f"{MICRO_BATCHES_PER_STAGE} for each stage; stages idle {idle:.0%} of the time at the ends of a step"
-
-
-def _checkpoints(config: TrainingConfig) -> str:
-    every = "every epoch" if config.checkpoint_every == "epoch" else f"every {config.checkpoint_every} steps"
-    how = {"auto": "resumed if there is one", True: "resumed", False: "begun anew"}[config.resume]
-    return f"as asked; saved {every}, {config.keep_checkpoints} kept, {how}"

@@ -241,3 +241,38 @@ def test_settings_without_meaning_are_refused(settings, message):
 def test_the_settings_are_public():
     assert tfopt.data.AugmentConfig is AugmentConfig
     assert tfopt.data.Augmentation is Augmentation
+
+
+@pytest.mark.parametrize("name", ["colour", "cutout", "rand_augment", "aug_mix"])
+@pytest.mark.parametrize(("scale", "offset"), [(1.0, 0.0), (2 / 255, -1.0)], ids=["0 to 255", "-1 to 1"])
+def test_floating_point_images_of_another_range_are_refused_where_they_would_be_clipped(name, scale, offset):
+    images = tf.constant(IMAGES.astype("float32") * scale + offset)
+    augment = augmentation_of(SETTINGS[name])
+    for call in (augment.__call__, tf.function(augment.__call__)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="must be floating-point numbers from 0 to 1"):
+            call((images, tf.constant(LABELS)), SEED)
+
+
+def test_geometry_and_mixing_take_images_of_any_range():
+    images = IMAGES.astype("float32") - 100
+    for name in ("transform", "either"):
+        changed, _ = augmentation_of(SETTINGS[name])((tf.constant(images), tf.constant(LABELS)), SEED)
+        assert changed.numpy().max() > 50
+
+
+def test_a_label_without_an_output_does_not_become_a_target_of_zeros():
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"class numbers from 0 to 3.*4"):
+        augmentation_of(SETTINGS["mixup"])((batch()[0], tf.constant(LABELS + 1)), SEED)
+
+
+def test_targets_of_the_size_of_the_images_that_stay_in_their_place_are_named():
+    masks = tf.constant(IMAGES[..., 0].astype("int32"))
+    with pytest.warns(tfopt.TfoptWarning, match="do not follow their moves"):
+        augmentation_of(SETTINGS["flip"])((batch()[0], masks), SEED)
+    with pytest.raises(ConfigError, match="Masks must have the height and width of the images"):
+        augmentation_of(SETTINGS["crop"], masks=True)((batch()[0], masks[:, ::2, ::2]), SEED)
+
+
+def test_a_pipeline_says_that_settings_are_no_augmentation():
+    with pytest.raises(ConfigError, match=r"augment=AugmentConfig\(...\). Pass tfopt.data.Augmentation"):
+        tfopt.data.pipeline((IMAGES, LABELS), batch_size=2, augment=AugmentConfig(flip="both"))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.data import numpy_files
+from tfopt.data import arrays, numpy_files
 from tfopt.errors import ConfigError
 
 
@@ -117,3 +117,24 @@ def test_a_file_that_becomes_shorter_is_an_error_that_names_it(files):
     files["x"].write_bytes(content[: len(content) // 2])
     with pytest.raises(tf.errors.UnknownError, match=r"x.npy' ends within row \d+: the file has become shorter"):
         examples.arrays("train")
+
+
+def test_a_column_of_classes_and_masks_have_as_many_outputs_as_in_memory(files, tmp_path):
+    np.save(tmp_path / "c.npy", np.load(files["y"])[:, None])
+    column, masks = np.load(files["y"])[:, None], np.arange(300 * 35).reshape(300, 7, 5) % 4
+    for y, outputs in ((column, 3), (masks, 4)):
+        np.save(tmp_path / "y.npy", y)
+        examples = numpy_files(**files)
+        assert examples.outputs == arrays(np.zeros(300), y).outputs == outputs
+        assert examples.y_train.shape[1:] == y.shape[1:]
+    assert np.bincount(numpy_files(x=files["x"], y=files["x"].with_name("c.npy")).y_test[:, 0]).tolist() == [20] * 3
+
+
+@pytest.mark.parametrize("dtype", ["longdouble", "datetime64[D]", "i4,f4"])
+def test_types_that_tensorflow_does_not_have_are_refused(dtype, files):
+    values = np.zeros(300, dtype)
+    np.save(files["x"], values)
+    with pytest.raises(ConfigError, match="must hold rows of numbers"):
+        numpy_files(**files)
+    with pytest.raises(ConfigError, match="x must hold numbers or strings"):
+        arrays(values, np.arange(300) % 3)

@@ -379,3 +379,51 @@ def test_ridge_regression_on_the_records_has_the_error_that_the_script_of_the_re
     error = np.abs(ridge.predict(examples.x_test) - examples.y_test[:, 0]).mean()
     assert len(examples.y_test) == 89
     assert error == pytest.approx(0.60, abs=0.005)
+
+
+def test_the_index_that_pandas_writes_is_no_input(tmp_path):
+    frame = pandas.DataFrame({"a": np.arange(20) ** 2, "kind": ["u", "v"] * 10}, index=np.arange(20) + 7)
+    frame.to_csv(tmp_path / "t.csv")
+    frame.to_parquet(tmp_path / "t.parquet")
+    frame.rename_axis("row").to_parquet(tmp_path / "named.parquet")
+    for source, file, name in ((csv, "t.csv", ""), (parquet, "t.parquet", "__index_level_0__")):
+        examples = source(path=tmp_path / file, target="kind")
+        assert examples.input_shape == (1,)
+        assert examples.notes == (f"Row names are no inputs: column {name!r}. To use it, name it in inputs=[...].",)
+        assert source(path=tmp_path / file, target="kind", inputs=["a", name]).input_shape == (2,)
+    assert "'row'" in parquet(path=tmp_path / "named.parquet", target="kind").notes[0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "arguments", "note"),
+    [
+        ({"id": range(20)}, {}, "An input only counts the rows: 'id'"),
+        ({"a": np.arange(20) ** 2}, {"target": "a", "inputs": ["a", "b"]}, "The target is also an input: 'a'"),
+        ({"time": 1.6e9 + np.arange(20) ** 2 / 8}, {}, "20 different ones become 1. Subtract their smallest"),
+        ({"kind": ["u", "v", "u ", "V"] * 5}, {}, "capital letters: 'V' and 'v', 'u' and 'u '"),
+    ],
+)
+def test_inputs_and_classes_that_may_be_a_mistake_are_noted(tmp_path, columns, arguments, note):
+    frame = pandas.DataFrame({"b": np.arange(20) ** 2, "kind": ["u", "v"] * 10, **columns})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    assert note in " ".join(csv(path=tmp_path / "t.csv", **{"target": "kind", **arguments}).notes)
+
+
+@pytest.mark.parametrize("cells", ["1,000 2,000", "$3 $4", "40% 50%", "0,5 1,5", "1_0 2_0"])
+def test_numbers_as_people_write_them_do_not_become_classes_or_other_numbers(tmp_path, cells):
+    pandas.DataFrame({"a": np.arange(20) ** 2, "price": cells.split() * 10}).to_csv(tmp_path / "t.csv", index=False)
+    if "_" not in cells:
+        with pytest.raises(ConfigError, match="Column 'price' must hold numbers"):
+            csv(path=tmp_path / "t.csv", target="price")
+    with pytest.raises(ConfigError, match="Column 'price' must hold numbers"):
+        csv(path=tmp_path / "t.csv", target="a", inputs=["price"])
+    assert csv(path=tmp_path / "t.csv", target="price", classes=True).outputs == 2
+
+
+def test_a_table_without_rows_and_a_header_in_latin_1_are_named(tmp_path):
+    (tmp_path / "t.csv").write_text("a,kind\n")
+    with pytest.raises(ConfigError, match=r"A table must have rows.*t.csv"):
+        csv(path=tmp_path / "t.csv", target="kind")
+    (tmp_path / "t.csv").write_bytes("gr\u00f6\u00dfe,kind\n1,u\n".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"must be in UTF-8.*line 1"):
+        csv(path=tmp_path / "t.csv", target="kind")

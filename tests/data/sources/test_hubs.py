@@ -219,3 +219,13 @@ def test_a_class_number_without_a_class_is_told(tmp_path):
     assert set(examples.y_train) == {0, 1}
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"class numbers in .*label.* must be from 0 to 1.*-1"):
         list(examples.decoded("test"))
+
+
+def test_huggingface_reads_numbers_of_64_bits_and_bool_labels(tmp_path):
+    rows = {"x": np.arange(40) / 8, "n": np.arange(40) + 2**40, "kind": [number % 2 == 1 for number in range(40)]}
+    datasets.Dataset.from_dict(rows).save_to_disk(tmp_path)
+    for name in ("x", "n"):
+        examples = huggingface(name=tmp_path, inputs=name, targets="kind")
+        x, y = (np.concatenate(parts) for parts in zip(examples.arrays("train"), examples.arrays("test"), strict=True))
+        np.testing.assert_array_equal(np.sort(x), rows[name])
+        assert (examples.outputs, y.sum(), len(y)) == (2, 20, 40)

@@ -14,16 +14,15 @@ from test_kernels import convolve, graph_of
 
 import tfopt
 from tfopt.exporting.int8.kernels import lower_to_int8
-from tfopt.exporting.int8.vnni import kernels_that_need_vnni
+from tfopt.exporting.int8.weights import kernels_that_need_vnni
 from tfopt.exporting.manifest import CheckRecord, Manifest, SignatureRecord, read_manifest
-from tfopt.exporting.verification.instructions import missing_instructions
+from tfopt.exporting.verification.measured import missing_instructions
 from tfopt.graph import GraphEditor
 from tfopt.hardware import has_vnni
 from tfopt.quantization import QuantizationConfig, quantize
 from tfopt.quantization.annotation.annotate import annotate
 from tfopt.quantization.annotation.fusion import find_fusions, int8_weights
-from tfopt.quantization.annotation.range import Range
-from tfopt.quantization.annotation.weight_grid import WeightGrid
+from tfopt.quantization.annotation.grids import Range, WeightGrid
 
 WITHOUT_VNNI = ("AVX512_CORE", "AVX2", "SSE41")
 GENERATOR = np.random.default_rng(0)
@@ -239,14 +238,14 @@ def tops(model):
 def test_vnni_is_the_processors_and_what_the_environment_leaves_of_it(monkeypatch, name, limit, has):
     monkeypatch.setenv(name, limit)
     for feature in ("avx512_vnni", "avx_vnni"):
-        monkeypatch.setattr("tfopt.hardware.processor.cpu", lambda feature=feature: ("", ("avx2", feature), {}))
+        monkeypatch.setattr("tfopt.hardware.machine._cpu", lambda feature=feature: ("", ("avx2", feature), {}))
         assert has_vnni() == (feature in has or limit == "what")
-    monkeypatch.setattr("tfopt.hardware.processor.cpu", lambda: ("", ("avx2", "avx512f"), {}))
+    monkeypatch.setattr("tfopt.hardware.machine._cpu", lambda: ("", ("avx2", "avx512f"), {}))
     assert has_vnni() is False
-    monkeypatch.setattr("tfopt.hardware.processor.cpu", lambda: ("", (), {"cpu_features": "none of avx2"}))
+    monkeypatch.setattr("tfopt.hardware.machine._cpu", lambda: ("", (), {"cpu_features": "none of avx2"}))
     assert has_vnni() is False
     monkeypatch.setattr(
-        "tfopt.hardware.processor.cpu", lambda: ("", (), {"cpu_features": "the system does not list them"})
+        "tfopt.hardware.machine._cpu", lambda: ("", (), {"cpu_features": "the system does not list them"})
     )
     assert has_vnni() is None
 
@@ -270,7 +269,7 @@ def test_the_instructions_an_artifact_needs(monkeypatch):
     assert missing_instructions(with_fallback, "serving_float") is None
     assert missing_instructions(replace(old, needs_vnni=False), "serving_default") is None
     assert missing_instructions(replace(old, precision="float32"), "serving_default") is None
-    monkeypatch.setattr("tfopt.hardware.processor.cpu", lambda: ("", ("avx_vnni",), {}))
+    monkeypatch.setattr("tfopt.hardware.machine._cpu", lambda: ("", ("avx_vnni",), {}))
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "DEFAULT")
     assert missing_instructions(old, "serving_default") is None
 

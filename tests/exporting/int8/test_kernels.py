@@ -15,6 +15,7 @@ from tfopt.quantization.annotation.annotate import annotate
 from tfopt.quantization.annotation.fusion import FAKE_QUANT, find_fusions
 from tfopt.quantization.annotation.ranged_tensors import tensors_to_observe, without_impossible_zero_points
 from tfopt.quantization.calibration.calibrate import calibrate
+from tfopt.quantization.calibration.data import read_examples
 from tfopt.quantization.config import QuantizationConfig
 
 
@@ -35,7 +36,8 @@ def lower(graph, data):
     """Returns the lowered graph, the fusions and the range of each tensor."""
     editor = GraphEditor(graph.graph_def)
     fusions, _ = find_fusions(graph, editor)
-    ranges = calibrate(graph, tensors_to_observe(editor, fusions), data, QuantizationConfig())
+    examples = read_examples(graph, data, config=QuantizationConfig())
+    ranges = calibrate(graph, tensors_to_observe(editor, fusions), examples.inputs, QuantizationConfig())
     ranges = without_impossible_zero_points(graph, editor, fusions, ranges)
     lowered = lower_to_int8(annotate(graph, fusions, ranges))
     assert not any(node.op.startswith("FakeQuant") for node in lowered.graph_def.node)

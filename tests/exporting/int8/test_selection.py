@@ -54,8 +54,14 @@ def table(tmp_path, quantized, times, conversion=0.0, sizes=(1, 10**6), batch_si
     return path
 
 
+def named(graph, x):
+    return dict.fromkeys(graph.inputs, x)
+
+
 def select(quantized, path, batch_sizes=(1,)):
-    chosen = select_int8(quantized, feeds_of(quantized.float_graph, X, batch_sizes), path).model
+    chosen = select_int8(
+        quantized, feeds_of(quantized.float_graph, named(quantized.float_graph, X), batch_sizes), path
+    ).model
     return chosen, {change.name.split("/")[1].removesuffix("_1") for change in chosen.report.changed}
 
 
@@ -106,7 +112,7 @@ def test_a_layer_normalization_gets_the_kernel_of_onednn_where_that_is_faster(tm
     model = keras.Model(inputs, layers.Dense(64, name="head")(layers.LayerNormalization(name="norm")(inputs)))
     x = np.random.default_rng(0).normal(size=(8, 16, 64)).astype("float32")
     quantized = quantize(model, calibration_data=x)
-    feeds, path = feeds_of(quantized.float_graph, x, (1, 8)), tmp_path / "times.json"
+    feeds, path = feeds_of(quantized.float_graph, named(quantized.float_graph, x), (1, 8)), tmp_path / "times.json"
     select_int8(quantized, feeds, path)
     content = json.loads(path.read_text())
     ((name, measured),) = content["layer_norms"].items()
@@ -321,7 +327,7 @@ def test_settings_out_of_range(settings):
 
 def test_feeds():
     graph = quantize(residual(), calibration_data=X).float_graph
-    feeds = feeds_of(graph, X[:3], (1, 8))
+    feeds = feeds_of(graph, named(graph, X[:3]), (1, 8))
     name = next(iter(graph.inputs))
     np.testing.assert_array_equal(feeds[8][name], np.concatenate([X[:3]] * 3)[:8])
     assert feeds_of(graph, None, (2,))[2][name].shape == (2, 8, 8, 4)

@@ -14,7 +14,7 @@ from tfopt.graph import GraphEditor
 from tfopt.quantization import QuantizationConfig
 from tfopt.quantization.annotation.annotate import annotate
 from tfopt.quantization.annotation.fusion import find_fusions
-from tfopt.quantization.annotation.range import Range
+from tfopt.quantization.annotation.grids import Range
 
 X = np.random.default_rng(0).normal(size=(32, 12, 12, 3)).astype("float32")
 PLAIN = QuantizationConfig(observer="minmax", equalization=False, smooth_quant=0.0, bias_correction=False)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tfopt.quantization.aware_training.fake_quant import FakeQuantize, WeightRange, fake_quantize
+from tfopt.quantization.aware_training.fake_quant import FakeQuantize, WeightRange, fake_quantize, learning_limit
 from tfopt.quantization.aware_training.layers import (
     FrozenLateBatchNormalization,
     QuantizedConv1D,
@@ -17,7 +17,6 @@ from tfopt.quantization.aware_training.layers import (
     QuantizedEinsumDense,
     QuantizedEmbedding,
 )
-from tfopt.quantization.aware_training.lsq import learning_limit
 
 RNG = np.random.default_rng(0)
 GRIDS = [(8, True), (8, False), (4, True), (4, False)]

@@ -15,7 +15,7 @@ from tfopt.graph import GraphEditor
 from tfopt.graph.edit import attribute
 from tfopt.quantization import QuantizationConfig, quantize
 from tfopt.quantization.annotation.fusion import FAKE_QUANT
-from tfopt.quantization.annotation.range import covering
+from tfopt.quantization.annotation.grids import covering
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(40, 8, 8, 3)).astype("float32")

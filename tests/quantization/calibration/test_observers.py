@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tfopt.quantization import QuantizationConfig
-from tfopt.quantization.annotation.range import Range, covering
+from tfopt.quantization.annotation.grids import Range, covering
 from tfopt.quantization.calibration.observers import HistogramObserver, make_observer
 
 RNG = np.random.default_rng(0)

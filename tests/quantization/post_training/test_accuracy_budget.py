@@ -13,20 +13,23 @@ from tfopt.errors import ConfigError
 from tfopt.graph import GraphEditor
 from tfopt.quantization import QuantizationConfig, quantize
 from tfopt.quantization.annotation.fusion import find_fusions
-from tfopt.quantization.post_training.accuracy_budget import Score, search_float_nodes
-from tfopt.quantization.post_training.accuracy_evaluator import AccuracyEvaluator
-from tfopt.tasks.scorer import top1_accuracy
+from tfopt.quantization.post_training.accuracy_budget import AccuracyEvaluator, Trial, search_float_nodes
+from tfopt.tasks.scorer import Scorer
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(48, 8, 8, 3)).astype("float32")
 PLAIN = {"equalization": False, "smooth_quant": 0.0, "bias_correction": False}
 
 
+def top1_accuracy(labels, outputs):
+    return Scorer("categorical_accuracy", labels, {"": outputs}).value({"": outputs})
+
+
 def additive(costs):
     def evaluate(kept_float):
         evaluate.calls += 1
         drop = sum(cost for name, cost in costs.items() if name not in kept_float)
-        return Score(value=1 - drop, error=drop)
+        return Trial(value=1 - drop, error=drop)
 
     evaluate.calls = 0
     return evaluate
@@ -50,7 +53,7 @@ def test_costs_that_do_not_add_up_are_given_back():
     def evaluate(kept_float):
         drop = 0.3 if "c" not in kept_float else 0.05 * ("d" not in kept_float)
         drop += 0.2 * (not {"a", "b"} & set(kept_float))
-        return Score(value=1 - drop, error=drop)
+        return Trial(value=1 - drop, error=drop)
 
     budget = search_float_nodes(["a", "b", "c", "d"], evaluate, 0.06)
     assert len(budget.kept_float) == 2

@@ -12,7 +12,7 @@ from tfopt.exporting.int8.kernels import lower_to_int8
 from tfopt.graph import GraphEditor, freeze
 from tfopt.quantization import QuantizationConfig, quantize
 from tfopt.quantization.annotation.fusion import find_fusions
-from tfopt.quantization.annotation.range import Range
+from tfopt.quantization.annotation.grids import Range
 from tfopt.quantization.post_training.adaround import _grams, _grouped, round_adaptively
 
 GENERATOR = np.random.default_rng(0)

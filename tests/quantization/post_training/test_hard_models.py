@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.quantization.post_training.test_accuracy_budget import top1_accuracy
 from tfopt.data import digits
 from tfopt.quantization import QuantizationConfig, quantize
-from tfopt.tasks.scorer import top1_accuracy
 
 ROOT = Path(__file__).parents[3]
 MIN_MAX = QuantizationConfig(equalization=False, smooth_quant=0.0, bias_correction=False)

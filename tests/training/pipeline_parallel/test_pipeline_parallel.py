@@ -215,9 +215,9 @@ def dropout_and_batch_norm():
     )
 
 
-def placed(build=dropout_and_batch_norm, cuts=("second",), optimizer="adam", **options):
+def placed(build=dropout_and_batch_norm, cuts=("second",), optimizer="adam"):
     model = build()
-    stages = split(model, DEVICES, cuts, batch_size=8, **options)
+    stages = split(model, DEVICES, cuts, batch_size=8)
     stages.place()
     model.compile(optimizer, "mse")
     stages.place_optimizer(model.optimizer)
@@ -311,27 +311,6 @@ def test_frozen_layers_get_no_gradient():
     assert all(gradient is not None for gradient in gradients)
     assert y_pred.shape == (8, 3)
     assert loss.shape == ()
-
-
-@pytest.mark.slow
-def test_xla_compiles_each_stage():
-    x, y = floats(16, 6), floats(16, 3)
-
-    def without_noise():
-        model = dropout_and_batch_norm()
-        model.get_layer("drop").rate = 0.0
-        return model
-
-    _, _, expected = fit(without_noise, x, y)
-    keras.utils.set_random_seed(0)
-    model, stages = placed(without_noise, jit_compile=True)
-    model.train_step = train_step(stages, 1)
-    history = model.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0).history
-    np.testing.assert_allclose(history["loss"], expected["loss"], rtol=1e-5)
-    assert_in_place(stages, model.optimizer)
-    model, stages = placed(mlp, None, jit_compile=True)
-    with pytest.raises(UnsupportedModelError, match="activity regularizer"):
-        stages.forward_backward(x, y)
 
 
 def test_the_balance_is_the_best_there_is():

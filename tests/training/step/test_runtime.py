@@ -99,6 +99,44 @@ def test_a_count_of_steps_is_kept_and_the_last_execution_takes_what_is_left(coun
     assert len(ledger(model).of_kind("trace")) == 1
 
 
+class WarmUp(keras.callbacks.Callback):
+    """A learning rate for each batch."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.model.optimizer.learning_rate = 0.01 * (batch + 1)
+
+
+@pytest.mark.parametrize("settings", [{}, {"accumulate": 2}, {"strategy": "replicas"}])
+def test_a_callback_that_acts_on_each_batch_trains_as_in_keras_by_default(settings, request):
+    if "strategy" in settings:
+        settings = {"strategy": request.getfixturevalue("two_replicas")}
+    model, decided = build(**settings)
+    assert decided.steps_per_execution > 1
+    compile(model, decided, optimizer=keras.optimizers.SGD(0.01), loss="mse")
+    seen = Batches()
+    data = {"batch_size": 8, "shuffle": False, "epochs": 2, "verbose": 0, "validation_data": (X, Y)}
+    history = model.fit(X, Y, callbacks=[WarmUp(), seen], **data).history
+    plain, _ = build()
+    plain.compile(keras.optimizers.SGD(0.01), "mse")
+    wanted = plain.fit(X, Y, callbacks=[WarmUp()], **data).history
+    np.testing.assert_allclose(history["val_loss"], wanted["val_loss"], rtol=1e-5)
+    assert seen.trained == [0, 1, 2, 3, 4] * 2
+    assert "one step per call, because WarmUp acts on each batch" in str(ledger(model))
+    # The plan's steps come back for the next fit, for which nothing is traced that was there before.
+    assert model.steps_per_execution == decided.steps_per_execution
+    model.fit(X, Y, batch_size=8, verbose=0)
+    assert ledger(model).one_by_one is None
+    assert len(model.predict(X, verbose=0)) == 40
+
+
+def test_steps_that_were_asked_for_stay_whatever_the_callbacks_do():
+    model, decided = build(steps_per_execution=5)
+    compile(model, decided, optimizer="sgd", loss="mse")
+    seen = Batches()
+    model.fit(X, Y, batch_size=8, callbacks=[seen], verbose=0)
+    assert seen.trained == [4]
+
+
 def test_data_that_is_divided_over_epochs_is_read_to_its_end():
     model, decided = build(steps_per_execution=3)
     compile(model, decided, optimizer="sgd", loss="mse")
@@ -146,7 +184,7 @@ class WithoutCallbacks(keras.Model):
 
 
 def overriding(kind, **settings):
-    decided = plan(TrainingConfig(global_batch_size=8, precision="float32", **settings))
+    decided = plan(TrainingConfig(global_batch_size=8, precision="float32", steps_per_execution=10, **settings))
     keras.utils.set_random_seed(0)
     with decided.scope():
         inputs = keras.Input((4,))

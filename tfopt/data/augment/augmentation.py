@@ -24,7 +24,7 @@ from tfopt.data.augment.mixing import (
 )
 from tfopt.data.augment.pixels import change_colours, largest
 from tfopt.data.augment.rand_augment import aug_mix, rand_augment
-from tfopt.errors import ConfigError
+from tfopt.errors import ConfigError, warn
 from tfopt.settings.validation import check_type
 
 # Each stage has random numbers of its own, so that a change of one setting leaves the other stages as they are.
@@ -32,6 +32,8 @@ GEOMETRY, OPERATIONS, COLOURS, CUTOUT, MIXTURE = range(5)
 
 # Usual numbers of channels: grey, colours, colours with transparency.
 CHANNELS = (1, 3, 4)
+# Resizing may overshoot the range of floating-point images by this much. Other ranges (-1 to 1, 0 to 255) exceed it.
+OVERSHOOT = 0.25
 
 
 class Augmentation:
@@ -139,13 +141,20 @@ class Augmentation:
                 "Targets must be class numbers [batch], and outputs must be given, for mixup and cutmix. Received: "
                 f"targets of shape {targets.shape} and outputs={self.outputs}. Pass outputs=10 for ten classes."
             )
-        return tf.one_hot(tf.reshape(targets, (-1,)), self.outputs)
+        classes = tf.reshape(targets, (-1,))
+        wrong = (tf.cast(classes, tf.int64) < 0) | (tf.cast(classes, tf.int64) >= self.outputs)
+        words = [
+            f"Targets must be class numbers from 0 to {self.outputs - 1} for mixup and cutmix. Received, among others:",
+            tf.boolean_mask(classes, wrong),
+        ]
+        with tf.control_dependencies([tf.raw_ops.Assert(condition=~tf.reduce_any(wrong), data=words)]):
+            return tf.one_hot(classes, self.outputs)
 
     def _augmented(self, example: tuple[Any, ...], seed: tf.Tensor) -> tuple[Any, ...]:
         inputs, targets, *others = example
         weight = others[0] if others else None
         seeds = [tf.random.experimental.stateless_fold_in(seed, stage) for stage in range(MIXTURE + 1)]
-        images, maps = _images(inputs), self._maps(targets, weight)
+        images, maps = [self._in_range(each) for each in _images(inputs)], self._maps(targets, weight)
         images, maps = self._moved(images, maps, seeds)
         if self.config.aug_mix:
             images = [aug_mix(each, seeds[OPERATIONS], self.config) for each in images]
@@ -165,6 +174,25 @@ class Augmentation:
             if weight is not None and len(maps) > 1:
                 weight = tf.reshape(maps[1][0], tf.shape(weight)) if weight.shape.rank == 3 else maps[1][0]
         return (_with_images(inputs, images), targets, *([] if weight is None else [weight]))
+
+    def _in_range(self, images: tf.Tensor) -> tf.Tensor:
+        """Returns the images. Fails if a setting that knows black and white would clip them."""
+        config = self.config
+        knows_range = config.is_colour or config.chooses_operations or config.cutout or config.fill_value
+        if not (knows_range and images.dtype.is_floating):
+            return images
+        low, high = tf.reduce_min(images), tf.reduce_max(images)
+        words = [
+            "Images must be floating-point numbers from 0 to 1, or uint8 from 0 to 255, for changes of colour, "
+            "rand_augment, aug_mix, cutout and fill_value. Received values from",
+            low,
+            "to",
+            high,
+            "Divide them by 255 in the source, or cast them to uint8; a layer of the model may scale them afterwards.",
+        ]
+        is_in_range = (low >= -OVERSHOOT) & (high <= 1 + OVERSHOOT)
+        with tf.control_dependencies([tf.raw_ops.Assert(condition=is_in_range, data=words)]):
+            return tf.identity(images)
 
     def _maps(self, targets: tf.Tensor, weight: tf.Tensor | None) -> list[tuple[tf.Tensor, int | None]]:
         """Returns what follows the geometric changes: the masks, and weights of each pixel; with their fill."""
@@ -210,7 +238,11 @@ class Augmentation:
         return [cut_out(each, boxes) for each in images], cut
 
     def check(self, example: tuple[Any, ...]) -> None:
-        """Raises ConfigError unless a batch, or what tf.data tells of its shapes and types, can be augmented."""
+        """Raises ConfigError unless a batch, or what tf.data tells of its shapes and types, can be augmented.
+
+        Warns:
+            TfoptWarning: The targets have the size of the images, and would not follow their moves.
+        """
         if self.config.is_off:
             return
         inputs, targets, *_ = example if isinstance(example, tuple) else (example, None)
@@ -245,15 +277,35 @@ class Augmentation:
                 "Inputs must all be images for mixup and cutmix: other inputs cannot be mixed. Received: "
                 f"{len(tf.nest.flatten(inputs))} inputs, {len(images)} of them images. Set mixup and cutmix to 0."
             )
+        moves = self.config.is_geometric or self.config.rand_augment or self.config.cutmix
+        sizes = [each.shape[1:3].as_list() for each in images]
+        if moves and not self._masks and any(_size(each) in sizes for each in tf.nest.flatten(targets)):
+            warn(
+                "The targets have the height and width of the images, but do not follow their moves. If they are "
+                "masks or images, set masks=True: tfopt.data.Augmentation(config, masks=True)."
+            )
         if self._masks and getattr(getattr(targets, "shape", None), "rank", None) not in (3, 4):
             raise ConfigError(
                 "Targets must be masks [batch, height, width] or [batch, height, width, 1]. Received: targets of "
                 f"shape {getattr(targets, 'shape', None)}. Set masks=False."
             )
+        size = _size(targets)
+        if self._masks and size is not None and all(None not in each for each in sizes) and size not in sizes:
+            raise ConfigError(
+                "Masks must have the height and width of the images, so that they move alike. Received: masks of "
+                f"height and width {size}, and images of {sizes[0]}. Resize the masks after the augmentation."
+            )
 
 
 def _images(inputs: Any) -> list[tf.Tensor]:
     return [each for each in tf.nest.flatten(inputs) if each.shape.rank == 4]
+
+
+def _size(targets: Any) -> list[int | None] | None:
+    """Returns the height and width of targets that have both and are known; otherwise None."""
+    shape = getattr(targets, "shape", tf.TensorShape(None))
+    size = list(shape[1:3]) if shape.rank in (3, 4) else [None]
+    return None if None in size else size
 
 
 def _with_images(inputs: Any, images: list[tf.Tensor]) -> Any:

@@ -127,13 +127,29 @@ def _check(x: Any, y: np.ndarray, test_fraction: float) -> None:
             "Number the classes from 0."
         )
     for name, value in x.items() if isinstance(x, dict) else (("x", x),):
-        if value.dtype == object and not all(isinstance(cell, (str, bytes)) for cell in value.flat):
+        texts = all(isinstance(cell, (str, bytes)) for cell in value.flat) if value.dtype == object else True
+        if not texts or not is_known(value.dtype):
             raise ConfigError(
-                f"{name} must hold numbers or strings. Received: dtype object, shape {value.shape}. Make it an array "
-                "of numbers with np.stack(rows) or astype('float32')."
+                f"{name} must hold numbers or strings. Received: dtype {value.dtype}, shape {value.shape}. Make it an "
+                "array of numbers with np.stack(rows) or astype('float32')."
             )
     if test_fraction == 0:
         raise ConfigError("test_fraction must be in (0, 1). Received: test_fraction=0. 0.2 is usual.")
+
+
+def is_known(dtype: np.dtype[Any]) -> bool:
+    """Returns whether TensorFlow has a type.
+
+    Example:
+        >>> is_known(np.dtype("float16")), is_known(np.dtype("longdouble"))
+        (True, False)
+    """
+    import tensorflow as tf
+
+    try:
+        return bool(tf.as_dtype(dtype))
+    except TypeError:
+        return False
 
 
 def holds_classes(y: np.ndarray) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 from tfopt.data.arguments import check_arguments
 from tfopt.data.examples import Examples, Split
 from tfopt.data.files.finite import CHECK_OFF, CHUNK_BYTES, not_finite
-from tfopt.data.files.in_memory import check_classes, holds_classes
+from tfopt.data.files.in_memory import check_classes, holds_classes, is_known
 from tfopt.data.files.splits import split
 from tfopt.errors import ConfigError
 from tfopt.settings.files import check_stored
@@ -56,8 +56,8 @@ def numpy_files(
         y_test: Targets of the test part.
         test_fraction: Share of the test part, the same for every class.
         validation_fraction: Share of the validation part. With 0 there is none.
-        outputs: Number of outputs of a model. None means the number of classes if y is a vector of integers, otherwise
-            the length of the last axis of y.
+        outputs: Number of outputs of a model. None means the number of classes if y holds integers, [n], [n, 1] or
+            masks [n, height, width]; otherwise the length of the last axis of y.
         check_finite: Whether values that are NaN or infinite, also once they are float32, are an error. Files of up to
             4 GiB are read once for that. The rows of larger ones are looked at when they are read.
         seed: Seed of the split and of the order.
@@ -89,7 +89,7 @@ def numpy_files(
     targets = rows.targets()
     if holds_classes(targets) and targets.min() < 0:
         raise ConfigError(f"Class numbers must be at least 0. Received: {targets.min()} in {str(y)!r}. Count from 0.")
-    count = _outputs(targets, rows.y.shape) if outputs is None else outputs
+    count = _outputs(targets, rows.y) if outputs is None else outputs
     check_classes(repr(str(y)), targets, count)
     numbers = split(
         len(targets),
@@ -152,6 +152,7 @@ class ArrayFile:
             not array.size
             or not array.ndim
             or array.dtype.kind not in "biufc"
+            or not is_known(array.dtype)
             or not array.dtype.isnative
             or not array.flags.c_contiguous
         ):
@@ -242,8 +243,9 @@ class _Rows:
                 )
 
     def targets(self) -> np.ndarray:
-        """Returns the targets if they are class numbers or numbers, which are small; otherwise an empty array."""
-        return self.y.all_rows() if len(self.y.shape) == 1 else np.empty((len(self.y), 0), self.y.dtype)
+        """Returns the targets [n] if they are class numbers or numbers, which are small; otherwise an empty array."""
+        single = self.y.shape[1:] in ((), (1,))
+        return self.y.all_rows().reshape(-1) if single else np.empty((len(self.y), 0), self.y.dtype)
 
     def dataset(self, numbers: np.ndarray) -> Any:
         """Returns a data set of rows."""
@@ -288,7 +290,9 @@ def _narrow(inputs: Any, targets: Any) -> Any:
     return tf.nest.map_structure(narrow, (inputs, targets))
 
 
-def _outputs(targets: np.ndarray, shape: tuple[int, ...]) -> int:
+def _outputs(targets: np.ndarray, y: ArrayFile) -> int:
     if holds_classes(targets):
         return int(targets.max()) + 1
-    return shape[-1] if len(shape) > 1 else 1
+    if len(y.shape) > 2 and y.dtype.kind in "iu":  # masks
+        return max(int(rows.max()) for _, rows in y.chunks()) + 1
+    return y.shape[-1] if len(y.shape) > 1 else 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import json
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +34,9 @@ STARTS = {
     b"\xfe\xff": ("is in UTF-16", "Save it as UTF-8"),
 }
 START_BYTES = 4096
+# Numbers as people write them, which are no numbers to a reader of CSV files: 1,000 and 0,5 and $3 and 40%.
+WRITTEN_NUMBER = re.compile(r"[-+]?[$€£]?\s*\d+(?:[,' ]\d+)*(?:\.\d+)?\s*[%$€£]?")
+NO_NAME = re.compile(r"|Unnamed: \d+")  # how pandas and R name a column of row names
 
 
 class Table(NamedTuple):
@@ -100,7 +105,13 @@ class CsvReader:
             raise ConfigError(
                 f"A CSV file must hold names of columns in line 1. Received: {str(path)!r}, where it is empty."
             )
+        if any("\ufffd" in name for name in found):
+            raise ConfigError(f"A CSV file must be in UTF-8. Received: {str(path)!r}, whose line 1 is not. Save it so.")
         return found
+
+    def row_names(self, path: Path) -> list[str]:
+        """Returns the columns of row names that programs write beside the columns: those without a name."""
+        return [name for name in self.names(path) if NO_NAME.fullmatch(name)]
 
     def table(self, path: Path, columns: Sequence[str]) -> Any:
         """Returns columns as a table of pyarrow."""
@@ -178,6 +189,12 @@ class ParquetReader:
         """Returns the names of the columns."""
         return list(self._read(path, "read_schema").names)
 
+    def row_names(self, path: Path) -> list[str]:
+        """Returns the columns that hold the index of a table of pandas."""
+        stored = self._read(path, "read_schema").metadata or {}
+        index = json.loads(stored.get(b"pandas", b"{}")).get("index_columns", [])
+        return [name for name in index if isinstance(name, str)]
+
     def table(self, path: Path, columns: Sequence[str]) -> Any:
         """Returns columns as a table of pyarrow."""
         _check_columns(path, columns, self.names(path))
@@ -212,7 +229,11 @@ def is_mostly_numbers(column: Any) -> bool:
     if is_number(column):
         return True
     cells = [cell for cell in column.slice(0, LOOKED_AT).to_pylist() if cell not in (None, "")]
-    return 2 * sum(isinstance(cell, str) and not np.isnan(_float(cell)) for cell in cells) > len(cells)
+    written = [isinstance(cell, str) and bool(WRITTEN_NUMBER.fullmatch(cell.strip())) for cell in cells]
+    return 2 * sum(
+        is_written or (isinstance(cell, str) and not np.isnan(_float(cell)))
+        for cell, is_written in zip(cells, written, strict=True)
+    ) > len(cells)
 
 
 def as_arrays(
@@ -253,8 +274,8 @@ def as_arrays(
                 _numbers(table[name], name, path, kept)
             return np.asarray(table[name].to_numpy())
         found = _numbers(table[name], name, path, kept)
-        if _pyarrow().types.is_integer(table[name].type):
-            notes.append(_rounding(found, name, path))
+        whole = _pyarrow().types.is_integer(table[name].type)
+        notes.append(_rounding(found, name, path) if whole else _merging(found, name, path))
         return in_float32(found)
 
     return Table({name: values(name) for name in columns}, ~incomplete, " ".join(filter(None, notes)))
@@ -293,10 +314,21 @@ def _rounding(numbers: np.ndarray, name: str, path: Path) -> str:
     )
 
 
+def _merging(numbers: np.ndarray, name: str, path: Path) -> str:
+    """Returns a note about numbers of which most become equal in float32, or nothing."""
+    before, after = len(np.unique(numbers)), len(np.unique(in_float32(numbers)))
+    return (
+        f"Column {name!r} of {path.name} holds numbers that float32 rounds to each other: {before} different ones "
+        f"become {after}. Subtract their smallest one before."
+        if 2 * after < before
+        else ""
+    )
+
+
 def _float(value: Any) -> float:
     """Returns a cell of a mixed column as a number, or NaN if it holds none."""
     try:
-        return float(value)
+        return float("nan") if isinstance(value, str) and "_" in value else float(value)
     except (TypeError, ValueError):
         return float("nan")
 

@@ -54,7 +54,7 @@ def csv(
             line of a file holds the names of the columns.
         target: Column of the targets, or a list of columns of numbers.
         inputs: Columns of the inputs, which hold numbers; for a model of several inputs a dict of lists of columns.
-            None means all columns but the target.
+            None means all columns but the target, and but row names: a column without a name, the index of pandas.
         classes: Whether the target is a class. None means that text is a class, and a number is a value to predict. The
             spelling of a cell is the class: "01" and "1" differ, and "NA" is a class unless the others are numbers.
         window: Number of rows of the inputs of a forecast. The rows of a file are then in the order of time, and the
@@ -215,16 +215,30 @@ class _Request:
             as_arrays(file, path, columns, numbers, self.missing, self.read.first_row)
             for path, file in zip(self.paths, files, strict=True)
         ]
-        notes = (*self.notes, *(table.note for table in tables if table.note))
+        notes = (*self.notes, *self._row_names_note(), *(table.note for table in tables if table.note))
         if self.window is not None:
             return self._windows(tables, groups, notes)
+        if not any(table.kept.any() for table in tables):
+            found = ", ".join(repr(str(path)) for path in self.paths)
+            raise ConfigError(
+                f"A table must have rows without empty cells. Received: {found} with none. {' '.join(notes)}".strip()
+            )
         joined = {name: np.concatenate([table.columns[name] for table in tables]) for name in columns}
         x = {name: np.stack([joined[each] for each in group], axis=1) for name, group in groups.items()}
         names: tuple[str, ...] = ()
         if is_class:
             y, names = _classes(joined[self.targets[0]])
+            notes += _alike(names)
         else:
             y = np.stack([joined[each] for each in self.targets], axis=1)
+        if (leaks := [name for name in self.targets if name in inputs]) and len(inputs) > len(leaks):
+            notes += (f"The target is also an input: {', '.join(map(repr, leaks))}. A model only has to copy it.",)
+        counts = [name for name in inputs if self.inputs is None and _counts_rows(joined[name])]
+        if counts:
+            notes += (
+                f"An input only counts the rows: {', '.join(map(repr, counts))}. If it is no property of a row, name "
+                "the others with inputs=[...].",
+            )
         examples = arrays(
             x if isinstance(self.inputs, Mapping) else x[""],
             y,
@@ -242,7 +256,13 @@ class _Request:
             return {name: list(columns) for name, columns in self.inputs.items()}
         if self.inputs is not None:
             return {"": list(self.inputs)}
-        return {"": [name for name in self.read.names(self.paths[0]) if name not in self.targets]}
+        left_out = {*self.targets, *self.read.row_names(self.paths[0])}
+        return {"": [name for name in self.read.names(self.paths[0]) if name not in left_out]}
+
+    def _row_names_note(self) -> tuple[str, ...]:
+        names = [] if self.inputs is not None else self.read.row_names(self.paths[0])
+        found = ", ".join(repr(name) for name in names if name not in self.targets)
+        return (f"Row names are no inputs: column {found}. To use it, name it in inputs=[...].",) if found else ()
 
     def _windows(self, tables: list[Table], groups: dict[str, list[str]], notes: tuple[str, ...]) -> Examples:
         if self.window is None or isinstance(self.inputs, Mapping):
@@ -276,4 +296,18 @@ def _classes(cells: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
         order = np.argsort(values.astype(np.float64), kind="stable")
     except (TypeError, ValueError):  # text
         order = np.arange(len(values))
-    return np.argsort(order)[y].astype(np.int32), tuple(map(str, values[order]))
+    names = (value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in values[order])
+    return np.argsort(order)[y].astype(np.int32), tuple(names)
+
+
+def _alike(names: Sequence[str]) -> tuple[str, ...]:
+    """Returns a note about classes that may be one: they differ in spaces around them, or in capital letters."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(name.strip().casefold(), []).append(name)
+    pairs = [" and ".join(map(repr, each)) for each in found.values() if len(each) > 1]
+    return (f"Classes differ only in spaces or capital letters: {', '.join(pairs)}.",) if pairs else ()
+
+
+def _counts_rows(column: np.ndarray) -> bool:
+    return len(column) > 2 and bool((np.diff(column) == 1).all())

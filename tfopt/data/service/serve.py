@@ -12,10 +12,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
 
+from tfopt.child_processes import end, on_signals
 from tfopt.compat.listening import address_of, listen_only_on, listening_socket
 from tfopt.errors import ConfigError
 
@@ -23,7 +23,7 @@ POLL_S = 0.3
 LAST_PORT = 65_535
 # A worker that ends so often, each time so soon, has a lasting problem.
 MOST_STARTS, SOON_S = 5, 20.0
-START_TIMEOUT_S = 120.0
+END_S = 5.0
 
 
 class _Stop(Exception):
@@ -59,7 +59,7 @@ def serve(
         )
     for each in ([port] if dispatcher is None else []) + list(ports):
         _check_free(host, each)
-    with _signals_raise():
+    with on_signals((signal.SIGTERM, signal.SIGINT), _stop):
         server = None
         running: dict[int, subprocess.Popen[str]] = {}
         try:
@@ -79,7 +79,9 @@ def serve(
             for worker in running.values():
                 worker.terminate()
             for worker in running.values():
-                _end(worker)
+                end(worker, END_S)
+                if worker.stdout is not None:
+                    worker.stdout.close()
             del server
     return 0
 
@@ -131,16 +133,6 @@ def _supervise(
             running[port] = _start(dispatcher, f"{host}:{port}")
 
 
-def _end(worker: subprocess.Popen[str]) -> None:
-    try:
-        worker.wait(timeout=5)
-    except subprocess.TimeoutExpired:
-        worker.kill()
-        worker.wait()
-    if worker.stdout is not None:
-        worker.stdout.close()
-
-
 def _check_free(host: str, port: int) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -160,14 +152,5 @@ def _check_free(host: str, port: int) -> None:
         ) from error
 
 
-@contextmanager
-def _signals_raise() -> Iterator[None]:
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise _Stop
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise _Stop

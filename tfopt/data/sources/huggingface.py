@@ -153,7 +153,7 @@ def _features(package: Any, data: Any, inputs: str | None, targets: str | None) 
                 f"Features must be images, text, classes or numbers. Received: {name!r}, {found}. Name another feature "
                 "with inputs= or targets=."
             )
-        if is_target and sample.dtype.kind in "iu" and sample.ndim == 0:
+        if is_target and sample.dtype.kind in "biu" and sample.ndim == 0:
             numbers = data.unique(name)
             if min(numbers) >= 0:
                 return Feature(name, "class", (), tuple(map(str, range(max(numbers) + 1))))
@@ -190,7 +190,7 @@ def _records(package: Any, data: Any, numbers: np.ndarray, x: Feature, y: Featur
         found = data[chosen.tolist()]
         targets = [classes[str(each)] for each in found[y.name]] if text_classes else found[y.name]
         if x.kind == "values":
-            inputs = np.asarray(found[x.name])
+            inputs = np.asarray(found[x.name], types[0].as_numpy_dtype)  # a row and rows have different types
         else:
             inputs = np.array([_content(each) for each in found[x.name]], dtype=object)
         return inputs, np.asarray(targets, np.int32 if y.kind == "class" else np.float32)

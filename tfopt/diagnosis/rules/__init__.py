@@ -2,8 +2,3 @@
 
 Start in table.py, which lists all rules; each other file has the rules for one part of the step.
 """
-
-from tfopt.diagnosis.rules.rule import Rule
-from tfopt.diagnosis.rules.table import RULES
-
-__all__ = ["RULES", "Rule"]

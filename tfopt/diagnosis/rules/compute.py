@@ -1,14 +1,15 @@
-"""Rules for the computation: batch, widths, XLA, precision."""
+"""Rules for the computation: batch, widths, XLA, precision, and several replicas."""
 
 from __future__ import annotations
 
 import keras
 import tensorflow as tf
 
+from tfopt.compat.layers import layers_inside
 from tfopt.diagnosis.experiments import CannotMeasureError, usual_ms
 from tfopt.diagnosis.measured import Measured, share
 from tfopt.diagnosis.rules import device
-from tfopt.models.structure import layer_path, layers_inside
+from tfopt.models.structure import layer_path
 from tfopt.profiling.tensor_cores import Misalignment, tensor_core_alignment
 from tfopt.report import Diagnosis
 from tfopt.training.xla import xla_blockers
@@ -17,6 +18,7 @@ from tfopt.training.xla import xla_blockers
 SMALL_BATCH, LARGER = 16, 8
 XLA = WIDTHS = 0.05
 BATCH = 0.1
+SLOWER, EXCHANGE = 1.2, 0.2
 
 
 def small_batch(measured: Measured) -> Diagnosis | str:
@@ -105,6 +107,44 @@ def precision(measured: Measured) -> Diagnosis | str:
         gain=share(parts.compute_ms * (1 - now / known[half]) / 2, parts.whole_ms),
         advice=f'keras.config.set_dtype_policy("mixed_{half}") before the model is built',
         settings={"training.precision": f"mixed_{half}"},
+        changes_training=True,
+    )
+
+
+def slow_replica(measured: Measured) -> Diagnosis | str:
+    """All replicas wait for the slowest."""
+    times = measured.replica_ms
+    if not times:
+        return "there is one replica"
+    slowest = max(times)
+    others = sorted(times)[:-1]
+    usual = others[len(others) // 2]
+    if slowest < SLOWER * usual:
+        return f"the slowest replica takes {slowest / usual:.2f} times as long as the others (threshold {SLOWER})"
+    return Diagnosis(
+        cause="slow_replica",
+        title=f"replica {times.index(slowest)} takes {slowest / usual:.1f} times as long as the others",
+        evidence=", ".join(f"replica {index} {ms:.3g} ms" for index, ms in enumerate(times))
+        + f" (threshold {SLOWER} times)",
+        gain=share(slowest - usual, measured.breakdown.whole_ms),
+        advice="look for other work on its device, a lower clock, or longer examples in its part of the batch",
+    )
+
+
+def communication(measured: Measured) -> Diagnosis | str:
+    """Replicas exchange gradients for a good part of the step."""
+    parts = measured.breakdown
+    used = share(parts.communication_ms, parts.whole_ms)
+    if used < EXCHANGE:
+        return f"the exchange of gradients takes {used:.1%} of the step"
+    return Diagnosis(
+        cause="communication",
+        title="replicas exchange gradients for a good part of the step",
+        evidence=f"{parts.communication_ms:.3g} of {parts.whole_ms:.3g} ms (threshold {EXCHANGE:.0%})",
+        gain=used / 2,
+        advice="TrainingConfig(accumulate=2) exchanges half as often; a larger batch per replica computes more between "
+        "two exchanges",
+        settings={"training.accumulate": 2},
         changes_training=True,
     )
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tfopt.diagnosis.experiments import CannotMeasureError
-from tfopt.diagnosis.measured import Measured, share
-from tfopt.diagnosis.rules.rule import WORTH
+from tfopt.diagnosis.measured import WORTH, Measured, share
 from tfopt.hardware import KERNEL_START_US, cpu_peak
 from tfopt.report import Diagnosis
 

@@ -12,8 +12,7 @@ from tfopt.data.epoch_order import PerEpoch
 from tfopt.data.measurement.stages import Stage, in_float32, in_parallel
 from tfopt.diagnosis.experiments import CannotMeasureError
 from tfopt.diagnosis.input_time import InputTime, smaller_buffer, start_saved
-from tfopt.diagnosis.measured import Measured, comes_from_python, share
-from tfopt.diagnosis.rules.rule import AbsentError, is_worth
+from tfopt.diagnosis.measured import AbsentError, Measured, comes_from_python, is_worth, share
 from tfopt.report import Diagnosis
 
 # Waiting for less than this share of the step is not worth a change.

@@ -10,7 +10,7 @@ Each fusion (see tfopt.quantization.annotation.fusion) becomes one node:
 x and y are quint8 or qint8. W is qint8 with one range for each output channel. The bias is float32. A Relu6 behind a
 convolution needs no kernel of its own: its range ends at 6 or below, and the kernel saturates there.
 
-The kernels know no zero points. To them, a tensor with a zero point z (see tfopt.quantization.annotation.range) is a
+The kernels know no zero points. To them, a tensor with a zero point z (see tfopt.quantization.annotation.grids) is a
 tensor of unsigned bytes whose values are z steps larger than the true ones. This is made up for:
 
 - The kernel that computes the tensor has a bias that is z steps larger.
@@ -29,45 +29,41 @@ graph computes what the annotated graph computes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedLayerError
-from tfopt.exporting.int8.activations import MIDDLE, Activations, Quantized, range_behind, range_of
+from tfopt.exporting.int8.activations import MIDDLE, Activations, MovedBytes, Quantized, range_behind, range_of
 from tfopt.exporting.int8.layer_norm import fuse_layer_norms
-from tfopt.exporting.int8.moved_bytes import MovedBytes
 from tfopt.exporting.int8.weights import KernelWeights
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import AttrValue, copy_attributes, dtype_attr, producer, strings, text, types
-from tfopt.graph.fold import CONVOLUTIONS
-from tfopt.graph.paddings import paddings_of
+from tfopt.graph.fold import CONVOLUTIONS, paddings_of
 from tfopt.quantization.annotation.activations import NON_NEGATIVE
+from tfopt.quantization.annotation.annotate import AnnotatedGraph
 from tfopt.quantization.annotation.fusion import (
     DATA_MOVEMENT_OPS,
     FAKE_QUANT,
     Fusion,
     before_data_movement,
-    find_fusions,
 )
 from tfopt.quantization.annotation.ranged_tensors import SHARED_RANGE_OPS, values_of
 
 
-def lower_to_int8(graph: FrozenGraph, left_norms: Collection[str] = ()) -> FrozenGraph:
+def lower_to_int8(graph: AnnotatedGraph, left_norms: Collection[str] = ()) -> FrozenGraph:
     """Returns the annotated graph with every fusion as an int8 kernel, and without fake quantization.
 
     Args:
-        graph: A graph that tfopt.quantization.annotation.annotate returned.
+        graph: The annotated graph.
         left_norms: The last nodes of layer normalisations that do not get oneDNN's kernel.
     Returns: A graph that computes the same in int8, up to one step of each quantized tensor.
     """
-    graph = fuse_layer_norms(graph, left_norms)
-    editor = GraphEditor(graph.graph_def)
-    fusions, _ = find_fusions(graph, editor, annotated=True)
-    kernels = _Kernels(graph, editor, fusions)
-    for fusion in fusions:
+    fused = fuse_layer_norms(graph, left_norms)
+    kernels = _Kernels(fused, GraphEditor(fused.graph_def), graph.fusions)
+    for fusion in graph.fusions:
         kernels.add(fusion)
     return kernels.finish()
 
@@ -85,7 +81,7 @@ def lowered_names(op: str) -> tuple[str, str]:
 class _Kernels:
     """Adds a kernel for each fusion. A fusion must come after those that compute its input and its summand."""
 
-    def __init__(self, graph: FrozenGraph, editor: GraphEditor, fusions: list[Fusion]) -> None:
+    def __init__(self, graph: FrozenGraph, editor: GraphEditor, fusions: Sequence[Fusion]) -> None:
         self._graph = graph
         self._editor = editor
         self._shapes = graph.shapes()
@@ -249,7 +245,7 @@ class _Kernels:
         return origin.op == FAKE_QUANT and range_of(origin) == range_of(node)
 
 
-def _unsigned_tensors(editor: GraphEditor, fusions: list[Fusion]) -> set[str]:
+def _unsigned_tensors(editor: GraphEditor, fusions: Sequence[Fusion]) -> set[str]:
     """Returns the annotated tensors that must be unsigned bytes: summands, and sums without a Relu."""
     added = [fusion for fusion in fusions if fusion.summand]
     summands = {before_data_movement(editor, fusion.summand) for fusion in added if fusion.summand}

@@ -16,11 +16,10 @@ from typing import Any, Self
 import numpy as np
 import tensorflow as tf
 
-from tfopt.data.batches import iterate_batches
 from tfopt.graph import FrozenGraph
 from tfopt.graph.edit import AttrValue, GraphDef, dtype_attr, text
 from tfopt.graph.frozen import free_graphs, full_name
-from tfopt.graph.open_sizes import open_size, zeros
+from tfopt.graph.inputs import open_size, zeros
 
 v1 = tf.compat.v1
 NS_PER_MS = 1e6
@@ -127,14 +126,12 @@ class TimedGraph:
         return {self._names[name]: value for name, value in inputs.items()}
 
 
-def feeds_of(graph: FrozenGraph, data: Any, batch_sizes: Sequence[int]) -> Feeds:
-    """Returns inputs for each batch size: the first examples of the data, repeated where there are too few.
+def feeds_of(graph: FrozenGraph, sample: Mapping[str, np.ndarray] | None, batch_sizes: Sequence[int]) -> Feeds:
+    """Returns inputs for each batch size: the first examples of the sample, repeated where there are too few.
 
-    Without data the inputs are zeros. A model with a fixed batch size gets that size only.
+    Without a sample the inputs are zeros. A model with a fixed batch size gets that size only.
     """
-    batch = None if data is None else next(iterate_batches(data, inputs=len(graph.inputs)), None)
-    fed = zeros(graph, open_size(graph)) if batch is None else graph.feed(batch[0])
-    examples = {name: value.numpy() for name, value in fed.items()}
+    examples = sample or {name: value.numpy() for name, value in zeros(graph, open_size(graph)).items()}
     fixed = {spec.shape[0] for spec in graph.inputs.values() if spec.shape.rank and spec.shape[0]}
     return {
         size: {

@@ -32,7 +32,7 @@ from tfopt.exporting.int8.node_times import Feeds, TimedGraph, measure_nodes
 from tfopt.exporting.int8.time_table import FusionTimes, TimeTable, read_table, table_of
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.quantization import QuantizedModel
-from tfopt.quantization.annotation.fusion import Fusion, find_fusions
+from tfopt.quantization.annotation.fusion import Fusion
 from tfopt.report import Change
 
 # A model must not get slower. So whole graphs get more turns, and less difference counts as a tie than for nodes.
@@ -71,8 +71,7 @@ def select_int8(quantized: QuantizedModel, feeds: Feeds, stored: Path | None = N
         ConfigError: The file is not a time table, or it is of another model or of other batch sizes.
     """
     editor = GraphEditor(quantized.float_graph.graph_def)
-    left = {skip.name: skip.reason for skip in quantized.report.skipped}
-    fusions, _ = find_fusions(quantized.float_graph, editor, kept_float=left)
+    fusions = [fusion.within(editor) for fusion in quantized.graph.fusions]
     if stored is not None and stored.exists():
         table = read_table(stored, fusions, list(feeds))
         chosen = _choose(quantized, editor, fusions, table, feeds)

@@ -13,10 +13,10 @@ from tfopt.errors import ArtifactError, ConfigError
 from tfopt.exporting.manifest import ARTIFACT, FIRST_FORMAT, SOURCE, Manifest, TensorRecord
 from tfopt.exporting.parity import are_numbers, compare, draw_inputs
 from tfopt.exporting.signatures import DEFAULT, FLOAT
-from tfopt.exporting.verification.instructions import missing_instructions
 from tfopt.exporting.verification.process import MissingKernelError, NotServedError, SavedModelProcess
 from tfopt.exporting.verification.scoring import Scores
 from tfopt.graph.frozen import reason_of
+from tfopt.hardware import has_vnni
 
 # The largest difference between the outputs and those recorded at export, as a ratio of norms. Another processor adds
 # numbers in another order. In int8, a sum on the edge between two steps may then round to the other step.
@@ -175,3 +175,19 @@ class MeasuredArtifact:
     def count_weights(self) -> None:
         counted = self.process.count_weights()
         self.weight_count, self.zero_count = counted["weights"], counted["zeros"]
+
+
+def missing_instructions(manifest: Manifest, signature: str) -> str | None:
+    """Returns why the results of a signature are wrong on this machine, or None.
+
+    An older manifest does not record whether the artifact needs VNNI. Its int8 weights have 8 bits, so it does.
+    """
+    needed = manifest.precision == "int8" if manifest.needs_vnni is None else manifest.needs_vnni
+    if signature != DEFAULT or not needed or has_vnni() is not False:
+        return None
+    remedy = f"Call the signature {FLOAT!r}" if FLOAT in manifest.signatures else "Serve it on such a machine"
+    return (
+        "The artifact needs VNNI or AMX for right results: its weights use 8 bits, and without these instructions sums "
+        "saturate. Received: a processor, or a limit by ONEDNN_MAX_CPU_ISA, without them. "
+        f"{remedy}, or export it with QuantizationConfig(reduce_range=True)."
+    )

@@ -19,9 +19,10 @@ from typing import Any, Self
 import numpy as np
 import tensorflow as tf
 
+from tfopt.child_processes import signal_group
 from tfopt.errors import ArtifactError, TfoptError
 from tfopt.graph.frozen import reason_of
-from tfopt.graph.saved_model_ops import check_saved_model
+from tfopt.graph.unsafe_ops import check_saved_model
 
 SCRIPT = Path(__file__).with_name("tensorflow_only.py")
 ROUNDS = 5
@@ -143,7 +144,7 @@ class SavedModelProcess:
 
     def _kill(self) -> None:
         if self._process.returncode is None:  # otherwise another process may have its id
-            os.killpg(self._process.pid, signal.SIGKILL)
+            signal_group(self._process, signal.SIGKILL)
 
     def count_weights(self) -> dict[str, int]:
         """Returns the number of "weights" of its products and convolutions, and the number of "zeros" among them."""

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tfopt.errors import ConfigError, unknown_name
-from tfopt.exporting.manifest import RANDOM, read_intact_manifest
+from tfopt.atomic.directories import MARK
+from tfopt.errors import ArtifactError, ConfigError, unknown_name
+from tfopt.exporting.manifest import (
+    RANDOM,
+    Manifest,
+    TensorRecord,
+    check_is_artifact,
+    read_intact_manifest,
+    read_manifest,
+)
 from tfopt.exporting.parity import draw_inputs
-from tfopt.exporting.verification.baseline import find_baseline, input_names, output_names
 from tfopt.exporting.verification.measured import MeasuredArtifact
 from tfopt.exporting.verification.process import alternate
 from tfopt.exporting.verification.scoring import Scoreboard, chunks, not_scored
@@ -269,3 +277,72 @@ def _gzip_bytes(path: Path) -> int:
 def _device(devices: list[str]) -> str:
     hardware = detect()
     return hardware.gpus[0].name if "GPU" in devices and hardware.gpus else hardware.cpu_model or "CPU"
+
+
+def find_baseline(path: Path, manifest: Manifest, given: str | Path | None) -> tuple[Path | None, str]:
+    """Returns the baseline's directory, or None and the reason.
+
+    Raises:
+        ConfigError: `given` is not a float artifact.
+        ArtifactError: The baseline's manifest has changed since it was written.
+    """
+    if given is not None:
+        try:
+            check_is_artifact(Path(given))
+        except ArtifactError as error:
+            raise ConfigError(f"baseline must be an artifact. {error}") from error
+        found = read_manifest(Path(given))
+        if not found.is_float:
+            raise ConfigError(
+                f"baseline must be a float artifact. Received: {given}, whose precision is {found.precision}. Pass the "
+                "float artifact of the same model."
+            )
+        return Path(given), ""
+    if manifest.baseline is None:
+        return None, "it has no float baseline"
+    found_at = Path(os.path.normpath(path / manifest.baseline))
+    if not (found_at / MARK).is_file():
+        return None, f"its baseline {found_at} does not exist"
+    other = read_manifest(found_at)
+    return (found_at, "") if other.is_float else (None, f"its baseline {found_at} is not float but {other.precision}")
+
+
+def input_names(wanted: Mapping[str, TensorRecord], path: Path, manifest: Manifest) -> dict[str, str]:
+    """Returns an artifact's name for each of the wanted inputs.
+
+    Names can differ, because Keras numbers unnamed inputs anew in every process. Then shapes and types decide.
+
+    Raises:
+        ConfigError: The artifact takes other inputs, or several inputs have the same shape and type.
+    """
+    own = manifest.signature.inputs
+    if wanted.keys() == own.keys():
+        names = {name: name for name in wanted}
+    else:
+        candidates = {name: [other for other, its in own.items() if its.fits(spec)] for name, spec in wanted.items()}
+        names = {name: found[0] for name, found in candidates.items() if len(found) == 1}
+    if not len(wanted) == len(own) == len({*names.values()}) or not all(
+        own[names[name]].fits(spec) for name, spec in wanted.items()
+    ):
+        takes, given = (", ".join(f"{name} {spec}" for name, spec in specs.items()) for specs in (wanted, own))
+        raise ConfigError(
+            f"baseline must take the artifact's inputs, {takes}. Received: {path}, which takes {given}. If they are "
+            "the same inputs, give them the same names in both models, as keras.Input(..., name='image') does."
+        )
+    return names
+
+
+def output_names(wanted: Mapping[str, TensorRecord], path: Path, manifest: Manifest) -> dict[str, str]:
+    """Returns an artifact's name for each of the wanted outputs. Where names differ, the order decides.
+
+    Raises:
+        ConfigError: The artifact has another number of outputs.
+    """
+    own = manifest.signature.outputs
+    if own.keys() == wanted.keys():
+        return {name: name for name in wanted}
+    if len(own) != len(wanted):
+        raise ConfigError(
+            f"baseline must give the artifact's outputs, {list(wanted)}. Received: {path}, which gives {list(own)}."
+        )
+    return dict(zip(wanted, own, strict=True))

@@ -11,8 +11,8 @@ import numpy as np
 from tfopt.exporting.weight_only.decoding import Decoder
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import attribute
-from tfopt.quantization.annotation.exclude import check_exclude, matches
-from tfopt.quantization.annotation.lost_weights import lost_weights, share_lost
+from tfopt.quantization.annotation.grids import lost_weights, share_lost
+from tfopt.quantization.config import check_exclude, matches
 from tfopt.quantization.weight_only.config import WeightOnlyConfig, quantize_matrix
 from tfopt.report import Change, PassReport, Skip
 

@@ -6,21 +6,21 @@ translated config, and the calls of the Keras 2 graph are repeated with the new 
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfopt.compat.kinds import is_tf_keras
-from tfopt.compat.layers import calls_in_order, is_tf_keras_graph
-from tfopt.errors import UnsupportedLayerError, UnsupportedModelError
+from tfopt.compat.layers import calls_in_order, is_tf_keras_graph, mask_of, set_mask
+from tfopt.errors import UnsupportedLayerError, UnsupportedModelError, warn
+from tfopt.models.copy_check import HALF, HALF_TOLERANCE, Examples, arrays, difference
+from tfopt.models.copying import finalize
 from tfopt.models.keras_2.layer_configs import convert_layer, name_in_keras_3
-from tfopt.models.keras_2.masks import combine_masks
 from tfopt.models.keras_2.operations import convert_operation, is_operation, rename_automatic
-from tfopt.models.keras_2.outputs import check_outputs
-from tfopt.models.keras_2.weights import copy_trainable_flags, copy_weights
 
 RECURRENT = ("RNN", "LSTM", "GRU", "SimpleRNN", "Bidirectional", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D")
 
@@ -192,3 +192,152 @@ def _check(model: Any) -> None:
             f"model must be functional or Sequential. Received: the subclassed {kind.__name__}. "
             "Write its class in Keras 3, and copy the weights with set_weights."
         )
+
+
+MERGES = ("Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum", "Concatenate")
+
+
+def combine_masks(layer: keras.Layer, inputs: Any, output: Any) -> None:
+    """Gives the output of a merge the mask of Keras 2: a step counts if it counts in all inputs that have a mask.
+
+    In Keras 3 a step counts if it counts in any input, and one input without a mask takes the mask away. A mask is part
+    of the graph, so the layers behind get this one also in calls and after loading.
+
+    Args:
+        layer: The Keras 3 layer.
+        inputs: The symbolic tensors it was called on.
+        output: What it returned.
+    """
+    if type(layer).__name__ not in MERGES or not isinstance(inputs, list | tuple):
+        return
+    if isinstance(layer, keras.layers.Concatenate) and layer.axis not in (-1, len(output.shape) - 1):
+        return  # then the masks are concatenated, in both
+    masks = {id(mask_of(tensor)): mask_of(tensor) for tensor in inputs if mask_of(tensor) is not None}
+    if masks:
+        set_mask(output, functools.reduce(keras.ops.logical_and, masks.values()))
+
+
+def copy_weights(pairs: Sequence[tuple[Any, keras.Layer]]) -> None:
+    """Copies all weights, after a check of all shapes. Both versions list the weights of a layer in the same order.
+
+    Args:
+        pairs: Each Keras 2 layer with its Keras 3 layer. Inner layers come before the wrappers and models around them.
+    Raises:
+        UnsupportedLayerError: A layer has other weights than its Keras 2 layer.
+    """
+    copied: set[int] = set()
+    copies: list[tuple[Any, Any]] = []
+    for old, new in pairs:
+        # An outer layer lists those of its inner layers too, which are copied by themselves.
+        old_weights = [weight for weight in old.weights if id(weight) not in copied and _is_array(weight)]
+        new_weights = [weight for weight in new.weights if id(weight) not in copied]
+        old_shapes = [tuple(weight.shape) for weight in old_weights]
+        new_shapes = [tuple(weight.shape) for weight in new_weights]
+        if old_shapes != new_shapes:
+            raise UnsupportedLayerError(
+                f"A Keras 3 layer must have the weights of its Keras 2 layer. Received: {old.name!r} "
+                f"({type(old).__name__}) with the shapes {old_shapes} in Keras 2 and {new_shapes} in Keras 3. "
+                "Pass a class with the same weights in custom_objects."
+            )
+        copied |= {id(weight) for weight in (*old_weights, *new_weights)}
+        copies += zip(old_weights, new_weights, strict=True)
+    for old_weight, new_weight in copies:
+        new_weight.assign(old_weight.numpy())
+    for _, new in pairs:
+        finalize(new)
+
+
+def _is_array(weight: Any) -> bool:
+    """Returns False for a vocabulary and for the summary of a Discretization, which lie in the new config."""
+    return hasattr(weight, "shape") and None not in weight.shape
+
+
+def copy_trainable_flags(pairs: Sequence[tuple[Any, keras.Layer]]) -> None:
+    """Lets Keras 3 train what Keras 2 trains.
+
+    In Keras 2, a layer with trainable=True is not trained if a model around it has trainable=False; in Keras 3 it is.
+    So in a frozen model all layers are frozen. A layer that is also used outside of it is trained.
+
+    Args:
+        pairs: Each Keras 2 layer with its Keras 3 layer. Inner layers come first; the whole model is the last.
+    """
+    flags: dict[int, bool] = {}
+    _note_flags(pairs[-1][0], True, flags)
+    # A flag also sets those of all layers inside, so the outer ones come first.
+    for old, new in reversed(pairs):
+        if new.trainable != flags[id(old)]:
+            new.trainable = flags[id(old)]
+
+
+def _note_flags(old: Any, outer: bool, flags: dict[int, bool]) -> None:
+    trained = outer and bool(old.trainable)
+    flags[id(old)] = flags.get(id(old), False) or trained
+    inner = old.layers if hasattr(old, "layers") else [old.layer] if hasattr(old, "layer") else []
+    for layer in inner:
+        _note_flags(layer, trained, flags)
+
+
+BATCH = 2
+UNKNOWN_SIZE = 32  # of an image or a sequence of any size
+# Largest difference, relative to the largest output. A wrong epsilon or padding makes a larger one.
+TOLERANCE = 1e-4
+
+
+def check_outputs(pairs: Sequence[tuple[Any, keras.Layer]]) -> None:
+    """Compares the outputs of both models, without changing either.
+
+    Args:
+        pairs: Each Keras 2 layer with its Keras 3 layer. The whole model is the last.
+    Raises:
+        UnsupportedModelError: They differ, or the Keras 3 model cannot compute them.
+    """
+    old, new = pairs[-1]
+    layers = [layer for layer, _ in pairs]
+    reason = _not_comparable(old, layers)
+    if not reason:
+        inputs = _example_inputs(old, layers)
+        try:
+            expected = old(inputs, training=False)
+        except (tf.errors.OpError, TypeError, ValueError) as error:
+            reason = f"the Keras 2 model does not take random inputs ({str(error).splitlines()[0]})"
+    if reason:
+        warn(
+            f"from_tf_keras did not compare the outputs of {old.name!r}: {reason}. The weights are equal. Compare the "
+            "outputs of both models on your data."
+        )
+        return
+    try:
+        received = new(inputs, training=False)
+    except (tf.errors.OpError, TypeError, ValueError) as error:
+        raise UnsupportedModelError(
+            f"The Keras 3 model must take what the Keras 2 model takes. Received: {old.name!r}: {error} "
+            "Please report this with the model."
+        ) from error
+    outputs = zip(old.output_names, tf.nest.flatten(expected), keras.tree.flatten(received), strict=True)
+    half = any(getattr(layer, "compute_dtype", "") in HALF for layer in layers)
+    for name, reference, output in outputs:
+        found = difference(arrays(reference), arrays(output), HALF_TOLERANCE if half else TOLERANCE, least=1.0)
+        if found:
+            raise UnsupportedModelError(
+                f"The outputs of both models must be equal. Received: the output {name!r} of {old.name!r}, with "
+                f"{found} on random inputs. Please report this with the model."
+            )
+
+
+def _not_comparable(model: Any, layers: Sequence[Any]) -> str:
+    """Returns why the outputs cannot be compared, or an empty string."""
+    for tensor in model.inputs:
+        dtype = tf.as_dtype(tensor.dtype)
+        if not (dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype == tf.string):
+            return f"it has an input of dtype {dtype.name}"
+        if "Sparse" in type(tensor).__name__:
+            return "it has a sparse input"
+    for layer in layers:
+        if getattr(layer, "stateful", False) is True and hasattr(layer, "reset_states"):
+            return f"the layer {layer.name!r} is stateful, and a call would change its state"
+    return ""
+
+
+def _example_inputs(model: Any, layers: Sequence[Any]) -> Any:
+    examples = Examples(layers, UNKNOWN_SIZE, wide=False, known=True, examples=BATCH)
+    return tf.nest.map_structure(lambda tensor: examples(tensor.shape, tensor.dtype), model.input)

@@ -58,7 +58,7 @@ def generate(
         >>> generate(model, list(b"def "), max_new_tokens=8, seed=0).shape
         (12,)
     """
-    from tfopt.models.text.cached_model import cached_model  # here, because it imports TensorFlow
+    from tfopt.models.text.attention import cached_model  # here, because it imports TensorFlow
 
     prompts = _checked_prompts(tokens)
     _check_settings(

@@ -1,4 +1,4 @@
 """Builders of models of images: classifiers and models of masks.
 
-Start in cnn.py, the smallest network.
+Start in resnet.py.
 """

@@ -1,10 +1,15 @@
-"""The body of a model of keras.applications: all layers before the head, also for small images and other widths."""
+"""Networks built from keras.applications, also for small images and other widths: MobileNetV2, MobileNetV3,
+EfficientNetV2."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from tfopt.errors import unknown_name
+from tfopt.models.arguments import channels_last, check_arguments
 
 if TYPE_CHECKING:
     import keras
@@ -57,3 +62,176 @@ def _own_name(layer: Any, seen: Counter[str]) -> str:
         return str(layer.name)
     seen[stem] += 1
     return f"{stem}_{seen[stem]}"
+
+
+MobileNetSize = Literal["small", "large"]
+LAST_UNITS = {"small": 1024, "large": 1280}
+
+
+@channels_last
+def mobilenet_v2(
+    input_shape: Sequence[int],
+    outputs: int,
+    *,
+    alpha: float = 1.0,
+    dropout: float = 0.2,
+    small_images: bool = False,
+    norm_momentum: float = 0.99,
+) -> keras.Model:
+    """Builds MobileNetV2 from keras.applications, with logits in float32.
+
+    With 224x224x3 images and 1000 classes the model has 3,504,872 trained parameters and 300e6 multiply-adds. Keras
+    counts 3,538,984, with the moving statistics.
+
+    Args:
+        input_shape: (height, width, channels). Values in [-1, 1] or [0, 1].
+        outputs: Number of classes, or of values.
+        alpha: Width: the number of filters of every layer is multiplied by it, and rounded to a multiple of 8. The last
+            convolution has 1280 filters, or more with alpha above 1.
+        dropout: Share of the activations before the output layer that training sets to zero.
+        small_images: Whether the stem keeps the size of the image, for images of about 32 pixels. The model then
+            divides the size by 16 instead of 32.
+        norm_momentum: Momentum of the moving statistics of batch normalization.
+    Returns: A model from [batch, height, width, channels] to logits [batch, outputs].
+    Example:
+        >>> mobilenet_v2((32, 32, 3), 10, alpha=0.35, small_images=True).output_shape
+        (None, 10)
+
+    Reference:
+        Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks", CVPR 2018, arXiv:1801.04381.
+    """
+    import keras  # here, so that a list of the builders needs no TensorFlow
+    from keras import layers
+
+    check_arguments(input_shape=input_shape, outputs=outputs, alpha=alpha, dropout=dropout, norm_momentum=norm_momentum)
+    application = keras.applications.MobileNetV2(
+        weights=None,
+        include_top=False,
+        input_tensor=keras.Input(tuple(input_shape), name="image"),
+        alpha=alpha,
+        name="mobilenet_v2",
+    )
+    model = body(application, small_images=small_images, norm_momentum=norm_momentum)
+    x = layers.GlobalAveragePooling2D(name="pool")(model.outputs[0])
+    if dropout:
+        x = layers.Dropout(dropout, name="dropout")(x)
+    logits = layers.Dense(outputs, dtype="float32", name="logits")(x)
+    return keras.Model(model.inputs[0], logits, name="mobilenet_v2")
+
+
+@channels_last
+def mobilenet_v3(
+    input_shape: Sequence[int],
+    outputs: int,
+    *,
+    size: MobileNetSize = "small",
+    alpha: float = 1.0,
+    dropout: float = 0.2,
+    small_images: bool = False,
+    norm_momentum: float = 0.99,
+) -> keras.Model:
+    """Builds MobileNetV3 from keras.applications, with logits in float32.
+
+    With 224x224x3 images and 1000 classes the small model has 2,542,856 trained parameters and 56e6 multiply-adds, the
+    large one 5,483,032 and 219e6. Keras counts 2,554,968 and 5,507,432, with the moving statistics.
+
+    Args:
+        input_shape: (height, width, channels), each side at least 32. Values in [-1, 1] or [0, 1].
+        outputs: Number of classes, or of values.
+        size: "small" or "large".
+        alpha: Width: the number of filters of every convolution is multiplied by it, and rounded to a multiple of 8.
+        dropout: Share of the activations before the output layer that training sets to zero.
+        small_images: Whether the stem keeps the size of the image, for images of about 32 pixels. The model then
+            divides the size by 16 instead of 32.
+        norm_momentum: Momentum of the moving statistics of batch normalization.
+    Returns: A model from [batch, height, width, channels] to logits [batch, outputs].
+    Raises:
+        ConfigError: The size is unknown.
+    Example:
+        >>> mobilenet_v3((32, 32, 3), 10, alpha=0.5, small_images=True).output_shape
+        (None, 10)
+
+    Reference:
+        Howard et al., "Searching for MobileNetV3", ICCV 2019, arXiv:1905.02244.
+    """
+    import keras  # here, so that a list of the builders needs no TensorFlow
+    from keras import layers
+
+    check_arguments(input_shape=input_shape, outputs=outputs, alpha=alpha, dropout=dropout, norm_momentum=norm_momentum)
+    if size not in get_args(MobileNetSize):
+        raise unknown_name("size", str(size), get_args(MobileNetSize))
+    make = {"small": keras.applications.MobileNetV3Small, "large": keras.applications.MobileNetV3Large}[size]
+    application = make(
+        weights=None,
+        include_top=False,
+        include_preprocessing=False,
+        input_tensor=keras.Input(tuple(input_shape), name="image"),
+        alpha=alpha,
+        name=f"mobilenet_v3_{size}",
+    )
+    model = body(application, small_images=small_images, norm_momentum=norm_momentum)
+    x = layers.GlobalAveragePooling2D(name="pool")(model.outputs[0])
+    units = LAST_UNITS[size] if alpha <= 1 else 8 * round(LAST_UNITS[size] * alpha / 8)
+    x = layers.Dense(units, activation="hard_silu", name="dense")(x)
+    if dropout:
+        x = layers.Dropout(dropout, name="dropout")(x)
+    logits = layers.Dense(outputs, dtype="float32", name="logits")(x)
+    return keras.Model(model.inputs[0], logits, name=f"mobilenet_v3_{size}")
+
+
+EfficientNetSize = Literal["b0", "b1", "b2", "b3", "s", "m", "l"]
+
+
+@channels_last
+def efficientnet_v2(
+    input_shape: Sequence[int],
+    outputs: int,
+    *,
+    size: EfficientNetSize = "b0",
+    alpha: float = 1.0,
+    dropout: float = 0.2,
+    small_images: bool = False,
+    norm_momentum: float = 0.9,
+) -> keras.Model:
+    """Builds EfficientNetV2 from keras.applications, with logits in float32.
+
+    With 1000 classes, b0 has 7,139,704 trained parameters, and s 21,458,488. Keras counts 7,200,312 and 21,612,360,
+    with the moving statistics. b0 is for images of 224x224, with 0.72e9 multiply-adds; s is for 384x384, with 8.4e9.
+
+    Args:
+        input_shape: (height, width, channels). Values in [-1, 1] or [0, 1].
+        outputs: Number of classes, or of values.
+        size: "b0" to "b3", "s", "m" or "l".
+        alpha: Width: the number of filters of every layer is multiplied by it, and rounded to a multiple of 8.
+        dropout: Share of the activations before the output layer that training sets to zero.
+        small_images: Whether the stem keeps the size of the image, for images of about 32 pixels. The model then
+            divides the size by 16 instead of 32.
+        norm_momentum: Momentum of the moving statistics of batch normalization.
+    Returns: A model from [batch, height, width, channels] to logits [batch, outputs].
+    Raises:
+        ConfigError: The size is unknown.
+    Example:
+        >>> efficientnet_v2((32, 32, 3), 10, alpha=0.25).output_shape
+        (None, 10)
+
+    Reference:
+        Tan and Le, "EfficientNetV2: Smaller Models and Faster Training", ICML 2021, arXiv:2104.00298.
+    """
+    import keras  # here, so that a list of the builders needs no TensorFlow
+    from keras import layers
+
+    check_arguments(input_shape=input_shape, outputs=outputs, alpha=alpha, dropout=dropout, norm_momentum=norm_momentum)
+    if size not in get_args(EfficientNetSize):
+        raise unknown_name("size", str(size), get_args(EfficientNetSize))
+    application = getattr(keras.applications, f"EfficientNetV2{size.upper()}")(
+        weights=None,
+        include_top=False,
+        include_preprocessing=False,
+        input_tensor=keras.Input(tuple(input_shape), name="image"),
+    )
+    model = body(application, small_images=small_images, norm_momentum=norm_momentum, alpha=alpha)
+    x = layers.GlobalAveragePooling2D(name="pool")(model.outputs[0])
+    if dropout:
+        x = layers.Dropout(dropout, name="dropout")(x)
+    logits = layers.Dense(outputs, dtype="float32", name="logits")(x)
+    return keras.Model(model.inputs[0], logits, name=f"efficientnet_v2_{size}")

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from tfopt.errors import ConfigError
-from tfopt.models.arguments import check_arguments
-from tfopt.models.channels_last import channels_last
+from tfopt.models.arguments import channels_last, check_arguments
 
 if TYPE_CHECKING:
     import keras

@@ -198,13 +198,7 @@ def compare(flops: int, moved_bytes: int, step_ms: float, roofs: Roofs) -> Effic
 
 
 def roofs_of(hardware: Hardware, precision: str, replicas: int = 1) -> Roofs:
-    """Returns the peak rates of a machine's GPUs, or of its processor if it has none.
-
-    Args:
-        hardware: The machine.
-        precision: Name of the dtype policy.
-        replicas: Number of GPUs that train together.
-    """
+    """Returns the peak rates of a machine's GPUs, or of its processor if it has none."""
     dtype = COMPUTE_DTYPES.get(precision, precision)
     if not hardware.gpus:
         return _of_processor(hardware, dtype)

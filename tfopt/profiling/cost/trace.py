@@ -14,12 +14,7 @@ from tfopt.errors import ConfigError, UnsupportedModelError
 
 
 def forward_graph(model: keras.Model, specs: Any) -> tf.Graph:
-    """Returns the graph of a forward pass in inference.
-
-    Args:
-        model: A built Keras model of any kind.
-        specs: The `tf.TensorSpec` of each input, from `input_specs`.
-    """
+    """Returns the graph of a forward pass in inference."""
     return tf.function(lambda inputs: model(inputs, training=False)).get_concrete_function(specs).graph
 
 

@@ -11,14 +11,17 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from tfopt.compat.tensorflow import has_started
 from tfopt.errors import ConfigError, warn
 from tfopt.profiling.monitoring.epoch_logs import EpochLogs
 from tfopt.profiling.monitoring.readers import Figures, Reader, open_reader
 from tfopt.profiling.monitoring.sampling import NOT_SAMPLED, Sampling, timeline
-from tfopt.profiling.monitoring.tensorflow_memory import TensorFlowMemory
 from tfopt.profiling.monitoring.workers import worker_path
 from tfopt.report import Utilization
+
+NOW, PEAK = "tensorflow_memory_bytes", "tensorflow_memory_peak_bytes"
 
 
 class GpuMonitor(keras.callbacks.Callback):
@@ -194,6 +197,62 @@ class _FitReader:
         except Exception as error:  # noqa: BLE001 - the other figures are there
             self.failures[f"{type(error).__name__}: {error}"] += 1
             return figures
+
+
+class TensorFlowMemory:
+    """The memory that tensors of this process take on each GPU, now and at most, as TensorFlow counts it.
+
+    NVML says how much memory all processes hold. TensorFlow takes nearly all of it at once, or keeps what it has taken,
+    so that says little.
+
+    The peak counts since the start of the process, or since `tf.config.experimental.reset_memory_stats`.
+
+    Attributes:
+        unavailable: Why there is no value.
+
+    Example:
+        >>> memory = TensorFlowMemory()
+        >>> bool(memory.read()) or memory.unavailable["tensorflow_memory_peak_bytes"].startswith("TensorFlow ")
+        True
+    """
+
+    def __init__(self) -> None:
+        self.unavailable = {PEAK: "TensorFlow has not started its devices"}
+        self._devices: list[tuple[int, str]] | None = None
+
+    def read(self) -> Figures:
+        """Returns the present values by name, for example "gpu0_tensorflow_memory_bytes"."""
+        if self._devices is None:
+            if not has_started():  # to ask for the devices would start them, before the program has set memory growth
+                return {}
+            self._devices = self._find()
+        figures: Figures = {}
+        for number, device in self._devices:
+            memory = tf.config.experimental.get_memory_info(device)
+            figures |= {f"gpu{number}_{NOW}": float(memory["current"]), f"gpu{number}_{PEAK}": float(memory["peak"])}
+        return figures
+
+    def _find(self) -> list[tuple[int, str]]:
+        """Returns the number of each GPU in CUDA_VISIBLE_DEVICES, and the name of TensorFlow's device."""
+        visible = tf.config.get_visible_devices("GPU")
+        if not visible:
+            self.unavailable = {PEAK: "TensorFlow uses no GPU, and does not count the memory of a processor"}
+            return []
+        # In a cluster, the list has the devices of all workers. Those of this one have a memory to ask for.
+        devices = [each.name for each in tf.config.list_logical_devices("GPU") if _is_here(each.name)]
+        if len(devices) != len(visible):
+            self.unavailable = {PEAK: "TensorFlow has divided the GPUs into logical devices"}
+            return []
+        self.unavailable = {}
+        return [(int(gpu.name.rpartition(":")[2]), name) for gpu, name in zip(visible, devices, strict=True)]
+
+
+def _is_here(device: str) -> bool:
+    try:
+        tf.config.experimental.get_memory_info(device)
+    except (ValueError, tf.errors.OpError):
+        return False
+    return True
 
 
 def _joules(load: Utilization) -> Figures:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
+from tfopt.child_processes import Process, exit_code, on_signals
 from tfopt.errors import ConfigError
 from tfopt.profiling.monitoring.readers import open_reader
 from tfopt.profiling.monitoring.sampling import Sampling, timeline
 from tfopt.report import Utilization
 
-Process = subprocess.Popen[bytes]
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -24,9 +24,6 @@ def monitor_command(command: Sequence[str], interval_s: float = 0.5) -> tuple[in
 
     Signals are handed on to the program. Its standard input and output are those of this process.
 
-    Args:
-        command: The program and its words.
-        interval_s: Seconds between samples.
     Returns: The exit code, 128 and the number of the signal after a signal; and the timeline.
     Raises:
         ConfigError: The program cannot be started, or the interval is not above 0.
@@ -49,7 +46,7 @@ def monitor_command(command: Sequence[str], interval_s: float = 0.5) -> tuple[in
         sampling = Sampling(lambda: open_reader(interval_s, process.pid), interval_s)
         code = process.wait()
         sampling.stop()
-    return (128 - code if code < 0 else code), timeline([sampling])
+    return exit_code(code), timeline([sampling])
 
 
 @contextmanager
@@ -79,12 +76,8 @@ def _signals_handed_on() -> Iterator[Callable[[Process], None]]:
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield take
         return
-    before = {each: signal.signal(each, hand_on) for each in HANDED_ON}
-    try:
+    with on_signals(HANDED_ON, hand_on):
         yield take
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
 
 def _is_in_foreground() -> bool:

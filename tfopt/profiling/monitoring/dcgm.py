@@ -14,14 +14,13 @@ are: https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/feature-overview.
 from __future__ import annotations
 
 import math
-import os
 import re
 import shutil
-import signal
 import subprocess
 import threading
 import time
-from contextlib import suppress
+
+from tfopt.child_processes import end
 
 # DCGM_FI_PROF_SM_ACTIVE and DCGM_FI_PROF_PIPE_TENSOR_ACTIVE, shares from 0 to 1.
 FIELDS = {"1002": "sm_active_percent", "1004": "tensor_active_percent"}
@@ -90,17 +89,8 @@ class Dcgm:
         if self._process is None or self._closing:
             return
         self._closing = True
-        self._signal(signal.SIGTERM)
-        try:
-            self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self._signal(signal.SIGKILL)
-            self._process.wait()
+        end(self._process, STOP_S)
         self._thread.join(STOP_S)
-
-    def _signal(self, number: int) -> None:
-        with suppress(ProcessLookupError, PermissionError):  # it has ended
-            os.killpg(self._process.pid, number)  # type: ignore[union-attr]
 
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None

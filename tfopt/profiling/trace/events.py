@@ -1,5 +1,6 @@
-"""The events of a trace as plain values, without the tables of names that an XSpace stores apart.
+"""The files of a trace, and its events as plain values, without the tables of names that an XSpace stores apart.
 
+A trace is a directory named after the time, with one `.xplane.pb` for each host, which holds an XSpace.
 An XSpace holds planes: one for the host, one for each GPU. A plane holds lines: threads of the host, streams of a GPU.
 A line holds events. Its time stamp is in nanoseconds, and the offset and duration of an event are in picoseconds.
 """
@@ -8,8 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
+from tfopt.errors import ArtifactError
+
+PROFILES = Path("plugins", "profile")
+ENDING = ".xplane.pb"
 GPU_PLANE = "/device:GPU:"
 HOST_PLANE = "/host:CPU"
 # XProf adds these lines to the plane of a GPU. They show the events of the streams a second time, in groups.
@@ -47,6 +55,43 @@ class Line:
     @property
     def is_gpu(self) -> bool:
         return self.plane.startswith(GPU_PLANE)
+
+
+def newest_trace(directory: str | Path) -> Path:
+    """Returns the directory of the newest trace below a directory that `record_trace` or TensorBoard wrote.
+
+    Raises:
+        ArtifactError: There is none.
+    """
+    # Names are times, but those of equal seconds have no order.
+    found = {file.parent: file.stat().st_mtime for file in Path(directory).glob(f"{PROFILES}/*/*{ENDING}")}
+    if not found:
+        raise ArtifactError(
+            f"A trace must contain {PROFILES}/TIME/HOST{ENDING}. Received: {directory}. "
+            "Record a trace there with tfopt.profiling.trace.record_trace."
+        )
+    return max(found, key=lambda path: (found[path], path.name))
+
+
+def read_spaces(trace: Path) -> Mapping[str, Any]:
+    """Returns the XSpace of each host.
+
+    Raises:
+        ArtifactError: A file is broken.
+    """
+    from tfopt.compat.tensorflow import empty_xspace  # it imports TensorFlow, which the names of files do not need
+
+    spaces = {}
+    for file in sorted(trace.glob(f"*{ENDING}")):
+        space = empty_xspace()
+        try:
+            space.ParseFromString(file.read_bytes())
+        except (DecodeError, OSError) as error:
+            raise ArtifactError(
+                f"A trace must be a whole XSpace protobuf. Received: {file} ({error}). Record it again."
+            ) from error
+        spaces[file.name.removesuffix(ENDING)] = space
+    return spaces
 
 
 def read_lines(spaces: Mapping[str, Any]) -> Iterator[Line]:

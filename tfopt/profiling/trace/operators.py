@@ -6,12 +6,12 @@ An operator of a graph has an event named NAME:TYPE. An operator that Python cal
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tfopt.profiling.trace.events import Event, Line
-from tfopt.profiling.trace.tensor_core_kernels import uses_tensor_cores
 
 COPIES = ("MemcpyH2D", "MemcpyD2H")
 MEMORY = ("Memcpy", "Memset")
@@ -22,6 +22,15 @@ WAITING = frozenset({"IteratorGetNext", "IteratorGetNextSync", "IteratorGetNextA
 # TensorFlow puts it before the names of a function that it has inlined.
 INLINED = "StatefulPartitionedCall/"
 EAGER_CALL, EAGER_KERNEL, FUNCTION = "EagerLocalExecute: ", "EagerKernelExecute", "__"
+# The name of a kernel on tensor cores holds the shape of the matrix instruction: `h884` of Volta, `s1688` of Turing,
+# `s16816` of Ampere. Newer ones hold the instruction (`hmma`, `wgmma`), the kind of operation (`tensorop`) or the
+# family (`xmma`, `nvjet`). A kernel of these families that computes with ordinary arithmetic says `ffma` or `simt`.
+# Triton's names tell nothing.
+_TENSOR_CORES = re.compile(
+    r"[a-z](?:884|1688|16816|8816|8832|16832|16864)(?!\d)|[hiq]mma|w?gmma|utcmma|tcgen05|wmma|tensorop|xmma|nvjet"
+)
+_ORDINARY = re.compile(r"ffma|simt|dfma")
+_UNKNOWN = re.compile(r"^(?:triton_)?gemm_fusion")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +48,25 @@ class Operator:
     def is_kernel(self) -> bool:
         """Whether it computes, and does not only copy or set memory."""
         return not self.name.startswith(MEMORY)
+
+
+def uses_tensor_cores(kernel: str) -> bool | None:
+    """Returns whether a kernel uses tensor cores, or None if its name does not say.
+
+    Reference:
+        XProf, kernel_stats_utils.cc (IsKernelUsingTensorCore): a list of such names, up to Ampere.
+    Example:
+        >>> uses_tensor_cores("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_nn")
+        True
+        >>> uses_tensor_cores("ampere_sgemm_128x64_nn"), uses_tensor_cores("gemm_fusion_dot_12")
+        (False, None)
+    """
+    name = kernel.lower()
+    if _ORDINARY.search(name):
+        return False
+    if _TENSOR_CORES.search(name):
+        return True
+    return None if _UNKNOWN.search(name) else False
 
 
 def kernels(line: Line) -> Iterator[Operator]:
@@ -68,12 +96,7 @@ def input_calls(lines: Iterable[Line]) -> frozenset[Any]:
 
 
 def host_operators(line: Line, of_input: Set[Any]) -> Iterator[Operator]:
-    """Yields the operators of one thread, without those of the input pipeline.
-
-    Args:
-        line: The thread. Its events lie inside one another or apart.
-        of_input: The ids of `input_calls`.
-    """
+    """Yields the operators of one thread, without those inside the calls of the input pipeline."""
     if line.name.startswith(INPUT_THREAD):
         return
     found: list[Operator] = []

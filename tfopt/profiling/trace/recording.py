@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfopt.atomic.own_files import check_replaceable
 from tfopt.errors import ConfigError
 from tfopt.profiling.trace.chrome_trace import CHROME_TRACE, is_chrome_trace, write_chrome_trace
-from tfopt.profiling.trace.files import newest_trace, read_spaces
+from tfopt.profiling.trace.events import newest_trace, read_spaces
 
 STEP = "step"
 

@@ -18,8 +18,7 @@ from typing import Annotated
 from annotated_types import Ge
 
 from tfopt.errors import ArtifactError, ConfigError
-from tfopt.profiling.trace.events import HOST_PLANE, Event, Line, read_lines
-from tfopt.profiling.trace.files import newest_trace, read_spaces
+from tfopt.profiling.trace.events import HOST_PLANE, Event, Line, newest_trace, read_lines, read_spaces
 from tfopt.profiling.trace.operators import COPIES, Operator, host_operators, input_calls, kernels
 from tfopt.report import OperatorTime, TraceSummary
 from tfopt.settings.validation import check_value

@@ -12,13 +12,12 @@ import keras
 import numpy as np
 
 from tfopt.compat.layers import calls_in_order, operation_name
-from tfopt.models.plain_models import as_functional, inputs_in_order, is_plain
+from tfopt.models.copying import as_functional, inputs_in_order, is_plain
 from tfopt.pruning.channels.attention import ATTENTION
 from tfopt.pruning.channels.call import Call, Tensor, Trace
 from tfopt.pruning.channels.elements import Axis, Fixed
 from tfopt.pruning.channels.elementwise import ELEMENTWISE, OPERATIONS
-from tfopt.pruning.channels.normalizations import NORMALIZATIONS
-from tfopt.pruning.channels.products import PRODUCTS
+from tfopt.pruning.channels.products import NORMALIZATIONS, PRODUCTS
 from tfopt.pruning.channels.recurrent import RECURRENT
 from tfopt.pruning.channels.shapes import SHAPE_OPERATIONS, SHAPES
 

@@ -14,13 +14,13 @@ from annotated_types import Gt, Lt
 
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.pruning.config import PruningConfig
-from tfopt.pruning.criteria.gradients import check_data, mean_products
-from tfopt.pruning.criteria.scores import needs_data, score_weights
-from tfopt.pruning.masks import choose_masks, parse_pattern
+from tfopt.pruning.criteria import needs_data, score_weights
+from tfopt.pruning.gradients import check_data, mean_products
+from tfopt.pruning.masks import choose_masks
+from tfopt.pruning.patterns import parse_pattern
 from tfopt.pruning.sensitivity.curves import Sensitivity
-from tfopt.pruning.structured.choice import counts_at, kept_units, rank
+from tfopt.pruning.structured.choice import channel_products, counts_at, kept_units, rank
 from tfopt.pruning.structured.config import StructuredPruningConfig
-from tfopt.pruning.structured.gradients import channel_products
 from tfopt.pruning.structured.shrink import find_groups
 from tfopt.pruning.weights import Weight, select_weights
 from tfopt.report.formatting import is_share

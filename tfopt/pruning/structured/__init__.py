@@ -1,7 +1,7 @@
 """Structured pruning: whole channels, heads and units are removed, so that every runtime gets faster.
 
-Start in shrink.py. groups.py finds the channels that leave together, choice.py decides which of them leave, and
-surgery.py builds the smaller model.
+Start in shrink.py, which builds the smaller model. groups.py finds the channels that leave together, and choice.py
+decides which of them leave.
 """
 
 import lazy_loader

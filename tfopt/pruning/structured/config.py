@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,22 +11,14 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Lt
 
 from tfopt.errors import ConfigError
+from tfopt.pruning.config import fraction, is_function
 from tfopt.pruning.structured.criteria import CRITERIA
 from tfopt.settings.flags import BY_NAME, Shares
 from tfopt.settings.validation import Remedy, check_fields, check_name
 
-
-def _fraction(value: object) -> str:
-    meant = f"; did you mean {value / 100:g}?" if isinstance(value, (int, float)) and 1 < value < 100 else "."
-    return f"It is a share{meant}"
-
-
-def _is_function(value: object) -> bool:
-    return callable(value) and not isinstance(value, type)
-
-
-Share = Annotated[float, Gt(0), Lt(1), Remedy(_fraction)]
-OptionalShare = Annotated[Annotated[float, Gt(0), Lt(1)] | None, Remedy(_fraction)]
+SHARE = Remedy(functools.partial(fraction, "It is a share"))
+Share = Annotated[float, Gt(0), Lt(1), SHARE]
+OptionalShare = Annotated[Annotated[float, Gt(0), Lt(1)] | None, SHARE]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +84,7 @@ class StructuredPruningConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_name("criterion", self.criterion, CRITERIA, or_a="a function", accepts=_is_function)
+        check_name("criterion", self.criterion, CRITERIA, or_a="a function", accepts=is_function)
         given = {name: value for name, value in self._amounts.items() if value is not None}
         if len(given) > 1:
             received = ", ".join(f"{name}={value:g}" for name, value in given.items())

@@ -9,14 +9,13 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfopt.compat.replace import forget
 from tfopt.errors import ConfigError, warn
 from tfopt.models.copying import copy_model
-from tfopt.pruning.criteria.gradients import check_data
+from tfopt.pruning.gradients import check_data
 from tfopt.pruning.masks import attach_mask
-from tfopt.pruning.prune import retrace
-from tfopt.pruning.structured.choice import Ranked, choose, rank
+from tfopt.pruning.structured.choice import Ranked, channel_products, choose, rank
 from tfopt.pruning.structured.config import StructuredPruningConfig
-from tfopt.pruning.structured.gradients import channel_products
 from tfopt.pruning.structured.shrink import ShrinkResult, find_groups, finished
 
 
@@ -56,6 +55,8 @@ class ShrinkSchedule(keras.callbacks.Callback):
         arXiv:1611.06440.
     """
 
+    _follows_several_steps = True  # of a call into TensorFlow
+
     def __init__(self, model: keras.Model, config: StructuredPruningConfig | None = None, data: Any = None) -> None:
         super().__init__()
         self.config = StructuredPruningConfig() if config is None else config
@@ -76,7 +77,7 @@ class ShrinkSchedule(keras.callbacks.Callback):
         self._kept = self._masked_units()
         self._rounds: list[int] = []
         self._done = self._epoch_begin = self._steps_done = 0
-        retrace(model)
+        forget(model, "train_function")
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         choose(self._channels, self._rank(self.config), self.config)  # an unreachable target is an error now

@@ -1,25 +1,30 @@
-"""Structured pruning in one call: `shrink` returns a smaller, dense model without the least important channels."""
+"""Structured pruning in one call: `shrink` returns a smaller, dense model without the least important channels.
+
+Weights and pruning masks are carried over. With a target of latency, channels leave until a call takes a share of the
+time, measured on this machine: the time of a call does not fall in proportion to the multiply-adds, so smaller models
+are built and timed.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 import keras
+import numpy as np
 
 from tfopt.errors import ConfigError, UnsupportedModelError, warn
-from tfopt.models.copying import copy_model
-from tfopt.models.plain_models import is_plain
+from tfopt.models.copying import Rebuild, copy_model, is_plain, on_devices_of, plain_copy
 from tfopt.profiling.cost import count_flops
+from tfopt.pruning.call_times import Latency, in_turns, timed_function
+from tfopt.pruning.channels.call import Part, Setting
 from tfopt.pruning.payoff import payoff_of_channels
-from tfopt.pruning.structured.choice import choose, rank
+from tfopt.pruning.structured.choice import Ranked, channel_products, choose, meet, rank, smallest
 from tfopt.pruning.structured.config import StructuredPruningConfig
-from tfopt.pruning.structured.gradients import channel_products
 from tfopt.pruning.structured.groups import ChannelGroups, Group
-from tfopt.pruning.structured.latency import meet_latency
-from tfopt.pruning.structured.surgery import without_channels
 from tfopt.report import Change, PassReport, Skip
 from tfopt.settings.validation import check_type
 
@@ -234,3 +239,107 @@ def _report(
 
 def _indices(group: Group, kept: Any) -> tuple[int, ...]:
     return tuple(int(number) for number in kept[group.units].nonzero()[0])
+
+
+def without_channels(model: keras.Model, channels: ChannelGroups, kept: Any) -> keras.Model:
+    """Returns a new model of the kept units. Layers, names, inputs and outputs are those of the model.
+
+    Args:
+        model: The model that `channels` describes.
+        channels: Its groups.
+        kept: Boolean for each unit, True where it stays.
+    Raises:
+        UnsupportedLayerError: A layer cannot be rebuilt from its config.
+    """
+    return on_devices_of(model, _Smaller(channels, kept).model, model)
+
+
+class _Smaller(Rebuild):
+    def __init__(self, channels: ChannelGroups, kept: Any) -> None:
+        super().__init__()
+        self.channels, self.kept = channels, kept
+
+    def input_shape(self, tensor: Any) -> list[int | None]:
+        """Returns the shape of a new input. That of a nested model may have fewer channels."""
+        axes = self.channels.trace.tensors[id(tensor)].axes
+        return [
+            self._size(axis) if isinstance(axis, np.ndarray) else size
+            for axis, size in zip(axes, tensor.shape, strict=True)
+        ]
+
+    def operation(self, operation: Any) -> Any:
+        """Returns a copy of an operation whose config has the new sizes."""
+        resized = self.channels.trace.resized.get(id(operation))
+        if resized is None:
+            return plain_copy(operation)
+        config = copy.deepcopy(operation.get_config())
+        for path, setting in resized.settings.items():
+            place = config
+            for name in path[:-1]:
+                place.pop("build_config", None)  # of a wrapped layer: it would be built for the old sizes
+                place = place[name]
+            place[path[-1]] = self._value(setting)
+        return plain_copy(operation, **config)
+
+    def part(self, variable: Any, values: Any) -> Any:
+        """Returns the kept part of a variable's values."""
+        weight = self.channels.trace.weights.get(id(variable))
+        for dimension, axis in enumerate(weight.axes if weight else ()):
+            if isinstance(axis, np.ndarray):
+                values = np.take(values, self.channels.kept_indices(axis, self.kept), axis=dimension)
+        return values
+
+    def _value(self, setting: Setting) -> Any:
+        if isinstance(setting, Part):
+            return self._size(setting.ids) // setting.divisor
+        if isinstance(setting, np.ndarray):
+            return self._size(setting)
+        return [self._value(each) for each in setting] if isinstance(setting, list | tuple) else setting
+
+    def _size(self, axis: Any) -> int:
+        return self.channels.size(axis, self.kept)
+
+
+TRIES = 8
+NEAR = 0.03  # a ratio this near to the target ends the search
+
+
+def meet_latency(
+    model: keras.Model, channels: ChannelGroups, ranked: Sequence[Ranked], config: StructuredPruningConfig
+) -> tuple[Any, Latency]:
+    """Returns the units that stay, and the times that were measured.
+
+    Raises:
+        ConfigError: The smallest possible model is too slow, or an open size of the input besides the batch.
+    """
+    target = config.target_latency
+    assert target is not None
+    parent = timed_function(model, config.batch_size, config.open_size)
+    everything = channels.multiply_adds(channels.all_kept)
+
+    def measured(kept: Any) -> tuple[float, Any, Latency]:
+        smaller = timed_function(without_channels(model, channels, kept), config.batch_size, config.open_size)
+        return channels.multiply_adds(kept) / everything, kept, in_turns(parent, smaller)
+
+    least, _, latency = best = measured(smallest(channels, ranked, config))
+    if latency.ratio > target:
+        raise ConfigError(
+            f"target_latency must be reachable. Received: {target:g}, and the smallest possible model takes "
+            f"{latency.ratio:.2f} of the time, with max_ratio={config.max_ratio:g} and round_to={config.round_to}. Set "
+            "a larger target, a larger max_ratio or a smaller round_to."
+        )
+    low, high = (least, latency.ratio), (1.0, 1.0)  # (share of the multiply-adds, share of the time)
+    for _ in range(TRIES):
+        if abs(best[2].ratio / target - 1) <= NEAR:
+            break
+        share = float(np.interp(target, (low[1], high[1]), (low[0], high[0])))
+        share, _, latency = tried = measured(
+            meet(channels, ranked, config, channels.multiply_adds, max(share, least) * everything)
+        )
+        if abs(latency.ratio - target) < abs(best[2].ratio - target):
+            best = tried
+        if latency.ratio <= target:
+            low = (share, latency.ratio)
+        else:
+            high = (share, latency.ratio)
+    return best[1], best[2]

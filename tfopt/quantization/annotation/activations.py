@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfopt.graph.edit import GraphDef, GraphEditor, NodeDef, attribute, dtype_attr, producer
 from tfopt.graph.frozen import FrozenGraph
-from tfopt.graph.rewrites.products import ELEMENTWISE
+from tfopt.graph.products import ELEMENTWISE
 
 SINGLE = ("Relu", "Relu6", "LeakyRelu", "Elu", "Tanh", "Sigmoid")
 NON_NEGATIVE = ("Relu", "Relu6", "Sigmoid")

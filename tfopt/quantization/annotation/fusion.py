@@ -14,8 +14,9 @@ sum.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -26,7 +27,7 @@ from tfopt.graph.edit import GraphEditor, attribute, is_nhwc, producer
 from tfopt.graph.fold import CONVOLUTIONS, WEIGHTED
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.annotation.activations import Activation, find_activation
-from tfopt.quantization.annotation.exclude import matches
+from tfopt.quantization.config import matches
 from tfopt.report import Skip
 
 ADDITIONS = ("Add", "AddV2")
@@ -67,77 +68,86 @@ class Fusion:
     def output(self) -> str:
         return self.nodes[-1]
 
+    def within(self, editor: GraphEditor) -> Fusion:
+        """Returns the fusion with the tensors that its nodes read in another graph, which has nodes of these names."""
+        source, weights = editor.nodes[self.op].input[:2]
+        before = {following: node for node, following in itertools.pairwise(self.nodes)}
+        bias = summand = None
+        for name in self.nodes[1:]:
+            node = editor.nodes[name]
+            if self.bias is not None and node.op == "BiasAdd" and bias is None:
+                bias = node.input[1]
+            elif self.summand is not None and node.op in ADDITIONS and summand is None:
+                summand = _other_input(node, before[name])
+        return replace(self, input=source, weights=weights, bias=bias, summand=summand)
 
-def find_fusions(
-    graph: FrozenGraph,
-    editor: GraphEditor,
-    exclude: Iterable[str] = (),
-    *,
-    kept_float: Mapping[str, str] = EMPTY,
-    annotated: bool = False,
-) -> tuple[list[Fusion], list[Skip]]:
-    """Returns the fusions of a graph, and the convolutions and products that start no fusion, each with the reason.
+
+class FusionSearch:
+    """Finds the fusions of a graph, with all of its nodes or without some.
 
     Args:
-        graph: The graph.
+        graph: The graph, without fake quantization.
         editor: An editor of the same graph.
         exclude: Names or shell-style patterns of ops that start no fusion.
-        kept_float: Names of further ops that start none, each with the reason.
-        annotated: Whether the graph holds ranges already. Then only ops with annotated weights start fusions. The
-            ranges lie between fusions, so these are the fusions that the graph had when it was annotated.
-    Returns: The fusions in the order of computation, and the skipped ops.
     """
-    patterns = tuple(exclude)
-    shapes = graph.shapes()
-    order = {name: position for position, name in enumerate(_structural_order(editor, graph))}
-    obstacles = {
-        name: kept_float.get(name) or _obstacle(editor, shapes, editor.nodes[name], patterns, annotated)
-        for name in order
-    }
-    heads = {name for name, reason in obstacles.items() if reason is None}
-    fusions: list[Fusion] = []
-    # Two convolutions may meet in one sum. The later one fuses the sum, because the other result is computed by then.
-    claimed: set[str] = set()
-    for name in reversed(order):
-        if name in heads:
-            fusion = _follow(editor, shapes, name, graph.output_nodes, heads, claimed)
-            claimed.update(fusion.nodes)
-            fusions.append(fusion)
-    skips = [Skip(name=name, kind=editor.nodes[name].op, reason=reason) for name, reason in obstacles.items() if reason]
-    skips += [
-        Skip(
-            name=f"{function.signature.name}/{node.name}", kind=node.op, reason="inside a function: a loop or a branch"
-        )
-        for function in graph.graph_def.library.function
-        for node in function.node_def
-        if node.op in (*WEIGHTED, *WITHOUT_LOWERING)
-    ]
-    return sorted(fusions, key=lambda fusion: order[fusion.output]), skips
+
+    def __init__(self, graph: FrozenGraph, editor: GraphEditor, exclude: Iterable[str] = ()) -> None:
+        self._graph, self._editor, self._shapes = graph, editor, graph.shapes()
+        self._order = {name: position for position, name in enumerate(_structural_order(editor, graph))}
+        patterns = tuple(exclude)
+        self._obstacles = {name: _obstacle(editor, self._shapes, editor.nodes[name], patterns) for name in self._order}
+
+    def find(
+        self, kept_float: Mapping[str, str] = EMPTY, obstacle: Callable[[Fusion], str | None] = lambda fusion: None
+    ) -> tuple[list[Fusion], list[Skip]]:
+        """Returns the fusions, and the convolutions and products that start no fusion, each with the reason.
+
+        Without one fusion, others may change, because they may have fused its result. So the search is repeated until
+        there is no obstacle.
+
+        Args:
+            kept_float: Names of further ops that start none, each with the reason.
+            obstacle: Returns the reason against a fusion, or None.
+        Returns: The fusions in the order of computation, and the skipped ops.
+        """
+        refused = dict(kept_float)
+        while True:
+            fusions, skipped = self._find(refused)
+            found = {fusion.op: reason for fusion in fusions if (reason := obstacle(fusion)) is not None}
+            if not found:
+                return fusions, skipped
+            refused |= found
+
+    def _find(self, refused: Mapping[str, str]) -> tuple[list[Fusion], list[Skip]]:
+        editor, order = self._editor, self._order
+        obstacles = {name: refused.get(name) or reason for name, reason in self._obstacles.items()}
+        heads = {name for name, reason in obstacles.items() if reason is None}
+        fusions: list[Fusion] = []
+        # Two convolutions may meet in one sum. The later one fuses the sum, as the other result is computed by then.
+        claimed: set[str] = set()
+        for name in reversed(order):
+            if name in heads:
+                fusion = _follow(editor, self._shapes, name, self._graph.output_nodes, heads, claimed)
+                claimed.update(fusion.nodes)
+                fusions.append(fusion)
+        skips = [
+            Skip(name=name, kind=editor.nodes[name].op, reason=reason) for name, reason in obstacles.items() if reason
+        ]
+        inside = "inside a function: a loop or a branch"
+        skips += [
+            Skip(name=f"{function.signature.name}/{node.name}", kind=node.op, reason=inside)
+            for function in self._graph.graph_def.library.function
+            for node in function.node_def
+            if node.op in (*WEIGHTED, *WITHOUT_LOWERING)
+        ]
+        return sorted(fusions, key=lambda fusion: order[fusion.output]), skips
 
 
-def find_fusions_where(
-    graph: FrozenGraph,
-    editor: GraphEditor,
-    obstacle: Callable[[Fusion], str | None],
-    exclude: Iterable[str] = (),
-    *,
-    kept_float: Mapping[str, str] = EMPTY,
+def find_fusions(
+    graph: FrozenGraph, editor: GraphEditor, exclude: Iterable[str] = ()
 ) -> tuple[list[Fusion], list[Skip]]:
-    """Returns the fusions of a graph that meet a condition, and the convolutions and products that start no fusion.
-
-    Without one fusion, others may change, because they may have fused its result. So the search is repeated.
-
-    Args:
-        graph, editor, exclude, kept_float: As in `find_fusions`.
-        obstacle: Returns the reason against a fusion, or None.
-    """
-    refused = dict(kept_float)
-    while True:
-        fusions, skipped = find_fusions(graph, editor, exclude, kept_float=refused)
-        found = {fusion.op: reason for fusion in fusions if (reason := obstacle(fusion)) is not None}
-        if not found:
-            return fusions, skipped
-        refused |= found
+    """Returns the fusions of a graph, and the convolutions and products that start no fusion; see `FusionSearch`."""
+    return FusionSearch(graph, editor, exclude).find()
 
 
 def before_data_movement(editor: GraphEditor, tensor: str) -> str:
@@ -168,7 +178,7 @@ def _structural_order(editor: GraphEditor, graph: FrozenGraph) -> list[str]:
     return sorted(distance, key=lambda name: (distance[name], needed.get(name, len(needed))))
 
 
-def _obstacle(editor: GraphEditor, shapes: Shapes, node: Any, patterns: tuple[str, ...], annotated: bool) -> str | None:
+def _obstacle(editor: GraphEditor, shapes: Shapes, node: Any, patterns: tuple[str, ...]) -> str | None:
     """Returns None if the node can start a fusion, "" if it is no convolution or product, else the reason."""
     if node.op in WITHOUT_LOWERING:
         return _why_without_lowering(editor, shapes, node)
@@ -176,10 +186,7 @@ def _obstacle(editor: GraphEditor, shapes: Shapes, node: Any, patterns: tuple[st
         return ""
     if matches(node.name, patterns):
         return "excluded by the configuration"
-    quantizer = weights_quantizer(editor, node.input[1])
-    if annotated and quantizer is None:
-        return "its weights carry no range"
-    weights = editor.constant(node.input[1] if quantizer is None else quantizer.input[0])
+    weights = editor.constant(node.input[1])
     if weights is None:
         return "its weights are not constant"
     if weights.dtype != np.float32:
@@ -287,11 +294,10 @@ def _sum_fits(
     """Whether the kernel of the node `name` can fuse this addition; see the docstring of the module."""
     if editor.nodes[name].op != "Conv2D" or ":" in summand or not _same_shape(shapes[name], shapes[summand]):
         return False
-    source = _before_fake_quant(editor, summand)
-    if source.op == "MaxPool":  # the result has its own buffer
-        in_int8 = _is_in_int8(editor, _before_fake_quant(editor, before_data_movement(editor, source.name)), heads)
-    else:
-        in_int8 = _is_in_int8(editor, source, heads)
+    source = editor.nodes[summand]
+    # The result of a MaxPool has its own buffer.
+    computed = before_data_movement(editor, summand) if source.op == "MaxPool" else summand
+    in_int8 = _is_in_int8(editor, editor.nodes[producer(computed)], heads)
     if not in_int8 or not outputs.isdisjoint((source.name, addition.name)):
         return False
     return consumers_of(editor, source.name) - {addition.name} <= editor.ancestors(name)
@@ -300,7 +306,7 @@ def _sum_fits(
 def _is_in_int8(editor: GraphEditor, node: Any, heads: set[str]) -> bool:
     """Whether a node's result is available in int8: of a Relu, of a convolution in int8, or of a sum with one."""
     if node.op in ADDITIONS:
-        return any(_ends_convolution(editor, _before_fake_quant(editor, source), heads) for source in node.input)
+        return any(_ends_convolution(editor, editor.nodes[producer(source)], heads) for source in node.input)
     return node.op in RELUS or _ends_convolution(editor, node, heads)
 
 
@@ -310,22 +316,16 @@ def _ends_convolution(editor: GraphEditor, node: Any, heads: set[str]) -> bool:
     return head in heads and editor.nodes[head].op == "Conv2D" and alone
 
 
-def _before_fake_quant(editor: GraphEditor, tensor: str) -> Any:
-    """Returns the node that computes a tensor, before the fake quantization."""
-    node = editor.nodes[producer(tensor)]
-    return editor.nodes[producer(node.input[0])] if node.op == FAKE_QUANT else node
-
-
 def consumers_of(editor: GraphEditor, name: str) -> set[str]:
-    """Returns the nodes that read a node's values, directly or behind fake quantization and ops that move values."""
+    """Returns the nodes that read a node's values, directly or behind ops that move values."""
     readers: set[str] = set()
     stack = [name]
     while stack:
         for reader in editor.consumers.get(stack.pop(), ()):
-            if reader not in readers and editor.nodes[reader].op in (FAKE_QUANT, *DATA_MOVEMENT_OPS):
+            if reader not in readers and editor.nodes[reader].op in DATA_MOVEMENT_OPS:
                 stack.append(reader)
             readers.add(reader)
-    return {reader for reader in readers if editor.nodes[reader].op != FAKE_QUANT}
+    return readers
 
 
 def _same_shape(one: tf.TensorShape, other: tf.TensorShape) -> bool:

@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfopt.graph.edit import GraphEditor, is_nhwc, producer
-from tfopt.graph.fold import CONVOLUTIONS
+from tfopt.graph.fold import CONVOLUTIONS, paddings_of
 from tfopt.graph.frozen import FrozenGraph
-from tfopt.graph.paddings import paddings_of
 from tfopt.quantization.annotation.fusion import DATA_MOVEMENT_OPS, Fusion, before_data_movement, consumers_of
-from tfopt.quantization.annotation.range import Range, covering
+from tfopt.quantization.annotation.grids import Range, covering
 
 SHARED_RANGE_OPS = ("ConcatV2", "AvgPool")
 WIDEST = 2.0

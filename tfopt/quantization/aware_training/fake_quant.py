@@ -5,7 +5,14 @@ A grid has the step s, and p steps above zero; a signed grid has p steps below z
     y = round(clip(x / s, -p or 0, p)) * s
 
 The gradient of round counts as 1 (straight-through estimator, Bengio et al., arXiv:1308.3432). So dy/dx is 1 inside the
-range and 0 outside. tfopt.quantization.aware_training.lsq gives the step a gradient too.
+range and 0 outside.
+
+Learned step size quantization (LSQ) gives the step s a gradient too, so that the optimizer trains the range. It is that
+of Esser et al., ICLR 2020, arXiv:1902.08153, equation 3: round(x / s) - x / s inside the range, and -p or p outside,
+times 1 / sqrt(N p) for N values. The trained variable is the limit p * s in place of s. Its gradient is p times as
+large, so that SGD changes the step as in the paper. The reason for the limit is Adam, whose updates are about as large
+as the learning rate, whatever the gradient is. The limit has the magnitude of the values, so this update suits it. The
+step is about a hundredth of the limit, so the same update would be much too large for it.
 
 At inference, TensorFlow's own fake-quantization ops compute the same values. The exporters read these ops in the frozen
 graph.
@@ -21,8 +28,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from tfopt.quantization.annotation.range import steps_above_zero
-from tfopt.quantization.aware_training.lsq import SMALLEST, learning_limit
+from tfopt.quantization.annotation.grids import steps_above_zero
 
 MOMENTUM = 0.99
 
@@ -191,3 +197,25 @@ class WeightRange(_Range):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "bits": self.bits}
+
+
+SMALLEST = 1e-6  # values are divided by the limit, which training could make zero
+
+
+def scale_gradient(x: Any, factor: Any) -> Any:
+    """Returns x with a gradient that is `factor` times as large."""
+    return tf.stop_gradient(x) + (x - tf.stop_gradient(x)) * factor
+
+
+def learning_limit(limit: Any, count: Any, *, bits: int = 8, signed: bool = True) -> Any:
+    """Returns a limit with the gradient of LSQ; see the docstring of the module.
+
+    Args:
+        limit: The trained limit or limits.
+        count: How many values share one limit. For an activation, it is the number of values in one example.
+        bits: As in `fake_quantize`.
+        signed: As in `fake_quantize`.
+    """
+    qmax = steps_above_zero(bits, signed=signed)
+    gradient_scale = tf.math.rsqrt(tf.cast(count, tf.float32) * qmax)
+    return scale_gradient(tf.maximum(limit, SMALLEST), gradient_scale * qmax**2)

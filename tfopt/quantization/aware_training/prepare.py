@@ -22,20 +22,18 @@ from tfopt.graph.edit import producer
 from tfopt.graph.fold import fold_constants
 from tfopt.graph.source import load_keras
 from tfopt.models.copy_check import check_copy, check_quantized, first_examples
-from tfopt.models.plain_models import plain_copy
-from tfopt.quantization.annotation.exclude import check_exclude, matches
-from tfopt.quantization.annotation.fusion import Fusion, find_fusions_where
-from tfopt.quantization.annotation.range import Range
+from tfopt.models.copying import plain_copy
+from tfopt.quantization.annotation.fusion import Fusion, FusionSearch
+from tfopt.quantization.annotation.grids import Range, WeightGrid
 from tfopt.quantization.annotation.ranged_tensors import tensors_of_fusion, tensors_with_ranges
-from tfopt.quantization.annotation.weight_grid import WeightGrid
 from tfopt.quantization.aware_training.fake_quant import FakeQuantize
-from tfopt.quantization.aware_training.folded_tensor import folded_tensor
 from tfopt.quantization.aware_training.layers import QUANTIZED, WITHOUT_KERNEL, FrozenLateBatchNormalization
-from tfopt.quantization.aware_training.rebuild import Place, check_rebuildable, rebuild
-from tfopt.quantization.aware_training.split_layers import split_layer
-from tfopt.quantization.calibration.calibrate import calibrate, collect, computable
+from tfopt.quantization.aware_training.rebuild import Place, check_rebuildable, rebuild, split_layer
+from tfopt.quantization.aware_training.trained_ranges import folded_tensor
+from tfopt.quantization.calibration.calibrate import calibrate, computable
+from tfopt.quantization.calibration.data import read_examples
 from tfopt.quantization.calibration.range_use import examine
-from tfopt.quantization.config import QuantizationConfig
+from tfopt.quantization.config import QuantizationConfig, check_exclude, matches
 from tfopt.report import Change, PassReport, Skip
 
 ATTRIBUTE = "_tfopt_quantization_report"
@@ -77,9 +75,9 @@ def quantize_for_training(
         missing = [tensor for tensor in tensors_of_fusion(traced.editor, fusion) if tensor not in traced.places]
         return f"{missing[0]!r} needs a range and is inside a layer" if missing else None
 
-    fusions, skipped = find_fusions_where(traced.graph, traced.editor, obstacle, config.exclude)
+    fusions, skipped = FusionSearch(traced.graph, traced.editor, config.exclude).find(obstacle=obstacle)
     observed = tensors_with_ranges(traced.editor, fusions)
-    batches = collect(traced.graph, calibration_data, config.calibration_examples).inputs
+    batches = read_examples(traced.graph, calibration_data, config=config).inputs
     measured = calibrate(traced.graph, observed, batches, config)
     # FakeQuantize has no zero point.
     ranges = {tensor: value_range.symmetric() for tensor, value_range in measured.items()}

@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.graph.edit import AttrValue, GraphDef, GraphEditor, attribute
+from tfopt.graph.edit import AttrValue, GraphDef, GraphEditor, attribute, producer
 from tfopt.graph.fold import fold_constants
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.annotation.annotate import channels_last, is_fake_quant
-from tfopt.quantization.annotation.fusion import Fusion, find_fusions
-from tfopt.quantization.annotation.range import Range, steps_above_zero
-from tfopt.quantization.aware_training.folded_tensor import folded_tensor
+from tfopt.quantization.annotation.fusion import DATA_MOVEMENT_OPS, Fusion, before_data_movement, find_fusions
+from tfopt.quantization.annotation.grids import Range, steps_above_zero
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,3 +146,26 @@ def _steps(editor: GraphEditor, steps_editor: GraphEditor, fusion: Fusion) -> np
     columns = np.abs(channels_last(steps, editor.nodes[fusion.op].op))
     columns = columns.reshape(-1, columns.shape[-1])
     return columns[0] if np.allclose(columns, columns[0], rtol=1e-6, atol=0) else None
+
+
+def folded_tensor(folded: GraphEditor, tensor: str, before: GraphEditor) -> str | None:
+    """Returns the tensor of a folded graph that has the values of a tensor of the graph before folding.
+
+    Folding may replace the node: products become products of matrices, and sequences become images. Folding may also
+    remove a node that only moves values: then the tensor that the node reads has the values. BatchToSpaceND is such a
+    node too. It ends a dilated convolution, of which folding makes one node.
+
+    Args:
+        folded: An editor of the folded graph, with its table of origins.
+        tensor: The tensor's name before folding.
+        before: An editor of the graph before folding.
+    Returns: The tensor's name in the folded graph; None if no tensor there has the values.
+    """
+    while True:
+        found = tensor if producer(tensor) in folded.nodes else folded.replacement(tensor)
+        if found is not None:
+            return before_data_movement(folded, found)
+        node = before.nodes.get(producer(tensor))
+        if node is None or ":" in tensor or node.op not in (*DATA_MOVEMENT_OPS, "BatchToSpaceND"):
+            return None
+        tensor = node.input[0]

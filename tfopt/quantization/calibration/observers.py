@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tfopt.quantization.annotation.range import Range, covering
+from tfopt.quantization.annotation.grids import Range, covering
 from tfopt.quantization.config import QuantizationConfig
 
 

@@ -17,8 +17,8 @@ import numpy as np
 from tfopt.errors import warn
 from tfopt.graph.edit import producer
 from tfopt.graph.frozen import FrozenGraph, full_name
-from tfopt.quantization.annotation.range import Range
-from tfopt.quantization.calibration.calibrate import in_pieces, length
+from tfopt.quantization.annotation.grids import Range
+from tfopt.quantization.calibration.data import in_pieces, length
 from tfopt.report import Change
 from tfopt.report.record import RANGE
 

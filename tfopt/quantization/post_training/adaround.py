@@ -25,9 +25,8 @@ import tensorflow as tf
 from tfopt.graph.edit import GraphEditor, NodeDef, attribute
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.annotation.fusion import Fusion, before_data_movement
-from tfopt.quantization.annotation.range import Range
-from tfopt.quantization.annotation.weight_grid import WeightGrid
-from tfopt.quantization.calibration.calibrate import in_pieces
+from tfopt.quantization.annotation.grids import Range, WeightGrid
+from tfopt.quantization.calibration.data import in_pieces
 from tfopt.report import Change
 
 ITERATIONS = 400

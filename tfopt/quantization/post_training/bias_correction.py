@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfopt.graph.edit import AttrValue, GraphEditor, NodeDef, dtype_attr, producer
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.annotation.fusion import Fusion
-from tfopt.quantization.calibration.calibrate import in_pieces, length
+from tfopt.quantization.calibration.data import in_pieces, length
 
 FLOAT = "float_reference"
 PIECE = 32

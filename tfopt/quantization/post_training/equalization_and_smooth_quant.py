@@ -30,8 +30,8 @@ import tensorflow as tf
 from tfopt.graph.edit import GraphEditor
 from tfopt.graph.fold import WEIGHTED
 from tfopt.graph.frozen import FrozenGraph
-from tfopt.quantization.annotation.fusion import find_fusions
-from tfopt.quantization.calibration.calibrate import in_pieces
+from tfopt.quantization.annotation.fusion import Fusion
+from tfopt.quantization.calibration.data import in_pieces
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.quantization.post_training.channel_groups import INPUT_AXIS, ChannelGroup, find_groups, rescale
 from tfopt.report import Change
@@ -107,18 +107,18 @@ def rounding_error(statistics: ChannelStatistics, scales: np.ndarray) -> float:
 
 
 def equalize(
-    graph: FrozenGraph, batches: Sequence[Mapping[str, Any]], config: QuantizationConfig
+    graph: FrozenGraph, fusions: Sequence[Fusion], batches: Sequence[Mapping[str, Any]], config: QuantizationConfig
 ) -> tuple[FrozenGraph, list[Change]]:
     """Returns a graph that computes the same with more similar ranges of channels, and the changes.
 
     Args:
         graph: A folded float graph.
+        fusions: Its fusions.
         batches: Calibration data as `graph.feed` returns it.
         config: Tells whether to rescale the results of convolutions and products (`equalization`) and of normalisations
             (`smooth_quant`).
     """
     editor = GraphEditor(graph.graph_def)
-    fusions, _ = find_fusions(graph, editor, config.exclude)
     wanted = {True: config.equalization, False: config.smooth_quant > 0}
     groups = [group for group in find_groups(graph, editor, fusions) if wanted[group.is_absorbed_by_weights(editor)]]
     if not groups:

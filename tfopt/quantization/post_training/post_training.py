@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tfopt.errors import UnsupportedModelError
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.fold import fold_constants
-from tfopt.quantization.annotation.adjustments import Adjustment, apply_adjustments, with_biases
-from tfopt.quantization.annotation.annotate import annotate
-from tfopt.quantization.annotation.exclude import check_exclude
+from tfopt.quantization.annotation.annotate import Adjustment, AnnotatedGraph, annotate, apply_adjustments, with_biases
 from tfopt.quantization.annotation.fusion import Fusion, find_fusions
-from tfopt.quantization.annotation.range import Range
+from tfopt.quantization.annotation.grids import Range, WeightGrid
 from tfopt.quantization.annotation.ranged_tensors import (
     share_ranges,
     tensors_to_observe,
     without_impossible_zero_points,
 )
-from tfopt.quantization.annotation.weight_grid import WeightGrid
-from tfopt.quantization.calibration.calibrate import calibrate, collect, computable, join_labels
-from tfopt.quantization.calibration.held_out import EVALUATION, HELD_OUT, REST, held_out
+from tfopt.quantization.calibration.calibrate import calibrate, computable
+from tfopt.quantization.calibration.data import CalibrationData
 from tfopt.quantization.calibration.range_use import examine
-from tfopt.quantization.config import QuantizationConfig
-from tfopt.quantization.post_training.accuracy_budget import search_float_nodes
-from tfopt.quantization.post_training.accuracy_evaluator import AccuracyEvaluator
+from tfopt.quantization.config import QuantizationConfig, check_exclude
+from tfopt.quantization.post_training.accuracy_budget import AccuracyEvaluator, search_float_nodes
 from tfopt.quantization.post_training.adaround import round_weights
 from tfopt.quantization.post_training.bias_correction import correct_biases
 from tfopt.quantization.post_training.equalization_and_smooth_quant import equalize
@@ -36,32 +31,20 @@ from tfopt.tasks.scorer import higher_is_better
 
 @computable()
 def quantize_after_training(
-    source: FrozenGraph, config: QuantizationConfig, calibration_data: Any, evaluation_data: Any
+    source: FrozenGraph, config: QuantizationConfig, examples: CalibrationData
 ) -> QuantizedModel:
     """Returns a model annotated with the ranges that are measured on calibration data; see `tfopt.quantize`."""
-    if not source.inputs:
-        raise UnsupportedModelError(
-            f"A model must have an input to be quantized. Received: {source.name!r} without one. Export it in float32."
-        )
+    batches = examples.inputs
+    evaluation = None if config.max_accuracy_drop is None else examples.labelled()
     graph = fold_constants(source)
     check_exclude(config.exclude, [node.name for node in graph.graph_def.node])
-    calibration = collect(graph, calibration_data, config.calibration_examples, HELD_OUT)
-    batches, others = calibration.inputs, held_out(calibration.rest, REST)
-    evaluated = calibration
-    if evaluation_data is not None:
-        evaluated = collect(graph, evaluation_data, HELD_OUT if config.max_accuracy_drop is None else None)
-        others = held_out(evaluated.inputs, EVALUATION) or others
-    if config.max_accuracy_drop is not None:
-        evaluation = evaluated.inputs, join_labels(evaluated.labels)
-    steps: list[Change] = []
-    if config.equalization or config.smooth_quant:
-        graph, steps = equalize(graph, batches, config)
-    fusions, skipped = find_fusions(graph, GraphEditor(graph.graph_def), config.exclude)
+    fusions, _ = find_fusions(graph, GraphEditor(graph.graph_def), config.exclude)
+    graph, steps = equalize(graph, fusions, batches, config)
     if config.bias_correction:
         graph = with_biases(graph, fusions)
-        fusions, skipped = find_fusions(graph, GraphEditor(graph.graph_def), config.exclude)
-    kept_float = {skip.name: skip.reason for skip in skipped}
     editor = GraphEditor(graph.graph_def)
+    fusions, skipped = find_fusions(graph, editor, config.exclude)  # with these biases, and without some Relu6
+    kept_float = {skip.name: skip.reason for skip in skipped}
     ranges = calibrate(graph, tensors_to_observe(editor, fusions), batches, config)
     ranges = without_impossible_zero_points(graph, editor, fusions, ranges)
     ranges = share_ranges(editor, fusions, graph.output_nodes, ranges)
@@ -69,7 +52,7 @@ def quantize_after_training(
     adjustments, rounding = _adjustments(graph, fusions, ranges, batches, config, grid)
     notes = examine(graph, batches, ranges)
     report = PassReport(name="quantize", steps=[*steps, *rounding], notes=notes)
-    if config.max_accuracy_drop is not None:
+    if config.max_accuracy_drop is not None and evaluation is not None:
         evaluator = AccuracyEvaluator(graph, kept_float, ranges, adjustments, *evaluation, config.metric, grid)
         found = search_float_nodes(
             evaluator.names,
@@ -80,13 +63,13 @@ def quantize_after_training(
         kept_float |= found.kept_float
         report = replace(report, steps=[*report.steps, *found.steps], metrics=found.metrics)
     model = QuantizedModel(
-        graph=graph,
+        graph=AnnotatedGraph(**vars(graph)),
         float_graph=graph,
         source=source,
         ranges=ranges,
         weight_grid=grid,
         adjustments=adjustments,
-        held_out=others,
+        held_out=examples.held_out(),
         report=report,
     )
     return annotated(model, kept_float)
@@ -96,7 +79,7 @@ def _adjustments(
     graph: FrozenGraph,
     fusions: list[Fusion],
     ranges: Mapping[str, Range],
-    batches: list[Any],
+    batches: Sequence[Mapping[str, Any]],
     config: QuantizationConfig,
     grid: WeightGrid,
 ) -> tuple[dict[str, Adjustment], list[Change]]:

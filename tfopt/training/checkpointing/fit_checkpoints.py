@@ -17,6 +17,7 @@ after each call they agree on whether one of them received it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import keras
@@ -27,18 +28,46 @@ from tfopt.compat.optimizers import inner_optimizer, learning_rate_as_given
 from tfopt.compat.trainer import set_initial_epoch
 from tfopt.errors import ArtifactError, warn
 from tfopt.training.checkpointing.random_state import read_random, write_random
-from tfopt.training.checkpointing.sigterm import Sigterm
 from tfopt.training.checkpointing.state import averaged_variables, gather_state, read_state, write_state
 from tfopt.training.checkpointing.store import Checkpoint, CheckpointStore
-from tfopt.training.checkpointing.workers import Workers
+from tfopt.training.checkpointing.workers import Sigterm, Workers
 
 FINISHED = "finished/"  # the prefix of the arrays that `fit` ended with
 
 
+@dataclass
+class _Position:
+    """A place in a training: finished epochs, steps of the epoch that goes on, steps in all."""
+
+    epoch: int = 0
+    in_epoch: int = 0
+    step: int = 0
+
+
+@dataclass
+class _Resumed:
+    """What a fit goes on from; as it is here for one that starts from the beginning.
+
+    Attributes:
+        step: The steps done before this fit.
+        history, epochs: What Keras logged before this fit.
+        to_skip: The batches that are still to be drawn from the data and dropped.
+        to_replay: The steps that still count as done.
+        metrics: The state whose metrics the first epoch begins with.
+        finished: The state that a finished training ended with: arrays, and the random generators.
+    """
+
+    step: int = 0
+    history: dict[str, list[float]] = field(default_factory=dict)
+    epochs: list[int] = field(default_factory=list)
+    to_skip: int = 0
+    to_replay: int = 0
+    metrics: dict[str, Any] | None = None
+    finished: tuple[dict[str, np.ndarray], Any] | None = None
+
+
 class FitCheckpoints:
     """Saves one `fit`, and resumes an earlier one.
-
-    Made when Keras' training begins. Without a call of `restore`, the training starts from its beginning.
 
     Args:
         model: The model that `fit` trains.
@@ -47,10 +76,6 @@ class FitCheckpoints:
         sigterm: Whether SIGTERM came.
         every: The number of steps between two checkpoints, or "epoch".
         check: Receives the arrays of each checkpoint before they are saved; it raises if they must not be.
-        epoch_steps: The number of steps of an epoch, if it is known.
-
-    Attributes:
-        steps: The number of steps done, those of the restored checkpoint included.
     """
 
     def __init__(
@@ -62,7 +87,6 @@ class FitCheckpoints:
         *,
         every: int | Literal["epoch"],
         check: Callable[[Mapping[str, np.ndarray]], None],
-        epoch_steps: int | None,
     ) -> None:
         self._model = model
         self._store = store
@@ -70,37 +94,45 @@ class FitCheckpoints:
         self._sigterm = sigterm
         self._every = every
         self._check = check
-        self._epoch_steps = epoch_steps
-        self._learning_rate = _constant_learning_rate(model.optimizer)
-        # The position: finished epochs, steps in the epoch that goes on, steps in all.
-        self._epoch = 0
-        self._in_epoch = 0
-        self.steps = 0
-        self._saved_position: tuple[int, int] | None = None
-        # What Keras logged before this fit.
-        self._history: dict[str, list[float]] = {}
-        self._logged_epochs: list[int] = []
-        # What is left of resuming: batches to draw and drop, steps to count as done, metrics to restore.
-        self._to_skip = 0
-        self._to_replay = 0
-        self._metrics: dict[str, Any] | None = None
-        self._has_trained = False
+        self._epoch_steps: int | None = None  # if it is known
+        self._learning_rate: float | None = None  # if it is constant
+        self._position = _Position()
+        self._resumed = _Resumed()
+        self._saved_step = 0
         self._last_step: dict[str, np.ndarray] = {}  # averaged weights and their averages after the last step
-        # The end of this fit: the checkpoint that `end` saved, or the state that a finished training ended with.
-        self._ended: tuple[dict[str, np.ndarray], dict[str, Any]] | None = None
-        self._finished: tuple[dict[str, np.ndarray], Any] | None = None
+        self._ended: tuple[dict[str, np.ndarray], dict[str, Any]] | None = None  # the checkpoint that `end` saved
 
-    def restore(self, checkpoint: Checkpoint, epochs: int, steps_per_epoch: int | None, batches: int | None) -> None:
-        """Restores a checkpoint, and sets the epoch that Keras begins with.
+    @property
+    def step(self) -> int:
+        """The number of steps done, those of the restored checkpoint included."""
+        return self._position.step
+
+    def begin(self, params: Mapping[str, Any], steps_per_epoch: int | None, batches: int | None) -> None:
+        """Restores the newest checkpoint, if there is one, and sets the epoch that Keras begins with.
+
+        It is called when Keras' training begins.
 
         Args:
-            checkpoint: A checkpoint of the same model and data.
-            epochs: As given to `fit`.
+            params: Keras' `params` of a callback: "epochs" and, if it is known, "steps".
             steps_per_epoch: As given to `fit`.
             batches: The number of batches of the data; None if it has no end, or if the number is not known.
         Raises:
-            ArtifactError: The checkpoint is of another model or data.
+            ArtifactError: The checkpoint is of another model or data, or the workers find different ones.
         """
+        self._epoch_steps = params.get("steps")
+        self._learning_rate = _constant_learning_rate(self._model.optimizer)
+        checkpoint = self._store.load_newest()
+        step = -1 if checkpoint is None else checkpoint.step
+        if not self._workers.agree(step):
+            raise ArtifactError(
+                "All workers must find the same checkpoints. Received: checkpoint_dir="
+                f"{self._store.directory}, whose newest is of step {step} here and of another step elsewhere. "
+                "Put checkpoint_dir on storage that all workers share."
+            )
+        if checkpoint is not None:
+            self._restore(checkpoint, params["epochs"], steps_per_epoch, batches)
+
+    def _restore(self, checkpoint: Checkpoint, epochs: int, steps_per_epoch: int | None, batches: int | None) -> None:
         meta = checkpoint.meta
         self._compare(meta)
         if steps_per_epoch and batches and batches != steps_per_epoch and meta["epoch"] < epochs:
@@ -109,88 +141,91 @@ class FitCheckpoints:
                 f"batches from the beginning. Received: {batches} batches, with steps_per_epoch={steps_per_epoch}. "
                 "Repeat the data (dataset.repeat()), or leave steps_per_epoch out."
             )
+        position = self._position = _Position(meta["epoch"], meta["in_epoch"], checkpoint.step)
+        # With steps_per_epoch, one iterator serves several epochs, until its data ends.
+        drawn = checkpoint.step % batches if batches else checkpoint.step
+        resumed = self._resumed = _Resumed(
+            checkpoint.step,
+            meta["history"],
+            meta["epochs"],
+            to_skip=drawn if steps_per_epoch else position.in_epoch,
+            to_replay=position.in_epoch,
+        )
+        self._saved_step = checkpoint.step
         arrays = {name: array for name, array in checkpoint.arrays.items() if not name.startswith(FINISHED)}
-        if meta["epoch"] >= epochs or meta["stopped_early"]:
+        if position.epoch >= epochs or meta["stopped_early"]:
             arrays |= {
                 name.removeprefix(FINISHED): checkpoint.arrays[name] for name in checkpoint.arrays.keys() - arrays
             }
             if meta.get("finished"):
-                self._finished = arrays, meta["finished"]["random"]
+                resumed.finished = arrays, meta["finished"]["random"]
         write_state(self._model, arrays)
         write_random(meta["random"])
-        self._epoch, self._in_epoch, self.steps = meta["epoch"], meta["in_epoch"], checkpoint.step
-        self._history, self._logged_epochs = meta["history"], meta["epochs"]
-        self._saved_position = (self._epoch, self._in_epoch)
-        if meta["stopped_early"] and self._epoch < epochs:
+        if meta["stopped_early"] and position.epoch < epochs:
             warn(
-                f"The training in {self._store.directory} was stopped early by a callback after {self._epoch} epochs "
-                "and is not continued. Set another checkpoint_dir to train anew."
+                f"The training in {self._store.directory} was stopped early by a callback after {position.epoch} "
+                "epochs and is not continued. Set another checkpoint_dir to train anew."
             )
-            self._epoch = epochs
-        elif self._epoch >= epochs:
+            position.epoch = epochs
+        elif position.epoch >= epochs:
             warn(
-                f"There is nothing to train: the training in {self._store.directory} reached epoch {self._epoch} of "
+                f"There is nothing to train: the training in {self._store.directory} reached epoch {position.epoch} of "
                 f"{epochs} before. Raise epochs to go on from there, or set another checkpoint_dir to train anew."
             )
-        elif self._in_epoch:
-            self._metrics = arrays
-        self._to_replay = self._in_epoch
-        # With steps_per_epoch, one iterator serves several epochs, until its data ends.
-        drawn = checkpoint.step % batches if batches else checkpoint.step
-        self._to_skip = drawn if steps_per_epoch else self._in_epoch
-        set_initial_epoch(self._model, self._epoch)
+        elif position.in_epoch:
+            resumed.metrics = arrays
+        set_initial_epoch(self._model, position.epoch)
 
     def begin_epoch(self) -> None:
         """Restores the metrics of a resumed epoch; else saves the end of the epoch before, callbacks included."""
-        if self._metrics is not None:
-            write_state(self._model, self._metrics, only="metrics/")  # Keras has just reset them
-            self._metrics = None
-            return
-        if self._every == "epoch" and self._has_trained and self._saved_position != (self._epoch, self._in_epoch):
+        if self._resumed.metrics is not None:
+            write_state(self._model, self._resumed.metrics, only="metrics/")  # Keras has just reset them
+            self._resumed.metrics = None
+        elif self._every == "epoch" and self.step > self._saved_step:
             self._save()
 
     def replay(self, iterator: Any, count: int) -> int:
         """Drops the batches that were done before. Returns how many of a call's steps are among them."""
-        if self._to_skip:
-            _skip(iterator, tf.constant(self._to_skip))
-            self._to_skip = 0
-        done = min(count, self._to_replay)
-        self._to_replay -= done
+        resumed = self._resumed
+        if resumed.to_skip:
+            _skip(iterator, tf.constant(resumed.to_skip))
+            resumed.to_skip = 0
+        done = min(count, resumed.to_replay)
+        resumed.to_replay -= done
         return done
 
-    def after(self, step: int, steps: int) -> None:
-        """Notes a call that ran `steps` steps and ended with step number `step`; saves if it is time.
+    def after(self, steps: int) -> None:
+        """Notes a call that ran so many steps; saves if it is time.
 
         Raises:
             SystemExit: SIGTERM came, and the training is saved.
         """
-        self._has_trained = True
-        self.steps = step
-        self._in_epoch += steps
+        self._position.step += steps
+        self._position.in_epoch += steps
         if self._workers.any(self._sigterm.received):
             self._save()
             self._workers.any(True)  # no worker ends, or names the step, before the chief has written the file
             self._sigterm.end(self.in_words())
-        if self._every != "epoch" and step // self._every > (step - steps) // self._every:
+        if self._every != "epoch" and self.step // self._every > (self.step - steps) // self._every:
             self._save()
 
     def end_epoch(self, epoch: int) -> None:
         """Moves the position to the next epoch. It must be called before other callbacks change the weights."""
-        self._epoch, self._in_epoch = epoch + 1, 0
+        self._position.epoch, self._position.in_epoch = epoch + 1, 0
         averaged = averaged_variables(self._model)
         self._last_step = read_state(self._model, averaged) if averaged else {}
 
     def end(self) -> None:
         """Saves the training as its last step left it, and adds the earlier epochs to Keras' history."""
-        if self._has_trained:
+        if self.step > self._resumed.step:
             self._ended = self._save(stopped_early=bool(self._model.stop_training), averages_are_written=True)
         history = self._model.history
         history.history, history.epoch = self._whole_history()
 
     def finish(self) -> None:
         """Adds the state that `fit` ended with to the last checkpoint. A finished training gets that state back."""
-        if self._finished is not None:
-            arrays, generators = self._finished
+        if self._resumed.finished is not None:
+            arrays, generators = self._resumed.finished
             write_state(self._model, arrays)
             write_random(generators)
         elif self._ended is not None:
@@ -198,11 +233,11 @@ class FitCheckpoints:
             now, generators = gather_state(read_state(self._model), self._workers.strategy), read_random()
             changed = {FINISHED + name: value for name, value in now.items() if not _same(value, trained[name])}
             if (changed or generators != meta["random"]) and self._workers.is_chief:
-                self._store.save(self.steps, trained | changed, meta | {"finished": {"random": generators}})
+                self._store.save(self.step, trained | changed, meta | {"finished": {"random": generators}})
 
     def in_words(self) -> str:
-        """Returns the step that is reached, and the directory. It is the same on all workers."""
-        return f"step {self.steps} in {self._store.directory}"
+        """Returns what is saved: the step that is reached, and the directory. It is the same on all workers."""
+        return f"step {self.step} in {self._store.directory}" if self.step else "nothing"
 
     def _compare(self, meta: Mapping[str, Any]) -> None:
         """Compares the data and the learning rate of a checkpoint with those of this training."""
@@ -232,11 +267,11 @@ class FitCheckpoints:
         """Saves the training. Returns the arrays and the record that were saved."""
         arrays = gather_state(self._read_as_of_last_step(averages_are_written), self._workers.strategy)
         self._check(arrays)
-        self._saved_position = (self._epoch, self._in_epoch)
+        self._saved_step = self.step
         history, epochs = self._whole_history()
         meta = {
-            "epoch": self._epoch,
-            "in_epoch": self._in_epoch,
+            "epoch": self._position.epoch,
+            "in_epoch": self._position.in_epoch,
             "history": history,
             "epochs": epochs,
             "stopped_early": stopped_early,
@@ -246,7 +281,7 @@ class FitCheckpoints:
             "finished": None,
         }
         if self._workers.is_chief:
-            self._store.save(self.steps, arrays, meta)
+            self._store.save(self.step, arrays, meta)
         return arrays, meta
 
     def _read_as_of_last_step(self, averages_are_written: bool) -> dict[str, np.ndarray]:
@@ -258,15 +293,15 @@ class FitCheckpoints:
         """
         state = read_state(self._model)
         swapped = any(not _same(state[name], value) for name, value in self._last_step.items() if _is_average(name))
-        return state | self._last_step if averages_are_written or (self._in_epoch == 0 and swapped) else state
+        return state | self._last_step if averages_are_written or (self._position.in_epoch == 0 and swapped) else state
 
     def _whole_history(self) -> tuple[dict[str, list[float]], list[int]]:
         """Returns what Keras logged before this fit and in it."""
-        new = self._model.history
+        new, old = self._model.history, self._resumed
         logged = {} if new is None else new.history
-        names = [*self._history, *(name for name in logged if name not in self._history)]
-        history = {name: [*self._history.get(name, []), *map(float, logged.get(name, []))] for name in names}
-        return history, [*self._logged_epochs, *([] if new is None else new.epoch)]
+        names = [*old.history, *(name for name in logged if name not in old.history)]
+        history = {name: [*old.history.get(name, []), *map(float, logged.get(name, []))] for name in names}
+        return history, [*old.epochs, *([] if new is None else new.epoch)]
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:

@@ -1,16 +1,14 @@
 """Allows one training at a time in a checkpoint directory.
 
-The lock is the kernel's lock (flock) on a file in the directory. It ends with the process that holds it, even if that
-process is killed, so a restart never waits for a dead process. A process id in a file would not work: containers
-repeat ids, and other machines share the directory. The file names the process that holds the lock, for the error
-message only. That process removes the file when its training ends. A file left by a killed process does no harm.
+The lock is the kernel's lock on a file in the directory, so a restart never waits for a dead process; see
+tfopt.atomic.files.hold. The file names the process that holds the lock, for the error message only. That process
+removes the file when its training ends. A file left by a killed process does no harm.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
 import functools
 import json
 import os
@@ -18,6 +16,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from tfopt.atomic.files import hold
 from tfopt.errors import ConfigError, warn
 
 NAME = ".tfopt-training.lock"
@@ -67,16 +66,23 @@ def _locked(directory: Path) -> int | None:
         descriptor = _open(directory)
         if descriptor is None:
             return None
+        is_named = None
         try:
-            if not _lock(descriptor, directory):
+            is_named = hold(descriptor, directory / NAME)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"checkpoint_dir must be used by one training at a time. Received: checkpoint_dir={directory}, "
+                f"where {_holder(descriptor)}. Wait until it ends or end it, or set another checkpoint_dir."
+            ) from error
+        except OSError as error:
+            _warn_unlocked(directory, error)
+            return None
+        finally:
+            if not is_named:
                 os.close(descriptor)
-                return None
-        except BaseException:
-            os.close(descriptor)
-            raise
-        if _is_named(descriptor, directory / NAME):
+        if is_named:  # otherwise a training has just ended and removed this file
+            _write_holder(descriptor)
             return descriptor
-        os.close(descriptor)  # a training has just ended and removed this file
 
 
 def _open(directory: Path) -> int | None:
@@ -89,30 +95,12 @@ def _open(directory: Path) -> int | None:
         return None
 
 
-def _is_named(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _lock(descriptor: int, directory: Path) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ConfigError(
-            f"checkpoint_dir must be used by one training at a time. Received: checkpoint_dir={directory}, "
-            f"where {_holder(descriptor)}. Wait until it ends or end it, or set another checkpoint_dir."
-        ) from error
-    except OSError as error:
-        _warn_unlocked(directory, error)
-        return False
+def _write_holder(descriptor: int) -> None:
     since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     record = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
     with contextlib.suppress(OSError):  # on a full disk, only the error message of another training lacks these words
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(record).encode(), 0)
-    return True
 
 
 def _warn_unlocked(directory: Path, error: OSError) -> None:

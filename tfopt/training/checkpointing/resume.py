@@ -9,51 +9,36 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfopt.compat.trainer import set_initial_epoch
-from tfopt.errors import ArtifactError, ConfigError
+from tfopt.errors import ConfigError
 from tfopt.training.checkpointing.fit_checkpoints import FitCheckpoints
 from tfopt.training.checkpointing.lock import only_training
-from tfopt.training.checkpointing.sigterm import Sigterm, sigterm_requests
 from tfopt.training.checkpointing.store import CheckpointStore, check_mode
-from tfopt.training.checkpointing.workers import Workers
-
-# Restores the newest checkpoint. It takes Keras' `params` of a callback ("epochs" and, if it is known, "steps"), then
-# `steps_per_epoch` and the number of batches.
-OpenCheckpoints = Callable[[Mapping[str, Any], int | None, int | None], FitCheckpoints]
+from tfopt.training.checkpointing.workers import Workers, sigterm_requests
+from tfopt.training.config import TrainingConfig
 
 
 class Resume:
     """The checkpoints of a model that is trained by one or several calls of `fit`.
 
     Args:
-        directory: Where the checkpoints are. Several workers need storage that all of them share.
-        every: The number of steps between two checkpoints, or "epoch".
-        keep: How many checkpoints stay.
-        mode: "auto" resumes from a checkpoint if there is one; True requires one; False requires that there is none.
+        config: The settings, with a directory. Several workers need storage that all of them share.
         strategy: The strategy that the model trains under.
     Raises:
-        ConfigError: The directory holds checkpoints with False, or none with True.
+        ConfigError: The directory holds checkpoints with resume=False, or none with resume=True.
     """
 
-    def __init__(
-        self,
-        directory: str | Path,
-        *,
-        every: int | Literal["epoch"],
-        keep: int,
-        mode: bool | Literal["auto"],
-        strategy: tf.distribute.Strategy,
-    ) -> None:
-        self._store = CheckpointStore(Path(directory), keep)
-        self._every = every
+    def __init__(self, config: TrainingConfig, strategy: tf.distribute.Strategy) -> None:
+        assert config.checkpoint_dir is not None
+        self._store = CheckpointStore(Path(config.checkpoint_dir), config.keep_checkpoints)
+        self._every = config.checkpoint_every
         self._workers = Workers(strategy)
-        check_mode(directory, mode)
+        check_mode(config.checkpoint_dir, config.resume)
 
     def last_checkpoint(self) -> str | None:
         """Returns the newest checkpoint in words."""
@@ -62,56 +47,24 @@ class Resume:
     @contextlib.contextmanager
     def around_fit(
         self, model: keras.Model, check: Callable[[Mapping[str, np.ndarray]], None]
-    ) -> Iterator[OpenCheckpoints]:
+    ) -> Iterator[FitCheckpoints]:
         """Locks the directory during one `fit`, and takes SIGTERM as a request to save the training.
 
         Args:
             model: The model that `fit` trains.
             check: Receives the arrays of each checkpoint before they are saved; it raises if they must not be.
-        Returns: The function that restores the newest checkpoint. It is called when Keras' training begins.
         Raises:
             ConfigError: Another training uses the directory.
             SystemExit: SIGTERM came, and the training is saved.
         """
-        opened: list[FitCheckpoints] = []
         with self._locked(), sigterm_requests() as sigterm:
-
-            def open_checkpoints(
-                params: Mapping[str, Any], steps_per_epoch: int | None, batches: int | None
-            ) -> FitCheckpoints:
-                opened.append(self._open(model, params, steps_per_epoch, batches, check, sigterm))
-                return opened[-1]
-
+            fit = FitCheckpoints(model, self._store, self._workers, sigterm, every=self._every, check=check)
             try:
-                yield open_checkpoints
+                yield fit
             finally:
                 set_initial_epoch(model, None)  # restoring a checkpoint sets it
             if self._workers.any(sigterm.received):  # after the last step, for example during the last evaluation
-                sigterm.end(opened[-1].in_words() if opened else "nothing")
-
-    def _open(
-        self,
-        model: keras.Model,
-        params: Mapping[str, Any],
-        steps_per_epoch: int | None,
-        batches: int | None,
-        check: Callable[[Mapping[str, np.ndarray]], None],
-        sigterm: Sigterm,
-    ) -> FitCheckpoints:
-        checkpoint = self._store.load_newest()
-        step = -1 if checkpoint is None else checkpoint.step
-        if not self._workers.agree(step):
-            raise ArtifactError(
-                "All workers must find the same checkpoints. Received: checkpoint_dir="
-                f"{self._store.directory}, whose newest is of step {step} here and of another step elsewhere. "
-                "Put checkpoint_dir on storage that all workers share."
-            )
-        fit = FitCheckpoints(
-            model, self._store, self._workers, sigterm, every=self._every, check=check, epoch_steps=params.get("steps")
-        )
-        if checkpoint is not None:
-            fit.restore(checkpoint, params["epochs"], steps_per_epoch, batches)
-        return fit
+                sigterm.end(fit.in_words())
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

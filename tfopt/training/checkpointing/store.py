@@ -12,7 +12,6 @@ where they are, and the next `save` renames them.
 
 from __future__ import annotations
 
-import fcntl
 import io
 import itertools
 import json
@@ -31,7 +30,7 @@ import ml_dtypes as _  # noqa: F401
 import numpy as np
 
 from tfopt.atomic.checked_json import EDITED, is_as_written, with_checksum
-from tfopt.atomic.files import TEMPORARY_SUFFIX, whole_file
+from tfopt.atomic.files import TEMPORARY_SUFFIX, hold, whole_file
 from tfopt.errors import ArtifactError, ConfigError, ExportError, warn
 
 FORMAT = 1
@@ -175,8 +174,8 @@ class CheckpointStore:
         for path in self.directory.iterdir():
             if _TEMPORARY.fullmatch(path.name):
                 with suppress(OSError), path.open("r+b") as file:  # NFS locks only what is open for writing
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    path.unlink()
+                    if hold(file.fileno(), path):
+                        path.unlink()
 
     def _rotate(self, saved: int) -> None:
         for path in self._damaged:

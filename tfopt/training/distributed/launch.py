@@ -23,6 +23,7 @@ from typing import IO
 
 import tensorflow as tf
 
+from tfopt.child_processes import exit_code, on_signals, signal_group
 from tfopt.errors import ConfigError
 from tfopt.training.distributed.cluster import Cluster, tf_config
 
@@ -38,6 +39,7 @@ NOTICES = (
     r"WARNING: All log messages before absl::InitializeLog\(\)|I0000 00:00:|To enable the following instructions: "
 )
 NO_CUDA = r"E0000 00:00:.* failed call to cuInit: "  # on a machine without a GPU, every worker writes it
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # they would end the launcher
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 
 
@@ -69,7 +71,9 @@ def launch(script: Sequence[str], workers: int, devices_per_worker: int | None =
     command, environments = _commands(script, workers, devices_per_worker)
     hidden = _hidden_lines()
     started: list[_Worker] = []
-    with selectors.DefaultSelector() as pipes, _signals() as received, _guard() as guard:
+    received: list[int] = []
+    taken = on_signals(ENDING, lambda number, frame: received.append(number))
+    with selectors.DefaultSelector() as pipes, taken, _guard() as guard:
         try:
             for index, environment in enumerate(environments):
                 worker = _Worker(index, _start(command, environment), hidden)
@@ -106,8 +110,7 @@ class _Worker:
     def kill(self) -> None:
         """Kills the worker and all processes of its group."""
         self.stopped = self.stopped or self.process.poll() is None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        signal_group(self.process, signal.SIGKILL)
         self.process.wait()
 
     def close(self) -> None:
@@ -118,7 +121,7 @@ class _Worker:
     @property
     def exit_code(self) -> int | None:
         code = self.process.poll()
-        return code if code is None or code >= 0 else 128 - code
+        return None if code is None else exit_code(code)
 
     def relay(self, pipe: IO[bytes], unread: dict[IO[str], OSError], *, to_the_end: bool = False) -> bool:
         """Prints the complete lines from a pipe, unless nobody reads the output. Returns whether more may come.
@@ -176,7 +179,7 @@ def _commands(script: Sequence[str], workers: int, devices: int | None) -> tuple
             f"workers times devices_per_worker must be at most the number of GPUs. Received: workers={workers}, "
             f"devices_per_worker={share}, {len(gpus)} GPUs. Use fewer, or set CUDA_VISIBLE_DEVICES= for the CPU."
         )
-    bootstrap = ["-m", "tfopt.training.distributed.worker", str(devices)] if devices and not gpus else []
+    bootstrap = ["-m", "tfopt.scripts.worker", str(devices)] if devices and not gpus else []
     environments = []
     addresses = _free_addresses(workers)
     for index in range(workers):
@@ -235,19 +238,6 @@ def _guard() -> Iterator[IO[bytes]]:
         guard.kill()  # the workers have ended; other processes may get their numbers
         guard.wait()
         guard.stdin.close()
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collects the signals that would end the launcher."""
-    received: list[int] = []
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    before = [signal.signal(number, lambda number, frame: received.append(number)) for number in numbers]
-    try:
-        yield received
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 def _watch(workers: Sequence[_Worker], pipes: selectors.BaseSelector, received: Sequence[int]) -> int:

@@ -14,7 +14,6 @@ import keras
 import tensorflow as tf
 
 from tfopt.compat.layers import added_losses, is_given_training, layers_inside, mask_of, set_mask
-from tfopt.errors import UnsupportedModelError
 from tfopt.training.pipeline_parallel.stages import variables_of
 
 Values = dict[int, Any]
@@ -28,9 +27,7 @@ class StageCall(keras.layers.Layer):
         gives: Its tensors that later stages or the model's outputs need.
     """
 
-    def __init__(
-        self, nodes: Sequence[Any], inputs: set[int], needed: set[int], *, name: str, jit_compile: bool
-    ) -> None:
+    def __init__(self, nodes: Sequence[Any], inputs: set[int], needed: set[int], *, name: str) -> None:
         super().__init__(name=name, dtype="float32", autocast=False)
         made = {id(tensor) for node in nodes for tensor in node.outputs}
         used = [id(tensor) for node in nodes for tensor in node.input_tensors]
@@ -41,16 +38,12 @@ class StageCall(keras.layers.Layer):
         self.stage_layers = [node.operation for node in nodes if isinstance(node.operation, keras.layers.Layer)]
         self.supports_masking = True  # the layers inside pass masks on by themselves
         self.built = True
-        self._compiled = tf.function(self._through_xla, jit_compile=True, autograph=False) if jit_compile else None
 
     @property
     def variables(self) -> list[keras.Variable]:
         return variables_of(self.nodes)
 
     def call(self, tensors: list[Any], training: bool | None = None) -> list[Any]:
-        return (self._compiled or self._layer_by_layer)(tensors, training)
-
-    def _layer_by_layer(self, tensors: list[Any], training: bool | None) -> list[Any]:
         values = dict(zip(self.takes, tensors, strict=True))
         for node in self.nodes:
             args, options = node.arguments.fill_in(values)
@@ -60,17 +53,6 @@ class StageCall(keras.layers.Layer):
             outputs = keras.tree.flatten(node.operation(*args, **options))
             values.update(zip(map(id, node.outputs), outputs, strict=True))
         return [values[key] for key in self.gives]
-
-    def _through_xla(self, tensors: list[Any], training: bool | None) -> list[Any]:
-        outputs = self._layer_by_layer(tensors, training)
-        beside = [tensor for tensor in outputs if mask_of(tensor) is not None]
-        if beside or self.added_losses():
-            raise UnsupportedModelError(
-                "jit_compile needs stages that pass on nothing but tensors, as XLA compiles each by itself. Received: "
-                f"{self.name} with {'a mask' if beside else 'an activity regularizer or add_loss'}. "
-                "Set jit_compile=False, or cut where no mask is passed on."
-            )
-        return outputs
 
     def added_losses(self) -> list[Any]:
         """Returns the losses that the layers added in the last call: activity regularizers and `add_loss`."""

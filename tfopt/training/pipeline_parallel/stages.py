@@ -1,15 +1,20 @@
-"""Cuts the graph of a functional model into stages of about equal bytes, one for each device.
+"""Cuts the graph of a functional model into stages of about equal bytes, and moves their variables to the devices.
 
 The nodes (calls of layers) are in the order in which Keras runs them. A stage is a sequence of neighbours in that
 order. A cut must not separate two nodes that share a variable, since a variable is on one device. The best of the
 remaining cuts makes the largest stage as small as possible. It is found exactly: let b(k, j) be the bytes of the
 largest stage if the first j nodes make k stages; then b(k, j) = min over i < j of max(b(k - 1, i), bytes of nodes i to
 j).
+
+The variables of a stage are on its device. A keras.Variable holds a tf.Variable, which cannot change its device. To
+move it, a new tf.Variable is made on the other device. Keras makes slots of optimizers on the default device and
+computes updates there, even for variables on another device, so slots are moved too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,6 +24,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.compat.layers import nodes_by_depth
+from tfopt.compat.optimizers import (
+    find_slots_anew,
+    inner_optimizer,
+    make_anew,
+    own_variables,
+    trained_variables,
+    update_hooks,
+    value_of,
+)
 from tfopt.errors import ConfigError, UnsupportedModelError, unknown_name
 from tfopt.report import Record
 from tfopt.report.formatting import memory_size
@@ -28,8 +42,8 @@ COPIES_OF_A_TRAINABLE = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage(Record):
-    """One stage of a pipeline, and the bytes that its device will hold.
+class Placement(Record):
+    """The device of one stage of a pipeline, and the bytes that it will hold.
 
     Attributes:
         device: The device, for example "GPU:1".
@@ -120,6 +134,43 @@ def activation_bytes(nodes: Sequence[Any], batch_size: int) -> int:
     return total
 
 
+def move(variable: keras.Variable, device: str) -> None:
+    """Moves a variable to a device. The keras.Variable stays the same object, with a new tf.Variable inside.
+
+    Example:
+        >>> weight = keras.Variable([1.0, 2.0])
+        >>> move(weight, "CPU:0")
+        >>> weight.numpy().tolist(), weight.value.device[-5:]
+        ([1.0, 2.0], 'CPU:0')
+    """
+    if _same_device(value_of(variable).device, device):
+        return
+    with tf.device(device):
+        make_anew(variable)
+
+
+def place_slots(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> None:
+    """Builds an optimizer if it is not built yet, and moves its slots to the devices of their variables.
+
+    Raises:
+        UnsupportedModelError: The optimizer has a slot of which the variable is unknown.
+    """
+    if not optimizer.built:
+        with tf.device("CPU:0"):  # in host memory until they are moved: the first GPU could not hold all of them
+            optimizer.build(variables)
+    for each in _with_inner(optimizer):
+        _place_own_slots(each)
+
+
+@contextmanager
+def updates_in_place(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Within the scope, the optimizer computes the update and weight decay of a variable on that variable's device."""
+    with ExitStack() as hooks:
+        for each in _with_inner(optimizer):
+            hooks.enter_context(update_hooks(each, _update_in_place, _decay_in_place))
+        yield
+
+
 def _graph_class() -> Any:
     """Returns the class of keras.Model(inputs, outputs), which Keras does not export."""
     tensor = keras.Input((1,))
@@ -193,3 +244,52 @@ def _cost(nodes: Sequence[Any], batch_size: int) -> int:
     trainable = [variable for variable in variables if variable.trainable]
     extra = (COPIES_OF_A_TRAINABLE - 1) * parameter_bytes(trainable)
     return parameter_bytes(variables) + extra + activation_bytes(nodes, batch_size)
+
+
+def _update_in_place(update_step: Any) -> Any:
+    def placed(gradient: Any, variable: Any, learning_rate: Any) -> Any:
+        with tf.device(variable.device):
+            return update_step(gradient, variable, learning_rate)
+
+    return placed
+
+
+def _decay_in_place(apply_weight_decay: Any) -> Any:
+    def placed(variables: Sequence[keras.Variable]) -> None:
+        for variable in variables:
+            with tf.device(variable.value.device):
+                apply_weight_decay([variable])
+
+    return placed
+
+
+def _with_inner(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    inner = inner_optimizer(optimizer)
+    return [optimizer] if inner is optimizer else [optimizer, inner]
+
+
+def _place_own_slots(optimizer: Any) -> None:
+    """Moves an optimizer's own slots. Keras keeps them in lists with the length and order of its variables."""
+    variables = trained_variables(optimizer)
+    placed = set()
+    for slots in vars(optimizer).values():
+        if slots is variables or not isinstance(slots, list) or len(slots) != len(variables):
+            continue
+        for slot, variable in zip(slots, variables, strict=True):
+            # Adafactor has whole numbers in place of the slots that it does not use.
+            if isinstance(slot, keras.Variable) and tf.as_dtype(slot.dtype).is_floating:
+                move(slot, variable.value.device)
+                placed.add(id(slot))
+    astray = [slot.path for slot in own_variables(optimizer) if slot.ndim > 0 and id(slot) not in placed]
+    if astray:
+        raise UnsupportedModelError(
+            "Every slot of the optimizer must belong to one variable, to be moved to its device. Received: "
+            f"optimizer={type(optimizer).__name__} with {astray}. Use one of Keras' own, such as Adam or SGD."
+        )
+    # The optimizer finds a variable's slots by the identity of its tf.Variable, which `move` replaced.
+    find_slots_anew(optimizer)
+
+
+def _same_device(one: str, other: str) -> bool:
+    first, second = (tf.DeviceSpec.from_string(name) for name in (one, other))
+    return (first.device_type, first.device_index) == (second.device_type, second.device_index)

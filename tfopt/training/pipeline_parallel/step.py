@@ -31,9 +31,7 @@ import tensorflow as tf
 from tfopt.compat.layers import standardize_inputs
 from tfopt.compat.trainer import loss_of
 from tfopt.errors import ConfigError, unknown_name
-from tfopt.training.loss_scaling import scaled_loss
 from tfopt.training.losses import Part, compute_loss, counts_of, divided_losses
-from tfopt.training.pipeline_parallel import variables
 from tfopt.training.pipeline_parallel.passes import (
     MicroBatch,
     Pass,
@@ -45,12 +43,15 @@ from tfopt.training.pipeline_parallel.passes import (
     watch,
 )
 from tfopt.training.pipeline_parallel.stages import (
-    Stage,
+    Placement,
     activation_bytes,
     cut,
     functional_form,
+    move,
     nodes_of,
     parameter_bytes,
+    place_slots,
+    updates_in_place,
     variables_of,
 )
 
@@ -61,7 +62,6 @@ def split(
     cuts: Sequence[str] | None = None,
     *,
     batch_size: int,
-    jit_compile: bool = False,
 ) -> Stages:
     """Splits a model into one stage per device. The model is not changed.
 
@@ -71,8 +71,6 @@ def split(
         cuts: The first layers of the second and later stages. None balances the bytes of layer outputs and parameters.
             A trainable parameter counts four times, for its gradient and the two slots of Adam.
         batch_size: The examples of a step, all micro-batches together.
-        jit_compile: Whether XLA compiles each stage. XLA cannot compile the whole step, whose variables are on several
-            devices. So the model itself is always compiled with jit_compile=False.
     Raises:
         UnsupportedModelError: The model is subclassed or not built.
         ConfigError: A device does not exist, or the cuts do not match the graph.
@@ -86,7 +84,7 @@ def split(
     graph = functional_form(model)
     parts = cut(nodes_of(graph), len(names), cuts, batch_size)
     records = [
-        Stage(
+        Placement(
             device=device,
             layers=tuple(dict.fromkeys(node.operation.name for node in part)),
             parameter_bytes=parameter_bytes(variables_of(part)),
@@ -94,7 +92,7 @@ def split(
         )
         for device, part in zip(names, parts, strict=True)
     ]
-    return Stages(model, graph, records, parts, jit_compile)
+    return Stages(model, graph, records, parts)
 
 
 class Stages:
@@ -106,7 +104,7 @@ class Stages:
     """
 
     def __init__(
-        self, model: keras.Model, graph: keras.Model, records: Sequence[Stage], parts: Sequence[list[Any]], jit: bool
+        self, model: keras.Model, graph: keras.Model, records: Sequence[Placement], parts: Sequence[list[Any]]
     ) -> None:
         self.model = model
         self.records = tuple(records)
@@ -114,7 +112,7 @@ class Stages:
         needed = {id(tensor) for tensor in graph.outputs}
         calls = []
         for place, part in reversed(list(enumerate(parts))):
-            call = StageCall(part, set(map(id, graph.inputs)), needed, name=f"stage_{place}", jit_compile=jit)
+            call = StageCall(part, set(map(id, graph.inputs)), needed, name=f"stage_{place}")
             needed |= set(call.takes)
             calls.append(call)
         self._calls = calls[::-1]
@@ -130,7 +128,7 @@ class Stages:
         """
         for record, call in zip(self.records, self._calls, strict=True):
             for variable in call.variables:
-                variables.move(variable, record.device)
+                move(variable, record.device)
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Builds an optimizer if it is not built yet, and moves its slots to the devices of their variables.
@@ -143,11 +141,11 @@ class Stages:
         Raises:
             UnsupportedModelError: The optimizer has a slot of which the variable is unknown.
         """
-        variables.place_slots(optimizer, self.model.trainable_variables)
+        place_slots(optimizer, self.model.trainable_variables)
 
     def apply_gradients(self, optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any]) -> None:
         """Applies gradients of the model's trainable variables, each update computed on its variable's device."""
-        with variables.updates_in_place(optimizer):
+        with updates_in_place(optimizer):
             optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
 
     def forward(self, x: Any, training: bool = False) -> Any:
@@ -246,7 +244,7 @@ class Stages:
                     part=Part(part.share, totals),
                 )
                 loss *= tf.cast(part.share, loss.dtype)
-                scaled = scaled_loss(self.model.optimizer, loss)
+                scaled = self.model.optimizer.scale_loss(loss)
             keys = [*map(id, self._graph.outputs), *map(id, added), *map(id, regularized)]
             gradients.add(keys, tape.gradient(scaled, sources))
 

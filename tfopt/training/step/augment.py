@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfopt.data.augment.augmentation import Augmentation
 from tfopt.data.augment.config import AugmentConfig
 from tfopt.errors import ConfigError
+from tfopt.training.plan import Plan
 
 
 class StepAugmentation:
@@ -53,7 +54,7 @@ class StepAugmentation:
         return x, one_hot.get_concrete_function(y).structured_outputs, weight
 
 
-def for_model(augment: Augmentation | AugmentConfig | None, model: keras.Model, *, on_gpu: bool) -> Augmentation | None:
+def for_model(augment: Augmentation | AugmentConfig | None, model: keras.Model, plan: Plan) -> StepAugmentation | None:
     """Returns the augmentation for the training step of a model, or None if there is none.
 
     Raises:
@@ -70,7 +71,7 @@ def for_model(augment: Augmentation | AugmentConfig | None, model: keras.Model, 
                 "Pass tfopt.data.Augmentation(config, masks=True)."
             )
         outputs = shape[-1] if isinstance(shape, tuple) and len(shape) == 2 else None
-        augmentation = Augmentation(augment, outputs=outputs, on_gpu=on_gpu)
+        augmentation = Augmentation(augment, outputs=outputs, on_gpu=bool(plan.hardware.gpus))
     else:
         raise ConfigError(
             "augment must be an AugmentConfig, an Augmentation or None. Received: "
@@ -89,7 +90,7 @@ def for_model(augment: Augmentation | AugmentConfig | None, model: keras.Model, 
             f"each class. Received: {model.name!r}, whose class {type(model).__name__} has its own test_step. Mix in "
             "the pipeline instead."
         )
-    return augmentation
+    return StepAugmentation(augmentation, model, plan.config.seed)
 
 
 def _example(x: Any, y: Any, weight: Any) -> tuple[Any, ...]:

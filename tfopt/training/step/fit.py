@@ -1,18 +1,17 @@
-"""The state of one `fit`: created when `fit` is called, dropped when it ends."""
+"""One `fit` of a model: made when `fit` is called, and dropped when it ends."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
+from tfopt.compat.replace import callbacks_of, replaced
 from tfopt.data.epoch_order import UNCONTROLLED, EpochCounter
 from tfopt.training.checkpointing.fit_checkpoints import FitCheckpoints
-from tfopt.training.checkpointing.resume import OpenCheckpoints
 from tfopt.training.step.execution import Executions
 from tfopt.training.step.guards import Watch
 from tfopt.training.step.ledger import Ledger
@@ -20,106 +19,104 @@ from tfopt.training.step.ledger import Ledger
 BATCH_END = "on_train_batch_end"
 
 
-@dataclass(kw_only=True)
-class Fit:
-    """One `fit` of a model.
+class FitCallback(keras.callbacks.Callback):
+    """The state of one `fit`, and the callback by which Keras' training loop tells it where it is.
 
-    Attributes:
+    It has no method for batches: if it had one, Keras would wait for the results of each batch.
+
+    Args:
+        callbacks: The argument `callbacks` of `fit`.
         watch: Checks the losses and the weights.
         ledger: Receives the step that a resumed fit starts from.
         counter: Receives the number of each epoch before its data is read.
         synchronize: Averages over the replicas what each updates by itself.
-        open_checkpoints: Restores the newest checkpoint; None without a checkpoint directory.
+        checkpoints: Saves this fit, and resumes an earlier one; None without a checkpoint directory.
+
+    Attributes:
         executions: The steps of each call into TensorFlow; None until Keras has made its iterator.
-        checkpoints: Saves this fit; None until Keras' training begins, or without a checkpoint directory.
-        has_begun: Whether Keras has called `FitCallback`.
-        steps_done: The steps of this fit and, if it was resumed, those before.
+        has_begun: Whether Keras has called this callback.
         ending: The callbacks that end the training after the step whose loss is not finite.
+        scopes: What lasts until the end of the fit.
     """
 
-    watch: Watch
-    ledger: Ledger
-    counter: EpochCounter
-    synchronize: Callable[[], None]
-    open_checkpoints: OpenCheckpoints | None
-    executions: Executions | None = None
-    checkpoints: FitCheckpoints | None = None
-    has_begun: bool = False
-    steps_done: int = 0
-    ending: Sequence[Any] = ()
+    def __init__(
+        self,
+        callbacks: Any,
+        *,
+        watch: Watch,
+        ledger: Ledger,
+        counter: EpochCounter,
+        synchronize: Callable[[], None],
+        checkpoints: FitCheckpoints | None,
+    ) -> None:
+        super().__init__()
+        self._watch = watch
+        self._ledger = ledger
+        self._counter = counter
+        self._synchronize = synchronize
+        self._checkpoints = checkpoints
+        self._steps_done = 0  # those of an earlier fit that this one resumes included
+        self.executions: Executions | None = None
+        self.has_begun = False
+        self.ending = list({id(each): each for each in callbacks_of(callbacks) if _is_terminate_on_nan(each)}.values())
+        self.scopes = contextlib.ExitStack()
 
-    def begin(self, params: dict[str, Any]) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restores the newest checkpoint, if there is one."""
         self.has_begun = True
         for each in self.ending:
-            # An attribute of the instance, as long as the fit: Keras calls what it finds there.
-            setattr(each, BATCH_END, functools.partial(_with_last_batch, self, getattr(each, BATCH_END)))
-        if self.open_checkpoints is not None:
+            told = functools.partial(self._tell_last_batch, getattr(each, BATCH_END))
+            self.scopes.enter_context(replaced(each, **{BATCH_END: told}))
+        if self._checkpoints is not None:
             iterator = self._begun_executions().iterator
-            self.checkpoints = self.open_checkpoints(
-                params, iterator.steps_per_epoch, iterator.data_adapter.num_batches
-            )
-            self.steps_done = self.ledger.resumed_from = self.checkpoints.steps
+            self._checkpoints.begin(self.params, iterator.steps_per_epoch, iterator.data_adapter.num_batches)
+            self._steps_done = self._ledger.resumed_from = self._checkpoints.step
 
-    def begin_epoch(self, epoch: int) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Sets the number of the epoch, which decides the order of its data."""
         executions = self._begun_executions()
         executions.begin_epoch()
         # With steps_per_epoch, Keras makes the iterator before this call, or keeps that of the epoch before.
-        self.counter.assign(epoch, at_once=executions.iterator.steps_per_epoch is None)
-        if self.checkpoints is not None:
-            self.checkpoints.begin_epoch()
+        self._counter.assign(epoch, at_once=executions.iterator.steps_per_epoch is None)
+        if self._checkpoints is not None:
+            self._checkpoints.begin_epoch()
 
     def replay(self, iterator: Any, count: int) -> int:
         """Skips the batches that the resumed training has done. Returns how many of `count` steps they are."""
-        return 0 if self.checkpoints is None else self.checkpoints.replay(iterator, count)
+        return 0 if self._checkpoints is None else self._checkpoints.replay(iterator, count)
 
     def after(self, steps: int, logs: dict[str, Any]) -> None:
         """Checks and saves the training after a call that ran so many steps."""
-        self.steps_done += steps
-        self.watch.after(self.steps_done, steps, logs)
-        if self.checkpoints is not None:
-            self.checkpoints.after(self.steps_done, steps)
+        self._steps_done += steps
+        self._watch.after(self._steps_done, steps, logs)
+        if self._checkpoints is not None:
+            self._checkpoints.after(steps)
 
-    def end_epoch(self, epoch: int) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Checks the losses and notes the weights before other callbacks change them."""
-        self.synchronize()
-        self.watch.check()
-        if self.checkpoints is not None:
-            self.checkpoints.end_epoch(epoch)
+        self._synchronize()
+        self._watch.check()
+        if self._checkpoints is not None:
+            self._checkpoints.end_epoch(epoch)
 
-    def end(self) -> None:
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Saves the training as the last step left it."""
-        self.counter.assign(UNCONTROLLED)
-        if self.checkpoints is not None:
-            self.checkpoints.end()
+        self._counter.assign(UNCONTROLLED)
+        if self._checkpoints is not None:
+            self._checkpoints.end()
 
     def finish(self) -> None:
         """Saves what the other callbacks changed when the training ended."""
-        if self.checkpoints is not None:
-            self.checkpoints.finish()
+        if self._checkpoints is not None:
+            self._checkpoints.finish()
 
     def _begun_executions(self) -> Executions:
         assert self.executions is not None  # Keras makes its iterator before it calls callbacks
         return self.executions
 
-
-@contextlib.contextmanager
-def told_the_last_batch(fit: Fit, callbacks: Any) -> Iterator[None]:
-    """Within it, the steps of a call end with the first loss that a TerminateOnNaN looks for, and it is told which.
-
-    Keras numbers the last batch of a call before the call.
-    """
-    given = keras.tree.flatten(getattr(callbacks, "callbacks", callbacks))
-    fit.ending = list({id(each): each for each in given if _is_terminate_on_nan(each)}.values())
-    before = [vars(each).copy() for each in fit.ending]
-    try:
-        yield
-    finally:
-        for each, attributes in zip(fit.ending, before, strict=True):
-            vars(each).pop(BATCH_END, None)
-            if BATCH_END in attributes:
-                setattr(each, BATCH_END, attributes[BATCH_END])
+    def _tell_last_batch(self, tell: Callable[..., None], batch: int, logs: Any = None) -> None:
+        """Tells a callback which batch was the last: Keras numbers the last batch of a call before the call."""
+        tell(batch if self.executions is None else self.executions.last_batch, logs=logs)
 
 
 def _is_terminate_on_nan(callback: Any) -> bool:
@@ -128,30 +125,3 @@ def _is_terminate_on_nan(callback: Any) -> bool:
     return isinstance(callback, own) and all(
         getattr(cls, name) is getattr(own, name) for name in ("on_batch_end", BATCH_END)
     )
-
-
-def _with_last_batch(fit: Fit, tell: Callable[..., None], batch: int, logs: Any = None) -> None:
-    tell(batch if fit.executions is None else fit.executions.last_batch, logs=logs)
-
-
-class FitCallback(keras.callbacks.Callback):
-    """Calls a `Fit` from Keras' training loop.
-
-    It has no method for batches: if it had one, Keras would wait for the results of each batch.
-    """
-
-    def __init__(self, fit: Fit) -> None:
-        super().__init__()
-        self._fit = fit
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._fit.begin(self.params)
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._fit.begin_epoch(epoch)
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._fit.end_epoch(epoch)
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._fit.end()

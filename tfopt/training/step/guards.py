@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import TrainingError
+from tfopt.training.checkpointing.resume import Resume
 from tfopt.training.distributed.cluster import lost_worker
-from tfopt.training.loss_scaling import loss_scale
-from tfopt.training.step.input_errors import explained
+from tfopt.training.memory import out_of_memory_message
+from tfopt.training.plan import Plan
+from tfopt.training.step.data_errors import explained, find_label_out_of_range
 from tfopt.training.step.ledger import Ledger
-from tfopt.training.step.misfits import explain_values, find_label_out_of_range
 
 # To read a loss, Python waits for the device. So it reads the losses of this many calls together.
 CALLS_BETWEEN_CHECKS = 10
@@ -31,54 +32,43 @@ class Guard:
     """The settings by which every `fit` of a model is watched.
 
     Attributes:
-        stop_on_nan: Whether a loss that is not finite ends the training.
-        explain_memory: Returns the error message for a lack of memory: what to lower. None leaves all errors of
-            TensorFlow as they are.
-        last_checkpoint: Returns the newest checkpoint in words, or None.
+        plan: The plan of the training.
+        resume: The checkpoints; None without them.
+        explains: Whether errors of Keras and TensorFlow become errors that say what to do.
     """
 
-    stop_on_nan: bool
-    explain_memory: Callable[[BaseException], str] | None
-    last_checkpoint: Callable[[], str | None]
+    plan: Plan
+    resume: Resume | None
+    explains: bool
 
-    @property
-    def explains(self) -> bool:
-        """Whether errors of Keras and TensorFlow become errors that say what to do."""
-        return self.explain_memory is not None
+    def last_checkpoint(self) -> str | None:
+        """Returns the newest checkpoint in words, or None."""
+        return None if self.resume is None else self.resume.last_checkpoint()
 
     @contextlib.contextmanager
-    def watching(
-        self, model: keras.Model, data: tuple[Any, ...], ledger: Ledger, class_weight: Any = None
-    ) -> Iterator[Watch]:
-        """Watches one `fit` of a model on data. Errors of TensorFlow become errors that say what to do.
+    def explaining(self, class_weight: Any = None) -> Iterator[None]:
+        """Raises errors of TensorFlow as errors that say what to do.
 
         Raises:
             TrainingError: The device is out of memory, another worker is lost, or the examples cannot be made.
             ConfigError: The examples of a batch have different shapes, a class has no weight, or a label or an id is
                 out of range.
         """
-        with self.explaining(class_weight):
-            yield Watch(self, model, data, ledger)
-
-    @contextlib.contextmanager
-    def explaining(self, class_weight: Any = None) -> Iterator[None]:
-        """Raises errors of TensorFlow as errors that say what to do."""
         try:
             yield
         except tf.errors.OpError as error:
-            if self.explain_memory is None:
+            if not self.explains:
                 raise
+            plan = self.plan
             if isinstance(error, tf.errors.ResourceExhaustedError):
-                raise TrainingError(self.explain_memory(error)) from error
+                words = out_of_memory_message(error, plan.config, plan.precision, plan.replicas, plan.hardware)
+                raise TrainingError(words) from error
             if lost_worker(error):
                 raise TrainingError(
                     f"Another worker ended or cannot be reached: {_line_about_worker(error)} "
                     "Read that worker's log, then start all workers again. They go on from "
                     f"{self.last_checkpoint() or 'the beginning, because there is no checkpoint'}."
                 ) from error
-            in_a_data_set = "Iterator::" in str(error)
-            if not in_a_data_set and (misfit := explain_values(error)) is not None:
-                raise misfit from error
             if (found := explained(error, class_weight, self._newest_checkpoint())) is not None:
                 raise found from error
             raise
@@ -130,7 +120,7 @@ class Watch:
             if math.isfinite(loss):
                 self._first_loss = loss if self._first_loss is None else self._first_loss
                 self._last_loss = loss
-            elif self._guard.stop_on_nan:
+            elif self._guard.plan.config.stop_on_nan:
                 where = f"step {step}" if steps == 1 else f"one of the steps {step - steps + 1} to {step}"
                 raise TrainingError(f"The loss must be finite. Received: loss={loss} in {where}. {self._advice()}")
 
@@ -142,7 +132,7 @@ class Watch:
         """
         self.check()
         found = sum(_count_not_finite(values) for name, values in arrays.items() if name.startswith("model/"))
-        if found and self._guard.stop_on_nan:
+        if found and self._guard.plan.config.stop_on_nan:
             raise TrainingError(
                 f"Weights must be finite to be saved. Received: {_not_finite(found)}, while the loss is finite. "
                 f"{self._advice()}"
@@ -180,6 +170,19 @@ class Watch:
         )
 
 
+def loss_scale(optimizer: Any) -> float | None:
+    """Returns the present loss scale, or None if the optimizer has none.
+
+    Example:
+        >>> loss_scale(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=1024.0))
+        1024.0
+    """
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return None
+    scale = optimizer.dynamic_scale if optimizer.built else optimizer.initial_scale
+    return float(keras.ops.convert_to_numpy(scale))
+
+
 def check_weights(model: keras.Model, fit: str, data: tf.data.Dataset) -> None:
     """Checks the weights at the end of a fit: a relu can hide a NaN from the loss.
 
@@ -210,10 +213,7 @@ def _not_finite_in(data: tuple[Any, ...]) -> str | None:
     """Returns the part of the data with values that are not finite, if the search finds it in time."""
     first, *others = data
     if isinstance(first, tf.data.Dataset):
-        begin = time.monotonic()
-        for number, batch in enumerate(first.take(BATCHES_TO_SEARCH)):
-            if time.monotonic() - begin > SECONDS_TO_SEARCH_DATA:
-                return None
+        for number, batch in enumerate(_read_in_time(first)):
             if found := _count_not_finite(batch):
                 return f"batch {number} of the data holds {_not_finite(found)}"
         return None
@@ -228,12 +228,18 @@ def _labels(data: tuple[Any, ...]) -> Iterator[Any]:
     if not isinstance(first, tf.data.Dataset):
         yield from (each for each in others if isinstance(each, np.ndarray | tf.Tensor))
         return
-    begin = time.monotonic()
-    for batch in first.take(BATCHES_TO_SEARCH):
-        if time.monotonic() - begin > SECONDS_TO_SEARCH_DATA:
-            return
+    for batch in _read_in_time(first):
         if isinstance(batch, tuple) and len(batch) > 1 and isinstance(batch[1], tf.Tensor):
             yield batch[1]
+
+
+def _read_in_time(data: tf.data.Dataset) -> Iterator[Any]:
+    """Yields the batches of a data set, as many as can be read in the time for a search."""
+    begin = time.monotonic()
+    for batch in data.take(BATCHES_TO_SEARCH):
+        if time.monotonic() - begin > SECONDS_TO_SEARCH_DATA:
+            return
+        yield batch
 
 
 def _count_not_finite(batch: Any) -> int:

@@ -10,7 +10,6 @@ import keras
 
 from tfopt.errors import UnsupportedModelError, warn
 from tfopt.report import Record
-from tfopt.training.loss_scaling import LossScale
 
 ATTRIBUTE = "_tfopt_runtime"
 """The attribute of a model that holds its `Runtime`, and so its ledger."""
@@ -34,6 +33,20 @@ class Build(Record):
     seconds: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class LossScale(Record):
+    """A change of the dynamic loss scale.
+
+    Attributes:
+        step: The step after which the change was read.
+        before, after: The scale. It falls after gradients overflowed; such a step changes no weights.
+    """
+
+    step: int
+    before: float
+    after: float
+
+
 class Ledger:
     """The record of a model's training step. `tfopt.ledger(model)` returns it.
 
@@ -42,6 +55,8 @@ class Ledger:
         loss_scales: Changes of the loss scale, in order.
         fallback: Why the training continued without XLA, or None.
         resumed_from: The step that the last `fit` was resumed from; 0 if it started from the beginning.
+        one_by_one: The class of the callback that acts on each batch, for which the last `fit` had one step per call
+            into TensorFlow; None if there was none, or if the steps per execution were asked for.
 
     Example:
         >>> ledger = Ledger()
@@ -59,6 +74,7 @@ class Ledger:
         self.loss_scales: list[LossScale] = []
         self.fallback: str | None = None
         self.resumed_from = 0
+        self.one_by_one: str | None = None
         self._compilations: list[tuple[str, float]] = []  # shapes, and the seconds of the call that compiled for them
         self._calls: list[float] = []  # seconds per step of the calls without a trace or a compilation
         self._new_shapes: list[str] = []  # of the call that is running
@@ -132,6 +148,8 @@ class Ledger:
             lines.append(f"resumed after step {self.resumed_from}")
         if self.fallback is not None:
             lines.append(f"XLA was given up: {self.fallback}")
+        if self.one_by_one is not None:
+            lines.append(f"one step per call, because {self.one_by_one} acts on each batch")
         if self.step_time_ms is not None:
             lines.append(f"{self.step_time_ms:.2f} ms per step after the first call")
         lines += [

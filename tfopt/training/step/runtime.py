@@ -4,7 +4,7 @@ Keras looks up `fit`, `make_train_function`, `make_test_function` and the method
 they are set on the instance. The model's class does not change, and a saved model does not contain them. After a plain
 `model.compile`, the next use of the model removes them.
 
-`Runtime` lives as long as the model is compiled. The state of one `fit` is in `Fit`.
+`Runtime` lives as long as the model is compiled. The state of one `fit` is in `FitCallback`.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.compat.replace import first_callback, steps_per_execution, unwrap, wrap
 from tfopt.compat.trainer import BUILD, check_fit, compile_config, element_spec, loss_calls, symbolic_build
-from tfopt.data.epoch_order import EpochCounter
 from tfopt.errors import UnsupportedModelError, warn
 from tfopt.training.checkpointing.resume import Resume
 from tfopt.training.distributed.strategy import is_multi_worker
 from tfopt.training.distributed.whole_batch import check_losses
 from tfopt.training.memory import tensor_float_32_scope
+from tfopt.training.plan import Plan
 from tfopt.training.step.calls import MethodCall
+from tfopt.training.step.data_errors import explain_specs
 from tfopt.training.step.execution import Execution, Executions, loss_is_finite, of_one_replica
-from tfopt.training.step.fit import Fit, FitCallback, told_the_last_batch
-from tfopt.training.step.guards import Guard
-from tfopt.training.step.keras_step import KerasStep
+from tfopt.training.step.fit import FitCallback
+from tfopt.training.step.guards import Guard, Watch
 from tfopt.training.step.ledger import ATTRIBUTE, Ledger
-from tfopt.training.step.misfits import explain_specs
-from tfopt.training.step.step import Step
+from tfopt.training.step.per_batch import per_batch_callback
+from tfopt.training.step.step import KerasStep, Step
 from tfopt.training.xla import compilation_cause, compilation_failed
 
 METHODS = ("fit", "evaluate", "predict", "make_train_function", "make_test_function", BUILD)
@@ -43,25 +44,21 @@ class Runtime:
 
     Args:
         model: A compiled Keras model.
+        plan: The plan of the training.
         make_step: Makes the step, with XLA or without.
         jit_compile: Whether to begin with XLA.
-        guard: Watches the loss and explains failures.
-        resume: Saves and restores the training; None for neither.
-        counter: Receives the number of each epoch before its data is read.
-        tensor_float_32: Whether float32 matrix products may use TensorFloat-32 in `fit`.
+        explains: Whether errors of Keras and TensorFlow become errors that say what to do.
         when_built: Called before each training function is made, with the model built; None for nothing.
     """
 
     def __init__(
         self,
         model: keras.Model,
-        *,
+        plan: Plan,
         make_step: Callable[[bool], Step | KerasStep],
+        *,
         jit_compile: bool,
-        guard: Guard,
-        resume: Resume | None = None,
-        counter: EpochCounter,
-        tensor_float_32: bool,
+        explains: bool = True,
         when_built: Callable[[], object] | None = None,
     ) -> None:
         self.model = model
@@ -69,14 +66,13 @@ class Runtime:
         self._make_step = make_step
         self._step = make_step(jit_compile)
         self._spec: Any = None  # of the last batch that the model was built for
-        self._guard = guard
-        self._resume = resume
-        self._counter = counter
-        self._tensor_float_32 = tensor_float_32
+        self._plan = plan
+        self._resume = Resume(plan.config, model.distribute_strategy) if plan.config.checkpoint_dir else None
+        self._guard = Guard(plan=plan, resume=self._resume, explains=explains)
         self._when_built = when_built
         self._strategy = model.distribute_strategy
         self._compiled = compile_config(model)
-        self._fit: Fit | None = None  # the `fit` that is running
+        self._fit: FitCallback | None = None  # the `fit` that is running
         self._evaluation: Executions | None = None  # the steps of the `evaluate` that is running
         # The steps of the loop that Keras prepares: made with its iterator, taken with the function that it asks for.
         self._prepared: Executions | None = None
@@ -86,12 +82,8 @@ class Runtime:
         check_fit()
         uninstall(self.model)
         setattr(self.model, ATTRIBUTE, self)
-        for name in METHODS:
-            original = getattr(type(self.model), name)
-            if name == "make_test_function" and type(self.model).test_step is not keras.Model.test_step:
-                continue  # the model evaluates in its own way
-            setattr(self.model, name, functools.wraps(original)(functools.partial(self._call, name)))
-        self.model.train_function = self.model.test_function = self.model.predict_function = None
+        own = type(self.model).test_step is not keras.Model.test_step  # the model evaluates in its own way
+        wrap(self.model, self._call, *(name for name in METHODS if not (own and name == "make_test_function")))
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if compile_config(self.model) is not self._compiled:  # model.compile was called after tfopt.compile
@@ -104,45 +96,60 @@ class Runtime:
         if isinstance(call.get("x"), tf.data.Dataset) and call.get("shuffle") is None and call.names("shuffle"):
             call.set("shuffle", False)  # Keras cannot shuffle a dataset, and warns when it is told to
         with contextlib.ExitStack() as scopes:
-            scopes.callback(self._end_fit)
-            scopes.enter_context(tensor_float_32_scope(self._tensor_float_32))
+            scopes.callback(setattr, self, "_fit", None)
+            scopes.enter_context(tensor_float_32_scope(self._plan.tensor_float_32))
             data = call.get("x"), call.get("y")
-            watch = scopes.enter_context(self._guard.watching(self.model, data, self.ledger, call.get("class_weight")))
-            open_checkpoints = None
+            scopes.enter_context(self._guard.explaining(call.get("class_weight")))
+            watch = Watch(self._guard, self.model, data, self.ledger)
+            checkpoints = None
             if self._resume is not None:
-                open_checkpoints = scopes.enter_context(self._resume.around_fit(self.model, watch.check_state))
-            fit = self._fit = Fit(
+                checkpoints = scopes.enter_context(self._resume.around_fit(self.model, watch.check_state))
+            given = call.get("callbacks")
+            fit = self._fit = FitCallback(
+                given,
                 watch=watch,
                 ledger=self.ledger,
-                counter=self._counter,
+                counter=self._plan.epoch,
                 synchronize=self.synchronize,
-                open_checkpoints=open_checkpoints,
+                checkpoints=checkpoints,
             )
-            scopes.enter_context(told_the_last_batch(fit, call.get("callbacks")))
-            scopes.enter_context(self._called_first(FitCallback(fit), call))
+            scopes.enter_context(self._singly(given, call))
+            scopes.enter_context(fit.scopes)
+            call.set("callbacks", scopes.enter_context(first_callback(self.model, fit, given)))
             history: keras.callbacks.History = call.run()
             fit.finish()
             return history
 
-    def _end_fit(self) -> None:
-        self._fit = None
-
     @contextlib.contextmanager
-    def _called_first(self, callback: FitCallback, call: MethodCall) -> Iterator[None]:
-        """Puts a callback before the others: they find the model restored, and read the weights that are saved."""
-        given = call.get("callbacks")
-        if not isinstance(given, keras.callbacks.CallbackList):
-            others = given if isinstance(given, list | tuple) else [] if given is None else [given]
-            call.set("callbacks", [callback, *others])
+    def _singly(self, callbacks: Any, call: MethodCall) -> Iterator[None]:
+        """Runs one step per call where a callback acts on each batch, as a learning rate for each batch does.
+
+        Workers keep the plan's steps: they run calls of one size, and their callbacks may differ.
+        """
+        callback = None
+        if (
+            self._plan.config.steps_per_execution == "auto"
+            and self._guard.explains
+            and not is_multi_worker(self._strategy)
+        ):
+            validates = call.get("validation_data") is not None or bool(call.get("validation_split"))
+            callback = per_batch_callback(callbacks, validates=validates)
+        self.ledger.one_by_one = callback
+        before = self.model.steps_per_execution
+        if callback is None or before == 1:
             yield
             return
-        callback.set_model(self.model)
-        callback.set_params(given.params)
-        given.callbacks.insert(0, callback)
+        self._set_steps(1)
         try:
             yield
         finally:
-            given.callbacks.remove(callback)
+            self._set_steps(before)
+
+    def _set_steps(self, steps: int) -> None:
+        """Sets the steps per call. Functions that Keras made for another number are made anew."""
+        self.model.steps_per_execution, self.model.predict_function = steps, None
+        if "make_test_function" not in vars(self.model):
+            self.model.test_function = None
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         call = MethodCall(self.model, "evaluate", args, kwargs)
@@ -159,30 +166,18 @@ class Runtime:
         with self._dividing(call.get("steps"), "predict_function"), self._guard.explaining():
             return call.run()
 
-    @contextlib.contextmanager
-    def _dividing(self, steps: int | None, function: str) -> Iterator[None]:
+    def _dividing(self, steps: int | None, function: str) -> contextlib.AbstractContextManager[None]:
         """Sets `steps_per_execution` to a divisor of the number of steps, for a function that Keras made.
 
         Keras only runs executions of one size, and would run more steps than requested.
         """
-        model = self.model
-        before = model.steps_per_execution
-        fitting = max(size for size in range(1, before + 1) if not steps or steps % size == 0)
-        if fitting == before:
-            yield
-            return
-        model.steps_per_execution = fitting
-        setattr(model, function, None)
-        try:
-            yield
-        finally:
-            model.steps_per_execution = before
-            setattr(model, function, None)
+        sizes = range(1, self.model.steps_per_execution + 1)
+        return steps_per_execution(self.model, max(size for size in sizes if not steps or steps % size == 0), function)
 
     def build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Builds metrics and optimizer. Keras would build them in the traced step, which fails inside loops."""
         self._prepared = None
-        if self._step.is_of_keras:  # it may read a batch, and the order of the data depends on that
+        if isinstance(self._step, KerasStep):  # it may read a batch, and the order of the data depends on that
             getattr(type(self.model), BUILD)(self.model, iterator=iterator, data_batch=data_batch)
         if iterator is not None:
             # Workers may have data of different lengths, and must run executions of the same size. So the data decides
@@ -336,17 +331,14 @@ class Runtime:
     @functools.cached_property
     def synchronize(self) -> Callable[[], None]:
         """Averages the variables that each replica updates by itself."""
-        if not self._step.is_distributed:
+        if isinstance(self._step, KerasStep) or not self._step.is_distributed:  # Keras leaves it to the strategy
             return lambda: None
         return tf.function(functools.partial(self._step.synchronize))  # a partial: see Execution
 
 
 def uninstall(model: keras.Model) -> None:
     """Removes tfopt's methods from a model, if it has them."""
-    for name in (*METHODS, ATTRIBUTE):
-        if name in vars(model):
-            delattr(model, name)
-    model.train_function = model.test_function = model.predict_function = None
+    unwrap(model, *METHODS, ATTRIBUTE)
 
 
 def next_steps(model: keras.Model) -> int:

@@ -12,6 +12,11 @@ switched off. Gradients are summed over the replicas before the optimizer receiv
 as on one device, and sets the loss scale by the gradients of all replicas. Keras' own step only checks those of the
 first replica.
 
+Under mixed_float16, gradients below 6e-8 would be zero. So Keras' `compile` wraps the optimizer in a LossScaleOptimizer
+(Micikevicius et al., "Mixed Precision Training", ICLR 2018, arXiv:1710.03740): the loss is multiplied by a large scale
+before the backward pass, and the optimizer divides the gradients by it. If a gradient overflows, the optimizer halves
+the scale, and the weights stay as they are. After many steps without an overflow it doubles the scale.
+
 XLA cannot compile the communication between replicas. So under a strategy, and with several micro-batches, it compiles
 the forward and backward pass, but not the communication and the update. On one device it compiles the whole step.
 
@@ -32,7 +37,6 @@ from tfopt.compat.layers import takes_training
 from tfopt.compat.optimizers import gradients_already_summed
 from tfopt.compat.trainer import built_under, loss_tracker, losses_not_scaled, symbolic_call
 from tfopt.training.distributed.whole_batch import division
-from tfopt.training.loss_scaling import scaled_loss
 from tfopt.training.losses import Part, compute_loss, counts_of, divided_losses
 from tfopt.training.pipeline_parallel.step import Stages
 from tfopt.training.step.augment import StepAugmentation
@@ -53,8 +57,6 @@ class Step:
         augment: Changes the images of a batch before it is divided into micro-batches.
         output_losses_as_keras: Whether the losses of single outputs weigh batches as in Keras; see losses.py.
     """
-
-    is_of_keras = False  # see keras_step.py
 
     def __init__(
         self,
@@ -226,7 +228,7 @@ class Step:
             y_pred = self._call(x, training=True)
             loss = self._loss(x, y, y_pred, weight, training=True, part=part)
             weighted = loss if part is None else loss * tf.cast(part.share, loss.dtype)
-            scaled = scaled_loss(model.optimizer, weighted)
+            scaled = model.optimizer.scale_loss(weighted)
         return loss, y_pred, tape.gradient(scaled, variables)
 
     def _apply_gradients(self, gradients: Sequence[Any]) -> None:
@@ -289,6 +291,41 @@ class Step:
         self._model.compute_metrics(x, y, y_pred, sample_weight=weight)
 
 
+class KerasStep:
+    """One training or test step of a model as Keras computes it, on every replica of a strategy.
+
+    It is for scripts whose results must stay as they are. `Step` weights every example alike and clips the sum of the
+    gradients. Keras divides the loss by the number of replicas, averages over the examples of each replica, and clips
+    on each replica. Where batches do not divide evenly, or gradients are clipped, the weights differ. So here each
+    replica runs Keras' `train_step`; what is gained is that one call into TensorFlow runs several steps, which Keras
+    cannot do under MirroredStrategy.
+
+    Args:
+        model: A compiled Keras model that was built under a strategy.
+    """
+
+    jit_compile = False  # as Keras under a strategy
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._strategy = model.distribute_strategy
+
+    def train(self, data: Any) -> Any:
+        """Trains on one batch, distributed or not, and returns the logs."""
+        return self._run(self._model.train_step, data)
+
+    def test(self, data: Any) -> Any:
+        """Evaluates the model on one batch, distributed or not, and returns the logs."""
+        return self._run(self._model.test_step, data)
+
+    def _run(self, step: Callable[[Any], Any], data: Any) -> Any:
+        logs = self._strategy.run(step, args=(keras.tree.map_structure(_or_none, data),))
+        return keras.tree.map_structure(self._mean_of_replicas, logs)
+
+    def _mean_of_replicas(self, value: Any) -> Any:
+        return tf.reduce_mean(self._strategy.experimental_local_results(value), axis=0)
+
+
 def _dense(gradient: Any) -> Any:
     """Returns a dense gradient, which holds the sum of each row, on the same device."""
     if not isinstance(gradient, tf.IndexedSlices):
@@ -298,10 +335,13 @@ def _dense(gradient: Any) -> Any:
 
 
 def _unpack(data: Any) -> tuple[Any, Any, Any]:
-    # Keras replaces a missing value by an Optional, since tf.data has no None.
-    data = keras.tree.map_structure(lambda item: None if isinstance(item, tf.experimental.Optional) else item, data)
-    x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(keras.tree.map_structure(_or_none, data))
     return x, y, weight
+
+
+def _or_none(item: Any) -> Any:
+    """Returns None for the Optional by which Keras replaces a missing value, since tf.data has no None."""
+    return None if isinstance(item, tf.experimental.Optional) else item
 
 
 def _symbolic(spec: Any) -> Any:

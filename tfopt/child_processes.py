@@ -1,0 +1,66 @@
+"""Child processes: how they are ended with all that they have started, their exit codes, and the signals meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+Process = subprocess.Popen[Any]
+
+
+def exit_code(code: int) -> int:
+    """Returns an exit code as shells have it: 128 and the number of the signal after a signal.
+
+    Example:
+        >>> exit_code(3), exit_code(-signal.SIGKILL)
+        (3, 137)
+    """
+    return 128 - code if code < 0 else code
+
+
+def signal_group(process: Process, number: int) -> None:
+    """Sends a signal to the group that a process leads: to it, and to all that it has started."""
+    with suppress(ProcessLookupError, PermissionError):  # they have ended
+        os.killpg(process.pid, number)
+
+
+def end(process: Process, seconds: float) -> None:
+    """Ends a process that leads a group: with SIGTERM, and with SIGKILL where that takes longer than `seconds`.
+
+    Example:
+        >>> process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        >>> end(process, 5.0)
+        >>> exit_code(process.returncode) == 128 + signal.SIGTERM
+        True
+    """
+    if process.poll() is None:
+        signal_group(process, signal.SIGTERM)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        signal_group(process, signal.SIGKILL)
+        process.wait()
+
+
+@contextmanager
+def on_signals(numbers: Sequence[int], handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    """Calls a handler for signals within the block. Only the main thread may use it.
+
+    Example:
+        >>> received = []
+        >>> with on_signals([signal.SIGTERM], lambda number, frame: received.append(number)):
+        ...     signal.raise_signal(signal.SIGTERM)
+        >>> received == [signal.SIGTERM]
+        True
+    """
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

@@ -1,0 +1,155 @@
+"""The commands for artifacts and reports: `tfopt export`, `tfopt verify` and `tfopt report`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from tfopt.cli.exit_codes import CHECK_FAILED, SUCCESS, CheckError
+from tfopt.cli.preparation import start_tensorflow
+from tfopt.cli.printing import print_json, say
+from tfopt.errors import ArtifactError, ConfigError
+from tfopt.settings.flags import parse
+from tfopt.terminal import working
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """Measures an exported artifact in a fresh process that imports only TensorFlow."""
+
+    artifact: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
+    """Directory of the artifact."""
+    baseline: str | None = None
+    """Directory of the float artifact to compare with. The manifest names the default."""
+    data: str | None = None
+    """Labelled examples for the score: a .npz file with x and y, the name of a data source, or a recipe (name or .toml
+    file) with its source and task. Of a source, the test part is taken."""
+    task: str | None = None
+    """Task whose score is computed on the examples: classification, multi_label_classification, segmentation,
+    language_model or regression, or package.module:name of your own. By default the task of the recipe, otherwise
+    classification."""
+    metric: str | None = None
+    """Score to compute on the examples, instead of the task's. "accuracy" finds out the kind of classifier.
+    "categorical_accuracy", "binary_accuracy" (for probabilities) and "binary_accuracy_from_logits" name the kind.
+    "mean_iou", "bits_per_byte" and "mean_absolute_error" are for other tasks."""
+    batch_size: int = 1
+    """Number of examples in each timed call."""
+    signature: str | None = None
+    """Signature to call, for example serving_float. By default serving_default, if TensorFlow can run it here."""
+    trusted: bool = False
+    """Run an artifact that touches files or the network. Without it, such an artifact is refused before it runs."""
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """Writes the HTML page of a saved report again, or one page that compares several runs.
+
+    A directory must hold report.json of `tfopt run`, diagnosis.json or utilization.json.
+    """
+
+    directories: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="DIR")]
+    """Directories of the reports. The first run is the one that the others are compared with."""
+    out: str | None = None
+    """The HTML file. By default DIR/report.html for one directory, and comparison.html for several."""
+    json: bool = False
+    """Print the report or the comparison as JSON, and write a page only with --out."""
+
+
+def export_command(words: list[str]) -> int:
+    from tfopt.exporting.options import ExportOptions
+
+    options = parse(ExportOptions, words, "tfopt export")
+    start_tensorflow()
+    from tfopt.atomic.directories import MARK
+    from tfopt.cli.example_data import find_example_data
+    from tfopt.exporting import export
+
+    data = None if options.calibration_data is None else find_example_data(options.calibration_data).part("train")
+    labelled = None if options.evaluation_data is None else find_example_data(options.evaluation_data).part("test")
+    baseline = options.baseline
+    in_place = Path(options.source).resolve() == Path(options.out).resolve()
+    if baseline is None and options.precision != "float32" and Path(options.source, MARK).is_file() and not in_place:
+        baseline = options.source
+    with working(f"exporting {options.source} as {options.precision}"):
+        artifact = export(
+            options.source, options.out, options, calibration_data=data, evaluation_data=labelled, baseline=baseline
+        )
+    if options.json:
+        print_json(artifact.to_dict())
+        return SUCCESS
+    if artifact.report is not None:
+        say(artifact.report)
+    say(f"exported {artifact.path}, {artifact.precision}, {artifact.bytes_on_disk:,} bytes")
+    return SUCCESS
+
+
+def verify_command(words: list[str]) -> int:
+    options = parse(VerifyOptions, words, "tfopt verify")
+    start_tensorflow()
+    from tfopt.cli.example_data import ExampleData, find_example_data
+    from tfopt.exporting import verify
+    from tfopt.exporting.manifest import check_is_artifact
+
+    check_is_artifact(Path(options.artifact))  # a directory that is no artifact is wrong use, not a failed check
+    given = ExampleData() if options.data is None else find_example_data(options.data)
+    metric = given.metric(options.metric, options.task)
+    try:
+        with working(f"measuring {options.artifact} in a fresh process") as now:
+            receipt = verify(
+                options.artifact,
+                baseline=options.baseline,
+                data=given.part("test"),
+                metric=metric,
+                batch_size=options.batch_size,
+                signature=options.signature,
+                trusted=options.trusted,
+                on_step=now,
+            )
+    except ArtifactError as error:
+        raise CheckError(error) from error
+    say(receipt.to_json() if options.json else receipt)
+    return SUCCESS if receipt.ok else CHECK_FAILED
+
+
+def report_command(words: list[str]) -> int:
+    options = parse(ReportOptions, words, "tfopt report")
+    if not options.directories:
+        raise ConfigError("tfopt report needs at least one directory. Received: none. Write tfopt report DIR.")
+    from tfopt.reporting.comparison import compare, write_comparison_html
+    from tfopt.reporting.html_page import write_html
+    from tfopt.reporting.saved_report import load_report
+
+    reports = {name: load_report(directory) for name, directory in _names(options.directories).items()}
+    first = next(iter(reports.values()))
+    out = None if options.out is None else Path(options.out)
+    if out is not None and not out.parent.is_dir():
+        raise ConfigError(f"out must lie in an existing directory. Received: out={options.out!r}. Make {out.parent}.")
+    if options.json:
+        say((first if len(reports) == 1 else compare(reports)).to_json())
+        if out is None:
+            return SUCCESS
+    if len(reports) == 1:
+        page = write_html(first, out or Path(options.directories[0]) / "report.html")
+    else:
+        page = write_comparison_html(reports, out or Path("comparison.html"))
+    if not options.json:
+        say(f"report: {page}")
+    return SUCCESS
+
+
+def _names(directories: tuple[str, ...]) -> dict[str, str]:
+    """Returns a name for each directory: its last part, or the whole path where the last parts are the same.
+
+    Raises:
+        ConfigError: A directory is given twice.
+    """
+    last = [Path(directory).resolve().name for directory in directories]
+    names = list(last) if len(set(last)) == len(last) else list(directories)
+    if len(set(names)) < len(names):
+        raise ConfigError(f"Each directory must be given once. Received: {' '.join(directories)}. Leave one out.")
+    return dict(zip(names, directories, strict=True))

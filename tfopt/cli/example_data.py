@@ -1,0 +1,128 @@
+"""Example data that a command line names: a NumPy file, a source, or a recipe with its source and its task."""
+
+from __future__ import annotations
+
+import tokenize
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfopt.cli.preparation import look_beside, read_recipe
+from tfopt.data import Examples
+from tfopt.data.config import DataConfig
+from tfopt.data.examples import Split
+from tfopt.data.sources import SOURCES
+from tfopt.errors import ConfigError
+from tfopt.recipe import Recipe
+from tfopt.recipes import RECIPES
+from tfopt.settings.calls import is_code
+from tfopt.settings.files import check_stored
+from tfopt.tasks.scores import Score
+from tfopt.tasks.task import Task
+
+DEFAULT_METRIC = "accuracy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleData:
+    """Examples that a command line names.
+
+    Attributes:
+        arrays: Inputs, or (inputs, labels), of a file; None for a source.
+        examples: The examples of a source; None for a file.
+        task: The task of a recipe; None if no recipe is named.
+    """
+
+    arrays: Any = None
+    examples: Examples | None = None
+    task: Task | None = None
+
+    def part(self, split: Split) -> Any:
+        """Returns the arrays of a file, or batches of a part of a source."""
+        return self.arrays if self.examples is None else self.examples.batches(split)
+
+    def metric(self, metric: str | None, task: str | None) -> str | Score:
+        """Returns the metric that the user names, or the score of the task, or the accuracy.
+
+        Raises:
+            ConfigError: Both a metric and a task are named, or the task is unknown.
+        """
+        if metric is not None and task is not None:
+            raise ConfigError(
+                "metric and task must not be given together: a task has its score. Received: "
+                f"metric={metric!r}, task={task!r}. Leave one of them out."
+            )
+        if metric is not None:
+            return metric
+        found = self.task if task is None else Recipe(name="", task=task).find_task()
+        if found is None:
+            return DEFAULT_METRIC
+        return found.score(self.examples or _without_source(self.arrays))
+
+
+def find_example_data(name: str) -> ExampleData:
+    """Returns the examples of a file, a source or a recipe.
+
+    Args:
+        name: A .npy file of inputs; a .npz file with an array x and, for labels, y; the name of a source, or
+            package.module:function; or a recipe, by its name or its .toml file.
+    Raises:
+        ConfigError: The file, source or recipe does not exist, or the file has other content.
+    Example:
+        >>> for x, y in find_example_data("digits").part("test").take(1):
+        ...     print(x.shape)
+        (32, 32, 32, 1)
+    """
+    if name in SOURCES or is_code(name):
+        look_beside()
+        return ExampleData(examples=DataConfig(source=name).load())
+    if name in RECIPES or name.endswith(".toml"):
+        recipe = read_recipe(name)
+        return ExampleData(examples=recipe.data.load(), task=recipe.find_task())
+    if Path(name).suffix not in (".npy", ".npz"):
+        raise ConfigError(
+            "Example data must be a .npy file, a .npz file, a recipe (a .toml file, "
+            f"{', '.join(sorted(RECIPES))}) or a source ({', '.join(sorted(SOURCES))}). Received: {name!r}. "
+            "Save arrays with numpy.save or numpy.savez."
+        )
+    return ExampleData(arrays=_read(name))
+
+
+def _without_source(arrays: Any) -> Examples:
+    """Returns examples of a file, for the score of a task."""
+    import tensorflow as tf
+
+    dataset = tf.data.Dataset.from_tensor_slices(arrays)
+    return Examples(name="file", train=dataset, test=dataset, outputs=0)
+
+
+def _read(name: str) -> Any:
+    check_stored("Example data", name)
+    try:
+        loaded = np.load(name)
+        if isinstance(loaded, np.ndarray):
+            return loaded
+        with loaded:
+            return (loaded["x"], loaded["y"]) if "y" in loaded.files else loaded["x"]
+    except KeyError as error:
+        raise ConfigError(
+            f"A .npz file must hold an array x, and y for labels. Received: {name} with {loaded.files}. "
+            "Write it again with numpy.savez(file, x=inputs, y=labels)."
+        ) from error
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        zipfile.BadZipFile,
+        zlib.error,
+        SyntaxError,
+        tokenize.TokenError,
+    ) as error:  # the last five: an incomplete or damaged file
+        raise ConfigError(
+            f"Example data must be a readable NumPy file. Received: {name!r} ({error}). Write it again with numpy.save "
+            "or numpy.savez."
+        ) from error

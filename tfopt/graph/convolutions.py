@@ -1,0 +1,178 @@
+"""Rewrites convolutions of sequences, and dilated ones, in the form of one Conv2D, which folding and the kernels know.
+
+Sequences become images of one row. A Conv1D is ExpandDims -> Conv2D -> Squeeze. Bias, batch norm, activation and
+residual sum follow after the Squeeze, where neither folding nor the int8 kernels find them. So each Squeeze is moved
+behind them:
+
+    ExpandDims -> Conv2D -> bias, batch norm, activation -> Squeeze
+
+The ExpandDims of the next layer then cancels the Squeeze. No value changes.
+
+TensorFlow writes Conv1D and Conv2D of Keras with a dilation rate d as a plain convolution of every d-th value:
+
+    SpaceToBatchND -> Conv2D -> BatchToSpaceND
+
+In this form neither batch norm nor bias can be folded, and every value is copied twice. With the attribute, the CPU's
+kernels compute the convolution in one pass, also in int8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, integers, is_nhwc, producer
+from tfopt.graph.products import ELEMENTWISE
+from tfopt.graph.sizes import Shapes
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Image:
+    """The image that a sequence is squeezed from: its tensor, and its axis of size one, which is 1 or 2."""
+
+    tensor: str
+    axis: int
+
+
+def canonicalize_sequences(editor: GraphEditor, infer: Callable[[], Shapes], outputs: frozenset[str]) -> None:
+    """Moves each Squeeze of an image to a sequence behind the elementwise nodes that follow it.
+
+    Args:
+        editor: The graph. Nodes keep their names. Unused nodes stay in the graph.
+        infer: Returns the shape of each tensor of the graph at the time of the call, as far as TensorFlow infers it.
+        outputs: Nodes whose values leave the graph.
+    """
+    shapes = infer() if any(node.op == "Squeeze" for node in editor.nodes.values()) else {}
+    images: dict[str, _Image] = {}
+    for name in editor.topological():
+        node = editor.nodes[name]
+        if node.op == "Squeeze":
+            shape, axes = shapes.get(node.input[0]), attribute(node, "squeeze_dims").list.i
+            if shape is not None and shape.rank == 4 and len(axes) == 1 and axes[0] % 4 in (1, 2):
+                images[name] = _Image(tensor=node.input[0], axis=axes[0] % 4)
+        elif node.op == "ExpandDims" and name not in outputs:
+            _expand(editor, node, images, outputs)
+        elif node.op == "Pad" or node.op in ELEMENTWISE:
+            moved = _on_image(editor, node, images)
+            if moved is not None:
+                images[name] = moved
+
+
+def _expand(editor: GraphEditor, node: Any, images: dict[str, _Image], outputs: frozenset[str]) -> None:
+    """Removes an ExpandDims that cancels a Squeeze; moves an ExpandDims before the Pad that it reads."""
+    image, axis = images.get(node.input[0]), editor.constant(node.input[1])
+    before = editor.nodes[producer(node.input[0])]
+    if axis is None:
+        return
+    if image is not None and image.axis == axis.item() % 4:
+        editor.redirect(node.name, image.tensor)
+    elif before.op == "Pad" and before.name not in outputs and editor.consumers[before.name] == [node.name]:
+        paddings = editor.constant(before.input[1])
+        if paddings is not None and len(paddings) == 3:
+            operands = [node.name, _padded_image(editor, before, paddings, axis.item() % 4)]
+            editor.set_inputs(node.name, [before.input[0], node.input[1]])
+            padded = editor.add("Pad", f"{before.name}/image", operands, origin=before.name, **before.attr)
+            editor.redirect(node.name, padded, keep=[padded])
+
+
+def _padded_image(editor: GraphEditor, node: Any, paddings: np.ndarray, axis: int) -> str:
+    """Returns the paddings of a sequence as paddings of the image, which has one more axis."""
+    return editor.add_constant(f"{node.name}/paddings", np.insert(paddings, axis, 0, axis=0))
+
+
+def _on_image(editor: GraphEditor, node: Any, images: dict[str, _Image]) -> _Image | None:
+    """Computes a node on the images of its operands and squeezes the result; None if that is impossible.
+
+    Each operand must be a constant, or be squeezed along the same axis as the others.
+    """
+    axes = {images[tensor].axis for tensor in node.input if tensor in images}
+    if len(axes) != 1 or attribute(node, "data_format").s == b"NCHW":  # a bias along another axis than the last
+        return None
+    (axis,) = axes
+    operands = []
+    for tensor in node.input:
+        constant = editor.constant(tensor)
+        if tensor in images:
+            operands.append(images[tensor].tensor)
+        elif constant is None or constant.ndim > 3:
+            return None
+        elif node.op == "Pad":
+            operands.append(_padded_image(editor, node, constant, axis))
+        elif constant.ndim < 2:
+            operands.append(tensor)
+        else:
+            aligned = constant.reshape((1,) * (3 - constant.ndim) + constant.shape)
+            operands.append(editor.add_constant(f"{node.name}/operand", np.expand_dims(aligned, axis)))
+    attributes = {key: value for key, value in node.attr.items() if not key.startswith("_")}
+    result = editor.add(node.op, f"{node.name}/image", operands, origin=node.name, **attributes)
+    editor.become(node.name, "Squeeze", [result], T=attributes["T"], squeeze_dims=integers([axis]))
+    return _Image(tensor=result, axis=axis)
+
+
+def canonicalize_dilations(editor: GraphEditor, outputs: frozenset[str]) -> None:
+    """Rewrites dilated convolutions with constant paddings. They are constants if the image size is known.
+
+    Args:
+        editor: The graph. Nodes keep their names. Unused constants stay in the graph.
+        outputs: Nodes whose values leave the graph.
+    """
+    for name in editor.topological():
+        if editor.nodes[name].op == "BatchToSpaceND":
+            _dilate(editor, editor.nodes[name], outputs)
+
+
+def _dilate(editor: GraphEditor, last: Any, outputs: frozenset[str]) -> None:
+    path = [last]  # from the end to the start
+    ops = ["Squeeze", "Conv2D", "ExpandDims", "SpaceToBatchND"]
+    if editor.nodes[producer(last.input[0])].op == "Conv2D":
+        ops = ["Conv2D", "SpaceToBatchND"]
+    for op in ops:
+        node = editor.nodes.get(path[-1].input[0])
+        if node is None or node.op != op or node.name in outputs or editor.consumers[node.name] != [path[-1].name]:
+            return
+        path.append(node)
+    first, convolution = path[-1], next(node for node in path if node.op == "Conv2D")
+    if not is_nhwc(convolution) or attribute(convolution, "padding").s != b"VALID":
+        return
+    if {*attribute(convolution, "strides").list.i, *attribute(convolution, "dilations").list.i} != {1}:
+        return
+    constants = [editor.constant(tensor) for tensor in (*first.input[1:], *last.input[1:])]
+    if any(constant is None for constant in constants):
+        return
+    blocks, paddings, same_blocks, crops = (np.asarray(constant) for constant in constants)
+    # The zeros that are cropped at the end were added only to fill the last block.
+    amounts = np.stack([paddings[:, 0], paddings[:, 1] - crops[:, 1]], axis=1)
+    if not np.array_equal(blocks, same_blocks) or crops[:, 0].any() or (amounts < 0).any():
+        return
+    dilations = [1, *blocks.tolist(), 1]
+    if len(path) == 5:
+        axis, squeezed = editor.constant(path[3].input[1]), attribute(path[1], "squeeze_dims").list.i
+        if axis is None or axis.item() % 4 == 0 or [number % 4 for number in squeezed] != [axis.item() % 4]:
+            return
+        dilations.insert(axis.item() % 4, 1)
+    if len(dilations) != 4:
+        return
+    source = first.input[0]
+    if amounts.any():
+        every_axis = np.pad(amounts, [(1, 1), (0, 0)]).astype(np.int32)
+        zeros = editor.add_constant(f"{convolution.name}/paddings", every_axis)
+        source = editor.add(
+            "Pad",
+            f"{convolution.name}/pad",
+            [source, zeros],
+            T=convolution.attr["T"],
+            Tpaddings=dtype_attr(tf.int32),
+        )
+    convolution.attr["dilations"].CopyFrom(integers(dilations))
+    entrance = path[-2]
+    editor.set_inputs(entrance.name, [source, *entrance.input[1:]])
+    editor.remove([first.name])
+    if last.name not in outputs:
+        editor.redirect(last.name, last.input[0])
+        editor.remove([last.name])
+        return
+    editor.become(last.name, "Identity", [last.input[0]], T=convolution.attr["T"])

@@ -1,0 +1,92 @@
+"""What inputs a graph accepts, where there is no example of one: sizes for open axes, and the ids that tables hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfopt.graph.edit import producer
+from tfopt.graph.frozen import FrozenGraph, full_name
+
+OPEN_SIZES = (64, 16, 4, 1)  # tried in this order; a position embedding, for example, limits the size
+# Ops between an input of ids and a table. They change shapes, or make negative ids positive.
+ID_OPS = frozenset({"Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "Less", "AddV2", "SelectV2"})
+
+
+def open_size(graph: FrozenGraph) -> int:
+    """Returns the first of OPEN_SIZES with which a graph runs.
+
+    Without an open axis, or if no size works, it is OPEN_SIZES[0]. The batch axis does not count.
+
+    Example:
+        >>> import keras
+        >>> from tfopt.graph import freeze
+        >>> open_size(freeze(keras.Sequential([keras.Input((None, 4)), keras.layers.Conv1D(2, 3)])))
+        64
+    """
+    if any(None in shape[1:] for shape in _shapes(graph).values()):
+        for size in OPEN_SIZES:
+            try:
+                graph.predict(zeros(graph, size))
+            except tf.errors.OpError:
+                continue
+            return size
+    return OPEN_SIZES[0]
+
+
+def zeros(graph: FrozenGraph, size: int) -> dict[str, tf.Tensor]:
+    """Returns a batch with one example of zeros, whose open axes have this size."""
+    return {
+        name: tf.zeros([*(1 for _ in shape[:1]), *(each or size for each in shape[1:])], graph.inputs[name].dtype)
+        for name, shape in _shapes(graph).items()
+    }
+
+
+def _shapes(graph: FrozenGraph) -> dict[str, list[int | None]]:
+    return {name: [None] if spec.shape.rank is None else spec.shape.as_list() for name, spec in graph.inputs.items()}
+
+
+def table_rows(graph: FrozenGraph) -> dict[str, int]:
+    """Returns the number of rows of the smallest table that each input looks up. Other inputs are left out."""
+    integers = {name: spec.name for name, spec in graph.inputs.items() if spec.dtype.is_integer}
+    if not integers:
+        return {}
+    nodes = {node.name: node for node in graph.graph_def.node}
+    consumers: dict[str, list[Any]] = {}
+    for node in graph.graph_def.node:
+        for tensor in node.input:
+            consumers.setdefault(producer(tensor), []).append(node)
+    shapes = graph.shapes()
+    found = {}
+    for name, placeholder in integers.items():
+        sizes = [_table_size(gather, nodes, shapes) for gather in _gathers(placeholder, consumers)]
+        known = [size for size in sizes if size is not None]
+        if known:
+            found[name] = min(known)
+    return found
+
+
+def _gathers(placeholder: str, consumers: Mapping[str, list[Any]]) -> Iterator[Any]:
+    """Yields the Gather nodes whose indices come from a placeholder."""
+    waiting, seen = [placeholder], {placeholder}
+    while waiting:
+        name = waiting.pop()
+        for node in consumers.get(name, ()):
+            if node.op == "GatherV2" and producer(node.input[1]) == name:
+                yield node
+            elif node.op in ID_OPS and node.name not in seen:
+                seen.add(node.name)
+                waiting.append(node.name)
+
+
+def _table_size(gather: Any, nodes: Mapping[str, Any], shapes: Mapping[str, tf.TensorShape]) -> int | None:
+    axis = nodes[producer(gather.input[2])]
+    while axis.op == "Identity":
+        axis = nodes[producer(axis.input[0])]
+    shape = shapes.get(full_name(gather.input[0]).removesuffix(":0"))
+    if axis.op != "Const" or shape is None or shape.rank is None:
+        return None
+    size: int | None = shape.as_list()[int(tf.make_ndarray(axis.attr["value"].tensor))]
+    return size or None

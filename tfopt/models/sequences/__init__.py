@@ -1,4 +1,0 @@
-"""Builders of models of sequences: recurrent and convolutional networks.
-
-Start in recurrent.py.
-"""

@@ -1,4 +1,0 @@
-"""Recipes for models of sequences.
-
-Start in lstm.py.
-"""

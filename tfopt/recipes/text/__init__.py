@@ -1,4 +1,0 @@
-"""Recipes for models of text.
-
-Start in gpt.py.
-"""

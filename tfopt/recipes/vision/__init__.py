@@ -1,4 +1,0 @@
-"""Recipes for models of images.
-
-Start in digits_cnn.py, the recipe of the demo.
-"""

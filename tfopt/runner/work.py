@@ -1,0 +1,252 @@
+"""A run in progress: its model, its examples, and what a stage does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+from rich.console import Console
+
+from tfopt.data import EpochCounter, Examples, InputReport, epoch_steps, measure
+from tfopt.data.augment.augmentation import Augmentation
+from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.exporting import ExportConfig, export
+from tfopt.profiling import GpuMonitor
+from tfopt.profiling.monitoring.epoch_logs import LOGGED
+from tfopt.pruning.structured.shrink import find_groups
+from tfopt.pruning.weights import select_weights
+from tfopt.quantization import QuantizedModel
+from tfopt.recipe import Recipe
+from tfopt.report import Decision, PassReport, Phase
+from tfopt.reporting.terminal import FitProgress, pass_summary
+from tfopt.runner.model_check import are_shares, check_input, check_outputs, with_float_inputs
+from tfopt.runner.run_report import print_line, remove_reports
+from tfopt.tasks import Task
+from tfopt.tasks.label_smoothing import smoothed
+from tfopt.training import Ledger, Plan, TrainingConfig, ledger
+from tfopt.training import compile as compile_model
+from tfopt.training.optimizers import make_optimizer
+from tfopt.training.step.guards import check_weights
+
+VERIFIED_AT_ONCE = 64
+MEASURED_SECONDS = 1.5
+
+
+class Work:
+    """A run in progress, on which its stages work.
+
+    Attributes:
+        recipe: The recipe.
+        plan: The plan of the training.
+        examples: The examples.
+        console: Console for the progress.
+        task: The task.
+        monitor: The monitor of all fits.
+        model: The model, which a stage may replace.
+        phases: What the fits recorded.
+        passes: What the passes reported.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        decided: Plan,
+        examples: Examples,
+        augmentation: Augmentation | None,
+        on_device: bool,
+        console: Console,
+    ) -> None:
+        self.recipe, self.plan, self.examples, self.console = recipe, decided, examples, console
+        self._augmentation = augmentation
+        self._on_host = None if on_device else augmentation
+        self._on_device = augmentation if on_device else None
+        self.task: Task = recipe.find_task()
+        self.monitor = GpuMonitor()
+        self.model = _build(recipe, decided, examples)
+        self.phases: list[Phase] = []
+        self.passes: list[PassReport] = []
+
+    def fit(
+        self,
+        name: str,
+        epochs: int,
+        learning_rate: float,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+        *,
+        from_scratch: bool = False,
+    ) -> None:
+        """Trains the model with Keras' own fit.
+
+        Args:
+            name: Name of the phase in logs, reports and checkpoints.
+            epochs: Number of epochs.
+            learning_rate: Learning rate at the start.
+            callbacks: Callbacks of this fit alone.
+            from_scratch: Whether the weights are new. Such a fit has a warm-up and moving averages of the weights; a
+                later fit continues with small steps.
+        """
+        training, data = self.recipe.training, self.recipe.data
+        steps = epoch_steps(
+            self.examples,
+            training.global_batch_size,
+            steps_per_epoch=training.steps_per_epoch,
+            drop_remainder=training.drop_remainder,
+            buckets=len(data.bucket_boundaries),
+        )
+        decided = replace(self.plan, config=training_of(self.recipe, name))
+        with decided.scope():
+            optimizer = make_optimizer(
+                training,
+                learning_rate=learning_rate,
+                steps=steps * epochs,
+                warmup_steps=round(steps * training.warmup_epochs) if from_scratch else 0,
+                averages=from_scratch,
+            )
+        compile_model(
+            self.model,
+            decided,
+            optimizer=optimizer,
+            loss=self._loss(),
+            metrics=self.task.metrics(self.examples),
+            augment=self._on_device,
+        )
+        options = {**data.pipeline_arguments(), "augment": self._on_host}
+        batches = decided.pipeline(self.examples, **options)
+        history = self.model.fit(
+            batches,
+            validation_data=decided.pipeline(self.examples, training=False, **options),
+            epochs=epochs,
+            steps_per_epoch=training.steps_per_epoch,
+            shuffle=False,  # the pipeline shuffles
+            verbose=0,
+            callbacks=[*callbacks, self.monitor, FitProgress(f"{name:5}", console=self.console)],
+        )
+        check_weights(self.model, name, batches)
+        has_own_step = type(self.model).train_step is not keras.Model.train_step
+        steps_taken = Ledger() if has_own_step else ledger(self.model)
+        self.phases.append(
+            Phase(
+                name=name,
+                history={
+                    key: [float(value) for value in values]
+                    for key, values in history.history.items()
+                    if key not in LOGGED  # the timeline of the report shows them
+                },
+                step_time_ms=steps_taken.step_time_ms,
+                trace_seconds=steps_taken.trace_seconds,
+                compile_seconds=steps_taken.compile_seconds,
+            )
+        )
+
+    def _loss(self) -> Any:
+        soft_loss = self.task.soft_loss
+        mixed = self._augmentation is not None and self._augmentation.needs_one_hot
+        of_shares = mixed or are_shares(self.examples, self.task)
+        make = soft_loss if soft_loss is not None and of_shares else self.task.loss
+        return smoothed(make(self.examples), self.recipe.training.label_smoothing)
+
+    def note(self, report: PassReport) -> None:
+        """Records and prints the report of a pass."""
+        self.passes.append(report)
+        self.console.print(pass_summary(report))
+
+    def calibration_data(self) -> Any:
+        """Returns batches of training examples. The first ones are a fair sample; see Examples."""
+        return with_float_inputs(self.examples.batches("train"), self.model)
+
+    def gradient_data(self) -> Any:
+        """Returns batches of training examples without augmentation, with the targets that the loss of a fit takes."""
+        plain = replace(self.plan, epoch=EpochCounter())
+        augment = self._augmentation  # it makes shares of class numbers
+        return plain.pipeline(self.examples, training=False, split="train", augment=augment)
+
+    def measure_input(self) -> InputReport:
+        """Measures the pipeline of the training, and how long a step would wait for it."""
+        options = {**self.recipe.data.pipeline_arguments(), "augment": self._on_host}
+        with self.console.status("measuring the input pipeline"):
+            report = measure(
+                replace(self.plan, epoch=EpochCounter()).pipeline(self.examples, **options),
+                step_time_ms=self.phases[0].step_time_ms,
+                seconds=MEASURED_SECONDS,
+            )
+        wait = "" if report.wait_ms is None else f"; a training step waits {report.wait_ms:.3g} ms for its batch"
+        print_line(f"input: {report.examples_per_second:,.0f} examples per second{wait}", self.console)
+        return report
+
+    def export(self, exported: Any, export_dir: Path, name: str, baseline: str | None) -> None:
+        """Exports what a stage returned, under the name of its artifact."""
+        target = export_dir / name
+        if baseline is None:
+            remove_reports(export_dir)  # they would be of other artifacts
+        with self.console.status(f"exporting {name}"):
+            artifact = export(
+                exported,
+                target,
+                ExportConfig(int8_nodes=self.recipe.int8_nodes, float_weights="int8"),
+                calibration_data=self.calibration_data(),
+                evaluation_data=with_float_inputs(self.examples.batches("test", VERIFIED_AT_ONCE), self.model),
+                baseline=None if baseline is None else export_dir / baseline,
+            )
+        print_line(f"exported {target}, {artifact.bytes_on_disk:,} bytes", self.console)
+        if isinstance(exported, QuantizedModel) and artifact.report is not None and artifact.report != exported.report:
+            self.passes[-1] = artifact.report  # the export has chosen the nodes that are faster in int8
+            if pass_summary(artifact.report) != pass_summary(exported.report):
+                self.console.print(pass_summary(artifact.report))
+
+
+def place_augmentation(recipe: Recipe, examples: Examples, plan: Plan) -> tuple[Augmentation | None, list[Decision]]:
+    """Returns the augmentation of a recipe, and the decision where it runs: in the pipeline or in the training step.
+
+    Raises:
+        ConfigError: The augmentation does not fit the examples or the task.
+    """
+    has_gpu = bool(plan.hardware.gpus)
+    asked = recipe.data.augment.where
+    if asked != "auto":
+        on_device, reason = asked == "device", "as asked"
+    elif not has_gpu:
+        on_device, reason = False, "no GPU; the pipeline augments while the step computes"
+    elif plan.stage_devices:
+        on_device, reason = False, "only the first stage of a pipeline has the images"
+    else:
+        on_device, reason = True, "leaves the processor free for decoding"
+    augmentation = recipe.data.augmentation(examples, on_gpu=on_device and has_gpu)
+    if augmentation is None:
+        return None, []
+    augmentation.check(examples.decoded("train").batch(1).element_spec)
+    if augmentation.needs_one_hot and recipe.find_task().soft_loss is None:
+        raise ConfigError(
+            f"mixup and cutmix need a task whose targets can be mixed. Received: task={recipe.find_task().name!r}. "
+            "Set augment.mixup and augment.cutmix to 0."
+        )
+    return augmentation, [Decision(setting="augment.where", value="device" if on_device else "host", reason=reason)]
+
+
+def training_of(settings: Recipe, phase: str) -> TrainingConfig:
+    """Returns the training settings of one phase. Each phase has its own checkpoint directory."""
+    training = settings.training
+    if training.checkpoint_dir is None:
+        return training
+    # resume=True requires a checkpoint of the first phase. The run may have stopped before a later phase began.
+    resume = "auto" if training.resume is True and phase != "train" else training.resume
+    return replace(training, checkpoint_dir=str(Path(training.checkpoint_dir) / phase), resume=resume)
+
+
+def _build(settings: Recipe, decided: Plan, examples: Examples) -> keras.Model:
+    with decided.scope():
+        model = settings.model.build(examples.input_shape, examples.outputs)
+    if not isinstance(model, keras.Model) or not model.built:
+        raise UnsupportedModelError(
+            f"The builder must return a built Keras 3 model. Received: {model!r} from {settings.model.builder!r}. "
+            "Begin the model with keras.Input, or call it once on a batch."
+        )
+    check_input(model, examples)
+    check_outputs(model, examples, settings.find_task())
+    if settings.shrink is not None:
+        find_groups(model, settings.shrink)  # raises its errors before the training
+    if settings.pruning is not None:
+        select_weights(model, settings.pruning)  # raises its errors before the training
+    return model
