@@ -56,9 +56,7 @@ def _blocks(text: str) -> Iterator[str]:
 
 
 def _block_problems(block: str, not_measured: tuple[str, ...]) -> list[str]:
-    sources = dict(_sources(block))
-    words = re.sub(r"<!--.*?-->|`[^`]*`|\]\([^)]*\)|https?://\S+", " ", block, flags=re.DOTALL)
-    words = " ".join(words.split())
+    sources, words = dict(_sources(block)), visible(block)
     for phrase in not_measured:
         words = words.replace(phrase, " ")
     shown = FIGURE.findall(words)
@@ -74,6 +72,11 @@ def _block_problems(block: str, not_measured: tuple[str, ...]) -> list[str]:
         if _rounded(value, figure) != figure:
             found.append(f"{figure!r} is {_rounded(value, figure)!r} in {source[0]}.json: {source[1]}")
     return found
+
+
+def visible(block: str) -> str:
+    """Returns the words of a paragraph, without its comments, code and addresses."""
+    return " ".join(re.sub(r"<!--.*?-->|`[^`]*`|\]\([^)]*\)|https?://\S+", " ", block, flags=re.DOTALL).split())
 
 
 def _sources(block: str) -> Iterator[tuple[str, tuple[str, str]]]:

@@ -167,6 +167,15 @@ def test_the_measured_peak_is_reached_by_no_other_product():
     assert peak.float32_gflops > peak.memory_gb_per_s
 
 
+@pytest.mark.slow
+def test_the_peak_is_measured_where_a_limit_leaves_no_bfloat16():
+    """TensorFlow ends the process at a bfloat16 product that oneDNN may not compute, where the processor has AVX512."""
+    code = "from tfopt.hardware.processor_peak import cpu_peak; peak = cpu_peak(); print(peak.bfloat16_gflops)"
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr[-2000:]
+
+
 @pytest.mark.parametrize(
     ("name", "precision", "jit_compile"),
     [

@@ -29,7 +29,8 @@ from .pruning import (
     prune,
     shrink,
 )
-from .pruning.sensitivity import Sensitivity, sensitivity
+from .pruning.sensitivity import sensitivity
+from .pruning.sensitivity_curves import Sensitivity
 from .quantization import QuantizationConfig, QuantizedModel, WeightOnlyConfig, quantization_report, quantize
 from .recipe import ModelConfig, Recipe
 from .report import DiagnosisReport, PassReport, Receipt, StepBreakdown

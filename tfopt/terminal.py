@@ -13,7 +13,7 @@ import threading
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
@@ -39,6 +39,18 @@ def printable(text: str) -> str:
     return "".join(
         character if character in LAYOUT or is_printable(character) else ascii(character)[1:-1] for character in text
     )
+
+
+def encodable(text: str, stream: TextIO) -> str:
+    r"""Returns a text with the characters that a stream cannot hold written as escapes.
+
+    Example:
+        >>> import io
+        >>> encodable("größe", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+        'gr\\xf6\\xdfe'
+    """
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def is_printable(text: str) -> bool:

@@ -18,7 +18,7 @@ from tfopt.data.records.convert import convert
 from tfopt.errors import ConfigError
 from tfopt.profiling.trace.chrome_trace import write_chrome_trace
 from tfopt.pruning import PruningConfig
-from tfopt.pruning.sensitivity.curves import Sensitivity
+from tfopt.pruning.sensitivity_curves import Sensitivity
 from tfopt.report import DiagnosisReport, StepBreakdown, Utilization
 from tfopt.report.run_report import run_of
 from tfopt.reporting.comparison import write_comparison_html

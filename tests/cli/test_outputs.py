@@ -75,6 +75,15 @@ def test_an_output_that_cannot_be_written_is_no_failed_check(command):
     assert words in done.stderr
 
 
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_script_may_close_its_output(stream, tmp_path):
+    script = tmp_path / "closes.py"
+    script.write_text(f"import sys; print('done'); sys.{stream}.close(); sys.exit(5)")
+    done = subprocess.run([sys.executable, "-m", "tfopt", "accelerate", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (5, "done\n"), done.stderr
+    assert "Error" not in done.stderr
+
+
 @pytest.mark.parametrize("depth", [900, 100_000])
 def test_values_that_are_nested_too_deeply_are_wrong_use(depth, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -13,6 +13,7 @@ from keras import layers
 
 from tfopt.errors import ConfigError, TfoptWarning, UnsupportedLayerError, UnsupportedModelError
 from tfopt.pruning import PruningConfig, PruningSchedule, keep_zeros, prune
+from tfopt.training import TrainingConfig, compile, plan
 
 
 def sequential():
@@ -224,6 +225,39 @@ def test_zeros_hold_in_a_fit_that_was_traced_before():
     trained = model.layers[0].kernel.numpy()
     np.testing.assert_array_equal(trained == 0, pruned == 0)
     assert (trained != pruned).any()
+
+
+@pytest.mark.parametrize("frequency", [None, 2])
+def test_zeros_hold_where_the_optimizer_averages_the_weights(frequency, two_replicas):
+    x, y = np.random.rand(32, 8), np.random.rand(32, 4)
+    for strategy in ("none", two_replicas):
+        decided = plan(TrainingConfig(precision="float32", strategy=strategy, global_batch_size=8))
+        with decided.scope():
+            model = sequential()
+        optimizer = keras.optimizers.Adam(0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=frequency)
+        compile(model, decided, optimizer=optimizer, loss="mse")
+        prune(model)
+        before = [weight for weight in model.get_weights() if weight.ndim == 2]
+        model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+        after = [weight for weight in model.get_weights() if weight.ndim == 2]
+        for one, other in zip(before, after, strict=True):
+            assert (one != other).any()
+            np.testing.assert_array_equal(one == 0, other == 0)
+
+
+def test_an_optimizer_that_averages_weights_under_the_fit_of_keras_is_told():
+    x, y = np.random.rand(32, 8), np.random.rand(32, 4)
+    model = sequential()
+    model.compile(keras.optimizers.Adam(0.1, use_ema=True, ema_momentum=0.5), "mse")
+    with pytest.warns(TfoptWarning, match=r"use_ema=True.*pruned weights are not zero"):
+        prune(model, PruningConfig(target_sparsity=0.5))
+    model.fit(x, y, verbose=0)
+    kernel = model.layers[0].kernel
+    assert np.mean(kernel.numpy() == 0) < 0.5
+    model.fit(
+        x, y, verbose=0, callbacks=[PruningSchedule(model, PruningConfig(target_sparsity=0.5, schedule="constant"))]
+    )
+    assert np.mean(kernel.numpy() == 0) == 0.5
 
 
 RELOAD = """

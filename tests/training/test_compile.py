@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.errors import ConfigError
+from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.models import mlp
 from tfopt.training import TrainingConfig, compile, plan
 
@@ -202,6 +202,22 @@ def test_an_optimizer_from_inside_the_strategy_or_without_one_is_used_itself(two
     assert build(decided, optimizer=optimizer).optimizer is optimizer
     alone = keras.optimizers.Adam()
     assert build(plan(TrainingConfig(precision="float32")), optimizer=alone).optimizer is alone
+
+
+@pytest.mark.parametrize("settings", [{"accumulate": 2}, {"strategy": "replicas"}])
+def test_a_stateful_recurrent_layer_is_refused_where_the_batch_is_divided(settings, two_replicas):
+    settings = {"strategy": two_replicas} if "strategy" in settings else settings
+    for divided in (settings, {}):
+        decided = plan(TrainingConfig(precision="float32", global_batch_size=4, **divided))
+        with decided.scope():
+            inputs = keras.Input(batch_shape=(4, 3, 2))
+            model = keras.Model(inputs, keras.layers.LSTM(2, stateful=True, name="memory")(inputs))
+        if divided:
+            with pytest.raises(UnsupportedModelError, match=r"'memory' with stateful=True\. Set accumulate=1"):
+                compile(model, decided, loss="mse")
+        else:
+            compile(model, decided, loss="mse")
+            model.fit(np.zeros((8, 3, 2)), np.zeros((8, 2)), batch_size=4, verbose=0)
 
 
 def test_float16_scales_the_loss():

@@ -80,8 +80,9 @@ def of_processor(hardware: Hardware, peak: CpuPeak) -> Device:
     return Device(
         name=f"{hardware.cpu_model or 'processor'}, {peak.logical_cores} logical cores",
         flops_per_s={
-            "float32": 1e9 * CPU_COMPUTE_SHARE * peak.float32_gflops,
-            "bfloat16": 1e9 * CPU_COMPUTE_SHARE * peak.bfloat16_gflops,
+            dtype: 1e9 * CPU_COMPUTE_SHARE * gflops
+            for dtype, gflops in (("float32", peak.float32_gflops), ("bfloat16", peak.bfloat16_gflops))
+            if gflops is not None
         },
         depthwise_flops_per_s=1e9 * CPU_DEPTHWISE_SHARE * peak.float32_gflops,
         bytes_per_s=1e9 * peak.memory_gb_per_s,

@@ -90,7 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return _run(words)
         finally:
-            sys.stdout.flush()  # a broken pipe or a full disk shows here, and not when the interpreter ends
+            if not sys.stdout.closed:  # by a script
+                sys.stdout.flush()  # a broken pipe or a full disk shows here, and not when the interpreter ends
     except BrokenPipeError:
         # `tfopt ... | head` has read enough. The exit code is the one of a program that SIGPIPE ends.
         return BROKEN_PIPE
@@ -119,7 +120,8 @@ def _discard_output() -> None:
     """Sends nowhere what could not be printed, so that the end of the interpreter does not fail on it."""
     for stream in (sys.stdout, sys.stderr):
         try:
-            stream.flush()
+            if not stream.closed:
+                stream.flush()
         except OSError:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, stream.fileno())

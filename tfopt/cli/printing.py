@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from tfopt.terminal import PrintableConsole, printable
+from tfopt.terminal import PrintableConsole, encodable, printable
 
 
 class OutputError(Exception):
@@ -37,9 +37,12 @@ def say(value: object = "", *, end: str = "\n", error: bool = False, flush: bool
         digits\x1b[2J
     """
     stream = sys.stderr if error else sys.stdout
-    encoding = stream.encoding or "utf-8"
-    text = printable(str(value)).encode(encoding, "backslashreplace").decode(encoding)
+    if stream.closed:  # by a script that tfopt has run
+        if error:
+            return
+        raise OutputError("the script has closed it")
     try:
+        text = encodable(printable(str(value)), stream)
         print(text, end=end, file=stream, flush=flush)
     except OSError as problem:
         if error:

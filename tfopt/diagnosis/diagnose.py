@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.compat.kinds import check_keras_3
 from tfopt.compat.replace import forget, kept, replaced
 from tfopt.compat.trainer import built_under
 from tfopt.diagnosis.experiments import CannotMeasureError, unchanged
@@ -62,6 +63,7 @@ def diagnose(
         >>> report.diagnoses[0].cause
         'eager'
     """
+    check_keras_3(model)
     check_type("model", model, keras.Model)
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 4:
         raise ConfigError(

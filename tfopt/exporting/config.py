@@ -9,7 +9,7 @@ from annotated_types import Ge, MinLen
 
 from tfopt.errors import ConfigError
 from tfopt.quantization.config import QuantizationConfig
-from tfopt.quantization.weight_only.config import WeightOnlyConfig
+from tfopt.quantization.weight_only import WeightOnlyConfig
 from tfopt.settings.validation import check_fields
 
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int8_weight_only", "int4_weight_only"]

@@ -25,9 +25,9 @@ from tfopt.quantization import QuantizedModel, WeightOnlyConfig
 from tfopt.quantization.annotation.annotate import has_ranges
 from tfopt.quantization.annotation.fusion import FAKE_QUANT, FAKE_QUANT_WEIGHTS
 from tfopt.quantization.calibration.data import HeldOut, read_examples
+from tfopt.quantization.keras_methods import KerasQuantized
 from tfopt.quantization.quantize import quantize_frozen
 from tfopt.quantization.tfmot import freeze_any
-from tfopt.quantization.weight_only.keras_methods import KerasQuantized
 from tfopt.report import Change, PassReport
 
 STORED = "weights stored in int8"  # the kind of the report's steps for nodes that compute in float32

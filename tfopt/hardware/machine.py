@@ -141,8 +141,20 @@ def has_vnni() -> bool | None:
     _, features, unavailable = _cpu()
     if not features and not unavailable["cpu_features"].startswith("none of"):
         return None
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or ""
-    return any(feature in features for feature in _LEFT_BY_LIMIT.get(limit.lower(), _BYTE_PRODUCTS))
+    return any(feature in features for feature in _LEFT_BY_LIMIT.get(_limit(), _BYTE_PRODUCTS))
+
+
+def computes_bfloat16() -> bool:
+    """Returns whether TensorFlow can multiply in bfloat16 under the limit that the environment sets for oneDNN.
+
+    TensorFlow asks the processor and not the limit. Where oneDNN may not use what the processor has, TensorFlow ends
+    the process (measured with AVX512 and ONEDNN_MAX_CPU_ISA=AVX2).
+    """
+    return _limit() not in ("sse41", "avx", "avx2", "avx2_vnni")
+
+
+def _limit() -> str:
+    return (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "").lower()
 
 
 def _cpu() -> tuple[str | None, tuple[str, ...], dict[str, str]]:

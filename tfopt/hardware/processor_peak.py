@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from tfopt.hardware.machine import logical_cores
+from tfopt.hardware.machine import computes_bfloat16, logical_cores
 from tfopt.report import Record
 
 MATRIX_SIZE = 2048
@@ -25,14 +25,15 @@ class CpuPeak(Record):
 
     Attributes:
         float32_gflops: Rate of a large float32 matrix product, in 10^9 operations per second.
-        bfloat16_gflops: The same in bfloat16. Without instructions for bfloat16 it is lower.
+        bfloat16_gflops: The same in bfloat16. Without instructions for bfloat16 it is lower. None under a limit for
+            oneDNN (ONEDNN_MAX_CPU_ISA) that leaves no bfloat16.
         memory_gb_per_s: Bandwidth of the memory in 10^9 bytes per second.
         kernel_us: Time of a kernel with almost nothing to compute, in a graph, in microseconds.
         logical_cores: Number of logical cores that this process may use.
     """
 
     float32_gflops: float
-    bfloat16_gflops: float
+    bfloat16_gflops: float | None
     memory_gb_per_s: float
     kernel_us: float
     logical_cores: int
@@ -57,7 +58,7 @@ def cpu_peak() -> CpuPeak:
     with tf.device("CPU:0"):
         return CpuPeak(
             float32_gflops=_matmul_gflops(tf.float32),
-            bfloat16_gflops=_matmul_gflops(tf.bfloat16),
+            bfloat16_gflops=_matmul_gflops(tf.bfloat16) if computes_bfloat16() else None,
             memory_gb_per_s=_memory_gb_per_s(),
             kernel_us=_kernel_us(),
             logical_cores=logical_cores(),

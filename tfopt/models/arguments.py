@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec
@@ -50,34 +51,37 @@ RULES: dict[str, Any] = {
 }
 
 
-def check_arguments(**values: Any) -> None:
-    """Raises ConfigError unless each argument of a builder follows the rule of its name.
-
-    Example:
-        >>> check_arguments(input_shape=(32, 32, 1), outputs=10, dropout=0.1)
-        >>> check_arguments(dropout=10)
-        Traceback (most recent call last):
-        ...
-        tfopt.errors.ConfigError: dropout must be in [0, 1). Received: dropout=10. It is a fraction; 0 is off.
-    """
-    for name, value in values.items():
-        check_value(name, value, RULES[name])
-
-
-def check_shape(input_shape: Any, rule: Any = Shape) -> None:
-    """Raises ConfigError unless the shape of an example follows a rule; for images, see `check_arguments`.
-
-    Example:
-        >>> check_shape((None, 3))
-        >>> check_shape(32)
-        Traceback (most recent call last):
-        ...
-        tfopt.errors.ConfigError: input_shape must be ... Received: input_shape=32.
-    """
-    check_value("input_shape", input_shape, rule)
-
-
 Arguments = ParamSpec("Arguments")
+
+
+def builder(**rules: Any) -> Callable[[Callable[Arguments, keras.Model]], Callable[Arguments, keras.Model]]:
+    """Makes a function a builder: it checks the arguments by their names, and builds with the channels last.
+
+    Args:
+        rules: The rules of arguments that do not follow those of RULES. None for one that the function checks itself.
+    Example:
+        >>> import keras
+        >>> @builder(width=None)
+        ... def network(outputs, width):
+        ...     return keras.Sequential([keras.Input((width,)), keras.layers.Dense(outputs)])
+        >>> network(0, 4)
+        Traceback (most recent call last):
+        ...
+        tfopt.errors.ConfigError: outputs must be a whole number of at least 1. Received: outputs=0.
+    """
+
+    def decorated(build: Callable[Arguments, keras.Model]) -> Callable[Arguments, keras.Model]:
+        @functools.wraps(build)
+        def built(*args: Arguments.args, **kwargs: Arguments.kwargs) -> keras.Model:
+            for name, value in inspect.getcallargs(build, *args, **kwargs).items():
+                rule = rules[name] if name in rules else RULES.get(name)
+                if rule is not None:
+                    check_value(name, value, rule)
+            return channels_last(build)(*args, **kwargs)
+
+        return built
+
+    return decorated
 
 
 def channels_last(build: Callable[Arguments, keras.Model]) -> Callable[Arguments, keras.Model]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import keras
 
+from tfopt.compat.kinds import check_keras_3
 from tfopt.compat.layers import layers_inside, set_dtype
 from tfopt.errors import UnsupportedModelError
 from tfopt.models.copying import finalize
@@ -30,6 +31,7 @@ def half_outputs(model: keras.Model) -> list[keras.Layer]:
         >>> [layer.name for layer in half_outputs(model)]
         ['logits']
     """
+    check_keras_3(model)
     return [layer for layer in output_layers(model) if any(part.compute_dtype in HALF for part in layers_inside(layer))]
 
 

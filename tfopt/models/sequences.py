@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from tfopt.errors import ConfigError
-from tfopt.models.arguments import OfTokens, Shape, channels_last, check_arguments, check_shape
+from tfopt.models.arguments import OfTokens, Shape, builder
+from tfopt.settings.validation import check_value
 
 if TYPE_CHECKING:
     import keras
     from keras import KerasTensor
 
 
-@channels_last
+@builder(input_shape=Shape, pool=None)
 def tcn(
     input_shape: Sequence[int | None],
     outputs: int,
@@ -64,16 +65,6 @@ def tcn(
     import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers
 
-    check_arguments(
-        outputs=outputs,
-        filters=filters,
-        kernel_size=kernel_size,
-        blocks=blocks,
-        dropout=dropout,
-        norm_momentum=norm_momentum,
-        steps=steps,
-    )
-    check_shape(input_shape)
     if pool not in ("last", "mean"):
         raise ConfigError(f"pool must be 'last' or 'mean'. Received: pool={pool!r}.")
     inputs = keras.Input(tuple(input_shape), name="sequence")
@@ -112,7 +103,7 @@ def _dropped(x: KerasTensor, dropout: float, name: str) -> KerasTensor:
     return layers.SpatialDropout1D(dropout, name=name)(x) if dropout else x
 
 
-@channels_last
+@builder(input_shape=Shape)
 def lstm(
     input_shape: Sequence[int | None],
     outputs: int,
@@ -151,8 +142,8 @@ def lstm(
     import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers
 
-    check_arguments(outputs=outputs, units=units, dropout=dropout, vocabulary=vocabulary, width=width, steps=steps)
-    check_shape(input_shape, Shape if vocabulary is None else OfTokens)
+    if vocabulary is not None:
+        check_value("input_shape", input_shape, OfTokens)
     if not units:
         raise ConfigError("units must hold the width of at least one layer. Received: units=(). Set (128,).")
     if vocabulary is None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tfopt.models.arguments import OfEachStage, channels_last, check_arguments, check_shape
-from tfopt.settings.validation import check_value
+from tfopt.models.arguments import OfEachStage, Shape, builder
 
 if TYPE_CHECKING:
     import keras
 
 
-@channels_last
+@builder(input_shape=Shape)
 def mlp(
     input_shape: Sequence[int],
     outputs: int,
@@ -35,8 +34,6 @@ def mlp(
     import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers
 
-    check_arguments(outputs=outputs, units=units, dropout=dropout)
-    check_shape(input_shape)
     inputs = keras.Input(tuple(input_shape), name="features")
     x = layers.Flatten(name="flatten")(inputs)
     for number, width in enumerate(units, start=1):
@@ -47,7 +44,7 @@ def mlp(
     return keras.Model(inputs, logits, name="mlp")
 
 
-@channels_last
+@builder(filters=OfEachStage)
 def simple_cnn(
     input_shape: Sequence[int],
     outputs: int,
@@ -77,8 +74,6 @@ def simple_cnn(
     import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers
 
-    check_arguments(input_shape=input_shape, outputs=outputs, kernel_size=kernel_size, units=units, dropout=dropout)
-    check_value("filters", filters, OfEachStage)
     inputs = keras.Input(tuple(input_shape), name="image")
     x = inputs
     for number, width in enumerate(filters, start=1):

@@ -32,7 +32,7 @@ class TableModel:
     Attributes:
         builder: The builder.
         task: Name of the task that the model is for.
-        input_shape: Shape of one example.
+        input_shape: Shape of one example. By default that of ImageNet, as the number of outputs.
         outputs: Number of classes, tokens or values.
         arguments: More arguments of the builder.
         input_dtype: "int32" for tokens.
@@ -47,8 +47,8 @@ class TableModel:
 
     builder: Callable[..., keras.Model]
     task: str = "classification"
-    input_shape: tuple[int | None, ...]
-    outputs: int
+    input_shape: tuple[int | None, ...] = (224, 224, 3)
+    outputs: int = 1000
     arguments: Mapping[str, Any] = field(default_factory=dict)
     input_dtype: str = "float32"
     parameters: int | None = None
@@ -99,15 +99,11 @@ PUBLISHED_MODELS: dict[str, TableModel] = {
     ),
     "vit_tiny": TableModel(
         builder=vit,
-        input_shape=(224, 224, 3),
-        outputs=1000,
         parameters=5_717_416,
         reference="Touvron et al. 2021 (DeiT-Ti)",
     ),
     "vit_small": TableModel(
         builder=vit,
-        input_shape=(224, 224, 3),
-        outputs=1000,
         arguments={"width": 384, "heads": 6},
         parameters=22_050_664,
         multiply_adds=4.6e9,
@@ -115,8 +111,6 @@ PUBLISHED_MODELS: dict[str, TableModel] = {
     ),
     "vit_base": TableModel(
         builder=vit,
-        input_shape=(224, 224, 3),
-        outputs=1000,
         arguments={"width": 768, "heads": 12},
         parameters=86_567_656,
         multiply_adds=17.6e9,
@@ -124,8 +118,6 @@ PUBLISHED_MODELS: dict[str, TableModel] = {
     ),
     "convnext_tiny": TableModel(
         builder=convnext,
-        input_shape=(224, 224, 3),
-        outputs=1000,
         parameters=28_589_128,
         multiply_adds=4.5e9,
         reference="Liu et al. 2022",
@@ -140,32 +132,24 @@ PUBLISHED_MODELS: dict[str, TableModel] = {
     ),
     "resnet50": TableModel(
         builder=resnet50,
-        input_shape=(224, 224, 3),
-        outputs=1000,
         parameters=25_557_032,
         multiply_adds=4.09e9,
         reference="torchvision, resnet50",
     ),
     "mobilenet_v2": TableModel(
         builder=mobilenet_v2,
-        input_shape=(224, 224, 3),
-        outputs=1000,
         parameters=3_504_872,
         multiply_adds=300e6,
         reference="Sandler et al. 2018, table 4; parameters as torchvision counts them",
     ),
     "mobilenet_v3_small": TableModel(
         builder=mobilenet_v3,
-        input_shape=(224, 224, 3),
-        outputs=1000,
         parameters=2_542_856,
         multiply_adds=56e6,
         reference="Howard et al. 2019, table 3; parameters as torchvision counts them",
     ),
     "mobilenet_v3_large": TableModel(
         builder=mobilenet_v3,
-        input_shape=(224, 224, 3),
-        outputs=1000,
         arguments={"size": "large"},
         parameters=5_483_032,
         multiply_adds=219e6,
@@ -173,8 +157,6 @@ PUBLISHED_MODELS: dict[str, TableModel] = {
     ),
     "efficientnet_v2_b0": TableModel(
         builder=efficientnet_v2,
-        input_shape=(224, 224, 3),
-        outputs=1000,
         parameters=7_139_704,
         multiply_adds=0.72e9,
         reference="keras.applications, EfficientNetV2B0: 7.2 million with moving statistics; Tan and Le 2021, table 10",
@@ -191,24 +173,18 @@ PUBLISHED_MODELS: dict[str, TableModel] = {
     # The very graphs of keras.applications, which earlier measurements used.
     "keras:ResNet50": TableModel(
         builder=keras_builder("keras:ResNet50"),
-        input_shape=(224, 224, 3),
-        outputs=1000,
         parameters=25_583_592,
         multiply_adds=3.8e9,
         reference="He et al. 2016, table 1; parameters of keras.applications, which adds biases to the convolutions",
     ),
     "keras:MobileNetV2": TableModel(
         builder=keras_builder("keras:MobileNetV2"),
-        input_shape=(224, 224, 3),
-        outputs=1000,
         parameters=3_504_872,
         multiply_adds=300e6,
         reference="Sandler et al. 2018, table 4",
     ),
     "keras:EfficientNetV2B0": TableModel(
         builder=keras_builder("keras:EfficientNetV2B0"),
-        input_shape=(224, 224, 3),
-        outputs=1000,
         parameters=7_139_704,
         multiply_adds=0.72e9,
         reference="keras.applications",

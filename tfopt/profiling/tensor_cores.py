@@ -13,6 +13,7 @@ from typing import Any
 import keras
 from keras import layers
 
+from tfopt.compat.kinds import check_keras_3
 from tfopt.compat.layers import direct_layers, layers_inside, output_projection
 from tfopt.errors import ConfigError
 from tfopt.models.structure import layer_path, output_layers
@@ -81,6 +82,7 @@ def tensor_core_alignment(model: keras.Model, multiple: int = 8) -> Alignment:
         >>> tensor_core_alignment(model).rows[0].padded
         32
     """
+    check_keras_3(model)
     if not isinstance(multiple, int) or isinstance(multiple, bool) or multiple < 1:
         raise ConfigError(
             f"multiple must be a whole number of at least 1. Received: multiple={multiple!r}. "

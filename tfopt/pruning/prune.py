@@ -13,6 +13,7 @@ import numpy as np
 from keras import ops
 
 from tfopt.compat.kinds import is_tf_keras
+from tfopt.compat.optimizers import updating_optimizers
 from tfopt.compat.replace import forget
 from tfopt.errors import ConfigError, warn
 from tfopt.pruning.config import PruningConfig
@@ -22,7 +23,7 @@ from tfopt.pruning.masks import Mask, attach_mask, choose_masks, pruned
 from tfopt.pruning.patterns import parse_pattern
 from tfopt.pruning.payoff import payoff_of_zeros, warn_of_no_speed
 from tfopt.pruning.tfmot import prune_tf_keras
-from tfopt.pruning.weights import Pattern, Weight, find_weights, layer_sparsities, make_report, select_weights
+from tfopt.pruning.weights import LayerPattern, Weight, find_weights, layer_sparsities, make_report, select_weights
 from tfopt.report import PassReport, Skip
 from tfopt.settings.validation import check_type
 
@@ -90,12 +91,13 @@ def prune(model: Any, config: PruningConfig | None = None, data: Any = None, *, 
             return _dry_report(model, weights, masks, skipped, config)
         _set(weights, masks)
         forget(model, "train_function")  # which lacks the masks
+        _warn_of_averages(model)
         report = make_report(weights, skipped)
     report.warn_if_unchanged()
     return report
 
 
-def keep_zeros(model: Any, exclude: Sequence[Pattern] = ()) -> PassReport:
+def keep_zeros(model: Any, exclude: Sequence[LayerPattern] = ()) -> PassReport:
     """Holds the zeros that a model has in all later training, in place, as those of `prune` are held.
 
     Call it after loading a pruned model and before further training. A `.keras` file or a file of weights holds the
@@ -136,9 +138,22 @@ def keep_zeros(model: Any, exclude: Sequence[Pattern] = ()) -> PassReport:
     for weight, kept in held:
         attach_mask(weight.variable).assign(kept)
     forget(model, "train_function")  # which lacks the masks
+    if held:
+        _warn_of_averages(model)
     report = replace(make_report([weight for weight, _ in held], skipped), name="keep zeros")
     report.warn_if_unchanged()
     return report
+
+
+def _warn_of_averages(model: Any) -> None:
+    """Warns if Keras' fit will write averages into the weights that are not zero where the masks are."""
+    averages = any(getattr(each, "use_ema", False) for each in updating_optimizers(getattr(model, "optimizer", None)))
+    if averages and "fit" not in vars(model):  # the fit of tfopt.compile applies the masks after that
+        warn(
+            "The optimizer averages the weights before the masks are applied (use_ema=True), and Keras' fit ends with "
+            "the averages, in which pruned weights are not zero. Train with tfopt.compile or a PruningSchedule, which "
+            "set them to zero again, or call tfopt.prune again after the fit."
+        )
 
 
 def _warn_if_sparser(weights: Sequence[Weight], masks: Sequence[Any], config: PruningConfig) -> None:

@@ -29,13 +29,10 @@ def polynomial(initial_sparsity: float, target_sparsity: float, begin_step: int,
         Zhu & Gupta, "To prune, or not to prune", arXiv:1710.01878.
     """
 
-    def sparsity(step: int) -> float:
-        if step < begin_step:
-            return 0.0
-        remaining = max(0.0, 1 - (step - begin_step) / (end_step - begin_step))
-        return target_sparsity + (initial_sparsity - target_sparsity) * remaining**3
+    def sparsity(done: float) -> float:
+        return target_sparsity + (initial_sparsity - target_sparsity) * (1 - done) ** 3
 
-    return sparsity
+    return _between(begin_step, end_step, target_sparsity, sparsity)
 
 
 def constant(initial_sparsity: float, target_sparsity: float, begin_step: int, end_step: int) -> Schedule:
@@ -62,15 +59,10 @@ def exponential(initial_sparsity: float, target_sparsity: float, begin_step: int
         [0.0, 0.5, 0.75, 0.75]
     """
 
-    def sparsity(step: int) -> float:
-        if step < begin_step:
-            return 0.0
-        done = min(1.0, (step - begin_step) / (end_step - begin_step))
-        if done == 1:
-            return target_sparsity
+    def sparsity(done: float) -> float:
         return float(1 - (1 - initial_sparsity) * ((1 - target_sparsity) / (1 - initial_sparsity)) ** done)
 
-    return sparsity
+    return _between(begin_step, end_step, target_sparsity, sparsity)
 
 
 def one_cycle(initial_sparsity: float, target_sparsity: float, begin_step: int, end_step: int) -> Schedule:
@@ -90,16 +82,11 @@ def one_cycle(initial_sparsity: float, target_sparsity: float, begin_step: int, 
     """
     a, b = 14, 5
 
-    def sparsity(step: int) -> float:
-        if step < begin_step:
-            return 0.0
-        done = min(1.0, (step - begin_step) / (end_step - begin_step))
-        if done == 1:
-            return target_sparsity
+    def sparsity(done: float) -> float:
         share = (1 + math.exp(b - a)) / (1 + math.exp(b - a * done))
         return initial_sparsity + (target_sparsity - initial_sparsity) * share
 
-    return sparsity
+    return _between(begin_step, end_step, target_sparsity, sparsity)
 
 
 def cyclic(initial_sparsity: float, target_sparsity: float, begin_step: int, end_step: int) -> Schedule:
@@ -123,6 +110,17 @@ def cyclic(initial_sparsity: float, target_sparsity: float, begin_step: int, end
             return target_sparsity if step >= end_step else 0.0
         remaining = 1 - (step - begin_step) % length / length
         return target_sparsity + (initial_sparsity - target_sparsity) * remaining**3
+
+    return sparsity
+
+
+def _between(begin_step: int, end_step: int, target_sparsity: float, curve: Callable[[float], float]) -> Schedule:
+    """Returns a schedule that follows a curve over the share of the steps that are done, from begin to end."""
+
+    def sparsity(step: int) -> float:
+        if step < begin_step:
+            return 0.0
+        return target_sparsity if step >= end_step else curve((step - begin_step) / (end_step - begin_step))
 
     return sparsity
 

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 from keras import layers
 
+from tfopt.compat.kinds import check_keras_3
 from tfopt.compat.layers import direct_layers, layers_inside, own_trainable_variables
 from tfopt.errors import ConfigError, UnsupportedLayerError, UnsupportedModelError
 from tfopt.report import Change, PassReport, Skip
@@ -47,7 +48,7 @@ KEPT: dict[tuple[type, ...], str] = {
 }
 
 # The name, path or class of layers, a class, or a function from a layer to True or False.
-Pattern: TypeAlias = str | Callable[..., Any]
+LayerPattern: TypeAlias = str | Callable[..., Any]
 
 NOT_BUILT = "it is not built, because the model never called it"
 
@@ -90,8 +91,8 @@ class Weight:
 
 def find_weights(
     model: Any,
-    exclude: Sequence[Pattern] = (),
-    include: Sequence[Pattern] = (),
+    exclude: Sequence[LayerPattern] = (),
+    include: Sequence[LayerPattern] = (),
     *,
     keep_first: bool = False,
     keep_last: bool = False,
@@ -213,6 +214,7 @@ def _walk(layer: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
 
 
 def _check_model(model: Any) -> None:
+    check_keras_3(model)
     if not isinstance(model, keras.Model):
         raise UnsupportedModelError(f"model must be a Keras model. Received: {type(model).__name__}.")
     if not model.built:
@@ -221,7 +223,7 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _named(found: list[tuple[str, Any]], patterns: Sequence[Pattern], setting: str) -> set[int]:
+def _named(found: list[tuple[str, Any]], patterns: Sequence[LayerPattern], setting: str) -> set[int]:
     """Returns the ids of the layers that a pattern names, and of all layers inside them."""
     chosen: set[int] = set()
     for pattern in patterns:
@@ -237,7 +239,7 @@ def _named(found: list[tuple[str, Any]], patterns: Sequence[Pattern], setting: s
     return chosen
 
 
-def _matches(layer: Any, path: str, pattern: Pattern) -> bool:
+def _matches(layer: Any, path: str, pattern: LayerPattern) -> bool:
     if isinstance(pattern, str):
         return any(fnmatchcase(name, pattern) for name in (layer.name, path, type(layer).__name__))
     return isinstance(layer, pattern) if isinstance(pattern, type) else bool(pattern(layer))

@@ -14,10 +14,10 @@ from tfopt.quantization.aware_training.prepare import quantize_for_training
 from tfopt.quantization.aware_training.trained_ranges import read_ranges
 from tfopt.quantization.calibration.data import CalibrationData, read_examples
 from tfopt.quantization.config import QuantizationConfig
+from tfopt.quantization.keras_methods import KerasQuantized, is_keras_config, quantize_with_keras
 from tfopt.quantization.post_training.post_training import quantize_after_training
 from tfopt.quantization.quantized_model import QuantizedModel, annotated
 from tfopt.quantization.tfmot import freeze_any, quantize_tf_keras
-from tfopt.quantization.weight_only.keras_methods import KerasQuantized, is_keras_config, quantize_with_keras
 from tfopt.report import PassReport
 from tfopt.settings.validation import check_type
 

@@ -70,7 +70,8 @@ def run_script(
             return INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
         finally:
             for stream in (sys.stdout, sys.stderr):
-                stream.flush()
+                if not getattr(stream, "closed", False):  # the script may close them
+                    stream.flush()
     return 0
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import keras
 
+from tfopt.compat.kinds import check_keras_3
+from tfopt.compat.layers import layers_inside
 from tfopt.compat.optimizers import inner_optimizer
 from tfopt.compat.trainer import built_under
 from tfopt.data.augment.augmentation import Augmentation
@@ -80,6 +82,7 @@ def compile(
         >>> history = model.fit(decided.pipeline((np.zeros((8, 4)), np.zeros((8, 1)))), verbose=0)
     """
     check_type("plan", plan, Plan, "Pass tfopt.plan(config).")
+    check_keras_3(model)
     check_type("model", model, keras.Model)
     _check_options(plan, optimizer, loss, options)
     _check_strategy(model, plan)
@@ -87,6 +90,7 @@ def compile(
     divided = "" if own_step else division(plan.replicas, max(plan.config.accumulate, plan.micro_batches))
     of_parts: list[Skip] = []
     if divided:
+        _check_stateful(model, divided)
         check_given_losses(model, loss, divided)
         of_parts += own_loss(model, divided)
         of_parts += approximated_metrics(model, metrics, divided)
@@ -152,6 +156,7 @@ def put_step(model: keras.Model, plan: Plan) -> None:
         [0]
     """
     check_type("plan", plan, Plan, "Pass tfopt.plan(config).")
+    check_keras_3(model)
     check_type("model", model, keras.Model)
     _check_strategy(model, plan)
     if type(model).train_step is not keras.Model.train_step:
@@ -202,6 +207,17 @@ def _install(
     runtime.Runtime(
         model, plan, make_step, jit_compile=jit_compile, explains=not as_keras, when_built=when_built
     ).install()
+
+
+def _check_stateful(model: keras.Model, divided: str) -> None:
+    """Refuses recurrent layers that keep the state of each example of a batch."""
+    stateful = [layer.name for layer in layers_inside(model) if getattr(layer, "stateful", False)]
+    if stateful:
+        raise UnsupportedModelError(
+            f"A stateful recurrent layer keeps a state for each example of the whole batch, which {divided} would "
+            f"divide. Received: {', '.join(map(repr, stateful))} with stateful=True. Set accumulate=1 and "
+            "strategy='none', or stateful=False."
+        )
 
 
 def _check_options(plan: Plan, optimizer: Any, loss: Any, options: dict[str, Any]) -> None:

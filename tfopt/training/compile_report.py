@@ -1,6 +1,6 @@
-"""The report of `compile`: how a model trains, what it cannot have, and what tfopt's step trains otherwise than Keras'.
+"""The report of `compile`: how a model trains, what it cannot have, and which layers train differently from Keras.
 
-Two kinds of layers train otherwise than by Keras' step on one device. The first kind is embeddings. The gradient of an
+Two kinds of layers train differently from Keras' step on one device. The first kind is embeddings. The gradient of an
 embedding is a list of rows. A row occurs as often as the batch names it. tfopt sums the gradients of each row, so that
 the update does not depend on how a batch is divided. Keras' optimizers use them one by one: they square or clip each by
 itself. If the update is linear in the gradient, both ways give the same result.

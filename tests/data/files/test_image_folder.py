@@ -327,3 +327,10 @@ def test_converted_folders_hold_the_files_and_give_the_same_examples(folder, mas
         for one, other in zip(examples.arrays("train"), again.arrays("train"), strict=True):
             np.testing.assert_array_equal(one, other)
     assert again.ignored_target == 255
+
+
+def test_names_of_classes_in_another_order_than_the_folders_are_refused(folder):
+    names = image_folder(directory=folder, image_size=8).class_names
+    assert image_folder(directory=folder, image_size=8, class_names=names).class_names == names
+    with pytest.raises(ConfigError, match="class_names must be left out without masks"):
+        image_folder(directory=folder, image_size=8, class_names=names[::-1])

@@ -16,7 +16,7 @@ from rich.console import Console
 from tfopt.compat.listening import listen_only_on
 from tfopt.data import DataConfig, EpochCounter, Examples, measure, pipeline
 from tfopt.data.service import client
-from tfopt.data.service.serve import serve
+from tfopt.data.service.serve import _signals_raise, _Stop, serve
 from tfopt.errors import ConfigError
 from tfopt.recipe import ModelConfig, Recipe
 from tfopt.runner import run
@@ -92,6 +92,16 @@ def test_a_server_of_tensorflow_listens_on_one_address_only():
     assert sorted(map(int, numbers)) == list(range(10))  # and it answers there
     del worker, dispatcher
     assert listening_at(port) == []
+
+
+def test_a_second_signal_does_not_break_off_the_end_of_the_workers():
+    before = signal.getsignal(signal.SIGINT)
+    with _signals_raise():
+        with pytest.raises(_Stop):
+            os.kill(os.getpid(), signal.SIGINT)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_an_address_of_another_machine_is_refused():

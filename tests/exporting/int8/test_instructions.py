@@ -236,6 +236,8 @@ def tops(model):
 )
 @pytest.mark.parametrize("name", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
 def test_vnni_is_the_processors_and_what_the_environment_leaves_of_it(monkeypatch, name, limit, has):
+    for each in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
+        monkeypatch.delenv(each, raising=False)
     monkeypatch.setenv(name, limit)
     for feature in ("avx512_vnni", "avx_vnni"):
         monkeypatch.setattr("tfopt.hardware.machine._cpu", lambda feature=feature: ("", ("avx2", feature), {}))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from tfopt.quantization.weight_only.config import quantize_matrix
 
 from tfopt.errors import ConfigError, TfoptWarning
 from tfopt.exporting import ExportConfig, SavedModelProcess, export, verify
@@ -202,7 +203,8 @@ def test_what_stays_float32_is_listed(images):
 
 
 @pytest.mark.parametrize(
-    ("value", "precision", "reason"), [(np.nan, "int4_weight_only", "NaN"), (1e5, "float16", "range")]
+    ("value", "precision", "reason"),
+    [(np.nan, "int4_weight_only", "NaN"), (1e5, "float16", "exceed"), (1e-8, "float16", "below")],
 )
 def test_values_that_do_not_fit(value, precision, reason):
     model = keras.Sequential([keras.Input((64,)), layers.Dense(32)])
@@ -211,6 +213,15 @@ def test_values_that_do_not_fit(value, precision, reason):
     assert report.changed == []
     with pytest.warns(TfoptWarning, match=reason):
         report.warn_if_unchanged()
+
+
+@pytest.mark.parametrize("factor", [2.0**-95, 2.0**80])
+def test_four_bits_suit_weights_whose_squares_are_no_float32(factor):
+    matrix = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+    usual, other = (
+        quantize_matrix(each, bits=4, group_size=16, channel_axis=1) for each in (matrix, matrix * np.float32(factor))
+    )
+    np.testing.assert_array_equal(other.steps, usual.steps)
 
 
 def test_exported_anew(tmp_path):

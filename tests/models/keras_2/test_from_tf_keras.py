@@ -366,6 +366,24 @@ def test_a_stateful_model_is_converted_without_a_call():
     outputs_equal(old, new, batch(SEQUENCE))
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model: tfopt.compile(model, tfopt.plan(), loss="mse"),
+        lambda model: tfopt.shrink(model, tfopt.StructuredPruningConfig(ratio=0.5)),
+        tfopt.keep_zeros,
+        tfopt.float32_outputs,
+        tfopt.tensor_core_alignment,
+        tfopt.pruning.ChannelGroups,
+        lambda model: tfopt.diagnose(model, np.zeros((8, 4), "float32")),
+    ],
+)
+def test_what_takes_keras_3_models_only_names_the_remedy(use):
+    model = tf_keras.Sequential([tf_keras.Input((4,)), tf_keras.layers.Dense(2)], name="old")
+    with pytest.raises(UnsupportedModelError, match=r"tf_keras model 'old'.*tfopt\.from_tf_keras"):
+        use(model)
+
+
 def test_tf_keras_is_not_imported_for_a_keras_3_model():
     script = (
         "import sys, keras, tfopt\n"

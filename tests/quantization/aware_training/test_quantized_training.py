@@ -274,6 +274,41 @@ def test_an_embedding_trains_on_rounded_vectors():
     assert len(quantize(quantized).report.changed) == 1
 
 
+def test_strings_are_looked_up_before_the_layers_that_train(tmp_path):
+    words = np.array([["a b"], ["b c"], ["c a a"]] * 8)
+    inputs = {
+        "text": keras.Input((1,), dtype="string", name="text"),
+        "town": keras.Input((1,), dtype="string", name="town"),
+    }
+    lookup = layers.TextVectorization(output_mode="multi_hot", vocabulary=["a", "b", "c"])(inputs["text"])
+    towns = layers.StringLookup(vocabulary=["a b"], output_mode="one_hot")(inputs["town"])
+    x = layers.Dense(8, activation="relu", name="hidden")(layers.Concatenate()([layers.Flatten()(lookup), towns]))
+    model = keras.Model(inputs, layers.Dense(2, name="head")(x))
+    data = {"text": words, "town": words}
+    quantized = quantize(model, TRAINING, calibration_data=data)
+    assert [change.name for change in quantization_report(quantized).changed] == ["head"]
+    tensors = {name: tf.constant(value) for name, value in data.items()}
+    np.testing.assert_allclose(quantized(tensors), model(tensors), atol=0.05)
+    quantized.compile(keras.optimizers.SGD(0.1), LOSS)
+    quantized.fit(tf.data.Dataset.from_tensor_slices((tensors, np.arange(24) % 2)).batch(8), shuffle=False, verbose=0)
+    artifact = tfopt.export(quantized, tmp_path / "artifact", INT8)
+    loaded = tf.saved_model.load(str(artifact.path)).signatures["serving_default"]
+    np.testing.assert_allclose(loaded(**tensors)["output_0"], quantized(tensors), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_ranges_far_below_one_keep_their_values(learned):
+    """A layer of small weights before one of large weights: the values between them are of about 1e-9."""
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(32, activation="relu"), layers.Dense(2)])
+    first, last = model.layers
+    first.kernel.assign(first.kernel * 1e-9)
+    last.kernel.assign(last.kernel * 1e9)
+    x = RNG.normal(size=(64, 8)).astype("float32")
+    quantized = quantize(model, replace(TRAINING, learned_ranges=learned), calibration_data=x)
+    expected = model.predict(x, verbose=0)
+    np.testing.assert_allclose(quantized.predict(x, verbose=0), expected, atol=0.05 * np.abs(expected).max())
+
+
 def test_a_nested_part_that_is_not_trained_stays_so():
     base = keras.Sequential([keras.Input((10, 10, 3)), layers.Conv2D(4, 3, name="conv"), layers.BatchNormalization()])
     base.trainable = False

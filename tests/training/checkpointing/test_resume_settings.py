@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from tfopt.errors import ArtifactError, TfoptWarning
+from tfopt.errors import ArtifactError, ConfigError, TfoptWarning
+from tfopt.pruning import PruningConfig, PruningSchedule
 from tfopt.training import TrainingConfig, compile, plan
 
 X = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
@@ -15,20 +16,33 @@ class Stop(Exception):
     pass
 
 
-def train(directory, *, rate=0.1, epochs=1, stop_after=None, callbacks=(), **settings):
+def train(
+    directory,
+    *,
+    rate=0.1,
+    epochs=1,
+    stop_after=None,
+    callbacks=(),
+    optimizer=None,
+    loss="mse",
+    metrics=(),
+    zeros=0.0,
+    **settings,
+):
     config = TrainingConfig(
         **{"checkpoint_dir": str(directory), "global_batch_size": 8, "steps_per_execution": 1, **settings}
     )
     decided = plan(config)
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    compile(model, decided, optimizer=keras.optimizers.SGD(rate), loss="mse")
+    compile(model, decided, optimizer=optimizer or keras.optimizers.SGD(rate), loss=loss, metrics=list(metrics))
 
     def stop(batch, logs):
         if batch + 1 == stop_after:
             raise Stop
 
-    callbacks = [*callbacks, keras.callbacks.LambdaCallback(on_train_batch_end=stop)]
+    pruning = [PruningSchedule(model, PruningConfig(target_sparsity=zeros, frequency=1))] if zeros else []
+    callbacks = [*callbacks, *pruning, keras.callbacks.LambdaCallback(on_train_batch_end=stop)]
     model.fit(decided.pipeline((X, Y)), epochs=epochs, verbose=0, callbacks=callbacks)
     return model
 
@@ -74,3 +88,65 @@ def test_a_training_that_is_done_says_so(tmp_path):
         again = train(tmp_path, epochs=2)
     np.testing.assert_array_equal(again.get_weights()[0], done.get_weights()[0])
     assert again.history.history == done.history.history
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        # Each has variables of the same shapes as the other.
+        (
+            {"optimizer": keras.optimizers.Adam},
+            {"optimizer": keras.optimizers.AdamW},
+            "optimizer is AdamW and was Adam",
+        ),
+        ({"metrics": ["mae"]}, {"metrics": ["mse"]}, "the metrics are loss, m.* and were loss, m"),
+        ({"loss": "mse"}, {"loss": "mae"}, "the loss is mean_absolute_error and was mean_squared_error"),
+    ],
+)
+def test_another_optimizer_metric_or_loss_is_refused_within_an_epoch(tmp_path, before, now, words):
+    with pytest.raises(Stop):
+        train(tmp_path, stop_after=4, checkpoint_every=2, **_made(before))
+    with pytest.raises(ArtifactError, match=words):
+        train(tmp_path, **_made(now))
+    train(tmp_path, **_made(before))
+
+
+def _made(settings):
+    return {name: value() if name == "optimizer" else value for name, value in settings.items()}
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        ({"loss": "mae"}, "the loss is mean_absolute_error and was mean_squared_error"),
+        ({"optimizer": keras.optimizers.SGD(0.1, clipnorm=1.0)}, "clipnorm is 1.0 and was None"),
+    ],
+)
+def test_another_loss_or_setting_of_the_optimizer_is_named_between_epochs(tmp_path, now, words):
+    train(tmp_path)
+    with pytest.warns(TfoptWarning, match=words):
+        train(tmp_path, epochs=2, **now)
+
+
+def test_the_same_loss_and_metrics_in_other_words_are_the_same(tmp_path, recwarn):
+    train(tmp_path, metrics=["mae", keras.metrics.AUC()])
+    train(tmp_path, epochs=2, loss=keras.losses.MeanSquaredError(), metrics=["mae", keras.metrics.AUC()])
+    assert not [each for each in recwarn if each.category is TfoptWarning]
+
+
+def test_a_finished_training_is_not_said_to_have_the_zeros_of_another_target(tmp_path):
+    train(tmp_path, zeros=0.5)
+    refused = pytest.raises(ArtifactError, match=r"75\.0% zeros in 1 masks, .* 50\.0% in .* Raise epochs")
+    with pytest.warns(TfoptWarning, match="nothing to train"), refused:
+        train(tmp_path, zeros=0.75)
+    with pytest.warns(TfoptWarning, match="nothing to train"):
+        assert (train(tmp_path, zeros=0.5).get_weights()[0] == 0).mean() == 0.5
+    assert (train(tmp_path, zeros=0.75, epochs=2).get_weights()[0] == 0).mean() == 0.75
+
+
+def test_a_directory_that_cannot_be_written_is_refused_before_the_first_step(tmp_path):
+    steps = []
+    count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: steps.append(batch))
+    with pytest.raises(ConfigError, match="checkpoint_dir must be a directory that can be written"):
+        train("/proc/checkpoints", callbacks=[count])
+    assert not steps

@@ -143,7 +143,7 @@ def test_any_truncation_and_any_extension_is_refused_or_right(tmp_path):
             continue
 
 
-@pytest.mark.parametrize("damage", [b"", b"PK", b"\0" * 4096, "directory"])
+@pytest.mark.parametrize("damage", [b"", b"PK", b"\0" * 4096, "directory", "pipe"])
 def test_falls_back_to_the_one_before_and_says_so(tmp_path, damage):
     store = CheckpointStore(tmp_path)
     for step in (1, 2, 3):
@@ -151,6 +151,8 @@ def test_falls_back_to_the_one_before_and_says_so(tmp_path, damage):
     store.path(3).unlink()
     if damage == "directory":
         store.path(3).mkdir()
+    elif damage == "pipe":
+        os.mkfifo(store.path(3))
     else:
         store.path(3).write_bytes(damage)
     with pytest.warns(TfoptWarning, match=r"step-00000003\.npz.*Going back to step 2"):
@@ -237,6 +239,15 @@ def test_a_directory_that_cannot_be_written_is_a_clear_error(tmp_path):
         store.save(1, {}, {})
     with pytest.raises(ArtifactError, match="must be readable"):
         store.load_newest()
+
+
+@pytest.mark.parametrize("place", ["/proc/checkpoints", "file", "file/checkpoints"])
+def test_a_directory_that_cannot_be_written_is_known_before_anything_is_saved(place, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="checkpoint_dir must be a directory that can be written"):
+        CheckpointStore(tmp_path / place).check_writable()
+    CheckpointStore(tmp_path / "new" / "run").check_writable()
+    assert not list((tmp_path / "new" / "run").iterdir())
 
 
 def process(code, *arguments, **options):

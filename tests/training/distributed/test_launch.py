@@ -1,4 +1,5 @@
 import contextlib
+import io
 import json
 import os
 import signal
@@ -65,6 +66,15 @@ def test_workers_get_a_cluster_and_the_arguments(script, capsys):
     assert len(set(configs[0][0]["cluster"]["worker"])) == 3
     assert all(config["cluster"] == configs[0][0]["cluster"] for config, _ in configs)
     assert all(arguments == [path, "--workers", "7", "-m"] for _, arguments in configs)
+
+
+def test_a_character_that_the_output_cannot_hold_is_written_as_an_escape(script, monkeypatch):
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", output)
+    path = script("import sys; sys.stdout.buffer.write('größe\\n'.encode())")
+    assert launch([path], workers=1) == 0
+    output.flush()
+    assert output.buffer.getvalue() == b"[worker 0] gr\\xf6\\xdfe\n"
 
 
 def test_what_tensorflow_says_at_its_start_is_left_out(script, capsys, monkeypatch):

@@ -195,3 +195,13 @@ def test_masks_follow_in_the_step():
     images = np.repeat(masks[..., None], 3, -1).astype("float32")
     history = model.fit(images, masks, epochs=6, verbose=0).history["accuracy"]
     assert history[-1] > 0.99, "the class of a pixel is its brightness, also after a crop"
+
+
+@pytest.mark.parametrize("where", ["step", "pipeline"])
+def test_images_that_would_be_clipped_end_the_fit_with_an_error_in_words(where):
+    augmentation = Augmentation(AugmentConfig(brightness=0.2), outputs=4)
+    model = build(augmentation if where == "step" else None)
+    images = (X * 255).astype("float32")
+    batches = tfopt.data.pipeline((images, Y), batch_size=BATCH, augment=augmentation if where == "pipeline" else None)
+    with pytest.raises(ConfigError, match=r"Images must be .* Received values between .* instead. Scale them"):
+        model.fit(batches, verbose=0)

@@ -184,11 +184,11 @@ class Augmentation:
         low, high = tf.reduce_min(images), tf.reduce_max(images)
         words = [
             "Images must be floating-point numbers from 0 to 1, or uint8 from 0 to 255, for changes of colour, "
-            "rand_augment, aug_mix, cutout and fill_value. Received values from",
+            "rand_augment, aug_mix, cutout and fill_value. Received values between",
             low,
-            "to",
+            "and",
             high,
-            "Divide them by 255 in the source, or cast them to uint8; a layer of the model may scale them afterwards.",
+            "instead. Scale them in the source, or cast them to uint8; a layer of the model may scale them again.",
         ]
         is_in_range = (low >= -OVERSHOOT) & (high <= 1 + OVERSHOOT)
         with tf.control_dependencies([tf.raw_ops.Assert(condition=is_in_range, data=words)]):

@@ -102,6 +102,11 @@ def image_folder(
         raise ConfigError(f"check must be 'header' or 'decode'. Received: check={check!r}.")
     mask_root = None if masks is None else existing_directory("masks", masks)
     names = tuple(class_names) if mask_root else _class_folders(root)
+    if class_names and not mask_root and tuple(class_names) != names:
+        raise ConfigError(
+            "class_names must be left out without masks: the folders are the classes, numbered in the order of their "
+            f"names. Received: class_names={tuple(class_names)!r} for the folders {', '.join(map(repr, names))}."
+        )
     listed, notes = _list(root, None if mask_root else names)
     problems = unreadable([file.path for file in listed], check)
     if mask_root:

@@ -24,6 +24,7 @@ LAST_PORT = 65_535
 # A worker that ends so often, each time so soon, has a lasting problem.
 MOST_STARTS, SOON_S = 5, 20.0
 END_S = 5.0
+STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _Stop(Exception):
@@ -59,7 +60,7 @@ def serve(
         )
     for each in ([port] if dispatcher is None else []) + list(ports):
         _check_free(host, each)
-    with on_signals((signal.SIGTERM, signal.SIGINT), _stop):
+    with on_signals(STOPS, _stop):
         server = None
         running: dict[int, subprocess.Popen[str]] = {}
         try:
@@ -153,4 +154,6 @@ def _check_free(host: str, port: int) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
+    for each in STOPS:
+        signal.signal(each, signal.SIG_IGN)  # a second one must not break off the end of the workers
     raise _Stop

@@ -51,7 +51,7 @@ class Quantized:
 
 
 class Activations:
-    """Adds the nodes and constants that quantized activations need.
+    """Adds what quantized activations need: constants, conversions, and ops that move, pad, pool or join bytes.
 
     Args:
         editor: The graph.
@@ -61,6 +61,7 @@ class Activations:
     def __init__(self, editor: GraphEditor, unsigned: Collection[str]) -> None:
         self._editor = editor
         self._unsigned = unsigned
+        self._signed: dict[str, Quantized] = {}  # of the tensors whose zero point was removed
 
     def leaving(self, node: Any, *, never_negative: bool = False) -> Quantized:
         """Returns how the tensor of a fake-quantization node is stored. A kernel computes its values later.
@@ -124,34 +125,6 @@ class Activations:
     def _scalar(self, value: float) -> str:
         return self._editor.add_constant("range", np.float32(value))
 
-
-def range_of(node: Any) -> Range:
-    """Returns the range of a fake-quantization node."""
-    low, high = attribute(node, "min").f, attribute(node, "max").f
-    if attribute(node, "narrow_range").b:
-        return Range(limit=high, signed=True)
-    return Range(limit=high, signed=False, zero_point=round(-low * 255 / (high - low)))
-
-
-def range_behind(editor: GraphEditor, tensor: str) -> Any | None:
-    """Returns the fake-quantization node that reads a tensor, if there is one."""
-    readers = (editor.nodes[name] for name in editor.consumers.get(producer(tensor), ()))
-    return next((node for node in readers if node.op == FAKE_QUANT), None)
-
-
-class MovedBytes:
-    """Adds the nodes that work on the bytes of quantized tensors.
-
-    Args:
-        editor: The graph.
-        activations: It describes the tensors that have another range than the original ones.
-    """
-
-    def __init__(self, editor: GraphEditor, activations: Activations) -> None:
-        self._editor = editor
-        self._activations = activations
-        self._signed: dict[str, Quantized] = {}
-
     def pass_through(self, node: Any, held: Quantized) -> Quantized:
         """Applies a float node that only moves or selects values to a quantized tensor."""
         name = f"{node.name}/int8"
@@ -198,7 +171,7 @@ class MovedBytes:
             )
             span = Range(limit=held.span.limit, signed=True)
             values = self._bitcast(signed, tf.uint8, tf.qint8)
-            self._signed[held.values] = replace(self._activations.of_range(span), values=values)
+            self._signed[held.values] = replace(self.of_range(span), values=values)
         return self._signed[held.values]
 
     def _pool(self, op: str, name: str, node: Any, held: Quantized) -> Quantized:
@@ -220,3 +193,17 @@ class MovedBytes:
         return self._editor.add(
             "Bitcast", name or f"{tensor}/{target.name}", [tensor], T=dtype_attr(source), type=dtype_attr(target)
         )
+
+
+def range_of(node: Any) -> Range:
+    """Returns the range of a fake-quantization node."""
+    low, high = attribute(node, "min").f, attribute(node, "max").f
+    if attribute(node, "narrow_range").b:
+        return Range(limit=high, signed=True)
+    return Range(limit=high, signed=False, zero_point=round(-low * 255 / (high - low)))
+
+
+def range_behind(editor: GraphEditor, tensor: str) -> Any | None:
+    """Returns the fake-quantization node that reads a tensor, if there is one."""
+    readers = (editor.nodes[name] for name in editor.consumers.get(producer(tensor), ()))
+    return next((node for node in readers if node.op == FAKE_QUANT), None)

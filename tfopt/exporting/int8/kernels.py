@@ -36,7 +36,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedLayerError
-from tfopt.exporting.int8.activations import MIDDLE, Activations, MovedBytes, Quantized, range_behind, range_of
+from tfopt.exporting.int8.activations import MIDDLE, Activations, Quantized, range_behind, range_of
 from tfopt.exporting.int8.layer_norm import fuse_layer_norms
 from tfopt.exporting.int8.weights import KernelWeights
 from tfopt.graph import FrozenGraph, GraphEditor
@@ -86,7 +86,6 @@ class _Kernels:
         self._editor = editor
         self._shapes = graph.shapes()
         self._activations = Activations(editor, _unsigned_tensors(editor, fusions))
-        self._bytes = MovedBytes(editor, self._activations)
         self._quantized: dict[str, Quantized] = {}  # by the annotated tensor
         self._float_results: dict[str, str] = {}  # by the fusion's output
 
@@ -203,13 +202,13 @@ class _Kernels:
         if not held.span.zero_point or (paddings is not None and not paddings.any()):
             return held, attributes
         if held.span.zero_point == MIDDLE:
-            return self._bytes.without_offset(held), attributes
+            return self._activations.without_offset(held), attributes
         if paddings is None:
             raise UnsupportedLayerError(
                 "The input of a convolution that pads it by an unknown number of zeros must have a range without a "
                 f"zero point. Received: {fusion.input!r} with {held.span}. Annotate it with a symmetric range."
             )
-        return self._bytes.pad(f"{kernel_name(fusion.op)}/padded", held, paddings), {"padding": text("VALID")}
+        return self._activations.pad(f"{kernel_name(fusion.op)}/padded", held, paddings), {"padding": text("VALID")}
 
     def _read(self, tensor: str) -> Quantized:
         """Returns the quantized form of an annotated tensor, and adds the nodes that compute it."""
@@ -219,7 +218,7 @@ class _Kernels:
         if node.op == FAKE_QUANT:
             result = self._joined(node) or self._activations.quantize(node)
         elif node.op in DATA_MOVEMENT_OPS and ":" not in tensor:
-            result = self._bytes.pass_through(node, self._read(node.input[0]))
+            result = self._activations.pass_through(node, self._read(node.input[0]))
         else:
             raise UnsupportedLayerError(
                 f"Every input of a quantized op must have a range. Received: {tensor!r} ({node.op}) without one. "
@@ -234,10 +233,10 @@ class _Kernels:
         if joint.op not in SHARED_RANGE_OPS or not all(self._has_range(source, node) for source in values_of(joint)):
             return None
         held = self._activations.of_range(range_of(node))
-        parts = [self._bytes.without_offset(self._read(source)) for source in values_of(joint)]
+        parts = [self._activations.without_offset(self._read(source)) for source in values_of(joint)]
         if any((part.dtype, part.span.zero_point) != (held.dtype, held.span.zero_point) for part in parts):
             return None
-        return self._bytes.join(joint, held, parts)
+        return self._activations.join(joint, held, parts)
 
     def _has_range(self, tensor: str, node: Any) -> bool:
         """Whether a tensor comes from a fake-quantization node of the same range as `node`."""

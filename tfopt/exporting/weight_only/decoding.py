@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tfopt.graph import GraphEditor
 from tfopt.graph.edit import AttrValue, copy_attributes, dtype_attr
-from tfopt.quantization.weight_only.config import Grouped
+from tfopt.quantization.weight_only import Grouped
 
 PIECE = 24 * 1024  # values; 96 KiB when decoded
 FLOAT = dtype_attr(tf.float32)

@@ -13,7 +13,7 @@ from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import attribute
 from tfopt.quantization.annotation.grids import lost_weights, share_lost
 from tfopt.quantization.config import check_exclude, matches
-from tfopt.quantization.weight_only.config import WeightOnlyConfig, quantize_matrix
+from tfopt.quantization.weight_only import WeightOnlyConfig, quantize_matrix
 from tfopt.report import Change, PassReport, Skip
 
 INTEGERS = {"int8_weight_only": 8, "int4_weight_only": 4}
@@ -114,6 +114,8 @@ def _obstacle(
         return "its weights hold NaN or infinity"
     if precision == "float16" and np.abs(weights).max() > np.finfo(np.float16).max:
         return "its weights exceed the range of float16"
+    if precision == "float16" and 0 < np.abs(weights).max() < np.finfo(np.float16).tiny:
+        return "its weights are below the range of float16"
     return "a vector" if weights.ndim < 2 and precision in INTEGERS else None
 
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from tfopt.errors import ConfigError
-from tfopt.models.arguments import AtLeastOne, OfTokens, channels_last, check_arguments, check_shape
-from tfopt.settings.validation import check_value
+from tfopt.models.arguments import AtLeastOne, OfTokens, builder
 
 if TYPE_CHECKING:
     import keras
@@ -16,7 +15,7 @@ Pool = Literal["token", "mean", "wide_and_deep"]
 EPSILON = 1e-12  # of the layer normalizations, as in BERT
 
 
-@channels_last
+@builder(input_shape=OfTokens, units=AtLeastOne, max_length=AtLeastOne, pool=Pool)
 def text_encoder(
     input_shape: Sequence[int | None],
     outputs: int,
@@ -72,19 +71,6 @@ def text_encoder(
 
     from tfopt.models.layers import LearnedPositions, SublinearMean
 
-    check_shape(input_shape, OfTokens)
-    check_arguments(
-        outputs=outputs,
-        vocabulary=vocabulary,
-        width=width,
-        depth=depth,
-        heads=heads,
-        dropout=dropout,
-        token_dropout=token_dropout,
-    )
-    check_value("pool", pool, Pool)
-    check_value("units", units, AtLeastOne)
-    check_value("max_length", max_length, AtLeastOne)
     check_heads(width, heads)
     check_length(input_shape, max_length)
     if pad_token is not None and not 0 <= pad_token < vocabulary:
@@ -158,7 +144,7 @@ def _block(x: Any, seen: Any, heads: int, units: int, dropout: float, name: str)
 GPT_EPSILON = 1e-5  # of the layer normalizations, as in GPT-2
 
 
-@channels_last
+@builder(input_shape=OfTokens, units=AtLeastOne | None)
 def gpt(
     input_shape: Sequence[int | None],
     outputs: int,
@@ -206,9 +192,6 @@ def gpt(
 
     from tfopt.models.layers import LearnedPositions
 
-    check_shape(input_shape, OfTokens)
-    check_arguments(outputs=outputs, width=width, depth=depth, heads=heads, max_length=max_length, dropout=dropout)
-    check_value("units", units, AtLeastOne | None)
     check_heads(width, heads)
     if positions not in ("rope", "learned"):
         raise ConfigError(f"positions must be 'rope' or 'learned'. Received: positions={positions!r}.")

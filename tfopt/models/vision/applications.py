@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tfopt.errors import unknown_name
-from tfopt.models.arguments import channels_last, check_arguments
+from tfopt.models.arguments import builder
 
 if TYPE_CHECKING:
     import keras
@@ -68,7 +68,7 @@ MobileNetSize = Literal["small", "large"]
 LAST_UNITS = {"small": 1024, "large": 1280}
 
 
-@channels_last
+@builder()
 def mobilenet_v2(
     input_shape: Sequence[int],
     outputs: int,
@@ -103,7 +103,6 @@ def mobilenet_v2(
     import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers
 
-    check_arguments(input_shape=input_shape, outputs=outputs, alpha=alpha, dropout=dropout, norm_momentum=norm_momentum)
     application = keras.applications.MobileNetV2(
         weights=None,
         include_top=False,
@@ -119,7 +118,7 @@ def mobilenet_v2(
     return keras.Model(model.inputs[0], logits, name="mobilenet_v2")
 
 
-@channels_last
+@builder()
 def mobilenet_v3(
     input_shape: Sequence[int],
     outputs: int,
@@ -157,7 +156,6 @@ def mobilenet_v3(
     import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers
 
-    check_arguments(input_shape=input_shape, outputs=outputs, alpha=alpha, dropout=dropout, norm_momentum=norm_momentum)
     if size not in get_args(MobileNetSize):
         raise unknown_name("size", str(size), get_args(MobileNetSize))
     make = {"small": keras.applications.MobileNetV3Small, "large": keras.applications.MobileNetV3Large}[size]
@@ -182,7 +180,7 @@ def mobilenet_v3(
 EfficientNetSize = Literal["b0", "b1", "b2", "b3", "s", "m", "l"]
 
 
-@channels_last
+@builder()
 def efficientnet_v2(
     input_shape: Sequence[int],
     outputs: int,
@@ -220,7 +218,6 @@ def efficientnet_v2(
     import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers
 
-    check_arguments(input_shape=input_shape, outputs=outputs, alpha=alpha, dropout=dropout, norm_momentum=norm_momentum)
     if size not in get_args(EfficientNetSize):
         raise unknown_name("size", str(size), get_args(EfficientNetSize))
     application = getattr(keras.applications, f"EfficientNetV2{size.upper()}")(

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tfopt.errors import ConfigError
-from tfopt.models.arguments import channels_last, check_arguments
+from tfopt.models.arguments import builder
 
 if TYPE_CHECKING:
     import keras
     from keras import KerasTensor
 
 
-@channels_last
+@builder()
 def convnext(
     input_shape: Sequence[int],
     outputs: int,
@@ -61,16 +61,6 @@ def convnext(
     import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers
 
-    check_arguments(
-        input_shape=input_shape,
-        outputs=outputs,
-        depths=depths,
-        widths=widths,
-        patch_size=patch_size,
-        kernel_size=kernel_size,
-        drop_path=drop_path,
-        layer_scale=layer_scale,
-    )
     _check_sizes(input_shape, depths, widths, patch_size)
     blocks = sum(depths)
     rates = iter([drop_path * number / max(1, blocks - 1) for number in range(blocks)])

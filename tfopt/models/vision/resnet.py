@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tfopt.errors import ConfigError
-from tfopt.models.arguments import channels_last, check_arguments
+from tfopt.models.arguments import builder
 
 if TYPE_CHECKING:
     import keras
     from keras import KerasTensor
 
 
-@channels_last
+@builder(depth=None)
 def resnet_cifar(
     input_shape: Sequence[int], outputs: int, *, depth: int = 20, width: int = 16, norm_momentum: float = 0.99
 ) -> keras.Model:
@@ -42,7 +42,6 @@ def resnet_cifar(
     import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers
 
-    check_arguments(input_shape=input_shape, outputs=outputs, width=width, norm_momentum=norm_momentum)
     blocks, rest = divmod(depth - 2, 6)
     if rest or blocks < 1:
         raise ConfigError(
@@ -61,7 +60,7 @@ def resnet_cifar(
     return keras.Model(inputs, logits, name=f"resnet{depth}_cifar")
 
 
-@channels_last
+@builder()
 def resnet50(
     input_shape: Sequence[int],
     outputs: int,
@@ -101,7 +100,6 @@ def resnet50(
     import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers
 
-    check_arguments(input_shape=input_shape, outputs=outputs, depths=depths, width=width, norm_momentum=norm_momentum)
     conv_norm = functools.partial(_conv_norm, momentum=norm_momentum)
     inputs = keras.Input(tuple(input_shape), name="image")
     if small_images:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tfopt.errors import ConfigError
-from tfopt.models.arguments import channels_last, check_arguments
+from tfopt.models.arguments import builder
 
 if TYPE_CHECKING:
     import keras
     from keras import KerasTensor
 
 
-@channels_last
+@builder()
 def unet(
     input_shape: Sequence[int],
     outputs: int,
@@ -51,7 +51,6 @@ def unet(
     import keras  # here, so that a list of the builders needs no TensorFlow
     from keras import layers
 
-    check_arguments(input_shape=input_shape, outputs=outputs, width=width, depth=depth, norm_momentum=norm_momentum)
     _check_sizes(input_shape, depth)
     inputs = keras.Input(tuple(input_shape), name="image")
     x, skipped = inputs, []

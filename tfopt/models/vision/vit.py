@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from tfopt.errors import ConfigError
-from tfopt.models.arguments import channels_last, check_arguments
+from tfopt.models.arguments import builder
 
 if TYPE_CHECKING:
     import keras
     from keras import KerasTensor
 
 
-@channels_last
+@builder()
 def vit(
     input_shape: Sequence[int],
     outputs: int,
@@ -69,18 +69,6 @@ def vit(
 
     from tfopt.models.layers import ClassToken, LearnedPositions
 
-    check_arguments(
-        input_shape=input_shape,
-        outputs=outputs,
-        patch_size=patch_size,
-        width=width,
-        depth=depth,
-        heads=heads,
-        mlp_units=mlp_units,
-        pool=pool,
-        dropout=dropout,
-        drop_path=drop_path,
-    )
     rows, columns = _patches(input_shape, patch_size)
     if width % heads:
         raise ConfigError(

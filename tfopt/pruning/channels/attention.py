@@ -10,11 +10,11 @@ from keras import layers
 
 from tfopt.compat.layers import grouped_projections, output_projection
 from tfopt.models.text.attention import CausalAttention
-from tfopt.pruning.channels.call import Call, Part, Rule, Tensor
+from tfopt.pruning.channels.call import LayerCall, Part, Rule, Tensor
 from tfopt.pruning.channels.elements import Axis, Fixed, Ids
 
 
-def multi_head_attention(call: Call) -> Sequence[tuple[Axis, ...]]:
+def multi_head_attention(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     layer = call.operation
     query, value, key = _inputs(call)
     config = layer.get_config()
@@ -36,7 +36,7 @@ def multi_head_attention(call: Call) -> Sequence[tuple[Axis, ...]]:
     return _outputs(call, query, out)
 
 
-def group_query_attention(call: Call) -> Sequence[tuple[Axis, ...]]:
+def group_query_attention(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     """Several heads of the queries share one head of keys and values. Such a group is removed as a whole."""
     layer = call.operation
     query, value, key = _inputs(call)
@@ -59,7 +59,7 @@ def group_query_attention(call: Call) -> Sequence[tuple[Axis, ...]]:
     return _outputs(call, query, out)
 
 
-def causal_attention(call: Call) -> Sequence[tuple[Axis, ...]]:
+def causal_attention(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     """The products are Dense layers around it: a head is a row of their outputs."""
     layer = call.operation
     query, key, value = call.tensors[:3]
@@ -77,7 +77,7 @@ def causal_attention(call: Call) -> Sequence[tuple[Axis, ...]]:
     return [(*query.axes[:-1], ids)]
 
 
-def attention(call: Call) -> Sequence[tuple[Axis, ...]]:
+def attention(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     """Keras' layers without weights of their own: `Attention` adds values, whose channels pass."""
     if call.operation.use_scale or call.operation.score_mode != "dot" or len(call.shapes) > 1:
         return call.fix_all("is followed only as plain dot-product attention")
@@ -92,7 +92,7 @@ def attention(call: Call) -> Sequence[tuple[Axis, ...]]:
     return [(*query.axes[:-1], value.channels)]
 
 
-def _inputs(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+def _inputs(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
     """Returns query, value and key; their other axes keep all their elements."""
     args, named = call.arguments
     names = ("query", "value", "key")
@@ -104,7 +104,7 @@ def _inputs(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     return given["query"], given["value"], given["key"]
 
 
-def _project(call: Call, projection: Any, x: Tensor, heads: Ids) -> None:
+def _project(call: LayerCall, projection: Any, x: Tensor, heads: Ids) -> None:
     """A kernel [channels, heads, size of a head] with a bias [heads, size of a head]."""
     call.follow(projection.kernel, x.channels, at=0)
     call.follow(projection.kernel, heads, at=1)
@@ -112,7 +112,7 @@ def _project(call: Call, projection: Any, x: Tensor, heads: Ids) -> None:
     call.work(x.sizes[:-1], call.weight(projection.kernel, 0), heads, projection.kernel.shape[-1])
 
 
-def _project_back(call: Call, projection: Any, query: Tensor, heads: Ids) -> Ids:
+def _project_back(call: LayerCall, projection: Any, query: Tensor, heads: Ids) -> Ids:
     """A kernel [heads, size of a head, channels] with a bias [channels]. Returns the channels."""
     out = call.weight(projection.kernel, -1)
     call.follow(projection.kernel, heads, at=0)
@@ -121,12 +121,12 @@ def _project_back(call: Call, projection: Any, query: Tensor, heads: Ids) -> Ids
     return out
 
 
-def _count_scores(call: Call, query: Tensor, value: Tensor, heads: Ids, sizes: int) -> None:
+def _count_scores(call: LayerCall, query: Tensor, value: Tensor, heads: Ids, sizes: int) -> None:
     """Counts the products of queries with keys, and of the scores with values."""
     call.work([*query.sizes[:-1], *value.sizes[1:-1]], sizes, heads)
 
 
-def _outputs(call: Call, query: Tensor, out: Axis) -> list[tuple[Axis, ...]]:
+def _outputs(call: LayerCall, query: Tensor, out: Axis) -> list[tuple[Axis, ...]]:
     first = (*(Fixed(f"{call} attends along it") for _ in query.axes[:-1]), out)
     return [first, *((Fixed(f"{call} attends along it"),) * len(shape) for shape in call.shapes[1:])]
 

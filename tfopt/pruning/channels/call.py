@@ -51,7 +51,7 @@ Setting: TypeAlias = Any
 
 
 @dataclass(frozen=True)
-class Weight:
+class TracedWeight:
     """A variable of a layer: the path and class of the layer, and the axis of each of its dimensions."""
 
     layer: str
@@ -98,7 +98,7 @@ class Trace:
     widths: bool = False
     rules: Mapping[type, Rule] = field(default_factory=dict)
     elements: Elements = field(default_factory=Elements)
-    weights: dict[int, Weight] = field(default_factory=dict)
+    weights: dict[int, TracedWeight] = field(default_factory=dict)
     resized: dict[int, Resized] = field(default_factory=dict)
     work: list[Work] = field(default_factory=list)
     heads: list[Ids] = field(default_factory=list)
@@ -109,7 +109,7 @@ class Trace:
 
 
 @dataclass
-class Call:
+class LayerCall:
     """One call of an operation.
 
     Attributes:
@@ -174,7 +174,7 @@ class Call:
         weights = self.trace.weights
         if id(variable) not in weights:
             reason = f"{self} needs all of it"
-            weights[id(variable)] = Weight(
+            weights[id(variable)] = TracedWeight(
                 self.path, type(self.operation).__name__, variable, [Fixed(reason) for _ in variable.shape]
             )
         axes, axis = weights[id(variable)].axes, axis % len(variable.shape)
@@ -213,7 +213,7 @@ class Call:
         self.trace.work.append(Work(math.prod(known), ids))
 
 
-Rule: TypeAlias = Callable[[Call], Sequence[tuple[Axis, ...]]]
+Rule: TypeAlias = Callable[[LayerCall], Sequence[tuple[Axis, ...]]]
 
 
 def axes_in(value: Setting) -> list[Ids]:

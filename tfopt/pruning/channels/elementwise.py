@@ -9,7 +9,7 @@ import numpy as np
 from keras import activations, layers
 
 from tfopt.models.layers import LayerScale, LearnedPositions
-from tfopt.pruning.channels.call import Call, Rule, Tensor
+from tfopt.pruning.channels.call import LayerCall, Rule, Tensor
 from tfopt.pruning.channels.elements import Axis, Fixed
 
 # Functions of one value. Others, such as softmax, compute with all values of an axis.
@@ -46,7 +46,7 @@ OF_ONE_VALUE = {
 }
 
 
-def activated(call: Call, axis: Axis, activation: Any) -> Axis:
+def activated(call: LayerCall, axis: Axis, activation: Any) -> Axis:
     """Returns the axis of a layer's output after its activation function."""
     if activation is None or activation in OF_ONE_VALUE or type(activation) in ELEMENTWISE:
         return axis
@@ -54,17 +54,17 @@ def activated(call: Call, axis: Axis, activation: Any) -> Axis:
     return call.fix(axis, f"has the activation {name!r}, which may compute with all values of the axis")
 
 
-def unchanged(call: Call) -> Sequence[tuple[Axis, ...]]:
+def unchanged(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     """The output has the axes of the first input."""
     return [call.x.axes]
 
 
-def activation(call: Call) -> Sequence[tuple[Axis, ...]]:
+def activation(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     x = call.x
     return [(*x.axes[:-1], activated(call, x.channels, call.operation.activation))]
 
 
-def broadcast(call: Call) -> Sequence[tuple[Axis, ...]]:
+def broadcast(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     """Values at the same place of all inputs. A size of 1 is repeated along the axis of the others."""
     given = [_tensor(each) for each in _operands(call)]
     rank = max(len(tensor.shape) for tensor in given)
@@ -72,7 +72,7 @@ def broadcast(call: Call) -> Sequence[tuple[Axis, ...]]:
     return [out]
 
 
-def _broadcast_axis(call: Call, given: Sequence[Tensor], number: int) -> Axis:
+def _broadcast_axis(call: LayerCall, given: Sequence[Tensor], number: int) -> Axis:
     """Returns the output's axis, counted from the last, which is 1."""
     present = [(tensor.shape[-number], tensor.axes[-number]) for tensor in given if number <= len(tensor.shape)]
     full = [axis for size, axis in present if size != 1]
@@ -90,7 +90,7 @@ def _broadcast_axis(call: Call, given: Sequence[Tensor], number: int) -> Axis:
     return kept
 
 
-def _operands(call: Call) -> list[Any]:
+def _operands(call: LayerCall) -> list[Any]:
     """Returns the tensors and constants that an operation computes with, in order."""
     args, _ = call.arguments
     flat = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
@@ -105,11 +105,11 @@ def _tensor(value: Any) -> Tensor:
     return Tensor(shape, (Fixed("it meets a constant"),) * len(shape), shape)
 
 
-def where(call: Call) -> Sequence[tuple[Axis, ...]]:
+def where(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     return broadcast(call) if len(call.arguments[0]) == 3 else call.fix_all("is not followed in this form")
 
 
-def softmax(call: Call) -> Sequence[tuple[Axis, ...]]:
+def softmax(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     x = call.x
     axis = getattr(call.operation, "axis", -1)
     over = {each % len(x.shape) for each in ([axis] if isinstance(axis, int) else axis)}
@@ -121,7 +121,7 @@ def softmax(call: Call) -> Sequence[tuple[Axis, ...]]:
     ]
 
 
-def prelu(call: Call) -> Sequence[tuple[Axis, ...]]:
+def prelu(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     """Each trained slope belongs to an index of each axis that is not shared."""
     layer, x = call.operation, call.x
     for number, axis in enumerate(x.axes[1:]):
@@ -130,17 +130,17 @@ def prelu(call: Call) -> Sequence[tuple[Axis, ...]]:
     return [x.axes]
 
 
-def rescaling(call: Call) -> Sequence[tuple[Axis, ...]]:
+def rescaling(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     numbers = np.ndim(call.operation.scale) == 0 == np.ndim(call.operation.offset)
     return unchanged(call) if numbers else call.fix_all("has a number for each channel")
 
 
-def layer_scale(call: Call) -> Sequence[tuple[Axis, ...]]:
+def layer_scale(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     call.follow(call.operation.factors, call.x.channels)
     return [call.x.axes]
 
 
-def learned_positions(call: Call) -> Sequence[tuple[Axis, ...]]:
+def learned_positions(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     call.follow(call.operation.positions, call.x.channels)
     return [call.x.axes]
 

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 from keras import layers
 
-from tfopt.pruning.channels.call import Call, Part, Rule
+from tfopt.pruning.channels.call import LayerCall, Part, Rule
 from tfopt.pruning.channels.elements import Axis, Fixed, Ids
 from tfopt.pruning.channels.elementwise import activated
 
 CHANNELS_FIRST = "has its channels first, and tfopt follows channels_last only"
 
 
-def dense(call: Call) -> Sequence[tuple[Axis, ...]]:
+def dense(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     layer, x = call.operation, call.x
     out = call.weight(layer.kernel, 1)
     call.follow(layer.kernel, x.channels, at=0)
@@ -25,7 +25,7 @@ def dense(call: Call) -> Sequence[tuple[Axis, ...]]:
     return [(*x.axes[:-1], activated(call, out, layer.activation))]
 
 
-def einsum_dense(call: Call) -> Sequence[tuple[Axis, ...]]:
+def einsum_dense(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     """An axis that kernel and input share is coupled. A letter of the kernel and the output alone is a new axis."""
     layer, x = call.operation, call.x
     (terms, result), hidden = layer.equation.split("->"), len(x.shape)
@@ -51,7 +51,7 @@ def einsum_dense(call: Call) -> Sequence[tuple[Axis, ...]]:
     return [(*out[:-1], activated(call, out[-1], layer.activation))]
 
 
-def convolution(call: Call) -> Sequence[tuple[Axis, ...]]:
+def convolution(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     layer, x = call.operation, call.x
     if layer.data_format != "channels_last":
         return call.fix_all(CHANNELS_FIRST)
@@ -70,7 +70,7 @@ def convolution(call: Call) -> Sequence[tuple[Axis, ...]]:
     return [(*_windows(call), activated(call, out, layer.activation))]
 
 
-def _tie_groups(call: Call, channels: Axis, out: Ids) -> None:
+def _tie_groups(call: LayerCall, channels: Axis, out: Ids) -> None:
     """Couples the channels of each group of a grouped convolution: a group is removed as a whole."""
     groups = call.operation.groups
     rows = out.reshape(groups, -1)
@@ -85,7 +85,7 @@ def _tie_groups(call: Call, channels: Axis, out: Ids) -> None:
     call.trace.heads.append(out)
 
 
-def transposed_convolution(call: Call) -> Sequence[tuple[Axis, ...]]:
+def transposed_convolution(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     layer, x = call.operation, call.x
     if layer.data_format != "channels_last":
         return call.fix_all(CHANNELS_FIRST)
@@ -97,7 +97,7 @@ def transposed_convolution(call: Call) -> Sequence[tuple[Axis, ...]]:
     return [(*_windows(call), activated(call, out, layer.activation))]
 
 
-def depthwise_convolution(call: Call) -> Sequence[tuple[Axis, ...]]:
+def depthwise_convolution(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     layer, x = call.operation, call.x
     if layer.data_format != "channels_last":
         return call.fix_all(CHANNELS_FIRST)
@@ -109,7 +109,7 @@ def depthwise_convolution(call: Call) -> Sequence[tuple[Axis, ...]]:
     return [(*_windows(call), activated(call, out, layer.activation))]
 
 
-def separable_convolution(call: Call) -> Sequence[tuple[Axis, ...]]:
+def separable_convolution(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     layer, x = call.operation, call.x
     if layer.data_format != "channels_last":
         return call.fix_all(CHANNELS_FIRST)
@@ -125,14 +125,14 @@ def separable_convolution(call: Call) -> Sequence[tuple[Axis, ...]]:
     return [(*_windows(call), activated(call, out, layer.activation))]
 
 
-def embedding(call: Call) -> Sequence[tuple[Axis, ...]]:
+def embedding(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     table = call.operation.embeddings
     out = call.weight(table, 1)
     call.resize("output_dim", out)
     return [(*call.x.axes, out)]
 
 
-def reversible_embedding(call: Call) -> Sequence[tuple[Axis, ...]]:
+def reversible_embedding(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     layer = call.operation
     args, named = call.arguments
     if not (named.get("reverse") or any(arg is True for arg in args[1:])):
@@ -146,7 +146,7 @@ def reversible_embedding(call: Call) -> Sequence[tuple[Axis, ...]]:
     return [(*x.axes[:-1], Fixed("its axis is the vocabulary"))]
 
 
-def _windows(call: Call) -> tuple[Axis, ...]:
+def _windows(call: LayerCall) -> tuple[Axis, ...]:
     """Returns the axes over which a window slides. They keep all their elements."""
     return (call.x.axes[0], *call.fix_axes(call.x.axes[1:-1], "slides its window over this axis"))
 
@@ -169,14 +169,14 @@ PRODUCTS: dict[type, Rule] = {
 }
 
 
-def batch_normalization(call: Call) -> Sequence[tuple[Axis, ...]]:
+def batch_normalization(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     layer, x = call.operation, call.x
     for variable in (layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance):
         call.follow(variable, x.axes[layer.axis], at=0)
     return [x.axes]
 
 
-def group_normalization(call: Call) -> Sequence[tuple[Axis, ...]]:
+def group_normalization(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     """A group is removed as a whole: the statistics of the others stay the same."""
     layer, x = call.operation, call.x
     axis = layer.axis % len(x.axes)
@@ -193,7 +193,7 @@ def group_normalization(call: Call) -> Sequence[tuple[Axis, ...]]:
     return [(*others[:axis], channels, *others[axis:])]
 
 
-def layer_normalization(call: Call) -> Sequence[tuple[Axis, ...]]:
+def layer_normalization(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     """The statistics are those of the axes that stay, so the outputs change when channels are removed."""
     layer, x = call.operation, call.x
     axes = [axis % len(x.axes) for axis in ([layer.axis] if isinstance(layer.axis, int) else layer.axis)]

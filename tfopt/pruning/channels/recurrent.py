@@ -10,14 +10,14 @@ import keras
 import numpy as np
 from keras import layers
 
-from tfopt.pruning.channels.call import Call, Rule, Tensor
+from tfopt.pruning.channels.call import LayerCall, Rule, Tensor
 from tfopt.pruning.channels.elements import Axis, Fixed, Ids
 from tfopt.pruning.channels.elementwise import activated
 
 GATES: dict[type, int] = {layers.LSTM: 4, layers.GRU: 3, layers.SimpleRNN: 1}
 
 
-def recurrent(call: Call) -> Sequence[tuple[Axis, ...]]:
+def recurrent(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     """A kernel [channels, gates * units], a recurrent kernel [units, gates * units], and biases [gates * units]."""
     layer, cell = call.operation, call.operation.cell
     units = _units(call, layer)
@@ -40,14 +40,14 @@ def recurrent(call: Call) -> Sequence[tuple[Axis, ...]]:
     return [(call.x.axes[0], *steps_axis, out), *((call.x.axes[0], out) for _ in call.shapes[1:])]
 
 
-def _states(call: Call) -> list[Any]:
+def _states(call: LayerCall) -> list[Any]:
     """Returns the initial states that a recurrent layer is given. Other tensors after the first one are masks."""
     args, named = call.arguments
     given = keras.tree.flatten(named.get("initial_state", args[1] if len(args) > 1 else None))
     return [state for state in given if state is not None]
 
 
-def _units(call: Call, layer: Any) -> Ids:
+def _units(call: LayerCall, layer: Any) -> Ids:
     """Returns the units of a recurrent layer, after coupling them in all its weights."""
     cell = layer.cell
     gates = GATES[type(layer)]
@@ -57,7 +57,7 @@ def _units(call: Call, layer: Any) -> Ids:
     return units
 
 
-def bidirectional(call: Call) -> Sequence[tuple[Axis, ...]]:
+def bidirectional(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     """Both directions keep the same units, so that their outputs can be added."""
     layer = call.operation
     directions = (layer.forward_layer, layer.backward_layer)
@@ -79,7 +79,7 @@ def bidirectional(call: Call) -> Sequence[tuple[Axis, ...]]:
     return [outputs[0]]
 
 
-def time_distributed(call: Call) -> Sequence[tuple[Axis, ...]]:
+def time_distributed(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     """The layer inside sees each step as an example of the batch."""
     inner, x = call.operation.layer, call.x
     if type(inner) not in call.trace.rules:

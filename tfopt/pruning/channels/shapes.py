@@ -9,13 +9,13 @@ import numpy as np
 from keras import layers
 
 from tfopt.models.layers import ClassToken
-from tfopt.pruning.channels.call import Call, Rule, Tensor
+from tfopt.pruning.channels.call import LayerCall, Rule, Tensor
 from tfopt.pruning.channels.elements import Axis, Fixed
 
 NOT_FOLLOWED = "cuts or mixes this axis in a way that tfopt does not follow"
 
 
-def windows(call: Call) -> Sequence[tuple[Axis, ...]]:
+def windows(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     """Pooling, padding, cropping and resizing: the channels pass, and the other axes keep all their elements."""
     if getattr(call.operation, "data_format", "channels_last") not in (None, "channels_last"):
         return call.fix_all("has its channels first, and tfopt follows channels_last only")
@@ -23,18 +23,18 @@ def windows(call: Call) -> Sequence[tuple[Axis, ...]]:
     return [(x.axes[0], *call.fix_axes(x.axes[1:-1], "works along this axis"), x.channels)]
 
 
-def global_pooling(call: Call) -> Sequence[tuple[Axis, ...]]:
+def global_pooling(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     (out,) = windows(call)
     return [out if call.operation.keepdims else (out[0], out[-1])]
 
 
-def flatten(call: Call) -> Sequence[tuple[Axis, ...]]:
+def flatten(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     if call.operation.data_format != "channels_last":
         return call.fix_all("has its channels first, and tfopt follows channels_last only")
     return [reshaped(call, call.x, call.shapes[0])]
 
 
-def reshape(call: Call) -> Sequence[tuple[Axis, ...]]:
+def reshape(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     out = reshaped(call, call.x, call.shapes[0])
     is_layer = isinstance(call.operation, layers.Layer)
     given = list(call.operation.target_shape if is_layer else call.operation.newshape)
@@ -46,7 +46,7 @@ def reshape(call: Call) -> Sequence[tuple[Axis, ...]]:
     return [out]
 
 
-def reshaped(call: Call, x: Tensor, shape: Sequence[int | None]) -> tuple[Axis, ...]:
+def reshaped(call: LayerCall, x: Tensor, shape: Sequence[int | None]) -> tuple[Axis, ...]:
     """Returns the axes of a tensor in another shape.
 
     Dimensions are matched in the smallest blocks of equal size, from the last one: [height, width, channels] to
@@ -84,7 +84,7 @@ def _block(one: Sequence[int | None], other: Sequence[int | None]) -> tuple[int,
 
 
 def _reshaped_block(
-    call: Call, sizes: Sequence[int | None], axes: Sequence[Axis], shape: Sequence[int | None]
+    call: LayerCall, sizes: Sequence[int | None], axes: Sequence[Axis], shape: Sequence[int | None]
 ) -> list[Axis]:
     followed = [number for number, axis in enumerate(axes) if isinstance(axis, np.ndarray)]
     if not followed:
@@ -109,24 +109,24 @@ def _reshaped_block(
     return [rows[:, 0] if each == target else Fixed(f"{call} {NOT_FOLLOWED}") for each in range(len(shape))]
 
 
-def permute(call: Call) -> Sequence[tuple[Axis, ...]]:
+def permute(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     x = call.x
     return [(x.axes[0], *(x.axes[number] for number in call.operation.dims))]
 
 
-def transpose(call: Call) -> Sequence[tuple[Axis, ...]]:
+def transpose(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     axes = call.operation.axes
     return [tuple(call.x.axes[number] for number in axes) if axes else call.x.axes[::-1]]
 
 
-def swapaxes(call: Call) -> Sequence[tuple[Axis, ...]]:
+def swapaxes(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     out = list(call.x.axes)
     one, other = call.operation.axis1, call.operation.axis2
     out[one], out[other] = out[other], out[one]
     return [tuple(out)]
 
 
-def concatenate(call: Call) -> Sequence[tuple[Axis, ...]]:
+def concatenate(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     tensors = call.tensors
     rank = len(tensors[0].shape)
     along = call.operation.axis % rank
@@ -144,7 +144,7 @@ def concatenate(call: Call) -> Sequence[tuple[Axis, ...]]:
     return [tuple(out)]
 
 
-def _joined_end_to_end(call: Call, axes: Sequence[Axis], sizes: Sequence[int | None]) -> Axis:
+def _joined_end_to_end(call: LayerCall, axes: Sequence[Axis], sizes: Sequence[int | None]) -> Axis:
     if all(isinstance(axis, Fixed) for axis in axes):
         return axes[0]
     if None in sizes:
@@ -153,7 +153,7 @@ def _joined_end_to_end(call: Call, axes: Sequence[Axis], sizes: Sequence[int | N
     return np.concatenate([_numbered(call, axis, size or 0) for axis, size in zip(axes, sizes, strict=True)])
 
 
-def _numbered(call: Call, axis: Axis, size: int) -> Any:
+def _numbered(call: LayerCall, axis: Axis, size: int) -> Any:
     """Returns a fixed axis with a number for each element, since it becomes a part of an axis with numbers."""
     if isinstance(axis, np.ndarray):
         return axis
@@ -162,7 +162,7 @@ def _numbered(call: Call, axis: Axis, size: int) -> Any:
     return ids
 
 
-def split(call: Call) -> Sequence[tuple[Axis, ...]]:
+def split(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     x, axis = call.x, call.operation.axis % len(call.x.shape)
     followed = x.axes[axis]
     if isinstance(followed, np.ndarray):
@@ -172,7 +172,7 @@ def split(call: Call) -> Sequence[tuple[Axis, ...]]:
     return [(*x.axes[:axis], followed, *x.axes[axis + 1 :]) for _ in call.shapes]
 
 
-def expand_dims(call: Call) -> Sequence[tuple[Axis, ...]]:
+def expand_dims(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     axis = call.operation.axis
     out: list[Axis] = list(call.x.axes)
     for number in sorted(each % len(call.shapes[0]) for each in ([axis] if isinstance(axis, int) else axis)):
@@ -180,11 +180,11 @@ def expand_dims(call: Call) -> Sequence[tuple[Axis, ...]]:
     return [tuple(out)]
 
 
-def squeeze(call: Call) -> Sequence[tuple[Axis, ...]]:
+def squeeze(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     return [reshaped(call, call.x, call.shapes[0])]
 
 
-def reduce(call: Call) -> Sequence[tuple[Axis, ...]]:
+def reduce(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     """Sums, means and the like. An axis that disappears keeps all its elements: a mean depends on their number."""
     x, axis = call.x, call.operation.axis
     rank = len(x.shape)
@@ -196,7 +196,7 @@ def reduce(call: Call) -> Sequence[tuple[Axis, ...]]:
     return [tuple(each for number, each in enumerate(axes) if call.operation.keepdims or number not in over)]
 
 
-def get_item(call: Call) -> Sequence[tuple[Axis, ...]]:
+def get_item(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     """Parts of axes that are taken whole pass; all others keep all their elements."""
     args, named = call.arguments
     key = args[1] if len(args) > 1 else named["key"]
@@ -224,11 +224,11 @@ def get_item(call: Call) -> Sequence[tuple[Axis, ...]]:
     return [tuple(out)]
 
 
-def repeat_vector(call: Call) -> Sequence[tuple[Axis, ...]]:
+def repeat_vector(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     return [(call.x.axes[0], Fixed(f"{call} adds it"), call.x.channels)]
 
 
-def class_token(call: Call) -> Sequence[tuple[Axis, ...]]:
+def class_token(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     x = call.x
     call.follow(call.operation.token, x.channels)
     return [(x.axes[0], call.fix(x.axes[1], NOT_FOLLOWED), x.channels)]

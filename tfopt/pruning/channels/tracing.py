@@ -14,7 +14,7 @@ import numpy as np
 from tfopt.compat.layers import calls_in_order, operation_name
 from tfopt.models.copying import as_functional, inputs_in_order, is_plain
 from tfopt.pruning.channels.attention import ATTENTION
-from tfopt.pruning.channels.call import Call, Tensor, Trace
+from tfopt.pruning.channels.call import LayerCall, Tensor, Trace
 from tfopt.pruning.channels.elements import Axis, Fixed
 from tfopt.pruning.channels.elementwise import ELEMENTWISE, OPERATIONS
 from tfopt.pruning.channels.products import NORMALIZATIONS, PRODUCTS
@@ -66,10 +66,10 @@ class _Walk:
             name = f"{path}/{operation.name}" if path else operation.name
             shapes = [tuple(out.shape) for out in node.outputs]
             if is_plain(operation):
-                outputs = self._nested(Call(self.trace, operation, name, arguments, shapes, []))
+                outputs = self._nested(LayerCall(self.trace, operation, name, arguments, shapes, []))
             else:
                 sizes = self._sizes(operation, given, shapes)
-                axes = self._call(Call(self.trace, operation, name, arguments, shapes, sizes))
+                axes = self._call(LayerCall(self.trace, operation, name, arguments, shapes, sizes))
                 outputs = [Tensor(*each) for each in zip(shapes, axes, sizes, strict=True)]
             self.tensors |= {id(out): each for out, each in zip(node.outputs, outputs, strict=True)}
 
@@ -97,7 +97,7 @@ class _Walk:
             return argument
         return keras.KerasTensor(self.tensors[id(argument)].sizes, argument.dtype)
 
-    def _call(self, call: Call) -> list[tuple[Axis, ...]]:
+    def _call(self, call: LayerCall) -> list[tuple[Axis, ...]]:
         operation = call.operation
         if isinstance(operation, keras.Layer):
             rule = LAYER_RULES.get(type(operation))
@@ -115,7 +115,7 @@ class _Walk:
             assert tuple(sizes) == shape, (str(call), sizes, shape)
         return axes
 
-    def _nested(self, call: Call) -> list[Tensor]:
+    def _nested(self, call: LayerCall) -> list[Tensor]:
         """A nested model that is called again has the same channels in each call, and computes once more."""
         model = call.operation
         first = id(model) not in self._graphs

@@ -18,8 +18,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfopt.compat.kinds import check_keras_3
 from tfopt.profiling.cost import FlopCount, count_flops
-from tfopt.pruning.channels.call import Resized, Trace, Weight, axes_in
+from tfopt.pruning.channels.call import Resized, Trace, TracedWeight, axes_in
 from tfopt.pruning.channels.elements import Ids
 from tfopt.pruning.channels.tracing import trace_model
 from tfopt.report import Skip
@@ -35,7 +36,7 @@ KERNEL_WIDTH = 16
 class Member:
     """An axis of a weight that a group runs through. `indices` [units, times] are those of each unit."""
 
-    weight: Weight
+    weight: TracedWeight
     dimension: int
     indices: Ids
 
@@ -136,6 +137,7 @@ class ChannelGroups:
     """
 
     def __init__(self, model: keras.Model, widths: bool = False, open_size: int | None = None) -> None:
+        check_keras_3(model)
         self.trace: Trace = trace_model(model, widths, open_size)
         self._model, self._open_size = model, open_size
         self._parameters = int(model.count_params())
@@ -167,14 +169,14 @@ class ChannelGroups:
         """Returns how many indices of an axis stay."""
         return int(np.count_nonzero(kept[self._unit_of[axis]]))
 
-    def shape(self, weight: Weight, kept: Any) -> tuple[int, ...]:
+    def shape(self, weight: TracedWeight, kept: Any) -> tuple[int, ...]:
         """Returns the shape of a weight with the kept units alone."""
         return tuple(
             self.size(axis, kept) if isinstance(axis, np.ndarray) else int(size)
             for axis, size in zip(weight.axes, weight.variable.shape, strict=True)
         )
 
-    def mask(self, weight: Weight, kept: Any) -> Any:
+    def mask(self, weight: TracedWeight, kept: Any) -> Any:
         """Returns a boolean array of a weight's shape, False where a value belongs to a removed unit."""
         mask = np.ones(weight.variable.shape, dtype=bool)
         for dimension, axis in enumerate(weight.axes):

@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfopt.compat.kinds import check_keras_3
 from tfopt.errors import ConfigError, UnsupportedModelError, warn
 from tfopt.models.copying import Rebuild, copy_model, is_plain, on_devices_of, plain_copy
 from tfopt.profiling.cost import count_flops
@@ -169,6 +170,7 @@ def _multiply_adds(
 
 
 def _check_model(model: Any) -> None:
+    check_keras_3(model)
     if not isinstance(model, keras.Model):
         raise UnsupportedModelError(f"model must be a Keras 3 model. Received: {type(model).__name__}.")
     if not is_plain(model):

@@ -199,7 +199,8 @@ class WeightRange(_Range):
         return {**super().get_config(), "bits": self.bits}
 
 
-SMALLEST = 1e-6  # values are divided by the limit, which training could make zero
+# Values are divided by the limit, which training could make zero. Its square must stay a number of float32.
+SMALLEST = 1e-12
 
 
 def scale_gradient(x: Any, factor: Any) -> Any:

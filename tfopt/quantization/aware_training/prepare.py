@@ -59,7 +59,7 @@ def quantize_for_training(
     # A place holds the number of a layer's call. The calls of the flat model can have another order than those of the
     # nested model. So the flat model is used both to find the places and to insert the ranges.
     tensors: dict[Place, Any] = {}
-    plain = rebuild(flat, lambda layer: (plain_copy(layer),), lambda place, tensor: tensors.update({place: tensor}))
+    plain = rebuild(flat, lambda layer: (plain_copy(layer),), lambda place, tensor: _note(tensors, place, tensor))
     traced = _trace(plain, tensors)
     check_exclude(config.exclude, [*traced.editor.nodes, *(layer.name for layer in plain.layers)])
     operations = {operation.name: operation for operation in plain.operations}
@@ -96,6 +96,12 @@ def quantize_for_training(
         check_quantized(model, result, [], examples)
     setattr(result, ATTRIBUTE, report)
     return result
+
+
+def _note(tensors: dict[Place, Any], place: Place, tensor: Any) -> None:
+    """Notes a tensor that may need a range. Strings need none, and a frozen graph cannot return them."""
+    if tensor.dtype != "string":
+        tensors[place] = tensor
 
 
 def quantization_report(model: keras.Model) -> PassReport:

@@ -26,7 +26,8 @@ import tensorflow as tf
 
 from tfopt.compat.optimizers import inner_optimizer, learning_rate_as_given
 from tfopt.compat.trainer import set_initial_epoch
-from tfopt.errors import ArtifactError, warn
+from tfopt.errors import ArtifactError, ConfigError, warn
+from tfopt.training.checkpointing.compiled import compiled_with, differences
 from tfopt.training.checkpointing.random_state import read_random, write_random
 from tfopt.training.checkpointing.state import averaged_variables, gather_state, read_state, write_state
 from tfopt.training.checkpointing.store import Checkpoint, CheckpointStore
@@ -118,6 +119,7 @@ class FitCheckpoints:
             batches: The number of batches of the data; None if it has no end, or if the number is not known.
         Raises:
             ArtifactError: The checkpoint is of another model or data, or the workers find different ones.
+            ConfigError: There is something to train, and the directory cannot be written.
         """
         self._epoch_steps = params.get("steps")
         self._learning_rate = _constant_learning_rate(self._model.optimizer)
@@ -131,6 +133,22 @@ class FitCheckpoints:
             )
         if checkpoint is not None:
             self._restore(checkpoint, params["epochs"], steps_per_epoch, batches)
+        if self._position.epoch < params["epochs"]:
+            self._check_writable()
+
+    def _check_writable(self) -> None:
+        """Raises ConfigError on every worker if the chief, which writes, will not be able to save."""
+        refused: ConfigError | None = None
+        if self._workers.is_chief:
+            try:
+                self._store.check_writable()
+            except ConfigError as error:
+                refused = error
+        if self._workers.any(refused is not None):
+            raise refused or ConfigError(
+                "checkpoint_dir must be a directory that the chief can write. Received: checkpoint_dir="
+                f"{self._store.directory}; the chief's message says why not."
+            )
 
     def _restore(self, checkpoint: Checkpoint, epochs: int, steps_per_epoch: int | None, batches: int | None) -> None:
         meta = checkpoint.meta
@@ -226,6 +244,7 @@ class FitCheckpoints:
         """Adds the state that `fit` ended with to the last checkpoint. A finished training gets that state back."""
         if self._resumed.finished is not None:
             arrays, generators = self._resumed.finished
+            self._check_masks(arrays)
             write_state(self._model, arrays)
             write_random(generators)
         elif self._ended is not None:
@@ -235,12 +254,24 @@ class FitCheckpoints:
             if (changed or generators != meta["random"]) and self._workers.is_chief:
                 self._store.save(self.step, trained | changed, meta | {"finished": {"random": generators}})
 
+    def _check_masks(self, finished: Mapping[str, np.ndarray]) -> None:
+        """Raises ArtifactError if a pruning schedule has pruned more than the training that is finished."""
+        now = gather_state(read_state(self._model), self._workers.strategy)
+        other = [name for name in _masks(now) if not _same(now[name], finished[name])]
+        if other:
+            kept = [np.concatenate([arrays[name].ravel() for name in other]).mean() for arrays in (finished, now)]
+            raise ArtifactError(
+                f"A finished training keeps the masks that it ended with. Received: {1 - kept[1]:.1%} zeros in "
+                f"{len(other)} masks, which have {1 - kept[0]:.1%} in {self._store.directory}. Raise epochs to prune "
+                "further, set the target_sparsity as it was, or set another checkpoint_dir to train anew."
+            )
+
     def in_words(self) -> str:
         """Returns what is saved: the step that is reached, and the directory. It is the same on all workers."""
         return f"step {self.step} in {self._store.directory}" if self.step else "nothing"
 
     def _compare(self, meta: Mapping[str, Any]) -> None:
-        """Compares the data and the learning rate of a checkpoint with those of this training."""
+        """Compares the data, and what a checkpoint was compiled with, with those of this training."""
         before, now = meta["steps_in_epoch"], self._epoch_steps
         if before is not None and now is not None and before != now:
             if meta["in_epoch"]:
@@ -250,6 +281,17 @@ class FitCheckpoints:
                     " Set global_batch_size and the data as they were, or another checkpoint_dir to train anew."
                 )
             self._warn(f"an epoch has {now} steps and had {before}: the data or the batch size has changed.")
+        differs = differences(compiled_with(self._model), meta.get("compiled", {}))
+        refused = {"optimizer", "metrics"} | ({"loss"} if meta["in_epoch"] else set())
+        if refused & differs.keys():
+            words = "; ".join(differs[key] for key in sorted(refused & differs.keys()))
+            raise ArtifactError(
+                "A training must be resumed with the optimizer and the metrics that it was saved with, and within an "
+                f"epoch with its loss. Received: {words}, with a checkpoint in {self._store.directory}. Compile as "
+                "before, or set another checkpoint_dir to train anew."
+            )
+        for words in (differs[key] for key in ("loss", "settings") if key in differs):
+            self._warn(f"{words}. The present one is used.")
         given, rate = self._learning_rate, meta["learning_rate"]
         if given is not None and rate is not None and given != rate:
             self._learning_rate = rate
@@ -277,6 +319,7 @@ class FitCheckpoints:
             "stopped_early": stopped_early,
             "steps_in_epoch": self._epoch_steps,
             "learning_rate": self._learning_rate,
+            "compiled": compiled_with(self._model),
             "random": read_random(),
             "finished": None,
         }
@@ -307,6 +350,10 @@ class FitCheckpoints:
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
     """Returns whether two arrays of one shape and dtype hold the same bits."""
     return bool(one.tobytes() == other.tobytes())
+
+
+def _masks(arrays: Mapping[str, np.ndarray]) -> list[str]:
+    return [name for name, array in arrays.items() if name.startswith("constraint/") and array.dtype == bool]
 
 
 def _is_average(name: str) -> bool:

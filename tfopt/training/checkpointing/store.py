@@ -18,6 +18,7 @@ import json
 import os
 import re
 import struct
+import tempfile
 import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -104,6 +105,21 @@ class CheckpointStore:
         """Returns the newest checkpoint in words, or None where there is none."""
         steps = self.steps()
         return f"step {steps[-1]} in {self.directory}" if steps else None
+
+    def check_writable(self) -> None:
+        """Creates the directory, and checks that files can be written in it: before a training, not after an epoch.
+
+        Raises:
+            ConfigError: They cannot.
+        """
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.directory).close()
+        except OSError as error:
+            raise ConfigError(
+                f"checkpoint_dir must be a directory that can be written. Received: checkpoint_dir={self.directory} "
+                f"({error.strerror or error}). Choose another directory, or None to train without checkpoints."
+            ) from error
 
     def path(self, step: int) -> Path:
         """Returns the file of a step, whether or not it exists."""
@@ -229,6 +245,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
         array([0., 0., 0.])
     """
     try:
+        if path.exists() and not path.is_file():  # a pipe would wait for a writer
+            raise _Damage("it is no file")
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             contents = _read_members(archive, os.fstat(file.fileno()).st_size)
         if RECORD not in contents:
@@ -252,6 +270,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 def _is_own(path: Path) -> bool:
     """Whether tfopt wrote a file; see tfopt.atomic.own_files. Its arrays are not read."""
+    if not path.is_file():
+        return False
     try:
         with zipfile.ZipFile(path) as archive:
             return RECORD in archive.namelist()

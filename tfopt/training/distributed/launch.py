@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from tfopt.child_processes import exit_code, on_signals, signal_group
 from tfopt.errors import ConfigError
+from tfopt.terminal import encodable
 from tfopt.training.distributed.cluster import Cluster, tf_config
 
 # When one worker fails, the others lose their connection and fail too, sometimes before the first has ended. The
@@ -144,7 +145,7 @@ class _Worker:
                 self.errors.append(text)
                 if TRACEBACK in text:
                     self.traceback_at = time.monotonic()
-            shown.append(f"[worker {self.index}] {text}\n")
+            shown.append(encodable(f"[worker {self.index}] {text}\n", output))
         if output not in unread:
             try:
                 output.writelines(shown)
@@ -293,6 +294,7 @@ def _result(workers: Sequence[_Worker], received: Sequence[int]) -> int:
     # A killed worker writes no traceback, and the others fail because they lost it. So it comes first.
     blamed = min(failed, key=lambda worker: worker.traceback_at or 0.0)
     sys.stderr.write(f"tfopt: worker {blamed.index} failed with exit code {blamed.exit_code}. It ended with:\n")
-    sys.stderr.writelines(f"[worker {blamed.index}] {line}\n" for line in blamed.last_errors())
+    lines = (f"[worker {blamed.index}] {line}\n" for line in blamed.last_errors())
+    sys.stderr.writelines(encodable(line, sys.stderr) for line in lines)
     sys.stderr.flush()
     return blamed.exit_code or 0

@@ -1,6 +1,6 @@
-"""Chooses the strategy that divides a training over devices and processes, and puts what was made outside under it.
+"""Chooses the strategy that divides a training over devices and processes. Refuses those that Keras 3 cannot use.
 
-Strategies that Keras 3 cannot use are refused.
+An optimizer or metric that was made outside the strategy gets variables on every replica.
 """
 
 from __future__ import annotations

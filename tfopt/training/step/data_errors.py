@@ -25,6 +25,9 @@ _DIFFERENT_SHAPES = re.compile(
     r"First element had shape (\[[\d,]*\]) and element \d+ had shape (\[[\d,]*\])"
 )
 _NODE = re.compile(r"\{\{node (?:[^}]*/)?([^}/]+)\}\}")
+# What the augmentation asserts, in the pipeline or in the step: the parts of a sentence, each in brackets.
+_ASSERTED = re.compile(r"assertion failed: ((?:\[[^\[\]]*\] ?)+)")
+_OF_AUGMENTATION = ("Images must be", "Targets must be")
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|__autograph_generated|^<")
@@ -55,6 +58,10 @@ one, or correct the label.
             f"{shapes[1]} and {shapes[2]}. Pad them to one length before plan.pipeline, or give fit batches "
             "that dataset.padded_batch made."
         )
+    if (asserted := _ASSERTED.search(text)) is not None:
+        words = " ".join(re.findall(r"\[([^\[\]]*)\]", asserted[1]))
+        if words.startswith(_OF_AUGMENTATION):
+            return ConfigError(words)
     if "Iterator::" not in text and "IteratorGetNext" not in text:
         return None
     if _TRACEBACK in text:

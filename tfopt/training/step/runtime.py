@@ -117,6 +117,7 @@ class Runtime:
             scopes.enter_context(fit.scopes)
             call.set("callbacks", scopes.enter_context(first_callback(self.model, fit, given)))
             history: keras.callbacks.History = call.run()
+            hold_masks(self.model)
             fit.finish()
             return history
 
@@ -334,6 +335,17 @@ class Runtime:
         if isinstance(self._step, KerasStep) or not self._step.is_distributed:  # Keras leaves it to the strategy
             return lambda: None
         return tf.function(functools.partial(self._step.synchronize))  # a partial: see Execution
+
+
+def hold_masks(model: keras.Model) -> None:
+    """Sets pruned weights to zero again: an optimizer with `use_ema` averages weights before their masks are applied.
+
+    Keras writes the averages into the weights at the end of `fit`.
+    """
+    for variable in model.trainable_variables:
+        enforce = getattr(variable.constraint, "enforce", None)  # of a mask of tfopt.pruning
+        if enforce is not None:
+            enforce()
 
 
 def uninstall(model: keras.Model) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfopt.errors import ConfigError
-from tfopt.quantization.weight_only.config import WeightOnlyConfig, quantize_matrix
+from tfopt.quantization.weight_only import WeightOnlyConfig, quantize_matrix
 
 
 def matrices():

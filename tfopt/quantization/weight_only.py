@@ -104,11 +104,12 @@ def quantize_matrix(matrix: np.ndarray, *, bits: int, group_size: int | None, ch
     if bits == 8:
         return rounded(_or_one(np.abs(groups).max(axis=axis, keepdims=True) / 127), (-127, 127))
     outermost = np.take_along_axis(groups, np.abs(groups).argmax(axis=axis, keepdims=True), axis=axis)
-    best, least = np.ones_like(outermost), np.full_like(outermost, np.inf)
+    best, least = np.ones_like(outermost), np.full(outermost.shape, np.inf)
     for shrink in SHRINK:
         scales = _or_one((outermost * shrink / -8).astype(ml_dtypes.bfloat16).astype(np.float32))
         tried = rounded(scales, (-8, 7))
-        error = ((tried.steps * scales - groups) ** 2).sum(axis=axis, keepdims=True)
+        # In float64, since the squares of tiny and of huge weights are no numbers of float32.
+        error = np.square(tried.steps * scales - groups, dtype=np.float64).sum(axis=axis, keepdims=True)
         best, least = np.where(error < least, scales, best), np.minimum(error, least)
     return rounded(best, (-8, 7))
 

@@ -18,7 +18,7 @@ from tfopt.pruning.criteria import needs_data, score_weights
 from tfopt.pruning.gradients import check_data, mean_products
 from tfopt.pruning.masks import choose_masks
 from tfopt.pruning.patterns import parse_pattern
-from tfopt.pruning.sensitivity.curves import Sensitivity
+from tfopt.pruning.sensitivity_curves import Sensitivity
 from tfopt.pruning.structured.choice import channel_products, counts_at, kept_units, rank
 from tfopt.pruning.structured.config import StructuredPruningConfig
 from tfopt.pruning.structured.shrink import find_groups
@@ -30,7 +30,7 @@ SHARES = (0.25, 0.5, 0.75, 0.9)
 LOWER_IS_BETTER = ("loss", "error", "per_byte", "perplexity")
 
 Masks = list[tuple[Any, np.ndarray]]
-Score = str | Callable[[keras.Model], float]
+ScoreName = str | Callable[[keras.Model], float]
 
 
 def sensitivity(
@@ -39,7 +39,7 @@ def sensitivity(
     config: PruningConfig | StructuredPruningConfig | None = None,
     *,
     shares: Sequence[float] = SHARES,
-    score: Score | None = None,
+    score: ScoreName | None = None,
     higher_is_better: bool | None = None,
 ) -> Sensitivity:
     """Scores a model with each layer, or each group of channels, pruned alone to several shares.
@@ -116,7 +116,7 @@ def sensitivity(
 class _Scorer:
     """A function that scores the model as it is now."""
 
-    def __init__(self, model: keras.Model, data: Any, score: Score | None) -> None:
+    def __init__(self, model: keras.Model, data: Any, score: ScoreName | None) -> None:
         self._model, self._data, self._score = model, data, score
         self.name = getattr(score, "__name__", "score") if callable(score) else score or ""
         if not callable(score):

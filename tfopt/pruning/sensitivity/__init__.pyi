@@ -1,4 +1,0 @@
-from .curves import Sensitivity
-from .measure import sensitivity
-
-__all__ = ["Sensitivity", "sensitivity"]
