@@ -364,3 +364,26 @@ def _check(
             "behind it. Received: auto_shard='file'. Use 'data', or give each worker a data set of its own files and "
             "use 'off'."
         )
+    known = [] if device is None else [each.name.removeprefix("/device:") for each in tf.config.list_logical_devices()]
+    if device is not None and device.rpartition("/")[2].removeprefix("device:") not in known:
+        raise ConfigError(
+            f"device must be a device of this machine. Received: device={device!r}. TensorFlow sees {', '.join(known)}."
+        )
+    if config.random_shift and augment is not None:
+        raise ConfigError(
+            "random_shift must be 0 with an augmentation, which has the setting crop for it. Received: "
+            f"random_shift={config.random_shift}. Set AugmentConfig(crop={config.random_shift})."
+        )
+    if config.service is None or not training:
+        return
+    refused = {
+        f"cache={config.cache!r}": (
+            config.cache in ("memory", "disk"),
+            "each worker reads other records in every epoch. Set cache='off'",
+        ),
+        "repeat=True": (repeat, "its workers share the records of one epoch. Leave steps_per_epoch out"),
+        f"device={device!r}": (device is not None, "its batches come from other processes. Leave device out"),
+    }
+    for received, (is_refused, reason) in refused.items():
+        if is_refused:
+            raise ConfigError(f"A tf.data service cannot follow every setting. Received: {received}, but {reason}.")

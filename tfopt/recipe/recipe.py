@@ -242,8 +242,8 @@ class Recipe(Shown):
         settings = shown_settings(self)
         forms = settings.pop("forms", {})
         title, note = settings.pop("name"), settings.pop("description", "")
-        tables = [Table(rows=list(flat(each)), folded=f"form {form}") for form, each in forms.items()]
-        return Sheet(title=title, note=note, tables=[Table(rows=list(flat(settings))), *tables])
+        tables = [Table(rows=_rows(each), folded=f"form {form}") for form, each in forms.items()]
+        return Sheet(title=title, note=note, tables=[Table(rows=_rows(settings)), *tables])
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the settings as plain values, as in TOML. A setting that is None is left out."""

@@ -13,10 +13,11 @@ import pytest
 import tensorflow as tf
 from rich.console import Console
 
+from tfopt.child_processes import on_signals
 from tfopt.compat.listening import listen_only_on
 from tfopt.data import DataConfig, EpochCounter, Examples, measure, pipeline
 from tfopt.data.service import client
-from tfopt.data.service.serve import _signals_raise, _Stop, serve
+from tfopt.data.service.serve import STOPS, _Stop, _stop, serve
 from tfopt.errors import ConfigError
 from tfopt.recipe import ModelConfig, Recipe
 from tfopt.runner import run
@@ -96,7 +97,7 @@ def test_a_server_of_tensorflow_listens_on_one_address_only():
 
 def test_a_second_signal_does_not_break_off_the_end_of_the_workers():
     before = signal.getsignal(signal.SIGINT)
-    with _signals_raise():
+    with on_signals(STOPS, _stop):
         with pytest.raises(_Stop):
             os.kill(os.getpid(), signal.SIGINT)
         for number in (signal.SIGINT, signal.SIGTERM):
