@@ -111,7 +111,7 @@ class TimedGraph:
         The time of nodes that TensorFlow fuses is under the name of the last one. The others are missing.
         """
         rounds = self.rounds(inputs, MOST, IN_ORDER)
-        options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE, inter_op_thread_pool=IN_ORDER)
+        options = v1.RunOptions(trace_level=v1.RunOptions.SOFTWARE_TRACE, inter_op_thread_pool=IN_ORDER)
         calls: dict[str, list[float]] = {}
         for _ in range(rounds):
             metadata = v1.RunMetadata()
