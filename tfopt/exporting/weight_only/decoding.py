@@ -133,8 +133,8 @@ class Decoder:
         count = AttrValue(i=len(tensors))
         return self._add("ConcatV2", [*tensors, self._constant(np.int32(axis))], N=count, T=kind, Tidx=INDEX)
 
-    def _constant(self, value: Any) -> str:
-        return self._editor.add_constant(f"{self._name}/stored", np.asarray(value))
+    def _constant(self, value: Any, dtype: tf.DType | None = None) -> str:
+        return self._editor.add_constant(f"{self._name}/stored", np.asarray(value), dtype)
 
     def _add(self, op: str, inputs: Sequence[str], **attributes: AttrValue) -> str:
         return self._editor.add(op, f"{self._name}/{op}", inputs, **attributes)

@@ -9,23 +9,21 @@ with `bits` from the bytes of the bitmap. A float32 weight needs 1 bit, and 32 m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfopt.exporting.weight_only.decoding import PIECE
+from tfopt.exporting.weight_only.decoding import INDEX, PIECE, Decoder
 from tfopt.graph import FrozenGraph, GraphEditor
-from tfopt.graph.edit import AttrValue, dtype_attr
+from tfopt.graph.edit import dtype_attr
 from tfopt.report import Change, PassReport, Skip
 
 MINIMUM_SIZE = 1024  # values; the nodes that decode fewer take more bytes than they save
 WORTHWHILE = 0.9  # of the bytes of the dense weight
 FLOATS = (tf.float32, tf.float16, tf.bfloat16)
 INTEGERS = (tf.int8, tf.qint8)
-INDEX, BYTE = dtype_attr(tf.int32), dtype_attr(tf.uint8)
+BYTE = dtype_attr(tf.uint8)
 
 
 def encode_zeros(graph: FrozenGraph) -> tuple[FrozenGraph, PassReport]:
@@ -54,7 +52,7 @@ def encode_zeros(graph: FrozenGraph) -> tuple[FrozenGraph, PassReport]:
             skipped.append(Skip(name=name, kind=kind, reason=f"{_zeros(values):.0%} zeros are too few to save bytes"))
             continue
         after += sparse
-        editor.redirect(name, _Decoder(editor, name, dtype).whole(values))
+        editor.redirect(name, _Decoder(editor, name, dtype).decoded(values))
         changed.append(
             Change(name=name, kind=kind, detail=f"{_zeros(values):.1%} zeros, {dense:,} -> {sparse:,} bytes")
         )
@@ -72,26 +70,18 @@ def _zeros(values: Any) -> float:
     return 1 - np.count_nonzero(values) / values.size
 
 
-@dataclass(frozen=True)
-class _Decoder:
+class _Decoder(Decoder):
     """Adds the nodes for one weight to a graph."""
 
-    editor: GraphEditor
-    name: str
-    dtype: tf.DType
+    def __init__(self, editor: GraphEditor, name: str, dtype: tf.DType) -> None:
+        super().__init__(editor, name, whole=False)
+        self._dtype, self._kind = dtype, dtype_attr(dtype)
 
-    def whole(self, values: Any) -> str:
+    def decoded(self, values: Any) -> str:
         """Stores an array, and returns the tensor of it."""
         flat = values.reshape(-1)
         pieces = [self._piece(flat[start : start + PIECE]) for start in range(0, flat.size, PIECE)]
-        if len(pieces) > 1:
-            count = AttrValue(i=len(pieces))
-            pieces = [self._add("ConcatV2", [*pieces, self._constant(np.int32(0))], N=count, T=self._kind, Tidx=INDEX)]
-        return self._reshape(pieces[0], values.shape, self._kind)
-
-    @property
-    def _kind(self) -> AttrValue:
-        return dtype_attr(self.dtype)
+        return self._reshape(self._concatenate(pieces, axis=0, kind=self._kind), values.shape, self._kind)
 
     def _piece(self, values: Any) -> str:
         # -0.0 is stored as a value, so that the decoded weight has the same bits.
@@ -107,15 +97,6 @@ class _Decoder:
         counts = self._add("Cumsum", [bits, self._constant(np.int32(0))], T=INDEX, Tidx=INDEX)
         places = self._add("Mul", [counts, bits], T=INDEX)
         table = np.concatenate([np.zeros(1, values.dtype), values[stored]])
-        kept = self._constant(table, self.dtype if self.dtype == tf.qint8 else None)
+        kept = self._constant(table, self._dtype if self._dtype == tf.qint8 else None)
         inputs = [kept, places, self._constant(np.int32(0))]
         return self._add("GatherV2", inputs, Tparams=self._kind, Tindices=INDEX, Taxis=INDEX)
-
-    def _reshape(self, tensor: str, shape: Sequence[int], kind: AttrValue) -> str:
-        return self._add("Reshape", [tensor, self._constant(np.asarray(shape, np.int32))], T=kind, Tshape=INDEX)
-
-    def _constant(self, value: Any, dtype: tf.DType | None = None) -> str:
-        return self.editor.add_constant(f"{self.name}/stored", np.asarray(value), dtype)
-
-    def _add(self, op: str, inputs: Sequence[str], **attributes: AttrValue) -> str:
-        return self.editor.add(op, f"{self.name}/{op}", inputs, **attributes)
