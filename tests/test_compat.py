@@ -339,6 +339,7 @@ NAMES = [
     Name("of_tf('util.nest')", "flatten_with_tuple_paths", "tensorflow.leaves_with_paths([1])"),
     Name("of_tf('framework.func_graph').FuncGraph", "_get_function", FUNCTION, takes=True),
     Name("type(t.dataset)", "_inputs", "tensorflow.inputs_of(t.dataset)", takes=True),
+    Name("type(t.dataset)", "_functions", "tensorflow.ops_of_functions(t.dataset)", takes=True),
     Name("type(t.mirrored)", "distribute_strategy", "tensorflow.strategy_of(t.mirrored)"),
     Name(
         "importlib.import_module('tensorflow.tsl.profiler.protobuf.xplane_pb2')", "XSpace", "tensorflow.empty_xspace()"

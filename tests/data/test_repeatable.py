@@ -69,6 +69,7 @@ def test_examples_that_stay_the_same_are_kept():
         assert "random" not in choose_cache(same).reason
 
 
+@pytest.mark.slow
 def test_a_cache_on_disk_is_not_that_of_another_python_function_in_another_process(tmp_path):
     code = f"""
 import sys
