@@ -22,6 +22,7 @@ import tensorflow as tf
 from keras import layers
 
 from tfopt.atomic.checked_json import with_checksum
+from tfopt.child_processes import signal_group
 from tfopt.cli import main
 from tfopt.errors import ArtifactError, ConfigError
 from tfopt.exporting import ExportConfig, SavedModelProcess, export, time_in_turns, verify
@@ -341,7 +342,7 @@ def test_a_saved_model_that_ends_its_process(tmp_path):
     with SavedModelProcess(tmp_path / "a", trusted=True) as process:
         with pytest.raises(ArtifactError, match="cannot be served"):
             process.predict({"x": np.ones(3, "float32")})
-        process._process.send_signal(signal.SIGSEGV)
+        signal_group(process._process, signal.SIGSEGV)
         with pytest.raises(ArtifactError, match=r"crashed the process that ran it.*exit code -11"):
             process.predict({"x": np.ones(3, "float32")})
 

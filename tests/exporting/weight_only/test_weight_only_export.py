@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
-from tfopt.quantization.weight_only.config import quantize_matrix
 
 from tfopt.errors import ConfigError, TfoptWarning
 from tfopt.exporting import ExportConfig, SavedModelProcess, export, verify
 from tfopt.exporting.weight_only.storage import HALVES, INTEGERS, encode_weights
 from tfopt.graph import freeze
 from tfopt.quantization import WeightOnlyConfig, quantize
+from tfopt.quantization.weight_only import quantize_matrix
 
 WEIGHT_ONLY = [*HALVES, *INTEGERS]
 GENERATOR = np.random.default_rng(0)
