@@ -1,17 +1,25 @@
 """A cache on disk is there whole or not at all, and goes when its source has changed."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 import tensorflow as tf
 
+from tfopt.data import caching, pipeline
 from tfopt.data.caching import is_complete, kept_on_disk
 from tfopt.errors import ConfigError
 
 
 def numbers(kept):
     return [int(number) for number in kept]
+
+
+def release():
+    """Gives up the locks on the caches, as the end of a process does."""
+    while caching._READ:
+        os.close(caching._READ.popitem()[1])
 
 
 def test_what_is_on_disk_is_not_written_again(tmp_path):
@@ -32,10 +40,21 @@ def test_another_source_replaces_the_cache_and_other_parts_stay(tmp_path):
     assert is_complete(old, tf.square, directory, "a-train")
     assert not is_complete(new, tf.square, directory, "a-train")
     assert not is_complete(old, tf.negative, directory, "a-train")
+    release()
     kept_on_disk(new, tf.square, directory, "a-train")
     assert is_complete(new, tf.square, directory, "a-train")
     assert not is_complete(old, tf.square, directory, "a-train")
     assert is_complete(old, tf.square, directory, "a-test")
+
+
+def test_data_sets_of_ones_own_leave_each_other_the_cache(tmp_path):
+    def written(count):
+        dataset = tf.data.Dataset.range(count).map(tf.square)
+        return pipeline(dataset, batch_size=4, training=False, cache="disk", cache_dir=str(tmp_path))
+
+    counts = (9, 7)
+    kept = [written(count) for count in counts]
+    assert [sum(map(len, each)) for each in kept] == [*counts]
 
 
 def test_a_damaged_cache_is_written_again(tmp_path):

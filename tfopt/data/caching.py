@@ -11,18 +11,22 @@ whole:
 
 The number in the name is TensorFlow's fingerprint of the data set: of its operations, its functions and the tensors
 that it holds, such as the names of its files. The first examples are part of it. If a source has changed in all this,
-its old cache is removed. A change inside a later file is not seen: remove the directory then. Of a Python function in
-the source (`tf.numpy_function`) TensorFlow knows a number alone, which another function may have in another process.
-All its examples are then part of the number in the name, so they are read once in each process.
+its old cache is removed, unless a process that reads it still runs. A change inside a later file is not seen: remove
+the directory then. Of a Python function in the source (`tf.numpy_function`) TensorFlow knows a number alone, which
+another function may have in another process. All its examples are then part of the number in the name, so they are read
+once in each process.
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +35,7 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 
 from tfopt.atomic.directories import MARK, staged_directory
+from tfopt.atomic.files import hold
 from tfopt.data.examples import Examples, Split
 from tfopt.data.repeatable import calls_python, changes_every_epoch
 from tfopt.data.sizes import SAMPLE, SHARE, Size, available_memory_bytes, cached, is_in_memory, size_of
@@ -50,6 +55,8 @@ SHUFFLE_BUFFER_OF_RECORDS = 100_000
 SHUFFLE_BYTES = 2**29
 # The caches of each `Examples`. Later trainings with the same examples use them again.
 _KEPT: WeakKeyDictionary[Examples, dict[tuple[Split, CacheMode, str | None], Kept]] = WeakKeyDictionary()
+# The open manifests of the caches on disk that this process reads, each with a lock until the process ends.
+_READ: dict[Path, int] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,11 +313,11 @@ def kept_on_disk(
         [0, 1, 4, 9]
     """
     place = _place(records, decode, cache_dir, name)
-    if not _is_whole(place):
+    while not _lock(place):
         examples = records if decode is None else records.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
         for stale in place.parent.glob(f"{name}-*"):
-            if stale != place and _is_whole(stale):
-                shutil.rmtree(stale, ignore_errors=True)  # another process may remove it too
+            if stale != place:
+                _remove_unread(stale)
         try:
             with staged_directory(place) as work:
                 examples.save(str(work / EXAMPLES))
@@ -358,6 +365,24 @@ def _is_whole(place: Path) -> bool:
     except (OSError, ValueError, KeyError, RecursionError):
         return False
     return all((place / file).is_file() and (place / file).stat().st_size == size for file, size in listed.items())
+
+
+def _lock(place: Path) -> bool:
+    """Keeps other processes from removing a cache while this one lives. Returns whether the cache is whole."""
+    with suppress(OSError):  # there is none, or the file system has no locks
+        descriptor = os.open(place / MARK, os.O_RDONLY)
+        earlier, _READ[place] = _READ.get(place), descriptor
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for a process that removes it
+        if earlier is not None:
+            os.close(earlier)
+    return _is_whole(place)
+
+
+def _remove_unread(place: Path) -> None:
+    """Removes a whole cache that no process reads."""
+    with suppress(OSError), (place / MARK).open("r+b") as manifest:  # NFS locks only what may be written
+        if hold(manifest.fileno(), place / MARK) and _is_whole(place):
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def _write_manifest(work: Path) -> None:
