@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tfopt.data import Examples, caching, pipeline
-from tfopt.data.caching import choose_cache
-from tfopt.errors import ConfigError
+from tfopt.data.caching import choose_cache, keep_examples
+from tfopt.errors import ConfigError, TfoptWarning
 
 
 def decode(content):
@@ -70,6 +70,14 @@ def test_a_place_that_is_asked_for_is_taken_or_refused(free, tmp_path):
         choose_cache(records().repeat(), decode, mode="disk", cache_dir=str(tmp_path))
     with pytest.raises(ConfigError, match=r"Unknown cache 'ram'"):
         choose_cache(records(), decode, mode="ram")
+
+
+def test_examples_without_room_in_memory_are_shuffled_as_records(free):
+    free(5_000)
+    examples = Examples(name="strings", train=records(), test=records(1), outputs=1, decode=decode)
+    with pytest.warns(TfoptWarning, match="not kept in memory"):
+        kept = keep_examples(examples, "train", mode="memory")
+    assert (kept.choice.place, kept.dataset.element_spec.dtype, kept.decode) == ("off", tf.string, decode)
 
 
 def test_the_pipelines_of_the_same_examples_share_a_cache():

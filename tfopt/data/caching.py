@@ -249,7 +249,7 @@ def keep_examples(
         # The training and the validation part are in memory at the same time.
         other = examples.size("validation" if split == "train" else "train") or 0
         choice = choose_cache(records, examples.decode, mode=mode, cache_dir=cache_dir, name=name, beside=other)
-        dataset, decode = _keep(records, examples.decode, choice, cache_dir, name, count)
+        dataset, decode, choice = _keep(records, examples.decode, choice, cache_dir, name, count)
         decodes = examples.decode is not None
         known[key] = Kept(dataset=dataset, decode=decode, choice=choice, records=records, decodes=decodes)
     return known[key]
@@ -269,7 +269,7 @@ def keep_dataset(
         choice = CacheChoice(place="memory", reason="the usual place")
     else:
         choice = choose_cache(dataset, mode=mode, cache_dir=cache_dir)
-    dataset, _ = _keep(dataset, None, choice, cache_dir, "examples", count)
+    dataset, _, choice = _keep(dataset, None, choice, cache_dir, "examples", count)
     return Kept(dataset=dataset, decode=None, choice=choice)
 
 
@@ -280,17 +280,21 @@ def _keep(
     cache_dir: str | None,
     name: str,
     count: bool,
-) -> tuple[tf.data.Dataset, Callable[..., Any] | None]:
-    """Returns the data set behind its cache, and the function that makes examples of its elements."""
+) -> tuple[tf.data.Dataset, Callable[..., Any] | None, CacheChoice]:
+    """Returns the data set behind its cache, the function that makes examples of its elements, and the place taken."""
     if choice.place == "off":
-        return records, decode
+        return records, decode, choice
     if choice.place == "records in memory":
-        return records.cache(), decode
+        return records.cache(), decode, choice
     if choice.place == "disk":
-        return kept_on_disk(records, decode, str(cache_dir), name), None
+        return kept_on_disk(records, decode, str(cache_dir), name), None, choice
+    examples = records
     if decode is not None:
-        records = records.map(decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    return cached(records, count=count), None
+        examples = records.map(decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    kept = cached(examples, count=count)
+    if kept is examples:  # without a cache, the shuffle must hold records: examples are larger
+        return records, decode, CacheChoice(place="off", reason="memory has no room for them")
+    return kept, None, choice
 
 
 def kept_on_disk(
