@@ -6,6 +6,7 @@ import psutil
 import pytest
 import tensorflow as tf
 
+from tfopt.compat.tensorflow import inputs_of
 from tfopt.data import Examples, caching, pipeline
 from tfopt.data.caching import choose_cache, keep_examples
 from tfopt.errors import ConfigError, TfoptWarning
@@ -78,6 +79,16 @@ def test_examples_without_room_in_memory_are_shuffled_as_records(free):
     with pytest.warns(TfoptWarning, match="not kept in memory"):
         kept = keep_examples(examples, "train", mode="memory")
     assert (kept.choice.place, kept.dataset.element_spec.dtype, kept.decode) == ("off", tf.string, decode)
+
+
+def test_a_cache_that_counts_is_none_for_files_that_workers_share():
+    strings = records().filter(lambda content: True)
+    examples = Examples(name="strings", train=strings, test=strings, outputs=1)
+    counting, plain = (keep_examples(examples, "train", mode="memory", count=count) for count in (True, False))
+    assert [type(inputs_of(kept.dataset)[0]).__name__ for kept in (counting, plain)] == [
+        "_ScanDataset",
+        "_FilterDataset",
+    ]
 
 
 def test_the_pipelines_of_the_same_examples_share_a_cache():

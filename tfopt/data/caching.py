@@ -54,7 +54,7 @@ SHUFFLE_BUFFER_OF_RECORDS = 100_000
 # A window of large examples is smaller. The limit is no share of the free memory: the order must not depend on it.
 SHUFFLE_BYTES = 2**29
 # The caches of each `Examples`. Later trainings with the same examples use them again.
-_KEPT: WeakKeyDictionary[Examples, dict[tuple[Split, CacheMode, str | None], Kept]] = WeakKeyDictionary()
+_KEPT: WeakKeyDictionary[Examples, dict[tuple[Split, CacheMode, str | None, bool], Kept]] = WeakKeyDictionary()
 # The open manifests of the caches on disk that this process reads, each with a lock until the process ends.
 _READ: dict[Path, int] = {}
 
@@ -67,12 +67,10 @@ class CacheChoice:
         place: "memory" and "disk" hold decoded examples. "records in memory" holds records, which are decoded again in
             every epoch. "off" holds nothing.
         reason: The reason for the place.
-        is_counted: Whether the size is unknown, so that the bytes must be counted while the examples are read.
     """
 
     place: Place
     reason: str
-    is_counted: bool = False
 
 
 def choose_cache(
@@ -114,9 +112,9 @@ def choose_cache(
         return CacheChoice(place="disk", reason=f"{cache_dir} holds the decoded examples already")
     if mode == "auto" and decode is None and is_in_memory(records):
         return CacheChoice(place="off", reason="the examples are in memory already")
-    size = size_of(records, decode, sampled=True)
     if mode == "memory":
-        return CacheChoice(place="memory", reason="as asked", is_counted=size.total is None)
+        return CacheChoice(place="memory", reason="as asked")
+    size = size_of(records, decode, sampled=True)
     if size.total is None:
         return _unknown(size, mode)
     if mode == "disk":
@@ -243,7 +241,7 @@ def keep_examples(
         count: Whether bytes of unknown number may be counted while they are read.
     """
     known = _KEPT.setdefault(examples, {})
-    key = (split, mode, cache_dir)
+    key = (split, mode, cache_dir, count)
     if key not in known:
         records, name = examples.records(split), f"{examples.name}-{split}"
         # The training and the validation part are in memory at the same time.
