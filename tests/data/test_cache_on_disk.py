@@ -7,8 +7,8 @@ import sys
 import pytest
 import tensorflow as tf
 
-from tfopt.data import caching, pipeline
-from tfopt.data.caching import is_complete, kept_on_disk
+from tfopt.data import Examples, caching, pipeline
+from tfopt.data.caching import is_complete, keep_examples, kept_on_disk
 from tfopt.errors import ConfigError
 
 
@@ -55,6 +55,17 @@ def test_data_sets_of_ones_own_leave_each_other_the_cache(tmp_path):
     counts = (9, 7)
     kept = [written(count) for count in counts]
     assert [sum(map(len, each)) for each in kept] == [*counts]
+
+
+@pytest.mark.parametrize("name", ["cats[1]", "mnist/3.0.1"])
+def test_any_name_of_a_source_names_its_cache(name, tmp_path):
+    for count in (9, 10):
+        records = tf.data.Dataset.range(count)
+        examples = Examples(name=name, train=records, test=records, outputs=1, decode=lambda number: (number, number))
+        assert len(keep_examples(examples, "train", mode="disk", cache_dir=str(tmp_path)).dataset) == count
+        (cache,) = tmp_path.iterdir()  # the new one has replaced the old one
+        assert caching._is_whole(cache)
+        release()
 
 
 def test_a_damaged_cache_is_written_again(tmp_path):

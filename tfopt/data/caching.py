@@ -24,6 +24,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -243,7 +244,7 @@ def keep_examples(
     known = _KEPT.setdefault(examples, {})
     key = (split, mode, cache_dir, count)
     if key not in known:
-        records, name = examples.records(split), f"{examples.name}-{split}"
+        records, name = examples.records(split), re.sub(r"[^\w .-]", "_", f"{examples.name}-{split}")
         # The training and the validation part are in memory at the same time.
         other = examples.size("validation" if split == "train" else "train") or 0
         choice = choose_cache(records, examples.decode, mode=mode, cache_dir=cache_dir, name=name, beside=other)
