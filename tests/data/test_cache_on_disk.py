@@ -1,17 +1,25 @@
 """A cache on disk is there whole or not at all, and goes when its source has changed."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 import tensorflow as tf
 
-from tfopt.data.caching import is_complete, kept_on_disk
+from tfopt.data import Examples, caching, pipeline
+from tfopt.data.caching import is_complete, keep_examples, kept_on_disk
 from tfopt.errors import ConfigError
 
 
 def numbers(kept):
     return [int(number) for number in kept]
+
+
+def release():
+    """Gives up the locks on the caches, as the end of a process does."""
+    while caching._READ:
+        os.close(caching._READ.popitem()[1])
 
 
 def test_what_is_on_disk_is_not_written_again(tmp_path):
@@ -32,10 +40,32 @@ def test_another_source_replaces_the_cache_and_other_parts_stay(tmp_path):
     assert is_complete(old, tf.square, directory, "a-train")
     assert not is_complete(new, tf.square, directory, "a-train")
     assert not is_complete(old, tf.negative, directory, "a-train")
+    release()
     kept_on_disk(new, tf.square, directory, "a-train")
     assert is_complete(new, tf.square, directory, "a-train")
     assert not is_complete(old, tf.square, directory, "a-train")
     assert is_complete(old, tf.square, directory, "a-test")
+
+
+def test_data_sets_of_ones_own_leave_each_other_the_cache(tmp_path):
+    def written(count):
+        dataset = tf.data.Dataset.range(count).map(tf.square)
+        return pipeline(dataset, batch_size=4, training=False, cache="disk", cache_dir=str(tmp_path))
+
+    counts = (9, 7)
+    kept = [written(count) for count in counts]
+    assert [sum(map(len, each)) for each in kept] == [*counts]
+
+
+@pytest.mark.parametrize("name", ["cats[1]", "mnist/3.0.1"])
+def test_any_name_of_a_source_names_its_cache(name, tmp_path):
+    for count in (9, 10):
+        records = tf.data.Dataset.range(count)
+        examples = Examples(name=name, train=records, test=records, outputs=1, decode=lambda number: (number, number))
+        assert len(keep_examples(examples, "train", mode="disk", cache_dir=str(tmp_path)).dataset) == count
+        (cache,) = tmp_path.iterdir()  # the new one has replaced the old one
+        assert caching._is_whole(cache)
+        release()
 
 
 def test_a_damaged_cache_is_written_again(tmp_path):

@@ -166,9 +166,12 @@ def test_the_decisions_name_each_setting_and_its_reason(monkeypatch):
     settings = DataConfig(bucket_boundaries=(8, 16), deterministic=False, service="grpc://host:1")
     decisions = {each.setting: each for each in decide(numbers(), settings)}
     assert list(decisions) == ["cache", "shuffle_buffer", "deterministic", "bucket_boundaries", "service"]
-    assert decisions["cache"].value == "memory"
-    assert "may be used (80% of the free memory)" in decisions["cache"].reason
+    assert decisions["cache"].value == "off"
+    assert "each worker reads other records" in decisions["cache"].reason
     assert decisions["shuffle_buffer"].value == str(COUNT)
+    (cache,) = decide(numbers(), settings, split="validation")[:1]
+    assert cache.value == "memory"
+    assert "may be used (80% of the free memory)" in cache.reason
     assert [each.setting for each in decide(numbers(), split="validation")] == ["cache"]
     monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(available=1000))
     (cache, _) = decide(numbers())

@@ -11,7 +11,7 @@ from tfopt.hardware import Gpu, Hardware
 from tfopt.models import mlp
 from tfopt.recipe import Recipe
 from tfopt.training import TrainingConfig, plan
-from tfopt.training.choices import STEPS_PER_CALL
+from tfopt.training.choices import STEPS_PER_CALL, choose_augmentation_place
 
 
 def machine(*capabilities):
@@ -69,6 +69,17 @@ def test_auto_on_two_gpus(capabilities, precision):
     assert decided.jit_compile is True
     assert decided.steps_per_execution == STEPS_PER_CALL
     assert decisions(decided)["strategy"].reason == "2 GPUs"
+
+
+def test_a_run_augments_on_a_gpu_that_has_the_images():
+    places = {
+        (asked, gpus, in_stages): choose_augmentation_place(asked, machine(*gpus), in_stages=in_stages)[0]
+        for asked in ("auto", "host", "device")
+        for gpus in ((), ((9, 0),))
+        for in_stages in (False, True)
+    }
+    on_device = {key for key, place in places.items() if place == "device"}
+    assert on_device == {key for key in places if key[0] == "device"} | {("auto", ((9, 0),), False)}
 
 
 def test_none_keeps_two_gpus_to_one():

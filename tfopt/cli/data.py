@@ -152,17 +152,20 @@ def list_command(words: list[str]) -> int:
 
 def measure_command(words: list[str]) -> int:
     options = parse(MeasureOptions, words, "tfopt data measure")
-    config, batch_size = _named(options.name, options.arguments)
+    config, training = _named(options.name, options.arguments)
     start_tensorflow()
     from tfopt.data import measure, pipeline
+    from tfopt.hardware import detect
+    from tfopt.training.choices import choose_augmentation_place
 
     config = replace(config, service=None)  # the stages are measured here, wherever they run in a training
     examples = config.load()
-    host = config.augment.where != "device"
+    in_stages = training.strategy == "pipeline"
+    place, _ = choose_augmentation_place(config.augment.where, detect(), in_stages=in_stages)
     batches = pipeline(
         examples,
-        batch_size=options.batch_size or batch_size,
-        augment=config.augmentation(examples) if host else None,
+        batch_size=options.batch_size or training.global_batch_size,
+        augment=config.augmentation(examples) if place == "host" else None,
         **config.pipeline_arguments(),
     )
     report = measure(batches, step_time_ms=options.step_time_ms, seconds=options.seconds)
@@ -214,16 +217,17 @@ COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
 }
 
 
-def _named(name: str, arguments: Mapping[str, Any]) -> tuple[Any, int]:
-    """Returns the settings of the data, and the batch size, of a source or a recipe."""
+def _named(name: str, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Returns the settings of the data, and of the training, of a source or a recipe."""
     from tfopt.data.config import DataConfig
     from tfopt.data.sources import SOURCES
     from tfopt.recipes import RECIPES
     from tfopt.settings.calls import is_code
+    from tfopt.training.config import TrainingConfig
 
     look_beside()
     if name in SOURCES or is_code(name):
-        return DataConfig(source=name, arguments=arguments), BATCH
+        return DataConfig(source=name, arguments=arguments), TrainingConfig(global_batch_size=BATCH)
     if name not in RECIPES and Path(name).suffix != ".toml":
         raise unknown_name("source or recipe", name, [*SOURCES, *RECIPES])
     if arguments:
@@ -232,7 +236,7 @@ def _named(name: str, arguments: Mapping[str, Any]) -> tuple[Any, int]:
             f"arguments={dict(arguments)}. Change them in the recipe."
         )
     recipe = read_recipe(name)
-    return recipe.data, recipe.training.global_batch_size
+    return recipe.data, recipe.training
 
 
 def _words(name: str, default: Any) -> str:

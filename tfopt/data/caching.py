@@ -11,18 +11,23 @@ whole:
 
 The number in the name is TensorFlow's fingerprint of the data set: of its operations, its functions and the tensors
 that it holds, such as the names of its files. The first examples are part of it. If a source has changed in all this,
-its old cache is removed. A change inside a later file is not seen: remove the directory then. Of a Python function in
-the source (`tf.numpy_function`) TensorFlow knows a number alone, which another function may have in another process.
-All its examples are then part of the number in the name, so they are read once in each process.
+its old cache is removed, unless a process that reads it still runs. A change inside a later file is not seen: remove
+the directory then. Of a Python function in the source (`tf.numpy_function`) TensorFlow knows a number alone, which
+another function may have in another process. All its examples are then part of the number in the name, so they are read
+once in each process.
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import json
+import os
+import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +36,7 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 
 from tfopt.atomic.directories import MARK, staged_directory
+from tfopt.atomic.files import hold
 from tfopt.data.examples import Examples, Split
 from tfopt.data.repeatable import calls_python, changes_every_epoch
 from tfopt.data.sizes import SAMPLE, SHARE, Size, available_memory_bytes, cached, is_in_memory, size_of
@@ -49,7 +55,9 @@ SHUFFLE_BUFFER_OF_RECORDS = 100_000
 # A window of large examples is smaller. The limit is no share of the free memory: the order must not depend on it.
 SHUFFLE_BYTES = 2**29
 # The caches of each `Examples`. Later trainings with the same examples use them again.
-_KEPT: WeakKeyDictionary[Examples, dict[tuple[Split, CacheMode, str | None], Kept]] = WeakKeyDictionary()
+_KEPT: WeakKeyDictionary[Examples, dict[tuple[Split, CacheMode, str | None, bool], Kept]] = WeakKeyDictionary()
+# The open manifests of the caches on disk that this process reads, each with a lock until the process ends.
+_READ: dict[Path, int] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +68,10 @@ class CacheChoice:
         place: "memory" and "disk" hold decoded examples. "records in memory" holds records, which are decoded again in
             every epoch. "off" holds nothing.
         reason: The reason for the place.
-        is_counted: Whether the size is unknown, so that the bytes must be counted while the examples are read.
     """
 
     place: Place
     reason: str
-    is_counted: bool = False
 
 
 def choose_cache(
@@ -107,9 +113,9 @@ def choose_cache(
         return CacheChoice(place="disk", reason=f"{cache_dir} holds the decoded examples already")
     if mode == "auto" and decode is None and is_in_memory(records):
         return CacheChoice(place="off", reason="the examples are in memory already")
-    size = size_of(records, decode, sampled=True)
     if mode == "memory":
-        return CacheChoice(place="memory", reason="as asked", is_counted=size.total is None)
+        return CacheChoice(place="memory", reason="as asked")
+    size = size_of(records, decode, sampled=True)
     if size.total is None:
         return _unknown(size, mode)
     if mode == "disk":
@@ -236,13 +242,13 @@ def keep_examples(
         count: Whether bytes of unknown number may be counted while they are read.
     """
     known = _KEPT.setdefault(examples, {})
-    key = (split, mode, cache_dir)
+    key = (split, mode, cache_dir, count)
     if key not in known:
-        records, name = examples.records(split), f"{examples.name}-{split}"
+        records, name = examples.records(split), re.sub(r"[^\w .-]", "_", f"{examples.name}-{split}")
         # The training and the validation part are in memory at the same time.
         other = examples.size("validation" if split == "train" else "train") or 0
         choice = choose_cache(records, examples.decode, mode=mode, cache_dir=cache_dir, name=name, beside=other)
-        dataset, decode = _keep(records, examples.decode, choice, cache_dir, name, count)
+        dataset, decode, choice = _keep(records, examples.decode, choice, cache_dir, name, count)
         decodes = examples.decode is not None
         known[key] = Kept(dataset=dataset, decode=decode, choice=choice, records=records, decodes=decodes)
     return known[key]
@@ -262,7 +268,7 @@ def keep_dataset(
         choice = CacheChoice(place="memory", reason="the usual place")
     else:
         choice = choose_cache(dataset, mode=mode, cache_dir=cache_dir)
-    dataset, _ = _keep(dataset, None, choice, cache_dir, "examples", count)
+    dataset, _, choice = _keep(dataset, None, choice, cache_dir, "examples", count)
     return Kept(dataset=dataset, decode=None, choice=choice)
 
 
@@ -273,17 +279,21 @@ def _keep(
     cache_dir: str | None,
     name: str,
     count: bool,
-) -> tuple[tf.data.Dataset, Callable[..., Any] | None]:
-    """Returns the data set behind its cache, and the function that makes examples of its elements."""
+) -> tuple[tf.data.Dataset, Callable[..., Any] | None, CacheChoice]:
+    """Returns the data set behind its cache, the function that makes examples of its elements, and the place taken."""
     if choice.place == "off":
-        return records, decode
+        return records, decode, choice
     if choice.place == "records in memory":
-        return records.cache(), decode
+        return records.cache(), decode, choice
     if choice.place == "disk":
-        return kept_on_disk(records, decode, str(cache_dir), name), None
+        return kept_on_disk(records, decode, str(cache_dir), name), None, choice
+    examples = records
     if decode is not None:
-        records = records.map(decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    return cached(records, count=count), None
+        examples = records.map(decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    kept = cached(examples, count=count)
+    if kept is examples:  # without a cache, the shuffle must hold records: examples are larger
+        return records, decode, CacheChoice(place="off", reason="memory has no room for them")
+    return kept, None, choice
 
 
 def kept_on_disk(
@@ -306,11 +316,11 @@ def kept_on_disk(
         [0, 1, 4, 9]
     """
     place = _place(records, decode, cache_dir, name)
-    if not _is_whole(place):
+    while not _lock(place):
         examples = records if decode is None else records.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
         for stale in place.parent.glob(f"{name}-*"):
-            if stale != place and _is_whole(stale):
-                shutil.rmtree(stale, ignore_errors=True)  # another process may remove it too
+            if stale != place:
+                _remove_unread(stale)
         try:
             with staged_directory(place) as work:
                 examples.save(str(work / EXAMPLES))
@@ -358,6 +368,24 @@ def _is_whole(place: Path) -> bool:
     except (OSError, ValueError, KeyError, RecursionError):
         return False
     return all((place / file).is_file() and (place / file).stat().st_size == size for file, size in listed.items())
+
+
+def _lock(place: Path) -> bool:
+    """Keeps other processes from removing a cache while this one lives. Returns whether the cache is whole."""
+    with suppress(OSError):  # there is none, or the file system has no locks
+        descriptor = os.open(place / MARK, os.O_RDONLY)
+        earlier, _READ[place] = _READ.get(place), descriptor
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for a process that removes it
+        if earlier is not None:
+            os.close(earlier)
+    return _is_whole(place)
+
+
+def _remove_unread(place: Path) -> None:
+    """Removes a whole cache that no process reads."""
+    with suppress(OSError), (place / MARK).open("r+b") as manifest:  # NFS locks only what may be written
+        if hold(manifest.fileno(), place / MARK) and _is_whole(place):
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def _write_manifest(work: Path) -> None:

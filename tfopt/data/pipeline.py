@@ -31,6 +31,7 @@ from tfopt.report import Decision
 from tfopt.settings.validation import check_value
 
 PREFETCH = 2
+WORKERS_READ = "each worker reads other records in every epoch"
 AUTO_SHARD = {
     "auto": tf.data.experimental.AutoShardPolicy.AUTO,
     "data": tf.data.experimental.AutoShardPolicy.DATA,
@@ -122,8 +123,7 @@ def pipeline(
     )
     _check(config, augment, auto_shard, epoch, training=training, repeat=repeat, device=device)
     part = split or ("train" if training else "validation")
-    mode = "off" if service is not None and training else cache_mode(cache)
-    kept = _kept(data, part, mode, cache_dir, count=auto_shard != "file")
+    kept = _kept(data, part, _cache_mode(config, training=training), cache_dir, count=auto_shard != "file")
     batches = _Batches(
         kept=kept,
         window=config.shuffle_buffer if config.shuffle_buffer != "auto" else kept.window if training else 1,
@@ -285,8 +285,10 @@ def decide(examples: Examples, config: DataConfig | None = None, *, split: Split
         shuffle_buffer 1437 because all training examples
     """
     config = config or DataConfig()
-    kept = keep_examples(examples, split, mode=cache_mode(config.cache), cache_dir=config.cache_dir)
-    decisions = [Decision(setting="cache", value=kept.choice.place, reason=kept.choice.reason)]
+    mode = _cache_mode(config, training=split == "train")
+    kept = keep_examples(examples, split, mode=mode, cache_dir=config.cache_dir)
+    why = kept.choice.reason if mode == cache_mode(config.cache) else WORKERS_READ
+    decisions = [Decision(setting="cache", value=kept.choice.place, reason=why)]
     if split == "train":
         decisions.append(_shuffle_decision(examples, config, kept.window))
     if not config.deterministic:
@@ -312,6 +314,10 @@ def _shuffle_decision(examples: Examples, config: DataConfig, window: int) -> De
         total = "an unknown number" if size is None else f"{size:,}"
         reason = f"of {total} of training examples; more would take long to fill, or much memory"
     return Decision(setting="shuffle_buffer", value=str(window), reason=reason)
+
+
+def _cache_mode(config: DataConfig, *, training: bool) -> CacheMode:
+    return "off" if config.service is not None and training else cache_mode(config.cache)
 
 
 def _kept(data: Any, split: Split, mode: CacheMode, cache_dir: str | None, *, count: bool) -> Kept:
@@ -379,7 +385,7 @@ def _check(
     refused = {
         f"cache={config.cache!r}": (
             config.cache in ("memory", "disk"),
-            "each worker reads other records in every epoch. Set cache='off'",
+            f"{WORKERS_READ}. Set cache='off'",
         ),
         "repeat=True": (repeat, "its workers share the records of one epoch. Leave steps_per_epoch out"),
         f"device={device!r}": (device is not None, "its batches come from other processes. Leave device out"),

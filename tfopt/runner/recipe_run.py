@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import keras
@@ -87,6 +88,9 @@ def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Cons
         print_line(note, console)
     with _seeded(settings.training.seed):
         on_device = any(each.value == "device" for each in places)
+        if on_device:
+            augment = replace(settings.data.augment, where="device")
+            decided = replace(decided, data=replace(settings.data, augment=augment))
         work = Work(settings, decided, examples, augmentation, on_device, console)
         console.print(f"\n{work.model.name}: {work.model.count_params():,} parameters, {_sizes(examples)}\n")
         try:

@@ -28,6 +28,7 @@ from tfopt.tasks import Task
 from tfopt.tasks.label_smoothing import smoothed
 from tfopt.training import Ledger, Plan, TrainingConfig, ledger
 from tfopt.training import compile as compile_model
+from tfopt.training.choices import choose_augmentation_place
 from tfopt.training.optimizers import make_optimizer
 from tfopt.training.step.guards import check_weights
 
@@ -203,17 +204,9 @@ def place_augmentation(recipe: Recipe, examples: Examples, plan: Plan) -> tuple[
     Raises:
         ConfigError: The augmentation does not fit the examples or the task.
     """
-    has_gpu = bool(plan.hardware.gpus)
     asked = recipe.data.augment.where
-    if asked != "auto":
-        on_device, reason = asked == "device", "as asked"
-    elif not has_gpu:
-        on_device, reason = False, "no GPU; the pipeline augments while the step computes"
-    elif plan.stage_devices:
-        on_device, reason = False, "only the first stage of a pipeline has the images"
-    else:
-        on_device, reason = True, "leaves the processor free for decoding"
-    augmentation = recipe.data.augmentation(examples, on_gpu=on_device and has_gpu)
+    place, reason = choose_augmentation_place(asked, plan.hardware, in_stages=bool(plan.stage_devices))
+    augmentation = recipe.data.augmentation(examples, on_gpu=place == "device" and bool(plan.hardware.gpus))
     if augmentation is None:
         return None, []
     augmentation.check(examples.decoded("train").batch(1).element_spec)
@@ -222,7 +215,7 @@ def place_augmentation(recipe: Recipe, examples: Examples, plan: Plan) -> tuple[
             f"mixup and cutmix need a task whose targets can be mixed. Received: task={recipe.find_task().name!r}. "
             "Set augment.mixup and augment.cutmix to 0."
         )
-    return augmentation, [Decision(setting="augment.where", value="device" if on_device else "host", reason=reason)]
+    return augmentation, [Decision(setting="augment.where", value=place, reason=reason)]
 
 
 def training_of(settings: Recipe, phase: str) -> TrainingConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
@@ -46,6 +46,29 @@ def choose_precision(requested: str, hardware: Hardware) -> tuple[str, str]:
         return requested, f"as asked; {drawback}" if drawback else "as asked"
     value, reason = _fastest(hardware)
     return value, reason if value == "float32" else f"{reason}; outputs stay float32"
+
+
+def choose_augmentation_place(
+    requested: str, hardware: Hardware, *, in_stages: bool
+) -> tuple[Literal["host", "device"], str]:
+    """Decides whether `tfopt run` augments in the pipeline or in the training step, and gives the reason.
+
+    Args:
+        requested: "auto", "host" or "device".
+        hardware: The machine to decide for.
+        in_stages: Whether the model is divided into stages over devices.
+    Example:
+        >>> machine = Hardware(logical_cores=8, memory_bytes=2**36, tensorflow_version="2.21.0", gpus=())
+        >>> choose_augmentation_place("auto", machine, in_stages=False)
+        ('host', 'no GPU; the pipeline augments while the step computes')
+    """
+    if requested != "auto":
+        return "device" if requested == "device" else "host", "as asked"
+    if not hardware.gpus:
+        return "host", "no GPU; the pipeline augments while the step computes"
+    if in_stages:
+        return "host", "only the first stage of a pipeline has the images"
+    return "device", "leaves the processor free for decoding"
 
 
 def _fastest(hardware: Hardware) -> tuple[str, str]:

@@ -150,7 +150,7 @@ class Plan(Shown):
         found = config.pipeline_arguments() if of_source else {}
         if not config.augments or {"augment", "random_shift"} & given.keys():
             return found
-        if of_source and config.augment.where != "device":
+        if of_source and augments_in_pipeline(config):
             return {**found, "augment": config.augmentation(examples)}
         if training:
             what = "on the device" if of_source else "examples of a source, and these are none"
@@ -261,6 +261,11 @@ def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware 
         decisions=tuple(decisions),
         data=of_recipe if isinstance(of_recipe := getattr(config, "data", None), DataConfig) else None,
     )
+
+
+def augments_in_pipeline(config: DataConfig) -> bool:
+    """Returns whether `Plan.pipeline` augments examples of a source. "auto" is the pipeline, which has the examples."""
+    return config.augments and config.augment.where != "device"
 
 
 def _check_service(plan: Plan) -> None:

@@ -276,3 +276,9 @@ def test_targets_of_the_size_of_the_images_that_stay_in_their_place_are_named():
 def test_a_pipeline_says_that_settings_are_no_augmentation():
     with pytest.raises(ConfigError, match=r"augment=AugmentConfig\(...\). Pass tfopt.data.Augmentation"):
         tfopt.data.pipeline((IMAGES, LABELS), batch_size=2, augment=AugmentConfig(flip="both"))
+
+
+@pytest.mark.parametrize("data", [IMAGES, (IMAGES,)], ids=["array", "tuple"])
+def test_images_without_targets_are_refused(data):
+    with pytest.raises(ConfigError, match=r"must be \(inputs, targets\) .* Received: inputs alone"):
+        tfopt.data.pipeline(data, batch_size=4, random_shift=2)

@@ -334,3 +334,11 @@ def test_names_of_classes_in_another_order_than_the_folders_are_refused(folder):
     assert image_folder(directory=folder, image_size=8, class_names=names).class_names == names
     with pytest.raises(ConfigError, match="class_names must be left out without masks"):
         image_folder(directory=folder, image_size=8, class_names=names[::-1])
+
+
+def test_the_working_directory_has_its_name_and_that_of_its_files(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    examples = image_folder(directory=".", image_size=8)
+    assert examples.name == "image_folder images"
+    path, label = next(iter(examples.train))
+    assert examples.stored.read(path, label)[0] == path  # such as cats/cats_0.jpg

@@ -177,6 +177,25 @@ def through(data, **settings):
     return pipeline(data, batch_size=8, service="grpc://localhost:1", **settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "padding", "steps"),
+    [({}, None, 3), ({"drop_remainder": True}, None, -2), ({}, (0, 0), -2)],
+    ids=["joined", "drop_remainder", "padded"],
+)
+def test_the_number_of_steps_is_that_of_the_batches_or_unknown(settings, padding, steps):
+    """Keras' `fit` ends an epoch after the number that it is told."""
+    records = tf.data.Dataset.range(20)
+    source = Examples(
+        name="numbers",
+        train=records,
+        test=records,
+        outputs=2,
+        decode=lambda number: (tf.fill([number % 3 + 1 if padding else 4], number), number),
+        padding=padding,
+    )
+    assert int(through(source, **settings).cardinality()) == steps
+
+
 def python(number):
     return tf.numpy_function(abs, [number], tf.int64)
 

@@ -225,6 +225,20 @@ def test_a_fit_that_is_overridden_takes_positional_callbacks_and_synchronizes(tw
     np.testing.assert_array_equal(*(replica.numpy() for replica in mean.values))
 
 
+def test_an_interrupted_fit_leaves_the_order_to_the_pipeline_again():
+    class Interrupt(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            raise KeyboardInterrupt
+
+    model, decided = build()
+    compile(model, decided, optimizer="sgd", loss="mse")
+    data = decided.pipeline((X, Y))
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(data, verbose=0, callbacks=[Interrupt()])
+    first, second = (np.concatenate([targets for _, targets in data]) for _ in range(2))
+    assert first.tolist() != second.tolist()
+
+
 def test_a_fit_that_takes_no_callbacks_is_refused_before_the_first_step():
     model, _ = overriding(WithoutCallbacks)
     before = model.get_weights()

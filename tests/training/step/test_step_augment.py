@@ -6,9 +6,11 @@ import pytest
 import tensorflow as tf
 
 import tfopt
+from tfopt.data import DataConfig
 from tfopt.data.augment.augmentation import Augmentation
 from tfopt.data.augment.config import AugmentConfig
 from tfopt.errors import ConfigError
+from tfopt.recipe import Recipe
 from tfopt.training import TrainingConfig, compile, plan
 
 RNG = np.random.default_rng(0)
@@ -179,6 +181,9 @@ def test_what_cannot_be_augmented_in_the_step_is_refused():
         compile(model, decided, loss="mse", augment=AugmentConfig(crop=1, where="host"))
     with pytest.raises(ConfigError, match="augment must be an AugmentConfig, an Augmentation or None"):
         compile(model, decided, loss="mse", augment={"crop": 1})
+    of_recipe = plan(Recipe(name="twice", data=DataConfig(random_shift=1), training=decided.config))
+    with pytest.raises(ConfigError, match=r"plan.pipeline augments already.* set where='device' in the recipe"):
+        compile(model, of_recipe, loss="mse", augment=AUGMENT)
     masks = keras.Model(inputs, keras.layers.Conv2D(2, 1)(inputs))
     with pytest.raises(ConfigError, match="it says whether targets are masks"):
         compile(masks, decided, loss="mse", augment=AUGMENT)

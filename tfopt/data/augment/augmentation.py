@@ -94,7 +94,7 @@ class Augmentation:
                 channels], or a dict or tuple of tensors, of which those with four dimensions are images.
             seed: Two whole numbers.
         Raises:
-            ConfigError: The inputs are not images, or the targets cannot be mixed.
+            ConfigError: The inputs are not images, there are no targets, or they cannot be mixed.
         """
         if self.config.is_off:
             return example
@@ -245,7 +245,12 @@ class Augmentation:
         """
         if self.config.is_off:
             return
-        inputs, targets, *_ = example if isinstance(example, tuple) else (example, None)
+        if not isinstance(example, tuple) or len(example) < 2:
+            raise ConfigError(
+                "Examples must be (inputs, targets) or (inputs, targets, weight) to be augmented. Received: inputs "
+                "alone. Add targets, or turn the augmentation off."
+            )
+        inputs, targets, *_ = example
         images = _images(inputs)
         if not images:
             shapes = [tuple(each.shape) for each in tf.nest.flatten(inputs)]

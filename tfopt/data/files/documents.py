@@ -212,7 +212,7 @@ def read_corpus(
     bytes_read = sum(path.stat().st_size + 1 for path in test)
     tokens_read = sum(len(read[path]) + 1 for path in test)
     each = 1.0 if isinstance(vocabulary, Bytes) or not test else bytes_read / tokens_read
-    return Corpus(root.name, documents, vocabulary, each, notes)
+    return Corpus(root.absolute().name, documents, vocabulary, each, notes)
 
 
 def _standard_library() -> Path:

@@ -167,7 +167,7 @@ class _Images(NamedTuple):
 
         def content(path: Any, target: Any) -> Any:
             # Without the folder, so that the stored bytes do not depend on its place.
-            name = tf.strings.substr(path, len(os.fsencode(f"{self.root}/")), tf.int32.max)
+            name = tf.strings.substr(path, len(os.fsencode(self.root / "x")) - 1, tf.int32.max)
             return name, tf.io.read_file(path), target if masks is None else masks.stored(target)
 
         return Stored(read=content, inputs=self.decoder, targets=None if masks is None else masks.decoder)
@@ -246,7 +246,7 @@ def _examples(
         return tf.data.Dataset.from_tensor_slices(tuple(np.asarray(values)[chosen[name]] for values in records))
 
     return Examples(
-        name=f"image_folder {root.name}",
+        name=f"image_folder {root.absolute().name}",
         train=part("train"),
         test=part("test"),
         validation=part("validation") if len(chosen["validation"]) else None,

@@ -66,11 +66,9 @@ class ThroughService(SameElements):
         local = of_seed(tf.constant(0, tf.int64))
         check_can_be_sent(local)
         # Only an iterator made in Python knows its epoch. Every other use of this data set fails with the reason.
-        refused = local.map(_refuse, num_parallel_calls=None).take(1)
-        if batch_size is not None and count is not None:
-            steps = -(-count // batch_size)
-            refused = refused.repeat().apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-            refused = refused.take(steps)
+        # Each worker has a last batch of its own. Their number is known only if they are joined and none is left out.
+        steps = tf.data.UNKNOWN_CARDINALITY if batch_size is None or count is None else -(-count // batch_size)
+        refused = local.map(_refuse, num_parallel_calls=None).apply(tf.data.experimental.assert_cardinality(steps))
         super().__init__(refused, tf.data.experimental.to_variant(refused))
 
     def __iter__(self) -> Iterator[Any]:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfopt.data.augment.augmentation import Augmentation
 from tfopt.data.augment.config import AugmentConfig
 from tfopt.errors import ConfigError
-from tfopt.training.plan import Plan
+from tfopt.training.plan import Plan, augments_in_pipeline
 
 
 class StepAugmentation:
@@ -83,6 +83,11 @@ def for_model(augment: Augmentation | AugmentConfig | None, model: keras.Model, 
         raise ConfigError(
             "where must not be 'host' for augmentation in the training step. Received: augment with where='host'. "
             "Pass it to the pipeline, or set where='device'."
+        )
+    if plan.data is not None and augments_in_pipeline(plan.data):
+        raise ConfigError(
+            "augment must be left out where plan.pipeline augments already, as the recipe says. Received: augment, and "
+            f"a recipe with where={plan.data.augment.where!r}. Leave it out, or set where='device' in the recipe."
         )
     if augmentation.needs_one_hot and type(model).test_step is not keras.Model.test_step:
         raise ConfigError(

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from tfopt.compat.replace import callbacks_of, replaced
-from tfopt.data.epoch_order import UNCONTROLLED, EpochCounter
+from tfopt.data.epoch_order import EpochCounter
 from tfopt.training.checkpointing.fit_checkpoints import FitCheckpoints
 from tfopt.training.step.execution import Executions
 from tfopt.training.step.guards import Watch
@@ -101,7 +101,6 @@ class FitCallback(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Saves the training as the last step left it."""
-        self._counter.assign(UNCONTROLLED)
         if self._checkpoints is not None:
             self._checkpoints.end()
 

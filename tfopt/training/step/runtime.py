@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tfopt.compat.replace import first_callback, steps_per_execution, unwrap, wrap
 from tfopt.compat.trainer import BUILD, check_fit, compile_config, element_spec, loss_calls, symbolic_build
+from tfopt.data.epoch_order import UNCONTROLLED
 from tfopt.errors import UnsupportedModelError, warn
 from tfopt.training.checkpointing.resume import Resume
 from tfopt.training.distributed.strategy import is_multi_worker
@@ -97,6 +98,7 @@ class Runtime:
             call.set("shuffle", False)  # Keras cannot shuffle a dataset, and warns when it is told to
         with contextlib.ExitStack() as scopes:
             scopes.callback(setattr, self, "_fit", None)
+            scopes.callback(self._plan.epoch.assign, UNCONTROLLED)
             scopes.enter_context(tensor_float_32_scope(self._plan.tensor_float_32))
             data = call.get("x"), call.get("y")
             scopes.enter_context(self._guard.explaining(call.get("class_weight")))
