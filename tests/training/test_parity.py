@@ -389,3 +389,17 @@ def test_statistics_of_batch_norms_are_the_mean_over_the_replicas(two_replicas, 
     assert alone.evaluate(x, y, verbose=0) == pytest.approx(
         [history[f"val_{name}"][-1] for name in ("loss", "accuracy", "weighted")], rel=1e-5
     )
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_replicas_take_a_model_whose_weights_are_all_frozen(two_replicas, accumulate):
+    def frozen_model():
+        model, optimizer = dense_model()
+        model.trainable = False
+        return model, optimizer
+
+    data = dense_data(2 * BATCH)
+    reference, expected = plain(frozen_model, data)
+    model, history = ours(decide(two_replicas, accumulate=accumulate), frozen_model, data)
+    assert_same_figures(history, expected)
+    assert_same_weights(model, reference)

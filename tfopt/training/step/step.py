@@ -363,7 +363,7 @@ def _static_batch_size(x: Any) -> int | None:
 
 def _all_reduce(context: Any, gradients: Sequence[Any]) -> list[Any]:
     present = [gradient for gradient in gradients if gradient is not None]
-    reduced = iter(context.all_reduce(SUM, present))
+    reduced = iter(context.all_reduce(SUM, present) if present else ())  # none if all weights are frozen
     return [None if gradient is None else next(reduced) for gradient in gradients]
 
 
