@@ -36,6 +36,7 @@ import tensorflow as tf
 from tfopt.compat.layers import takes_training
 from tfopt.compat.optimizers import gradients_already_summed
 from tfopt.compat.trainer import built_under, loss_tracker, losses_not_scaled, symbolic_call
+from tfopt.training.checkpointing.state import differs_between_replicas
 from tfopt.training.distributed.whole_batch import division
 from tfopt.training.losses import Part, compute_loss, counts_of, divided_losses
 from tfopt.training.pipeline_parallel.step import Stages
@@ -148,7 +149,11 @@ class Step:
 
         These are linear in the updates. So the result is the same as if they were averaged after every step.
         """
-        local = [v for v in self._model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
+        local = [
+            variable
+            for variable in self._model.non_trainable_variables
+            if tf.as_dtype(variable.dtype).is_floating and differs_between_replicas(variable)
+        ]
         if not local:
             return
 
