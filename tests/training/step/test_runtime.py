@@ -552,3 +552,14 @@ def test_a_pipeline_over_two_devices_trains_like_one_device():
         for slot in ("momentum", "velocity"):
             assert next(device for path, device in slots.items() if f"{name}_{slot}" in path) == variable.value.device
     np.testing.assert_allclose(model.predict(X, verbose=0), single.predict(X, verbose=0), rtol=1e-4, atol=1e-5)
+
+
+def test_micro_batches_take_a_kernel_of_one_input_on_sequences():
+    def train(accumulate):
+        _, decided = build(accumulate=accumulate)
+        model = keras.Sequential([keras.Input((4, 1)), keras.layers.Dense(1, kernel_initializer="ones")])
+        compile(model, decided, optimizer="sgd", loss="mse")
+        model.fit(decided.pipeline((X[..., None], Y), training=False), verbose=0)
+        return model.get_weights()[0]
+
+    np.testing.assert_allclose(train(2), train(1), rtol=1e-5)  # its gradient's static shape is (None, 1)

@@ -202,7 +202,7 @@ class Step:
             self._record(loss, end - begin, part_x, part_y, y_pred, part_weight)
             unused[:] = [place for place, gradient in enumerate(gradients) if gradient is None]
             added = [
-                before if gradient is None else before + tf.convert_to_tensor(gradient)
+                before if gradient is None else before + tf.ensure_shape(tf.convert_to_tensor(gradient), before.shape)
                 for before, gradient in zip(sums, gradients, strict=True)
             ]
             return index + 1, *added
