@@ -122,7 +122,7 @@ def compile(
 
     # Under a strategy, Keras runs a model's own train_step without XLA, and one step at a time.
     limited = own_step and plan.strategy is not None
-    jit_compile = plan.jit_compile and not blockers and not limited
+    jit_compile = plan.jit_compile and not (blockers or limited or options.get("run_eagerly"))
     steps = 1 if limited else plan.steps_per_execution
     of_plan = {"jit_compile": jit_compile, "steps_per_execution": steps}
     arguments = compile_arguments(model, {"optimizer": optimizer, "loss": loss, "metrics": metrics, **options}, of_plan)

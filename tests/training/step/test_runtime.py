@@ -563,3 +563,32 @@ def test_micro_batches_take_a_kernel_of_one_input_on_sequences():
         return model.get_weights()[0]
 
     np.testing.assert_allclose(train(2), train(1), rtol=1e-5)  # its gradient's static shape is (None, 1)
+
+
+@pytest.mark.parametrize("settings", [{}, {"accumulate": 2}, {"jit_compile": True, "steps_per_execution": 1}])
+def test_with_run_eagerly_layers_see_values_and_the_weights_are_the_same(settings):
+    seen = []
+
+    class Seen(keras.layers.Layer):
+        supports_masking = True
+
+        def call(self, x):
+            if x.shape[0]:
+                seen.append(x.numpy())
+            return x
+
+    def train(**options):
+        _, decided = build(**settings)
+        model = keras.Sequential(
+            [keras.Input((4, 1)), keras.layers.Masking(), Seen(), keras.layers.Dense(1, kernel_initializer="ones")]
+        )
+        compile(model, decided, optimizer="sgd", loss="mse", **options)
+        model.fit(decided.pipeline((X[..., None], X[..., None]), training=False), verbose=0)
+        return model
+
+    as_graph = train()
+    assert not seen
+    eager = train(run_eagerly=True)
+    assert seen
+    assert not eager.jit_compile
+    np.testing.assert_allclose(eager.get_weights()[0], as_graph.get_weights()[0], rtol=1e-5)

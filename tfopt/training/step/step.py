@@ -92,11 +92,11 @@ class Step:
         # XLA compiles the whole step, or only the parts without communication.
         whole = jit_compile and not distributed and accumulate == 1 and stages is None
         inner = jit_compile and not whole and stages is None
-        self._forward_backward = _compiled(self._forward_backward_once, inner)
-        self._forward = _compiled(self._forward_once, inner)
-        self._update = _compiled(self._apply_gradients, inner and not distributed)
-        self._train_one_device = _traced(self._train_on_replica, whole)
-        self._test_one_device = _traced(self._test_on_replica, whole)
+        self._forward_backward = self._compiled(self._forward_backward_once, inner)
+        self._forward = self._compiled(self._forward_once, inner)
+        self._update = self._compiled(self._apply_gradients, inner and not distributed)
+        self._train_one_device = self._traced(self._train_on_replica, whole)
+        self._test_one_device = self._traced(self._test_on_replica, whole)
 
     def prepare(self, spec: Any) -> None:
         """Finds out which losses count some items only, such as those under a mask.
@@ -136,6 +136,15 @@ class Step:
     def spec(self, batch: Any) -> Any:
         """Returns the specs of a batch as the model is trained on it."""
         return batch if self._augment is None or batch is None else self._augment.spec(*_unpack(batch))
+
+    def _compiled(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
+        return self._traced(function, True) if jit_compile else function
+
+    def _traced(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
+        # A partial: see Execution in execution.py.
+        partial = functools.partial(tf.autograph.experimental.do_not_convert(function))
+        traced = tf.function(partial, jit_compile=jit_compile or None, reduce_retracing=True)
+        return lambda *args: (function if self._model.run_eagerly else traced)(*args)
 
     def _augmented(self, data: Any) -> Any:
         # Outside of XLA, which has no kernel for the projective transform.
@@ -370,15 +379,3 @@ def _all_reduce(context: Any, gradients: Sequence[Any]) -> list[Any]:
     present = [gradient for gradient in gradients if gradient is not None]
     reduced = iter(context.all_reduce(SUM, present) if present else ())  # none if all weights are frozen
     return [None if gradient is None else next(reduced) for gradient in gradients]
-
-
-def _compiled(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-    if not jit_compile:
-        return function
-    return _traced(function, True)
-
-
-def _traced(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-    # A partial: see Execution in execution.py.
-    function = functools.partial(tf.autograph.experimental.do_not_convert(function))
-    return tf.function(function, jit_compile=jit_compile or None, reduce_retracing=True)
