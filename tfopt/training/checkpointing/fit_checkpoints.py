@@ -194,8 +194,9 @@ class FitCheckpoints:
             resumed.metrics = arrays
         set_initial_epoch(self._model, position.epoch)
 
-    def begin_epoch(self) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         """Restores the metrics of a resumed epoch; else saves the end of the epoch before, callbacks included."""
+        self._position.epoch = epoch  # which may begin with fit's initial_epoch
         if self._resumed.metrics is not None:
             write_state(self._model, self._resumed.metrics, only="metrics/")  # Keras has just reset them
             self._resumed.metrics = None

@@ -79,7 +79,7 @@ class FitCallback(keras.callbacks.Callback):
         # With steps_per_epoch, Keras makes the iterator before this call, or keeps that of the epoch before.
         self._counter.assign(epoch, at_once=executions.iterator.steps_per_epoch is None)
         if self._checkpoints is not None:
-            self._checkpoints.begin_epoch()
+            self._checkpoints.begin_epoch(epoch)
 
     def replay(self, iterator: Any, count: int) -> int:
         """Skips the batches that the resumed training has done. Returns how many of `count` steps they are."""
