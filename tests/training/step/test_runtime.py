@@ -440,6 +440,23 @@ def test_where_xla_fails_the_first_step_the_training_goes_on_without_and_loses_n
         np.testing.assert_array_equal(one, other)
 
 
+def test_where_xla_fails_the_first_step_after_a_resume_within_a_call_the_training_goes_on_without(tmp_path):
+    def train(**settings):
+        _, decided = build(checkpoint_dir=str(tmp_path), **settings)
+        model = keras.Sequential([keras.Input((4,)), Unsupported(name="words"), keras.layers.Dense(1)])
+        compile(model, decided, optimizer="sgd", loss="mse")
+        stop = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: 1 / (batch - 1))
+        model.fit(decided.pipeline((X, Y)), verbose=0, callbacks=[] if settings["jit_compile"] else [stop])
+        return model
+
+    with pytest.raises(ZeroDivisionError):
+        train(jit_compile=False, checkpoint_every=2, steps_per_execution=2)
+    with pytest.warns(TfoptWarning, match=r"'words'.*goes on without XLA"):
+        model = train(jit_compile=True, steps_per_execution=3)
+    assert ledger(model).resumed_from == 2
+    assert model.optimizer.iterations.numpy() == 5
+
+
 def test_a_layer_that_says_it_cannot_be_compiled_is_named_before_training():
     decided = plan(TrainingConfig(precision="float32", jit_compile=True, global_batch_size=8))
     model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.CutMix(name="mix"), keras.layers.Flatten()])
