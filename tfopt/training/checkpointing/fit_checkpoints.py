@@ -234,6 +234,12 @@ class FitCheckpoints:
         averaged = averaged_variables(self._model)
         self._last_step = read_state(self._model, averaged) if averaged else {}
 
+    def before_averages(self) -> None:
+        """Notes the weights as callbacks left them, before Keras writes their averages into them (`use_ema`)."""
+        now = read_state(self._model, averaged_variables(self._model)) if self._last_step else {}
+        if not self._are_swapped(now):
+            self._last_step = now
+
     def end(self) -> None:
         """Saves the training as its last step left it, and adds the earlier epochs to Keras' history."""
         if self.step > self._resumed.step:
@@ -336,8 +342,11 @@ class FitCheckpoints:
         that callbacks make to weights at the end of an epoch are saved.
         """
         state = read_state(self._model)
-        swapped = any(not _same(state[name], value) for name, value in self._last_step.items() if _is_average(name))
-        return state | self._last_step if averages_are_written or (self._position.in_epoch == 0 and swapped) else state
+        swapped = self._position.in_epoch == 0 and self._are_swapped(state)
+        return state | self._last_step if averages_are_written or swapped else state
+
+    def _are_swapped(self, state: Mapping[str, np.ndarray]) -> bool:
+        return any(not _same(state[name], value) for name, value in self._last_step.items() if _is_average(name))
 
     def _whole_history(self) -> tuple[dict[str, list[float]], list[int]]:
         """Returns what Keras logged before this fit and in it."""
