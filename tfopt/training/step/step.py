@@ -38,7 +38,7 @@ from tfopt.compat.optimizers import gradients_already_summed
 from tfopt.compat.trainer import built_under, loss_tracker, losses_not_scaled, symbolic_call
 from tfopt.training.checkpointing.state import differs_between_replicas
 from tfopt.training.distributed.whole_batch import division
-from tfopt.training.losses import Part, compute_loss, counts_of, divided_losses
+from tfopt.training.losses import Part, compute_loss, counts_of, visible_reductions
 from tfopt.training.pipeline_parallel.step import Stages
 from tfopt.training.step.augment import StepAugmentation
 
@@ -122,13 +122,13 @@ class Step:
         if not self.is_distributed:
             self._train_one_device(self._augmented(data))
             return
-        with gradients_already_summed(self._model.optimizer), losses_not_scaled(), divided_losses():
+        with gradients_already_summed(self._model.optimizer), losses_not_scaled(), visible_reductions():
             self._strategy.run(lambda data: self._train_on_replica(self._augmented(data)), args=(data,))
 
     def test(self, data: Any) -> None:
         """Evaluates the model on one batch, distributed or not, and updates its metrics."""
         if self.is_distributed:
-            with losses_not_scaled(), divided_losses():
+            with losses_not_scaled(), visible_reductions():
                 self._strategy.run(lambda data: self._test_on_replica(self._unchanged(data)), args=(data,))
         else:
             self._test_one_device(self._unchanged(data))
@@ -185,12 +185,12 @@ class Step:
             self._record(loss, _batch_size(x), x, y, y_pred, weight)
         else:
             total = context.all_reduce(SUM, _batch_size(x)) if self.is_distributed else _batch_size(x)
-            gradients = self._micro_batches(x, y, weight, total)
+            gradients = self._accumulated_gradients(x, y, weight, total)
         if self.is_distributed:
             gradients = _all_reduce(context, gradients)
         self._update(gradients)
 
-    def _micro_batches(self, x: Any, y: Any, weight: Any, total: Any) -> list[Any]:
+    def _accumulated_gradients(self, x: Any, y: Any, weight: Any, total: Any) -> list[Any]:
         """Returns the gradients summed over micro-batches. They run one after the other, in the same memory.
 
         A replica with fewer examples than micro-batches runs one micro-batch for each example.
@@ -241,6 +241,7 @@ class Step:
         with tf.GradientTape() as tape:
             y_pred = self._call(x, training=True)
             loss = self._loss(x, y, y_pred, weight, training=True, part=part)
+            # The loss is divided here: each part of the batch counts by its share.
             weighted = loss if part is None else loss * tf.cast(part.share, loss.dtype)
             scaled = model.optimizer.scale_loss(weighted)
         return loss, y_pred, tape.gradient(scaled, variables)
