@@ -9,6 +9,17 @@ state is the one that `fit` ended with. The two differ if Keras writes averages 
 callback changes the weights at the end, such as EarlyStopping that restores the best ones. A `fit` that has nothing to
 train returns the second state.
 
+A fit calls these methods in this order; `begin_epoch`, `end_epoch` and `end` before other callbacks hear of the same:
+
+| method | what is saved |
+|---|---|
+| `begin_epoch` | with "epoch", the end of the epoch before, with what callbacks changed |
+| `after` (a call of the step) | the step, if it is time or SIGTERM came |
+| `end_epoch` | nothing; notes the averaged weights before callbacks swap them |
+| `before_averages` | nothing; notes the weights before `use_ema` overwrites them |
+| `end` | the last step |
+| `finish` (after `fit`) | the last step again, with the state that `fit` ended with, if it differs |
+
 In a multi-worker training, every worker holds values of its own (metrics, statistics). So all workers take part in
 each save, and the chief writes the file. They must save at the same step. SIGTERM reaches them at different moments, so
 after each call they agree on whether one of them received it.
