@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
 from tfopt.models import mlp
 from tfopt.training import TrainingConfig, compile, plan
 
@@ -18,6 +18,15 @@ def test_a_config_in_place_of_the_plan_is_refused_with_the_remedy():
     message = r"plan must be a Plan. Received: plan=TrainingConfig\(...\). Pass tfopt.plan\(config\)."
     with pytest.raises(ConfigError, match=message):
         compile(mlp((4,), 3), TrainingConfig())
+
+
+def test_optimizer_settings_without_effect_draw_a_warning_that_names_the_remedy():
+    decided = plan(TrainingConfig(precision="float32", optimizer="sgd", learning_rate=0.1))
+    model = mlp((4,), 3)
+    message = r"optimizer='sgd', learning_rate=0.1 has no effect: .* Pass optimizer=plan.optimizer\(steps_per_epoch"
+    with pytest.warns(TfoptWarning, match=message):
+        compile(model, decided, loss=loss())
+    compile(model, decided, optimizer=decided.optimizer(steps_per_epoch=2), loss=loss())
 
 
 def loss():
@@ -103,8 +112,8 @@ def test_ten_steps_per_execution_see_every_example_and_give_the_same(examples):
 
 
 def test_fit_evaluate_and_predict_on_two_replicas(two_replicas):
-    decided = plan(TrainingConfig(precision="float32", strategy=two_replicas, global_batch_size=8, learning_rate=0.05))
-    model = build(decided, metrics=["accuracy", CountExamples()])
+    decided = plan(TrainingConfig(precision="float32", strategy=two_replicas, global_batch_size=8))
+    model = build(decided, optimizer=keras.optimizers.Adam(0.05), metrics=["accuracy", CountExamples()])
     history = model.fit(decided.pipeline((X, Y)), epochs=8, shuffle=False, verbose=0).history
     assert history["examples"] == [len(X)] * 8
     assert history["loss"][-1] < history["loss"][0]

@@ -389,3 +389,28 @@ def test_statistics_of_batch_norms_are_the_mean_over_the_replicas(two_replicas, 
     assert alone.evaluate(x, y, verbose=0) == pytest.approx(
         [history[f"val_{name}"][-1] for name in ("loss", "accuracy", "weighted")], rel=1e-5
     )
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_replicas_take_a_model_whose_weights_are_all_frozen(two_replicas, accumulate):
+    def frozen_model():
+        model, optimizer = dense_model()
+        model.trainable = False
+        return model, optimizer
+
+    data = dense_data(2 * BATCH)
+    reference, expected = plain(frozen_model, data)
+    model, history = ours(decide(two_replicas, accumulate=accumulate), frozen_model, data)
+    assert_same_figures(history, expected)
+    assert_same_weights(model, reference)
+
+
+def test_frozen_weights_are_not_averaged_over_the_replicas(two_replicas):
+    largest = np.finfo("float32").max  # the sum of two is infinite
+
+    def build():
+        frozen = keras.layers.Dense(CLASSES, bias_initializer=keras.initializers.Constant(largest), trainable=False)
+        return keras.Sequential([keras.Input((6,)), keras.layers.Dense(4), frozen]), keras.optimizers.SGD(0.1)
+
+    model, _ = ours(decide(two_replicas), build, dense_data(BATCH))
+    np.testing.assert_array_equal(model.layers[1].bias, largest)

@@ -6,6 +6,10 @@ layer. It is set on the built variable and not as the layer's `kernel_constraint
 contain it: a saved model has plain zeros and plain layers, and loads without tfopt. After loading, `keep_zeros` makes
 masks of the zeros, and `choose_masks` chooses the zeros first again, so that a second `prune` continues from the result
 of the first.
+
+Masks are applied in four places: by the optimizer after each update (the constraint); by `assign`, when a mask changes;
+at the end of a training by the schedules, since callbacks may have written weights; and at the end of `fit` by
+`hold_masks` of tfopt.training, since `use_ema` averages weights before their masks are applied.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from tfopt.profiling.tensor_cores import tensor_core_alignment as tensor_core_al
 from tfopt.report import PassReport, Skip
 from tfopt.settings.validation import check_type
 from tfopt.training.compile_report import lost_by_own_step, own_loss, report_of
+from tfopt.training.config import TrainingConfig
 from tfopt.training.distributed.strategy import on_replicas
 from tfopt.training.distributed.whole_batch import approximated_metrics, check_given_losses, division
 from tfopt.training.pipeline_parallel.step import Stages, split
@@ -31,6 +32,18 @@ from tfopt.training.step.augment import StepAugmentation, for_model
 from tfopt.training.step.calls import compile_arguments
 from tfopt.training.step.step import KerasStep, Step
 from tfopt.training.xla import xla_blockers
+
+# The settings that an optimizer is made of.
+OF_OPTIMIZER = (
+    "optimizer",
+    "learning_rate",
+    "decay",
+    "warmup_epochs",
+    "base_batch_size",
+    "optimizer_arguments",
+    "weight_decay",
+    "ema_momentum",
+)
 
 
 def compile(
@@ -57,10 +70,11 @@ def compile(
     Args:
         model: Any Keras model, built under `plan.scope()`.
         plan: The plan that `tfopt.plan` returned.
-        optimizer, loss, metrics, options: As in `keras.Model.compile`, or in the `compile` of the model's class. Losses
-            must average over the batch, which is
-            Keras' default. If replicas or micro-batches divide it, a loss in which examples meet, such as Dice over all
-            of them, is refused; masks and weights count as in the whole batch.
+        optimizer, loss, metrics, options: As in `keras.Model.compile`, or in the `compile` of the model's class. An
+            optimizer that is named has Keras' default settings; `plan.optimizer(steps_per_epoch=...)` makes one with
+            those of the config. Losses must average over the batch, which is Keras' default. If replicas or
+            micro-batches divide it, a loss in which examples meet, such as Dice over all of them, is refused; masks and
+            weights count as in the whole batch.
         augment: Random changes of the images of each training step, on the device; see tfopt.data.AugmentConfig. They
             are not part of the model: evaluation, prediction and exports see the images as they are. With mixup or
             cutmix, the loss takes shares of each class, such as CategoricalCrossentropy.
@@ -101,13 +115,14 @@ def compile(
     blockers = list(xla_blockers(model)) if plan.jit_compile else []
     if blockers and plan.config.jit_compile is True:
         _warn_of_blocker(blockers[0])
+    _warn_of_unused_settings(plan.config, optimizer)
     chosen_half = plan.config.precision == "auto" and plan.precision != "float32"
     if not chosen_half:
         _warn_of_half_outputs(model)
 
     # Under a strategy, Keras runs a model's own train_step without XLA, and one step at a time.
     limited = own_step and plan.strategy is not None
-    jit_compile = plan.jit_compile and not blockers and not limited
+    jit_compile = plan.jit_compile and not (blockers or limited or options.get("run_eagerly"))
     steps = 1 if limited else plan.steps_per_execution
     of_plan = {"jit_compile": jit_compile, "steps_per_execution": steps}
     arguments = compile_arguments(model, {"optimizer": optimizer, "loss": loss, "metrics": metrics, **options}, of_plan)
@@ -276,6 +291,17 @@ def _check_own_step(model: keras.Model, plan: Plan, augmentation: StepAugmentati
             f"{', '.join(refused)} needs tfopt's training step. Received: {model.name!r}, whose class "
             f"{type(model).__name__} has its own train_step. Leave it out, or override compute_loss instead of "
             "train_step."
+        )
+
+
+def _warn_of_unused_settings(config: TrainingConfig, optimizer: Any) -> None:
+    default = TrainingConfig()
+    unused = {name: getattr(config, name) for name in OF_OPTIMIZER if getattr(config, name) != getattr(default, name)}
+    if unused and isinstance(optimizer, str):
+        settings = ", ".join(f"{name}={value!r}" for name, value in unused.items())
+        warn(
+            f"The TrainingConfig's {settings} has no effect: the model trains with Keras' default {optimizer!r}. Pass "
+            "optimizer=plan.optimizer(steps_per_epoch=...) to compile."
         )
 
 

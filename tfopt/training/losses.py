@@ -94,7 +94,7 @@ def loss_of_part(compute: Callable[[], Any], part: Part) -> Any:
         weight = tf.math.divide_no_nan(count, next(totals) * tf.cast(part.share, "float32"))
         return loss * tf.cast(weight, loss.dtype)
 
-    with divided_losses(), _visiting(weigh):
+    with visible_reductions(), _visiting(weigh):
         return compute()
 
 
@@ -112,13 +112,13 @@ def counts_of(compute: Callable[[], Any], model: keras.Model | None = None) -> l
     # In this scope, Keras hands None to a regularizer unless the weight has a value of its own.
     weights = [] if model is None else model.trainable_weights
     regularized = [(weight, weight.value) for weight in weights if weight.regularizer is not None]
-    with divided_losses(), _visiting(note), keras.StatelessScope(regularized):
+    with visible_reductions(), _visiting(note), keras.StatelessScope(regularized):
         compute()
     return counts
 
 
 @contextlib.contextmanager
-def divided_losses() -> Iterator[None]:
+def visible_reductions() -> Iterator[None]:
     """Lets the losses be visited that Keras computes within it.
 
     What is traced for several replicas must be within one such scope, since their threads take turns.

@@ -225,6 +225,18 @@ def test_averages_of_weights_are_what_fit_returns_and_not_what_training_goes_on_
     assert_same(train(tmp_path, epochs=4, **AVERAGING), train(None, epochs=4, **AVERAGING))
 
 
+class Halve(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        for weight in self.model.trainable_variables:
+            weight.assign(weight.value / 2)
+
+
+def test_training_goes_on_from_the_weights_that_callbacks_left_before_the_averages(tmp_path):
+    train(tmp_path, epochs=1, callbacks=[Halve()], **AVERAGING)
+    resumed = train(tmp_path, epochs=2, callbacks=[Halve()], **AVERAGING)
+    assert_same(resumed, train(None, epochs=2, callbacks=[Halve()], **AVERAGING))
+
+
 def test_averages_that_a_callback_swaps_in_are_not_what_training_goes_on_from(tmp_path):
     def swap():
         return keras.callbacks.SwapEMAWeights(swap_on_epoch=True)

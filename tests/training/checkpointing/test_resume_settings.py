@@ -27,6 +27,7 @@ def train(
     loss="mse",
     metrics=(),
     zeros=0.0,
+    initial_epoch=0,
     **settings,
 ):
     config = TrainingConfig(
@@ -43,7 +44,7 @@ def train(
 
     pruning = [PruningSchedule(model, PruningConfig(target_sparsity=zeros, frequency=1))] if zeros else []
     callbacks = [*callbacks, *pruning, keras.callbacks.LambdaCallback(on_train_batch_end=stop)]
-    model.fit(decided.pipeline((X, Y)), epochs=epochs, verbose=0, callbacks=callbacks)
+    model.fit(decided.pipeline((X, Y)), epochs=epochs, initial_epoch=initial_epoch, verbose=0, callbacks=callbacks)
     return model
 
 
@@ -150,3 +151,14 @@ def test_a_directory_that_cannot_be_written_is_refused_before_the_first_step(tmp
     with pytest.raises(ConfigError, match="checkpoint_dir must be a directory that can be written"):
         train("/proc/checkpoints", callbacks=[count])
     assert not steps
+
+
+def test_a_training_that_began_at_a_later_epoch_goes_on_in_it(tmp_path):
+    begun = []
+    note = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: begun.append(epoch))
+    settings = {"epochs": 4, "checkpoint_every": 2, "callbacks": [note]}
+    with pytest.raises(Stop):
+        train(tmp_path, stop_after=4, initial_epoch=3, **settings)
+    model = train(tmp_path, **settings)
+    assert begun == [3, 3]
+    assert model.optimizer.iterations.numpy() == 6

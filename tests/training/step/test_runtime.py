@@ -454,6 +454,23 @@ def test_where_xla_fails_the_first_step_the_training_goes_on_without_and_loses_n
         np.testing.assert_array_equal(one, other)
 
 
+def test_where_xla_fails_the_first_step_after_a_resume_within_a_call_the_training_goes_on_without(tmp_path):
+    def train(**settings):
+        _, decided = build(checkpoint_dir=str(tmp_path), **settings)
+        model = keras.Sequential([keras.Input((4,)), Unsupported(name="words"), keras.layers.Dense(1)])
+        compile(model, decided, optimizer="sgd", loss="mse")
+        stop = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: 1 / (batch - 1))
+        model.fit(decided.pipeline((X, Y)), verbose=0, callbacks=[] if settings["jit_compile"] else [stop])
+        return model
+
+    with pytest.raises(ZeroDivisionError):
+        train(jit_compile=False, checkpoint_every=2, steps_per_execution=2)
+    with pytest.warns(TfoptWarning, match=r"'words'.*goes on without XLA"):
+        model = train(jit_compile=True, steps_per_execution=3)
+    assert ledger(model).resumed_from == 2
+    assert model.optimizer.iterations.numpy() == 5
+
+
 def test_a_layer_that_says_it_cannot_be_compiled_is_named_before_training():
     decided = plan(TrainingConfig(precision="float32", jit_compile=True, global_batch_size=8))
     model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.CutMix(name="mix"), keras.layers.Flatten()])
@@ -566,3 +583,43 @@ def test_a_pipeline_over_two_devices_trains_like_one_device():
         for slot in ("momentum", "velocity"):
             assert next(device for path, device in slots.items() if f"{name}_{slot}" in path) == variable.value.device
     np.testing.assert_allclose(model.predict(X, verbose=0), single.predict(X, verbose=0), rtol=1e-4, atol=1e-5)
+
+
+def test_micro_batches_take_a_kernel_of_one_input_on_sequences():
+    def train(accumulate):
+        _, decided = build(accumulate=accumulate)
+        model = keras.Sequential([keras.Input((4, 1)), keras.layers.Dense(1, kernel_initializer="ones")])
+        compile(model, decided, optimizer="sgd", loss="mse")
+        model.fit(decided.pipeline((X[..., None], Y), training=False), verbose=0)
+        return model.get_weights()[0]
+
+    np.testing.assert_allclose(train(2), train(1), rtol=1e-5)  # its gradient's static shape is (None, 1)
+
+
+@pytest.mark.parametrize("settings", [{}, {"accumulate": 2}, {"jit_compile": True, "steps_per_execution": 1}])
+def test_with_run_eagerly_layers_see_values_and_the_weights_are_the_same(settings):
+    seen = []
+
+    class Seen(keras.layers.Layer):
+        supports_masking = True
+
+        def call(self, x):
+            if x.shape[0]:
+                seen.append(x.numpy())
+            return x
+
+    def train(**options):
+        _, decided = build(**settings)
+        model = keras.Sequential(
+            [keras.Input((4, 1)), keras.layers.Masking(), Seen(), keras.layers.Dense(1, kernel_initializer="ones")]
+        )
+        compile(model, decided, optimizer="sgd", loss="mse", **options)
+        model.fit(decided.pipeline((X[..., None], X[..., None]), training=False), verbose=0)
+        return model
+
+    as_graph = train()
+    assert not seen
+    eager = train(run_eagerly=True)
+    assert seen
+    assert not eager.jit_compile
+    np.testing.assert_allclose(eager.get_weights()[0], as_graph.get_weights()[0], rtol=1e-5)

@@ -9,6 +9,17 @@ state is the one that `fit` ended with. The two differ if Keras writes averages 
 callback changes the weights at the end, such as EarlyStopping that restores the best ones. A `fit` that has nothing to
 train returns the second state.
 
+A fit calls these methods in this order; `begin_epoch`, `end_epoch` and `end` before other callbacks hear of the same:
+
+| method | what is saved |
+|---|---|
+| `begin_epoch` | with "epoch", the end of the epoch before, with what callbacks changed |
+| `after` (a call of the step) | the step, if it is time or SIGTERM came |
+| `end_epoch` | nothing; notes the averaged weights before callbacks swap them |
+| `before_averages` | nothing; notes the weights before `use_ema` overwrites them |
+| `end` | the last step |
+| `finish` (after `fit`) | the last step again, with the state that `fit` ended with, if it differs |
+
 In a multi-worker training, every worker holds values of its own (metrics, statistics). So all workers take part in
 each save, and the chief writes the file. They must save at the same step. SIGTERM reaches them at different moments, so
 after each call they agree on whether one of them received it.
@@ -194,8 +205,9 @@ class FitCheckpoints:
             resumed.metrics = arrays
         set_initial_epoch(self._model, position.epoch)
 
-    def begin_epoch(self) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         """Restores the metrics of a resumed epoch; else saves the end of the epoch before, callbacks included."""
+        self._position.epoch = epoch  # which may begin with fit's initial_epoch
         if self._resumed.metrics is not None:
             write_state(self._model, self._resumed.metrics, only="metrics/")  # Keras has just reset them
             self._resumed.metrics = None
@@ -232,6 +244,12 @@ class FitCheckpoints:
         self._position.epoch, self._position.in_epoch = epoch + 1, 0
         averaged = averaged_variables(self._model)
         self._last_step = read_state(self._model, averaged) if averaged else {}
+
+    def before_averages(self) -> None:
+        """Notes the weights as callbacks left them, before Keras writes their averages into them (`use_ema`)."""
+        now = read_state(self._model, averaged_variables(self._model)) if self._last_step else {}
+        if not self._are_swapped(now):
+            self._last_step = now
 
     def end(self) -> None:
         """Saves the training as its last step left it, and adds the earlier epochs to Keras' history."""
@@ -335,8 +353,11 @@ class FitCheckpoints:
         that callbacks make to weights at the end of an epoch are saved.
         """
         state = read_state(self._model)
-        swapped = any(not _same(state[name], value) for name, value in self._last_step.items() if _is_average(name))
-        return state | self._last_step if averages_are_written or (self._position.in_epoch == 0 and swapped) else state
+        swapped = self._position.in_epoch == 0 and self._are_swapped(state)
+        return state | self._last_step if averages_are_written or swapped else state
+
+    def _are_swapped(self, state: Mapping[str, np.ndarray]) -> bool:
+        return any(not _same(state[name], value) for name, value in self._last_step.items() if _is_average(name))
 
     def _whole_history(self) -> tuple[dict[str, list[float]], list[int]]:
         """Returns what Keras logged before this fit and in it."""

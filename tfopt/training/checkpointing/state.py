@@ -295,14 +295,23 @@ def local_replicas(value: Any) -> dict[int, tf.Variable]:
     return {int(number): replica for number, replica in zip(local(numbers), local(value), strict=True)}
 
 
-def _differs_between_replicas(key: str, variable: Any) -> bool:
+def differs_between_replicas(variable: Any) -> bool:
+    """Returns whether each replica updates a variable of a model or metric by itself.
+
+    Example:
+        >>> differs_between_replicas(keras.layers.BatchNormalization().add_weight((2,), trainable=False))
+        False
+    """
     value = variable.value
     if not isinstance(value, tf.distribute.DistributedValues):
         return False
-    if value.synchronization == tf.VariableSynchronization.ON_READ:
-        return True
     # `value.trainable` is set when the variable is made. A frozen layer's weights have the same value on all replicas.
-    return key.startswith(("model/", "metrics/")) and not value.trainable
+    return value.synchronization == tf.VariableSynchronization.ON_READ or not value.trainable
+
+
+def _differs_between_replicas(key: str, variable: Any) -> bool:
+    # Optimizers and constraints do not train their variables either, but update them alike on all replicas.
+    return key.startswith(("model/", "metrics/")) and differs_between_replicas(variable)
 
 
 def _read(variable: tf.Variable) -> np.ndarray:

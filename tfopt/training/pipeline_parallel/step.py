@@ -31,7 +31,7 @@ import tensorflow as tf
 from tfopt.compat.layers import standardize_inputs
 from tfopt.compat.trainer import loss_of
 from tfopt.errors import ConfigError, unknown_name
-from tfopt.training.losses import Part, compute_loss, counts_of, divided_losses
+from tfopt.training.losses import Part, compute_loss, counts_of, visible_reductions
 from tfopt.training.pipeline_parallel.passes import (
     MicroBatch,
     Pass,
@@ -178,7 +178,7 @@ class Stages:
         parts = micro_batches_of(x, micro_batches)
         batches = [part.of((x, y, sample_weight)) for part in parts]
         forward = [self._forward(batch[0]) for batch in batches]
-        with divided_losses(), tf.device(self.records[-1].device):
+        with visible_reductions(), tf.device(self.records[-1].device):
             counts = [
                 [count * tf.cast(part.size > 0, count.dtype) for count in self._counts(batch, passed)]
                 for batch, part, passed in zip(batches, parts, forward, strict=True)

@@ -71,6 +71,7 @@ class FitCallback(keras.callbacks.Callback):
             iterator = self._begun_executions().iterator
             self._checkpoints.begin(self.params, iterator.steps_per_epoch, iterator.data_adapter.num_batches)
             self._steps_done = self._ledger.resumed_from = self._checkpoints.step
+            self.scopes.enter_context(_told_of_averages(self.model.optimizer, self._checkpoints))
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Sets the number of the epoch, which decides the order of its data."""
@@ -79,7 +80,7 @@ class FitCallback(keras.callbacks.Callback):
         # With steps_per_epoch, Keras makes the iterator before this call, or keeps that of the epoch before.
         self._counter.assign(epoch, at_once=executions.iterator.steps_per_epoch is None)
         if self._checkpoints is not None:
-            self._checkpoints.begin_epoch()
+            self._checkpoints.begin_epoch(epoch)
 
     def replay(self, iterator: Any, count: int) -> int:
         """Skips the batches that the resumed training has done. Returns how many of `count` steps they are."""
@@ -116,6 +117,17 @@ class FitCallback(keras.callbacks.Callback):
     def _tell_last_batch(self, tell: Callable[..., None], batch: int, logs: Any = None) -> None:
         """Tells a callback which batch was the last: Keras numbers the last batch of a call before the call."""
         tell(batch if self.executions is None else self.executions.last_batch, logs=logs)
+
+
+def _told_of_averages(optimizer: Any, checkpoints: FitCheckpoints) -> contextlib.AbstractContextManager[None]:
+    """Tells the checkpoints before Keras writes averages into the weights: after the last epoch's callbacks."""
+    write = optimizer.finalize_variable_values
+
+    def write_averages(weights: Any) -> None:
+        checkpoints.before_averages()
+        write(weights)
+
+    return replaced(optimizer, finalize_variable_values=write_averages)
 
 
 def _is_terminate_on_nan(callback: Any) -> bool:

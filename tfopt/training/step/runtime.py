@@ -252,8 +252,13 @@ class Runtime:
                 return self.model.get_metrics_result()
             while_finite = fit is not None and bool(fit.ending)
             begin = time.perf_counter()
-            if self._step.jit_compile and not probed and not replayed:
-                batch = next(iterator)
+            if self._step.jit_compile and not probed:
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    if replayed:  # the epoch has no more steps
+                        return self.model.get_metrics_result()
+                    raise
                 try:
                     done, logs = execute.from_batch(batch, iterator, count, while_finite=while_finite)
                 except Exception as error:
@@ -264,7 +269,7 @@ class Runtime:
                     done, logs = execute.from_batch(batch, iterator, count, while_finite=while_finite)
             else:
                 done, logs = execute.from_iterator(iterator, count, while_finite=while_finite)
-            probed = probed or not replayed
+            probed = True
             steps = int(done)
             if not steps:
                 if replayed:  # the epoch has no more steps

@@ -36,8 +36,9 @@ import tensorflow as tf
 from tfopt.compat.layers import takes_training
 from tfopt.compat.optimizers import gradients_already_summed
 from tfopt.compat.trainer import built_under, loss_tracker, losses_not_scaled, symbolic_call
+from tfopt.training.checkpointing.state import differs_between_replicas
 from tfopt.training.distributed.whole_batch import division
-from tfopt.training.losses import Part, compute_loss, counts_of, divided_losses
+from tfopt.training.losses import Part, compute_loss, counts_of, visible_reductions
 from tfopt.training.pipeline_parallel.step import Stages
 from tfopt.training.step.augment import StepAugmentation
 
@@ -91,11 +92,11 @@ class Step:
         # XLA compiles the whole step, or only the parts without communication.
         whole = jit_compile and not distributed and accumulate == 1 and stages is None
         inner = jit_compile and not whole and stages is None
-        self._forward_backward = _compiled(self._forward_backward_once, inner)
-        self._forward = _compiled(self._forward_once, inner)
-        self._update = _compiled(self._apply_gradients, inner and not distributed)
-        self._train_one_device = _traced(self._train_on_replica, whole)
-        self._test_one_device = _traced(self._test_on_replica, whole)
+        self._forward_backward = self._compiled(self._forward_backward_once, inner)
+        self._forward = self._compiled(self._forward_once, inner)
+        self._update = self._compiled(self._apply_gradients, inner and not distributed)
+        self._train_one_device = self._traced(self._train_on_replica, whole)
+        self._test_one_device = self._traced(self._test_on_replica, whole)
 
     def prepare(self, spec: Any) -> None:
         """Finds out which losses count some items only, such as those under a mask.
@@ -121,13 +122,13 @@ class Step:
         if not self.is_distributed:
             self._train_one_device(self._augmented(data))
             return
-        with gradients_already_summed(self._model.optimizer), losses_not_scaled(), divided_losses():
+        with gradients_already_summed(self._model.optimizer), losses_not_scaled(), visible_reductions():
             self._strategy.run(lambda data: self._train_on_replica(self._augmented(data)), args=(data,))
 
     def test(self, data: Any) -> None:
         """Evaluates the model on one batch, distributed or not, and updates its metrics."""
         if self.is_distributed:
-            with losses_not_scaled(), divided_losses():
+            with losses_not_scaled(), visible_reductions():
                 self._strategy.run(lambda data: self._test_on_replica(self._unchanged(data)), args=(data,))
         else:
             self._test_one_device(self._unchanged(data))
@@ -135,6 +136,15 @@ class Step:
     def spec(self, batch: Any) -> Any:
         """Returns the specs of a batch as the model is trained on it."""
         return batch if self._augment is None or batch is None else self._augment.spec(*_unpack(batch))
+
+    def _compiled(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
+        return self._traced(function, True) if jit_compile else function
+
+    def _traced(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
+        # A partial: see Execution in execution.py.
+        partial = functools.partial(tf.autograph.experimental.do_not_convert(function))
+        traced = tf.function(partial, jit_compile=jit_compile or None, reduce_retracing=True)
+        return lambda *args: (function if self._model.run_eagerly else traced)(*args)
 
     def _augmented(self, data: Any) -> Any:
         # Outside of XLA, which has no kernel for the projective transform.
@@ -148,7 +158,11 @@ class Step:
 
         These are linear in the updates. So the result is the same as if they were averaged after every step.
         """
-        local = [v for v in self._model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
+        local = [
+            variable
+            for variable in self._model.non_trainable_variables
+            if tf.as_dtype(variable.dtype).is_floating and differs_between_replicas(variable)
+        ]
         if not local:
             return
 
@@ -171,12 +185,12 @@ class Step:
             self._record(loss, _batch_size(x), x, y, y_pred, weight)
         else:
             total = context.all_reduce(SUM, _batch_size(x)) if self.is_distributed else _batch_size(x)
-            gradients = self._micro_batches(x, y, weight, total)
+            gradients = self._accumulated_gradients(x, y, weight, total)
         if self.is_distributed:
             gradients = _all_reduce(context, gradients)
         self._update(gradients)
 
-    def _micro_batches(self, x: Any, y: Any, weight: Any, total: Any) -> list[Any]:
+    def _accumulated_gradients(self, x: Any, y: Any, weight: Any, total: Any) -> list[Any]:
         """Returns the gradients summed over micro-batches. They run one after the other, in the same memory.
 
         A replica with fewer examples than micro-batches runs one micro-batch for each example.
@@ -197,7 +211,7 @@ class Step:
             self._record(loss, end - begin, part_x, part_y, y_pred, part_weight)
             unused[:] = [place for place, gradient in enumerate(gradients) if gradient is None]
             added = [
-                before if gradient is None else before + tf.convert_to_tensor(gradient)
+                before if gradient is None else before + tf.ensure_shape(tf.convert_to_tensor(gradient), before.shape)
                 for before, gradient in zip(sums, gradients, strict=True)
             ]
             return index + 1, *added
@@ -227,6 +241,7 @@ class Step:
         with tf.GradientTape() as tape:
             y_pred = self._call(x, training=True)
             loss = self._loss(x, y, y_pred, weight, training=True, part=part)
+            # The loss is divided here: each part of the batch counts by its share.
             weighted = loss if part is None else loss * tf.cast(part.share, loss.dtype)
             scaled = model.optimizer.scale_loss(weighted)
         return loss, y_pred, tape.gradient(scaled, variables)
@@ -363,17 +378,5 @@ def _static_batch_size(x: Any) -> int | None:
 
 def _all_reduce(context: Any, gradients: Sequence[Any]) -> list[Any]:
     present = [gradient for gradient in gradients if gradient is not None]
-    reduced = iter(context.all_reduce(SUM, present))
+    reduced = iter(context.all_reduce(SUM, present) if present else ())  # none if all weights are frozen
     return [None if gradient is None else next(reduced) for gradient in gradients]
-
-
-def _compiled(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-    if not jit_compile:
-        return function
-    return _traced(function, True)
-
-
-def _traced(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-    # A partial: see Execution in execution.py.
-    function = functools.partial(tf.autograph.experimental.do_not_convert(function))
-    return tf.function(function, jit_compile=jit_compile or None, reduce_retracing=True)
