@@ -83,7 +83,8 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
         given = quantize_frozen(source, config.quantization, examples if calibrates else None)
     lowered = _float(source, config) if given is None else _int8(given, config, examples.sample)
     unseen = examples.held_out(calibrated=lowered.precision == "int8" and not has_ranges(source))
-    lowered = replace(lowered, sample=examples.sample, held_out=lowered.held_out or unseen)
+    held_out = (examples.evaluation and unseen) or lowered.held_out or unseen
+    lowered = replace(lowered, sample=examples.sample, held_out=held_out)
     _check_xla(source, config)
     return _without_zeros(lowered) if config.sparse_weights else lowered
 
