@@ -189,14 +189,15 @@ def _find_baselines(
 
     Artifacts whose baselines have the same path share one record. A baseline can be one of the measured artifacts.
     """
-    known = {each.path: each for each in measured}
+    known = {each.path.resolve(): each for each in measured}
     baselines: dict[Path, MeasuredArtifact] = {}
     for each in measured:
         path, each.no_baseline = find_baseline(each.path, each.manifest, given)
         if path is not None:
-            if path not in known:
-                known[path] = MeasuredArtifact(path, read_intact_manifest(path, "baseline"), trusted)
-            each.baseline = baselines[path] = known[path]
+            place = path.resolve()
+            if place not in known:
+                known[place] = MeasuredArtifact(path, read_intact_manifest(path, "baseline"), trusted)
+            each.baseline = baselines[place] = known[place]
     return list(baselines.values())
 
 
@@ -300,7 +301,9 @@ def find_baseline(path: Path, manifest: Manifest, given: str | Path | None) -> t
         return Path(given), ""
     if manifest.baseline is None:
         return None, "it has no float baseline"
-    found_at = Path(os.path.normpath(path / manifest.baseline))
+    # As at export, links are followed before ".." is. A relative path gives a relative one.
+    real = (path.resolve() / manifest.baseline).resolve()
+    found_at = real if path.is_absolute() else Path(os.path.relpath(real))
     if not (found_at / MARK).is_file():
         return None, f"its baseline {found_at} does not exist"
     other = read_manifest(found_at)
