@@ -100,6 +100,11 @@ def export(
     check_type("config", config, ExportConfig)
     final = Path(directory).resolve()
     _refuse_quantized(model)
+    if baseline is not None and Path(baseline).resolve() == final:
+        raise ConfigError(
+            f"baseline must be an artifact that the export leaves in place. Received: {str(baseline)!r}, which is "
+            "the directory to write. Name another directory, or leave baseline out."
+        )
     if baseline is not None and not Path(baseline, MODEL_FILE).is_file():
         raise ConfigError(
             f"baseline must be the directory of a SavedModel. Received: {baseline}, which has no "
