@@ -25,6 +25,7 @@ from tfopt.quantization import QuantizedModel, WeightOnlyConfig
 from tfopt.quantization.annotation.annotate import has_ranges
 from tfopt.quantization.annotation.fusion import FAKE_QUANT, FAKE_QUANT_WEIGHTS
 from tfopt.quantization.calibration.data import HeldOut, read_examples
+from tfopt.quantization.config import check_exclude, matches
 from tfopt.quantization.keras_methods import KerasQuantized
 from tfopt.quantization.quantize import quantize_frozen
 from tfopt.quantization.tfmot import freeze_any
@@ -115,6 +116,9 @@ def _without_zeros(lowered: Lowered) -> Lowered:
 
 
 def _int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str, Any] | None) -> Lowered:
+    if config.float_weights == "int8":  # before the measurement, which can take long
+        names = [node.name for graph in (model.source, model.float_graph) for node in graph.graph_def.node]
+        check_exclude(config.weight_only.exclude, names)
     lowered, kept_float = None, [skip.name for skip in model.report.skipped if skip.kind in WEIGHTED]
     quantized = bool(model.report.changed)
     if config.int8_nodes == "faster" and quantized:
@@ -149,10 +153,13 @@ def _encode_rest(
 ) -> tuple[FrozenGraph, list[Change], Sequence[Change]]:
     """Stores the float32 weights of a graph in int8, except those of nodes that the quantization left out.
 
+    A pattern of `config.exclude` can match nothing, because the nodes that it names may be in int8.
+
     Returns: The graph, the steps and the notes of the report.
     """
     present = {node.name for node in graph.graph_def.node}
-    exclude = (*config.exclude, *(name for name in kept_float if name in present))
+    named = [pattern for pattern in config.exclude if any(matches(name, (pattern,)) for name in present)]
+    exclude = (*named, *(name for name in kept_float if name in present))
     encoded, report = encode_weights(graph, "int8_weight_only", replace(config, decode="load", exclude=exclude))
     steps = [
         replace(change, kind=STORED, detail=f"{change.detail}; {change.kind} computes in float32")

@@ -17,6 +17,7 @@ from tfopt.exporting import ExportConfig, export
 from tfopt.exporting.int8.assignment import SINK, SOURCE, FlowNetwork
 from tfopt.exporting.int8.node_times import TimedGraph, feeds_of
 from tfopt.exporting.int8.selection import fastest_fit, in_turns, select_int8, stay_float
+from tfopt.exporting.lowering import STORED, lower
 from tfopt.graph import freeze
 from tfopt.hardware import detect
 from tfopt.quantization import QuantizationConfig, WeightOnlyConfig, quantize
@@ -209,6 +210,20 @@ def test_weights_of_nodes_that_stay_float_are_stored_in_int8_if_asked(tmp_path, 
     loaded = tf.saved_model.load(str(tmp_path / "a")).signatures["serving_default"](tf.constant(X))
     expected = model(X).numpy()
     assert np.linalg.norm(next(iter(loaded.values())) - expected) < error * np.linalg.norm(expected)
+
+
+def test_weights_that_are_excluded_by_name_may_be_those_of_a_node_in_int8(tmp_path, quantized):
+    (stem,) = (change.name for change in quantized.report.changed if "stem" in change.name)
+    config = ExportConfig(precision="int8", batch_sizes=(1,), float_weights="int8")
+    without_stem = replace(config, weight_only=WeightOnlyConfig(minimum_size=1, exclude=(stem,)))
+    for float_ms in (2.0, 0.5):
+        times = table(tmp_path, quantized, dict.fromkeys(NAMES, (0.5, 1.0)) | {"stem": (float_ms, 1.0)})
+        lowered = lower(quantized, replace(without_stem, node_times=str(times)), None, None)
+        assert sum(step.kind == STORED for step in lowered.report.steps) == len(NAMES) - 1
+    unknown = replace(config, weight_only=WeightOnlyConfig(exclude=("nowhere",)), node_times=str(tmp_path / "new.json"))
+    with pytest.raises(ConfigError, match="'nowhere' matches none"):
+        lower(quantized, unknown, None, None)
+    assert not (tmp_path / "new.json").exists()  # refused before the measurement
 
 
 @pytest.mark.parametrize("float_weights", ["float32", "int8"])
