@@ -24,6 +24,7 @@ from tfopt.graph.fold import WEIGHTED
 from tfopt.quantization import QuantizedModel, WeightOnlyConfig
 from tfopt.quantization.annotation.annotate import has_ranges
 from tfopt.quantization.annotation.fusion import FAKE_QUANT, FAKE_QUANT_WEIGHTS
+from tfopt.quantization.calibration.calibrate import computable
 from tfopt.quantization.calibration.data import HeldOut, read_examples
 from tfopt.quantization.config import check_exclude, matches
 from tfopt.quantization.keras_methods import KerasQuantized
@@ -123,7 +124,8 @@ def _int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str, Any]
     quantized = bool(model.report.changed)
     if config.int8_nodes == "faster" and quantized:
         stored = None if config.node_times is None else Path(config.node_times)
-        selection = select_int8(model, feeds_of(model.float_graph, sample, config.batch_sizes), stored)
+        with computable():
+            selection = select_int8(model, feeds_of(model.float_graph, sample, config.batch_sizes), stored)
         model, lowered = selection.model, selection.lowered
     in_int8 = bool(model.report.changed)
     if lowered is None:
