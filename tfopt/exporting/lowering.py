@@ -79,6 +79,7 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
         )
     given = model if isinstance(model, QuantizedModel) else None
     source = freeze_any(model, trusted=config.trusted) if given is None else given.source
+    _check_xla(source, config)
     calibrates = given is None and config.precision == "int8" and not has_ranges(source)
     examples = read_examples(source, calibration_data, evaluation_data, config.quantization if calibrates else None)
     if given is None and config.precision == "int8":
@@ -87,7 +88,6 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
     unseen = examples.held_out(calibrated=lowered.precision == "int8" and not has_ranges(source))
     held_out = (examples.evaluation and unseen) or lowered.held_out or unseen
     lowered = replace(lowered, sample=examples.sample, held_out=held_out)
-    _check_xla(source, config)
     return _without_zeros(lowered) if config.sparse_weights else lowered
 
 
