@@ -121,11 +121,31 @@ def test_a_layer_normalization_gets_the_kernel_of_onednn_where_that_is_faster(tm
     (fusion,) = content["fusions"]
     content["fusions"][fusion] = {"float_ms": [2.0, 20.0], "int8_ms": [1.0, 10.0]}
     content["layer_norms"][name] = {"float_ms": [1.0, 10.0], "int8_ms": one_kernel}
+    (ratios,) = content.pop("whole").values()
+    assert len(ratios) == 2
     path.write_text(json.dumps(with_checksum(content)))
     lowered = select_int8(quantized, feeds, path).lowered
     assert sum(node.op == "_MklLayerNorm" for node in lowered.graph_def.node) == expected
     plain, found = quantized.predict(x), lowered.predict(x)["output_0"]
     np.testing.assert_allclose(found, plain, atol=1e-3 * np.abs(plain).max())
+
+
+@pytest.mark.parametrize(
+    ("whole", "expected"),
+    [
+        ({"chosen": [1.2], "all": [1.3]}, set()),
+        ({"chosen": [0.8], "all": [1.3]}, {"stem", "left"}),
+        ({"chosen": [1.2], "all": [0.9]}, set(NAMES)),
+        ({}, {"stem", "left"}),  # a file of an earlier version
+    ],
+)
+def test_the_times_of_whole_graphs_in_a_file_decide_as_when_they_were_measured(tmp_path, quantized, whole, expected):
+    times = {name: (2.0, 1.0) if name in ("stem", "left") else (1.0, 2.0) for name in NAMES}
+    path = table(tmp_path, quantized, times)
+    path.write_text(json.dumps(with_checksum(json.loads(path.read_text()) | {"whole": whole})))
+    chosen, names = select(quantized, path)
+    assert names == expected
+    assert ("1.20x at batch size 1 of float32's time" in str(chosen.report)) == (not expected)
 
 
 def brute_force(nodes, edges):
@@ -178,6 +198,7 @@ def test_by_the_clock_large_convolutions_are_int8_and_the_times_are_stored(tmp_p
     assert all(fusion["int8_ms"][0] < fusion["float_ms"][0] for fusion in stored["fusions"].values())
     for fusion in stored["fusions"].values():
         fusion["int8_ms"] = [1e3]
+    del stored["whole"]
     times.write_text(json.dumps(with_checksum(stored)))
     with pytest.warns(TfoptWarning, match=r"changed nothing: slower in int8: 1000\.000 ms in int8"):
         artifact = export(model, tmp_path / "b", config, calibration_data=x)
@@ -263,6 +284,7 @@ def test_stored_weights_belong_to_int8():
             lambda content: json.dumps(content | {"layer_norms": {"norm": {"float_ms": [1.0], "int8_ms": []}}}),
             r"a time of at least 0 for each of its batch sizes \[1\].*with \[\] for 'norm'",
         ),
+        (lambda content: json.dumps(content | {"whole": {"all": [0.9, 1.0]}}), r"at least 0.*\[0\.9, 1\.0\] for 'all'"),
         (lambda content: json.dumps({**with_checksum(content), "device": "other"}), "checksum does not match"),
         (
             lambda content: json.dumps(content | {"conversions": {"Dequantize": [-1.0]}}),
