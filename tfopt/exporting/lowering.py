@@ -15,6 +15,7 @@ from tfopt.exporting.config import ExportConfig
 from tfopt.exporting.int8.kernels import kernel_name, lower_to_int8
 from tfopt.exporting.int8.node_times import feeds_of
 from tfopt.exporting.int8.selection import CLOCK, select_int8
+from tfopt.exporting.int8.weights import kernels_that_need_vnni
 from tfopt.exporting.signatures import DEFAULT, FLOAT, XLA
 from tfopt.exporting.weight_only.storage import encode_weights
 from tfopt.exporting.weight_only.zeros import encode_zeros
@@ -47,6 +48,7 @@ class Lowered:
         report: The nodes that were quantized and those that were not. None for float32.
         sample: The first batch of the calibration data, by input name. None without data.
         held_out: Examples that were not calibrated on.
+        needs_vnni: Whether the int8 kernels need VNNI or AMX for right results.
     """
 
     source: FrozenGraph
@@ -56,6 +58,7 @@ class Lowered:
     report: PassReport | None
     sample: Mapping[str, Any] | None = None
     held_out: HeldOut | None = None
+    needs_vnni: bool = False
 
 
 def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_data: Any) -> Lowered:
@@ -87,7 +90,8 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
     lowered = _float(source, config) if given is None else _int8(given, config, examples.sample)
     unseen = examples.held_out(calibrated=lowered.precision == "int8" and not has_ranges(source))
     held_out = (examples.evaluation and unseen) or lowered.held_out or unseen
-    lowered = replace(lowered, sample=examples.sample, held_out=held_out)
+    needs_vnni = bool(kernels_that_need_vnni(lowered.graphs[DEFAULT]))  # while the weights are constants
+    lowered = replace(lowered, sample=examples.sample, held_out=held_out, needs_vnni=needs_vnni)
     return _without_zeros(lowered) if config.sparse_weights else lowered
 
 

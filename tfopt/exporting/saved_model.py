@@ -17,7 +17,6 @@ from tfopt.atomic.checked_json import with_checksum
 from tfopt.atomic.directories import MARK, check_target, staged_directory
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting.config import ExportConfig
-from tfopt.exporting.int8.weights import kernels_that_need_vnni
 from tfopt.exporting.lowering import Lowered, lower
 from tfopt.exporting.manifest import (
     MANIFEST_FORMAT,
@@ -127,8 +126,8 @@ def export(
             "tensorflow": tf.__version__,
             "model": graph.name,
             "precision": lowered.precision,
-            "requires": requirements(lowered.graphs),
-            "needs_vnni": bool(kernels_that_need_vnni(graph)),
+            "requires": requirements(lowered.graphs, lowered.needs_vnni),
+            "needs_vnni": lowered.needs_vnni,
             "signatures": list(lowered.graphs),
             "baseline": None if baseline is None else os.path.relpath(Path(baseline).resolve(), final),
             "signature": describe_signature(graph, lowered.source),
