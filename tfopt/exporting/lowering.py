@@ -145,6 +145,8 @@ def _int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str, Any]
     for name, wanted in ((FLOAT, config.float_fallback), (XLA, config.xla_signature)):
         if wanted:
             graphs[name] = float_fallback(model.graph, lowered) if in_int8 else graphs[DEFAULT]
+        if wanted and in_int8 and config.float_weights == "int8":
+            graphs[name] = _encode_rest(graphs[name], config.weight_only, kept_float)[0]
     return Lowered(
         source=model.source,
         graphs=graphs,

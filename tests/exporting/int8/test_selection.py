@@ -233,6 +233,26 @@ def test_weights_of_nodes_that_stay_float_are_stored_in_int8_if_asked(tmp_path, 
     assert np.linalg.norm(next(iter(loaded.values())) - expected) < error * np.linalg.norm(expected)
 
 
+def test_all_signatures_have_the_int8_weights_of_nodes_that_stay_float(tmp_path, quantized):
+    times = table(tmp_path, quantized, {name: (2.0, 1.0) if name == "stem" else (1.0, 2.0) for name in NAMES})
+    config = ExportConfig(
+        precision="int8",
+        batch_sizes=(1,),
+        node_times=str(times),
+        float_weights="int8",
+        weight_only=WeightOnlyConfig(minimum_size=1),
+        float_fallback=True,
+        xla_signature=True,
+    )
+    constants = [
+        [node.attr["value"].tensor for node in graph.graph_def.node if node.op == "Const"]
+        for graph in lower(quantized, config, None, None).graphs.values()
+    ]
+    first, *others = [{each.SerializeToString() for each in given if each.ByteSize() > 100} for given in constants]
+    assert len(first) == 4  # of "right", the weights are fewer
+    assert others == [first, first]
+
+
 def test_weights_that_are_excluded_by_name_may_be_those_of_a_node_in_int8(tmp_path, quantized):
     (stem,) = (change.name for change in quantized.report.changed if "stem" in change.name)
     config = ExportConfig(precision="int8", batch_sizes=(1,), float_weights="int8")
