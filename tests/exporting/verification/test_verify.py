@@ -158,6 +158,17 @@ def test_forms_of_data(data):
     np.testing.assert_array_equal(labels, Y)
 
 
+def test_a_fixed_batch_size_above_the_size_of_usual_calls(tmp_path):
+    weights = GENERATOR.normal(size=(192, 4)).astype("float32")
+    save_plain(lambda x: {"y": x @ weights}, tmp_path / "source", tf.TensorSpec([48, 192], tf.float32, "x"))
+    export(tmp_path / "source", tmp_path / "a")
+    x = X.reshape(70, 192)  # the second batch is not full
+    receipt = verify(tmp_path / "a", data=(x, Y), seconds=0)
+    assert receipt.ok
+    assert receipt.batch_size == 48
+    assert receipt.accuracy == accuracy(x @ weights)
+
+
 @pytest.mark.slow
 def test_without_data_the_reasons_are_given(artifacts):
     receipt = verify(artifacts / "int8", seconds=0.01)
