@@ -104,6 +104,13 @@ def test_each_batch_size_counts_alike(tmp_path, quantized):
         fusion["float_ms"][1], fusion["int8_ms"][1] = (100.0, 110.0) if "head" in name else (100.0, 300.0)
     path.write_text(json.dumps(with_checksum(content)))
     assert select(quantized, path, batch_sizes=(1, 8))[1] == {"head"}
+    # Of the milliseconds, int8 takes 80 fewer at batch size 8. Of the time, it takes twice as much at 1.
+    for fusion in content["fusions"].values():
+        fusion["float_ms"], fusion["int8_ms"] = [1.0, 100.0], [2.0, 20.0]
+    path.write_text(json.dumps(with_checksum(content)))
+    skipped = select(quantized, path, batch_sizes=(1, 8))[0].report.skipped
+    assert len(skipped) == len(NAMES)
+    assert all(skip.reason.startswith("slower in int8") for skip in skipped)
 
 
 @pytest.mark.parametrize(("one_kernel", "expected"), [([0.1, 9.0], 1), ([0.1, 21.0], 0), ([3.0, 1.0], 0)])

@@ -148,15 +148,15 @@ def _choose(
     """Returns the model with the nodes in int8 that the table decides for. The report has the reason for the others."""
     in_int8 = fastest_assignment(quantized, editor, fusions, table, feeds)
     slower = {
-        fusion.op: f"{_why(table.fusions[fusion.op])}: {table.fusions[fusion.op]}"
+        fusion.op: f"{_why(table, table.fusions[fusion.op])}: {table.fusions[fusion.op]}"
         for fusion, chosen in zip(fusions, in_int8, strict=True)
         if not chosen
     }
     return quantized.leaving_float(slower) if slower else quantized
 
 
-def _why(times: FusionTimes) -> str:
-    if sum(times.int8_ms) > sum(times.float_ms):
+def _why(table: TimeTable, times: FusionTimes) -> str:
+    if table.is_slower(times):
         return "slower in int8"
     return "converting its tensors would cost more than int8 saves"
 

@@ -61,13 +61,13 @@ class TimeTable(Record):
 
     @property
     def slower_norms(self) -> frozenset[str]:
-        """The layer normalisations that the kernel makes slower. Each batch size has the same weight."""
+        """The layer normalisations that the kernel makes slower."""
+        return frozenset(name for name, times in self.layer_norms.items() if self.is_slower(times))
+
+    def is_slower(self, times: FusionTimes) -> bool:
+        """Whether int8 is slower than float32. Each batch size has the same weight."""
         totals = np.sum([[1e-3] * len(self.batch_sizes), *(each.float_ms for each in self.fusions.values())], axis=0)
-        return frozenset(
-            name
-            for name, times in self.layer_norms.items()
-            if np.sum(np.array(times.int8_ms) / totals) > np.sum(np.array(times.float_ms) / totals)
-        )
+        return bool(np.sum(np.array(times.int8_ms) / totals) > np.sum(np.array(times.float_ms) / totals))
 
 
 def table_of(nodes: NodeTimes, editor: GraphEditor, fusions: Sequence[Fusion], norms: Sequence[LayerNorm]) -> TimeTable:
