@@ -24,7 +24,7 @@ from keras import layers
 from tfopt.atomic.checked_json import with_checksum
 from tfopt.cli import main
 from tfopt.errors import ArtifactError, ConfigError
-from tfopt.exporting import ExportConfig, SavedModelProcess, export, time_in_turns, verify
+from tfopt.exporting import ExportConfig, SavedModelProcess, export, time_in_turns, verify, verify_together
 from tfopt.exporting.manifest import TensorRecord
 from tfopt.exporting.verification.process import ServingStoppedError
 from tfopt.exporting.verification.scoring import chunks
@@ -333,9 +333,11 @@ def test_outputs_that_are_not_numbers_here_are_a_problem(tmp_path):
     manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
     manifest["check"]["ranges"]["x"] = [0.0, 0.4]
     (tmp_path / "a" / "manifest.json").write_text(json.dumps(with_checksum(manifest)))
-    receipt = verify(tmp_path / "a", seconds=0.01)
+    receipt, again = verify_together([tmp_path / "a", tmp_path / "a"], seconds=0.01)  # a receipt for each path
+    assert receipt == again
     assert receipt.problems == ["The outputs hold NaN or infinity."]
-    assert receipt.parity_max_abs_error is None
+    assert receipt.parity_max_abs_error is receipt.parity_relative_error is None
+    assert receipt.show("parity_max_abs_error") == "unavailable (the outputs hold NaN or infinity)"
 
 
 def save_plain(function, directory, *specs):

@@ -154,7 +154,8 @@ def verify_together(
         times = alternate([each.process for each in served], batch, seconds)
     for each, rounds in zip(served, times, strict=True):
         each.milliseconds = rounds
-    return [_receipt(each, len(next(iter(batch.values())))) for each in measured]
+    receipts = {each.path: _receipt(each, len(next(iter(batch.values())))) for each in measured}
+    return [receipts[path] for path in map(Path, artifacts)]
 
 
 def _score(
@@ -215,7 +216,9 @@ def _receipt(artifact: MeasuredArtifact, batch_size: int) -> Receipt:
     problems = artifact.problems
     if baseline is not None and baseline is not artifact:
         problems = [*problems, *(f"Of the baseline: {problem}" for problem in baseline.problems)]
-    absent = () if baseline else ("baseline", "speedup", "speedup_range")
+    absent = dict.fromkeys(() if baseline else ("baseline", "speedup", "speedup_range"), artifact.no_baseline)
+    if artifact.max_abs_error is None:
+        absent |= dict.fromkeys(("parity_max_abs_error", "parity_relative_error"), "the outputs hold NaN or infinity")
     return Receipt(
         artifact=str(artifact.path),
         precision=artifact.manifest.precision,
@@ -242,7 +245,7 @@ def _receipt(artifact: MeasuredArtifact, batch_size: int) -> Receipt:
         kernels=artifact.process.loaded["kernels"],
         tensorflow_version=artifact.process.loaded["tensorflow"],
         device=_device(artifact.process.loaded["devices"]),
-        unavailable=dict.fromkeys(absent, artifact.no_baseline) | not_scored(scores, artifact.no_baseline),
+        unavailable=absent | not_scored(scores, artifact.no_baseline),
         notes=_notes(artifact),
         problems=problems,
     )
