@@ -125,8 +125,8 @@ class CheckRecord(Record):
         shapes: The shape of each input.
         outputs: The outputs of the source model, of the artifact and of its further signatures, each by its name.
         examples: The inputs of `errors` in words: examples that were not calibrated on, or random inputs.
-    errors: The error of the artifact and of its further signatures on these. Empty where there were no data.
-    words: The words to draw from, of each input of strings.
+        errors: The error of the artifact and of its further signatures on these. Empty where there were no data.
+        words: The words to draw from, of each input of strings.
         format: The manifest's format, which decides how inputs and values are chosen.
     """
 
