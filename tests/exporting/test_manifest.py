@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -15,6 +16,7 @@ from tfopt.cli import main
 from tfopt.errors import ArtifactError, ConfigError
 from tfopt.exporting import ExportConfig, export, verify
 from tfopt.exporting.manifest import MANIFEST_FORMAT, read_intact_manifest, read_manifest
+from tfopt.exporting.verification.verify import find_baseline
 
 X = np.random.default_rng(0).normal(size=(40, 8)).astype("float32")
 
@@ -180,6 +182,16 @@ def test_a_baseline_that_is_not_float_any_more_is_not_compared_with(artifact):
     shutil.copytree(artifact, artifact.parent / "float32")
     receipt = verify(artifact, seconds=0.01)
     assert receipt.show("baseline", "{}").endswith("float32 is not float but int8)")
+
+
+def test_a_baseline_is_found_through_a_link_to_the_artifact(artifact, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "elsewhere" / "latest"
+    link.symlink_to(artifact)
+    monkeypatch.chdir(tmp_path)
+    manifest = read_manifest(artifact)
+    assert find_baseline(link, manifest, None) == (tmp_path / "float32", "")
+    assert find_baseline(link.relative_to(tmp_path), manifest, None) == (Path("float32"), "")
 
 
 def test_a_baseline_that_computes_something_else(artifact):

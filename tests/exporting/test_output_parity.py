@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from keras import layers
 
 from tfopt.errors import ConfigError, UnsupportedModelError
-from tfopt.exporting import export
+from tfopt.exporting import ExportConfig, export
 from tfopt.exporting.int8.node_times import feeds_of
+from tfopt.exporting.lowering import lower
 from tfopt.exporting.manifest import CheckRecord, OutputRecord, TensorRecord, read_manifest
 from tfopt.exporting.parity import (
     CHECKED_VALUES,
@@ -27,6 +28,7 @@ from tfopt.exporting.parity import (
 from tfopt.exporting.signatures import DEFAULT
 from tfopt.graph import freeze
 from tfopt.graph.inputs import table_rows
+from tfopt.quantization import quantize
 from tfopt.quantization.calibration.data import read_examples
 
 
@@ -96,6 +98,20 @@ class Shifted(layers.Layer):
 
     def call(self, ids):
         return self.table(ids * 3 + 20)
+
+
+def test_evaluation_data_with_ids_beyond_the_table_are_an_error_of_the_data(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"calibration_data and evaluation_data must be.*= 1000 is not in \[0, 1000\)"
+    ):
+        export(tokens(), tmp_path / "a", evaluation_data=np.full((2, 16), 1000))
+
+
+def test_sample_data_with_ids_beyond_the_table_are_an_error_of_the_data():
+    ids = np.arange(64).reshape(4, 16)
+    quantized = quantize(tokens(), calibration_data=ids)
+    with pytest.raises(ConfigError, match=r"calibration_data and evaluation_data must be.*is not in \[0, 1000\)"):
+        lower(quantized, ExportConfig(precision="int8", batch_sizes=(1,)), ids + 1000, None)
 
 
 def test_a_model_that_takes_fewer_ids_than_it_seems_is_exported_all_the_same():

@@ -394,6 +394,15 @@ def test_an_earlier_artifact_is_replaced(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+def test_an_export_does_not_replace_its_own_baseline(tmp_path):
+    export(small(), tmp_path / "a")
+    with pytest.raises(
+        ConfigError, match=r"baseline must be an artifact that the export leaves in place. Received: .*a'"
+    ):
+        export(small(), tmp_path / "a", INT8, calibration_data=X, baseline=tmp_path / "b" / ".." / "a")
+    assert manifest_of(tmp_path / "a")["precision"] == "float32"
+
+
 def test_an_empty_directory_and_missing_parents(tmp_path):
     (tmp_path / "empty").mkdir()
     export(small(), tmp_path / "empty")

@@ -48,7 +48,7 @@ class ExportConfig:
     """JSON file with the measured times of the nodes. If the file exists, its times are used, and nothing is measured.
     If not, the times are measured and the file is written."""
     weight_only: WeightOnlyConfig = field(default_factory=WeightOnlyConfig)
-    """Settings of stored weights, not used for float32 and int8."""
+    """Settings of stored weights, not used for float32, and for int8 only with float_weights="int8"."""
     sparse_weights: bool = False
     """With float32 or int8: whether weights with many zeros are stored without them, for a smaller artifact. They are
     decoded once, before the first call, to exactly the same values. Calls are as fast as without."""

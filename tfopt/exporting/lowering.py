@@ -15,6 +15,7 @@ from tfopt.exporting.config import ExportConfig
 from tfopt.exporting.int8.kernels import kernel_name, lower_to_int8
 from tfopt.exporting.int8.node_times import feeds_of
 from tfopt.exporting.int8.selection import CLOCK, select_int8
+from tfopt.exporting.int8.weights import kernels_that_need_vnni
 from tfopt.exporting.signatures import DEFAULT, FLOAT, XLA
 from tfopt.exporting.weight_only.storage import encode_weights
 from tfopt.exporting.weight_only.zeros import encode_zeros
@@ -24,7 +25,9 @@ from tfopt.graph.fold import WEIGHTED
 from tfopt.quantization import QuantizedModel, WeightOnlyConfig
 from tfopt.quantization.annotation.annotate import has_ranges
 from tfopt.quantization.annotation.fusion import FAKE_QUANT, FAKE_QUANT_WEIGHTS
+from tfopt.quantization.calibration.calibrate import computable
 from tfopt.quantization.calibration.data import HeldOut, read_examples
+from tfopt.quantization.config import check_exclude, matches
 from tfopt.quantization.keras_methods import KerasQuantized
 from tfopt.quantization.quantize import quantize_frozen
 from tfopt.quantization.tfmot import freeze_any
@@ -45,6 +48,7 @@ class Lowered:
         report: The nodes that were quantized and those that were not. None for float32.
         sample: The first batch of the calibration data, by input name. None without data.
         held_out: Examples that were not calibrated on.
+        needs_vnni: Whether the int8 kernels need VNNI or AMX for right results.
     """
 
     source: FrozenGraph
@@ -54,6 +58,7 @@ class Lowered:
     report: PassReport | None
     sample: Mapping[str, Any] | None = None
     held_out: HeldOut | None = None
+    needs_vnni: bool = False
 
 
 def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_data: Any) -> Lowered:
@@ -77,14 +82,16 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
         )
     given = model if isinstance(model, QuantizedModel) else None
     source = freeze_any(model, trusted=config.trusted) if given is None else given.source
+    _check_xla(source, config)
     calibrates = given is None and config.precision == "int8" and not has_ranges(source)
     examples = read_examples(source, calibration_data, evaluation_data, config.quantization if calibrates else None)
     if given is None and config.precision == "int8":
         given = quantize_frozen(source, config.quantization, examples if calibrates else None)
     lowered = _float(source, config) if given is None else _int8(given, config, examples.sample)
     unseen = examples.held_out(calibrated=lowered.precision == "int8" and not has_ranges(source))
-    lowered = replace(lowered, sample=examples.sample, held_out=lowered.held_out or unseen)
-    _check_xla(source, config)
+    held_out = (examples.evaluation and unseen) or lowered.held_out or unseen
+    needs_vnni = bool(kernels_that_need_vnni(lowered.graphs[DEFAULT]))  # while the weights are constants
+    lowered = replace(lowered, sample=examples.sample, held_out=held_out, needs_vnni=needs_vnni)
     return _without_zeros(lowered) if config.sparse_weights else lowered
 
 
@@ -114,11 +121,15 @@ def _without_zeros(lowered: Lowered) -> Lowered:
 
 
 def _int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str, Any] | None) -> Lowered:
+    if config.float_weights == "int8":  # before the measurement, which can take long
+        names = [node.name for graph in (model.source, model.float_graph) for node in graph.graph_def.node]
+        check_exclude(config.weight_only.exclude, names)
     lowered, kept_float = None, [skip.name for skip in model.report.skipped if skip.kind in WEIGHTED]
     quantized = bool(model.report.changed)
     if config.int8_nodes == "faster" and quantized:
         stored = None if config.node_times is None else Path(config.node_times)
-        selection = select_int8(model, feeds_of(model.float_graph, sample, config.batch_sizes), stored)
+        with computable():
+            selection = select_int8(model, feeds_of(model.float_graph, sample, config.batch_sizes), stored)
         model, lowered = selection.model, selection.lowered
     in_int8 = bool(model.report.changed)
     if lowered is None:
@@ -134,6 +145,8 @@ def _int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str, Any]
     for name, wanted in ((FLOAT, config.float_fallback), (XLA, config.xla_signature)):
         if wanted:
             graphs[name] = float_fallback(model.graph, lowered) if in_int8 else graphs[DEFAULT]
+        if wanted and in_int8 and config.float_weights == "int8":
+            graphs[name] = _encode_rest(graphs[name], config.weight_only, kept_float)[0]
     return Lowered(
         source=model.source,
         graphs=graphs,
@@ -148,10 +161,13 @@ def _encode_rest(
 ) -> tuple[FrozenGraph, list[Change], Sequence[Change]]:
     """Stores the float32 weights of a graph in int8, except those of nodes that the quantization left out.
 
+    A pattern of `config.exclude` can match nothing, because the nodes that it names may be in int8.
+
     Returns: The graph, the steps and the notes of the report.
     """
     present = {node.name for node in graph.graph_def.node}
-    exclude = (*config.exclude, *(name for name in kept_float if name in present))
+    named = [pattern for pattern in config.exclude if any(matches(name, (pattern,)) for name in present)]
+    exclude = (*named, *(name for name in kept_float if name in present))
     encoded, report = encode_weights(graph, "int8_weight_only", replace(config, decode="load", exclude=exclude))
     steps = [
         replace(change, kind=STORED, detail=f"{change.detail}; {change.kind} computes in float32")

@@ -21,7 +21,6 @@ from tfopt.atomic.checked_json import EDITED, is_as_written
 from tfopt.atomic.directories import MARK
 from tfopt.errors import ArtifactError
 from tfopt.exporting.config import PRECISIONS
-from tfopt.exporting.int8.weights import kernels_that_need_vnni
 from tfopt.exporting.signatures import DEFAULT, FLOAT
 from tfopt.graph import FrozenGraph
 from tfopt.graph.frozen import output_ops
@@ -126,8 +125,8 @@ class CheckRecord(Record):
         shapes: The shape of each input.
         outputs: The outputs of the source model, of the artifact and of its further signatures, each by its name.
         examples: The inputs of `errors` in words: examples that were not calibrated on, or random inputs.
-    errors: The error of the artifact and of its further signatures on these. Empty where there were no data.
-    words: The words to draw from, of each input of strings.
+        errors: The error of the artifact and of its further signatures on these. Empty where there were no data.
+        words: The words to draw from, of each input of strings.
         format: The manifest's format, which decides how inputs and values are chosen.
     """
 
@@ -263,14 +262,13 @@ def read_intact_manifest(path: Path, role: str = "artifact") -> Manifest:
     return manifest
 
 
-def requirements(graphs: Mapping[str, FrozenGraph]) -> str:
+def requirements(graphs: Mapping[str, FrozenGraph], needs_vnni: bool) -> str:
     """Returns the software and hardware that an artifact needs for serving."""
     needs = "TensorFlow"
     kernels = special_kernels(graphs[DEFAULT])
     if kernels:
         needs += f" with oneDNN's int8 kernels, as in its builds for x86-64 ({', '.join(kernels)})"
-        right = bool(kernels_that_need_vnni(graphs[DEFAULT]))
-        needs += f"; int8 instructions (VNNI, AMX) for {'right results' if right else 'speed'}"
+        needs += f"; int8 instructions (VNNI, AMX) for {'right results' if needs_vnni else 'speed'}"
         if FLOAT in graphs:
             needs += f". Signature {FLOAT!r} needs TensorFlow only"
     return needs

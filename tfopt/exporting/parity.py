@@ -37,6 +37,7 @@ from tfopt.graph import FrozenGraph
 from tfopt.graph.frozen import output_ops, reason_of
 from tfopt.graph.inputs import open_size, table_rows
 from tfopt.graph.tables import words_of
+from tfopt.quantization.calibration.calibrate import computable
 from tfopt.quantization.calibration.data import HELD_OUT, HeldOut
 from tfopt.quantization.calibration.range_use import usual_limit
 
@@ -72,7 +73,7 @@ def record_check(
         examples: Examples that the artifact was not calibrated on. The check records its error on them, because an
             int8 model can be right in the range of its calibration data, and wrong on all others.
     Raises:
-        ConfigError: The data holds NaN or infinity.
+        ConfigError: The data holds NaN or infinity, or the model cannot compute with the examples.
         UnsupportedModelError: The model fails on inputs of its own shapes, or its outputs hold NaN.
     """
     specs = {name: TensorRecord.of(describe(spec)) for name, spec in graphs[DEFAULT].inputs.items()}
@@ -178,12 +179,13 @@ def compare(
 def _on_examples(
     models: Mapping[str, FrozenGraph], specs: Mapping[str, TensorRecord], examples: HeldOut | None
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Returns the outputs of each model on the examples. None where the source's own are not finite, or too few."""
+    """Returns the outputs of each model on the examples. Empty where the source's own are not finite, or too few."""
     size = next((spec.shape[0] for spec in specs.values() if spec.shape), None)
     if examples is None or (size and any(len(value) < size for value in examples.inputs.values())):
         return {}
     inputs = {name: value[:size] for name, value in examples.inputs.items()}
-    outputs = {kind: model.predict(inputs) for kind, model in models.items()}
+    with computable():
+        outputs = {kind: model.predict(inputs) for kind, model in models.items()}
     numbers = all(np.isfinite(value).all() for value in outputs[SOURCE].values() if value.dtype.kind == "f")
     return outputs if numbers else {}
 

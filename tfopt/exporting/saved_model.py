@@ -17,7 +17,6 @@ from tfopt.atomic.checked_json import with_checksum
 from tfopt.atomic.directories import MARK, check_target, staged_directory
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting.config import ExportConfig
-from tfopt.exporting.int8.weights import kernels_that_need_vnni
 from tfopt.exporting.lowering import Lowered, lower
 from tfopt.exporting.manifest import (
     MANIFEST_FORMAT,
@@ -100,6 +99,11 @@ def export(
     check_type("config", config, ExportConfig)
     final = Path(directory).resolve()
     _refuse_quantized(model)
+    if baseline is not None and Path(baseline).resolve() == final:
+        raise ConfigError(
+            f"baseline must be an artifact that the export leaves in place. Received: {str(baseline)!r}, which is "
+            "the directory to write. Name another directory, or leave baseline out."
+        )
     if baseline is not None and not Path(baseline, MODEL_FILE).is_file():
         raise ConfigError(
             f"baseline must be the directory of a SavedModel. Received: {baseline}, which has no "
@@ -122,8 +126,8 @@ def export(
             "tensorflow": tf.__version__,
             "model": graph.name,
             "precision": lowered.precision,
-            "requires": requirements(lowered.graphs),
-            "needs_vnni": bool(kernels_that_need_vnni(graph)),
+            "requires": requirements(lowered.graphs, lowered.needs_vnni),
+            "needs_vnni": lowered.needs_vnni,
             "signatures": list(lowered.graphs),
             "baseline": None if baseline is None else os.path.relpath(Path(baseline).resolve(), final),
             "signature": describe_signature(graph, lowered.source),

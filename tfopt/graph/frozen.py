@@ -18,7 +18,7 @@ from tfopt.graph.tables import Table
 LARGE = 4096  # bytes; constants from which shapes are computed are smaller
 HEAVY = 2**27  # bytes; to free a smaller graph at once is not worth a second
 # Words in the lines of TensorFlow's errors that do not give the reason.
-UNTOLD = ("Graph execution error", "Detected at node", "<stack traces", "  File ")
+UNTOLD = ("Graph execution error", "Detected at node", "<stack traces", "  File ", "Node: ")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from tfopt.exporting import ExportConfig, export
 from tfopt.exporting.int8.assignment import SINK, SOURCE, FlowNetwork
 from tfopt.exporting.int8.node_times import TimedGraph, feeds_of
 from tfopt.exporting.int8.selection import fastest_fit, in_turns, select_int8, stay_float
+from tfopt.exporting.lowering import STORED, lower
 from tfopt.graph import freeze
 from tfopt.hardware import detect
 from tfopt.quantization import QuantizationConfig, WeightOnlyConfig, quantize
@@ -103,6 +104,13 @@ def test_each_batch_size_counts_alike(tmp_path, quantized):
         fusion["float_ms"][1], fusion["int8_ms"][1] = (100.0, 110.0) if "head" in name else (100.0, 300.0)
     path.write_text(json.dumps(with_checksum(content)))
     assert select(quantized, path, batch_sizes=(1, 8))[1] == {"head"}
+    # Of the milliseconds, int8 takes 80 fewer at batch size 8. Of the time, it takes twice as much at 1.
+    for fusion in content["fusions"].values():
+        fusion["float_ms"], fusion["int8_ms"] = [1.0, 100.0], [2.0, 20.0]
+    path.write_text(json.dumps(with_checksum(content)))
+    skipped = select(quantized, path, batch_sizes=(1, 8))[0].report.skipped
+    assert len(skipped) == len(NAMES)
+    assert all(skip.reason.startswith("slower in int8") for skip in skipped)
 
 
 @pytest.mark.parametrize(("one_kernel", "expected"), [([0.1, 9.0], 1), ([0.1, 21.0], 0), ([3.0, 1.0], 0)])
@@ -120,11 +128,31 @@ def test_a_layer_normalization_gets_the_kernel_of_onednn_where_that_is_faster(tm
     (fusion,) = content["fusions"]
     content["fusions"][fusion] = {"float_ms": [2.0, 20.0], "int8_ms": [1.0, 10.0]}
     content["layer_norms"][name] = {"float_ms": [1.0, 10.0], "int8_ms": one_kernel}
+    (ratios,) = content.pop("whole").values()
+    assert len(ratios) == 2
     path.write_text(json.dumps(with_checksum(content)))
     lowered = select_int8(quantized, feeds, path).lowered
     assert sum(node.op == "_MklLayerNorm" for node in lowered.graph_def.node) == expected
     plain, found = quantized.predict(x), lowered.predict(x)["output_0"]
     np.testing.assert_allclose(found, plain, atol=1e-3 * np.abs(plain).max())
+
+
+@pytest.mark.parametrize(
+    ("whole", "expected"),
+    [
+        ({"chosen": [1.2], "all": [1.3]}, set()),
+        ({"chosen": [0.8], "all": [1.3]}, {"stem", "left"}),
+        ({"chosen": [1.2], "all": [0.9]}, set(NAMES)),
+        ({}, {"stem", "left"}),  # a file of an earlier version
+    ],
+)
+def test_the_times_of_whole_graphs_in_a_file_decide_as_when_they_were_measured(tmp_path, quantized, whole, expected):
+    times = {name: (2.0, 1.0) if name in ("stem", "left") else (1.0, 2.0) for name in NAMES}
+    path = table(tmp_path, quantized, times)
+    path.write_text(json.dumps(with_checksum(json.loads(path.read_text()) | {"whole": whole})))
+    chosen, names = select(quantized, path)
+    assert names == expected
+    assert ("1.20x at batch size 1 of float32's time" in str(chosen.report)) == (not expected)
 
 
 def brute_force(nodes, edges):
@@ -177,6 +205,7 @@ def test_by_the_clock_large_convolutions_are_int8_and_the_times_are_stored(tmp_p
     assert all(fusion["int8_ms"][0] < fusion["float_ms"][0] for fusion in stored["fusions"].values())
     for fusion in stored["fusions"].values():
         fusion["int8_ms"] = [1e3]
+    del stored["whole"]
     times.write_text(json.dumps(with_checksum(stored)))
     with pytest.warns(TfoptWarning, match=r"changed nothing: slower in int8: 1000\.000 ms in int8"):
         artifact = export(model, tmp_path / "b", config, calibration_data=x)
@@ -209,6 +238,40 @@ def test_weights_of_nodes_that_stay_float_are_stored_in_int8_if_asked(tmp_path, 
     loaded = tf.saved_model.load(str(tmp_path / "a")).signatures["serving_default"](tf.constant(X))
     expected = model(X).numpy()
     assert np.linalg.norm(next(iter(loaded.values())) - expected) < error * np.linalg.norm(expected)
+
+
+def test_all_signatures_have_the_int8_weights_of_nodes_that_stay_float(tmp_path, quantized):
+    times = table(tmp_path, quantized, {name: (2.0, 1.0) if name == "stem" else (1.0, 2.0) for name in NAMES})
+    config = ExportConfig(
+        precision="int8",
+        batch_sizes=(1,),
+        node_times=str(times),
+        float_weights="int8",
+        weight_only=WeightOnlyConfig(minimum_size=1),
+        float_fallback=True,
+        xla_signature=True,
+    )
+    constants = [
+        [node.attr["value"].tensor for node in graph.graph_def.node if node.op == "Const"]
+        for graph in lower(quantized, config, None, None).graphs.values()
+    ]
+    first, *others = [{each.SerializeToString() for each in given if each.ByteSize() > 100} for given in constants]
+    assert len(first) == 4  # of "right", the weights are fewer
+    assert others == [first, first]
+
+
+def test_weights_that_are_excluded_by_name_may_be_those_of_a_node_in_int8(tmp_path, quantized):
+    (stem,) = (change.name for change in quantized.report.changed if "stem" in change.name)
+    config = ExportConfig(precision="int8", batch_sizes=(1,), float_weights="int8")
+    without_stem = replace(config, weight_only=WeightOnlyConfig(minimum_size=1, exclude=(stem,)))
+    for float_ms in (2.0, 0.5):
+        times = table(tmp_path, quantized, dict.fromkeys(NAMES, (0.5, 1.0)) | {"stem": (float_ms, 1.0)})
+        lowered = lower(quantized, replace(without_stem, node_times=str(times)), None, None)
+        assert sum(step.kind == STORED for step in lowered.report.steps) == len(NAMES) - 1
+    unknown = replace(config, weight_only=WeightOnlyConfig(exclude=("nowhere",)), node_times=str(tmp_path / "new.json"))
+    with pytest.raises(ConfigError, match="'nowhere' matches none"):
+        lower(quantized, unknown, None, None)
+    assert not (tmp_path / "new.json").exists()  # refused before the measurement
 
 
 @pytest.mark.parametrize("float_weights", ["float32", "int8"])
@@ -248,6 +311,7 @@ def test_stored_weights_belong_to_int8():
             lambda content: json.dumps(content | {"layer_norms": {"norm": {"float_ms": [1.0], "int8_ms": []}}}),
             r"a time of at least 0 for each of its batch sizes \[1\].*with \[\] for 'norm'",
         ),
+        (lambda content: json.dumps(content | {"whole": {"all": [0.9, 1.0]}}), r"at least 0.*\[0\.9, 1\.0\] for 'all'"),
         (lambda content: json.dumps({**with_checksum(content), "device": "other"}), "checksum does not match"),
         (
             lambda content: json.dumps(content | {"conversions": {"Dequantize": [-1.0]}}),

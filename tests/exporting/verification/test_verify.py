@@ -25,7 +25,7 @@ from tfopt.atomic.checked_json import with_checksum
 from tfopt.child_processes import signal_group
 from tfopt.cli import main
 from tfopt.errors import ArtifactError, ConfigError
-from tfopt.exporting import ExportConfig, SavedModelProcess, export, time_in_turns, verify
+from tfopt.exporting import ExportConfig, SavedModelProcess, export, time_in_turns, verify, verify_together
 from tfopt.exporting.manifest import TensorRecord
 from tfopt.exporting.verification.process import ServingStoppedError
 from tfopt.exporting.verification.scoring import chunks
@@ -157,6 +157,17 @@ def test_forms_of_data(data):
     np.testing.assert_array_equal(examples.inputs["image"], X)
     labels = examples.labels.argmax(axis=1) if examples.labels.shape == (70, 4) else examples.labels.reshape(-1)
     np.testing.assert_array_equal(labels, Y)
+
+
+def test_a_fixed_batch_size_above_the_size_of_usual_calls(tmp_path):
+    weights = GENERATOR.normal(size=(192, 4)).astype("float32")
+    save_plain(lambda x: {"y": x @ weights}, tmp_path / "source", tf.TensorSpec([48, 192], tf.float32, "x"))
+    export(tmp_path / "source", tmp_path / "a")
+    x = X.reshape(70, 192)  # the second batch is not full
+    receipt = verify(tmp_path / "a", data=(x, Y), seconds=0)
+    assert receipt.ok
+    assert receipt.batch_size == 48
+    assert receipt.accuracy == accuracy(x @ weights)
 
 
 @pytest.mark.slow
@@ -323,9 +334,11 @@ def test_outputs_that_are_not_numbers_here_are_a_problem(tmp_path):
     manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
     manifest["check"]["ranges"]["x"] = [0.0, 0.4]
     (tmp_path / "a" / "manifest.json").write_text(json.dumps(with_checksum(manifest)))
-    receipt = verify(tmp_path / "a", seconds=0.01)
+    receipt, again = verify_together([tmp_path / "a", tmp_path / "a"], seconds=0.01)  # a receipt for each path
+    assert receipt == again
     assert receipt.problems == ["The outputs hold NaN or infinity."]
-    assert receipt.parity_max_abs_error is None
+    assert receipt.parity_max_abs_error is receipt.parity_relative_error is None
+    assert receipt.show("parity_max_abs_error") == "unavailable (the outputs hold NaN or infinity)"
 
 
 def save_plain(function, directory, *specs):

@@ -11,6 +11,7 @@ from keras import layers
 import tfopt
 from tfopt.errors import ConfigError, TfoptWarning
 from tfopt.exporting import ExportConfig, SavedModelProcess, export, verify
+from tfopt.exporting.manifest import read_manifest
 from tfopt.exporting.weight_only.zeros import encode_zeros
 from tfopt.graph import freeze
 
@@ -56,6 +57,8 @@ def test_the_outputs_are_those_of_the_dense_artifact(make, inputs, settings, tmp
     dense = export(model, tmp_path / "dense", ExportConfig(**settings), calibration_data=data)
     config = ExportConfig(sparse_weights=True, **settings)
     sparse = export(model, tmp_path / "sparse", config, calibration_data=data)
+    manifests = [read_manifest(tmp_path / name) for name in ("dense", "sparse")]
+    assert len({(each.requires, each.needs_vnni) for each in manifests}) == 1
     assert sparse.report.metrics["weight_bytes"] < sparse.report.metrics["weight_bytes_before"] / 3
     saved = sparse.report.metrics["weight_bytes_before"] - sparse.report.metrics["weight_bytes"]
     assert dense.bytes_on_disk - sparse.bytes_on_disk > 0.6 * saved

@@ -79,10 +79,12 @@ def test_the_error_is_that_on_examples_behind_the_calibration(model, tmp_path):
     check = read_manifest(tmp_path / "rest").check
     assert check.examples == "32 examples of the rest of calibration_data"
     assert check.errors["artifact"].relative > 0.5
-    export(model, tmp_path / "given", config, calibration_data=X, evaluation_data=X[40:50])
-    check = read_manifest(tmp_path / "given").check
-    assert check.examples == "10 examples of evaluation_data"
-    assert 0 < check.errors["artifact"].relative < 0.1
+    quantized = quantize(model, config.quantization, calibration_data=X)  # it holds the examples behind the first 32
+    for name, given in {"float": model, "quantized": quantized}.items():
+        export(given, tmp_path / name, config, calibration_data=X, evaluation_data=X[40:50])
+        check = read_manifest(tmp_path / name).check
+        assert check.examples == "10 examples of evaluation_data"
+        assert 0 < check.errors["artifact"].relative < 0.1
 
 
 @pytest.mark.parametrize("precision", ["float16", "int8_weight_only", "int4_weight_only", "int8"])

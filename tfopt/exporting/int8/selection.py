@@ -8,7 +8,7 @@ too. Counts of operations do not tell, so the nodes are timed. There are four st
    another machine. It also says which layer normalisations oneDNN's kernel makes faster.
 3. assignment.py finds the fastest assignment of the fusions to int8 and float.
 4. This module times whole graphs in turns, because the times of nodes can mislead. A model that int8 would make slower
-   stays float. The turns end as soon as it is clear which graphs make the model slower.
+   stays float. The turns end as soon as it is clear which graphs make the model slower. The table has these times too.
 """
 
 from __future__ import annotations
@@ -74,18 +74,18 @@ def select_int8(quantized: QuantizedModel, feeds: Feeds, stored: Path | None = N
     fusions = [fusion.within(editor) for fusion in quantized.graph.fusions]
     if stored is not None and stored.exists():
         table = read_table(stored, fusions, list(feeds))
-        chosen = _choose(quantized, editor, fusions, table, feeds)
-        lowered = lower_to_int8(chosen.graph, table.slower_norms) if chosen.report.changed else None
-        selection = Selection(model=chosen, lowered=lowered)
+        selection = _fittest(quantized, _choose(quantized, editor, fusions, table, feeds), table)
     else:
-        selection, table = _measure_and_choose(quantized, editor, fusions, feeds, stored)
+        selection, table = _measure_and_choose(quantized, editor, fusions, feeds)
+        if stored is not None:
+            write_text(stored, json.dumps(with_checksum(table.to_dict()), indent=2) + "\n")
     report = selection.model.report
     changed = [replace(each, detail=f"{each.detail}; {table.fusions[each.name]}") for each in report.changed]
     return replace(selection, model=replace(selection.model, report=replace(report, changed=changed)))
 
 
 def _measure_and_choose(
-    quantized: QuantizedModel, editor: GraphEditor, fusions: Sequence[Fusion], feeds: Feeds, stored: Path | None
+    quantized: QuantizedModel, editor: GraphEditor, fusions: Sequence[Fusion], feeds: Feeds
 ) -> tuple[Selection, TimeTable]:
     everything = lower_to_int8(quantized.graph)
     norms = find_layer_norms(quantized.float_graph, editor)
@@ -95,29 +95,51 @@ def _measure_and_choose(
         single = stack.enter_context(TimedGraph(quantized.float_graph))
         int8 = stack.enter_context(TimedGraph(everything))
         table = table_of(measure_nodes(single, int8, feeds), editor, fusions, norms)
-        if stored is not None:
-            write_text(stored, json.dumps(with_checksum(table.to_dict()), indent=2) + "\n")
-
-        def lowered(model: QuantizedModel) -> Selection:
-            return Selection(model=model, lowered=lower_to_int8(model.graph, table.slower_norms))
-
         chosen = _choose(quantized, editor, fusions, table, feeds)
-        candidates = [lowered(quantized) if table.slower_norms else Selection(model=quantized, lowered=everything)]
-        if chosen is not quantized and chosen.report.changed:
-            candidates.insert(0, lowered(chosen))
-        ratios = _timed(single, candidates, feeds)
+        lowered = {
+            name: lower_to_int8(model.graph, table.slower_norms)
+            if table.slower_norms or model is not quantized
+            else everything
+            for name, model in _candidates(quantized, chosen).items()
+        }
+        timed = [stack.enter_context(TimedGraph(graph)) for graph in lowered.values()]
+        ratios = in_turns(single, timed, feeds)
+    table = replace(table, whole=dict(zip(lowered, ratios, strict=True)))
+    return _fittest(quantized, chosen, table, lowered), table
+
+
+def _candidates(quantized: QuantizedModel, chosen: QuantizedModel) -> dict[str, QuantizedModel]:
+    """Returns the models that are timed as whole graphs, those with more nodes in int8 later."""
+    several = chosen is not quantized and chosen.report.changed
+    return {"chosen": chosen, "all": quantized} if several else {"all": quantized}
+
+
+def _fittest(
+    quantized: QuantizedModel,
+    chosen: QuantizedModel,
+    table: TimeTable,
+    lowered: Mapping[str, FrozenGraph] | None = None,
+) -> Selection:
+    """Returns what the times of whole graphs decide for.
+
+    Args:
+        quantized: The model with all nodes in int8.
+        chosen: The model with the nodes in int8 that the times of nodes decide for.
+        table: The times.
+        lowered: The int8 graphs of the candidates, where there are any yet.
+    """
+    models = {name: model for name, model in _candidates(quantized, chosen).items() if name in table.whole}
+    if not models:  # the table is of an earlier version
+        in_int8 = bool(chosen.report.changed)
+        return Selection(model=chosen, lowered=lower_to_int8(chosen.graph, table.slower_norms) if in_int8 else None)
+    ratios = [table.whole[name] for name in models]
     best_fit = fastest_fit(ratios)
-    if best_fit is not None:
-        return candidates[best_fit], table
-    least = dict(zip(feeds, min(ratios, key=sum), strict=True))
-    return Selection(model=stay_float(quantized, chosen, least)), table
-
-
-def _timed(single: TimedGraph, candidates: Sequence[Selection], feeds: Feeds) -> list[list[float]]:
-    """Returns `in_turns` for candidates."""
-    graphs = [each.lowered for each in candidates if each.lowered is not None]
-    with ExitStack() as stack:
-        return in_turns(single, [stack.enter_context(TimedGraph(graph)) for graph in graphs], feeds)
+    if best_fit is None:
+        least = dict(zip(table.batch_sizes, min(ratios, key=sum), strict=True))
+        return Selection(model=stay_float(quantized, chosen, least))
+    name = list(models)[best_fit]
+    graph = (lowered or {}).get(name) or lower_to_int8(models[name].graph, table.slower_norms)
+    return Selection(model=models[name], lowered=graph)
 
 
 def _choose(
@@ -126,15 +148,15 @@ def _choose(
     """Returns the model with the nodes in int8 that the table decides for. The report has the reason for the others."""
     in_int8 = fastest_assignment(quantized, editor, fusions, table, feeds)
     slower = {
-        fusion.op: f"{_why(table.fusions[fusion.op])}: {table.fusions[fusion.op]}"
+        fusion.op: f"{_why(table, table.fusions[fusion.op])}: {table.fusions[fusion.op]}"
         for fusion, chosen in zip(fusions, in_int8, strict=True)
         if not chosen
     }
     return quantized.leaving_float(slower) if slower else quantized
 
 
-def _why(times: FusionTimes) -> str:
-    if sum(times.int8_ms) > sum(times.float_ms):
+def _why(table: TimeTable, times: FusionTimes) -> str:
+    if table.is_slower(times):
         return "slower in int8"
     return "converting its tensors would cost more than int8 saves"
 
@@ -148,7 +170,7 @@ def stay_float(quantized: QuantizedModel, chosen: QuantizedModel, ratios: Mappin
         ratios: The time of int8 divided by the time of float32, for each batch size.
     """
     found = " and ".join(f"{ratio:.2f}x at batch size {size}" for size, ratio in ratios.items())
-    verdict = f"int8 would make the model slower on this machine: it takes {found} of float32's time"
+    verdict = f"int8 would make the model slower where it was measured: it takes {found} of float32's time"
     if chosen.report.changed:
         whole = dict.fromkeys((change.name for change in quantized.report.changed), AS_A_WHOLE)
         chosen = quantized.leaving_float(whole)

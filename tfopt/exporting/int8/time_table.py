@@ -47,6 +47,8 @@ class TimeTable(Record):
         conversions: For each op that converts a tensor, the milliseconds for each of `sizes`.
         layer_norms: The times of each layer normalisation as single nodes and in one kernel of oneDNN, by the name of
             its last node. Older files have none: then each gets the kernel.
+        whole: The time of the whole model in int8, divided by that in float32, for each batch size: with the "chosen"
+            nodes in int8, and with "all". Older files have none: then the times of the nodes alone decide.
     """
 
     device: str
@@ -55,16 +57,17 @@ class TimeTable(Record):
     sizes: list[int]
     conversions: dict[str, list[float]]
     layer_norms: dict[str, FusionTimes] = field(default_factory=dict)
+    whole: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def slower_norms(self) -> frozenset[str]:
-        """The layer normalisations that the kernel makes slower. Each batch size has the same weight."""
+        """The layer normalisations that the kernel makes slower."""
+        return frozenset(name for name, times in self.layer_norms.items() if self.is_slower(times))
+
+    def is_slower(self, times: FusionTimes) -> bool:
+        """Whether int8 is slower than float32. Each batch size has the same weight."""
         totals = np.sum([[1e-3] * len(self.batch_sizes), *(each.float_ms for each in self.fusions.values())], axis=0)
-        return frozenset(
-            name
-            for name, times in self.layer_norms.items()
-            if np.sum(np.array(times.int8_ms) / totals) > np.sum(np.array(times.float_ms) / totals)
-        )
+        return bool(np.sum(np.array(times.int8_ms) / totals) > np.sum(np.array(times.float_ms) / totals))
 
 
 def table_of(nodes: NodeTimes, editor: GraphEditor, fusions: Sequence[Fusion], norms: Sequence[LayerNorm]) -> TimeTable:
@@ -116,13 +119,14 @@ def read_table(stored: Path, fusions: Sequence[Fusion], batch_sizes: Sequence[in
         raise ConfigError(
             f"node_times must be a file that an export wrote. Received: {stored} ({reason}). Remove it to measure anew."
         ) from error
-    for name, times in (table.fusions | table.layer_norms).items():
-        for each in (times.float_ms, times.int8_ms):
-            if len(each) != len(table.batch_sizes) or not all(0 <= ms < math.inf for ms in each):
-                raise ConfigError(
-                    f"node_times must have a time of at least 0 for each of its batch sizes {table.batch_sizes}. "
-                    f"Received: {stored}, with {each} for {name!r}. Remove it to measure anew."
-                )
+    measured = (table.fusions | table.layer_norms).items()
+    lists = [(name, each) for name, times in measured for each in (times.float_ms, times.int8_ms)]
+    for name, each in (*lists, *table.whole.items()):
+        if len(each) != len(table.batch_sizes) or not all(0 <= ms < math.inf for ms in each):
+            raise ConfigError(
+                f"node_times must have a time of at least 0 for each of its batch sizes {table.batch_sizes}. "
+                f"Received: {stored}, with {each} for {name!r}. Remove it to measure anew."
+            )
     for name, each in table.conversions.items():
         if len(each) != len(table.sizes) or not all(0 <= ms < math.inf for ms in each):
             raise ConfigError(

@@ -151,7 +151,7 @@ class SavedModelProcess:
         return dict(self._ask(do="count"))
 
     def predict(self, inputs: Mapping[str, np.ndarray], batch_size: int = 32) -> dict[str, np.ndarray]:
-        """Returns the outputs by name for all examples."""
+        """Returns the outputs by name for all examples, in calls of `batch_size` or of the model's fixed size."""
         target = Path(self._directory.name, "outputs.npz")
         self._ask(do="predict", inputs=self._store(inputs), outputs=str(target), batch_size=batch_size)
         with np.load(target) as arrays:

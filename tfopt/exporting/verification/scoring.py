@@ -234,7 +234,8 @@ def _join(batches: list[Any], specs: Mapping[str, TensorRecord]) -> dict[str, np
             raise ConfigError(f"data must give the inputs {list(specs)}. Received: no {name!r} ({error}).") from error
         shape = joined[name].shape
         wanted = spec.shape or (None,) * len(shape)
-        if len(shape) != len(wanted) or any(size not in (None, own) for size, own in zip(wanted, shape, strict=True)):
+        # The number of examples may differ from a fixed batch size: the process divides them.
+        if len(shape) != len(wanted) or not tf.TensorShape(wanted[1:]).is_compatible_with(shape[1:]):
             raise ConfigError(
                 f"data must have the shape of input {name!r}, {tuple(wanted)}. Received: examples of shape {shape}."
             )

@@ -97,13 +97,18 @@ class Runner:
         with np.load(inputs) as arrays:
             fed = {name: arrays[name] for name in arrays.files}
         length = len(next(iter(fed.values())))
+        shapes = [spec.shape for spec in self.serve.structured_input_signature[1].values()]
+        fixed = next((shape[0] for shape in shapes if shape.rank), None)
+        size, short = fixed or batch_size, -length % fixed if fixed else 0
+        if short:  # the last example fills the last batch, and its further outputs are dropped
+            fed = {name: np.concatenate([value, np.repeat(value[-1:], short, axis=0)]) for name, value in fed.items()}
         parts: dict[str, list[Any]] = {}
-        for start in range(0, length, batch_size):
-            batch = {name: tf.constant(value[start : start + batch_size]) for name, value in fed.items()}
+        for start in range(0, length, size):
+            batch = {name: tf.constant(value[start : start + size]) for name, value in fed.items()}
             for name, value in self.serve(**batch).items():
                 parts.setdefault(name, []).append(value.numpy())
             self.show_life()
-        joined: Any = {name: np.concatenate(values) for name, values in parts.items()}
+        joined: Any = {name: np.concatenate(values)[: -short or None] for name, values in parts.items()}
         np.savez(outputs, **joined)
         return {}
 

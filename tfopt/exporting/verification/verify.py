@@ -154,7 +154,8 @@ def verify_together(
         times = alternate([each.process for each in served], batch, seconds)
     for each, rounds in zip(served, times, strict=True):
         each.milliseconds = rounds
-    return [_receipt(each, len(next(iter(batch.values())))) for each in measured]
+    receipts = {each.path: _receipt(each, len(next(iter(batch.values())))) for each in measured}
+    return [receipts[path] for path in map(Path, artifacts)]
 
 
 def _score(
@@ -189,14 +190,15 @@ def _find_baselines(
 
     Artifacts whose baselines have the same path share one record. A baseline can be one of the measured artifacts.
     """
-    known = {each.path: each for each in measured}
+    known = {each.path.resolve(): each for each in measured}
     baselines: dict[Path, MeasuredArtifact] = {}
     for each in measured:
         path, each.no_baseline = find_baseline(each.path, each.manifest, given)
         if path is not None:
-            if path not in known:
-                known[path] = MeasuredArtifact(path, read_intact_manifest(path, "baseline"), trusted)
-            each.baseline = baselines[path] = known[path]
+            place = path.resolve()
+            if place not in known:
+                known[place] = MeasuredArtifact(path, read_intact_manifest(path, "baseline"), trusted)
+            each.baseline = baselines[place] = known[place]
     return list(baselines.values())
 
 
@@ -214,7 +216,9 @@ def _receipt(artifact: MeasuredArtifact, batch_size: int) -> Receipt:
     problems = artifact.problems
     if baseline is not None and baseline is not artifact:
         problems = [*problems, *(f"Of the baseline: {problem}" for problem in baseline.problems)]
-    absent = () if baseline else ("baseline", "speedup", "speedup_range")
+    absent = dict.fromkeys(() if baseline else ("baseline", "speedup", "speedup_range"), artifact.no_baseline)
+    if artifact.max_abs_error is None:
+        absent |= dict.fromkeys(("parity_max_abs_error", "parity_relative_error"), "the outputs hold NaN or infinity")
     return Receipt(
         artifact=str(artifact.path),
         precision=artifact.manifest.precision,
@@ -241,7 +245,7 @@ def _receipt(artifact: MeasuredArtifact, batch_size: int) -> Receipt:
         kernels=artifact.process.loaded["kernels"],
         tensorflow_version=artifact.process.loaded["tensorflow"],
         device=_device(artifact.process.loaded["devices"]),
-        unavailable=dict.fromkeys(absent, artifact.no_baseline) | not_scored(scores, artifact.no_baseline),
+        unavailable=absent | not_scored(scores, artifact.no_baseline),
         notes=_notes(artifact),
         problems=problems,
     )
@@ -300,7 +304,9 @@ def find_baseline(path: Path, manifest: Manifest, given: str | Path | None) -> t
         return Path(given), ""
     if manifest.baseline is None:
         return None, "it has no float baseline"
-    found_at = Path(os.path.normpath(path / manifest.baseline))
+    # As at export, links are followed before ".." is. A relative path gives a relative one.
+    real = (path.resolve() / manifest.baseline).resolve()
+    found_at = real if path.is_absolute() else Path(os.path.relpath(real))
     if not (found_at / MARK).is_file():
         return None, f"its baseline {found_at} does not exist"
     other = read_manifest(found_at)

@@ -59,7 +59,7 @@ def examine(graph: FrozenGraph, batches: Sequence[Mapping[str, Any]], ranges: Ma
         graph: The graph that was calibrated.
         batches: Its inputs.
         ranges: The range of each tensor.
-    Returns: A note for each warning, and the use of the ranges that are used worst. None where no range was needed.
+    Returns: A note for each warning, and the use of the ranges that are used worst. Empty where no range was needed.
     """
     if not ranges:
         return []
