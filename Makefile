@@ -25,13 +25,17 @@ test: lint
 test-slow: $(DEV)
 	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal
 
-# The tests that depend on the hardware, with another one in its place. Plans decide for it; the kernels run on this one.
+# The tests that depend on the hardware, with another one in its place. Plans decide for it; the kernels run on this one,
+# but oneDNN's can be limited to AVX2.
 PRETENDED ?= amx A100
 test-hardware: $(DEV)
 	@for hardware in $(PRETENDED); do echo "pretending $$hardware"; TFOPT_PRETEND_HARDWARE=$$hardware \
 		$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal tests/test_hardware.py tests/training/step \
 		tests/training/test_compile.py tests/training/test_plan.py tests/runner \
 		tfopt/training tfopt/runner tfopt/hardware || exit 1; done
+	@echo "oneDNN's kernels with AVX2 only"
+	@TFOPT_PRETEND_HARDWARE=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal \
+		tests/test_hardware.py tests/exporting/int8 tests/exporting/weight_only
 
 lint: $(DEV)
 	$(BIN)/python -m ruff format --check .

@@ -215,7 +215,7 @@ def test_however_a_model_is_quantized_its_kernels_compute_the_annotated_graph_wi
         found = [lowered[name].predict(X)["output_0"], *(outputs[limit][name] for limit in outputs)]
         errors[name] = [float(np.linalg.norm(each - expected) / np.linalg.norm(expected)) for each in found]
     for name in ways:
-        assert errors[name][0] < 0.01, errors
+        assert (errors[name][0] < 0.01) == (name != "full" or has_vnni() is not False), errors
         assert (max(errors[name][1:]) < 0.01) == (name != "full"), errors
 
 
