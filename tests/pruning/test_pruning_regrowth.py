@@ -197,7 +197,8 @@ def test_zeros_hold_after_every_step_of_tfopts_own(name, two_replicas):
     mirrored = settings["strategy"] == "mirrored"
     with two_replicas.scope() if mirrored else contextlib.nullcontext(), plan.scope():
         model = build()
-        tfopt.compile(model, plan, loss=LOSS)
+        averages = {"optimizer": plan.optimizer(steps_per_epoch=len(X) // 8)} if "ema_momentum" in settings else {}
+        tfopt.compile(model, plan, loss=LOSS, **averages)
     watch = Watch(model)
     config = PruningConfig(target_sparsity=0.75, criterion="taylor", regrowth=0.3, frequency=3, gradient_batches=2)
     pruning = PruningSchedule(model, config, data=BATCHES)
