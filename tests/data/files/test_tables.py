@@ -409,6 +409,16 @@ def test_inputs_and_classes_that_may_be_a_mistake_are_noted(tmp_path, columns, a
     assert note in " ".join(csv(path=tmp_path / "t.csv", **{"target": "kind", **arguments}).notes)
 
 
+def test_a_file_without_a_line_of_names_is_noted(tmp_path):
+    file = tmp_path / "t.csv"
+    rows = [f"{row % 2},{row / 8},{row / 4}" for row in range(20)]
+    for names, notes in (("7,0.5,1.5", 1), ("0,1,2", 0), ("2019,2020,2021", 0)):
+        file.write_text("\n".join([names, *rows]))
+        examples = csv(path=file, target=names[: names.index(",")])
+        assert len(examples.x_train) + len(examples.x_test) == len(rows)
+        assert [note.startswith("Line 1 of t.csv was read as the names") for note in examples.notes] == [True] * notes
+
+
 @pytest.mark.parametrize("cells", ["1,000 2,000", "$3 $4", "40% 50%", "0,5 1,5", "1_0 2_0"])
 def test_numbers_as_people_write_them_do_not_become_classes_or_other_numbers(tmp_path, cells):
     pandas.DataFrame({"a": np.arange(20) ** 2, "price": cells.split() * 10}).to_csv(tmp_path / "t.csv", index=False)

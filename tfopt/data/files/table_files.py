@@ -109,6 +109,18 @@ class CsvReader:
             raise ConfigError(f"A CSV file must be in UTF-8. Received: {str(path)!r}, whose line 1 is not. Save it so.")
         return found
 
+    def notes(self, path: Path) -> tuple[str, ...]:
+        """Returns a note if line 1 seems to be a row: numbers, but not those that count the columns."""
+        names = self.names(path)
+        if len(names) < 2 or not np.isfinite(numbers := [_float(name) for name in names]).all():
+            return ()
+        if (np.diff(numbers) == 1).all():
+            return ()
+        return (
+            f"Line 1 of {path.name} was read as the names of the columns, but holds numbers: {', '.join(names[:3])}"
+            f"{', ...' if len(names) > 3 else ''}. If it is a row, write a line of names above it.",
+        )
+
     def row_names(self, path: Path) -> list[str]:
         """Returns the columns of row names that programs write beside the columns: those without a name."""
         return [name for name in self.names(path) if NO_NAME.fullmatch(name)]
@@ -188,6 +200,10 @@ class ParquetReader:
     def names(self, path: Path) -> list[str]:
         """Returns the names of the columns."""
         return list(self._read(path, "read_schema").names)
+
+    def notes(self, path: Path) -> tuple[str, ...]:
+        """Returns no notes: a Parquet file always has names of columns."""
+        return ()
 
     def row_names(self, path: Path) -> list[str]:
         """Returns the columns that hold the index of a table of pandas."""

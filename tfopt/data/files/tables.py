@@ -215,7 +215,8 @@ class _Request:
             as_arrays(file, path, columns, numbers, self.missing, self.read.first_row)
             for path, file in zip(self.paths, files, strict=True)
         ]
-        notes = (*self.notes, *self._row_names_note(), *(table.note for table in tables if table.note))
+        of_names = (note for path in self.paths for note in self.read.notes(path))
+        notes = (*self.notes, *of_names, *self._row_names_note(), *(table.note for table in tables if table.note))
         if self.window is not None:
             return self._windows(tables, groups, notes)
         if not any(table.kept.any() for table in tables):
