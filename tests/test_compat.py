@@ -218,7 +218,7 @@ NAMES = [
     Name("t.layer", "_call_context_args", "layers.is_given_training(t.layer)"),
     Name("keras.src.backend", "get_keras_mask", "layers.mask_of(t.tensor)", takes=True),
     Name("keras.src.backend", "set_keras_mask", "layers.set_mask(t.tensor, None)", takes=True),
-    Name("t.model", "_nodes_by_depth", "layers.nodes_by_depth(t.model)"),
+    Name("t.model", "_nodes_by_depth", "layers.calls_in_order(t.model)"),
     Name("type(t.model)", "_standardize_inputs", "layers.standardize_inputs(t.model, tf.zeros((1, 2)))", takes=True),
     Name("t.tensor", "_dtype", "layers.set_dtype(t.tensor, 'float32')"),
     Name("t.model.output", "_keras_history", "layers.history(t.model.output)"),
@@ -304,7 +304,7 @@ NAMES = [
     Name("t.optimizer", "_learning_rate", "optimizers.learning_rate_as_given(t.optimizer)"),
     Name("t.optimizer", "_distribution_strategy", "optimizers.set_strategy(t.optimizer, None)"),
     Name("t.variable", "_value", "optimizers.value_of(t.variable)"),
-    Name("t.variable", "_value", "optimizers.set_value(t.variable, None)"),
+    Name("t.variable", "_value", "optimizers.make_anew(t.variable)"),
     # TensorFlow
     Name("of_tf('eager.context')", "context", "tensorflow.eager_context()", takes=True),
     Name("of_tf('eager.context').context()", "_seed", "tensorflow.eager_seed()"),

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt.scripts.obstacles import has_unknown_length, obstacle, own_loops
-from tfopt.training.step.per_batch import per_batch_callback
+from tfopt.training.step.fit_callback import per_batch_callback
 
 
 class OnTestBatch(keras.callbacks.Callback):

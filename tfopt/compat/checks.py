@@ -20,12 +20,8 @@ TESTED = {"tensorflow": "2.21", "keras": "3.15"}
 
 
 def private(owner: Any, name: str, *, takes: Sequence[str] | None = None) -> Any:
-    """Returns a private attribute.
+    """Returns a private attribute of an object, a class or a module. A function must take `takes`, `self` left out.
 
-    Args:
-        owner: An object, a class or a module.
-        name: The attribute.
-        takes: The names of the arguments that it must take, of a function; `self` is left out. None asks nothing.
     Raises:
         UnsupportedVersionError: There is no such attribute, or it takes other arguments.
     Example:
@@ -42,30 +38,17 @@ def private(owner: Any, name: str, *, takes: Sequence[str] | None = None) -> Any
 
 
 def set_private(owner: Any, name: str, value: Any) -> None:
-    """Sets a private attribute, which must exist before.
-
-    Raises:
-        UnsupportedVersionError: There is no such attribute, so nothing would read what is set.
-    """
+    """Sets a private attribute, which must exist before: nothing would read one that does not."""
     private(owner, name)
     setattr(owner, name, value)
 
 
 def imported(module: str, name: str, *, takes: Sequence[str] | None = None) -> Any:
-    """Returns what a private module defines under a name.
-
-    Raises:
-        UnsupportedVersionError: There is no such module, or it has no such name.
-    """
+    """Returns what a private module defines under a name."""
     return private(private_module(module), name, takes=takes)
 
 
 def private_module(module: str) -> ModuleType:
-    """Returns a private module.
-
-    Raises:
-        UnsupportedVersionError: There is no such module.
-    """
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -73,10 +56,8 @@ def private_module(module: str) -> ModuleType:
 
 
 def check_reads(function: Any, *names: str) -> None:
-    """Checks that a function of Keras or TensorFlow reads or calls what tfopt puts under a name.
+    """Checks that a function of Keras or TensorFlow reads or calls what tfopt puts under a name, or it has no effect.
 
-    Raises:
-        UnsupportedVersionError: It does not, so what tfopt puts there would have no effect.
     Example:
         >>> def fit(model):
         ...     return model.initial_epoch

@@ -18,11 +18,7 @@ def is_tf_keras(model: Any) -> bool:
 
 
 def check_keras_3(model: Any) -> None:
-    """Raises UnsupportedModelError for a model of `tf_keras`.
-
-    Example:
-        >>> check_keras_3(object())
-    """
+    """Raises UnsupportedModelError for a model of `tf_keras`."""
     if is_tf_keras(model):
         raise UnsupportedModelError(
             f"model must be a Keras 3 model. Received: the tf_keras model {getattr(model, 'name', model)!r}. Make a "

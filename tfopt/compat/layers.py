@@ -23,8 +23,7 @@ def direct_layers(layer: keras.Layer) -> list[keras.Layer]:
 
 def added_losses(layer: keras.Layer) -> list[Any]:
     """Returns the list of losses that a layer itself added: `_losses`, since `losses` is a copy with those inside."""
-    losses: list[Any] = private(layer, "_losses")
-    return losses
+    return private(layer, "_losses")
 
 
 def own_trainable_variables(layer: keras.Layer) -> list[keras.Variable]:
@@ -57,15 +56,9 @@ def set_mask(tensor: Any, mask: Any) -> None:
     imported("keras.src.backend", "set_keras_mask", takes=("x", "mask"))(tensor, mask)
 
 
-def nodes_by_depth(graph: keras.Model) -> dict[int, list[Any]]:
-    """Returns a functional model's calls, the last ones at depth 0: `_nodes_by_depth`; there is no public list."""
-    nodes: dict[int, list[Any]] = private(graph, "_nodes_by_depth")
-    return nodes
-
-
 def calls_in_order(graph: keras.Model) -> list[Any]:
-    """Returns a functional model's calls in the order of computation, without its inputs."""
-    nodes = nodes_by_depth(graph)
+    """Returns a functional model's calls in the order of computation, without its inputs: `_nodes_by_depth`."""
+    nodes = private(graph, "_nodes_by_depth")
     return [node for depth in sorted(nodes, reverse=True) for node in nodes[depth] if not node.is_input]
 
 
@@ -91,8 +84,7 @@ def calls_of(operation: Any) -> list[Any]:
 
 def functional_class() -> type[keras.Model]:
     """Returns the class of `keras.Model(inputs, outputs)`: keras.src.models.functional.Functional, not exported."""
-    graph: type[keras.Model] = imported("keras.src.models.functional", "Functional")
-    return graph
+    return imported("keras.src.models.functional", "Functional")
 
 
 def run_through_graph(graph: keras.Model, inputs: Any, call: Callable[..., Any]) -> Any:

@@ -51,12 +51,10 @@ def address_of(host: str) -> str:
 
 
 def listening_socket(address: str, port: int, *, shares_port: bool = False) -> socket.socket:
-    """Returns a socket that listens on one address, or on all interfaces if it is "".
+    """Returns a socket that listens on one address of this machine, or on all interfaces if it is "".
 
-    Args:
-        address: An address of this machine.
-        port: The port.
-        shares_port: Whether another socket of this user, which allows it too, may have the port.
+    With `shares_port`, another socket of this user, which allows it too, may have the port.
+
     Raises:
         OSError: The port is in use, or the address is not this machine's.
     """
@@ -65,13 +63,10 @@ def listening_socket(address: str, port: int, *, shares_port: bool = False) -> s
 
 
 def listen_only_on(address: str, port: int) -> bool:
-    """Lets a gRPC server of this process listen on one address only, instead of all.
+    """Lets a gRPC server of this process, which is up, listen on one address only. An empty address changes nothing.
 
     Connections that are already made stay. One that is just being made is refused, and gRPC makes it again.
 
-    Args:
-        address: An address of this machine; "" changes nothing.
-        port: The port of the server, which is up.
     Returns: Whether it listens there only. It cannot be changed without epoll (not Linux).
     Raises:
         OSError: The address is not this machine's.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -42,24 +43,19 @@ def gradients_already_summed(optimizer: Any) -> Iterator[None]:
     check_reads(private(base, "_backend_update_step"), "_all_reduce_sum_gradients")
     update = private(base, "_backend_apply_gradients")
     check_reads(update, "_backend_update_step", "_overwrite_model_variables_with_average_value")
-    optimizers = updating_optimizers(optimizer)
-    for each in optimizers:
-        each._all_reduce_sum_gradients = list
-        each._overwrite_model_variables_with_average_value = _overwrite(each)
-    try:
+    with contextlib.ExitStack() as scopes:
+        for each in updating_optimizers(optimizer):
+            hooks = {
+                "_all_reduce_sum_gradients": list,
+                "_overwrite_model_variables_with_average_value": functools.partial(_overwrite, each),
+            }
+            scopes.enter_context(replaced(each, **hooks))
         yield
-    finally:
-        for each in optimizers:
-            del each._all_reduce_sum_gradients
-            del each._overwrite_model_variables_with_average_value
 
 
-def _overwrite(optimizer: Any) -> Callable[[Sequence[Any]], None]:
-    def overwrite(variables: Sequence[Any]) -> None:
-        for variable, average in zip(variables, averages(optimizer), strict=True):
-            variable.assign(average)
-
-    return overwrite
+def _overwrite(optimizer: Any, variables: Sequence[Any]) -> None:
+    for variable, average in zip(variables, averages(optimizer), strict=True):
+        variable.assign(average)
 
 
 @contextlib.contextmanager
@@ -70,8 +66,7 @@ def update_hooks(
 
     It replaces `update_step` and `_apply_weight_decay`; `update_step` alone is public.
     """
-    names = {"update_step": update_step, "_apply_weight_decay": apply_weight_decay}
-    base = keras.optimizers.Optimizer
+    base, names = keras.optimizers.Optimizer, {"update_step": update_step, "_apply_weight_decay": apply_weight_decay}
     private(base, "update_step", takes=("gradient", "variable", "learning_rate"))
     private(base, "_apply_weight_decay", takes=("variables",))
     check_reads(private(base, "_distributed_tf_update_step"), "update_step")
@@ -101,8 +96,7 @@ def trained_variables(optimizer: Any) -> list[keras.Variable]:
 
     It is the optimizer's own list, told from its lists of slots by identity.
     """
-    variables: list[keras.Variable] = private(optimizer, "_trainable_variables")
-    return variables
+    return private(optimizer, "_trainable_variables")
 
 
 def own_variables(optimizer: Any) -> list[keras.Variable]:
@@ -130,11 +124,6 @@ def value_of(variable: keras.Variable) -> tf.Variable:
     return private(variable, "_value")
 
 
-def set_value(variable: keras.Variable, value: tf.Variable) -> None:
-    """Puts another tf.Variable into a Keras variable: `_value`, since `value` has no setter and `assign` copies."""
-    set_private(variable, "_value", value)
-
-
 def set_strategy(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     """Lets an optimizer and those inside it update under a strategy: `_distribution_strategy`.
 
@@ -147,7 +136,7 @@ def set_strategy(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
 def make_anew(variable: keras.Variable) -> None:
     """Puts a new tf.Variable with the same value into a Keras variable: on the current device, of the current strategy.
 
-    A tf.Variable itself can change neither.
+    A tf.Variable itself can change neither. It sets `_value`, since `value` has no setter and `assign` copies.
     """
     old = value_of(variable)
     new = tf.Variable(
@@ -158,4 +147,4 @@ def make_anew(variable: keras.Variable) -> None:
         aggregation=old.aggregation,
         synchronization=old.synchronization,
     )
-    set_value(variable, new)
+    set_private(variable, "_value", new)

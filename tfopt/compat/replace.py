@@ -76,17 +76,17 @@ def kept(owner: Any, *names: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def steps_per_execution(model: keras.Model, steps: int, function: str) -> Iterator[None]:
-    """Runs so many steps in a call within it. A function that Keras made for another number is made anew."""
+def steps_per_execution(model: keras.Model, steps: int, *functions: str) -> Iterator[None]:
+    """Runs so many steps in a call within it. Functions that Keras made for another number are made anew."""
     if steps == model.steps_per_execution:
         yield
         return
     try:
         with replaced(model, steps_per_execution=steps):
-            forget(model, function)
+            forget(model, *functions)
             yield
     finally:
-        forget(model, function)
+        forget(model, *functions)
 
 
 @contextlib.contextmanager

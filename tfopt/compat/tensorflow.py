@@ -48,14 +48,12 @@ def keras_generator(*, make: bool) -> Any:
     if make:
         return imported("keras.src.random.seed_generator", "global_seed_generator", takes=())()
     name = imported("keras.src.random.seed_generator", "GLOBAL_SEED_GENERATOR")
-    get = imported("keras.src.backend.common.global_state", "get_global_attribute")
-    return get(name)
+    return imported("keras.src.backend.common.global_state", "get_global_attribute")(name)
 
 
 def is_op_determinism_enabled() -> bool:
     """Returns whether `tf.config.experimental.enable_op_determinism` was called; there is no getter."""
-    name = "is_op_determinism_enabled"
-    return bool(imported("tensorflow.python.framework.config", name, takes=())())
+    return bool(imported("tensorflow.python.framework.config", "is_op_determinism_enabled", takes=())())
 
 
 def expand_hostlist(hostlist: str) -> list[str]:
@@ -100,12 +98,11 @@ def register_functions(functions: Iterable[Any]) -> None:
 
 
 def with_constants(function: Any, edit: Callable[[Any], None] = lambda _: None) -> Any:
-    """Returns a function whose variables are constants: `convert_variables_to_constants_v2`; the public one needs v1.
+    """Returns a concrete function with constants for variables: `convert_variables_to_constants_v2`, not v1.
 
-    Args:
-        function: A concrete function.
-        edit: Changes the GraphDef, in which calls of functions are inlined, while its variables are still placeholders.
-            The function of TensorFlow has no place for this, so its three parts are called here one by one.
+    `edit` changes the GraphDef, in which calls of functions are inlined, while its variables are still placeholders.
+    The function of TensorFlow has no place for this, so its three parts are called here one by one.
+
     Raises:
         ValueError: The function changes its variables.
     """
@@ -130,14 +127,13 @@ def parse_saved_model(directory: str) -> Any:
     Raises:
         OSError: The directory holds no SavedModel, or its file cannot be read.
     """
-    name = "parse_saved_model"
-    return imported("tensorflow.python.saved_model.loader_impl", name, takes=("export_dir",))(directory)
+    parse = imported("tensorflow.python.saved_model.loader_impl", "parse_saved_model", takes=("export_dir",))
+    return parse(directory)
 
 
 def leaves_with_paths(structure: Any) -> list[tuple[tuple[Any, ...], Any]]:
     """Returns (path, leaf) in the order of `tf.nest.flatten`: `flatten_with_tuple_paths`, which tf.nest leaves out."""
-    flatten = imported("tensorflow.python.util.nest", "flatten_with_tuple_paths")
-    return list(flatten(structure))
+    return list(imported("tensorflow.python.util.nest", "flatten_with_tuple_paths")(structure))
 
 
 def inputs_of(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:

@@ -118,12 +118,8 @@ def losses_not_scaled() -> Iterator[None]:
     check_reads(private(module, "reduce_values"), names[0])
     check_reads(private(keras.Model, "_aggregate_additional_loss", takes=("loss",)), names[0])
     check_reads(imported("keras.src.trainers.compile_utils", "CompileLoss").call, names[1])
-    with replaced(module, **dict.fromkeys(names, _as_it_is)):
+    with replaced(module, **dict.fromkeys(names, lambda value: value)):
         yield
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from tfopt.compat.replace import kept, replaced
 from tfopt.compat.trainer import built_under
 from tfopt.diagnosis.batches import again, batches_in_memory
 from tfopt.errors import TfoptError
-from tfopt.training.checkpointing.random_state import read_random, write_random
+from tfopt.training.checkpointing.record import read_random, write_random
 from tfopt.training.checkpointing.state import hold_state
 from tfopt.training.step.runtime import is_trained_by_tfopt
 

@@ -16,26 +16,15 @@ KERNEL_START_US = 4.0
 
 @dataclass(frozen=True)
 class GpuCard(Record):
-    """What the datasheet of a GPU says.
+    """What the datasheet of a GPU says. Bandwidths are in 10^9 bytes per second."""
 
-    Attributes:
-        peak_tflops: Dense peak rates in 10^12 operations per second by dtype; see the function `peak_tflops`.
-        memory_gib: Size of the memory. Datasheets write GB; the drivers report about as many GiB.
-        memory_gb_per_s: Bandwidth of the memory in 10^9 bytes per second.
-        board_watts: Largest power of the board.
-        nvlink_gb_per_s: Bandwidth of all NVLinks of the GPU, both directions together, in 10^9 bytes per second; None
-            without NVLink.
-        pcie_generation: Generation of the PCIe connection, which has 16 lanes.
-        compute_capability: Major and minor number, for example (9, 0).
-    """
-
-    peak_tflops: Mapping[str, float]
-    memory_gib: float
+    peak_tflops: Mapping[str, float]  # dense, in 10^12 operations per second by dtype; see the function `peak_tflops`
+    memory_gib: float  # datasheets write GB; the drivers report about as many GiB
     memory_gb_per_s: float
-    board_watts: float
-    nvlink_gb_per_s: float | None
-    pcie_generation: int
-    compute_capability: tuple[int, int]
+    board_watts: float  # the largest power of the board
+    nvlink_gb_per_s: float | None  # of all NVLinks of the GPU, both directions together; None without NVLink
+    pcie_generation: int  # of the connection, which has 16 lanes
+    compute_capability: tuple[int, int]  # major and minor number, for example (9, 0)
 
     @property
     def memory_bytes(self) -> int:
@@ -92,13 +81,7 @@ GPU_CARDS: dict[str, GpuCard] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu(Record):
-    """One GPU that TensorFlow can use.
-
-    Attributes:
-        name: The product name, for example "NVIDIA H200".
-        compute_capability: Major and minor number, for example (9, 0).
-        memory_bytes: Total memory of the device.
-        peak_tflops: Peak rates by dtype; see the function `peak_tflops`.
+    """One GPU that TensorFlow can use, by its product name.
 
     Example:
         >>> print(Gpu(name="NVIDIA A1", compute_capability=(8, 6)))
@@ -128,10 +111,8 @@ def peak_tflops(gpu_name: str) -> dict[str, float] | None:
 
     The rates are dense (no 2:4 sparsity), in 10^12 operations per second. "float32" is the rate of the CUDA cores.
     "tensorfloat32" is the rate of float32 matrix products in TensorFlow by default, since Ampere. A slice of a GPU
-    (MIG, vGPU) has only a share of the rates, and its name does not give the share, so its rates are unknown.
-
-    Args:
-        gpu_name: Product name of the GPU as TensorFlow or NVML reports it.
+    (MIG, vGPU) has only a share of the rates, and its name does not give the share, so its rates are unknown. The name
+    is the product name that TensorFlow or NVML reports.
 
     Example:
         >>> peak_tflops("Tesla T4")
@@ -147,10 +128,6 @@ def find_card(gpu_name: str) -> GpuCard | None:
     """Returns what the datasheet of a GPU says, or None if the GPU is not in the table.
 
     A slice of a GPU (MIG, vGPU) has only a share of it, which its name does not give, so it is unknown too.
-
-    Example:
-        >>> find_card("NVIDIA L4").memory_gb_per_s
-        300
     """
     words = _words(gpu_name)
     if words & {"MIG", "GRID"}:

@@ -11,6 +11,7 @@ wherever they appear.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -104,17 +105,23 @@ def detect() -> Hardware:
 
     Example:
         >>> hardware = detect()
-        >>> hardware.logical_cores >= 1
-        True
-        >>> hardware.memory_bytes > 0
-        True
+        >>> hardware.logical_cores >= 1, hardware.memory_bytes > 0
+        (True, True)
     """
     cpu_model, cpu_features, unavailable = _cpu()
     driver_memory = _gpu_memory_by_name()
     gpus = tuple(_gpu(device, driver_memory) for device in tf.config.list_physical_devices("GPU"))
-    pretended = _pretended_gpu()
-    if pretended is not None:
-        gpus = (pretended,)
+    pretended = _pretended()
+    if pretended and pretended.lower() not in _PROCESSORS:
+        card = GPU_CARDS[card_name(pretended)]
+        gpus = (
+            Gpu(
+                name=f"pretended {pretended}",
+                compute_capability=card.compute_capability,
+                memory_bytes=card.memory_bytes,
+                peak_tflops=dict(card.peak_tflops),
+            ),
+        )
     if not gpus:
         unavailable["gpus"] = _why_no_gpu(list(driver_memory))
     return Hardware(
@@ -133,10 +140,6 @@ def has_vnni() -> bool | None:
 
     The environment variable ONEDNN_MAX_CPU_ISA (older name: DNNL_MAX_CPU_ISA) can limit oneDNN to fewer instructions
     than the processor has. oneDNN reads the variable when its first kernel runs.
-
-    Example:
-        >>> has_vnni() in (True, False, None)
-        True
     """
     _, features, unavailable = _cpu()
     if not features and not unavailable["cpu_features"].startswith("none of"):
@@ -159,9 +162,9 @@ def _limit() -> str:
 
 def _cpu() -> tuple[str | None, tuple[str, ...], dict[str, str]]:
     """Returns the name and the features of the processor, and the reason for each value that is missing."""
-    pretended = _pretended_cpu()
-    if pretended is not None:
-        return *pretended, {}
+    pretended = _pretended().lower()
+    if pretended in _PROCESSORS:
+        return f"pretended {pretended}", _PROCESSORS[pretended], {}
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
     # All processors of a machine have the same entries, so the first is enough.
@@ -177,15 +180,8 @@ def _cpu() -> tuple[str | None, tuple[str, ...], dict[str, str]]:
 
 
 def logical_cores() -> int:
-    """Returns the number of processor cores that this process may use.
-
-    Example:
-        >>> logical_cores() > 0
-        True
-    """
-    if hasattr(os, "sched_getaffinity"):  # Linux only
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Returns the number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # Linux has it
 
 
 def _gpu(device: tf.config.PhysicalDevice, driver_memory: Mapping[str, int | None]) -> Gpu:
@@ -213,18 +209,14 @@ def _gpu_memory_by_name() -> dict[str, int | None]:
     try:
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            name, total = pynvml.nvmlDeviceGetName(handle), _total_memory(handle)
+            name: str = pynvml.nvmlDeviceGetName(handle)
+            total: int | None = None
+            with contextlib.suppress(pynvml.NVMLError):  # a GPU that shares the processor's memory reports none
+                total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
             memory[name] = total if memory.get(name, total) == total else None
     finally:
         pynvml.nvmlShutdown()
     return memory
-
-
-def _total_memory(handle: object) -> int | None:
-    try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except pynvml.NVMLError:  # a GPU that shares the memory of the processor reports no memory
-        return None
 
 
 def _why_no_gpu(driver_names: list[str]) -> str:
@@ -237,37 +229,8 @@ def _why_no_gpu(driver_names: list[str]) -> str:
     return f"{found}: install the CUDA libraries with tfopt[cuda]"
 
 
-def _pretended_cpu() -> tuple[str, tuple[str, ...]] | None:
-    """Returns the name and the features of the pretended processor, or None if it is this machine's.
-
-    Raises:
-        ConfigError: The variable names neither a processor nor a GPU.
-    """
-    name = _asked()
-    if name.lower() not in _PROCESSORS:
-        return None
-    return f"pretended {name.lower()}", _PROCESSORS[name.lower()]
-
-
-def _pretended_gpu() -> Gpu | None:
-    """Returns the pretended GPU, or None if the GPUs are this machine's.
-
-    Raises:
-        ConfigError: The variable names neither a processor nor a GPU.
-    """
-    name = _asked()
-    if not name or name.lower() in _PROCESSORS:
-        return None
-    card = GPU_CARDS[card_name(name)]
-    return Gpu(
-        name=f"pretended {name}",
-        compute_capability=card.compute_capability,
-        memory_bytes=card.memory_bytes,
-        peak_tflops=dict(card.peak_tflops),
-    )
-
-
-def _asked() -> str:
+def _pretended() -> str:
+    """Returns the name of the processor or GPU that the environment puts in place of this machine's; "" for none."""
     name = os.environ.get(VARIABLE, "").strip()
     if name and name.lower() not in _PROCESSORS:
         try:

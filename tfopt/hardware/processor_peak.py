@@ -21,21 +21,13 @@ SMALL_KERNELS = 300
 
 @dataclass(frozen=True, kw_only=True)
 class CpuPeak(Record):
-    """Rates that TensorFlow reaches on this processor with all cores of the process.
+    """Rates that TensorFlow reaches on this processor with all cores of the process."""
 
-    Attributes:
-        float32_gflops: Rate of a large float32 matrix product, in 10^9 operations per second.
-        bfloat16_gflops: The same in bfloat16. Without instructions for bfloat16 it is lower. None under a limit for
-            oneDNN (ONEDNN_MAX_CPU_ISA) that leaves no bfloat16.
-        memory_gb_per_s: Bandwidth of the memory in 10^9 bytes per second.
-        kernel_us: Time of a kernel with almost nothing to compute, in a graph, in microseconds.
-        logical_cores: Number of logical cores that this process may use.
-    """
-
-    float32_gflops: float
+    float32_gflops: float  # of a large float32 matrix product, in 10^9 operations per second
+    # The same in bfloat16, lower without instructions for it. None under a limit for oneDNN that leaves no bfloat16.
     bfloat16_gflops: float | None
-    memory_gb_per_s: float
-    kernel_us: float
+    memory_gb_per_s: float  # bandwidth of the memory in 10^9 bytes per second
+    kernel_us: float  # time of a kernel with almost nothing to compute, in a graph, in microseconds
     logical_cores: int
 
 

@@ -15,7 +15,7 @@ from tfopt.pruning import PruningConfig, PruningSchedule, ShrinkSchedule, Struct
 from tfopt.quantization import QuantizationConfig, quantize
 from tfopt.recipe import Recipe
 from tfopt.runner.work import Work
-from tfopt.training.checkpointing.random_state import read_random, write_random
+from tfopt.training.checkpointing.record import read_random, write_random
 
 # Settings that change the quality of the quantization only, which means nothing before training.
 CHEAP: dict[str, Any] = {

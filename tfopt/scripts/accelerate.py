@@ -2,8 +2,10 @@
 
 What the script computes stays as it is: Keras compiles the model, prepares the data in its own order and calls the
 callbacks. Only the function that runs the steps is replaced, by one that makes several steps in a call into
-TensorFlow. A fit whose callbacks act on each batch still has one step per call. XLA stays as Keras
-chose it.
+TensorFlow. A fit whose callbacks act on each batch still has one step per call. XLA stays as Keras chose it.
+
+What needs Keras or TensorFlow is imported inside the functions, which run when the script has imported them: a script
+may set environment variables before, and Keras may run on another backend, where TensorFlow stays out.
 """
 
 from __future__ import annotations
@@ -32,28 +34,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerated:
-    """The end of a script under `accelerate`.
-
-    Attributes:
-        exit_code: The exit code of the script.
-        report: What was applied to each fit, and what could not be, by the lines of the script.
-    """
+    """The end of a script under `accelerate`."""
 
     exit_code: int
-    report: PassReport
+    report: PassReport  # what was applied to each fit, and what could not be, by the lines of the script
 
 
 def accelerate(path: str, arguments: Sequence[str], *, precision: str = "float32", xla: bool = True) -> Accelerated:
     """Runs a script that knows nothing of tfopt, with tfopt's training step in each `fit` that can have it.
 
-    Args:
-        path: A Python file; or "-m", and the name of a module as the first of the arguments.
-        arguments: The words after the script.
-        precision: The dtype policy that the script's models are built with; "float32" leaves it as it is. Others, and
-            "auto", change the weights beyond rounding.
-        xla: Whether XLA may compile the step where Keras chose it.
+    The script's models are built with the dtype policy `precision`; "float32" leaves it as it is, and others, also
+    "auto", change the weights beyond rounding. XLA may compile the step only where Keras chose it, and with `xla`.
+
     Raises:
-        ConfigError: There is no such script.
+        ConfigError: There is no such script; see `run_script`.
     Example:
         >>> import pathlib, tempfile
         >>> text = '''
@@ -89,7 +83,7 @@ class AccelerateHook:
     precision: str = "float32"
     xla: bool = True
     _changed: dict[Change, int] = field(default_factory=dict)
-    _skipped: dict[Skip, int] = field(default_factory=dict)
+    _skipped: list[Skip] = field(default_factory=list)
     _plans: weakref.WeakKeyDictionary[Any, Plan] = field(default_factory=weakref.WeakKeyDictionary)
     _hardware: Hardware | None = None
     _policy: str = "float32"
@@ -120,15 +114,17 @@ class AccelerateHook:
         if self._plans.pop(model, None) is not None:
             uninstall(model)
         if self.precision != "float32":
-            self._keep_outputs_float32(model)
+            from tfopt.models.float32_outputs import float32_outputs, half_outputs
+
+            for each in float32_outputs(model).changed if model.built and half_outputs(model) else ():
+                self._changed[Change(name=each.name, kind=f"output of {model.name}", detail=each.detail)] = 1
         original(*args, **kwargs)
         place = script_line()
         found = obstacle(model, place)
-        if found is None:
-            try:
-                found = gpus_unused(model, place, gpus=self._put_step(model))
-            except TfoptError as error:  # the script goes on without it
-                found = Skip(name=place, kind=type(model).__name__, reason=str(error))
+        try:
+            found = found or gpus_unused(model, place, gpus=self._put_step(model))
+        except TfoptError as error:  # the script goes on without it
+            found = Skip(name=place, kind=type(model).__name__, reason=str(error))
         if found is not None:
             self._skip(found)
         policy = model.dtype_policy.name
@@ -153,7 +149,7 @@ class AccelerateHook:
         except TypeError:
             return original(*args, **kwargs)  # which raises the error of Keras
         from tfopt.compat.replace import callbacks_of, steps_per_execution
-        from tfopt.training.step.fit import FitCallback
+        from tfopt.training.step.fit_callback import FitCallback
         from tfopt.training.step.runtime import uninstall
 
         if not any(isinstance(each, FitCallback) for each in callbacks_of(given.get("callbacks"))):
@@ -169,11 +165,7 @@ class AccelerateHook:
             return original(*args, **kwargs)
 
     def report(self, script: str | None) -> PassReport:
-        """Returns what was applied, and what could not be.
-
-        Args:
-            script: The file of the script, whose own training loops are listed; None for a module.
-        """
+        """Returns what was applied, and what could not be. A script's own training loops are listed, a module's not."""
         skipped = list(self._skipped)
         if script is not None and "keras" in sys.modules:
             from tfopt.scripts.obstacles import own_loops
@@ -225,7 +217,7 @@ class AccelerateHook:
         import tensorflow as tf
 
         from tfopt.scripts.obstacles import has_unknown_length
-        from tfopt.training.step.per_batch import per_batch_callback
+        from tfopt.training.step.fit_callback import per_batch_callback
 
         asked = model.steps_per_execution
         if asked != 1:
@@ -244,18 +236,12 @@ class AccelerateHook:
         return steps, f"{steps} steps per call into TensorFlow"
 
     def _step_of(self, model: keras.Model) -> str:
-        strategy = self._plans[model].strategy
-        if strategy is None:
+        decided = self._plans[model]
+        if decided.strategy is None:
             return "tfopt's step"
-        replicas = strategy.num_replicas_in_sync
-        return f"Keras' step on {replicas} replica{'s' if replicas > 1 else ''} of {type(strategy).__name__}"
-
-    def _keep_outputs_float32(self, model: keras.Model) -> None:
-        from tfopt.models.float32_outputs import float32_outputs, half_outputs
-
-        if model.built and half_outputs(model):
-            for each in float32_outputs(model).changed:
-                self._changed[Change(name=each.name, kind=f"output of {model.name}", detail=each.detail)] = 1
+        s = "s" if decided.replicas > 1 else ""
+        return f"Keras' step on {decided.replicas} replica{s} of {type(decided.strategy).__name__}"
 
     def _skip(self, found: Skip) -> None:
-        self._skipped[found] = self._skipped.get(found, 0) + 1
+        if found not in self._skipped:
+            self._skipped.append(found)

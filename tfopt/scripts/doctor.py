@@ -48,17 +48,12 @@ def diagnose_script(
 ) -> tuple[int, DiagnosisReport | TrainingError]:
     """Runs a script as Python would, watches its first training steps, and measures when it has ended.
 
-    The script computes what it computes without this. The experiments train its model further after its end.
+    The script computes what it computes without this, unless it `stops` after these steps. The experiments train its
+    model further after its end.
 
-    Args:
-        path: A Python file; or "-m", and the name of a module as the first of the arguments.
-        arguments: The words after the script.
-        steps: Number of training steps to watch.
-        stops: Whether the script ends after these steps.
-        trace_dir: Directory for a trace of TensorFlow's profiler; None records none.
     Returns: The script's exit code, and the report; or why there is none.
     Raises:
-        ConfigError: There is no such file or module.
+        ConfigError: There is no such script; see `run_script`.
     """
     name = f"-m {arguments[0]}" if path == "-m" and arguments else path
     doctor = _Doctor(steps, stops=stops)

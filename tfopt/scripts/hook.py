@@ -55,11 +55,9 @@ class FitHook(Protocol):
 def hooked(hook: FitHook, when_imported: Callable[[ModuleType], None] | None = None) -> Iterator[None]:
     """Within it, the hook is called for each `compile` and `fit`. Afterwards Keras' own methods are back.
 
-    If Keras is not imported yet, its methods are replaced when it is.
+    If Keras is not imported yet, its methods are replaced when it is. `when_imported` is called with Keras once it is
+    imported, before the script uses it.
 
-    Args:
-        hook: Called instead of the two methods.
-        when_imported: Called with Keras once it is imported, before the script uses it.
     Example:
         >>> import keras, numpy as np
         >>> class Count:
@@ -81,7 +79,7 @@ def hooked(hook: FitHook, when_imported: Callable[[ModuleType], None] | None = N
     busy = threading.local()
 
     def replace(keras: ModuleType) -> None:
-        from tfopt.compat.replace import replaced  # which imports Keras
+        from tfopt.compat.replace import replaced  # here, because it imports Keras
 
         for name in METHODS:
             # Where Keras defines it: a loaded model asks whether its class has overridden it.
@@ -155,10 +153,6 @@ def script_line() -> str:
     """Returns the line of the script whose `compile` or `fit` a hook is handling, as "file:line".
 
     It is the innermost line that belongs to no library. In a model that overrides `fit`, it is where that calls Keras'.
-
-    Example:
-        >>> script_line()
-        'unknown'
     """
     frame = inspect.currentframe()
     while frame is not None and not (frame.f_code.co_filename == __file__ and frame.f_code.co_name == CALL):
@@ -169,12 +163,7 @@ def script_line() -> str:
 
 
 def place(file: str, line: int) -> str:
-    """Returns a line of a file as "file:line", the file from the working directory on if it is there.
-
-    Example:
-        >>> place("/elsewhere/train.py", 7)
-        '/elsewhere/train.py:7'
-    """
+    """Returns a line of a file as "file:line", the file from the working directory on if it is there."""
     path = Path(file)
     return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else file}:{line}"
 

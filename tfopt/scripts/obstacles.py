@@ -40,18 +40,18 @@ def obstacle(model: keras.Model, compile_place: str) -> Skip | None:
         method = getattr(model, name)
         if getattr(method, "__func__", method) is not getattr(keras.Model, name):
             return Skip(name=_place_of(method, compile_place), kind=kind, reason=f"it has its own {name}. {remedy}")
-    reason = None
+    reason, strategy = None, built_under(model)
     if model.run_eagerly:
         reason = "run_eagerly=True runs each operation from Python. Leave it out once the model works"
     elif model.steps_per_execution != 1:  # Keras may run more steps than steps_per_epoch, and counts them otherwise
         reason = f"it asks for steps_per_execution={model.steps_per_execution} itself. Leave it out"
     elif model.optimizer is None:
         reason = "it has no optimizer. Pass one to compile"
-    elif model.jit_compile and built_under(model) is not None:
+    elif model.jit_compile and strategy is not None:
         reason = "jit_compile=True under a strategy. Leave it out, as Keras' choice does"
-    elif _has_workers(built_under(model)):
+    elif is_multi_worker(strategy) and strategy.cluster_resolver.cluster_spec().jobs:
         reason = "the fit of Keras fails with several workers. Call tfopt.plan and tfopt.compile in the script"
-    elif not _passes_callbacks(type(model).fit):
+    elif not _takes_callbacks(type(model).fit):
         return Skip(
             name=_place_of(type(model).fit, compile_place),
             kind=kind,
@@ -65,11 +65,6 @@ def has_unknown_length(x: Any) -> bool:
 
     Keras then runs a step that finds no data. Parts of that step that need no data still take place: the optimizer
     counts it, and so the weights of Adam depend on it.
-
-    Example:
-        >>> numbers = tf.data.Dataset.range(8).batch(4)
-        >>> has_unknown_length(numbers), has_unknown_length(numbers.filter(lambda batch: True))
-        (False, True)
     """
     if isinstance(x, tf.data.Dataset | tf.distribute.DistributedDataset):
         return int(x.cardinality() if callable(x.cardinality) else x.cardinality) == UNKNOWN
@@ -108,13 +103,11 @@ def own_loops(script: str) -> list[Skip]:
     found = []
     for line, name, function in _calls(tree, None):
         if name == "GradientTape":
+            put = "Put"
+            if function is not None and not any("function" in ast.unparse(each) for each in function.decorator_list):
+                put = f"Decorate {function.name} with @tf.function, or put"
             reason = "a loop of its own, without fit: nothing is applied. "
-            graph = function is not None and any("function" in ast.unparse(d) for d in function.decorator_list)
-            if function is not None and not graph:
-                reason += f"Decorate {function.name} with @tf.function, or put"
-            else:
-                reason += "Put"
-            reason += " the loss into compute_loss of a model and call fit"
+            reason += f"{put} the loss into compute_loss of a model and call fit"
         elif name == "train_on_batch":
             reason = "train_on_batch returns to Python after each step. Call fit with the data instead"
         else:
@@ -133,7 +126,7 @@ def _calls(node: ast.AST, function: ast.FunctionDef | None) -> Iterator[tuple[in
         yield from _calls(child, function)
 
 
-def _passes_callbacks(fit: Any) -> bool:
+def _takes_callbacks(fit: Any) -> bool:
     parameters = inspect.signature(fit).parameters
     return "callbacks" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
@@ -141,8 +134,3 @@ def _passes_callbacks(fit: Any) -> bool:
 def _place_of(method: Any, otherwise: str) -> str:
     code = getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None)
     return otherwise if code is None else place(code.co_filename, code.co_firstlineno)
-
-
-def _has_workers(strategy: tf.distribute.Strategy | None) -> bool:
-    """Returns whether a strategy spans the workers of a cluster."""
-    return strategy is not None and is_multi_worker(strategy) and bool(strategy.cluster_resolver.cluster_spec().jobs)

@@ -31,11 +31,9 @@ def run_script(
     The script sees itself as `__main__`, its own `sys.argv` and its directory in `sys.path`. The working directory
     stays. Afterwards, all of these and the two methods are as before, however the script ended.
 
-    Args:
-        path: A Python file; or "-m", and the name of a module as the first of the arguments.
-        arguments: The words after the script.
-        hook: Called for each compile and fit; None leaves them to Keras.
-        when_imported: Called with Keras once it is imported, before the script uses it.
+    The path is a Python file; or "-m", with the name of a module as the first of the arguments. Without a hook, compile
+    and fit are left to Keras. `when_imported` is called with Keras once it is imported, before the script uses it.
+
     Returns: The exit code that Python would return: 1 after an error, whose traceback is printed on standard error.
     Raises:
         ConfigError: There is no such file or module.
@@ -63,7 +61,10 @@ def run_script(
             else:
                 _run_file(path)
         except SystemExit as asked:
-            return _exit_code(asked)
+            if asked.code is None or isinstance(asked.code, int):
+                return asked.code or 0
+            print(asked.code, file=sys.stderr)  # noqa: T201 - as Python does
+            return FAILED
         except BaseException as error:  # noqa: BLE001 - the script may raise anything; Python would print it too
             _hide_own_frames(error)
             sys.excepthook(type(error), error, error.__traceback__)
@@ -99,15 +100,6 @@ def _as_python_would(words: list[str], begin: str) -> Iterator[None]:
         yield
     finally:
         sys.argv, sys.path, sys.excepthook = argv, path, hook
-
-
-def _exit_code(asked: SystemExit) -> int:
-    if asked.code is None:
-        return 0
-    if isinstance(asked.code, int):
-        return asked.code
-    print(asked.code, file=sys.stderr)  # noqa: T201 - as Python does
-    return FAILED
 
 
 def _hide_own_frames(error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""Chooses the settings that are "auto", one by one, with the reasons, and refuses those that cannot train together."""
+"""What a plan chooses for a setting that is "auto", with the reason, and the settings that cannot train together."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import Any, Literal
 
 import keras
 
-from tfopt import data
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.hardware import Hardware
 from tfopt.training.config import PRECISIONS, TrainingConfig
 
 # Small models gain most from it (benchmarks/plan_choices.py). A larger number gains little and delays callbacks.
 STEPS_PER_CALL = 10
+FEWER_RETURNS = "fewer returns to Python between steps; 1 in a fit with a callback that acts on each batch"
+OVERLAPS = "enough to overlap input and training; tf.data's autotuner makes the end of an epoch wait"
 # With M micro-batches, the S stages of a pipeline are idle for (S - 1) / (M + S - 1) of the time: at most a fifth, if
 # there are four micro-batches for each stage.
 MICRO_BATCHES_PER_STAGE = 4
@@ -23,11 +24,8 @@ def choose_precision(requested: str, hardware: Hardware) -> tuple[str, str]:
 
     A CPU gets bfloat16 only if it has AMX. Measured without AMX: with avx512_bf16, training runs at 0.98x to 1.14x the
     speed of float32; without avx512_bf16, it is 2.5 times slower. If "auto" is half precision, `tfopt.compile` sets the
-    outputs of the model to float32.
+    outputs of the model to float32. If the hardware does not support a policy that was asked for, the reason says so.
 
-    Args:
-        requested: "auto", or the policy to use. If the hardware does not support that policy, the reason says so.
-        hardware: The machine to decide for.
     Returns: the name of the Keras dtype policy, and the reason.
     Raises:
         ConfigError: The name is unknown.
@@ -51,17 +49,7 @@ def choose_precision(requested: str, hardware: Hardware) -> tuple[str, str]:
 def choose_augmentation_place(
     requested: str, hardware: Hardware, *, in_stages: bool
 ) -> tuple[Literal["host", "device"], str]:
-    """Decides whether `tfopt run` augments in the pipeline or in the training step, and gives the reason.
-
-    Args:
-        requested: "auto", "host" or "device".
-        hardware: The machine to decide for.
-        in_stages: Whether the model is divided into stages over devices.
-    Example:
-        >>> machine = Hardware(logical_cores=8, memory_bytes=2**36, tensorflow_version="2.21.0", gpus=())
-        >>> choose_augmentation_place("auto", machine, in_stages=False)
-        ('host', 'no GPU; the pipeline augments while the step computes')
-    """
+    """Decides whether `tfopt run` augments in the pipeline ("host") or in the training step, and gives the reason."""
     if requested != "auto":
         return "device" if requested == "device" else "host", "as asked"
     if not hardware.gpus:
@@ -106,9 +94,8 @@ def _drawback(requested: str, hardware: Hardware) -> str | None:
     needed, cores = ((7, 0), "float16") if requested == "mixed_float16" else ((8, 0), "bfloat16")
     for gpu in hardware.gpus:
         if gpu.compute_capability is not None and gpu.compute_capability < needed:
-            return f"{gpu.name} of compute capability {{}}.{{}} has no {cores} tensor cores".format(
-                *gpu.compute_capability
-            )
+            major, minor = gpu.compute_capability
+            return f"{gpu.name} of compute capability {major}.{minor} has no {cores} tensor cores"
     return None
 
 
@@ -123,31 +110,17 @@ def check_floatx() -> None:
 
 
 def choose_jit_compile(config: TrainingConfig, machine: Hardware) -> tuple[bool, str]:
-    pipeline = config.strategy == "pipeline"
-    if config.jit_compile != "auto":
-        if config.jit_compile and pipeline:
-            raise ConfigError(
-                "jit_compile must not be True with strategy='pipeline': XLA compiles for one device. "
-                "Received: jit_compile=True. Set jit_compile=False."
-            )
-        return config.jit_compile, "as asked"
-    if pipeline:
+    if config.strategy == "pipeline":
         return False, "XLA compiles for one device, a pipeline has several"
     if not machine.gpus:
         return False, "no GPU; on a CPU XLA slows convolutions down and takes long to start"
     return True, f"XLA fuses the step's small kernels on {machine.gpus[0].name}"
 
 
-def choose_steps_per_execution(config: TrainingConfig) -> tuple[int, str]:
-    if config.steps_per_execution != "auto":
-        return config.steps_per_execution, "as asked"
-    return STEPS_PER_CALL, "fewer returns to Python between steps; 1 in a fit with a callback that acts on each batch"
-
-
-def choose_prefetch(config: TrainingConfig) -> tuple[int, str]:
-    if config.prefetch != "auto":
-        return config.prefetch, "as asked"
-    return data.PREFETCH, "enough to overlap input and training; tf.data's autotuner makes the end of an epoch wait"
+def choose_micro_batches(config: TrainingConfig, stages: int) -> tuple[int, str]:
+    count = min(MICRO_BATCHES_PER_STAGE * stages, config.global_batch_size)
+    idle = (stages - 1) / (count + stages - 1)
+    return count, f"{MICRO_BATCHES_PER_STAGE} for each stage; stages idle {idle:.0%} of the time at the ends of a step"
 
 
 def batch_reason(config: TrainingConfig, strategy: Any) -> str:
@@ -205,11 +178,23 @@ def auto_shard_reason(config: TrainingConfig) -> str:
 
 
 def check_pipeline(config: TrainingConfig) -> None:
+    """Raises ConfigError for settings that a pipeline cannot have, and for its settings where there is no pipeline."""
     if config.strategy == "pipeline":
         if config.accumulate > 1:
             raise ConfigError(
                 "accumulate must be 1 with strategy='pipeline', whose micro-batches do the same. "
                 f"Received: accumulate={config.accumulate}. Set micro_batches."
+            )
+        if config.jit_compile is True:
+            raise ConfigError(
+                "jit_compile must not be True with strategy='pipeline': XLA compiles for one device. "
+                "Received: jit_compile=True. Set jit_compile=False."
+            )
+        if config.micro_batches != "auto" and config.micro_batches > config.global_batch_size:
+            raise ConfigError(
+                "micro_batches must be at most global_batch_size. Received: "
+                f"micro_batches={config.micro_batches}, global_batch_size={config.global_batch_size}. "
+                f"Set micro_batches={config.global_batch_size} or less."
             )
         return
     for name, unset in (("pipeline_devices", ()), ("pipeline_cuts", ()), ("micro_batches", "auto")):
@@ -218,20 +203,6 @@ def check_pipeline(config: TrainingConfig) -> None:
                 f"{name} needs strategy='pipeline'. Received: {name}={getattr(config, name)!r}, "
                 f"strategy={config.strategy!r}. Set strategy='pipeline', or leave {name} out."
             )
-
-
-def choose_micro_batches(config: TrainingConfig, stages: int) -> tuple[int, str]:
-    if config.micro_batches != "auto":
-        if config.micro_batches > config.global_batch_size:
-            raise ConfigError(
-                "micro_batches must be at most global_batch_size. Received: "
-                f"micro_batches={config.micro_batches}, global_batch_size={config.global_batch_size}. "
-                f"Set micro_batches={config.global_batch_size} or less."
-            )
-        return config.micro_batches, "as asked"
-    count = min(MICRO_BATCHES_PER_STAGE * stages, config.global_batch_size)
-    idle = (stages - 1) / (count + stages - 1)
-    return count, f"{MICRO_BATCHES_PER_STAGE} for each stage; stages idle {idle:.0%} of the time at the ends of a step"
 
 
 def checkpoints_reason(config: TrainingConfig) -> str:

@@ -24,7 +24,8 @@ from tfopt.settings.validation import check_type
 from tfopt.training.compile_report import lost_by_own_step, own_loss, report_of
 from tfopt.training.config import TrainingConfig
 from tfopt.training.distributed.strategy import on_replicas
-from tfopt.training.distributed.whole_batch import approximated_metrics, check_given_losses, division
+from tfopt.training.distributed.whole_batch import approximated_metrics, check_given_losses
+from tfopt.training.losses import parts_in_words
 from tfopt.training.pipeline_parallel.step import Stages, split
 from tfopt.training.plan import Plan
 from tfopt.training.step import runtime
@@ -95,30 +96,32 @@ def compile(
           changed  sequential... (Sequential): trains by tfopt's step
         >>> history = model.fit(decided.pipeline((np.zeros((8, 4)), np.zeros((8, 1)))), verbose=0)
     """
-    check_type("plan", plan, Plan, "Pass tfopt.plan(config).")
-    check_keras_3(model)
-    check_type("model", model, keras.Model)
+    _check_model(model, plan)
     _check_options(plan, optimizer, loss, options)
-    _check_strategy(model, plan)
     own_step = type(model).train_step is not keras.Model.train_step
-    divided = "" if own_step else division(plan.replicas, max(plan.config.accumulate, plan.micro_batches))
+    divided = "" if own_step else parts_in_words(plan.replicas, max(plan.config.accumulate, plan.micro_batches))
     of_parts: list[Skip] = []
     if divided:
         _check_stateful(model, divided)
         check_given_losses(model, loss, divided)
         of_parts += own_loss(model, divided)
-        of_parts += approximated_metrics(model, metrics, divided)
-        of_parts += approximated_metrics(model, options.get("weighted_metrics"), divided)
+        for given in (metrics, options.get("weighted_metrics")):
+            of_parts += approximated_metrics(model, given, divided)
     augmentation = for_model(augment, model, plan)
     if own_step:
         _check_own_step(model, plan, augmentation)
     blockers = list(xla_blockers(model)) if plan.jit_compile else []
     if blockers and plan.config.jit_compile is True:
-        _warn_of_blocker(blockers[0])
+        what = f"{blockers[0].name}: {blockers[0].reason}"
+        warn(f"XLA cannot compile this model's training step, which goes on without it: {what}.")
     _warn_of_unused_settings(plan.config, optimizer)
     chosen_half = plan.config.precision == "auto" and plan.precision != "float32"
-    if not chosen_half:
-        _warn_of_half_outputs(model)
+    if not chosen_half and (halves := half_outputs(model)):
+        warn(
+            f"Outputs are computed in half precision by {', '.join(layer.name for layer in halves)}: losses and "
+            "probabilities lose digits. Call tfopt.float32_outputs(model) before compiling, or give these layers "
+            'dtype="float32".'
+        )
 
     # Under a strategy, Keras runs a model's own train_step without XLA, and one step at a time.
     limited = own_step and plan.strategy is not None
@@ -126,17 +129,18 @@ def compile(
     steps = 1 if limited else plan.steps_per_execution
     of_plan = {"jit_compile": jit_compile, "steps_per_execution": steps}
     arguments = compile_arguments(model, {"optimizer": optimizer, "loss": loss, "metrics": metrics, **options}, of_plan)
-    stages = _place_stages(model, plan)
+    stages = None
+    if plan.stage_devices:
+        cuts = plan.config.pipeline_cuts or None
+        stages = split(model, plan.stage_devices, cuts, batch_size=plan.config.global_batch_size)
+        stages.place()
     outputs = keep_float32(model) if chosen_half else PassReport(name="float32 outputs")
     runtime.uninstall(model)
-    placed = functools.partial(on_replicas, strategy=plan.strategy)
     with plan.strategy.scope() if plan.strategy else contextlib.nullcontext():
-        model.compile(
-            **{
-                name: value if name == "loss" else keras.tree.map_structure(placed, value)
-                for name, value in arguments.items()
-            }
-        )
+        for name, value in arguments.items():  # in the same order on all workers
+            if name != "loss":
+                arguments[name] = keras.tree.map_structure(lambda each: on_replicas(each, plan.strategy), value)
+        model.compile(**arguments)
     for name in of_plan.keys() - arguments.keys():
         setattr(model, name, of_plan[name])
     if stages is not None:
@@ -156,9 +160,6 @@ def put_step(model: keras.Model, plan: Plan) -> None:
     of TensorFlow. A later `model.compile` removes the step.
     Under a strategy, each replica runs Keras' own step; see KerasStep.
 
-    Args:
-        model: A compiled model without a `train_step` of its own.
-        plan: A plan whose strategy is that of the model.
     Raises:
         UnsupportedModelError: The model has its own `train_step`, or was built under another strategy.
     Example:
@@ -170,10 +171,7 @@ def put_step(model: keras.Model, plan: Plan) -> None:
         >>> model.fit(np.zeros((8, 4)), np.zeros((8, 1)), verbose=0).epoch
         [0]
     """
-    check_type("plan", plan, Plan, "Pass tfopt.plan(config).")
-    check_keras_3(model)
-    check_type("model", model, keras.Model)
-    _check_strategy(model, plan)
+    _check_model(model, plan)
     if type(model).train_step is not keras.Model.train_step:
         raise UnsupportedModelError(
             f"model must train by Keras' train_step. Received: {model.name!r}, whose class {type(model).__name__} has "
@@ -181,16 +179,6 @@ def put_step(model: keras.Model, plan: Plan) -> None:
         )
     runtime.uninstall(model)
     _install(model, plan, None, None, jit_compile=bool(model.jit_compile), as_keras=True)
-
-
-def _place_stages(model: keras.Model, plan: Plan) -> Stages | None:
-    """Moves the model's variables to the devices of a pipeline, if the plan has one."""
-    if not plan.stage_devices:
-        return None
-    cuts = plan.config.pipeline_cuts or None
-    stages = split(model, plan.stage_devices, cuts, batch_size=plan.config.global_batch_size)
-    stages.place()
-    return stages
 
 
 def _install(
@@ -219,9 +207,9 @@ def _install(
             output_losses_as_keras=as_keras,
         )
 
-    runtime.Runtime(
-        model, plan, make_step, jit_compile=jit_compile, explains=not as_keras, when_built=when_built
-    ).install()
+    explains = not as_keras
+    made = runtime.Runtime(model, plan, make_step, jit_compile=jit_compile, explains=explains, when_built=when_built)
+    made.install()
 
 
 def _check_stateful(model: keras.Model, divided: str) -> None:
@@ -238,14 +226,11 @@ def _check_stateful(model: keras.Model, divided: str) -> None:
 def _check_options(plan: Plan, optimizer: Any, loss: Any, options: dict[str, Any]) -> None:
     for name in ("jit_compile", "steps_per_execution"):
         if name in options:
-            raise ConfigError(
-                f"{name} must be set in the TrainingConfig that the plan was made of. Received: "
-                f"{name}={options[name]!r}."
-            )
+            rule = f"{name} must be set in the TrainingConfig that the plan was made of"
+            raise ConfigError(f"{rule}. Received: {name}={options[name]!r}.")
     if optimizer is None:
         raise ConfigError("optimizer must be given. Received: optimizer=None. Name one, for example 'adam'.")
-    several = plan.replicas > 1 or plan.config.accumulate > 1 or plan.micro_batches > 1
-    if not several:
+    if plan.replicas == plan.config.accumulate == plan.micro_batches == 1:
         return
     for item in keras.tree.flatten(loss):
         reduction = getattr(item, "reduction", "sum_over_batch_size")
@@ -263,7 +248,10 @@ def _check_options(plan: Plan, optimizer: Any, loss: Any, options: dict[str, Any
         )
 
 
-def _check_strategy(model: keras.Model, plan: Plan) -> None:
+def _check_model(model: keras.Model, plan: Plan) -> None:
+    check_type("plan", plan, Plan, "Pass tfopt.plan(config).")
+    check_keras_3(model)
+    check_type("model", model, keras.Model)
     strategy = built_under(model)
     if strategy is not plan.strategy:
         raise UnsupportedModelError(
@@ -275,15 +263,14 @@ def _check_strategy(model: keras.Model, plan: Plan) -> None:
 
 
 def _check_own_step(model: keras.Model, plan: Plan, augmentation: StepAugmentation | None) -> None:
-    config = plan.config
+    config, distributed = plan.config, plan.strategy is not None
     asked = {
         "augment": augmentation is not None,
         "accumulate": config.accumulate > 1,
         "checkpoint_dir": config.checkpoint_dir is not None,
         "strategy='pipeline'": bool(plan.stage_devices),
-        "jit_compile=True under a strategy": config.jit_compile is True and plan.strategy is not None,
-        "steps_per_execution under a strategy": plan.strategy is not None
-        and config.steps_per_execution not in ("auto", 1),
+        "jit_compile=True under a strategy": distributed and config.jit_compile is True,
+        "steps_per_execution under a strategy": distributed and config.steps_per_execution not in ("auto", 1),
     }
     refused = [name for name, is_asked in asked.items() if is_asked]
     if refused:
@@ -302,18 +289,4 @@ def _warn_of_unused_settings(config: TrainingConfig, optimizer: Any) -> None:
         warn(
             f"The TrainingConfig's {settings} has no effect: the model trains with Keras' default {optimizer!r}. Pass "
             "optimizer=plan.optimizer(steps_per_epoch=...) to compile."
-        )
-
-
-def _warn_of_blocker(blocker: Skip) -> None:
-    warn(f"XLA cannot compile this model's training step, which goes on without it: {blocker.name}: {blocker.reason}.")
-
-
-def _warn_of_half_outputs(model: keras.Model) -> None:
-    layers = half_outputs(model)
-    if layers:
-        warn(
-            f"Outputs are computed in half precision by {', '.join(layer.name for layer in layers)}: losses and "
-            "probabilities lose digits. Call tfopt.float32_outputs(model) before compiling, or give these layers "
-            'dtype="float32".'
         )

@@ -90,25 +90,20 @@ def summed_embeddings(model: keras.Model) -> Iterator[Change]:
     if isinstance(optimizer, SUM_OR_PARTS) and not clips:
         return
     verb = "clips" if isinstance(optimizer, SUM_OR_PARTS) else "clips and squares" if clips else "squares"
+    detail = (
+        f"the gradients of each row are summed before {type(optimizer).__name__} uses them; Keras {verb} them one by "
+        "one. sparse_embedding_gradients=True trains as Keras does"
+    )
     for layer in layers_inside(model):
         if isinstance(layer, keras.layers.Embedding) and layer.trainable:
-            yield Change(
-                name=layer_path(model, layer),
-                kind=type(layer).__name__,
-                detail=(
-                    f"the gradients of each row are summed before {type(optimizer).__name__} uses them; Keras {verb} "
-                    "them one by one. sparse_embedding_gradients=True trains as Keras does"
-                ),
-            )
+            yield Change(name=layer_path(model, layer), kind=type(layer).__name__, detail=detail)
 
 
 def state_of_parts(model: keras.Model, *, parts: int, replicas: int) -> Iterator[Skip]:
     """Returns the layers whose own state is updated for each part of a batch, instead of once for each step.
 
-    Args:
-        model: A model. Layers that are not built yet have no state, and are not returned.
-        parts: The micro-batches of a step on one replica.
-        replicas: The number of replicas.
+    Layers that are not built yet have no state. The parts are the micro-batches of a step on one replica.
+
     Example:
         >>> dense = keras.layers.Dense(2)
         >>> model = keras.Sequential([keras.Input((3,)), keras.layers.SpectralNormalization(dense, name="normed")])
@@ -123,11 +118,8 @@ def state_of_parts(model: keras.Model, *, parts: int, replicas: int) -> Iterator
     for layer in layers_inside(model):
         names = [variable.name for variable in _own_state(layer)]
         if names:
-            yield Skip(
-                name=layer_path(model, layer),
-                kind=type(layer).__name__,
-                reason=f"its state ({', '.join(names)}) is updated {how}",
-            )
+            reason = f"its state ({', '.join(names)}) is updated {how}"
+            yield Skip(name=layer_path(model, layer), kind=type(layer).__name__, reason=reason)
 
 
 def _own_state(layer: keras.Layer) -> list[keras.Variable]:

@@ -134,9 +134,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         check_remat(self.remat)
         check_fields(self)
-        name = (
-            self.optimizer.lower() if isinstance(self.optimizer, str) else self.optimizer
-        )  # Keras also accepts "Adam"
+        name = self.optimizer.lower() if isinstance(self.optimizer, str) else self.optimizer  # Keras takes "Adam" too
         check_name("optimizer", name, OPTIMIZERS, or_a="an instance of Optimizer", accepts=_is_optimizer)
         _check_of_name(self)
         check_name("strategy", self.strategy, STRATEGIES, or_a="an instance of Strategy", accepts=_is_strategy)
@@ -155,11 +153,9 @@ class TrainingConfig:
 def _check_of_name(config: TrainingConfig) -> None:
     """Raises ConfigError if a setting that makes a named optimizer comes with an optimizer object."""
     if isinstance(config.optimizer, str):
-        reserved = {"learning_rate", "weight_decay", "use_ema", "ema_momentum", "name"} & set(
-            config.optimizer_arguments
-        )
-        if reserved:
-            given = {name: config.optimizer_arguments[name] for name in sorted(reserved)}
+        reserved = {"learning_rate", "weight_decay", "use_ema", "ema_momentum", "name"}
+        given = {name: value for name, value in sorted(config.optimizer_arguments.items()) if name in reserved}
+        if given:
             raise ConfigError(
                 "optimizer_arguments must hold what has no setting of its own. Received: "
                 f"optimizer_arguments={given}. Set learning_rate, weight_decay or ema_momentum of the training."
@@ -174,11 +170,7 @@ def _check_of_name(config: TrainingConfig) -> None:
 
 
 def check_remat(mode: str | None) -> None:
-    """Raises ConfigError unless a rematerialisation mode, or None, works in `fit` on TensorFlow.
-
-    Example:
-        >>> check_remat("activations")
-    """
+    """Raises ConfigError unless a rematerialisation mode, or None, works in `fit` on TensorFlow."""
     if isinstance(mode, str) and mode in _REMAT_FAILS:
         raise ConfigError(
             f"remat must be one of {', '.join(map(repr, REMAT_MODES))} or None. Received: remat={mode!r}. "

@@ -38,16 +38,23 @@ from tfopt.compat.trainer import loss_of, masked_weights, output_loss_means, red
 
 
 class Part(NamedTuple):
-    """A part of a batch.
+    """A part of a batch."""
 
-    Attributes:
-        share: Its examples divided by those of the batch.
-        totals: For each loss that does not count all items, in the order in which they are computed, the number that
-            counts in the batch. None if all losses count all items.
-    """
-
-    share: Any
+    share: Any  # its examples divided by those of the batch
+    # For each loss that does not count all items, in the order in which they are computed, the number that counts in
+    # the batch. None if all losses count all items.
     totals: Any = None
+
+
+def parts_in_words(replicas: int, micro_batches: int) -> str:
+    """Returns how a batch is divided, in words; an empty string if it is not.
+
+    Example:
+        >>> parts_in_words(2, 4), parts_in_words(1, 1)
+        ('2 replicas and 4 micro-batches', '')
+    """
+    parts = {"replicas": replicas, "micro-batches": micro_batches}
+    return " and ".join(f"{count} {name}" for name, count in parts.items() if count > 1)
 
 
 class _Visitor(threading.local):
@@ -70,13 +77,10 @@ def compute_loss(
     examples: Any,
     part: Part | None = None,
 ) -> Any:
-    """Returns a model's loss, and updates the metrics of the losses of its outputs.
+    """Returns a model's loss, and updates the metrics of the losses of its outputs. It has just been called on `x`.
 
-    Args:
-        model: A compiled model, which has just been called on `x`.
-        x, y, y_pred, sample_weight, training: As in `keras.Model.compute_loss`.
-        examples: The number of examples; None counts batches in the means of the outputs, as Keras does.
-        part: The part of a batch that this is; None is a whole batch.
+    The arguments are those of `keras.Model.compute_loss`, and the number of examples (None counts batches in the means
+    of the outputs, as Keras does) and the part of a batch that this is (None is a whole batch).
     """
     _cast_added_losses(model)
     compute = functools.partial(loss_of, model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
@@ -161,11 +165,11 @@ def _cast_added_losses(model: keras.Model) -> None:
 def _output_losses_count(model: keras.Model, examples: Any) -> Iterator[None]:
     """While a loss is computed, weights the values of each output's loss metric by the number of examples."""
     means = [] if examples is None else output_loss_means(model)  # the first call adds to it
+
+    def count(mean: keras.metrics.Metric, value: Any, sample_weight: Any = None) -> None:
+        type(mean).update_state(mean, value, sample_weight=examples)
+
     with contextlib.ExitStack() as scopes:
         for mean in means:
-            scopes.enter_context(replaced(mean, update_state=functools.partial(_count, mean, examples)))
+            scopes.enter_context(replaced(mean, update_state=functools.partial(count, mean)))
         yield
-
-
-def _count(mean: keras.metrics.Metric, examples: Any, value: Any, sample_weight: Any = None) -> None:
-    type(mean).update_state(mean, value, sample_weight=examples)

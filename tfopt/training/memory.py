@@ -30,10 +30,6 @@ def set_memory_growth() -> tuple[bool | None, str]:
 
     Returns: whether it is on for every GPU, or None if there is no GPU; and the reason. It cannot be changed after
         TensorFlow has used a GPU; the reason then says so.
-    Example:
-        >>> value, reason = set_memory_growth()
-        >>> value in (True, False, None) and bool(reason)
-        True
     """
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
@@ -54,10 +50,6 @@ def tensor_float_32(hardware: Hardware) -> tuple[bool, str]:
     """Returns whether TensorFlow may use TensorFloat-32 for float32 products, and whether it has an effect here.
 
     TensorFloat-32 rounds the factors to 10 bits of mantissa. It is on by default. Only GPUs since Ampere have it.
-
-    Example:
-        >>> tensor_float_32(Hardware(logical_cores=2, memory_bytes=2**33, tensorflow_version="2.21.0"))
-        (True, 'no effect: no GPU')
     """
     enabled = bool(tf.config.experimental.tensor_float_32_execution_enabled())
     if not hardware.gpus:
@@ -73,13 +65,7 @@ def tensor_float_32(hardware: Hardware) -> tuple[bool, str]:
 
 @contextlib.contextmanager
 def tensor_float_32_scope(enabled: bool) -> Iterator[None]:
-    """Switches TensorFloat-32 on or off within the scope. Afterwards, the earlier setting is restored.
-
-    Example:
-        >>> with tensor_float_32_scope(False):
-        ...     tf.config.experimental.tensor_float_32_execution_enabled()
-        False
-    """
+    """Switches TensorFloat-32 on or off within the scope. Afterwards, the earlier setting is restored."""
     before = tf.config.experimental.tensor_float_32_execution_enabled()
     tf.config.experimental.enable_tensor_float_32_execution(enabled)
     try:
@@ -92,17 +78,8 @@ def tensor_float_32_scope(enabled: bool) -> Iterator[None]:
 def remat_scope(mode: str | None) -> Iterator[None]:
     """Builds layers that are rematerialised in training. A layer reads the mode when it is constructed.
 
-    Args:
-        mode: One of REMAT_MODES, or None. "activations" saves memory with gelu and similar functions, not with relu.
     Raises:
         ConfigError: The mode is unknown, or it fails in `fit` on TensorFlow.
-    Example:
-        >>> with remat_scope("activations"):
-        ...     layer = keras.layers.Dense(8, activation="gelu")
-        >>> remat_scope("full").__enter__()
-        Traceback (most recent call last):
-        ...
-        tfopt.errors.ConfigError: remat must be one of 'activations' or None. Received: remat='full'. ...
     """
     check_remat(mode)
     with keras.RematScope(mode=mode) if mode else contextlib.nullcontext():
@@ -114,12 +91,6 @@ def out_of_memory_message(
 ) -> str:
     """Returns an error message: which device is out of memory, and which settings to lower, the cheapest first.
 
-    Args:
-        error: TensorFlow's ResourceExhaustedError.
-        config: The settings of the training.
-        precision: The name of the dtype policy.
-        replicas: The number of replicas.
-        hardware: The machine.
     Example:
         >>> error = tf.errors.ResourceExhaustedError(None, None, "Out of memory while trying to allocate 2.00GiB.")
         >>> machine = Hardware(logical_cores=2, memory_bytes=8 * 2**30, tensorflow_version="2.21.0")
@@ -138,15 +109,15 @@ def out_of_memory_message(
         "Lower it, the first that suits:",
     ]
     finer = 2 ** accumulate.bit_length()  # the next power of two
-    if global_batch_size // (replicas * finer) >= 1:
-        at_a_time = global_batch_size // (replicas * finer)
+    if at_a_time := global_batch_size // (replicas * finer):
         lines.append(
             f"  accumulate={finer}: {at_a_time} examples at a time; the same gradients, save for batch normalization"
         )
     if config.remat is None:
         lines.append("  remat='activations': computes activation functions such as gelu twice; no gain with relu")
-    half = _half_precision(precision, hardware)
-    if half:
+    if precision == "float32" and hardware.gpus:  # a CPU would be slower
+        least = min(gpu.compute_capability or (0, 0) for gpu in hardware.gpus)
+        half = "mixed_bfloat16" if least >= (8, 0) else "mixed_float16"
         lines.append(f"  precision={half!r}: activations take half the bytes")
     if global_batch_size >= 2 * replicas:
         lower = global_batch_size // 2 // replicas * replicas
@@ -175,19 +146,10 @@ def _failed_allocation(message: str) -> str:
 
 def _memory(message: str, hardware: Hardware) -> str:
     device = re.search(r"/device:GPU:(\d+)", message)
-    on_cpu = "/device:CPU:" in message or not hardware.gpus
-    if on_cpu and not device:
+    if not device and ("/device:CPU:" in message or not hardware.gpus):
         return f"machine: {memory_size(hardware.memory_bytes)}"
     index = int(device[1]) if device else 0
     gpu = hardware.gpus[index] if index < len(hardware.gpus) else None
     if gpu is None or gpu.memory_bytes is None:
         return f"GPU {index}: memory unavailable"
     return f"GPU {index}, {gpu.name}: {memory_size(gpu.memory_bytes)}"
-
-
-def _half_precision(precision: str, hardware: Hardware) -> str | None:
-    """Returns a policy that halves the activations, or None if it would make the device slower, as it does a CPU."""
-    if precision != "float32" or not hardware.gpus:
-        return None
-    least = min(gpu.compute_capability or (0, 0) for gpu in hardware.gpus)
-    return "mixed_bfloat16" if least >= (8, 0) else "mixed_float16"

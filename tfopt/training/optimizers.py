@@ -57,7 +57,6 @@ def make_optimizer(
     An optimizer object in `config.optimizer` has settings of its own; the result is a new one with these settings.
 
     Args:
-        config: The training configuration.
         learning_rate: Learning rate instead of the configuration's. It is scaled for the batch size like that one.
         steps: Number of steps of the fit, at the end of which a cosine reaches zero.
         warmup_steps: Number of steps in which the learning rate rises, before it falls.
@@ -81,8 +80,10 @@ def make_optimizer(
     if config.ema_momentum is not None and averages:
         settings |= {"use_ema": True, "ema_momentum": config.ema_momentum}
     arguments = dict(config.optimizer_arguments)
+    # `keras.optimizers.get` does not know all of them.
+    classes = {name.lower(): value for name, value in vars(keras.optimizers).items() if isinstance(value, type)}
     try:
-        made = _classes()[config.optimizer.lower()](**settings, **arguments)
+        made = classes[config.optimizer.lower()](**settings, **arguments)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"optimizer_arguments must fit the optimizer {config.optimizer!r}. Received: "
@@ -93,21 +94,8 @@ def make_optimizer(
 
 
 def is_decayed(variable: Any) -> bool:
-    """Returns whether weight decay shrinks a variable: kernels and embeddings, not biases, scales and offsets.
-
-    Example:
-        >>> layer = keras.layers.Dense(2)
-        >>> layer.build((None, 3))
-        >>> [is_decayed(variable) for variable in layer.weights]
-        [True, False]
-    """
+    """Returns whether weight decay shrinks a variable: kernels and embeddings, not biases, scales and offsets."""
     return len(variable.shape) > 1 and "bias" not in variable.name  # the biases of MultiHeadAttention have two axes
-
-
-def _classes() -> dict[str, Any]:
-    """Returns Keras' optimizers by the name in small letters. `keras.optimizers.get` does not know all of them."""
-    public = {name.lower(): value for name, value in vars(keras.optimizers).items() if isinstance(value, type)}
-    return {name: value for name, value in public.items() if issubclass(value, keras.optimizers.Optimizer)}
 
 
 def _schedule(config: TrainingConfig, rate: float, steps: int, warmup_steps: int) -> Any:

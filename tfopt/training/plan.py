@@ -17,21 +17,7 @@ from tfopt.hardware import Hardware, detect
 from tfopt.report import Decision
 from tfopt.report.record import decision_table
 from tfopt.report.sheet import Sheet, Shown
-from tfopt.training.choices import (
-    accumulate_reason,
-    auto_shard_reason,
-    batch_reason,
-    check_floatx,
-    check_pipeline,
-    checkpoints_reason,
-    choose_jit_compile,
-    choose_micro_batches,
-    choose_precision,
-    choose_prefetch,
-    choose_steps_per_execution,
-    rate_reason,
-    sparse_gradients_reason,
-)
+from tfopt.training import choices
 from tfopt.training.config import TrainingConfig
 from tfopt.training.distributed.strategy import choose_strategy, is_multi_worker, pipeline_devices
 from tfopt.training.memory import remat_scope, set_memory_growth, tensor_float_32
@@ -97,18 +83,15 @@ class Plan(Shown):
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         """Builds models with the plan's dtype policy and strategy. Afterwards, the earlier policy is set again."""
-        before = keras.config.dtype_policy()
-        keras.config.set_dtype_policy(self.precision)
-        try:
-            with contextlib.ExitStack() as scopes:
-                if self.strategy is not None:
-                    scopes.enter_context(self.strategy.scope())
-                if self.stage_devices:  # the model may be too large for one device, so it is built in host memory
-                    scopes.enter_context(tf.device("CPU:0"))
-                scopes.enter_context(remat_scope(self.config.remat))
-                yield
-        finally:
-            keras.config.set_dtype_policy(before)
+        with contextlib.ExitStack() as scopes:
+            scopes.callback(keras.config.set_dtype_policy, keras.config.dtype_policy())
+            keras.config.set_dtype_policy(self.precision)
+            if self.strategy is not None:
+                scopes.enter_context(self.strategy.scope())
+            if self.stage_devices:  # the model may be too large for one device, so it is built in host memory
+                scopes.enter_context(tf.device("CPU:0"))
+            scopes.enter_context(remat_scope(self.config.remat))
+            yield
 
     def pipeline(self, examples: Any, *, training: bool = True, **options: Any) -> tf.data.Dataset:
         """Batches examples for `fit` or, with training=False, for `evaluate`.
@@ -209,7 +192,7 @@ def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware 
     settings = config if isinstance(config, TrainingConfig) else getattr(config, "training", None)
     if not isinstance(settings, TrainingConfig):
         raise ConfigError(f"config must be a TrainingConfig or a Recipe. Received: config={config!r}.")
-    check_floatx()
+    choices.check_floatx()
     machine = hardware or detect()
     decisions: list[Decision] = []
 
@@ -217,36 +200,37 @@ def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware 
         decisions.append(Decision(setting=setting, value=str(value), reason=reason))
         return value
 
-    precision = decide("precision", *choose_precision(settings.precision, machine))
-    check_pipeline(settings)
+    def choose(setting: str, value: Any, reason: str) -> Any:
+        asked = getattr(settings, setting)
+        return decide(setting, value, reason) if asked == "auto" else decide(setting, asked, "as asked")
+
+    precision = decide("precision", *choices.choose_precision(settings.precision, machine))
+    choices.check_pipeline(settings)
     growth, growth_reason = set_memory_growth() if settings.memory_growth else (False, "as asked")  # before any device
-    jit_compile = decide("jit_compile", *choose_jit_compile(settings, machine))
+    jit_compile = choose("jit_compile", *choices.choose_jit_compile(settings, machine))
     strategy, value, reason = choose_strategy(settings, machine)
     decide("strategy", value, reason)
-    steps = decide("steps_per_execution", *choose_steps_per_execution(settings))
-    prefetch = decide("prefetch", *choose_prefetch(settings))
-    decide("global_batch_size", settings.global_batch_size, batch_reason(settings, strategy))
+    steps = choose("steps_per_execution", choices.STEPS_PER_CALL, choices.FEWER_RETURNS)
+    prefetch = choose("prefetch", data.PREFETCH, choices.OVERLAPS)
+    decide("global_batch_size", settings.global_batch_size, choices.batch_reason(settings, strategy))
     if settings.base_batch_size is not None or settings.warmup_epochs:
         factor, reason = learning_rate_factor(settings)
-        decide("learning_rate", f"{settings.learning_rate * factor:.4g}", rate_reason(settings, reason))
+        decide("learning_rate", f"{settings.learning_rate * factor:.4g}", choices.rate_reason(settings, reason))
     if settings.accumulate > 1:
-        decide("accumulate", settings.accumulate, accumulate_reason(settings, strategy))
+        decide("accumulate", settings.accumulate, choices.accumulate_reason(settings, strategy))
     if is_multi_worker(strategy):
-        decide("auto_shard", settings.auto_shard, auto_shard_reason(settings))
+        decide("auto_shard", settings.auto_shard, choices.auto_shard_reason(settings))
     devices = pipeline_devices(settings, machine) if settings.strategy == "pipeline" else ()
-    micro_batches = decide("micro_batches", *choose_micro_batches(settings, len(devices))) if devices else 1
+    micro_batches = choose("micro_batches", *choices.choose_micro_batches(settings, len(devices))) if devices else 1
     if settings.sparse_embedding_gradients:
-        decide("sparse_embedding_gradients", True, sparse_gradients_reason(settings, strategy))
+        decide("sparse_embedding_gradients", True, choices.sparse_gradients_reason(settings, strategy))
     if settings.remat is not None:
         decide("remat", settings.remat, "as asked; activation functions are computed again in the backward pass")
-    tf32, reason = tensor_float_32(machine)
-    if settings.tensor_float_32 != "auto":
-        tf32, reason = settings.tensor_float_32, "as asked"
-    decide("tensor_float_32", tf32, reason)
+    tf32 = choose("tensor_float_32", *tensor_float_32(machine))
     if machine.gpus:
         decide("memory_growth", growth, growth_reason)
     if settings.checkpoint_dir is not None:
-        decide("checkpoint_dir", settings.checkpoint_dir, checkpoints_reason(settings))
+        decide("checkpoint_dir", settings.checkpoint_dir, choices.checkpoints_reason(settings))
     return Plan(
         config=settings,
         hardware=machine,
@@ -270,13 +254,11 @@ def augments_in_pipeline(config: DataConfig) -> bool:
 
 def _check_service(plan: Plan) -> None:
     """Raises ConfigError if the order of the examples matters, which a tf.data service does not keep."""
-    refused = {
-        f"strategy={type(plan.strategy).__name__}": (plan.strategy is not None, "trains on one device"),
-        f"checkpoint_every={plan.config.checkpoint_every}": (
-            plan.config.checkpoint_dir is not None and plan.config.checkpoint_every != "epoch",
-            "has another order after a restart, and resumes only between epochs. Set checkpoint_every='epoch'",
-        ),
-    }
-    for received, (is_refused, reason) in refused.items():
-        if is_refused:
-            raise ConfigError(f"A training with service {reason}. Received: {received}. Or leave service out.")
+    received = reason = ""
+    if plan.strategy is not None:
+        received, reason = f"strategy={type(plan.strategy).__name__}", "trains on one device"
+    elif plan.config.checkpoint_dir is not None and plan.config.checkpoint_every != "epoch":
+        received = f"checkpoint_every={plan.config.checkpoint_every}"
+        reason = "has another order after a restart, and resumes only between epochs. Set checkpoint_every='epoch'"
+    if received:
+        raise ConfigError(f"A training with service {reason}. Received: {received}. Or leave service out.")

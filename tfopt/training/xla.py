@@ -31,6 +31,8 @@ NO_KERNEL_INTERPOLATIONS = ("bicubic", "lanczos3", "lanczos5")
 
 _TEXT = (layers.StringLookup, layers.IntegerLookup, layers.TextVectorization, layers.Hashing, layers.HashedCrossing)
 _CONVERSION_FAILED = "tf2xla conversion failed"
+# How the lines of an error begin that do not say what is wrong.
+_NOISE = ("Graph execution error", "Detected at node", "<stack traces", "Stack trace", "File ", "[[")
 # TensorFlow's messages for a step that is wrong with or without XLA. A shape with "<=" exists only under XLA.
 _ORDINARY = re.compile(r"(Incompatible shapes|Matrix size-incompatible): (?!.*<=)")
 
@@ -40,10 +42,8 @@ def xla_blockers(model: keras.Model) -> list[Skip]:
 
     The operations inside a Lambda or inside your own layer are not checked. If XLA refuses one, the first step raises
     an error that `compilation_failed` recognises. XLA can compile operations whose output shape depends on values, such
-    as `tf.boolean_mask` and `tf.unique`.
+    as `tf.boolean_mask` and `tf.unique`. The layers of a subclassed model are found after they are created.
 
-    Args:
-        model: Any Keras model. The layers of a subclassed model are found after they are created.
     Example:
         >>> model = keras.Sequential([keras.Input((4,), dtype="int32"), layers.Hashing(8, name="hash")])
         >>> print(xla_blockers(model)[0].reason)
@@ -54,8 +54,7 @@ def xla_blockers(model: keras.Model) -> list[Skip]:
         determinism = "op determinism is enabled, and not all operations have a deterministic XLA kernel"
         blockers.append(Skip(name=model.name, kind=type(model).__name__, reason=determinism))
     for path, layer in _walk(model):
-        reason = _why_not(layer)
-        if reason:
+        if reason := _why_not(layer):
             blockers.append(Skip(name=path, kind=type(layer).__name__, reason=reason))
     return blockers
 
@@ -95,16 +94,6 @@ def compilation_failed(error: BaseException) -> bool:
     """Returns whether an error comes from XLA's compilation, so that the same step may run without XLA.
 
     It returns False for an error that would also occur without XLA, such as shapes of loss and labels that differ.
-
-    Example:
-        >>> @tf.function(jit_compile=True)
-        ... def step(x):
-        ...     return tf.strings.to_number(tf.strings.as_string(x))
-        >>> try:
-        ...     step(tf.zeros(2))
-        ... except tf.errors.OpError as error:
-        ...     print(compilation_failed(error))
-        True
     """
     if not isinstance(error, tf.errors.InvalidArgumentError | tf.errors.UnimplementedError | tf.errors.InternalError):
         return False
@@ -113,36 +102,23 @@ def compilation_failed(error: BaseException) -> bool:
 
 
 def compilation_cause(error: BaseException, model: keras.Model) -> str:
-    """Returns in one line which operation XLA refused and, if TensorFlow names it, in which layer.
-
-    Args:
-        error: An error for which `compilation_failed` is true.
-        model: The model whose step was compiled.
-    Example:
-        >>> model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
-        >>> compilation_cause(ValueError("no"), model)
-        'XLA could not compile the step: no'
-    """
+    """Returns in one line which operation XLA refused and, if TensorFlow names it, in which layer."""
     message = str(error)
     node = _first(r"Detected at node (\S+) defined at", message) or _first(r"\{\{node ([^}]+)\}\}", message)
-    constant = re.search(r"Input \d+ to node `[^`]+` with op (\w+) must be a compile-time constant", message)
+    constant = _first(r"Input \d+ to node `[^`]+` with op (\w+) must be a compile-time constant", message)
     unsupported = _first(r"Detected unsupported operations when trying to compile graph .*?: (\w+) \(", message)
     if constant:
-        what = f"{constant[1]} needs a size that is known only when it runs"
+        what = f"{constant} needs a size that is known only when it runs"
     elif unsupported == "_Arg":
         what = "an input has a dtype that XLA lacks, such as string"
     elif unsupported:
         what = f"no XLA kernel for {unsupported}"
     else:
-        what = next((line for line in message.splitlines() if _is_useful(line)), type(error).__name__).strip()
+        lines = [line.strip() for line in message.splitlines()]
+        what = next((line for line in lines if line and not line.startswith(_NOISE)), type(error).__name__)
     layer = _layer_of(node, model) if node else None
     place = f", in layer {layer[0]!r} ({type(layer[1]).__name__})" if layer else f", at {node}" if node else ""
     return f"XLA could not compile the step: {what.rstrip('.')}{place}"
-
-
-def _is_useful(line: str) -> bool:
-    noise = ("Graph execution error", "Detected at node", "<stack traces", "Stack trace", "File ", "[[")
-    return bool(line.strip()) and not line.strip().startswith(noise)
 
 
 def _first(pattern: str, text: str) -> str | None:

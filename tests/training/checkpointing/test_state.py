@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfopt.errors import ArtifactError, UnsupportedModelError
 from tfopt.pruning.masks import attach_mask
-from tfopt.training.checkpointing.random_state import read_random, write_random
+from tfopt.training.checkpointing.record import read_random, write_random
 from tfopt.training.checkpointing.state import gather_state, hold_state, read_state, write_state
 from tfopt.training.checkpointing.store import CheckpointStore
 
@@ -29,7 +29,7 @@ CONTINUES = """
     import numpy as np, tensorflow as tf, keras
     from pathlib import Path
     from tfopt.training.checkpointing.store import CheckpointStore
-    from tfopt.training.checkpointing.random_state import read_random, write_random
+    from tfopt.training.checkpointing.record import read_random, write_random
     from tfopt.training.checkpointing.state import build_state, read_state, write_state
 
     mode, directory, *kinds = sys.argv[1:]

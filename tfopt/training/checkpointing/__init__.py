@@ -1,4 +1,4 @@
 """Checkpoints, and how a stopped training resumes bit by bit.
 
-Start in resume.py, then fit_checkpoints.py; store.py writes the files, and state.py reads the variables.
+Start in checkpoints.py, then fit_checkpoints.py; store.py writes the files, and state.py reads the variables.
 """

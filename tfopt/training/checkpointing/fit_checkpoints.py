@@ -37,9 +37,8 @@ import tensorflow as tf
 
 from tfopt.compat.optimizers import inner_optimizer, learning_rate_as_given
 from tfopt.compat.trainer import set_initial_epoch
-from tfopt.errors import ArtifactError, ConfigError, warn
-from tfopt.training.checkpointing.compiled import compiled_with, differences
-from tfopt.training.checkpointing.random_state import read_random, write_random
+from tfopt.errors import ArtifactError, warn
+from tfopt.training.checkpointing.record import compiled_with, differences, read_random, write_random
 from tfopt.training.checkpointing.state import averaged_variables, gather_state, read_state, write_state
 from tfopt.training.checkpointing.store import Checkpoint, CheckpointStore
 from tfopt.training.checkpointing.workers import Sigterm, Workers
@@ -58,37 +57,20 @@ class _Position:
 
 @dataclass
 class _Resumed:
-    """What a fit goes on from; as it is here for one that starts from the beginning.
+    """What a fit goes on from; as it is here for one that starts from the beginning."""
 
-    Attributes:
-        step: The steps done before this fit.
-        history, epochs: What Keras logged before this fit.
-        to_skip: The batches that are still to be drawn from the data and dropped.
-        to_replay: The steps that still count as done.
-        metrics: The state whose metrics the first epoch begins with.
-        finished: The state that a finished training ended with: arrays, and the random generators.
-    """
-
-    step: int = 0
+    step: int = 0  # done before this fit, in which Keras logged history and epochs
     history: dict[str, list[float]] = field(default_factory=dict)
     epochs: list[int] = field(default_factory=list)
-    to_skip: int = 0
-    to_replay: int = 0
-    metrics: dict[str, Any] | None = None
+    to_skip: int = 0  # batches that are still to be drawn from the data and dropped
+    to_replay: int = 0  # steps that still count as done
+    metrics: dict[str, Any] | None = None  # the state whose metrics the first epoch begins with
+    # The state that a finished training ended with: arrays, and the random generators.
     finished: tuple[dict[str, np.ndarray], Any] | None = None
 
 
 class FitCheckpoints:
-    """Saves one `fit`, and resumes an earlier one.
-
-    Args:
-        model: The model that `fit` trains.
-        store: Where the checkpoints are.
-        workers: The processes that train together.
-        sigterm: Whether SIGTERM came.
-        every: The number of steps between two checkpoints, or "epoch".
-        check: Receives the arrays of each checkpoint before they are saved; it raises if they must not be.
-    """
+    """Saves one `fit`, and resumes an earlier one; `Checkpoints.around_fit` makes it."""
 
     def __init__(
         self,
@@ -122,18 +104,16 @@ class FitCheckpoints:
     def begin(self, params: Mapping[str, Any], steps_per_epoch: int | None, batches: int | None) -> None:
         """Restores the newest checkpoint, if there is one, and sets the epoch that Keras begins with.
 
-        It is called when Keras' training begins.
+        It is called when Keras' training begins, with the `params` of a callback and the number of batches of the data:
+        None if the data has no end, or if the number is not known.
 
-        Args:
-            params: Keras' `params` of a callback: "epochs" and, if it is known, "steps".
-            steps_per_epoch: As given to `fit`.
-            batches: The number of batches of the data; None if it has no end, or if the number is not known.
         Raises:
             ArtifactError: The checkpoint is of another model or data, or the workers find different ones.
             ConfigError: There is something to train, and the directory cannot be written.
         """
         self._epoch_steps = params.get("steps")
-        self._learning_rate = _constant_learning_rate(self._model.optimizer)
+        rate = learning_rate_as_given(inner_optimizer(self._model.optimizer))  # a variable, or a schedule
+        self._learning_rate = float(keras.ops.convert_to_numpy(rate)) if isinstance(rate, keras.Variable) else None
         checkpoint = self._store.load_newest()
         step = -1 if checkpoint is None else checkpoint.step
         if not self._workers.agree(step):
@@ -145,20 +125,10 @@ class FitCheckpoints:
         if checkpoint is not None:
             self._restore(checkpoint, params["epochs"], steps_per_epoch, batches)
         if self._position.epoch < params["epochs"]:
-            self._check_writable()
-
-    def _check_writable(self) -> None:
-        """Raises ConfigError on every worker if the chief, which writes, will not be able to save."""
-        refused: ConfigError | None = None
-        if self._workers.is_chief:
-            try:
-                self._store.check_writable()
-            except ConfigError as error:
-                refused = error
-        if self._workers.any(refused is not None):
-            raise refused or ConfigError(
+            self._workers.on_chief(
+                self._store.check_writable,
                 "checkpoint_dir must be a directory that the chief can write. Received: checkpoint_dir="
-                f"{self._store.directory}; the chief's message says why not."
+                f"{self._store.directory}; the chief's message says why not.",
             )
 
     def _restore(self, checkpoint: Checkpoint, epochs: int, steps_per_epoch: int | None, batches: int | None) -> None:
@@ -183,9 +153,8 @@ class FitCheckpoints:
         self._saved_step = checkpoint.step
         arrays = {name: array for name, array in checkpoint.arrays.items() if not name.startswith(FINISHED)}
         if position.epoch >= epochs or meta["stopped_early"]:
-            arrays |= {
-                name.removeprefix(FINISHED): checkpoint.arrays[name] for name in checkpoint.arrays.keys() - arrays
-            }
+            ended = checkpoint.arrays.keys() - arrays
+            arrays |= {name.removeprefix(FINISHED): checkpoint.arrays[name] for name in ended}
             if meta.get("finished"):
                 resumed.finished = arrays, meta["finished"]["random"]
         write_state(self._model, arrays)
@@ -275,7 +244,8 @@ class FitCheckpoints:
     def _check_masks(self, finished: Mapping[str, np.ndarray]) -> None:
         """Raises ArtifactError if a pruning schedule has pruned more than the training that is finished."""
         now = gather_state(read_state(self._model), self._workers.strategy)
-        other = [name for name in _masks(now) if not _same(now[name], finished[name])]
+        masks = [name for name, array in now.items() if name.startswith("constraint/") and array.dtype == bool]
+        other = [name for name in masks if not _same(now[name], finished[name])]
         if other:
             kept = [np.concatenate([arrays[name].ravel() for name in other]).mean() for arrays in (finished, now)]
             raise ArtifactError(
@@ -357,7 +327,8 @@ class FitCheckpoints:
         return state | self._last_step if averages_are_written or swapped else state
 
     def _are_swapped(self, state: Mapping[str, np.ndarray]) -> bool:
-        return any(not _same(state[name], value) for name, value in self._last_step.items() if _is_average(name))
+        averages = (name for name in self._last_step if name.startswith("optimizer/"))
+        return any(not _same(state[name], self._last_step[name]) for name in averages)
 
     def _whole_history(self) -> tuple[dict[str, list[float]], list[int]]:
         """Returns what Keras logged before this fit and in it."""
@@ -373,38 +344,19 @@ def _same(one: np.ndarray, other: np.ndarray) -> bool:
     return bool(one.tobytes() == other.tobytes())
 
 
-def _masks(arrays: Mapping[str, np.ndarray]) -> list[str]:
-    return [name for name, array in arrays.items() if name.startswith("constraint/") and array.dtype == bool]
-
-
-def _is_average(name: str) -> bool:
-    return name.startswith("optimizer/")
-
-
-def _constant_learning_rate(optimizer: Any) -> float | None:
-    """Returns the learning rate that an optimizer was made with, or None if it has a schedule."""
-    rate = learning_rate_as_given(inner_optimizer(optimizer))
-    return float(keras.ops.convert_to_numpy(rate)) if isinstance(rate, keras.Variable) else None
-
-
 def _skip(iterator: Any, count: tf.Tensor) -> None:
     """Draws so many batches from an iterator and drops them."""
+
+    def one_more(iterator: Any, done: tf.Tensor) -> tf.Tensor:
+        first = keras.tree.flatten(iterator.get_next())[0]
+        drawn = first.values[0] if isinstance(first, tf.distribute.DistributedValues) else first
+        with tf.control_dependencies([drawn]):
+            return tf.identity(done + 1)
 
     @tf.function
     def skip(iterator: Any) -> None:
         tf.while_loop(
-            lambda done: done < count,
-            lambda done: _after(iterator.get_next(), done + 1),
-            (tf.constant(0),),
-            parallel_iterations=1,
+            lambda done: done < count, lambda done: one_more(iterator, done), (tf.constant(0),), parallel_iterations=1
         )
 
     skip(iterator)
-
-
-def _after(batch: Any, value: tf.Tensor) -> tf.Tensor:
-    """Returns the value once the batch has been drawn."""
-    first = keras.tree.flatten(batch)[0]
-    tensors = first.values if isinstance(first, tf.distribute.DistributedValues) else (first,)
-    with tf.control_dependencies([tensors[0]]):
-        return tf.identity(value)

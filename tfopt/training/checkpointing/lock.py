@@ -33,15 +33,6 @@ def only_training(directory: Path) -> Iterator[None]:
         ConfigError: Another training uses the directory.
     Warns:
         TfoptWarning: The directory cannot be locked, for example because the file system has no locks.
-    Example:
-        >>> import tempfile
-        >>> directory = Path(tempfile.mkdtemp())
-        >>> with only_training(directory):
-        ...     with only_training(directory):
-        ...         pass
-        Traceback (most recent call last):
-        ...
-        tfopt.errors.ConfigError: checkpoint_dir must be used by one training at a time. Received: ...
     """
     _close_in_forks()
     descriptor = _locked(directory)
@@ -63,8 +54,12 @@ def only_training(directory: Path) -> Iterator[None]:
 def _locked(directory: Path) -> int | None:
     """Returns the descriptor of the locked file, or None if the directory cannot be locked."""
     while True:
-        descriptor = _open(directory)
-        if descriptor is None:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(directory / NAME, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            if os.access(directory, os.W_OK):  # for example, the file belongs to another user
+                _warn_unlocked(directory, error)
             return None
         is_named = None
         try:
@@ -83,16 +78,6 @@ def _locked(directory: Path) -> int | None:
         if is_named:  # otherwise a training has just ended and removed this file
             _write_holder(descriptor)
             return descriptor
-
-
-def _open(directory: Path) -> int | None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        return os.open(directory / NAME, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        if os.access(directory, os.W_OK):  # for example, the file belongs to another user
-            _warn_unlocked(directory, error)
-        return None
 
 
 def _write_holder(descriptor: int) -> None:

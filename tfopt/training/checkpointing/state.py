@@ -37,18 +37,8 @@ def build_state(model: keras.Model, batch: Any) -> None:
     """Creates the variables that Keras would create in the first step: those of metrics, losses and the optimizer.
 
     Call it before `write_state` in a new process: without a tf.distribute strategy, `fit` has not made the variables of
-    metrics when it calls `on_train_begin` or `on_epoch_begin`. Nothing is computed, and no seed advances.
-
-    Args:
-        model: A built and compiled model.
-        batch: `(x, y)` or `(x, y, sample_weight)` of objects with a shape and a dtype, for example the `element_spec`
-            of a `tf.data.Dataset`.
-    Example:
-        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        >>> model.compile("sgd", "mse", metrics=["mae"])
-        >>> build_state(model, (tf.TensorSpec((None, 2)), tf.TensorSpec((None, 1))))
-        >>> [key for key in read_state(model) if key.startswith("metrics/")]
-        ['metrics/0000', 'metrics/0001', 'metrics/0002', 'metrics/0003']
+    metrics when it calls `on_train_begin` or `on_epoch_begin`. Nothing is computed, and no seed advances. The batch is
+    `(x, y)` or `(x, y, sample_weight)` of objects with a shape and a dtype.
     """
     with model.distribute_strategy.scope():
         symbolic_build(model, batch)
@@ -57,48 +47,30 @@ def build_state(model: keras.Model, batch: Any) -> None:
 def read_state(model: keras.Model, only: Sequence[Any] | None = None) -> dict[str, np.ndarray]:
     """Returns the values of all variables of the training, with those of each replica of this process.
 
-    With several workers, the values of the other workers are missing; `gather_state` adds them.
+    With several workers, the values of the other workers are missing; `gather_state` adds them. An optimizer that is
+    not built yet is built.
 
-    Args:
-        model: A built model. Its optimizer is built if it is not built yet.
-        only: The variables to read; None reads all.
     Raises:
         UnsupportedModelError: The model is not built.
-    Example:
-        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        >>> model.compile("sgd", "mse")
-        >>> [(key, value.shape) for key, value in read_state(model).items()][:3]
-        [('model/0000', (2, 1)), ('model/0001', (1,)), ('metrics/0000', ())]
     """
     state = {}
     wanted = None if only is None else {id(variable) for variable in only}
-    for key, variable in _variables(model):
+    for key, variable in _variables(model, is_built=model.built):
         if wanted is not None and id(variable) not in wanted:
             continue
         replicas = local_replicas(variable.value)
         if not _differs_between_replicas(key, variable):
-            state[key] = _read(replicas[min(replicas)])
+            state[key] = np.asarray(replicas[min(replicas)])
             continue
         total = variable.value.distribute_strategy.num_replicas_in_sync
-        state |= {f"{key}/{number}-of-{total}": _read(replica) for number, replica in replicas.items()}
+        state |= {f"{key}/{number}-of-{total}": np.asarray(replica) for number, replica in replicas.items()}
     return state
 
 
 def averaged_variables(model: keras.Model) -> list[Any]:
-    """Returns the weights with moving averages in the optimizer, and these averages; nothing without `use_ema`.
-
-    Example:
-        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        >>> model.compile(keras.optimizers.SGD(use_ema=True), "mse")
-        >>> model.optimizer.build(model.trainable_variables)
-        >>> len(averaged_variables(model))
-        4
-    """
-    found: list[Any] = []
-    for each in updating_optimizers(model.optimizer):
-        if each.use_ema:
-            found += [*trained_variables(each), *averages(each)]
-    return found
+    """Returns the weights with moving averages in the optimizer, and these averages; nothing without `use_ema`."""
+    averaging = [each for each in updating_optimizers(model.optimizer) if each.use_ema]
+    return [variable for each in averaging for variable in (*trained_variables(each), *averages(each))]
 
 
 def gather_state(state: Mapping[str, np.ndarray], strategy: tf.distribute.Strategy) -> dict[str, np.ndarray]:
@@ -106,10 +78,6 @@ def gather_state(state: Mapping[str, np.ndarray], strategy: tf.distribute.Strate
 
     It is a collective operation: every worker calls it at the same step, and gets all values. Then the chief can save
     a complete checkpoint. If all replicas are in this process, it returns the state unchanged.
-
-    Example:
-        >>> gather_state({"model/0000": np.zeros(2)}, tf.distribute.get_strategy())
-        {'model/0000': array([0., 0.])}
     """
     local: dict[int, dict[str, np.ndarray]] = {}
     for key, value in state.items():
@@ -138,13 +106,9 @@ def write_state(model: keras.Model, state: Mapping[str, np.ndarray], *, only: st
 
     Everything is checked before the first change. If it raises an error, the model is unchanged. `fit` resets the
     metrics at the start of an epoch. So to resume within an epoch, call this in `on_epoch_begin`, which Keras calls
-    after that, or later.
+    after that, or later. The model must be built and compiled as the saved one, with the same optimizer, metrics and
+    masks; see `build_state`. Only keys with the prefix `only` are written; all are checked.
 
-    Args:
-        model: A model built and compiled as the saved one, with the same optimizer, metrics and masks; see
-            `build_state`.
-        state: A state from `read_state`; with several workers, from `gather_state`.
-        only: Only keys with this prefix are written. All keys are checked.
     Raises:
         ArtifactError: The state is of another model. The message names the differences.
         UnsupportedModelError: The model is not built.
@@ -157,7 +121,7 @@ def write_state(model: keras.Model, state: Mapping[str, np.ndarray], *, only: st
         >>> model.layers[0].bias.numpy()
         array([0.], dtype=float32)
     """
-    variables = dict(_variables(model))
+    variables = dict(_variables(model, is_built=model.built))
     saved = _by_variable(state)
     _check_same(variables, saved)
     for key, variable in variables.items():
@@ -178,28 +142,17 @@ def hold_state(model: keras.Model) -> Callable[[], None]:
 
     Unlike for `read_state`, the model may be without `call`, as those are that train several networks. The optimizers
     that it keeps beside its own count too, and the variables of losses. Variables that are made later, as those of
-    metrics, are not changed.
+    metrics, are not changed. An optimizer that is not built yet is built.
 
-    Args:
-        model: A built model, or one whose layers are built. Its optimizer is built if it is not built yet.
     Raises:
         UnsupportedModelError: The model is not built.
-    Example:
-        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        >>> give_back = hold_state(model)
-        >>> model.set_weights([np.ones((2, 1)), np.ones(1)])
-        >>> give_back()
-        >>> model.layers[0].bias.numpy()
-        array([0.], dtype=float32)
     """
-    if not has_variables(model):
-        raise _not_built(model)
-    variables = [variable for _, variable in _present(model)]
+    variables = [variable for _, variable in _variables(model, is_built=has_variables(model))]
     for optimizer in own_optimizers(model).values():
         variables += optimizer.variables
     for loss in keras.tree.flatten(getattr(model, "loss", None)):
         variables += [each for each in getattr(loss, "__dict__", {}).values() if isinstance(each, keras.Variable)]
-    held = [(replica, _read(replica)) for each in variables for replica in local_replicas(each.value).values()]
+    held = [(replica, np.asarray(replica)) for each in variables for replica in local_replicas(each.value).values()]
 
     def give_back() -> None:
         for replica, value in held:
@@ -209,25 +162,12 @@ def hold_state(model: keras.Model) -> Callable[[], None]:
 
 
 def has_variables(model: keras.Model) -> bool:
-    """Returns whether a model is built, or, if it has no `call`, its layers are.
-
-    Example:
-        >>> has_variables(keras.Sequential([keras.layers.Dense(1)]))
-        False
-    """
+    """Returns whether a model is built, or, if it has no `call`, its layers are."""
     return model.built or (bool(model.layers) and all(layer.built for layer in model.layers))
 
 
 def own_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
-    """Returns the optimizers that a model keeps as attributes beside the one of `compile`, by name.
-
-    Example:
-        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        >>> model.compile("sgd", "mse")
-        >>> model.second = keras.optimizers.Adam()
-        >>> list(own_optimizers(model))
-        ['second']
-    """
+    """Returns the optimizers that a model keeps as attributes beside the one of `compile`, by name."""
     compiled = getattr(model, "optimizer", None)
     return {
         name: value
@@ -236,39 +176,28 @@ def own_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
     }
 
 
-def _not_built(model: keras.Model) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"model must be built, or it has no variables. Received: model={model.name!r}. Call it on a batch first."
-    )
-
-
-def _variables(model: keras.Model) -> Iterator[tuple[str, Any]]:
+def _variables(model: keras.Model, *, is_built: bool) -> Iterator[tuple[str, Any]]:
     """Yields each variable once, with its key."""
-    if not model.built:
-        raise _not_built(model)
-    yield from _present(model)
-
-
-def _present(model: keras.Model) -> Iterator[tuple[str, Any]]:
-    """Yields each variable that there is once, with its key."""
+    if not is_built:
+        raise UnsupportedModelError(
+            f"model must be built, or it has no variables. Received: model={model.name!r}. Call it on a batch first."
+        )
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         with model.distribute_strategy.scope():
             optimizer.build(model.trainable_variables)
-    own = list(_once(model.variables))
-    seen = {id(variable) for variable in own}
-    for position, variable in enumerate(own):
-        yield f"model/{position:04d}", variable
-    for position, variable in enumerate(_once(model.metrics_variables, seen)):
-        yield f"metrics/{position:04d}", variable
-    for position, variable in enumerate(_once(optimizer.variables if optimizer else [], seen)):
-        yield f"optimizer/{position:04d}", variable
+    seen: set[int] = set()
+    own = list(_once(model.variables, seen))
+    of_optimizer = optimizer.variables if optimizer else []
+    roles = {"model": own, "metrics": _once(model.metrics_variables, seen), "optimizer": _once(of_optimizer, seen)}
+    for role, variables in roles.items():
+        for position, variable in enumerate(variables):
+            yield f"{role}/{position:04d}", variable
     for position, variable in enumerate(own):
         yield from _held(variable.constraint, f"constraint/{position:04d}", seen)
 
 
-def _once(variables: Sequence[Any], seen: set[int] | None = None) -> Iterator[Any]:
-    seen = set() if seen is None else seen
+def _once(variables: Sequence[Any], seen: set[int]) -> Iterator[Any]:
     for variable in variables:
         if id(variable) not in seen:
             seen.add(id(variable))
@@ -296,12 +225,7 @@ def local_replicas(value: Any) -> dict[int, tf.Variable]:
 
 
 def differs_between_replicas(variable: Any) -> bool:
-    """Returns whether each replica updates a variable of a model or metric by itself.
-
-    Example:
-        >>> differs_between_replicas(keras.layers.BatchNormalization().add_weight((2,), trainable=False))
-        False
-    """
+    """Returns whether each replica updates a variable of a model or metric by itself."""
     value = variable.value
     if not isinstance(value, tf.distribute.DistributedValues):
         return False
@@ -312,10 +236,6 @@ def differs_between_replicas(variable: Any) -> bool:
 def _differs_between_replicas(key: str, variable: Any) -> bool:
     # Optimizers and constraints do not train their variables either, but update them alike on all replicas.
     return key.startswith(("model/", "metrics/")) and differs_between_replicas(variable)
-
-
-def _read(variable: tf.Variable) -> np.ndarray:
-    return np.asarray(variable.numpy())
 
 
 def _by_variable(state: Mapping[str, np.ndarray]) -> dict[str, list[np.ndarray]]:
@@ -341,13 +261,11 @@ def _check_same(variables: Mapping[str, Any], saved: Mapping[str, list[np.ndarra
     problems += [f"{key} of shape {saved[key][0].shape} is not in the model" for key in saved if key not in variables]
     for key in variables.keys() & saved.keys():
         variable, values = variables[key], saved[key]
-        expected = (tuple(variable.shape), variable.value.dtype.as_numpy_dtype)
+        shape, dtype = tuple(variable.shape), variable.value.dtype.as_numpy_dtype
         for value in values:
-            if (value.shape, value.dtype) != expected:
-                problems.append(
-                    f"{key} ({variable.path}) is {value.dtype} of shape {value.shape} "
-                    f"and the model's is {np.dtype(expected[1])} of shape {expected[0]}"
-                )
+            if (value.shape, value.dtype) != (shape, dtype):
+                words = f"{value.dtype} of shape {value.shape} and the model's is {np.dtype(dtype)} of shape {shape}"
+                problems.append(f"{key} ({variable.path}) is {words}")
                 break
     if not problems:
         return

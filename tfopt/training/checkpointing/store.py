@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 # Registers bfloat16 and the float8 types with NumPy, so that np.dtype knows them by name.
 import ml_dtypes as _  # noqa: F401
@@ -43,27 +43,17 @@ _LONGEST_NAME = 65_000  # bytes; a zip holds a name's length in 16 bits
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The content of one file.
-
-    Attributes:
-        path: The file.
-        step: The number of training steps done.
-        arrays: The saved arrays by name.
-        meta: The caller's record as JSON returns it: tuples are lists, keys are strings.
-    """
+    """The content of one file, of a training after so many steps."""
 
     path: Path
     step: int
     arrays: dict[str, np.ndarray]
-    meta: dict[str, Any]
+    meta: dict[str, Any]  # the caller's record as JSON returns it: tuples are lists, keys are strings
 
 
 class CheckpointStore:
-    """A directory with the newest checkpoints of one training.
+    """A directory with the newest `keep` checkpoints of one training. The first `save` creates it.
 
-    Args:
-        directory: The first `save` creates it.
-        keep: How many checkpoints stay. Older ones are removed when a newer one is complete.
     Raises:
         ConfigError: `keep` is not a positive integer.
     Example:
@@ -86,11 +76,7 @@ class CheckpointStore:
         self._damaged: set[Path] = set()
 
     def steps(self) -> list[int]:
-        """Returns the steps that have a file, oldest first. The files are not read.
-
-        Raises:
-            ArtifactError: The directory cannot be read.
-        """
+        """Returns the steps that have a file, oldest first. The files are not read."""
         try:
             names = [path.name for path in self.directory.iterdir()]
         except FileNotFoundError:
@@ -101,17 +87,8 @@ class CheckpointStore:
             ) from error
         return sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
 
-    def newest_in_words(self) -> str | None:
-        """Returns the newest checkpoint in words, or None where there is none."""
-        steps = self.steps()
-        return f"step {steps[-1]} in {self.directory}" if steps else None
-
     def check_writable(self) -> None:
-        """Creates the directory, and checks that files can be written in it: before a training, not after an epoch.
-
-        Raises:
-            ConfigError: They cannot.
-        """
+        """Creates the directory. Raises ConfigError if no file can be written in it: better now than after an epoch."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self.directory).close()
@@ -128,13 +105,9 @@ class CheckpointStore:
     def save(self, step: int, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> Path:
         """Writes a checkpoint, then removes those that are too old. It replaces a checkpoint of the same step.
 
-        Files of later steps stay: they come from a run that reached more steps than this one.
+        Files of later steps stay: they come from a run that reached more steps than this one. Arrays may have any dtype
+        but object, and the record `meta` must be what JSON can hold.
 
-        Args:
-            step: The number of training steps done.
-            arrays: Arrays of any dtype but object. A scalar is an array without axes.
-            meta: A record that JSON can hold.
-        Returns: The file.
         Raises:
             ConfigError: An argument cannot be stored. Nothing was written.
             ExportError: The file cannot be written (disk full, no permission). Earlier checkpoints are unchanged.
@@ -146,8 +119,12 @@ class CheckpointStore:
             self._clear_leftovers()
             if final.exists() and not _is_own(final):
                 self._set_aside(final)
-            with whole_file(final) as file:
-                _write(file, members, record)
+            with whole_file(final) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+                for name, array in members.items():
+                    # ZipInfo has a fixed date, so that equal states give equal files.
+                    with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, array, allow_pickle=False)
+                archive.writestr(zipfile.ZipInfo(RECORD), record)
             self._damaged.discard(final)
             self._rotate(step)
         except OSError as error:
@@ -238,11 +215,6 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
     Raises:
         ArtifactError: The file is missing, damaged, incomplete, or of another format. The message says which.
-    Example:
-        >>> import tempfile
-        >>> store = CheckpointStore(Path(tempfile.mkdtemp()))
-        >>> read_checkpoint(store.save(7, {"bias": np.zeros(3)}, {})).arrays["bias"]
-        array([0., 0., 0.])
     """
     try:
         if path.exists() and not path.is_file():  # a pipe would wait for a writer
@@ -325,15 +297,6 @@ def _checked(
     except (TypeError, ValueError) as error:
         raise ConfigError(f"meta and array names must be what JSON can hold. Received: {error}.") from error
     return int(step), members, record
-
-
-def _write(file: BinaryIO, members: Mapping[str, np.ndarray], record: str) -> None:
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        for name, array in members.items():
-            # ZipInfo has a fixed date, so that equal states give equal files.
-            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
-        archive.writestr(zipfile.ZipInfo(RECORD), record)
 
 
 def _read_members(archive: zipfile.ZipFile, file_bytes: int) -> dict[str, bytes]:

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import tensorflow as tf
 
+from tfopt.errors import ConfigError
 from tfopt.terminal import printable
 from tfopt.training.distributed.strategy import is_multi_worker
 
@@ -22,12 +23,7 @@ TERMINATED = 128 + signal.SIGTERM
 
 @dataclass
 class Sigterm:
-    """Whether SIGTERM came during a `fit`.
-
-    Attributes:
-        received: SIGTERM came to this process.
-        ending: The training is saved, and the process is about to end.
-    """
+    """Whether SIGTERM came to this process during a `fit`, and whether the process is about to end for it."""
 
     received: bool = False
     ending: bool = False
@@ -68,10 +64,8 @@ def sigterm_requests() -> Iterator[Sigterm]:
 class Workers:
     """The processes that train under one strategy. With one process nothing is sent.
 
-    `any` and `agree` are collectives: every worker must call them at the same point of the training.
+    `any`, `agree` and `on_chief` are collectives: every worker must call them at the same point of the training.
 
-    Args:
-        strategy: The strategy that the model trains under.
     Example:
         >>> workers = Workers(tf.distribute.get_strategy())
         >>> workers.any(True), workers.agree(3), workers.is_chief
@@ -99,6 +93,17 @@ class Workers:
         value = tf.constant(float(number), "float64")
         mean = float(self._sum(value)) / self.strategy.num_replicas_in_sync
         return not float(self._sum((value - mean) ** 2))
+
+    def on_chief(self, act: Callable[[], object], refused_elsewhere: str) -> None:
+        """Does on the chief what it alone does, since it writes. Raises ConfigError on every worker if it cannot."""
+        refused: ConfigError | None = None
+        if self.is_chief:
+            try:
+                act()
+            except ConfigError as error:
+                refused = error
+        if self.any(refused is not None):
+            raise refused or ConfigError(refused_elsewhere)
 
     @functools.cached_property
     def _sum(self) -> Callable[[tf.Tensor], tf.Tensor]:

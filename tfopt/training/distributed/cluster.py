@@ -41,10 +41,7 @@ _SLURM_PORTS_PER_JOB = 16
 class Cluster:
     """The processes that train together, and the place of this process among them.
 
-    Attributes:
-        workers: The address of each worker, as "host:port", in the same order in all processes. The first is the chief.
-        index: The place of this process among the workers.
-        source: Where this was read, such as "TF_CONFIG" or "Slurm".
+    The address of each worker is "host:port". Their order is the same in all processes, and the first is the chief.
 
     Raises:
         ConfigError: There are no workers, two workers have the same address, an address has no port, or the index is
@@ -56,7 +53,7 @@ class Cluster:
 
     workers: tuple[str, ...]
     index: int
-    source: str
+    source: str  # where this was read, such as "TF_CONFIG" or "Slurm"
 
     def __post_init__(self) -> None:
         if not self.workers:
@@ -112,11 +109,6 @@ def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
 
     Raises:
         ConfigError: TF_CONFIG or Slurm's variables do not describe a cluster that can train together.
-    Example:
-        >>> find_cluster({"TF_CONFIG": tf_config(Cluster(("a:1", "b:1"), 1, "an example"))})
-        Cluster(workers=('a:1', 'b:1'), index=1, source='TF_CONFIG')
-        >>> find_cluster({}) is None
-        True
     """
     if environment.get("TF_CONFIG", "").strip() not in ("", "{}"):
         return _from_tf_config(environment["TF_CONFIG"])
@@ -126,12 +118,7 @@ def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
 
 
 def tf_config(cluster: Cluster) -> str:
-    """Returns the TF_CONFIG that describes a cluster to one of its workers.
-
-    Example:
-        >>> tf_config(Cluster(("a:1", "b:1"), 0, "Slurm"))
-        '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
-    """
+    """Returns the TF_CONFIG that describes a cluster to one of its workers."""
     return json.dumps({"cluster": {"worker": cluster.workers}, "task": {"type": "worker", "index": cluster.index}})
 
 
@@ -144,12 +131,9 @@ def multi_worker_strategy(
     """Joins the cluster, waits for its other workers and returns the strategy over all of them.
 
     A process can join once. A second call with the same arguments returns the same strategy. Every GPU that TensorFlow
-    sees is a replica. Without GPUs, each worker is one replica, however many logical CPU devices it has.
+    sees is a replica. Without GPUs, each worker is one replica, however many logical CPU devices it has. For the
+    communication, "ring" uses the network, "nccl" needs GPUs, and "auto" chooses between them.
 
-    Args:
-        cluster: The cluster that `find_cluster` returned.
-        communication: "ring" uses the network, "nccl" needs GPUs, "auto" chooses between them.
-        start_timeout_s: The seconds to wait for the other workers.
     Raises:
         ConfigError: TensorFlow has already started in this process, or the communication is unknown.
         TfoptError: The other workers did not answer in time, or this worker cannot use its address.
@@ -220,25 +204,16 @@ def lost_worker(error: BaseException) -> bool:
 
     The causes of the error count too. After such an error, this process cannot continue: all workers must be started
     again, and resume from a checkpoint.
-
-    Example:
-        >>> lost_worker(tf.errors.UnavailableError(None, None, "Collective ops is aborted by: Socket closed"))
-        True
-        >>> lost_worker(tf.errors.InvalidArgumentError(None, None, "Collective ops is aborted by: shapes differ"))
-        False
     """
-    return any(
-        # Every failure in a step aborts its collective operations. These texts mean that a connection failed.
-        isinstance(each, tf.errors.UnavailableError | tf.errors.DeadlineExceededError | tf.errors.AbortedError)
-        and ("Collective" in each.message or "/job:worker" in each.message)
-        for each in _chain(error)
-    )
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+    each: BaseException | None = error
+    while each is not None:
+        if isinstance(each, tf.errors.UnavailableError | tf.errors.DeadlineExceededError | tf.errors.AbortedError) and (
+            # Every failure in a step aborts its collective operations. These texts mean that a connection failed.
+            "Collective" in each.message or "/job:worker" in each.message
+        ):
+            return True
+        each = each.__cause__ or each.__context__
+    return False
 
 
 def _why_not_joined(error: Exception, cluster: Cluster) -> Exception:

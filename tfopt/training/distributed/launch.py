@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -63,32 +63,38 @@ def launch(script: Sequence[str], workers: int, devices_per_worker: int | None =
     Raises:
         ConfigError: The script does not exist, there are too few GPUs, or a number is below 1.
         OSError: The output could not be written, and no signal came. The workers have ended.
-    Example:
-        >>> launch(["-m", "this"], workers=0)
-        Traceback (most recent call last):
-        ...
-        tfopt.errors.ConfigError: workers must be a whole number of at least 1. Received: workers=0.
     """
     command, environments = _commands(script, workers, devices_per_worker)
-    hidden = _hidden_lines()
+    hidden = None  # the lines of standard error that are not shown
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0":
+        hidden = re.compile(NOTICES if _gpu_names() else f"{NOTICES}|{NO_CUDA}")
     started: list[_Worker] = []
     received: list[int] = []
     taken = on_signals(ENDING, lambda number, frame: received.append(number))
     with selectors.DefaultSelector() as pipes, taken, _guard() as guard:
         try:
             for index, environment in enumerate(environments):
-                worker = _Worker(index, _start(command, environment), hidden)
+                process = subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    start_new_session=True,
+                )
+                worker = _Worker(index, process, hidden)
                 started.append(worker)
                 guard.write(b"%d\n" % worker.process.pid)
-                for pipe in (worker.process.stdout, worker.process.stderr):
-                    assert pipe is not None
+                for pipe in worker.pipes:
                     os.set_blocking(pipe.fileno(), False)
                     pipes.register(pipe, selectors.EVENT_READ, worker)
             return _watch(started, pipes, received)
         finally:
             for worker in started:
                 worker.kill()
-                worker.close()
+                for pipe in worker.pipes:
+                    pipe.close()
 
 
 @dataclass
@@ -114,10 +120,11 @@ class _Worker:
         signal_group(self.process, signal.SIGKILL)
         self.process.wait()
 
-    def close(self) -> None:
-        for pipe in (self.process.stdout, self.process.stderr):
-            assert pipe is not None
-            pipe.close()
+    @property
+    def pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        return self.process.stdout, self.process.stderr
 
     @property
     def exit_code(self) -> int | None:
@@ -182,7 +189,9 @@ def _commands(script: Sequence[str], workers: int, devices: int | None) -> tuple
         )
     bootstrap = ["-m", "tfopt.scripts.worker", str(devices)] if devices and not gpus else []
     environments = []
-    addresses = _free_addresses(workers)
+    with contextlib.ExitStack() as stack:  # all ports are open at the same time, so that no port is used twice
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(workers)]
+        addresses = tuple(f"127.0.0.1:{server.getsockname()[1]}" for server in servers)
     for index in range(workers):
         own = {"CUDA_VISIBLE_DEVICES": ",".join(gpus[index * share : (index + 1) * share])} if gpus else {}
         cluster = {"TF_CONFIG": tf_config(Cluster(addresses, index, "tfopt launch"))}
@@ -195,31 +204,6 @@ def _gpu_names() -> list[str]:
     count = len(tf.config.list_physical_devices("GPU"))
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return (named or [str(number) for number in range(count)])[:count]
-
-
-def _hidden_lines() -> re.Pattern[str] | None:
-    """Returns the pattern of the lines of standard error to hide, or None if TF_CPP_MIN_LOG_LEVEL shows all."""
-    if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0":
-        return None
-    return re.compile(NOTICES if _gpu_names() else f"{NOTICES}|{NO_CUDA}")
-
-
-def _free_addresses(count: int) -> tuple[str, ...]:
-    with contextlib.ExitStack() as stack:  # all ports are open at the same time, so that no port is used twice
-        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return tuple(f"127.0.0.1:{server.getsockname()[1]}" for server in servers)
-
-
-def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-        start_new_session=True,
-    )
 
 
 @contextlib.contextmanager
@@ -254,19 +238,17 @@ def _watch(workers: Sequence[_Worker], pipes: selectors.BaseSelector, received: 
         now = time.monotonic()
         if failed_at is None and any(worker.exit_code for worker in workers):
             failed_at = now
+        wait_s: float | None = None  # from the signal that the workers are sent now
         if len(received) > sent:
-            kill_at = now if sent else now + SAVE_S
-            for worker in workers:
-                worker.send(signal.SIGINT if received[0] == signal.SIGINT else signal.SIGTERM)
-            sent = len(received)
+            wait_s, sent = 0.0 if sent else SAVE_S, len(received)
         elif unread and kill_at is None:
-            kill_at = now + SAVE_S
-            for worker in workers:
-                worker.send(signal.SIGTERM)
+            wait_s = SAVE_S
         elif failed_at is not None and kill_at is None and now > failed_at + SETTLE_S:
-            kill_at = now + STOP_S
+            wait_s = STOP_S
+        if wait_s is not None:
+            kill_at = now + wait_s
             for worker in workers:
-                worker.send(signal.SIGTERM)
+                worker.send(signal.SIGINT if received and received[0] == signal.SIGINT else signal.SIGTERM)
         if kill_at is not None and now >= kill_at:
             for worker in workers:
                 worker.kill()
@@ -281,9 +263,7 @@ def _watch(workers: Sequence[_Worker], pipes: selectors.BaseSelector, received: 
 
 
 def _result(workers: Sequence[_Worker], received: Sequence[int]) -> int:
-    expected = 0
-    if received:
-        expected = INTERRUPTED if received[0] == signal.SIGINT else TERMINATED
+    expected = 0 if not received else INTERRUPTED if received[0] == signal.SIGINT else TERMINATED
     # If the launcher received a signal, a worker failed unless it ended by that signal. If not, the workers that the
     # launcher stopped did not fail.
     failed = [

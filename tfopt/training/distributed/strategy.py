@@ -47,7 +47,8 @@ def choose_strategy(config: TrainingConfig, hardware: Hardware) -> tuple[Any, st
             "strategy='mirrored'."
         )
     if not isinstance(config.strategy, str):
-        return _given(config.strategy), type(config.strategy).__name__, "as given"
+        _check_trainable(config.strategy)
+        return config.strategy, type(config.strategy).__name__, "as given"
     gpus = len(hardware.gpus)
     cluster = find_cluster() if config.strategy in ("auto", "multi_worker") else None
     if config.strategy == "multi_worker" and cluster is None:
@@ -113,11 +114,8 @@ def on_replicas(given: Any, strategy: tf.distribute.Strategy | None) -> Any:
     """Returns an optimizer or metric whose variables are on every replica. Names and functions stay as they are.
 
     It is the same object with new variables where that is possible. An optimizer that is built for another model, and
-    an object that holds a `tf.Variable`, are made again from their configuration.
+    an object that holds a `tf.Variable`, are made again from their configuration. Call it in the strategy's scope.
 
-    Args:
-        given: What was passed to compile.
-        strategy: The strategy, in whose scope this is called; None changes nothing.
     Raises:
         ConfigError: It must be made again, and would lose a setting.
     """
@@ -137,9 +135,9 @@ def on_replicas(given: Any, strategy: tf.distribute.Strategy | None) -> Any:
     return given
 
 
-def _given(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
+def _check_trainable(strategy: tf.distribute.Strategy) -> None:
     if isinstance(strategy, TRAINABLE):
-        return strategy
+        return
     name = type(strategy).__name__
     reason = "tfopt was not tested with it"
     if name.startswith("ParameterServerStrategy"):

@@ -33,28 +33,12 @@ SECONDS = 5.0  # A loss that holds a large network is tried with fewer labels.
 Shape = tuple[int | None, ...]
 
 
-def division(replicas: int, micro_batches: int) -> str:
-    """Returns how a batch is divided, in words; an empty string if it is not.
-
-    Example:
-        >>> division(2, 4), division(1, 1)
-        ('2 replicas and 4 micro-batches', '')
-    """
-    parts = {"replicas": replicas, "micro-batches": micro_batches}
-    return " and ".join(f"{count} {name}" for name, count in parts.items() if count > 1)
-
-
 def adds_up(loss: keras.losses.Loss, y_true: Shape, y_pred: Shape, sample_weight: Shape | None = None) -> bool | None:
     """Returns whether the losses of a batch's parts add up to that of the batch; None if it cannot be computed.
 
     Args:
         loss: A loss that averages.
         y_true, y_pred, sample_weight: The shapes of its arguments; None is an open size, as that of the batch.
-    Example:
-        >>> adds_up(keras.losses.MeanSquaredError(), (None, 8), (None, 8))
-        True
-        >>> adds_up(keras.losses.Dice(), (None, 8), (None, 8)), adds_up(keras.losses.Dice(axis=1), (None, 8), (None, 8))
-        (False, True)
     """
 
     def compare(batch: Sequence[Any]) -> bool | None:
@@ -102,11 +86,10 @@ def metric_adds_up(metric: keras.metrics.Metric, y_true: Shape, y_pred: Shape) -
 
 
 def check_losses(calls: Iterable[tuple[keras.losses.Loss, tuple[Any, ...]]], how: str) -> None:
-    """Refuses losses of a divided batch that are functions of the whole batch.
+    """Refuses losses of a divided batch that are functions of the whole batch, and says `how` it is divided.
 
-    Args:
-        calls: Each loss with its y_true, y_pred and sample_weight, or what has their shapes.
-        how: How the batch is divided.
+    The calls have each loss with its y_true, y_pred and sample_weight, or what has their shapes.
+
     Raises:
         ConfigError: The losses of the parts do not add up to that of the batch.
     """
@@ -119,33 +102,32 @@ def check_losses(calls: Iterable[tuple[keras.losses.Loss, tuple[Any, ...]]], how
 
 
 def check_given_losses(model: keras.Model, loss: Any, how: str) -> None:
-    """Refuses the same before a model is compiled, where it does not depend on the shape of the labels.
-
-    Raises:
-        ConfigError: The losses of the parts do not add up to that of the batch.
-    """
+    """Refuses the same before a model is compiled, where it does not depend on the shape of the labels."""
     for given, outputs in _with_outputs(model, loss):
         made = _loss(given)
-        if made is None or _is_mean_of_keras(made):
-            continue
-        for y_pred in outputs:
-            found = [adds_up(made, y_true, y_pred) for y_true in _likely_labels(y_pred)]
-            if False in found and True not in found:
-                raise refusal(made, how)
+        if made is not None and not _is_mean_of_keras(made) and _never_adds_up(adds_up, made, outputs):
+            raise refusal(made, how)
 
 
 def approximated_metrics(model: keras.Model, metrics: Any, how: str) -> Iterator[Skip]:
     """Returns the metrics of a divided batch that are functions of the whole batch. They are shown for parts of it."""
+    reason = f"a function of the whole batch: with {how}, the mean over the parts is shown in its place"
     for given, outputs in _with_outputs(model, metrics):
         made = _metric(given)
-        if made is None:
-            continue
-        for y_pred in outputs:
-            found = [metric_adds_up(made, y_true, y_pred) for y_true in _likely_labels(y_pred)]
-            if False in found and True not in found:
-                reason = f"a function of the whole batch: with {how}, the mean over the parts is shown in its place"
-                yield Skip(name=_name(given), kind="metric", reason=reason)
-                break
+        if made is not None and _never_adds_up(metric_adds_up, made, outputs):
+            name = getattr(given, "name", None) or getattr(given, "__name__", given)  # or a name already
+            yield Skip(name=str(name), kind="metric", reason=reason)
+
+
+def _never_adds_up(adds_up: Callable[..., bool | None], made: Any, outputs: Iterable[Shape]) -> bool:
+    """Returns whether a loss or metric of an output adds up for none of the labels that are likely."""
+    for y_pred in outputs:
+        # A number for each output, or one for each example.
+        likely = [y_pred, y_pred[:-1], (*y_pred[:-1], 1)] if len(y_pred) > 1 else [y_pred]
+        found = [adds_up(made, y_true, y_pred) for y_true in dict.fromkeys(likely)]
+        if False in found and True not in found:
+            return True
+    return False
 
 
 def refusal(loss: keras.losses.Loss, how: str, weighted: bool = False) -> ConfigError:
@@ -210,11 +192,6 @@ def _sizes(shape: Shape, size: int) -> tuple[int, ...]:
     return (size, *(OPEN_SIZE if each is None else each for each in shape[1:]))
 
 
-def _likely_labels(y_pred: Shape) -> list[Shape]:
-    """Returns the shapes of labels that go with an output: a number for each output, or one for each example."""
-    return list(dict.fromkeys([y_pred, y_pred[:-1], (*y_pred[:-1], 1)])) if len(y_pred) > 1 else [y_pred]
-
-
 def _with_outputs(model: keras.Model, given: Any) -> Iterator[tuple[Any, list[Shape]]]:
     """Yields each loss or metric with the shapes of the outputs that it may be for."""
     try:
@@ -239,12 +216,8 @@ def _loss(given: Any) -> keras.losses.Loss | None:
         given = keras.losses.get(given) if given.lower() in NAMES else None
     if isinstance(given, keras.losses.Loss) or not callable(given):
         return given if isinstance(given, keras.losses.Loss) else None
-    return _wrapper()(given)
-
-
-def _wrapper() -> Any:
-    """Returns the class by which Keras makes a loss of a function: the base of all that Keras has."""
-    return keras.losses.MeanSquaredError.__mro__[1]
+    # The class by which Keras makes a loss of a function: the base of all that Keras has.
+    return keras.losses.MeanSquaredError.__mro__[1](given)
 
 
 def _metric(given: Any) -> keras.metrics.Metric | None:
@@ -264,7 +237,3 @@ def _is_mean_of_keras(loss: keras.losses.Loss) -> bool:
     if not (own and of_keras) or getattr(function, "__name__", "") in NAMES:
         return False
     return loss.get_config().get("axis", -1) == -1
-
-
-def _name(given: Any) -> str:
-    return str(given if isinstance(given, str) else getattr(given, "name", None) or getattr(given, "__name__", given))

@@ -22,9 +22,8 @@ Values = dict[int, Any]
 class StageCall(keras.layers.Layer):
     """Calls the layers of one stage. It is a layer so that Keras clears the losses that they added in the call before.
 
-    Attributes:
-        takes: The tensors that it needs from the model's inputs and from earlier stages.
-        gives: Its tensors that later stages or the model's outputs need.
+    It `takes` tensors from the model's inputs and from earlier stages, and `gives` those that later stages or the
+    model's outputs need.
     """
 
     def __init__(self, nodes: Sequence[Any], inputs: set[int], needed: set[int], *, name: str) -> None:
@@ -70,9 +69,8 @@ class StageCall(keras.layers.Layer):
 
     def run(self, values: Values, training: bool) -> Values:
         """Returns the tensors that later stages need, computed on the current device."""
-        return dict(
-            zip(self.gives, self([entering(values[key]) for key in self.takes], training=training), strict=True)
-        )
+        outputs = self([entering(values[key]) for key in self.takes], training=training)
+        return dict(zip(self.gives, outputs, strict=True))
 
     def run_recorded(self, values: Values) -> Pass:
         """Runs in training, and records what the backward pass needs."""
@@ -91,16 +89,10 @@ class StageCall(keras.layers.Layer):
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """The forward pass of a micro-batch through one stage.
-
-    Attributes:
-        sources: The tensors that need gradients: inputs from earlier stages, and the stage's trainable variables.
-        gives: The stage's outputs.
-        added_losses: The losses that its layers added.
-    """
+    """The forward pass of a micro-batch through one stage."""
 
     tape: tf.GradientTape
-    sources: Values
+    sources: Values  # what needs gradients: inputs from earlier stages, and the stage's trainable variables
     gives: Values
     added_losses: Sequence[Any]
 
@@ -120,17 +112,16 @@ class Sums(dict[int, Any]):
 
     def add(self, keys: Iterable[int], gradients: Iterable[Any]) -> None:
         for key, gradient in zip(keys, gradients, strict=True):
-            if gradient is not None:
-                self[key] = _sum(self[key], gradient) if key in self else gradient
-
-
-def _sum(one: Any, other: Any) -> Any:
-    if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
-        # As in the gradient of a whole batch, a row may occur twice.
-        return tf.IndexedSlices(
-            tf.concat([one.values, other.values], 0), tf.concat([one.indices, other.indices], 0), one.dense_shape
-        )
-    return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)
+            before = self.get(key)
+            if isinstance(before, tf.IndexedSlices) and isinstance(gradient, tf.IndexedSlices):
+                values = tf.concat([before.values, gradient.values], 0)
+                indices = tf.concat([before.indices, gradient.indices], 0)
+                # As in the gradient of a whole batch, a row may occur twice.
+                self[key] = tf.IndexedSlices(values, indices, before.dense_shape)
+            elif before is not None and gradient is not None:
+                self[key] = tf.convert_to_tensor(before) + tf.convert_to_tensor(gradient)
+            elif gradient is not None:
+                self[key] = gradient
 
 
 def entering(tensor: Any) -> Any:
@@ -152,22 +143,14 @@ def differentiable(tensor: Any) -> bool:
     return tf.is_tensor(tensor) and (tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
-def watch(tape: tf.GradientTape, tensors: Iterable[Any]) -> None:
-    tape.watch([tensor for tensor in tensors if differentiable(tensor)])
-
-
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """A part of a batch: the examples from `begin` to `end`. Only the first `size` of them count in the loss.
-
-    Attributes:
-        share: `size` divided by the size of the batch.
-    """
+    """A part of a batch: the examples from `begin` to `end`. Only the first `size` of them count in the loss."""
 
     begin: Any
     end: Any
     size: Any
-    share: Any
+    share: Any  # `size` divided by the size of the batch
 
     def of(self, batch: Any) -> Any:
         """Returns this part of every tensor in a structure. None stays None."""

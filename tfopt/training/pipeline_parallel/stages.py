@@ -23,16 +23,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.compat.layers import nodes_by_depth
-from tfopt.compat.optimizers import (
-    find_slots_anew,
-    inner_optimizer,
-    make_anew,
-    own_variables,
-    trained_variables,
-    update_hooks,
-    value_of,
-)
+from tfopt.compat import optimizers
+from tfopt.compat.layers import calls_in_order, functional_class
 from tfopt.errors import ConfigError, UnsupportedModelError, unknown_name
 from tfopt.report import Record
 from tfopt.report.formatting import memory_size
@@ -43,19 +35,12 @@ COPIES_OF_A_TRAINABLE = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Placement(Record):
-    """The device of one stage of a pipeline, and the bytes that it will hold.
-
-    Attributes:
-        device: The device, for example "GPU:1".
-        layers: The names of its layers and operations, in the order in which they run.
-        parameter_bytes: The bytes of its variables, without gradients and optimizer slots.
-        activation_bytes: The bytes of its layers' outputs for one batch, all micro-batches together. An unknown
-            dimension, other than the batch, counts as 1.
-    """
+    """The device of one stage of a pipeline, and the bytes that it will hold."""
 
     device: str
-    layers: Sequence[str]
-    parameter_bytes: int
+    layers: Sequence[str]  # the names of its layers and operations, in the order in which they run
+    parameter_bytes: int  # of its variables, without gradients and optimizer slots
+    # Of its layers' outputs for one batch, all micro-batches together. An unknown dimension but the batch counts as 1.
     activation_bytes: int
 
     def __str__(self) -> str:
@@ -63,6 +48,16 @@ class Placement(Record):
         count = f"{len(self.layers)} layer{'' if len(self.layers) == 1 else 's'}"
         parameters, activations = memory_size(self.parameter_bytes), memory_size(self.activation_bytes)
         return f"{self.device}  parameters {parameters}, activations {activations}  {names} ({count})"
+
+
+def placement(device: str, part: Sequence[Any], batch_size: int) -> Placement:
+    """Returns what a device will hold of the nodes of its stage."""
+    return Placement(
+        device=device,
+        layers=tuple(dict.fromkeys(node.operation.name for node in part)),
+        parameter_bytes=parameter_bytes(variables_of(part)),
+        activation_bytes=activation_bytes(part, batch_size),
+    )
 
 
 def functional_form(model: keras.Model) -> keras.Model:
@@ -78,7 +73,7 @@ def functional_form(model: keras.Model) -> keras.Model:
                 "Begin it with keras.Input(shape), or call model.build(shape)."
             )
         return keras.Model(model.inputs[0], model.outputs[0], name=model.name)
-    graph_class = _graph_class()
+    graph_class = functional_class()
     if not isinstance(model, graph_class) or type(model).call is not graph_class.call:
         raise UnsupportedModelError(
             "A pipeline needs a functional or Sequential model, because it cuts the graph of layers. Received: "
@@ -88,20 +83,9 @@ def functional_form(model: keras.Model) -> keras.Model:
     return model
 
 
-def nodes_of(graph: keras.Model) -> list[Any]:
-    """Returns the calls of layers and operations that make up the graph, in the order in which Keras runs them."""
-    by_depth = nodes_by_depth(graph)
-    return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth] if not node.is_input]
-
-
 def cut(nodes: Sequence[Any], count: int, cuts: Sequence[str] | None, batch_size: int) -> list[list[Any]]:
-    """Returns the nodes of each stage.
+    """Returns the nodes of each stage: they begin at the layers in `cuts`, or None balances the bytes.
 
-    Args:
-        nodes: The nodes that `nodes_of` returned.
-        count: The number of stages.
-        cuts: The first layer of each stage after the first. None balances the bytes of the stages.
-        batch_size: The examples of a step.
     Raises:
         ConfigError: The cuts are wrong, or the graph cannot be cut into so many stages.
     """
@@ -117,7 +101,6 @@ def variables_of(nodes: Sequence[Any]) -> list[keras.Variable]:
 
 
 def parameter_bytes(variables: Sequence[keras.Variable]) -> int:
-    """Returns the bytes of the variables, without gradients and optimizer slots."""
     return sum(int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size for variable in variables)
 
 
@@ -125,8 +108,8 @@ def activation_bytes(nodes: Sequence[Any], batch_size: int) -> int:
     """Returns the bytes of the nodes' outputs for a batch, including those inside nested models."""
     total = 0
     for node in nodes:
-        if isinstance(node.operation, _graph_class()):
-            total += activation_bytes(nodes_of(functional_form(node.operation)), batch_size)
+        if isinstance(node.operation, functional_class()):
+            total += activation_bytes(calls_in_order(functional_form(node.operation)), batch_size)
             continue
         for output in node.outputs:
             sizes = [size or 1 for size in output.shape[1:]]
@@ -143,10 +126,10 @@ def move(variable: keras.Variable, device: str) -> None:
         >>> weight.numpy().tolist(), weight.value.device[-5:]
         ([1.0, 2.0], 'CPU:0')
     """
-    if _same_device(value_of(variable).device, device):
-        return
-    with tf.device(device):
-        make_anew(variable)
+    now, then = (tf.DeviceSpec.from_string(name) for name in (optimizers.value_of(variable).device, device))
+    if (now.device_type, now.device_index) != (then.device_type, then.device_index):
+        with tf.device(device):
+            optimizers.make_anew(variable)
 
 
 def place_slots(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> None:
@@ -158,7 +141,7 @@ def place_slots(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras
     if not optimizer.built:
         with tf.device("CPU:0"):  # in host memory until they are moved: the first GPU could not hold all of them
             optimizer.build(variables)
-    for each in _with_inner(optimizer):
+    for each in dict.fromkeys([optimizer, optimizers.inner_optimizer(optimizer)]):
         _place_own_slots(each)
 
 
@@ -166,15 +149,9 @@ def place_slots(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras
 def updates_in_place(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Within the scope, the optimizer computes the update and weight decay of a variable on that variable's device."""
     with ExitStack() as hooks:
-        for each in _with_inner(optimizer):
-            hooks.enter_context(update_hooks(each, _update_in_place, _decay_in_place))
+        for each in dict.fromkeys([optimizer, optimizers.inner_optimizer(optimizer)]):
+            hooks.enter_context(optimizers.update_hooks(each, _update_in_place, _decay_in_place))
         yield
-
-
-def _graph_class() -> Any:
-    """Returns the class of keras.Model(inputs, outputs), which Keras does not export."""
-    tensor = keras.Input((1,))
-    return type(keras.Model(tensor, tensor))
 
 
 def _tied(nodes: Sequence[Any]) -> dict[int, str]:
@@ -263,14 +240,9 @@ def _decay_in_place(apply_weight_decay: Any) -> Any:
     return placed
 
 
-def _with_inner(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    inner = inner_optimizer(optimizer)
-    return [optimizer] if inner is optimizer else [optimizer, inner]
-
-
 def _place_own_slots(optimizer: Any) -> None:
     """Moves an optimizer's own slots. Keras keeps them in lists with the length and order of its variables."""
-    variables = trained_variables(optimizer)
+    variables = optimizers.trained_variables(optimizer)
     placed = set()
     for slots in vars(optimizer).values():
         if slots is variables or not isinstance(slots, list) or len(slots) != len(variables):
@@ -280,16 +252,11 @@ def _place_own_slots(optimizer: Any) -> None:
             if isinstance(slot, keras.Variable) and tf.as_dtype(slot.dtype).is_floating:
                 move(slot, variable.value.device)
                 placed.add(id(slot))
-    astray = [slot.path for slot in own_variables(optimizer) if slot.ndim > 0 and id(slot) not in placed]
+    astray = [slot.path for slot in optimizers.own_variables(optimizer) if slot.ndim > 0 and id(slot) not in placed]
     if astray:
         raise UnsupportedModelError(
             "Every slot of the optimizer must belong to one variable, to be moved to its device. Received: "
             f"optimizer={type(optimizer).__name__} with {astray}. Use one of Keras' own, such as Adam or SGD."
         )
     # The optimizer finds a variable's slots by the identity of its tf.Variable, which `move` replaced.
-    find_slots_anew(optimizer)
-
-
-def _same_device(one: str, other: str) -> bool:
-    first, second = (tf.DeviceSpec.from_string(name) for name in (one, other))
-    return (first.device_type, first.device_index) == (second.device_type, second.device_index)
+    optimizers.find_slots_anew(optimizer)

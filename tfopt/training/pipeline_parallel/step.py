@@ -28,7 +28,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.compat.layers import standardize_inputs
+from tfopt.compat.layers import calls_in_order, standardize_inputs
 from tfopt.compat.trainer import loss_of
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.training.losses import Part, compute_loss, counts_of, visible_reductions
@@ -38,21 +38,18 @@ from tfopt.training.pipeline_parallel.passes import (
     StageCall,
     Sums,
     Values,
+    differentiable,
     entering,
     micro_batches_of,
-    watch,
 )
 from tfopt.training.pipeline_parallel.stages import (
     Placement,
-    activation_bytes,
     cut,
     functional_form,
     move,
-    nodes_of,
-    parameter_bytes,
     place_slots,
+    placement,
     updates_in_place,
-    variables_of,
 )
 
 
@@ -82,26 +79,13 @@ def split(
     """
     names = _devices(devices)
     graph = functional_form(model)
-    parts = cut(nodes_of(graph), len(names), cuts, batch_size)
-    records = [
-        Placement(
-            device=device,
-            layers=tuple(dict.fromkeys(node.operation.name for node in part)),
-            parameter_bytes=parameter_bytes(variables_of(part)),
-            activation_bytes=activation_bytes(part, batch_size),
-        )
-        for device, part in zip(names, parts, strict=True)
-    ]
+    parts = cut(calls_in_order(graph), len(names), cuts, batch_size)
+    records = [placement(device, part, batch_size) for device, part in zip(names, parts, strict=True)]
     return Stages(model, graph, records, parts)
 
 
 class Stages:
-    """A model in stages. `print(stages)` shows each stage's device, bytes and layers.
-
-    Attributes:
-        model: The model that was split.
-        records: The device, layers and bytes of each stage.
-    """
+    """A model in stages. `print(stages)` shows each stage's device, bytes and layers, which are in its `records`."""
 
     def __init__(
         self, model: keras.Model, graph: keras.Model, records: Sequence[Placement], parts: Sequence[list[Any]]
@@ -131,16 +115,7 @@ class Stages:
                 move(variable, record.device)
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Builds an optimizer if it is not built yet, and moves its slots to the devices of their variables.
-
-        Step counter, learning rate and loss scale stay on their device.
-
-        Args:
-            optimizer: The optimizer of the model's trainable variables. The inner optimizer of a LossScaleOptimizer is
-                placed too.
-        Raises:
-            UnsupportedModelError: The optimizer has a slot of which the variable is unknown.
-        """
+        """Moves the slots of the model's optimizer. Step counter, learning rate and loss scale stay on their device."""
         place_slots(optimizer, self.model.trainable_variables)
 
     def apply_gradients(self, optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any]) -> None:
@@ -159,13 +134,11 @@ class Stages:
     def forward_backward(
         self, x: Any, y: Any, sample_weight: Any = None, *, micro_batches: int = 1
     ) -> tuple[tf.Tensor, Any, list[Any]]:
-        """Runs a batch in micro-batches, forward and backward.
+        """Runs a batch in micro-batches, forward and backward. With more of them, devices are idle for less time.
 
-        Args:
-            x, y, sample_weight: A batch as in Keras' train step. If micro_batches does not divide its size, the
-                micro-batches differ by one example. A micro-batch without examples repeats one, with weight zero; but
-                BatchNorm counts it.
-            micro_batches: The number of parts of the batch. With more parts, devices are idle for less time.
+        If micro_batches does not divide the size of the batch, the micro-batches differ by one example. One without
+        examples repeats one, with weight zero; but BatchNorm counts it.
+
         Returns: the loss; the outputs for the whole batch; and for each of model.trainable_variables, on its device,
             the gradient of the loss as the model's optimizer scales it, or None.
         Raises:
@@ -232,7 +205,7 @@ class Stages:
             regularized = [variable for variable in self.model.trainable_variables if variable.regularizer is not None]
             sources = [*copies, *added, *regularized]
             with tf.GradientTape() as tape:
-                watch(tape, [*copies, *added])
+                tape.watch([tensor for tensor in [*copies, *added] if differentiable(tensor)])
                 loss = compute_loss(
                     self.model,
                     x=x,

@@ -21,13 +21,7 @@ from tfopt.training.plan import Plan, augments_in_pipeline
 
 
 class StepAugmentation:
-    """The augmentation of the batches of one model.
-
-    Args:
-        augmentation: The augmentation.
-        model: A compiled model. Its optimizer counts the steps.
-        seed: Seed of the random numbers.
-    """
+    """The augmentation of the batches of one compiled model, whose optimizer counts the steps."""
 
     def __init__(self, augmentation: Augmentation, model: keras.Model, seed: int) -> None:
         self._augmentation = augmentation

@@ -18,10 +18,6 @@ from tfopt.errors import ConfigError
 class MethodCall:
     """A call to a method of keras.Model, or to its override in the model's class.
 
-    Args:
-        model: The model.
-        name: The name of the method.
-        args, kwargs: The caller's arguments.
     Raises:
         TypeError: The method does not accept these arguments.
     Example:
@@ -80,11 +76,8 @@ class MethodCall:
 def compile_arguments(model: keras.Model, given: dict[str, Any], of_plan: dict[str, Any]) -> dict[str, Any]:
     """Returns what is passed to a model's `compile`. An own one receives what it takes, and its defaults stay.
 
-    Args:
-        model: The model.
-        given: The caller's arguments; None was not given.
-        of_plan: The settings of the plan. They can be set on a compiled model, so it does not matter if they are left
-            out.
+    Of the caller's arguments, None was not given. The settings of the plan may be left out: they can be set later.
+
     Raises:
         ConfigError: The own `compile` lacks an argument, or takes none of that name.
     Example:

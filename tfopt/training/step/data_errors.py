@@ -39,10 +39,8 @@ _COLORS = re.compile(r"\x1b\[\d*m")
 def explained(error: tf.errors.OpError, class_weight: Any, checkpoint: str) -> TfoptError | None:
     """Returns the error of a `fit` that says what is wrong with its data, or None if that is not what failed.
 
-    Args:
-        error: TensorFlow's error.
-        class_weight: The argument of `fit`.
-        checkpoint: The sentence about the newest checkpoint.
+    `class_weight` is the argument of `fit`, and `checkpoint` a sentence about the newest checkpoint.
+
     Example:
         >>> text = "Iterator::Root::Map: indices[3] = 2 is not in [0, 2) [[{{node GatherV2}}]]"
         >>> print(explained(tf.errors.InvalidArgumentError(None, None, text), {0: 1.0, 1: 2.0}, ""))
@@ -99,10 +97,7 @@ def _of_python(text: str) -> str:
 def explain_specs(error: Exception, model: keras.Model, batch: tuple[Any, Any, Any]) -> ConfigError | None:
     """Returns the error for a model that cannot be built for batches of some specs; None if its own code failed.
 
-    Args:
-        error: What Keras raised as it built the model, its losses and its metrics.
-        model: The model.
-        batch: The specs of x, y and sample_weight.
+    `error` is what Keras raised as it built the model, its losses and its metrics for specs of x, y and sample_weight.
     """
     if not isinstance(error, ValueError | KeyError | TypeError) or not _is_of_keras(error):
         return None
@@ -119,7 +114,8 @@ def explain_specs(error: Exception, model: keras.Model, batch: tuple[Any, Any, A
         )
     words = _COLORS.sub("", str(error)).split("Arguments received by")[0]
     lines = [line.strip() for line in words.splitlines() if line.strip() and "Exception encountered" not in line]
-    of_model = f"{_shapes(_inputs(model)) or 'unknown'} and outputs {_shapes(_outputs(model)) or 'unknown'}"
+    of_model = f"{_shapes(getattr(model, 'inputs', None) or []) or 'unknown'} and outputs "
+    of_model += _shapes(_outputs(model)) or "unknown"
     return ConfigError(
         "Batches must fit the model, its losses and its metrics. Received: "
         f"inputs {_shapes(x)} and labels {_shapes(y) or 'none'}, for a model with inputs {of_model} "
@@ -130,7 +126,11 @@ def explain_specs(error: Exception, model: keras.Model, batch: tuple[Any, Any, A
 def _of_values(text: str) -> ConfigError | None:
     """Returns the error for a class number or an id that is too large, as a processor finds it; None for others."""
     if (label := _LABEL.search(text)) is not None:
-        return _out_of_range(int(label[1]), int(label[2]))
+        number, classes = int(label[1]), int(label[2])
+        return ConfigError(
+            f"Labels must be class numbers, from 0 to {classes - 1} for {classes} outputs. Received: {number}. "
+            "Correct them, or give the last layer more units; ignore_class of a loss leaves one class number out."
+        )
     if (index := _INDEX.search(text)) is not None:
         return ConfigError(
             f"Ids must be less than the number of rows that they are looked up in, and not negative. Received: "
@@ -151,22 +151,12 @@ def find_label_out_of_range(model: keras.Model, labels: Iterable[Any]) -> str | 
     if len(outputs) != 1 or "sparse_categorical_crossentropy" not in name:
         return None
     classes, ignored = outputs[0].shape[-1], getattr(loss, "ignore_class", None)
-    for each in labels:
-        values = np.asarray(each)
-        if values.size and values.dtype.kind in "iuf" and classes:
+    for values in map(np.asarray, labels):
+        if values.dtype.kind in "iuf" and classes:
             wrong = values[((values < 0) | (values >= classes)) & (values != ignored)]
             if wrong.size:
-                return (
-                    f"the label {wrong.ravel()[0]:g} is not a class number of the model, which are 0 to {classes - 1}"
-                )
+                return f"the label {wrong[0]:g} is not a class number of the model, which are 0 to {classes - 1}"
     return None
-
-
-def _out_of_range(label: int, classes: int) -> ConfigError:
-    return ConfigError(
-        f"Labels must be class numbers, from 0 to {classes - 1} for {classes} outputs. Received: {label}. "
-        "Correct them, or give the last layer more units; ignore_class of a loss leaves one class number out."
-    )
 
 
 def _is_of_keras(error: Exception) -> bool:
@@ -174,10 +164,6 @@ def _is_of_keras(error: Exception) -> bool:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     name = frames[-1].f_globals.get("__name__", "") if frames else ""
     return name.split(".")[0] in ("keras", "tensorflow", "optree")
-
-
-def _inputs(model: keras.Model) -> list[Any]:
-    return keras.tree.flatten(getattr(model, "inputs", None) or [])
 
 
 def _outputs(model: keras.Model) -> list[Any]:

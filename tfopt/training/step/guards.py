@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import TrainingError
-from tfopt.training.checkpointing.resume import Resume
+from tfopt.training.checkpointing.checkpoints import Checkpoints
 from tfopt.training.distributed.cluster import lost_worker
 from tfopt.training.memory import out_of_memory_message
 from tfopt.training.plan import Plan
@@ -29,21 +29,15 @@ BATCHES_TO_SEARCH = 100_000  # a dataset may repeat without end
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """The settings by which every `fit` of a model is watched.
-
-    Attributes:
-        plan: The plan of the training.
-        resume: The checkpoints; None without them.
-        explains: Whether errors of Keras and TensorFlow become errors that say what to do.
-    """
+    """The settings by which every `fit` of a model is watched."""
 
     plan: Plan
-    resume: Resume | None
-    explains: bool
+    checkpoints: Checkpoints | None
+    explains: bool  # whether errors of Keras and TensorFlow become errors that say what to do
 
-    def last_checkpoint(self) -> str | None:
+    def newest_checkpoint(self) -> str | None:
         """Returns the newest checkpoint in words, or None."""
-        return None if self.resume is None else self.resume.last_checkpoint()
+        return None if self.checkpoints is None else self.checkpoints.newest()
 
     @contextlib.contextmanager
     def explaining(self, class_weight: Any = None) -> Iterator[None]:
@@ -67,25 +61,19 @@ class Guard:
                 raise TrainingError(
                     f"Another worker ended or cannot be reached: {_line_about_worker(error)} "
                     "Read that worker's log, then start all workers again. They go on from "
-                    f"{self.last_checkpoint() or 'the beginning, because there is no checkpoint'}."
+                    f"{self.newest_checkpoint() or 'the beginning, because there is no checkpoint'}."
                 ) from error
-            if (found := explained(error, class_weight, self._newest_checkpoint())) is not None:
+            newest = self.newest_checkpoint()
+            resuming = f"Training goes on from {newest}." if newest else "There is no checkpoint to go on from."
+            if (found := explained(error, class_weight, resuming)) is not None:
                 raise found from error
             raise
 
-    def _newest_checkpoint(self) -> str:
-        newest = self.last_checkpoint()
-        return f"Training goes on from {newest}." if newest else "There is no checkpoint to go on from."
-
 
 class Watch:
-    """Checks the losses and the weights of one `fit`.
+    """Checks the losses and the weights of one `fit`, whose `x` and `y` are its data.
 
-    Args:
-        guard: The settings.
-        model: The model that is trained.
-        data: The arguments `x` and `y` of `fit`.
-        ledger: Receives each change of the loss scale.
+    The ledger receives each change of the loss scale.
     """
 
     def __init__(self, guard: Guard, model: keras.Model, data: tuple[Any, ...], ledger: Ledger) -> None:
@@ -105,11 +93,7 @@ class Watch:
             self.check()
 
     def check(self) -> None:
-        """Checks the losses noted since the last check.
-
-        Raises:
-            TrainingError: A loss is not finite.
-        """
+        """Checks the losses noted since the last check. Raises TrainingError if one is not finite."""
         unchecked, self._unchecked = self._unchecked, []
         scale = loss_scale(self._model.optimizer)
         if unchecked and scale is not None and self._scale is not None and scale != self._scale:
@@ -125,11 +109,7 @@ class Watch:
                 raise TrainingError(f"The loss must be finite. Received: loss={loss} in {where}. {self._advice()}")
 
     def check_state(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Checks the losses, and the weights that are to be saved: a relu can hide a NaN from the loss.
-
-        Raises:
-            TrainingError: A loss or a weight is not finite.
-        """
+        """Checks the losses, and the weights that are to be saved: a relu can hide a NaN from the loss."""
         self.check()
         found = sum(_count_not_finite(values) for name, values in arrays.items() if name.startswith("model/"))
         if found and self._guard.plan.config.stop_on_nan:
@@ -140,10 +120,9 @@ class Watch:
 
     def _advice(self) -> str:
         """Returns the likely cause with its remedy, and the newest checkpoint."""
-        newest = self._guard.last_checkpoint()
-        if newest:
-            return f"{self._cause()} The last good checkpoint is {newest}."
-        return f"{self._cause()} There is no checkpoint. Set checkpoint_dir to save some."
+        newest = self._guard.newest_checkpoint()
+        last = f"The last good checkpoint is {newest}." if newest else None
+        return f"{self._cause()} {last or 'There is no checkpoint. Set checkpoint_dir to save some.'}"
 
     def _cause(self) -> str:
         found = _not_finite_in(self._data)
@@ -184,16 +163,13 @@ def loss_scale(optimizer: Any) -> float | None:
 
 
 def check_weights(model: keras.Model, fit: str, data: tf.data.Dataset) -> None:
-    """Checks the weights at the end of a fit: a relu can hide a NaN from the loss.
+    """Checks the weights at the end of a fit, by its name: a relu can hide a NaN from the loss.
 
-    Args:
-        model: The model.
-        fit: Name of the fit, for the error.
-        data: Batches that it was trained on, in which the cause is looked for.
     Raises:
-        TrainingError: A weight is not finite.
+        TrainingError: A weight is not finite. The cause is looked for in the data, batches that it was trained on.
     """
-    wrong = [weight for weight in model.weights if not _is_finite(weight)]
+    floats = [weight for weight in model.weights if keras.backend.is_float_dtype(weight.dtype)]
+    wrong = [each for each in floats if not np.isfinite(np.asarray(keras.ops.cast(each, "float32"))).all()]
     if wrong:
         found = _not_finite_in((data,))
         cause = f"Likely cause: {found}. Clean the data." if found else "Lower the learning rate, or clip gradients."
@@ -201,12 +177,6 @@ def check_weights(model: keras.Model, fit: str, data: tf.data.Dataset) -> None:
             f"Weights must be finite at the end of a fit. Received: {wrong[0].path!r}, the first of {len(wrong)} "
             f"that are not, after the fit {fit!r}. {cause}"
         )
-
-
-def _is_finite(weight: keras.Variable) -> bool:
-    if not keras.backend.is_float_dtype(weight.dtype):
-        return True
-    return bool(np.isfinite(keras.ops.convert_to_numpy(keras.ops.cast(weight, "float32"))).all())
 
 
 def _not_finite_in(data: tuple[Any, ...]) -> str | None:

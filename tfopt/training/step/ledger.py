@@ -20,29 +20,18 @@ STORM = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Build(Record):
-    """One trace of the step's Python code into a graph, or one compilation of it by XLA.
+    """One trace of the step's Python code into a graph, or one compilation of it by XLA."""
 
-    Attributes:
-        kind: "trace" or "compilation".
-        shapes: The input shapes that caused it.
-        seconds: How long it took, or None if unknown. For a compilation: the time of the call without its traces.
-    """
-
-    kind: str
-    shapes: str
-    seconds: float | None = None
+    kind: str  # "trace" or "compilation"
+    shapes: str  # of the inputs that caused it
+    seconds: float | None = None  # None if unknown; for a compilation, the time of the call without its traces
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossScale(Record):
-    """A change of the dynamic loss scale.
+    """A change of the dynamic loss scale. It falls after gradients overflowed; such a step changes no weights."""
 
-    Attributes:
-        step: The step after which the change was read.
-        before, after: The scale. It falls after gradients overflowed; such a step changes no weights.
-    """
-
-    step: int
+    step: int  # after which the change was read
     before: float
     after: float
 
@@ -99,11 +88,8 @@ class Ledger:
             taken = (seconds - self._trace_seconds) / len(self._new_shapes)
             self._compilations.append((shapes, taken))
             self.builds.append(Build(kind="compilation", shapes=shapes, seconds=max(taken, 0.0)))
-            self._warn_of_storm(
-                "compilation",
-                "compiled",
-                "set drop_remainder=True, pad the inputs to one shape, or to a few (bucketing)",
-            )
+            remedy = "set drop_remainder=True, pad the inputs to one shape, or to a few (bucketing)"
+            self._warn_of_storm("compilation", "compiled", remedy)
         if not building and steps:
             self._calls.append(seconds / steps)
         self._new_shapes, self._trace_seconds = [], 0.0
@@ -139,10 +125,9 @@ class Ledger:
 
     def __str__(self) -> str:
         traces, compilations = self.of_kind("trace"), self.of_kind("compilation")
-        first = (
-            f"{_count(len(traces), 'trace')}, {self.trace_seconds:.2f} s; {_count(len(compilations), 'compilation')}"
-        )
-        lines = [f"{first}, {self.compile_seconds:.2f} s" if compilations else first]
+        of_compilations = f", {self.compile_seconds:.2f} s" if compilations else ""
+        lines = [f"{_count(traces, 'trace')}, {self.trace_seconds:.2f} s; {_count(compilations, 'compilation')}"]
+        lines[0] += of_compilations
         lines += [f"  compiled for {build.shapes}" for build in compilations]
         if self.resumed_from:
             lines.append(f"resumed after step {self.resumed_from}")
@@ -152,9 +137,7 @@ class Ledger:
             lines.append(f"one step per call, because {self.one_by_one} acts on each batch")
         if self.step_time_ms is not None:
             lines.append(f"{self.step_time_ms:.2f} ms per step after the first call")
-        lines += [
-            f"loss scale {event.before:g} -> {event.after:g} after step {event.step}" for event in self.loss_scales
-        ]
+        lines += [f"loss scale {each.before:g} -> {each.after:g} after step {each.step}" for each in self.loss_scales]
         return "\n".join(lines)
 
     def _warn_of_storm(self, kind: str, word: str, remedy: str) -> None:
@@ -169,8 +152,8 @@ class Ledger:
         )
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def _count(builds: Sequence[Build], noun: str) -> str:
+    return f"{len(builds)} {noun}{'' if len(builds) == 1 else 's'}"
 
 
 def ledger(model: keras.Model) -> Ledger:
@@ -195,5 +178,4 @@ def ledger(model: keras.Model) -> Ledger:
             f"model must be trained by tfopt's step. Received: {getattr(model, 'name', model)!r}, which is not. "
             "Compile it with tfopt.compile."
         )
-    own: Ledger = found.ledger
-    return own
+    return found.ledger

@@ -18,34 +18,31 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.compat.replace import first_callback, steps_per_execution, unwrap, wrap
+from tfopt.compat.replace import first_callback, replaced, steps_per_execution, unwrap, wrap
 from tfopt.compat.trainer import BUILD, check_fit, compile_config, element_spec, loss_calls, symbolic_build
 from tfopt.data.epoch_order import UNCONTROLLED
 from tfopt.errors import UnsupportedModelError, warn
-from tfopt.training.checkpointing.resume import Resume
+from tfopt.training.checkpointing.checkpoints import Checkpoints
 from tfopt.training.distributed.strategy import is_multi_worker
 from tfopt.training.distributed.whole_batch import check_losses
 from tfopt.training.memory import tensor_float_32_scope
 from tfopt.training.plan import Plan
 from tfopt.training.step.calls import MethodCall
 from tfopt.training.step.data_errors import explain_specs
-from tfopt.training.step.execution import Execution, Executions, loss_is_finite, of_one_replica
-from tfopt.training.step.fit import FitCallback
+from tfopt.training.step.fit_callback import FitCallback, per_batch_callback
 from tfopt.training.step.guards import Guard, Watch
 from tfopt.training.step.ledger import ATTRIBUTE, Ledger
-from tfopt.training.step.per_batch import per_batch_callback
 from tfopt.training.step.step import KerasStep, Step
+from tfopt.training.step.step_runner import CallSizes, StepRunner, loss_is_finite, of_one_replica
 from tfopt.training.xla import compilation_cause, compilation_failed
 
 METHODS = ("fit", "evaluate", "predict", "make_train_function", "make_test_function", BUILD)
 
 
 class Runtime:
-    """Trains and evaluates a model from `tfopt.compile` until it is compiled anew.
+    """Trains and evaluates a compiled model until it is compiled anew.
 
     Args:
-        model: A compiled Keras model.
-        plan: The plan of the training.
         make_step: Makes the step, with XLA or without.
         jit_compile: Whether to begin with XLA.
         explains: Whether errors of Keras and TensorFlow become errors that say what to do.
@@ -68,15 +65,15 @@ class Runtime:
         self._step = make_step(jit_compile)
         self._spec: Any = None  # of the last batch that the model was built for
         self._plan = plan
-        self._resume = Resume(plan.config, model.distribute_strategy) if plan.config.checkpoint_dir else None
-        self._guard = Guard(plan=plan, resume=self._resume, explains=explains)
+        checkpoints = Checkpoints(plan.config, model.distribute_strategy) if plan.config.checkpoint_dir else None
+        self._guard = Guard(plan=plan, checkpoints=checkpoints, explains=explains)
         self._when_built = when_built
         self._strategy = model.distribute_strategy
         self._compiled = compile_config(model)
         self._fit: FitCallback | None = None  # the `fit` that is running
-        self._evaluation: Executions | None = None  # the steps of the `evaluate` that is running
-        # The steps of the loop that Keras prepares: made with its iterator, taken with the function that it asks for.
-        self._prepared: Executions | None = None
+        self._evaluation: CallSizes | None = None  # of the `evaluate` that is running
+        # Of the loop that Keras prepares: made with its iterator, taken with the function that it asks for.
+        self._prepared: CallSizes | None = None
 
     def install(self) -> None:
         """Sets the methods on the model."""
@@ -100,12 +97,11 @@ class Runtime:
             scopes.callback(setattr, self, "_fit", None)
             scopes.callback(self._plan.epoch.assign, UNCONTROLLED)
             scopes.enter_context(tensor_float_32_scope(self._plan.tensor_float_32))
-            data = call.get("x"), call.get("y")
             scopes.enter_context(self._guard.explaining(call.get("class_weight")))
-            watch = Watch(self._guard, self.model, data, self.ledger)
+            watch = Watch(self._guard, self.model, (call.get("x"), call.get("y")), self.ledger)
             checkpoints = None
-            if self._resume is not None:
-                checkpoints = scopes.enter_context(self._resume.around_fit(self.model, watch.check_state))
+            if self._guard.checkpoints is not None:
+                checkpoints = scopes.enter_context(self._guard.checkpoints.around_fit(self.model, watch.check_state))
             given = call.get("callbacks")
             fit = self._fit = FitCallback(
                 given,
@@ -123,8 +119,7 @@ class Runtime:
             fit.finish()
             return history
 
-    @contextlib.contextmanager
-    def _singly(self, callbacks: Any, call: MethodCall) -> Iterator[None]:
+    def _singly(self, callbacks: Any, call: MethodCall) -> contextlib.AbstractContextManager[None]:
         """Runs one step per call where a callback acts on each batch, as a learning rate for each batch does.
 
         Workers keep the plan's steps: they run calls of one size, and their callbacks may differ.
@@ -138,31 +133,17 @@ class Runtime:
             validates = call.get("validation_data") is not None or bool(call.get("validation_split"))
             callback = per_batch_callback(callbacks, validates=validates)
         self.ledger.one_by_one = callback
-        before = self.model.steps_per_execution
-        if callback is None or before == 1:
-            yield
-            return
-        self._set_steps(1)
-        try:
-            yield
-        finally:
-            self._set_steps(before)
-
-    def _set_steps(self, steps: int) -> None:
-        """Sets the steps per call. Functions that Keras made for another number are made anew."""
-        self.model.steps_per_execution, self.model.predict_function = steps, None
-        if "make_test_function" not in vars(self.model):
-            self.model.test_function = None
+        if callback is None:
+            return contextlib.nullcontext()
+        of_keras = () if "make_test_function" in vars(self.model) else ("test_function",)
+        return steps_per_execution(self.model, 1, "predict_function", *of_keras)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         call = MethodCall(self.model, "evaluate", args, kwargs)
         is_own = "make_test_function" not in vars(self.model)
-        try:
-            dividing = self._dividing(call.get("steps"), "test_function") if is_own else contextlib.nullcontext()
-            with dividing, self._guard.explaining():
-                return call.run()
-        finally:
-            self._evaluation = None
+        dividing = self._dividing(call.get("steps"), "test_function") if is_own else contextlib.nullcontext()
+        with dividing, self._guard.explaining(), replaced(self, _evaluation=None):
+            return call.run()
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         call = MethodCall(self.model, "predict", args, kwargs)
@@ -178,30 +159,36 @@ class Runtime:
         return steps_per_execution(self.model, max(size for size in sizes if not steps or steps % size == 0), function)
 
     def build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Builds metrics and optimizer. Keras would build them in the traced step, which fails inside loops."""
-        self._prepared = None
-        if isinstance(self._step, KerasStep):  # it may read a batch, and the order of the data depends on that
+        """Builds what Keras builds when it has its iterator, or a single batch, and prepares the calls of the loop."""
+        own = isinstance(self._step, Step)
+        if not own:  # Keras may read a batch, and the order of the data depends on that
             getattr(type(self.model), BUILD)(self.model, iterator=iterator, data_batch=data_batch)
-        if iterator is not None:
-            # Workers may have data of different lengths, and must run executions of the same size. So the data decides
-            # where their epoch ends, unless steps_per_epoch does.
-            total = iterator.steps_per_epoch if is_multi_worker(self._strategy) else iterator.num_batches
-            self._prepared = Executions(iterator, self.model.steps_per_execution, total)
-            data_batch = keras.tree.map_structure(of_one_replica, element_spec(iterator))
-        elif data_batch is not None:
-            data_batch = keras.tree.map_structure(
-                lambda item: None if item is None else tf.convert_to_tensor(item), data_batch
-            )
-        if isinstance(self._step, KerasStep):
-            return
+        self._prepared = None if iterator is None else self._call_sizes(iterator)
+        batch = _as_one_replica_sees(iterator, data_batch)
+        if own:
+            self._build_for(batch)
+
+    def _call_sizes(self, iterator: Any) -> CallSizes:
+        # Workers may have data of different lengths, and must make calls of the same size. So the data decides where
+        # their epoch ends, unless steps_per_epoch does.
+        total = iterator.steps_per_epoch if is_multi_worker(self._strategy) else iterator.num_batches
+        return CallSizes(iterator, self.model.steps_per_execution, total)
+
+    def _build_for(self, batch: Any) -> None:
+        """Builds metrics and optimizer: Keras would build them in the traced step, which fails inside loops.
+
+        Refuses losses that are functions of the whole batch, where the step divides it.
+        """
+        step = self._step
+        assert isinstance(step, Step)
         with self._strategy.scope():
-            spec = self._spec = self._step.spec(data_batch)
+            spec = self._spec = step.spec(batch)
             with loss_calls() as calls, self._explaining():
                 symbolic_build(self.model, spec)
-            if self._step.division:
-                check_losses(calls, self._step.division)
+            if step.divided:
+                check_losses(calls, step.divided)
             if spec is not None:
-                self._step.prepare(spec)
+                step.prepare(spec)
             if self.model.optimizer is not None and not self.model.optimizer.built:
                 self.model.optimizer.build(self.model.trainable_variables)
 
@@ -221,7 +208,7 @@ class Runtime:
     def make_train_function(self, force: bool = False) -> None:
         prepared, self._prepared = self._prepared, None
         if self._fit is not None and prepared is not None:  # None: a callback trains on a single batch
-            self._fit.executions = prepared
+            self._fit.call_sizes = prepared
         if self.model.train_function is None or force:
             if self._when_built is not None:
                 self._when_built()
@@ -234,18 +221,22 @@ class Runtime:
             self.model.test_function = self._test_function()
 
     def _train_function(self) -> Callable[[Any], dict[str, Any]]:
-        execute = self._execution(self._step.train, self.ledger)
+        runner = self._runner(self._step.train, self.ledger)
         probed = False
 
         def train(iterator: Any) -> dict[str, Any]:
-            nonlocal execute, probed
+            nonlocal runner, probed
             if not _is_of_tensorflow(iterator):  # train_on_batch
-                return execute.on_batch(next(iterator))
+                return runner.on_batch(next(iterator))
             fit = self._fit
             if fit is not None and not fit.has_begun:
-                raise self._callbacks_are_missing()
-            executions = None if fit is None else fit.executions
-            count = self._size(executions)
+                raise UnsupportedModelError(
+                    "fit must pass its callbacks to Keras' fit, because tfopt adds one that orders the data of an "
+                    f"epoch and saves checkpoints. Received: {self.model.name!r}, whose class "
+                    f"{type(self.model).__name__} overrides fit. Let it take **kwargs, and call super().fit with them."
+                )
+            sizes = None if fit is None else fit.call_sizes
+            count = self.model.steps_per_execution if sizes is None else sizes.next()
             replayed = 0 if fit is None else fit.replay(iterator, count)
             count -= replayed
             if not count:
@@ -260,15 +251,15 @@ class Runtime:
                         return self.model.get_metrics_result()
                     raise
                 try:
-                    done, logs = execute.from_batch(batch, iterator, count, while_finite=while_finite)
+                    done, logs = runner.from_batch(batch, iterator, count, while_finite=while_finite)
                 except Exception as error:
                     if not compilation_failed(error):
                         raise
                     self._give_up_xla(error)
-                    execute = self._execution(self._step.train, self.ledger)
-                    done, logs = execute.from_batch(batch, iterator, count, while_finite=while_finite)
+                    runner = self._runner(self._step.train, self.ledger)
+                    done, logs = runner.from_batch(batch, iterator, count, while_finite=while_finite)
             else:
-                done, logs = execute.from_iterator(iterator, count, while_finite=while_finite)
+                done, logs = runner.from_iterator(iterator, count, while_finite=while_finite)
             probed = True
             steps = int(done)
             if not steps:
@@ -278,52 +269,38 @@ class Runtime:
             self.ledger.called(time.perf_counter() - begin, steps)
             if fit is not None:
                 fit.after(steps, logs)
-            if steps < count and executions is not None:
+            if steps < count and sizes is not None:
                 if while_finite and not loss_is_finite(logs):
-                    executions.stopped(count - steps)
+                    sizes.stopped(count - steps)
                 else:
-                    executions.data_ended()
+                    sizes.data_ended()
             return logs
 
         return train
 
     def _test_function(self) -> Callable[[Any], dict[str, Any]]:
-        execute = self._execution(self._step.test, None)
+        runner = self._runner(self._step.test, None)
 
         def evaluate(iterator: Any) -> dict[str, Any]:
             if not _is_of_tensorflow(iterator):  # test_on_batch
-                return execute.on_batch(next(iterator))
-            count = self._size(self._evaluation)
-            done, logs = execute.from_iterator(iterator, count)
+                return runner.on_batch(next(iterator))
+            sizes = self._evaluation
+            count = self.model.steps_per_execution if sizes is None else sizes.next()
+            done, logs = runner.from_iterator(iterator, count)
             if not int(done):
                 raise StopIteration
-            if int(done) < count and self._evaluation is not None:
-                self._evaluation.data_ended()
+            if int(done) < count and sizes is not None:
+                sizes.data_ended()
             return logs
 
         return evaluate
 
-    def next_steps(self) -> int:
-        """Number of steps of the next call of the training function."""
-        executions = None if self._fit is None else self._fit.executions
-        return int(self.model.steps_per_execution if executions is None else executions.iterator.steps_per_execution)
-
-    def _size(self, executions: Executions | None) -> int:
-        return self.model.steps_per_execution if executions is None else executions.next()
-
-    def _callbacks_are_missing(self) -> UnsupportedModelError:
-        return UnsupportedModelError(
-            "fit must pass its callbacks to Keras' fit, because tfopt adds one that orders the data of an epoch and "
-            f"saves checkpoints. Received: {self.model.name!r}, whose class {type(self.model).__name__} overrides fit. "
-            "Let it take **kwargs, and call super().fit with them."
-        )
-
-    def _execution(self, run: Callable[[Any], Any], ledger: Ledger | None) -> Execution:
+    def _runner(self, run: Callable[[Any], Any], ledger: Ledger | None) -> StepRunner:
         def explained(batch: Any) -> Any:
             with self._explaining():
                 return run(batch)
 
-        return Execution(self.model, explained, ledger, watch_shapes=self._step.jit_compile and ledger is not None)
+        return StepRunner(self.model, explained, ledger, watch_shapes=self._step.jit_compile and ledger is not None)
 
     def _give_up_xla(self, error: BaseException) -> None:
         cause = compilation_cause(error, self.model)
@@ -341,7 +318,7 @@ class Runtime:
         """Averages the variables that each replica updates by itself."""
         if isinstance(self._step, KerasStep) or not self._step.is_distributed:  # Keras leaves it to the strategy
             return lambda: None
-        return tf.function(functools.partial(self._step.synchronize))  # a partial: see Execution
+        return tf.function(functools.partial(self._step.synchronize))  # a partial: see StepRunner
 
 
 def hold_masks(model: keras.Model) -> None:
@@ -361,26 +338,22 @@ def uninstall(model: keras.Model) -> None:
 
 
 def next_steps(model: keras.Model) -> int:
-    """Returns how many batches the next call of a model's training function takes, if the epoch still has them.
-
-    Example:
-        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        >>> model.compile("sgd", "mse", steps_per_execution=4)
-        >>> next_steps(model)
-        4
-    """
-    runtime = getattr(model, ATTRIBUTE, None)
-    return int(model.steps_per_execution) if runtime is None else runtime.next_steps()
+    """Returns how many batches the next call of a model's training function takes, if the epoch still has them."""
+    fit: FitCallback | None = getattr(getattr(model, ATTRIBUTE, None), "_fit", None)
+    sizes = None if fit is None else fit.call_sizes
+    return int(model.steps_per_execution if sizes is None else sizes.iterator.steps_per_execution)
 
 
 def is_trained_by_tfopt(model: keras.Model) -> bool:
-    """Returns whether tfopt's step trains a model.
-
-    Example:
-        >>> is_trained_by_tfopt(keras.Sequential())
-        False
-    """
+    """Returns whether tfopt's step trains a model."""
     return getattr(model, ATTRIBUTE, None) is not None
+
+
+def _as_one_replica_sees(iterator: Any, data_batch: Any) -> Any:
+    """Returns the specs of the iterator's batches, or else the batch as tensors."""
+    if iterator is not None:
+        return keras.tree.map_structure(of_one_replica, element_spec(iterator))
+    return keras.tree.map_structure(lambda item: None if item is None else tf.convert_to_tensor(item), data_batch)
 
 
 def _is_of_tensorflow(iterator: Any) -> bool:

@@ -37,8 +37,7 @@ from tfopt.compat.layers import takes_training
 from tfopt.compat.optimizers import gradients_already_summed
 from tfopt.compat.trainer import built_under, loss_tracker, losses_not_scaled, symbolic_call
 from tfopt.training.checkpointing.state import differs_between_replicas
-from tfopt.training.distributed.whole_batch import division
-from tfopt.training.losses import Part, compute_loss, counts_of, visible_reductions
+from tfopt.training.losses import Part, compute_loss, counts_of, parts_in_words, visible_reductions
 from tfopt.training.pipeline_parallel.step import Stages
 from tfopt.training.step.augment import StepAugmentation
 
@@ -53,8 +52,7 @@ class Step:
         jit_compile: Whether XLA compiles the step.
         accumulate: The number of micro-batches of a step, which run one after the other.
         sparse_gradients: Whether the optimizer receives sparse gradients unchanged, instead of the sum of each row.
-        stages: The stages of a pipeline, if the model is split over devices.
-        micro_batches: The number of micro-batches of a pipeline, which run at the same time on different stages.
+        stages, micro_batches: The stages of a pipeline, and the micro-batches that run on them at the same time.
         augment: Changes the images of a batch before it is divided into micro-batches.
         output_losses_as_keras: Whether the losses of single outputs weigh batches as in Keras; see losses.py.
     """
@@ -84,7 +82,7 @@ class Step:
         # The places of the variables without a gradient. With run_eagerly, a replica without examples does not compute
         # gradients, so it reads this list. The first replica always has examples, and runs first.
         self._unused: list[int] = []
-        self.division = division(self._replicas, max(accumulate, micro_batches))
+        self.divided = parts_in_words(self._replicas, max(accumulate, micro_batches))
         # How many losses count some items only, in batches with or without labels and weights; see `prepare`.
         self._counting: dict[tuple[bool, bool], int] = {}
         # A strategy with one replica is distributed too: its variables differ from those of one device.
@@ -99,14 +97,13 @@ class Step:
         self._test_one_device = self._traced(self._test_on_replica, whole)
 
     def prepare(self, spec: Any) -> None:
-        """Finds out which losses count some items only, such as those under a mask.
+        """Finds out which losses count some items only, such as those under a mask, in a batch of some specs.
 
-        Args:
-            spec: The specs of a batch, whose model, losses and metrics are built.
+        The model, its losses and its metrics must be built.
         """
         batch = _unpack(keras.tree.map_structure(_symbolic, spec))
         # A pipeline sees the masks of all micro-batches before it computes the first loss.
-        if not self.division or self._stages is not None or _kind(*batch) in self._counting:
+        if not self.divided or self._stages is not None or _kind(*batch) in self._counting:
             return
         found: list[Any] = []
 
@@ -127,11 +124,11 @@ class Step:
 
     def test(self, data: Any) -> None:
         """Evaluates the model on one batch, distributed or not, and updates its metrics."""
-        if self.is_distributed:
-            with losses_not_scaled(), visible_reductions():
-                self._strategy.run(lambda data: self._test_on_replica(self._unchanged(data)), args=(data,))
-        else:
+        if not self.is_distributed:
             self._test_one_device(self._unchanged(data))
+            return
+        with losses_not_scaled(), visible_reductions():
+            self._strategy.run(lambda data: self._test_on_replica(self._unchanged(data)), args=(data,))
 
     def spec(self, batch: Any) -> Any:
         """Returns the specs of a batch as the model is trained on it."""
@@ -141,7 +138,7 @@ class Step:
         return self._traced(function, True) if jit_compile else function
 
     def _traced(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-        # A partial: see Execution in execution.py.
+        # A partial: see StepRunner.
         partial = functools.partial(tf.autograph.experimental.do_not_convert(function))
         traced = tf.function(partial, jit_compile=jit_compile or None, reduce_retracing=True)
         return lambda *args: (function if self._model.run_eagerly else traced)(*args)
@@ -276,7 +273,7 @@ class Step:
 
     def _parts_are_equal(self, x: Any) -> bool:
         """Returns whether all replicas surely have the same number of examples. Eagerly, a replica cannot know that."""
-        return not self._model.run_eagerly and _static_batch_size(x) is not None
+        return not self._model.run_eagerly and _first(x).shape[0] is not None
 
     def _forward_once(self, x: Any, y: Any, weight: Any, part: Part | None) -> tuple[Any, Any]:
         y_pred = self._call(x, training=False)
@@ -314,9 +311,6 @@ class KerasStep:
     on each replica. Where batches do not divide evenly, or gradients are clipped, the weights differ. So here each
     replica runs Keras' `train_step`; what is gained is that one call into TensorFlow runs several steps, which Keras
     cannot do under MirroredStrategy.
-
-    Args:
-        model: A compiled Keras model that was built under a strategy.
     """
 
     jit_compile = False  # as Keras under a strategy
@@ -335,10 +329,8 @@ class KerasStep:
 
     def _run(self, step: Callable[[Any], Any], data: Any) -> Any:
         logs = self._strategy.run(step, args=(keras.tree.map_structure(_or_none, data),))
-        return keras.tree.map_structure(self._mean_of_replicas, logs)
-
-    def _mean_of_replicas(self, value: Any) -> Any:
-        return tf.reduce_mean(self._strategy.experimental_local_results(value), axis=0)
+        of_replicas = self._strategy.experimental_local_results
+        return keras.tree.map_structure(lambda value: tf.reduce_mean(of_replicas(value), axis=0), logs)
 
 
 def _dense(gradient: Any) -> Any:
@@ -367,13 +359,12 @@ def _kind(x: Any, y: Any, weight: Any) -> tuple[bool, bool]:
     return y is None, weight is None
 
 
+def _first(x: Any) -> Any:
+    return next(item for item in keras.tree.flatten(x) if item is not None)
+
+
 def _batch_size(x: Any) -> Any:
-    return tf.shape(next(item for item in keras.tree.flatten(x) if item is not None))[0]
-
-
-def _static_batch_size(x: Any) -> int | None:
-    size: int | None = next(item for item in keras.tree.flatten(x) if item is not None).shape[0]
-    return size
+    return tf.shape(_first(x))[0]
 
 
 def _all_reduce(context: Any, gradients: Sequence[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Runs several training or test steps in one call into TensorFlow."""
+"""Runs several training or test steps in one call into TensorFlow, and sizes the calls of an epoch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,11 @@ from tfopt.compat.trainer import built_under
 from tfopt.training.step.ledger import Ledger
 
 
-class Execution:
-    """Runs the steps of an execution in one call into TensorFlow, and returns the metrics after them.
+class StepRunner:
+    """Runs several steps in one call into TensorFlow, and returns the metrics after them.
 
-    Args:
-        model: The model with the metrics and `steps_per_execution`.
-        run: Runs one step on a batch. Returns its logs, or None if they are the results of the metrics.
-        ledger: Records traces and, with `watch_shapes`, new input shapes.
-        watch_shapes: Whether XLA compiles the step again for each new shape.
+    `run` runs one step on a batch, and returns its logs, or None if they are the results of the metrics. The ledger
+    records traces and, with `watch_shapes`, the input shapes for each of which XLA compiles the step again.
     """
 
     def __init__(
@@ -41,17 +38,14 @@ class Execution:
     def from_iterator(self, iterator: Any, count: int, *, while_finite: bool = False) -> tuple[Any, dict[str, Any]]:
         """Runs up to `count` steps. Returns the number of steps that ran, and the metrics.
 
-        Args:
-            iterator: Gives the batches.
-            count: The number of steps.
-            while_finite: Whether the step whose loss is not finite is the last one.
+        With `while_finite`, the step whose loss is not finite is the last one.
+
         Raises:
             tf.errors.OutOfRangeError: The data has ended, and `steps_per_execution` is 1.
         """
         if self._model.steps_per_execution == 1:
             return 1, self._next(iterator)
-        done, logs = self._several(iterator, tf.constant(count), while_finite)
-        return done, logs
+        return self._several(iterator, tf.constant(count), while_finite)
 
     def from_batch(
         self, batch: Any, iterator: Any, count: int, *, while_finite: bool = False
@@ -99,8 +93,7 @@ class Execution:
         def side_by_side(done: tf.Tensor, more: tf.Tensor, batch: Any) -> tuple[tf.Tensor, tf.Tensor, Any]:
             # Requested before the step, so that it is loaded during the step. The last step requests no batch.
             following = tf.cond(done + 1 < count, iterator.get_next_as_optional, lambda: batch)
-            more = step(batch.get_value())
-            return done + 1, more, following
+            return done + 1, step(batch.get_value()), following
 
         with self._traced(iterator.element_spec):
             if built_under(self._model) is None:
@@ -149,33 +142,28 @@ class Execution:
             self._ledger.traced(shapes, time.perf_counter() - begin)
 
 
-class Executions:
-    """Divides the steps of an epoch into executions of one size, and a smaller last one for the remaining steps.
+class CallSizes:
+    """Divides the steps of an epoch into calls of one size, and a smaller last one for the remaining steps.
 
-    Keras' `fit` only runs executions of one size, and may run past the end of the epoch. Keras reads the size from its
-    iterator whenever it counts steps. So this class sets the size of the next execution there. Then the batch numbers
-    that callbacks receive are right as well.
-
-    Args:
-        iterator: Keras' iterator over the epochs of a `fit`, or over an `evaluate`.
-        size: The steps of an execution.
-        total: The steps of an epoch; None if the data decides where it ends.
+    Keras' `fit` only makes calls of one size, and may run past the end of the epoch. Keras reads the size from its
+    iterator whenever it counts steps. So this class sets the size of the next call there. Then the batch numbers that
+    callbacks receive are right as well.
     """
 
     def __init__(self, iterator: Any, size: int, total: int | None) -> None:
+        """Takes Keras' iterator of a `fit` or an `evaluate`; a total of None lets the data decide where it ends."""
         self.iterator = iterator
         self._size = size
         self._total = total
-        self._done = 0  # steps of this epoch
-        self._fit_next()
+        self.begin_epoch()
 
     def begin_epoch(self) -> None:
         """Starts to count from zero."""
-        self._done = 0
+        self._done = 0  # steps of this epoch
         self._fit_next()
 
     def next(self) -> int:
-        """Returns the number of steps of the next execution, and sets the size of the one after it."""
+        """Returns the number of steps of the next call, and sets the size of the one after it."""
         size: int = self.iterator.steps_per_execution
         self._done += size
         self._fit_next()
@@ -187,13 +175,13 @@ class Executions:
         return self._done - 1
 
     def stopped(self, missing: int) -> None:
-        """Tells that the last execution ended so many steps early, with data left."""
+        """Tells that the last call ended so many steps early, with data left."""
         self._done -= missing
 
     def data_ended(self) -> None:
-        """Tells Keras that the data ended within an execution.
+        """Tells Keras that the data ended within a call.
 
-        Keras would count the execution as complete. With `steps_per_epoch`, it would not warn that the epoch is too
+        Keras would count the call as complete. With `steps_per_epoch`, it would not warn that the epoch is too
         short. It would not start the data again for the next epoch either, which would have no steps and a loss of 0.
         """
         if self.iterator.steps_per_epoch:
