@@ -161,9 +161,8 @@ def _encode_rest(
 ) -> tuple[FrozenGraph, list[Change], Sequence[Change]]:
     """Stores the float32 weights of a graph in int8, except those of nodes that the quantization left out.
 
-    A pattern of `config.exclude` can match nothing, because the nodes that it names may be in int8.
-
-    Returns: The graph, the steps and the notes of the report.
+    A pattern of `config.exclude` can match nothing, because the nodes that it names may be in int8. Returns the graph,
+    and the steps and the notes of the report.
     """
     present = {node.name for node in graph.graph_def.node}
     named = [pattern for pattern in config.exclude if any(matches(name, (pattern,)) for name in present)]

@@ -154,12 +154,7 @@ def compare(
 ) -> tuple[float, float]:
     """Returns the largest and the relative difference between outputs and the recorded ones.
 
-    Args:
-        outputs: The outputs by name.
-        recorded: The manifest's record of each output.
-        first: Whether the manifest is of the first format.
-    Returns: The largest absolute difference among the recorded values, and the largest ratio of norms, which is that of
-        the recorded values or that of all values.
+    The relative one is the larger ratio of norms: of the recorded values, or of the sums, which cover all values.
     """
     values = np.concatenate([_values(outputs[name], first) for name in recorded])
     held = np.concatenate([np.asarray(record.values, np.float64) for record in recorded.values()])

@@ -32,9 +32,8 @@ def make_signatures(
 ) -> tuple[tf.Module, dict[str, Callable[..., Any]]]:
     """Returns the module to save, and a concrete function for each graph, by signature name.
 
-    Args:
-        graphs: Graphs with the same inputs and outputs. XLA compiles the graph named `XLA`.
-        in_variables: Whether the module holds the large constants as variables.
+    The graphs have the same inputs and outputs. XLA compiles the one named `XLA`. With `in_variables` the module holds
+    the large constants as variables.
     """
     module = tf.Module()
     module.tables = [table.held for graph in graphs.values() for table in graph.tables.values()]

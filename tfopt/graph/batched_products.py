@@ -20,12 +20,7 @@ PRODUCT = "BatchMatMulV2"
 
 
 def canonicalize_batched_products(editor: GraphEditor, outputs: frozenset[str]) -> None:
-    """Rewrites Einsums and batched products so that fewer tensors are transposed. Values change by rounding only.
-
-    Args:
-        editor: The graph.
-        outputs: Nodes whose values leave the graph.
-    """
+    """Rewrites Einsums and batched products so that fewer tensors are transposed. Values change by rounding only."""
     for name in editor.topological():
         if editor.nodes[name].op == "Einsum":
             _expand(editor, editor.nodes[name])

@@ -41,10 +41,8 @@ class _Image:
 def canonicalize_sequences(editor: GraphEditor, infer: Callable[[], Shapes], outputs: frozenset[str]) -> None:
     """Moves each Squeeze of an image to a sequence behind the elementwise nodes that follow it.
 
-    Args:
-        editor: The graph. Nodes keep their names. Unused nodes stay in the graph.
-        infer: Returns the shape of each tensor of the graph at the time of the call, as far as TensorFlow infers it.
-        outputs: Nodes whose values leave the graph.
+    Nodes keep their names, and unused ones stay. `infer` returns the shape of each tensor at the time of the call, as
+    far as TensorFlow infers it. The values of the nodes `outputs` leave the graph.
     """
     shapes = infer() if any(node.op == "Squeeze" for node in editor.nodes.values()) else {}
     images: dict[str, _Image] = {}
@@ -114,12 +112,7 @@ def _on_image(editor: GraphEditor, node: Any, images: dict[str, _Image]) -> _Ima
 
 
 def canonicalize_dilations(editor: GraphEditor, outputs: frozenset[str]) -> None:
-    """Rewrites dilated convolutions with constant paddings. They are constants if the image size is known.
-
-    Args:
-        editor: The graph. Nodes keep their names. Unused constants stay in the graph.
-        outputs: Nodes whose values leave the graph.
-    """
+    """Rewrites dilated convolutions with constant paddings. They are constants if the image size is known."""
     for name in editor.topological():
         if editor.nodes[name].op == "BatchToSpaceND":
             _dilate(editor, editor.nodes[name], outputs)

@@ -199,13 +199,9 @@ def _same_padding(editor: GraphEditor, node: Any, shape: tf.TensorShape) -> list
 
 
 def paddings_of(node: Any, input_shape: tf.TensorShape, kernel_size: Sequence[int]) -> np.ndarray | None:
-    """Returns how many zeros a convolution adds before and after each axis of its input.
+    """Returns how many zeros an NHWC convolution adds before and after each axis of its input, [4, 2].
 
-    Args:
-        node: A Conv2D or DepthwiseConv2dNative node, NHWC.
-        input_shape: The shape of its input. The rank may be unknown.
-        kernel_size: Height and width of its kernel.
-    Returns: An array [4, 2]; None if the numbers depend on a height or width that is open.
+    None if the numbers depend on a height or width that is open. The kernel size is its height and width.
     """
     padding = attribute(node, "padding").s
     if padding == b"EXPLICIT":

@@ -33,10 +33,7 @@ ELEMENTWISE = (
 def canonicalize_products(editor: GraphEditor, infer: Callable[[], Shapes], outputs: frozenset[str]) -> None:
     """Rewrites the products of a graph with constant matrices. Outputs of the graph keep their names.
 
-    Args:
-        editor: The graph.
-        infer: Returns the shape of each tensor of the graph at the time of the call, as far as TensorFlow infers it.
-        outputs: Nodes whose values leave the graph.
+    `infer` returns the shape of each tensor at the time of the call, as far as TensorFlow infers it.
     """
     sizes = Sizes(editor, infer())
     while _fix_sizes(editor, sizes):  # with fixed sizes TensorFlow infers more
@@ -222,14 +219,9 @@ def flatten_einsum(editor: GraphEditor, node: Any, sizes: Sizes) -> None:
 def _multiply(
     editor: GraphEditor, node: Any, source: str, matrix: np.ndarray, after: Sequence[Size], sizes: Sizes
 ) -> list[str] | None:
-    """Adds the product of a tensor's rows and a matrix. Returns it and the sizes to reshape it to, or None if unknown.
+    """Adds the product of a tensor's rows, which are its last axes, and a matrix, in place of `node`.
 
-    Args:
-        editor, sizes: The graph and its sizes.
-        node: The node that the product replaces.
-        source: The tensor. Its last axes are the rows.
-        matrix: The weights.
-        after: The sizes of the result.
+    Returns it and the sizes to reshape it to, which are `after`; None if those are unknown.
     """
     shape = sizes.for_reshape(after)
     if shape is None:
@@ -256,12 +248,7 @@ def _become_reshape(editor: GraphEditor, node: Any, inputs: Sequence[str]) -> No
 
 
 def read_shapes_early(sizes: Sizes, outputs: frozenset[str]) -> None:
-    """Rewrites nodes that need only the shape of their input, so that they read the tensors that define its sizes.
-
-    Args:
-        sizes: The sizes of the graph's tensors.
-        outputs: Nodes whose values leave the graph.
-    """
+    """Rewrites nodes that need only the shape of their input, so that they read the tensors that define its sizes."""
     editor = sizes.editor
     for name in editor.topological():
         node = editor.nodes[name]

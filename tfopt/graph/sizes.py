@@ -41,10 +41,6 @@ class Sizes:
     """The sizes of every tensor of a graph: numbers, or open sizes.
 
     Nodes may be added to the graph and rewritten later, if each keeps its value.
-
-    Args:
-        editor: The graph.
-        shapes: Each tensor's shape, as far as TensorFlow infers it.
     """
 
     def __init__(self, editor: GraphEditor, shapes: Shapes) -> None:

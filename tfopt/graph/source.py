@@ -175,11 +175,7 @@ def _name_inputs(specs: Any) -> list[tuple[str, Any]]:
 
 
 def load_keras(file: Path, trusted: bool) -> keras.Model:
-    """Returns the model of a .keras file.
-
-    Raises:
-        ArtifactError: The file is damaged, or it holds code and is not trusted.
-    """
+    """Returns the model of a .keras file. Raises ArtifactError if it is damaged, or holds code and is not trusted."""
     check_stored("A model", file)
     try:
         return keras.saving.load_model(file, compile=False, safe_mode=not trusted)

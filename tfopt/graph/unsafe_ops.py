@@ -78,10 +78,7 @@ def touched(node: Any) -> tuple[str, str] | None:
 def check_graph(graph_def: Any, name: str, *, trusted: bool = False) -> None:
     """Raises UnsupportedModelError if a model's graph, or a function that it calls, holds an unsafe op.
 
-    Args:
-        graph_def: The graph with its functions.
-        name: The model's name, for the error.
-        trusted: Whether only Python functions are refused. No artifact can hold these, whoever made the model.
+    Of a trusted model only Python functions are refused: no artifact can hold these, whoever made the model.
     """
     found = []
     for function, nodes in _bodies(graph_def):
@@ -93,12 +90,7 @@ def check_graph(graph_def: Any, name: str, *, trusted: bool = False) -> None:
 
 
 def refuse(found: Iterable[tuple[str, str, str]], model: str) -> None:
-    """Raises UnsupportedModelError if nodes were found.
-
-    Args:
-        found: The node, its op and what this touches, of each.
-        model: The model, as the error names it.
-    """
+    """Raises UnsupportedModelError if nodes were found; `found` has the node, its op and what this touches, of each."""
     found = list(dict.fromkeys(found))
     if not found:
         return

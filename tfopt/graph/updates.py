@@ -70,12 +70,7 @@ def drop_updates(graph_def: Any, outputs: Iterable[str], name: str) -> dict[str,
 
 
 class _Uses:
-    """The ops of a graph that use variables.
-
-    Attributes:
-        read: For each variable on which the outputs depend, an op that reads it.
-        updates: Each variable with an op that changes it.
-    """
+    """The ops that use variables: one that reads each variable on which the outputs depend, and each update."""
 
     def __init__(self, graph_def: Any) -> None:
         self.bodies = {function.signature.name: function for function in graph_def.library.function}

@@ -66,8 +66,7 @@ class QuantizedModel:
     def leaving_float(self, reasons: Mapping[str, str]) -> QuantizedModel:
         """Returns the same model with further nodes in float. The measured ranges stay.
 
-        Args:
-            reasons: The names of the nodes as in the report, each with the reason for the new report.
+        The names of the nodes are those of the report, each with the reason for the new report.
         """
         return annotated(self, {skip.name: skip.reason for skip in self.report.skipped} | dict(reasons))
 

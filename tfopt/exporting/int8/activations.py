@@ -53,9 +53,7 @@ class Quantized:
 class Activations:
     """Adds what quantized activations need: constants, conversions, and ops that move, pad, pool or join bytes.
 
-    Args:
-        editor: The graph.
-        unsigned: The fake-quantization nodes whose tensors must be unsigned bytes.
+    The tensors of the fake-quantization nodes in `unsigned` are unsigned bytes.
     """
 
     def __init__(self, editor: GraphEditor, unsigned: Collection[str]) -> None:
@@ -66,10 +64,7 @@ class Activations:
     def leaving(self, node: Any, *, never_negative: bool = False) -> Quantized:
         """Returns how the tensor of a fake-quantization node is stored. A kernel computes its values later.
 
-        Args:
-            node: The node.
-            never_negative: Whether the tensor is never negative. A signed range of 127 steps above zero then becomes an
-                unsigned range of 255 steps of the same size.
+        A signed range of 127 steps above zero becomes an unsigned one of 255 such steps if no value is negative.
         """
         span = range_of(node)
         if span.signed and never_negative:
@@ -142,13 +137,7 @@ class Activations:
         return self._move("PadV2", name, held, [sizes], Tpaddings=dtype_attr(tf.int32))
 
     def join(self, joint: Any, held: Quantized, parts: Sequence[Quantized]) -> Quantized:
-        """Concatenates or pools quantized tensors of one range.
-
-        Args:
-            joint: The float node, a ConcatV2 or an AvgPool.
-            held: Its result, without values yet.
-            parts: The tensors that it reads.
-        """
+        """Concatenates or pools (ConcatV2, AvgPool) quantized tensors of one range; `held` has no values yet."""
         name = f"{joint.name}/int8"
         if joint.op != "ConcatV2":
             return self._pool("QuantizedAvgPool", name, joint, replace(held, values=parts[0].values))

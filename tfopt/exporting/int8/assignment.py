@@ -70,15 +70,7 @@ class FlowNetwork:
 def fastest_assignment(
     quantized: QuantizedModel, editor: GraphEditor, fusions: Sequence[Fusion], table: TimeTable, feeds: Feeds
 ) -> list[bool]:
-    """Returns for each fusion whether it runs in int8 in the fastest assignment.
-
-    Args:
-        quantized: The model with everything quantized.
-        editor: An editor of its float graph.
-        fusions: The fusions of that graph.
-        table: The times of the fusions and of conversions.
-        feeds: Inputs by name for each batch size. Each size has the same weight.
-    """
+    """Returns for each fusion of the float graph whether it runs in int8 in the fastest assignment."""
     times, graph = table.fusions, quantized.float_graph
     totals = np.sum([times[fusion.op].float_ms for fusion in fusions], axis=0)
     scales = WHOLE / np.maximum(totals, 1e-3)

@@ -56,10 +56,8 @@ from tfopt.quantization.annotation.ranged_tensors import SHARED_RANGE_OPS, value
 def lower_to_int8(graph: AnnotatedGraph, left_norms: Collection[str] = ()) -> FrozenGraph:
     """Returns the annotated graph with every fusion as an int8 kernel, and without fake quantization.
 
-    Args:
-        graph: The annotated graph.
-        left_norms: The last nodes of layer normalisations that do not get oneDNN's kernel.
-    Returns: A graph that computes the same in int8, up to one step of each quantized tensor.
+    It computes the same, up to one step of each quantized tensor. The layer normalisations whose last nodes are in
+    `left_norms` do not get oneDNN's kernel.
     """
     fused = fuse_layer_norms(graph, left_norms)
     kernels = _Kernels(fused, GraphEditor(fused.graph_def), graph.fusions)

@@ -28,15 +28,7 @@ FLOAT = dtype_attr(tf.float32)
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNorm:
-    """A layer normalisation over the last axis of a tensor.
-
-    Attributes:
-        input: The tensor.
-        nodes: The names of the nodes that compute it. The last one has the result.
-        scale: The factor of each channel.
-        offset: The offset of each channel.
-        epsilon: The number that is added to the variance.
-    """
+    """A layer normalisation over the last axis of the tensor `input`. The last of its nodes has the result."""
 
     input: str
     nodes: tuple[str, ...]
@@ -48,9 +40,7 @@ class LayerNorm:
 def fuse_layer_norms(graph: FrozenGraph, leave: Collection[str] = ()) -> FrozenGraph:
     """Returns the graph with one _MklLayerNorm node for each layer normalisation of float32, up to rounding.
 
-    Args:
-        graph: The graph.
-        leave: The last nodes of the layer normalisations that stay as they are.
+    Those whose last nodes are in `leave` stay as they are.
     """
     editor = GraphEditor(graph.graph_def)
     norms = [norm for norm in find_layer_norms(graph, editor) if norm.nodes[-1] not in leave]
@@ -63,12 +53,7 @@ def fuse_layer_norms(graph: FrozenGraph, leave: Collection[str] = ()) -> FrozenG
 
 
 def find_layer_norms(graph: FrozenGraph, editor: GraphEditor) -> list[LayerNorm]:
-    """Returns the layer normalisations of float32 in a graph.
-
-    Args:
-        graph: The graph.
-        editor: An editor of the graph.
-    """
+    """Returns the layer normalisations of float32 in a graph."""
     means = [name for name in editor.topological() if editor.nodes[name].op == "Mean"]
     if not means:
         return []

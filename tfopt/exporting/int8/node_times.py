@@ -52,9 +52,6 @@ class NodeTimes:
 class TimedGraph:
     """A frozen graph in a session, to be timed as a whole or node by node.
 
-    Args:
-        graph: The graph.
-
     Example:
         >>> import keras
         >>> from tfopt.graph import freeze

@@ -120,14 +120,7 @@ def _fittest(
     table: TimeTable,
     lowered: Mapping[str, FrozenGraph] | None = None,
 ) -> Selection:
-    """Returns what the times of whole graphs decide for.
-
-    Args:
-        quantized: The model with all nodes in int8.
-        chosen: The model with the nodes in int8 that the times of nodes decide for.
-        table: The times.
-        lowered: The int8 graphs of the candidates, where there are any yet.
-    """
+    """Returns what the times of whole graphs decide for. `lowered` holds int8 graphs that exist already."""
     models = {name: model for name, model in _candidates(quantized, chosen).items() if name in table.whole}
     if not models:  # the table is of an earlier version
         in_int8 = bool(chosen.report.changed)
@@ -164,10 +157,7 @@ def _why(table: TimeTable, times: FusionTimes) -> str:
 def stay_float(quantized: QuantizedModel, chosen: QuantizedModel, ratios: Mapping[int, float]) -> QuantizedModel:
     """Returns the model with nothing in int8. Its report gives the reason once, as a step.
 
-    Args:
-        quantized: The model with all nodes in int8.
-        chosen: The model with the chosen nodes in int8.
-        ratios: The time of int8 divided by the time of float32, for each batch size.
+    The ratios are the time of int8 divided by the time of float32, for each batch size.
     """
     found = " and ".join(f"{ratio:.2f}x at batch size {size}" for size, ratio in ratios.items())
     verdict = f"int8 would make the model slower where it was measured: it takes {found} of float32's time"

@@ -150,8 +150,8 @@ def read_table(stored: Path, fusions: Sequence[Fusion], batch_sizes: Sequence[in
 def _covered(editor: GraphEditor, fusion: Fusion, times: Mapping[str, float]) -> tuple[list[str], list[str]]:
     """Returns the nodes whose float time belongs to a fusion, and those of them that are also in the int8 graph.
 
-    In float32, TensorFlow may fuse a convolution with the node behind the fusion, for example a sum. The time is then
-    under the name of that node, which int8 leaves to a float kernel.
+    TensorFlow may fuse a float convolution with the node behind the fusion, for example a sum. The time is then under
+    the name of that node, which int8 leaves to a float kernel.
     """
     timed = [name for name in fusion.nodes if name in times]
     if timed:

@@ -45,12 +45,7 @@ class KernelWeights:
         return cls(fusion=fusion, steps=steps, high=high)
 
     def add(self, editor: GraphEditor, entering: Quantized) -> tuple[str, str, str]:
-        """Adds the weights, their lowest values and their highest values.
-
-        Args:
-            editor: The graph.
-            entering: The activations that the kernel reads.
-        """
+        """Adds the weights, their lowest values and their highest values."""
         name, op, steps, high = self.fusion.op, editor.nodes[self.fusion.op].op, self.steps, self.high
         if op in CONVOLUTIONS and entering.dtype == tf.qint8 and np.abs(steps).max() <= LARGEST_REDUCED:
             # Without VNNI such a kernel halves its weights, and an odd weight would lose half a step.
@@ -64,13 +59,7 @@ class KernelWeights:
         )
 
     def add_bias(self, editor: GraphEditor, entering: Quantized, offset: float = 0.0) -> str:
-        """Adds the bias, one value for each output channel.
-
-        Args:
-            editor: The graph.
-            entering: The activations that the kernel reads. The bias removes their offset from the result.
-            offset: The offset that the result must have.
-        """
+        """Adds the bias of each channel. It removes the offset of `entering` from the result, and adds `offset`."""
         bias = np.zeros_like(self.high) if self.fusion.bias is None else editor.value(self.fusion.bias)
         if entering.span.zero_point:
             sums = self.steps.reshape(-1, len(self.high)).sum(axis=0, dtype=np.int64)

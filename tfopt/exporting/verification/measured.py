@@ -30,20 +30,12 @@ class MeasuredArtifact:
     """An artifact or a baseline. Its fields are filled in their order below.
 
     Attributes:
-        path: The artifact's directory.
-        manifest: Its manifest.
-        trusted: Whether it may touch files and the network when it runs.
-        baseline: The artifact that it is compared with, if there is one.
-        no_baseline: Why there is no baseline. It is empty where there is one.
+        baseline: The artifact that it is compared with, if there is one; else `no_baseline` has the reason.
         input_names: This artifact's name of each input, by the name in the first artifact. None means equal names.
         output_names: This artifact's name of each output, likewise.
-        process: The process that serves it.
         scores: Its scores on labelled examples. None without these.
         max_abs_error: The largest difference to the outputs of the source model. None if outputs are not numbers.
         relative_error: The same difference as a share of the outputs' scale.
-        problems: The problems that were found.
-        weight_count: The number of its weights.
-        zero_count: How many of them are zero.
         milliseconds: The time of each call, for each round.
     """
 
@@ -73,11 +65,10 @@ class MeasuredArtifact:
         return float(np.median(self.calls_ms))
 
     def start(self, stack: ExitStack, signature: str | None) -> None:
-        """Starts a process whose TensorFlow has every kernel that the signature needs.
+        """Starts a process whose TensorFlow has every kernel that the signature needs. It ends with the stack.
 
-        Args:
-            stack: The stack of contexts. The process ends with it.
-            signature: The signature to call. None means the default one, or the float one where kernels are missing.
+        Without a signature it calls the default one, or the float one where kernels are missing.
+
         Raises:
             ArtifactError: TensorFlow lacks a kernel, or the graph is not as the manifest describes it.
         """

@@ -53,12 +53,7 @@ class Scores:
 
 
 class Scoreboard:
-    """Scores several artifacts on the same examples, chunk by chunk.
-
-    Args:
-        metric: As in `tfopt.verify`.
-        ops: The op that computes each output.
-    """
+    """Scores several artifacts on the same examples, chunk by chunk. `ops` has the op that computes each output."""
 
     def __init__(self, metric: str | Metric | Score, ops: Mapping[str, str | None]) -> None:
         self._metric, self._ops = metric, ops
@@ -69,13 +64,7 @@ class Scoreboard:
         self._reference: Any = None
 
     def add(self, labels: Any, outputs: Mapping[Any, Mapping[str, np.ndarray]], reference: Any) -> None:
-        """Adds a chunk.
-
-        Args:
-            labels: Its labels.
-            outputs: The outputs of each artifact, by artifact and name.
-            reference: The artifact whose outputs tell the kind of classifier.
-        """
+        """Adds a chunk. The outputs are by artifact and name; those of `reference` tell the kind of classifier."""
         self._reference = reference
         if new_score(self._metric) is None:
             self._kept.append((labels, outputs))
@@ -96,11 +85,7 @@ class Scoreboard:
                 self._equal.update({(one, other): int((own == its).sum()) for other, its in decisions.items()})
 
     def scores(self) -> Mapping[Any, Scores]:
-        """Returns the scores of each artifact.
-
-        Raises:
-            ConfigError: The metric is unknown, or does not fit the labels and outputs.
-        """
+        """Returns the scores of each artifact. Raises ConfigError if the metric does not fit the labels and outputs."""
         return self._of_kept() if self._kept else self._of_streamed()
 
     def _of_streamed(self) -> dict[Any, Scores]:
@@ -170,12 +155,7 @@ def chunks(data: Any, specs: Mapping[str, TensorRecord]) -> Iterator[LabelledExa
 
 
 def not_scored(scores: Scores | None, no_baseline: str) -> dict[str, str]:
-    """Returns the reasons why there is no accuracy or no agreement.
-
-    Args:
-        scores: The artifact's scores. None without labelled examples.
-        no_baseline: Why there is no baseline. It is empty where there is one.
-    """
+    """Returns why there is no accuracy or no agreement. `no_baseline` is empty where there is a baseline."""
     no_accuracy = NO_DATA if scores is None else scores.reason
     if scores is None:
         no_agreement = NO_DATA

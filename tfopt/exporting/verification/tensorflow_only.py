@@ -57,11 +57,7 @@ ALIVE_S = 1.0  # the time between two lines that show that the process is alive
 
 
 class Runner:
-    """Answers the commands.
-
-    Args:
-        show_life: A function to call after each step that may take long.
-    """
+    """Answers the commands. It calls `show_life` after each step that may take long."""
 
     def __init__(self, show_life: Callable[[], None]) -> None:
         self.show_life = show_life

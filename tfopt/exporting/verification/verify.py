@@ -186,9 +186,9 @@ def _check_signature(artifact: MeasuredArtifact, signature: str | None) -> None:
 def _find_baselines(
     measured: Sequence[MeasuredArtifact], given: str | Path | None, trusted: bool
 ) -> list[MeasuredArtifact]:
-    """Gives each artifact its baseline, if it has one, and returns the baselines.
+    """Gives each artifact its baseline, if it has one, and returns the baselines, one record for each path.
 
-    Artifacts whose baselines have the same path share one record. A baseline can be one of the measured artifacts.
+    A baseline can be one of the measured artifacts.
     """
     known = {each.path.resolve(): each for each in measured}
     baselines: dict[Path, MeasuredArtifact] = {}

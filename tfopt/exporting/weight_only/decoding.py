@@ -31,12 +31,9 @@ INDEX = dtype_attr(tf.int32)
 
 
 class Decoder:
-    """Adds the nodes for one weight to a graph.
+    """Adds the nodes for one weight to a graph. The names of all nodes begin with the weight's name.
 
-    Args:
-        editor: The graph.
-        name: The name of the weight. The names of all nodes begin with it.
-        whole: Whether to decode the weight as a whole and not in pieces.
+    With `whole` the weight is decoded at once and not in pieces.
     """
 
     def __init__(self, editor: GraphEditor, name: str, *, whole: bool) -> None:

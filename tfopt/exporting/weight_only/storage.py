@@ -32,14 +32,11 @@ CHANNELS_IN_ROWS = ("Conv2DBackpropInput", "Conv3DBackpropInputV2", "GatherV2", 
 
 
 def encode_weights(graph: FrozenGraph, precision: str, config: WeightOnlyConfig) -> tuple[FrozenGraph, PassReport]:
-    """Returns the graph with its large weights stored in fewer bits.
+    """Returns the float32 graph with its large weights stored in fewer bits, and the report.
 
-    Args:
-        graph: A float32 graph.
-        precision: A key of INTEGERS or HALVES.
-        config: The settings.
-    Returns: A graph with the same inputs and outputs as `graph`, and the report. The report's metrics are the
-        "bits_per_weight" of the changed weights, and their "relative_error" as a ratio of norms.
+    The precision is a key of INTEGERS or HALVES. The report's metrics are the "bits_per_weight" of the changed weights,
+    and their "relative_error" as a ratio of norms.
+
     Raises:
         ConfigError: `config.exclude` names no node.
     """

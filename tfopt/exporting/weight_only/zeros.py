@@ -29,10 +29,7 @@ BYTE = dtype_attr(tf.uint8)
 def encode_zeros(graph: FrozenGraph) -> tuple[FrozenGraph, PassReport]:
     """Returns the graph with its weights of many zeros stored without them, and the report.
 
-    The report's metrics are the bytes of the large weights before and after.
-
-    Args:
-        graph: A graph whose weights are constants, in float or in int8.
+    The weights are constants, in float or in int8. The metrics are the bytes of the large ones before and after.
     """
     editor = GraphEditor(graph.graph_def)
     changed, skipped = [], []

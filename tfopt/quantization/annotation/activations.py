@@ -25,12 +25,9 @@ LARGEST_GROUP = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Activation:
-    """An activation function in a graph.
+    """An activation function in a graph: its name in the int8 kernels, and its nodes, the last of which has the result.
 
-    Attributes:
-        name: The name that the int8 kernels use.
-        nodes: Names of the nodes that compute it. The last one has the result.
-        alpha: The slope of a LeakyRelu below zero.
+    `alpha` is the slope of a LeakyRelu below zero.
     """
 
     name: str
@@ -41,10 +38,7 @@ class Activation:
 def find_activation(editor: GraphEditor, tensor: str, outputs: Collection[str]) -> Activation | None:
     """Returns the activation that is computed from a node's result, if nothing else reads the result.
 
-    Args:
-        editor: The graph.
-        tensor: Name of the node.
-        outputs: Nodes whose values leave the graph. Of the nodes here, only the last one may be an output.
+    Only the last of its nodes may be an output of the graph.
     """
     readers = set(editor.consumers.get(tensor, ()))
     if tensor in outputs or not readers:

@@ -33,11 +33,7 @@ INT8 = steps_above_zero(8)
 
 @dataclass(frozen=True, kw_only=True)
 class AnnotatedGraph(FrozenGraph):
-    """A graph with fake quantization, and the fusions that it was written for.
-
-    Attributes:
-        fusions: In the order of computation, with the tensors that they read in this graph.
-    """
+    """A graph with fake quantization, and its fusions in the order of computation, with the tensors they read in it."""
 
     fusions: Sequence[Fusion] = ()
 
@@ -58,8 +54,8 @@ def annotate(
         ranges: The range of each tensor that `tensors_with_ranges` names. It may hold more ranges.
         steps: The step between two quantized weights for each output channel, by the name of a fusion's op. An op
             without an entry gets the smallest step that covers its weights.
-        weight_grid: How many bits the quantized weights use; None means 8. Weights of fewer bits are rounded here. They
-            are int8 weights that use only some of the values.
+        weight_grid: How many bits the quantized weights use. Weights of fewer than 8 bits are rounded here. They are
+            int8 weights that use only some of the values.
     """
     editor = GraphEditor(graph.graph_def)
     grid = weight_grid or WeightGrid()
@@ -141,12 +137,7 @@ def _annotate_weights(editor: GraphEditor, fusion: Fusion, qmax: int, steps: np.
 
 @dataclass(frozen=True, kw_only=True)
 class Adjustment:
-    """The changed weights and bias of a quantized convolution or product.
-
-    Attributes:
-        weights: The new weights, or None for no change.
-        bias: The change of the bias, one value per output channel, or None for no change.
-    """
+    """The new weights of a quantized convolution or product, and the change of each channel's bias, if any."""
 
     weights: np.ndarray | None = None
     bias: np.ndarray | None = None
@@ -157,10 +148,7 @@ def apply_adjustments(
 ) -> tuple[FrozenGraph, list[Fusion]]:
     """Returns the graph with adjusted weights and biases, and the fusions with their new constants.
 
-    Args:
-        graph: The float graph.
-        fusions: Its fusions. A fusion whose bias is adjusted must have a bias.
-        adjustments: The adjustment of each fusion, by the name of its op.
+    Adjustments are by the name of a fusion's op. A fusion whose bias is adjusted must have a bias.
     """
     editor = GraphEditor(graph.graph_def)
     adjusted = []

@@ -83,12 +83,9 @@ class Fusion:
 
 
 class FusionSearch:
-    """Finds the fusions of a graph, with all of its nodes or without some.
+    """Finds the fusions of a graph without fake quantization, with all of its nodes or without some.
 
-    Args:
-        graph: The graph, without fake quantization.
-        editor: An editor of the same graph.
-        exclude: Names or shell-style patterns of ops that start no fusion.
+    The ops that names or shell-style patterns in `exclude` match start no fusion.
     """
 
     def __init__(self, graph: FrozenGraph, editor: GraphEditor, exclude: Iterable[str] = ()) -> None:
@@ -100,15 +97,10 @@ class FusionSearch:
     def find(
         self, kept_float: Mapping[str, str] = EMPTY, obstacle: Callable[[Fusion], str | None] = lambda fusion: None
     ) -> tuple[list[Fusion], list[Skip]]:
-        """Returns the fusions, and the convolutions and products that start no fusion, each with the reason.
+        """Returns the fusions in the order of computation, and the ops that start none, each with the reason.
 
         Without one fusion, others may change, because they may have fused its result. So the search is repeated until
-        there is no obstacle.
-
-        Args:
-            kept_float: Names of further ops that start none, each with the reason.
-            obstacle: Returns the reason against a fusion, or None.
-        Returns: The fusions in the order of computation, and the skipped ops.
+        `obstacle` returns no reason against any fusion. `kept_float` has further ops that start none, with the reasons.
         """
         refused = dict(kept_float)
         while True:

@@ -118,11 +118,9 @@ REDUCED_BITS = 7
 
 @dataclass(frozen=True, kw_only=True)
 class WeightGrid:
-    """The grid of a model's quantized weights.
+    """The grid of a model's quantized weights, of `bits` bits.
 
-    Attributes:
-        bits: The width of the weights.
-        reduce_range: Whether weights of 8 bits use only 7 of the bits where 8 could saturate without VNNI.
+    With `reduce_range`, weights of 8 bits use only 7 of the bits where 8 could saturate without VNNI.
 
     Example:
         >>> WeightGrid(reduce_range=True).bits
@@ -133,13 +131,7 @@ class WeightGrid:
     reduce_range: bool = False
 
     def bits_of(self, editor: GraphEditor, fusion: Fusion, ranges: Mapping[str, Range]) -> int:
-        """Returns the number of bits that the weights of a fusion use.
-
-        Args:
-            editor: An editor of the float graph.
-            fusion: One of its fusions.
-            ranges: The range of each tensor that enters a fusion.
-        """
+        """Returns the number of bits that the weights of a fusion of the float graph use."""
         if not self.reduce_range or self.bits < 8:
             return self.bits
         unsigned = not ranges[before_data_movement(editor, fusion.input)].signed

@@ -32,9 +32,7 @@ WIDEST = 2.0
 class SharedRangeOp:
     """A concatenation or average pooling, which needs one range for its inputs and its output.
 
-    Attributes:
-        output: Name of its node, which is also the name of its result.
-        inputs: The tensors that it reads, before the ops that only move values.
+    Its output is named after its node. Its inputs are the tensors before the ops that only move values.
     """
 
     output: str
@@ -114,14 +112,7 @@ def values_of(node: Any) -> list[str]:
 def without_impossible_zero_points(
     graph: FrozenGraph, editor: GraphEditor, fusions: Sequence[Fusion], ranges: Mapping[str, Range]
 ) -> dict[str, Range]:
-    """Returns the ranges, made symmetric for tensors that no kernel can compute or read with a zero point.
-
-    Args:
-        graph: The float graph.
-        editor: An editor of it.
-        fusions: Its fusions.
-        ranges: The range of each tensor, measured on its own values.
-    """
+    """Returns the ranges, made symmetric for tensors that no kernel can compute or read with a zero point."""
     shapes = graph.shapes()
     impossible = set()
     for fusion in fusions:
@@ -140,14 +131,7 @@ def without_impossible_zero_points(
 def share_ranges(
     editor: GraphEditor, fusions: Sequence[Fusion], outputs: frozenset[str], ranges: Mapping[str, Range]
 ) -> dict[str, Range]:
-    """Returns the ranges, with one range for all tensors of a concatenation or pooling where that costs little.
-
-    Args:
-        editor: An editor of the float graph.
-        fusions: Its fusions.
-        outputs: Names of the nodes that the model returns.
-        ranges: The range of each tensor, measured on its own values.
-    """
+    """Returns the ranges, with one range for all tensors of a concatenation or pooling where that costs little."""
     groups: list[set[str]] = []
     shared_range_ops = _shared_range_candidates(editor, fusions)
     concats = {op.output for op in shared_range_ops if editor.nodes[op.output].op == "ConcatV2"}

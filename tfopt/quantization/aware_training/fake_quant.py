@@ -209,13 +209,9 @@ def scale_gradient(x: Any, factor: Any) -> Any:
 
 
 def learning_limit(limit: Any, count: Any, *, bits: int = 8, signed: bool = True) -> Any:
-    """Returns a limit with the gradient of LSQ; see the docstring of the module.
+    """Returns a trained limit with the gradient of LSQ; see the docstring of the module.
 
-    Args:
-        limit: The trained limit or limits.
-        count: How many values share one limit. For an activation, it is the number of values in one example.
-        bits: As in `fake_quantize`.
-        signed: As in `fake_quantize`.
+    `count` is how many values share one limit: for an activation, the number of values in one example.
     """
     qmax = steps_above_zero(bits, signed=signed)
     gradient_scale = tf.math.rsqrt(tf.cast(count, tf.float32) * qmax)

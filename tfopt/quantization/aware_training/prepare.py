@@ -137,10 +137,7 @@ class _Trace:
     """A model's folded graph, with the operations of the model that its tensors and nodes come from.
 
     Attributes:
-        graph: The graph.
-        editor: An editor of the same graph.
-        places: The place of each tensor that is an input of the model or an output of a layer. If there are several
-            places, it is the first one.
+        places: The first place of each tensor that is an input of the model or an output of a layer.
         owners: The operation that computes each node of the graph before folding, and each function.
     """
 

@@ -60,8 +60,7 @@ def rebuild(
 
     Args:
         model: A functional or Sequential model.
-        replace: Returns the new layers that replace a layer, in the order of computation. They get the
-            state of the old layer when they are built.
+        replace: Returns the new layers that replace a layer, in order. They get its state when they are built.
         attach: Returns the layer to insert after a tensor at a place, or None.
         pairs: A list that gets each layer with the last of its new layers.
     """

@@ -29,7 +29,7 @@ from tfopt.quantization.annotation.grids import Range, steps_above_zero
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedRanges:
-    """The graph, the ranges and the steps of a model that was trained with fake quantization.
+    """A model that was trained with fake quantization.
 
     Attributes:
         graph: The folded graph with rounded weights, without fake quantization.
@@ -45,12 +45,7 @@ class TrainedRanges:
 
 
 def read_ranges(graph: FrozenGraph, exclude: Iterable[str] = ()) -> TrainedRanges:
-    """Returns the folded graph and the ranges that the graph held.
-
-    Args:
-        graph: A frozen graph with fake quantization, such as that of a model from `tfopt.quantize` with training=True.
-        exclude: Names or shell-style patterns of ops that stay float.
-    """
+    """Returns the folded graph and the ranges of a graph with fake quantization. Excluded ops stay float."""
     plain = _remove_fake_quant(fold_constants(graph))
     folded = fold_constants(plain.graph)
     editor = GraphEditor(folded.graph_def, folded.origins)
@@ -149,17 +144,11 @@ def _steps(editor: GraphEditor, steps_editor: GraphEditor, fusion: Fusion) -> np
 
 
 def folded_tensor(folded: GraphEditor, tensor: str, before: GraphEditor) -> str | None:
-    """Returns the tensor of a folded graph that has the values of a tensor of the graph before folding.
+    """Returns the tensor of a folded graph that has the values of a tensor of the graph before, or None.
 
     Folding may replace the node: products become products of matrices, and sequences become images. Folding may also
     remove a node that only moves values: then the tensor that the node reads has the values. BatchToSpaceND is such a
     node too. It ends a dilated convolution, of which folding makes one node.
-
-    Args:
-        folded: An editor of the folded graph, with its table of origins.
-        tensor: The tensor's name before folding.
-        before: An editor of the graph before folding.
-    Returns: The tensor's name in the folded graph; None if no tensor there has the values.
     """
     while True:
         found = tensor if producer(tensor) in folded.nodes else folded.replacement(tensor)

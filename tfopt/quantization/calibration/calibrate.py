@@ -20,11 +20,7 @@ from tfopt.quantization.config import QuantizationConfig
 def calibrate(
     graph: FrozenGraph, tensors: Sequence[str], batches: Sequence[Mapping[str, Any]], config: QuantizationConfig
 ) -> dict[str, Range]:
-    """Returns the range of each tensor over the calibration data.
-
-    Raises:
-        ConfigError: The data drives a tensor to NaN or infinity.
-    """
+    """Returns the range of each tensor over the data. Raises ConfigError if the data drives one to NaN or infinity."""
     observers = {tensor: make_observer(config) for tensor in tensors}
     function = graph.as_function(fetch=tensors)
     examples = 0

@@ -53,8 +53,7 @@ class CalibrationData:
     def held_out(self, *, calibrated: bool = True) -> HeldOut | None:
         """Returns examples that are not calibrated on, the evaluation data first. None where there are none.
 
-        Args:
-            calibrated: Whether the model was calibrated on `inputs`.
+        If the model was not calibrated at all, those of `inputs` count too.
         """
         others = {"the rest of calibration_data": self.rest} if calibrated else {"calibration_data": self.inputs}
         evaluation = self.evaluation.inputs if self.evaluation else ()

@@ -55,11 +55,7 @@ class RangeUse:
 def examine(graph: FrozenGraph, batches: Sequence[Mapping[str, Any]], ranges: Mapping[str, Range]) -> list[Change]:
     """Warns of calibration data that do not tell the ranges of other data, and returns the notes for the report.
 
-    Args:
-        graph: The graph that was calibrated.
-        batches: Its inputs.
-        ranges: The range of each tensor.
-    Returns: A note for each warning, and the use of the ranges that are used worst. Empty where no range was needed.
+    There is a note for each warning, and one for each of the ranges that are used worst; none without ranges.
     """
     if not ranges:
         return []

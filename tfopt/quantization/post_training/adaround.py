@@ -144,15 +144,7 @@ def round_weights(
     batches: Sequence[Mapping[str, Any]],
     weight_grid: WeightGrid,
 ) -> tuple[dict[str, np.ndarray], list[Change]]:
-    """Returns the weights of each fusion rounded by AdaRound, by the name of its op, and the changes of the errors.
-
-    Args:
-        graph: The float graph.
-        fusions: Its fusions.
-        ranges: The range of each tensor that enters a fusion.
-        batches: Calibration data as `graph.feed` returns it.
-        weight_grid: How many bits the quantized weights use.
-    """
+    """Returns the weights of each fusion rounded by AdaRound, by the name of its op, and the changes of the errors."""
     editor = GraphEditor(graph.graph_def)
     rounded, changes = {}, []
     small = [fusion for fusion in fusions if _inputs(editor, fusion) <= LARGEST]

@@ -30,11 +30,7 @@ def correct_biases(
 ) -> dict[str, np.ndarray]:
     """Returns the correction of each fusion's bias, by the name of its op.
 
-    Args:
-        graph: The float graph.
-        annotated: The same graph with ranges, possibly with other weights.
-        fusions: The fusions of the float graph, each with a bias.
-        batches: Calibration data as `graph.feed` returns it.
+    The annotated graph is the float graph with ranges, possibly with other weights. Each fusion has a bias.
     """
     both, corrections = _side_by_side(graph, annotated, fusions)
     function = both.as_function(fetch=list(corrections.values()))

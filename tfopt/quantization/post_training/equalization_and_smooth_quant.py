@@ -109,14 +109,10 @@ def rounding_error(statistics: ChannelStatistics, scales: np.ndarray) -> float:
 def equalize(
     graph: FrozenGraph, fusions: Sequence[Fusion], batches: Sequence[Mapping[str, Any]], config: QuantizationConfig
 ) -> tuple[FrozenGraph, list[Change]]:
-    """Returns a graph that computes the same with more similar ranges of channels, and the changes.
+    """Returns a folded float graph that computes the same with more similar ranges of channels, and the changes.
 
-    Args:
-        graph: A folded float graph.
-        fusions: Its fusions.
-        batches: Calibration data as `graph.feed` returns it.
-        config: Tells whether to rescale the results of convolutions and products (`equalization`) and of normalisations
-            (`smooth_quant`).
+    The results of convolutions and products are rescaled with `config.equalization`, those of normalisations with
+    `config.smooth_quant`.
     """
     editor = GraphEditor(graph.graph_def)
     wanted = {True: config.equalization, False: config.smooth_quant > 0}
