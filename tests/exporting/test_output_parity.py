@@ -22,7 +22,7 @@ from tfopt.exporting.parity import (
     _words,
     compare,
     draw_inputs,
-    record_check,
+    make_check,
     record_output,
 )
 from tfopt.exporting.signatures import DEFAULT
@@ -35,7 +35,7 @@ from tfopt.quantization.calibration.data import read_examples
 def recorded(model, data=None):
     """Returns the record of a float export, and the inputs that it is made with."""
     source, graph = freeze(model, fold=False), freeze(model)
-    content = json.loads(json.dumps(record_check(source, {DEFAULT: graph}, read_examples(source, data).sample)))
+    content = json.loads(json.dumps(make_check(source, {DEFAULT: graph}, read_examples(source, data).sample).to_dict()))
     outputs = {
         kind: {name: OutputRecord(**record) for name, record in each.items()}
         for kind, each in content["outputs"].items()

@@ -22,6 +22,7 @@ from tfopt.exporting.weight_only.zeros import encode_zeros
 from tfopt.graph import FrozenGraph, GraphEditor, fold_constants
 from tfopt.graph.edit import dtype_attr
 from tfopt.graph.fold import WEIGHTED
+from tfopt.graph.unfolded import freeze_unfolded
 from tfopt.quantization import QuantizedModel, WeightOnlyConfig
 from tfopt.quantization.annotation.annotate import has_ranges
 from tfopt.quantization.annotation.fusion import FAKE_QUANT, FAKE_QUANT_WEIGHTS
@@ -30,7 +31,6 @@ from tfopt.quantization.calibration.data import HeldOut, read_examples
 from tfopt.quantization.config import check_exclude, matches
 from tfopt.quantization.keras_methods import KerasQuantized
 from tfopt.quantization.quantize import quantize_frozen
-from tfopt.quantization.tfmot import freeze_any
 from tfopt.report import Change, PassReport
 
 STORED = "weights stored in int8"  # the kind of the report's steps for nodes that compute in float32
@@ -81,7 +81,7 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
             f"A QuantizedModel is exported in int8. Received: precision={config.precision!r}. Export the float model."
         )
     given = model if isinstance(model, QuantizedModel) else None
-    source = freeze_any(model, trusted=config.trusted) if given is None else given.source
+    source = freeze_unfolded(model, trusted=config.trusted) if given is None else given.source
     _check_xla(source, config)
     calibrates = given is None and config.precision == "int8" and not has_ranges(source)
     examples = read_examples(source, calibration_data, evaluation_data, config.quantization if calibrates else None)
@@ -202,17 +202,15 @@ def float_fallback(annotated: FrozenGraph, lowered: FrozenGraph) -> FrozenGraph:
         lowered: The same graph lowered to int8. Its weights are used.
     """
     editor, kernels = GraphEditor(annotated.graph_def), GraphEditor(lowered.graph_def)
-    outputs = dict(annotated.outputs)
+    moved = {}
     for name in editor.topological():
         node = editor.nodes[name]
         if node.op == FAKE_QUANT:
-            editor.redirect(name, node.input[0])
-            outputs = {
-                key: (node.input[0] if tensor == name else tensor, spec) for key, (tensor, spec) in outputs.items()
-            }
+            moved[name] = node.input[0]
+            editor.redirect(name, moved[name])
         elif node.op == FAKE_QUANT_WEIGHTS:
             editor.redirect(name, _decode(editor, node, kernels))
-    return replace(annotated, outputs=outputs).edited(editor)
+    return annotated.edited(editor, moved)
 
 
 def _decode(editor: GraphEditor, node: Any, kernels: GraphEditor) -> str:

@@ -49,10 +49,9 @@ class TensorRecord(Record):
     op: str | None = None
 
     @classmethod
-    def of(cls, described: Mapping[str, Any]) -> TensorRecord:
-        """Returns a record of the values that `describe` returns."""
-        shape = described["shape"]
-        return cls(shape=None if shape is None else tuple(shape), dtype=described["dtype"])
+    def of(cls, spec: tf.TensorSpec, op: str | None = None) -> TensorRecord:
+        shape = None if spec.shape.rank is None else tuple(spec.shape.as_list())
+        return cls(shape=shape, dtype=spec.dtype.name, op=op)
 
     def fits(self, other: TensorRecord) -> bool:
         """Whether one tensor can have both types: the dtype is equal, and no size contradicts the other."""
@@ -74,6 +73,15 @@ class SignatureRecord(Record):
     inputs: dict[str, TensorRecord]
     outputs: dict[str, TensorRecord]
 
+    @classmethod
+    def of(cls, graph: FrozenGraph, source: FrozenGraph) -> SignatureRecord:
+        """Returns the record of an artifact's graph. The ops of its outputs are those of the source model."""
+        ops = output_ops(source)
+        return cls(
+            inputs={name: TensorRecord.of(spec) for name, spec in graph.inputs.items()},
+            outputs={name: TensorRecord.of(spec, ops.get(name)) for name, (_, spec) in graph.outputs.items()},
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class FileRecord(Record):
@@ -81,6 +89,12 @@ class FileRecord(Record):
 
     bytes: int
     sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> FileRecord:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return cls(bytes=file.tell(), sha256=digest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +263,7 @@ def read_intact_manifest(path: Path, role: str = "artifact") -> Manifest:
             raise ArtifactError(
                 f"The {role} must be complete. Received: {file}, which is missing. Export {path} again."
             )
-        if _digest(file) != recorded:
+        if FileRecord.of(file) != recorded:
             raise ArtifactError(
                 f"The {role} must be as it was written. Received: {file}, which has changed. Export {path} again."
             )
@@ -265,7 +279,8 @@ def read_intact_manifest(path: Path, role: str = "artifact") -> Manifest:
 def requirements(graphs: Mapping[str, FrozenGraph], needs_vnni: bool) -> str:
     """Returns the software and hardware that an artifact needs for serving."""
     needs = "TensorFlow"
-    kernels = special_kernels(graphs[DEFAULT])
+    # Not every build of TensorFlow has kernels for the ops whose names begin so.
+    kernels = sorted({node.op for node in graphs[DEFAULT].graph_def.node if node.op.startswith("_")})
     if kernels:
         needs += f" with oneDNN's int8 kernels, as in its builds for x86-64 ({', '.join(kernels)})"
         needs += f"; int8 instructions (VNNI, AMX) for {'right results' if needs_vnni else 'speed'}"
@@ -274,35 +289,10 @@ def requirements(graphs: Mapping[str, FrozenGraph], needs_vnni: bool) -> str:
     return needs
 
 
-def special_kernels(graph: FrozenGraph) -> list[str]:
-    """Returns the ops of a graph that not every build of TensorFlow has kernels for."""
-    return sorted({node.op for node in graph.graph_def.node if node.op.startswith("_")})
-
-
-def describe(spec: tf.TensorSpec) -> dict[str, Any]:
-    """Returns a TensorSpec as plain values. An open size is None."""
-    return {"shape": spec.shape.as_list() if spec.shape.rank is not None else None, "dtype": spec.dtype.name}
-
-
-def describe_signature(graph: FrozenGraph, source: FrozenGraph) -> dict[str, Any]:
-    """Returns the inputs and outputs of an artifact's graph, and the source model's op for each output."""
-    ops = output_ops(source)
-    return {
-        "inputs": {name: describe(spec) for name, spec in graph.inputs.items()},
-        "outputs": {name: describe(spec) | {"op": ops.get(name)} for name, (_, spec) in graph.outputs.items()},
-    }
-
-
-def digests(directory: Path) -> dict[str, dict[str, Any]]:
+def digests(directory: Path) -> dict[str, FileRecord]:
     """Returns the size and the SHA-256 digest of every file below a directory."""
     files = (path for path in sorted(directory.rglob("*")) if path.is_file())
-    return {path.relative_to(directory).as_posix(): _digest(path).to_dict() for path in files}
-
-
-def _digest(path: Path) -> FileRecord:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return FileRecord(bytes=file.tell(), sha256=digest)
+    return {path.relative_to(directory).as_posix(): FileRecord.of(path) for path in files}
 
 
 def _upgraded(content: dict[str, Any]) -> dict[str, Any]:

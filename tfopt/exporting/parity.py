@@ -30,7 +30,6 @@ from tfopt.exporting.manifest import (
     ErrorRecord,
     OutputRecord,
     TensorRecord,
-    describe,
 )
 from tfopt.exporting.signatures import DEFAULT
 from tfopt.graph import FrozenGraph
@@ -58,12 +57,12 @@ EXACT = 2**53  # integers up to this are exact in a manifest
 Ranges = dict[str, tuple[float, float]]
 
 
-def record_check(
+def make_check(
     source: FrozenGraph,
     graphs: Mapping[str, FrozenGraph],
     sample: Mapping[str, np.ndarray] | None,
     examples: HeldOut | None = None,
-) -> dict[str, Any]:
+) -> CheckRecord:
     """Returns the outputs of the source and of the artifact's graphs on the same inputs. verify compares with them.
 
     Args:
@@ -76,7 +75,7 @@ def record_check(
         ConfigError: The data holds NaN or infinity, or the model cannot compute with the examples.
         UnsupportedModelError: The model fails on inputs of its own shapes, or its outputs hold NaN.
     """
-    specs = {name: TensorRecord.of(describe(spec)) for name, spec in graphs[DEFAULT].inputs.items()}
+    specs = {name: TensorRecord.of(spec) for name, spec in graphs[DEFAULT].inputs.items()}
     strings = [name for name, spec in specs.items() if spec.dtype == "string"]
     words: dict[str, tuple[str, ...]] = {}
     if sample is None:
@@ -117,7 +116,7 @@ def record_check(
         others = {kind: given for kind, given in compared.items() if kind != SOURCE}
         usual = _scales(source, [compared[SOURCE]]) if compared else {}
         errors = {kind: _error(given, compared[SOURCE], usual) for kind, given in others.items()}
-        return replace(check, outputs=recorded, examples=_origin(sample, examples, compared), errors=errors).to_dict()
+        return replace(check, outputs=recorded, examples=_origin(sample, examples, compared), errors=errors)
     assert problem is not None
     raise problem
 

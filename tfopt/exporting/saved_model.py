@@ -21,14 +21,15 @@ from tfopt.exporting.lowering import Lowered, lower
 from tfopt.exporting.manifest import (
     MANIFEST_FORMAT,
     MODEL_FILE,
-    describe_signature,
+    CheckRecord,
+    Manifest,
+    SignatureRecord,
     digests,
     read_manifest,
     requirements,
 )
-from tfopt.exporting.parity import record_check
+from tfopt.exporting.parity import make_check
 from tfopt.exporting.signatures import DEFAULT, make_signatures
-from tfopt.graph import FrozenGraph
 from tfopt.graph.frozen import free_graphs
 from tfopt.quantization import QuantizedModel
 from tfopt.report import PassReport, Record
@@ -115,44 +116,48 @@ def export(
             f"{read_manifest(Path(baseline)).precision}. Export the model in float32 and name that artifact."
         )
     check_target(final)  # before the work, which can take long
-    lowered, check = _lower_and_check(model, config, calibration_data, evaluation_data)
+    lowered, check = _lower_and_record(model, config, calibration_data, evaluation_data)
     graph = lowered.graphs[DEFAULT]
     with staged_directory(final, max(each.graph_def.ByteSize() for each in lowered.graphs.values())) as temporary:
         _save(lowered, temporary)
         free_graphs(graph.graph_def)
-        manifest = {
-            "format": MANIFEST_FORMAT,
-            "tfopt": version("tfopt"),
-            "tensorflow": tf.__version__,
-            "model": graph.name,
-            "precision": lowered.precision,
-            "requires": requirements(lowered.graphs, lowered.needs_vnni),
-            "needs_vnni": lowered.needs_vnni,
-            "signatures": list(lowered.graphs),
-            "baseline": None if baseline is None else os.path.relpath(Path(baseline).resolve(), final),
-            "signature": describe_signature(graph, lowered.source),
-            "files": digests(temporary),
-            "check": check,
-            "report": lowered.report.to_dict() if lowered.report else None,
-        }
-        (temporary / MARK).write_text(json.dumps(with_checksum(manifest)), encoding="utf-8")
+        manifest = Manifest(
+            format=MANIFEST_FORMAT,
+            tfopt=version("tfopt"),
+            tensorflow=tf.__version__,
+            model=graph.name,
+            precision=lowered.precision,
+            requires=requirements(lowered.graphs, lowered.needs_vnni),
+            needs_vnni=lowered.needs_vnni,
+            signatures=tuple(lowered.graphs),
+            baseline=None if baseline is None else os.path.relpath(Path(baseline).resolve(), final),
+            signature=SignatureRecord.of(graph, lowered.source),
+            files=digests(temporary),
+            check=check,
+            report=lowered.report.to_dict() if lowered.report else None,
+        )
+        (temporary / MARK).write_text(json.dumps(with_checksum(manifest.to_dict())), encoding="utf-8")
     size = sum(path.stat().st_size for path in final.rglob("*") if path.is_file())
     return Artifact(path=str(directory), precision=lowered.precision, bytes_on_disk=size, report=lowered.report)
 
 
 def check_export(model: Any, config: ExportConfig, calibration_data: Any) -> None:
     """Raises the errors that `tfopt.export` would raise about the model and its data, without writing anything."""
-    _lower_and_check(model, config, calibration_data, None)
+    _lower_and_record(model, config, calibration_data, None)
 
 
-def _lower_and_check(
+def _lower_and_record(
     model: Any, config: ExportConfig, calibration_data: Any, evaluation_data: Any
-) -> tuple[Lowered, dict[str, Any]]:
+) -> tuple[Lowered, CheckRecord]:
     """Returns what is to be written, and the manifest's record of its outputs."""
     lowered = lower(model, config, calibration_data, evaluation_data)
     for graph in lowered.graphs.values():
-        _check_size(graph)
-    return lowered, record_check(lowered.source, lowered.graphs, lowered.sample, lowered.held_out)
+        if graph.graph_def.ByteSize() > PROTOBUF_LIMIT:
+            raise UnsupportedModelError(
+                f"The graph with its weights must be smaller than 2 GiB, the limit of a SavedModel's file. Received: "
+                f"{graph.name!r} with {graph.graph_def.ByteSize():,} bytes. Export it, or its weights only, in int8."
+            )
+    return lowered, make_check(lowered.source, lowered.graphs, lowered.sample, lowered.held_out)
 
 
 def _save(lowered: Lowered, directory: Path) -> None:
@@ -163,14 +168,6 @@ def _save(lowered: Lowered, directory: Path) -> None:
         tf.saved_model.save(module, str(directory), signatures=signatures, options=options)
     except tf.errors.OpError as error:
         raise OSError(FILE_ERRORS.get(type(error), errno.EIO), error.message) from error
-
-
-def _check_size(graph: FrozenGraph) -> None:
-    if graph.graph_def.ByteSize() > PROTOBUF_LIMIT:
-        raise UnsupportedModelError(
-            f"The graph with its weights must be smaller than 2 GiB, the limit of a SavedModel's file. Received: "
-            f"{graph.name!r} with {graph.graph_def.ByteSize():,} bytes. Export it, or its weights only, in int8."
-        )
 
 
 def _refuse_quantized(model: Any) -> None:

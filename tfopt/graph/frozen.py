@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -48,11 +49,15 @@ class FrozenGraph:
         """Names of the nodes whose values leave the graph."""
         return frozenset(tensor.split(":")[0] for tensor, _ in self.outputs.values())
 
-    def edited(self, editor: GraphEditor) -> FrozenGraph:
-        """Returns the edited graph: the nodes that the outputs need, and all placeholders."""
+    def edited(self, editor: GraphEditor, moved: Mapping[str, str] = MappingProxyType({})) -> FrozenGraph:
+        """Returns the edited graph: the nodes that the outputs need, and all placeholders.
+
+        An output whose tensor is in `moved` becomes the tensor that took its place.
+        """
+        outputs = {key: (moved.get(tensor, tensor), spec) for key, (tensor, spec) in self.outputs.items()}
+        edited = replace(self, outputs=outputs, origins={**self.origins, **editor.origins})
         placeholders = [spec.name for spec in self.inputs.values()]
-        graph_def = editor.graph_def(self.output_nodes, keep=placeholders)
-        return replace(self, graph_def=graph_def, origins={**self.origins, **editor.origins})
+        return replace(edited, graph_def=editor.graph_def(edited.output_nodes, keep=placeholders))
 
     def shapes(self) -> dict[str, tf.TensorShape]:
         """Returns the shape of each tensor by its name, as far as TensorFlow infers it."""

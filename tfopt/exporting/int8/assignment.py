@@ -21,7 +21,7 @@ from tfopt.exporting.int8.node_times import Feeds
 from tfopt.exporting.int8.time_table import TimeTable
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.quantization import QuantizedModel
-from tfopt.quantization.annotation.fusion import DATA_MOVEMENT_OPS, Fusion, before_data_movement
+from tfopt.quantization.annotation.fusion import DATA_MOVEMENT_OPS, Fusion, before_data_movement, consumers_of
 from tfopt.quantization.annotation.ranged_tensors import find_shared_range_ops, tensors_with_ranges
 
 TIE = 1.03  # int8 also makes the model smaller, so it is taken where times differ by less than this
@@ -113,17 +113,9 @@ def fastest_assignment(
 
 def _read_by_others(editor: GraphEditor, graph: FrozenGraph, tensor: str, inside: set[str]) -> bool:
     """Whether a node outside of all fusions reads a tensor, directly or behind ops that only move values."""
-    stack = [tensor]
-    while stack:
-        name = stack.pop()
-        if name in graph.output_nodes:
-            return True
-        for reader in editor.consumers.get(name, ()):
-            if editor.nodes[reader].op in DATA_MOVEMENT_OPS:
-                stack.append(reader)
-            elif reader not in inside:
-                return True
-    return False
+    readers = consumers_of(editor, tensor)
+    moving = {name for name in readers if editor.nodes[name].op in DATA_MOVEMENT_OPS}
+    return not graph.output_nodes.isdisjoint({tensor, *moving}) or not readers - moving <= inside
 
 
 def _conversions(

@@ -109,9 +109,7 @@ class _Kernels:
                 source = self._activations.dequantize(name, held_here) if held_here else node.input[0]
                 editor.redirect(name, source)
         editor.share_constants()
-        results, outputs = self._float_results, self._graph.outputs
-        outputs = {key: (results.get(tensor, tensor), spec) for key, (tensor, spec) in outputs.items()}
-        return replace(self._graph, outputs=outputs).edited(editor)
+        return self._graph.edited(editor, self._float_results)
 
     def _convolution(self, fusion: Fusion) -> None:
         node, weights = self._editor.nodes[fusion.op], KernelWeights.of(self._editor, fusion)

@@ -9,14 +9,15 @@ oneDNN's kernel takes a fixed time at every call. For small tensors that is long
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import tensorflow as tf
 
 from tfopt.graph import FrozenGraph, GraphEditor
-from tfopt.graph.edit import AttrValue, GraphDef, NodeDef, dtype_attr, producer
+from tfopt.graph.edit import AttrValue, dtype_attr
+from tfopt.quantization.annotation.activations import run_group
 
 OPS = ("Mean", "StopGradient", "SquaredDifference", "Square", "Add", "AddV2", "Sub", "Mul", "RealDiv", "Neg")
 ROOTS = ("Rsqrt", "Sqrt")
@@ -108,9 +109,10 @@ def _measured(editor: GraphEditor, source: str, nodes: tuple[str, ...], shape: t
     channels = shape[-1]
     values = np.random.default_rng(0).normal(size=[*(min(size or 2, 2) for size in shape[:-1]), channels])
     try:
-        offset, large, small = _compute(editor, source, nodes, [0 * values, 1e3 * values, 1e-2 * values])
+        results = run_group(editor, source, nodes, [0 * values, 1e3 * values, 1e-2 * values])
     except (tf.errors.OpError, ValueError):  # the constants fit only another number of examples
         return None
+    offset, large, small = (result.reshape(-1, result.shape[-1]) for result in results)
     flat = values.reshape(-1, channels)
     centred, variance = flat - flat.mean(axis=1, keepdims=True), flat.var(axis=1, keepdims=True)
     if len(large) != len(flat) or not variance.all():
@@ -140,21 +142,6 @@ def _measured(editor: GraphEditor, source: str, nodes: tuple[str, ...], shape: t
         if all(np.abs(one - other).max() <= bound for one, other in zip((large, small), expected, strict=True)):
             return replace(result, epsilon=epsilon)
     return None
-
-
-def _compute(
-    editor: GraphEditor, source: str, nodes: tuple[str, ...], inputs: Sequence[np.ndarray]
-) -> list[np.ndarray]:
-    """Returns the rows of the result of a group of nodes, for each input in place of the source."""
-    graph_def = GraphDef()
-    graph_def.node.append(NodeDef(name=source, op="Placeholder", attr={"dtype": dtype_attr(tf.float32)}))
-    constants = {producer(tensor) for name in nodes for tensor in editor.nodes[name].input} - {source, *nodes}
-    graph_def.node.extend(editor.nodes[name] for name in (*sorted(constants), *nodes))
-    spec = tf.TensorSpec(inputs[0].shape, tf.float32, name=source)
-    graph = FrozenGraph(graph_def=graph_def, inputs={"x": spec}, outputs={"y": (nodes[-1], spec)}, name="norm")
-    function = graph.as_function()
-    results = [function(x=tf.constant(values, tf.float32))["y"].numpy() for values in inputs]
-    return [result.reshape(-1, result.shape[-1]) for result in results]
 
 
 def _fuse(editor: GraphEditor, norm: LayerNorm, shape: tf.TensorShape) -> None:

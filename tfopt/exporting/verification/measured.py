@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import tensorflow as tf
 
 from tfopt.errors import ArtifactError, ConfigError
 from tfopt.exporting.manifest import ARTIFACT, FIRST_FORMAT, SOURCE, Manifest, TensorRecord
@@ -96,7 +97,8 @@ class MeasuredArtifact:
     def _check_graph(self, kind: str) -> None:
         """Raises ArtifactError unless the graph has the inputs or outputs that the manifest lists."""
         listed: dict[str, TensorRecord] = getattr(self.manifest.signature, kind)
-        loaded = {name: TensorRecord.of(spec) for name, spec in self.process.loaded[kind].items()}
+        specs = {name: tf.TensorSpec(**spec) for name, spec in self.process.loaded[kind].items()}
+        loaded = {name: TensorRecord.of(spec) for name, spec in specs.items()}
         alike = listed.keys() == loaded.keys() and all(spec.fits(loaded[name]) for name, spec in listed.items())
         if kind == "inputs":  # of outputs, TensorFlow may know more sizes after it has loaded the graph
             alike = alike and all(spec.shape == loaded[name].shape for name, spec in listed.items())
@@ -122,7 +124,7 @@ class MeasuredArtifact:
             ) from error
         return {name: given[own] for name, own in self.output_names.items()}
 
-    def check(self) -> None:
+    def compare_outputs(self) -> None:
         """Compares the outputs with those in the manifest, and lists the problems."""
         if self.process.loaded["imported"]:
             self.problems.append(f"The process had imported {', '.join(self.process.loaded['imported'])}.")

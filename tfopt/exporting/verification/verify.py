@@ -146,7 +146,7 @@ def verify_together(
             _score(served, data, metric, (baselines or measured)[0], on_step)
         for each in served:
             on_step(f"comparing the outputs of {each.path}")
-            each.check()
+            each.compare_outputs()
         for each in measured:
             each.count_weights()
         batch = _one_batch(measured[0], batch_size)

@@ -183,6 +183,4 @@ def with_biases(graph: FrozenGraph, fusions: Sequence[Fusion]) -> FrozenGraph:
             name = editor.add("BiasAdd", name, [fusion.op, zeros], T=dtype_attr(tf.float32), data_format=text("NHWC"))
             editor.redirect(fusion.op, name, keep=[name])
             moved[fusion.op] = name
-    outputs = {key: (moved.get(tensor, tensor), spec) for key, (tensor, spec) in graph.outputs.items()}
-    biased = replace(graph, outputs=outputs)
-    return biased.edited(editor)
+    return graph.edited(editor, moved)

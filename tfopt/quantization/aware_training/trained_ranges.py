@@ -79,7 +79,7 @@ def _remove_fake_quant(graph: FrozenGraph) -> _WithoutFakeQuant:
     editor = GraphEditor(graph.graph_def)
     ranges: dict[str, Range] = {}
     steps: dict[str, np.ndarray] = {}
-    outputs = {tensor: tensor for tensor, _ in graph.outputs.values()}
+    moved: dict[str, str] = {}
     for name in editor.topological():
         node = editor.nodes[name]
         value_range = _range_ends(editor, node) if is_fake_quant(node) else None
@@ -96,9 +96,8 @@ def _remove_fake_quant(graph: FrozenGraph) -> _WithoutFakeQuant:
             limit = float(max(-low.min(), high.max()))
             ranges[replacement] = Range(limit=limit, signed=bool(low.min() < 0))
         editor.redirect(name, replacement)
-        outputs = {old: replacement if new == name else new for old, new in outputs.items()}
-    kept = {key: (outputs[tensor], spec) for key, (tensor, spec) in graph.outputs.items()}
-    return _WithoutFakeQuant(graph=replace(graph, outputs=kept).edited(editor), ranges=ranges, steps=steps)
+        moved[name] = replacement
+    return _WithoutFakeQuant(graph=graph.edited(editor, moved), ranges=ranges, steps=steps)
 
 
 def _range_ends(editor: GraphEditor, node: Any) -> tuple[np.ndarray, np.ndarray] | None:
