@@ -13,21 +13,19 @@ import tensorflow as tf
 from tfopt.errors import ConfigError
 from tfopt.exporting.config import ExportConfig
 from tfopt.exporting.int8.kernels import kernel_name, lower_to_int8
-from tfopt.exporting.int8.node_times import feeds_of
 from tfopt.exporting.int8.selection import CLOCK, select_int8
+from tfopt.exporting.int8.time_table import feeds_of
 from tfopt.exporting.int8.weights import kernels_that_need_vnni
 from tfopt.exporting.signatures import DEFAULT, FLOAT, XLA
-from tfopt.exporting.weight_only.storage import encode_weights
-from tfopt.exporting.weight_only.zeros import encode_zeros
+from tfopt.exporting.stored_weights import encode_weights, encode_zeros
 from tfopt.graph import FrozenGraph, GraphEditor, fold_constants
-from tfopt.graph.edit import dtype_attr
+from tfopt.graph.edit import FLOAT32, INT32, dtype_attr
 from tfopt.graph.fold import WEIGHTED
 from tfopt.graph.unfolded import freeze_unfolded
 from tfopt.quantization import QuantizedModel, WeightOnlyConfig
 from tfopt.quantization.annotation.annotate import has_ranges
 from tfopt.quantization.annotation.fusion import FAKE_QUANT, FAKE_QUANT_WEIGHTS
-from tfopt.quantization.calibration.calibrate import computable
-from tfopt.quantization.calibration.data import HeldOut, read_examples
+from tfopt.quantization.calibration.calibrate import HeldOut, computable, read_calibration_data
 from tfopt.quantization.config import check_exclude, matches
 from tfopt.quantization.keras_methods import KerasQuantized
 from tfopt.quantization.quantize import quantize_frozen
@@ -84,14 +82,15 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
     source = freeze_unfolded(model, trusted=config.trusted) if given is None else given.source
     _check_xla(source, config)
     calibrates = given is None and config.precision == "int8" and not has_ranges(source)
-    examples = read_examples(source, calibration_data, evaluation_data, config.quantization if calibrates else None)
+    calibration = config.quantization if calibrates else None
+    data = read_calibration_data(source, calibration_data, evaluation_data, calibration)
     if given is None and config.precision == "int8":
-        given = quantize_frozen(source, config.quantization, examples if calibrates else None)
-    lowered = _float(source, config) if given is None else _int8(given, config, examples.sample)
-    unseen = examples.held_out(calibrated=lowered.precision == "int8" and not has_ranges(source))
-    held_out = (examples.evaluation and unseen) or lowered.held_out or unseen
+        given = quantize_frozen(source, config.quantization, data if calibrates else None)
+    lowered = _without_int8(source, config) if given is None else _with_int8(given, config, data.sample)
+    unseen = data.held_out(calibrated=lowered.precision == "int8" and not has_ranges(source))
+    held_out = (data.evaluation and unseen) or lowered.held_out or unseen
     needs_vnni = bool(kernels_that_need_vnni(lowered.graphs[DEFAULT]))  # while the weights are constants
-    lowered = replace(lowered, sample=examples.sample, held_out=held_out, needs_vnni=needs_vnni)
+    lowered = replace(lowered, sample=data.sample, held_out=held_out, needs_vnni=needs_vnni)
     return _without_zeros(lowered) if config.sparse_weights else lowered
 
 
@@ -120,7 +119,7 @@ def _without_zeros(lowered: Lowered) -> Lowered:
     return replace(lowered, graphs=graphs, report=report)
 
 
-def _int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str, Any] | None) -> Lowered:
+def _with_int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str, Any] | None) -> Lowered:
     if config.float_weights == "int8":  # before the measurement, which can take long
         names = [node.name for graph in (model.source, model.float_graph) for node in graph.graph_def.node]
         check_exclude(config.weight_only.exclude, names)
@@ -129,8 +128,7 @@ def _int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str, Any]
     if config.int8_nodes == "faster" and quantized:
         stored = None if config.node_times is None else Path(config.node_times)
         with computable():
-            selection = select_int8(model, feeds_of(model.float_graph, sample, config.batch_sizes), stored)
-        model, lowered = selection.model, selection.lowered
+            model, lowered = select_int8(model, feeds_of(model.float_graph, sample, config.batch_sizes), stored)
     in_int8 = bool(model.report.changed)
     if lowered is None:
         lowered = lower_to_int8(model.graph) if in_int8 else model.in_float()
@@ -147,13 +145,7 @@ def _int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str, Any]
             graphs[name] = float_fallback(model.graph, lowered) if in_int8 else graphs[DEFAULT]
         if wanted and in_int8 and config.float_weights == "int8":
             graphs[name] = _encode_rest(graphs[name], config.weight_only, kept_float)[0]
-    return Lowered(
-        source=model.source,
-        graphs=graphs,
-        precision=precision,
-        report=report,
-        held_out=model.held_out,
-    )
+    return Lowered(source=model.source, graphs=graphs, precision=precision, report=report, held_out=model.held_out)
 
 
 def _encode_rest(
@@ -175,7 +167,7 @@ def _encode_rest(
     return encoded, steps, report.notes
 
 
-def _float(source: FrozenGraph, config: ExportConfig) -> Lowered:
+def _without_int8(source: FrozenGraph, config: ExportConfig) -> Lowered:
     graph, report = fold_constants(source), None
     if graph.graph_def.ByteSize() > 1.1 * source.graph_def.ByteSize():
         graph = source  # its weights are stored in few bits, for example by Keras in int4, and folding decoded them
@@ -221,12 +213,12 @@ def _decode(editor: GraphEditor, node: Any, kernels: GraphEditor) -> str:
     kernel = kernels.nodes[kernel_name(reader.name)]
     high = kernels.value(kernel.input[len(kernel.attr["Tdevice_inputs"].list.type) + 3])
     scales, sizes = (high / 127).astype(np.float32), np.asarray(editor.value(node.input[0]).shape, np.int32)
-    int8, float32 = dtype_attr(tf.int8), dtype_attr(tf.float32)
+    int8, float32 = dtype_attr(tf.int8), FLOAT32
     stored = editor.add("Const", f"{node.name}/int8", (), **kernels.nodes[kernel.input[1]].attr)
     plain = editor.add("Bitcast", f"{node.name}/plain", [stored], T=dtype_attr(tf.qint8), type=int8)
     cast = editor.add("Cast", f"{node.name}/cast", [plain], SrcT=int8, DstT=float32)
     shape = editor.add_constant(f"{node.name}/shape", sizes)
-    shaped = editor.add("Reshape", f"{node.name}/shaped", [cast, shape], T=float32, Tshape=dtype_attr(tf.int32))
+    shaped = editor.add("Reshape", f"{node.name}/shaped", [cast, shape], T=float32, Tshape=INT32)
     return editor.add(
         "Mul", f"{node.name}/decoded", [shaped, editor.add_constant(f"{node.name}/scales", scales)], T=float32
     )

@@ -36,8 +36,7 @@ from tfopt.graph import FrozenGraph
 from tfopt.graph.frozen import output_ops, reason_of
 from tfopt.graph.inputs import open_size, table_rows
 from tfopt.graph.tables import words_of
-from tfopt.quantization.calibration.calibrate import computable
-from tfopt.quantization.calibration.data import HELD_OUT, HeldOut
+from tfopt.quantization.calibration.calibrate import HELD_OUT, HeldOut, computable
 from tfopt.quantization.calibration.range_use import usual_limit
 
 CHECKED_EXAMPLES = 2
@@ -61,7 +60,7 @@ def make_check(
     source: FrozenGraph,
     graphs: Mapping[str, FrozenGraph],
     sample: Mapping[str, np.ndarray] | None,
-    examples: HeldOut | None = None,
+    held_out: HeldOut | None = None,
 ) -> CheckRecord:
     """Returns the outputs of the source and of the artifact's graphs on the same inputs. verify compares with them.
 
@@ -69,7 +68,7 @@ def make_check(
         source: The model's own graph.
         graphs: The graph of each signature.
         sample: Examples, which give the range and the shape of real inputs. None where there are none.
-        examples: Examples that the artifact was not calibrated on. The check records its error on them, because an
+        held_out: Examples that the artifact was not calibrated on. The check records its error on them, because an
             int8 model can be right in the range of its calibration data, and wrong on all others.
     Raises:
         ConfigError: The data holds NaN or infinity, or the model cannot compute with the examples.
@@ -84,7 +83,7 @@ def make_check(
         words = dict.fromkeys(strings, _words(words_of(source.tables) or OTHER_WORDS))
         candidates = [ranges | _places(words) for ranges in _ranges_without_data(source, specs)]
     else:
-        examples = examples or HeldOut(inputs=_recombined(sample), origin=RECOMBINED)
+        held_out = held_out or HeldOut(inputs=_recombined(sample), origin=RECOMBINED)
         shapes = {name: list(value.shape) for name, value in sample.items()}
         words = {name: _words(_text_of(value) for value in sample[name].reshape(-1)) for name in strings}
         whole = {name: _range_of(name, value) for name, value in sample.items() if name not in words} | _places(words)
@@ -110,13 +109,13 @@ def make_check(
         recorded = {
             kind: {name: record_output(value) for name, value in values.items()} for kind, values in outputs.items()
         }
-        compared = _on_examples(models, specs, examples)
+        compared = _on_held_out(models, specs, held_out)
         scales = _scales(source, [outputs[SOURCE], *([compared[SOURCE]] if compared else [])])
         recorded[SOURCE] = {name: replace(each, scale=_short(scales[name])) for name, each in recorded[SOURCE].items()}
         others = {kind: given for kind, given in compared.items() if kind != SOURCE}
         usual = _scales(source, [compared[SOURCE]]) if compared else {}
         errors = {kind: _error(given, compared[SOURCE], usual) for kind, given in others.items()}
-        return replace(check, outputs=recorded, examples=_origin(sample, examples, compared), errors=errors)
+        return replace(check, outputs=recorded, examples=_origin(sample, held_out, compared), errors=errors)
     assert problem is not None
     raise problem
 
@@ -170,14 +169,14 @@ def compare(
     return largest, relative
 
 
-def _on_examples(
-    models: Mapping[str, FrozenGraph], specs: Mapping[str, TensorRecord], examples: HeldOut | None
+def _on_held_out(
+    models: Mapping[str, FrozenGraph], specs: Mapping[str, TensorRecord], held_out: HeldOut | None
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Returns the outputs of each model on the examples. Empty where the source's own are not finite, or too few."""
+    """Returns the outputs of each model on these examples. Empty where the source's own are not finite, or too few."""
     size = next((spec.shape[0] for spec in specs.values() if spec.shape), None)
-    if examples is None or (size and any(len(value) < size for value in examples.inputs.values())):
+    if held_out is None or (size and any(len(value) < size for value in held_out.inputs.values())):
         return {}
-    inputs = {name: value[:size] for name, value in examples.inputs.items()}
+    inputs = {name: value[:size] for name, value in held_out.inputs.items()}
     with computable():
         outputs = {kind: model.predict(inputs) for kind, model in models.items()}
     numbers = all(np.isfinite(value).all() for value in outputs[SOURCE].values() if value.dtype.kind == "f")
@@ -206,11 +205,11 @@ def _error(
     return ErrorRecord(max_abs=float(np.abs(differences).max(initial=0.0)), relative=_short(_ratio(differences, norm)))
 
 
-def _origin(sample: Any, examples: HeldOut | None, compared: Mapping[str, Any]) -> str:
-    if examples is None or not compared:
+def _origin(sample: Any, held_out: HeldOut | None, compared: Mapping[str, Any]) -> str:
+    if held_out is None or not compared:
         return RANDOM if sample is None else f"{RANDOM} in the range of calibration_data"
-    count = len(next(iter(examples.inputs.values())))
-    return examples.origin if examples.origin == RECOMBINED else f"{count} examples of {examples.origin}"
+    count = len(next(iter(held_out.inputs.values())))
+    return held_out.origin if held_out.origin == RECOMBINED else f"{count} examples of {held_out.origin}"
 
 
 def _outputs(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.graph.edit import AttrValue, GraphEditor, attribute, dtype_attr, producer
+from tfopt.graph.edit import INT32, AttrValue, GraphEditor, attribute, producer
 
 PRODUCT = "BatchMatMulV2"
 
@@ -68,7 +68,7 @@ def _expand(editor: GraphEditor, node: Any) -> None:
 def become_transpose(editor: GraphEditor, node: Any, source: str, order: np.ndarray) -> None:
     """Turns a node, which keeps its name, into the transpose of another tensor."""
     inputs = [source, editor.add_constant(f"{node.name}/order", order)]
-    editor.become(node.name, "Transpose", inputs, T=node.attr["T"], Tperm=dtype_attr(tf.int32))
+    editor.become(node.name, "Transpose", inputs, T=node.attr["T"], Tperm=INT32)
 
 
 def _become_product(
@@ -103,7 +103,7 @@ def transposed(
     if moves_nothing(order):
         return tensor
     constant = editor.add_constant(f"{name}/order", order)
-    return editor.add("Transpose", name, [tensor, constant], T=dtype, Tperm=dtype_attr(tf.int32))
+    return editor.add("Transpose", name, [tensor, constant], T=dtype, Tperm=INT32)
 
 
 def _absorb_transposes(editor: GraphEditor, outputs: frozenset[str]) -> None:

@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, integers, is_nhwc, producer
+from tfopt.graph.edit import INT32, GraphEditor, attribute, integers, is_nhwc, producer
 from tfopt.graph.products import ELEMENTWISE
 from tfopt.graph.sizes import Shapes
 
@@ -153,13 +152,7 @@ def _dilate(editor: GraphEditor, last: Any, outputs: frozenset[str]) -> None:
     if amounts.any():
         every_axis = np.pad(amounts, [(1, 1), (0, 0)]).astype(np.int32)
         zeros = editor.add_constant(f"{convolution.name}/paddings", every_axis)
-        source = editor.add(
-            "Pad",
-            f"{convolution.name}/pad",
-            [source, zeros],
-            T=convolution.attr["T"],
-            Tpaddings=dtype_attr(tf.int32),
-        )
+        source = editor.add("Pad", f"{convolution.name}/pad", [source, zeros], T=convolution.attr["T"], Tpaddings=INT32)
     convolution.attr["dilations"].CopyFrom(integers(dilations))
     entrance = path[-2]
     editor.set_inputs(entrance.name, [source, *entrance.input[1:]])

@@ -218,6 +218,9 @@ def dtype_attr(dtype: Any) -> AttrValue:
     return AttrValue(type=dtype.as_datatype_enum)
 
 
+FLOAT32, INT32 = dtype_attr(tf.float32), dtype_attr(tf.int32)
+
+
 def strings(values: Iterable[str]) -> AttrValue:
     return AttrValue(list=AttrValue.ListValue(s=[value.encode() for value in values]))
 

@@ -256,19 +256,9 @@ def _warn(name: str, given: Any, dtype: Any, how: str) -> None:
 
 
 # Ops whose result holds values of the first input. BiasAdd counts too: a logit plus a bias is still a logit.
-VALUE_PRESERVING = frozenset(
-    {
-        "Identity",
-        "IdentityN",
-        "Cast",
-        "Reshape",
-        "Squeeze",
-        "ExpandDims",
-        "Transpose",
-        "StridedSlice",
-        "Slice",
-        "BiasAdd",
-    }
+VALUE_PRESERVING = (
+    *("Identity", "IdentityN", "Cast", "Reshape", "Squeeze", "ExpandDims", "Transpose", "StridedSlice", "Slice"),
+    "BiasAdd",
 )
 
 

@@ -21,8 +21,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.graph.batched_products import axes_order, become_transpose, einsum_labels, moves_nothing, transposed
-from tfopt.graph.edit import AttrValue, GraphEditor, attribute, dtype_attr, producer
-from tfopt.graph.sizes import INT32, OpenSize, Shapes, Size, Sizes
+from tfopt.graph.edit import INT32, AttrValue, GraphEditor, attribute, producer
+from tfopt.graph.sizes import OpenSize, Shapes, Size, Sizes
 
 ELEMENTWISE = (
     *("BiasAdd", "Add", "AddV2", "Sub", "Mul", "RealDiv", "Neg", "Square", "Pow", "Exp", "Maximum", "Minimum"),
@@ -73,7 +73,7 @@ def _fix_sizes(editor: GraphEditor, sizes: Sizes) -> bool:
         if values is not None and numbers.count(None) <= 1 and all(item is None or item > 0 for item in numbers):
             constant = np.array([-1 if item is None else item for item in numbers], np.int32)
             editor.set_inputs(name, [node.input[0], editor.add_constant(f"{name}/sizes", constant)])
-            node.attr["Tshape"].CopyFrom(dtype_attr(tf.int32))
+            node.attr["Tshape"].CopyFrom(INT32)
             fixed = True
     return fixed
 
@@ -232,13 +232,7 @@ def _multiply(
     flat = editor.add("Reshape", f"{node.name}/rows", [source, rows], T=dtype, Tshape=INT32)
     no = AttrValue(b=False)
     product = editor.add(
-        "MatMul",
-        f"{node.name}/product",
-        [flat, weights],
-        origin=node.name,
-        T=dtype,
-        transpose_a=no,
-        transpose_b=no,
+        "MatMul", f"{node.name}/product", [flat, weights], origin=node.name, T=dtype, transpose_a=no, transpose_b=no
     )
     return [product, shape]
 

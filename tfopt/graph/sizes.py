@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.compat.tensorflow import op_definition
-from tfopt.graph.edit import AttrValue, GraphEditor, attribute, dtype_attr, is_nhwc, producer
+from tfopt.graph.edit import INT32, AttrValue, GraphEditor, attribute, is_nhwc, producer
 
 Shapes = dict[str, tf.TensorShape]
 
@@ -34,7 +34,6 @@ class OpenSize:
 
 Size = int | OpenSize
 Found = Sequence[Size | None] | None
-INT32 = dtype_attr(tf.int32)
 
 
 class Sizes:

@@ -31,11 +31,7 @@ TABLE_OPS = frozenset({"HashTable", "HashTableV2", "MutableHashTable", "MutableH
 
 
 def freeze(
-    source: keras.Model | str | Path,
-    signature: str = "serving_default",
-    *,
-    fold: bool = True,
-    trusted: bool = False,
+    source: keras.Model | str | Path, signature: str = "serving_default", *, fold: bool = True, trusted: bool = False
 ) -> FrozenGraph:
     """Freezes a model for inference: its weights become constants, and half precision is widened.
 

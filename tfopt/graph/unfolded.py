@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfopt.compat.kinds import is_tf_keras
 from tfopt.errors import UnsupportedModelError
-from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, is_nhwc
+from tfopt.graph.edit import FLOAT32, GraphEditor, attribute, is_nhwc
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.graph.source import freeze
 from tfopt.graph.unsafe_ops import check_graph
@@ -64,10 +64,9 @@ def _decompose_batch_norms(graph: FrozenGraph) -> FrozenGraph:
             continue
         gamma, beta, mean, variance = (np.asarray(value, np.float64) for value in statistics)
         scale = gamma / np.sqrt(variance + attribute(node, "epsilon").f)
-        kind = dtype_attr(tf.float32)
         factor = editor.add_constant(f"{name}/scale", scale.astype(np.float32))
         offset = editor.add_constant(f"{name}/offset", (beta - mean * scale).astype(np.float32))
-        product = editor.add("Mul", f"{name}/mul", [node.input[0], factor], T=kind)
-        moved[name] = editor.add("AddV2", f"{name}/add", [product, offset], origin=name, T=kind)
+        product = editor.add("Mul", f"{name}/mul", [node.input[0], factor], T=FLOAT32)
+        moved[name] = editor.add("AddV2", f"{name}/add", [product, offset], origin=name, T=FLOAT32)
         editor.redirect(name, moved[name])
     return graph.edited(editor, moved)

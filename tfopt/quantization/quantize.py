@@ -15,7 +15,7 @@ from tfopt.pruning.tfmot import import_tfmot
 from tfopt.quantization.annotation.annotate import AnnotatedGraph, has_ranges
 from tfopt.quantization.aware_training.prepare import quantize_for_training
 from tfopt.quantization.aware_training.trained_ranges import read_ranges
-from tfopt.quantization.calibration.data import CalibrationData, read_examples
+from tfopt.quantization.calibration.calibrate import CalibrationData, read_calibration_data
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.quantization.keras_methods import KerasQuantized, is_keras_config, quantize_with_keras
 from tfopt.quantization.post_training.post_training import quantize_after_training
@@ -86,18 +86,13 @@ def quantize(
     if of_keras_2 and not ranged and (config.training or calibration_data is None):
         return _quantize_tf_keras(model, config)
     return quantize_frozen(
-        source, config, None if ranged else read_examples(source, calibration_data, evaluation_data, config)
+        source, config, None if ranged else read_calibration_data(source, calibration_data, evaluation_data, config)
     )
 
 
-def quantize_frozen(
-    source: FrozenGraph, config: QuantizationConfig, examples: CalibrationData | None
-) -> QuantizedModel:
-    """Quantizes a frozen model. It holds ranges if there are no examples."""
-    if examples is None:
-        quantized = _quantize_trained(source, config)
-    else:
-        quantized = quantize_after_training(source, config, examples)
+def quantize_frozen(source: FrozenGraph, config: QuantizationConfig, data: CalibrationData | None) -> QuantizedModel:
+    """Quantizes a frozen model. It holds ranges if there are no data."""
+    quantized = _quantize_trained(source, config) if data is None else quantize_after_training(source, config, data)
     quantized.report.warn_if_unchanged()
     return quantized
 

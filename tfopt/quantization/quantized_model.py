@@ -13,7 +13,7 @@ from tfopt.quantization.annotation.annotate import Adjustment, AnnotatedGraph, a
 from tfopt.quantization.annotation.fusion import Fusion, FusionSearch, weights_quantizer
 from tfopt.quantization.annotation.grids import LOST, Range, WeightGrid, lost_weights, share_lost, steps_above_zero
 from tfopt.quantization.annotation.ranged_tensors import tensors_of_fusion
-from tfopt.quantization.calibration.data import HeldOut
+from tfopt.quantization.calibration.calibrate import HeldOut
 from tfopt.report import Change, PassReport
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.graph import GraphEditor
-from tfopt.graph.edit import AttrValue, attribute, copy_attributes, dtype_attr, producer, text
+from tfopt.graph.edit import FLOAT32, INT32, AttrValue, attribute, copy_attributes, dtype_attr, producer, text
 from tfopt.quantization.annotation.fusion import FAKE_QUANT
 from tfopt.quantization.annotation.grids import Range
 
@@ -106,7 +106,7 @@ class Activations:
             f"{name}/dequantize",
             [tensor.values, *self._ends(tensor.span)],
             T=dtype_attr(tensor.dtype),
-            dtype=dtype_attr(tf.float32),
+            dtype=FLOAT32,
             mode=text("MIN_COMBINED"),  # it takes half the time of SCALED
             narrow_range=AttrValue(b=False),
             axis=AttrValue(i=-1),
@@ -134,7 +134,7 @@ class Activations:
     def pad(self, name: str, held: Quantized, paddings: np.ndarray) -> Quantized:
         """Pads a tensor with its zero point."""
         sizes = self._editor.add_constant("paddings", paddings)
-        return self._move("PadV2", name, held, [sizes], Tpaddings=dtype_attr(tf.int32))
+        return self._move("PadV2", name, held, [sizes], Tpaddings=INT32)
 
     def join(self, joint: Any, held: Quantized, parts: Sequence[Quantized]) -> Quantized:
         """Concatenates or pools (ConcatV2, AvgPool) quantized tensors of one range; `held` has no values yet."""

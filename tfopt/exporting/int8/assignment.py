@@ -17,8 +17,7 @@ import tensorflow as tf
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from tfopt.exporting.int8.node_times import Feeds
-from tfopt.exporting.int8.time_table import TimeTable
+from tfopt.exporting.int8.time_table import Feeds, TimeTable
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.quantization import QuantizedModel
 from tfopt.quantization.annotation.fusion import DATA_MOVEMENT_OPS, Fusion, before_data_movement, consumers_of
@@ -81,7 +80,7 @@ def fastest_assignment(
         for fusion in fusions
     }
     # A joint is on the side that saves conversions. Its own time is small beside these.
-    joints = {joint.output: joint.inputs for joint in find_shared_range_ops(editor, fusions, quantized.ranges)}
+    joints = find_shared_range_ops(editor, fusions, quantized.ranges)
     number = {name: network.node() for name in (*entering, *joints)}
     for fusion in fusions:
         measured = times[fusion.op]

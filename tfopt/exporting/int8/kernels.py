@@ -40,16 +40,11 @@ from tfopt.exporting.int8.activations import MIDDLE, Activations, Quantized, ran
 from tfopt.exporting.int8.layer_norm import fuse_layer_norms
 from tfopt.exporting.int8.weights import KernelWeights
 from tfopt.graph import FrozenGraph, GraphEditor
-from tfopt.graph.edit import AttrValue, copy_attributes, dtype_attr, producer, strings, text, types
+from tfopt.graph.edit import FLOAT32, AttrValue, copy_attributes, dtype_attr, producer, strings, text, types
 from tfopt.graph.fold import CONVOLUTIONS, paddings_of
 from tfopt.quantization.annotation.activations import NON_NEGATIVE
 from tfopt.quantization.annotation.annotate import AnnotatedGraph
-from tfopt.quantization.annotation.fusion import (
-    DATA_MOVEMENT_OPS,
-    FAKE_QUANT,
-    Fusion,
-    before_data_movement,
-)
+from tfopt.quantization.annotation.fusion import DATA_MOVEMENT_OPS, FAKE_QUANT, Fusion, before_data_movement
 from tfopt.quantization.annotation.ranged_tensors import SHARED_RANGE_OPS, values_of
 
 
@@ -133,7 +128,7 @@ class _Kernels:
             [entering.values, stored, bias, *(added.values for added in summands), *host],
             Tinput=dtype_attr(entering.dtype),
             Tfilter=dtype_attr(tf.qint8),
-            Tbias=dtype_attr(tf.float32),
+            Tbias=FLOAT32,
             Tsummand=dtype_attr((*summands, leaving)[0].dtype),
             out_type=dtype_attr(leaving.dtype),
             Tdevice_inputs=types(entering.dtype, tf.qint8, tf.float32, *(added.dtype for added in summands)),
@@ -170,8 +165,8 @@ class _Kernels:
             [entering.values, stored, bias, *host],
             T1=dtype_attr(entering.dtype),
             T2=dtype_attr(tf.qint8),
-            Tbias=dtype_attr(tf.float32),
-            U=dtype_attr(tf.float32),
+            Tbias=FLOAT32,
+            U=FLOAT32,
             Tout=dtype_attr(result),
             Tdevice_inputs=types(entering.dtype, tf.qint8, tf.float32),
             Thost_inputs=types(*[tf.float32] * len(host)),

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.graph import FrozenGraph, GraphEditor
-from tfopt.graph.edit import AttrValue, dtype_attr
+from tfopt.graph.edit import FLOAT32, INT32, AttrValue
 from tfopt.quantization.annotation.activations import run_group
 
 OPS = ("Mean", "StopGradient", "SquaredDifference", "Square", "Add", "AddV2", "Sub", "Mul", "RealDiv", "Neg")
@@ -24,7 +24,6 @@ ROOTS = ("Rsqrt", "Sqrt")
 LARGEST_GROUP = 16
 RANKS = (2, 3)  # of the tensors that the kernel accepts
 TOLERANCE = 1e-4
-FLOAT = dtype_attr(tf.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,12 +152,8 @@ def _fuse(editor: GraphEditor, norm: LayerNorm, shape: tf.TensorShape) -> None:
     fused = editor.add(
         "_MklLayerNorm",
         fused_name(name),
-        [
-            source,
-            editor.add_constant(f"{name}/scale", norm.scale),
-            editor.add_constant(f"{name}/offset", norm.offset),
-        ],
-        T=FLOAT,
+        [source, editor.add_constant(f"{name}/scale", norm.scale), editor.add_constant(f"{name}/offset", norm.offset)],
+        T=FLOAT32,
         epsilon=AttrValue(f=norm.epsilon),
     )
     editor.redirect(name, _reshape(editor, f"{name}/back", fused, _sizes(editor, norm, shape)) if flat else fused)
@@ -169,8 +164,8 @@ def _sizes(editor: GraphEditor, norm: LayerNorm, shape: tf.TensorShape) -> str:
     name, sizes = norm.nodes[-1], shape.as_list()
     if sizes.count(None) <= 1:
         return editor.add_constant(f"{name}/back/sizes", np.array([size or -1 for size in sizes], np.int32))
-    return editor.add("Shape", f"{name}/back/sizes", [norm.input], T=FLOAT, out_type=dtype_attr(tf.int32))
+    return editor.add("Shape", f"{name}/back/sizes", [norm.input], T=FLOAT32, out_type=INT32)
 
 
 def _reshape(editor: GraphEditor, name: str, tensor: str, sizes: str) -> str:
-    return editor.add("Reshape", name, [tensor, sizes], T=FLOAT, Tshape=dtype_attr(tf.int32))
+    return editor.add("Reshape", name, [tensor, sizes], T=FLOAT32, Tshape=INT32)

@@ -1,13 +1,13 @@
 """Decides by measured times which nodes of a quantized model run in int8 and which stay float.
 
 An int8 kernel is not always faster: a small convolution may be slower, and conversions between int8 and float take time
-too. Counts of operations do not tell, so the nodes are timed. There are four steps, each in one call:
+too. Counts of operations do not tell, so the nodes are timed. There are three steps, each in one call:
 
-1. node_times.py times the nodes of two graphs, one all float and one with as much int8 as possible.
-2. time_table.py adds them up to a table of two times for each fusion. The table can be stored, and then decides for
-   another machine. It also says which layer normalisations oneDNN's kernel makes faster.
-3. assignment.py finds the fastest assignment of the fusions to int8 and float.
-4. This module times whole graphs in turns, because the times of nodes can mislead. A model that int8 would make slower
+1. time_table.py times the nodes of two graphs, one all float and one with as much int8 as possible, and adds them up to
+   a table of two times for each fusion. The table can be stored, and then decides for another machine. It also says
+   which layer normalisations oneDNN's kernel makes faster.
+2. assignment.py finds the fastest assignment of the fusions to int8 and float.
+3. This module times whole graphs in turns, because the times of nodes can mislead. A model that int8 would make slower
    stays float. The turns end as soon as it is clear which graphs make the model slower. The table has these times too.
 """
 
@@ -17,7 +17,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,7 @@ from tfopt.atomic.files import write_text
 from tfopt.exporting.int8.assignment import TIE, fastest_assignment
 from tfopt.exporting.int8.kernels import lower_to_int8
 from tfopt.exporting.int8.layer_norm import find_layer_norms
-from tfopt.exporting.int8.node_times import Feeds, TimedGraph, measure_nodes
-from tfopt.exporting.int8.time_table import FusionTimes, TimeTable, read_table, table_of
+from tfopt.exporting.int8.time_table import Feeds, TimedGraph, TimeTable, measure_table, read_table
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.quantization import QuantizedModel
 from tfopt.quantization.annotation.fusion import Fusion
@@ -46,27 +45,14 @@ CLOCK = "clock"  # the kind of the report's step with the result for the whole m
 AS_A_WHOLE = "the model as a whole is faster in float32"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """The result of `select_int8`.
+def select_int8(
+    quantized: QuantizedModel, feeds: Feeds, stored: Path | None = None
+) -> tuple[QuantizedModel, FrozenGraph | None]:
+    """Returns the model with the nodes in int8 that it makes faster, and its int8 graph, if there are any.
 
-    Attributes:
-        model: The model with the chosen nodes quantized, and the times in its report.
-        lowered: Its int8 graph. None if nothing is in int8.
-    """
+    In the given model, everything is quantized that can be. Each batch size of the feeds has the same weight. A stored
+    TimeTable decides, and nothing is timed; if the file does not exist, the measured table is written to it.
 
-    model: QuantizedModel
-    lowered: FrozenGraph | None = None
-
-
-def select_int8(quantized: QuantizedModel, feeds: Feeds, stored: Path | None = None) -> Selection:
-    """Selects the nodes that int8 makes faster.
-
-    Args:
-        quantized: The model with everything quantized that can be, at least one node.
-        feeds: Inputs by name for each batch size. Each size has the same weight.
-        stored: A JSON file with a TimeTable. If it exists, it decides, and nothing is timed. Otherwise the measured
-            table is written to it.
     Raises:
         ConfigError: The file is not a time table, or it is of another model or of other batch sizes.
     """
@@ -74,19 +60,18 @@ def select_int8(quantized: QuantizedModel, feeds: Feeds, stored: Path | None = N
     fusions = [fusion.within(editor) for fusion in quantized.graph.fusions]
     if stored is not None and stored.exists():
         table = read_table(stored, fusions, list(feeds))
-        selection = _fittest(quantized, _choose(quantized, editor, fusions, table, feeds), table)
+        model, lowered = _fittest(quantized, _choose(quantized, editor, fusions, table, feeds), table)
     else:
-        selection, table = _measure_and_choose(quantized, editor, fusions, feeds)
+        (model, lowered), table = _measure_and_choose(quantized, editor, fusions, feeds)
         if stored is not None:
             write_text(stored, json.dumps(with_checksum(table.to_dict()), indent=2) + "\n")
-    report = selection.model.report
-    changed = [replace(each, detail=f"{each.detail}; {table.fusions[each.name]}") for each in report.changed]
-    return replace(selection, model=replace(selection.model, report=replace(report, changed=changed)))
+    changed = [replace(each, detail=f"{each.detail}; {table.fusions[each.name]}") for each in model.report.changed]
+    return replace(model, report=replace(model.report, changed=changed)), lowered
 
 
 def _measure_and_choose(
     quantized: QuantizedModel, editor: GraphEditor, fusions: Sequence[Fusion], feeds: Feeds
-) -> tuple[Selection, TimeTable]:
+) -> tuple[tuple[QuantizedModel, FrozenGraph | None], TimeTable]:
     everything = lower_to_int8(quantized.graph)
     norms = find_layer_norms(quantized.float_graph, editor)
     # The float graph takes as long as the graph of a float32 export. It differs in the values of weights, and in added
@@ -94,7 +79,7 @@ def _measure_and_choose(
     with ExitStack() as stack:
         single = stack.enter_context(TimedGraph(quantized.float_graph))
         int8 = stack.enter_context(TimedGraph(everything))
-        table = table_of(measure_nodes(single, int8, feeds), editor, fusions, norms)
+        table = measure_table(single, int8, feeds, editor, fusions, norms)
         chosen = _choose(quantized, editor, fusions, table, feeds)
         lowered = {
             name: lower_to_int8(model.graph, table.slower_norms)
@@ -119,20 +104,18 @@ def _fittest(
     chosen: QuantizedModel,
     table: TimeTable,
     lowered: Mapping[str, FrozenGraph] | None = None,
-) -> Selection:
+) -> tuple[QuantizedModel, FrozenGraph | None]:
     """Returns what the times of whole graphs decide for. `lowered` holds int8 graphs that exist already."""
     models = {name: model for name, model in _candidates(quantized, chosen).items() if name in table.whole}
     if not models:  # the table is of an earlier version
-        in_int8 = bool(chosen.report.changed)
-        return Selection(model=chosen, lowered=lower_to_int8(chosen.graph, table.slower_norms) if in_int8 else None)
+        return chosen, lower_to_int8(chosen.graph, table.slower_norms) if chosen.report.changed else None
     ratios = [table.whole[name] for name in models]
     best_fit = fastest_fit(ratios)
     if best_fit is None:
         least = dict(zip(table.batch_sizes, min(ratios, key=sum), strict=True))
-        return Selection(model=stay_float(quantized, chosen, least))
+        return stay_float(quantized, chosen, least), None
     name = list(models)[best_fit]
-    graph = (lowered or {}).get(name) or lower_to_int8(models[name].graph, table.slower_norms)
-    return Selection(model=models[name], lowered=graph)
+    return models[name], (lowered or {}).get(name) or lower_to_int8(models[name].graph, table.slower_norms)
 
 
 def _choose(
@@ -140,18 +123,13 @@ def _choose(
 ) -> QuantizedModel:
     """Returns the model with the nodes in int8 that the table decides for. The report has the reason for the others."""
     in_int8 = fastest_assignment(quantized, editor, fusions, table, feeds)
-    slower = {
-        fusion.op: f"{_why(table, table.fusions[fusion.op])}: {table.fusions[fusion.op]}"
-        for fusion, chosen in zip(fusions, in_int8, strict=True)
-        if not chosen
-    }
+    slower = {}
+    for fusion, chosen in zip(fusions, in_int8, strict=True):
+        times = table.fusions[fusion.op]
+        if not chosen:
+            conversions = "converting its tensors would cost more than int8 saves"
+            slower[fusion.op] = f"{'slower in int8' if table.is_slower(times) else conversions}: {times}"
     return quantized.leaving_float(slower) if slower else quantized
-
-
-def _why(table: TimeTable, times: FusionTimes) -> str:
-    if table.is_slower(times):
-        return "slower in int8"
-    return "converting its tensors would cost more than int8 saves"
 
 
 def stay_float(quantized: QuantizedModel, chosen: QuantizedModel, ratios: Mapping[int, float]) -> QuantizedModel:

@@ -26,14 +26,6 @@ CHUNK_BYTES = 2**26
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledExamples:
-    """A chunk of examples in the form that artifacts take: arrays by input name, and the labels."""
-
-    inputs: Mapping[str, np.ndarray]
-    labels: Any
-
-
-@dataclass(frozen=True, kw_only=True)
 class Scores:
     """The scores of one artifact.
 
@@ -75,7 +67,9 @@ class Scoreboard:
             for artifact, given in outputs.items():
                 scores = self._streamed.setdefault(artifact, {})
                 if name not in scores:
-                    scores[name] = _fresh(self._metric)
+                    fresh = new_score(self._metric)
+                    assert fresh is not None
+                    scores[name] = fresh
                 scores[name].update(targets, given[name])
                 decide = getattr(scores[name], "decisions", None)
                 if decide is not None:
@@ -128,12 +122,11 @@ class Scoreboard:
         return found
 
 
-def chunks(data: Any, specs: Mapping[str, TensorRecord]) -> Iterator[LabelledExamples]:
-    """Yields labelled data in chunks of about 64 MiB.
+def chunks(data: Any, specs: Mapping[str, TensorRecord]) -> Iterator[tuple[dict[str, np.ndarray], Any]]:
+    """Yields labelled data in chunks of about 64 MiB: the inputs, as arrays by name, and the labels.
 
-    Args:
-        data: (inputs, labels), or batches of (inputs, labels), in any form that `iterate_batches` reads.
-        specs: The artifact's inputs by name, in the model's order.
+    The data are (inputs, labels), or batches of these, in any form that `iterate_batches` reads.
+
     Raises:
         ConfigError: The data holds no examples or no labels, or they do not fit the inputs.
     """
@@ -178,13 +171,7 @@ def _no_labels(specs: Mapping[str, TensorRecord]) -> ConfigError:
     )
 
 
-def _fresh(metric: str | Metric | Score) -> Score:
-    score = new_score(metric)
-    assert score is not None  # only a Score is updated chunk by chunk
-    return score
-
-
-def _chunk(batches: list[tuple[Any, Any]], specs: Mapping[str, TensorRecord]) -> LabelledExamples:
+def _chunk(batches: list[tuple[Any, Any]], specs: Mapping[str, TensorRecord]) -> tuple[dict[str, np.ndarray], Any]:
     labels = _concatenated([labels for _, labels in batches])
     inputs = _join([values for values, _ in batches], specs)
     count = len(next(iter(inputs.values())))
@@ -193,7 +180,7 @@ def _chunk(batches: list[tuple[Any, Any]], specs: Mapping[str, TensorRecord]) ->
             raise ConfigError(
                 f"data must have one label per example. Received: {count} examples and {len(part)} labels."
             )
-    return LabelledExamples(inputs=inputs, labels=labels)
+    return inputs, labels
 
 
 def _concatenated(labels: list[Any]) -> Any:

@@ -129,7 +129,10 @@ def verify_together(
         MeasuredArtifact(path, read_intact_manifest(path), trusted) for path in dict.fromkeys(map(Path, artifacts))
     ]
     for each in measured:
-        _check_signature(each, signature)
+        known = each.manifest.signatures
+        if signature is not None and signature not in known:
+            wrong = unknown_name("signature", signature, known)
+            raise ConfigError(f"{wrong} These are the signatures of {each.path}.")
     baselines = _find_baselines(measured, baseline, trusted)
     first = measured[0].manifest.signature
     for each in baselines:
@@ -169,18 +172,12 @@ def _score(
     signature = served[0].manifest.signature
     scoreboard = Scoreboard(metric, {name: spec.op for name, spec in signature.outputs.items()})
     done = 0
-    for chunk in chunks(data, signature.inputs):
+    for inputs, labels in chunks(data, signature.inputs):
         on_step(f"scoring, {done:,} examples done")
-        done += len(next(iter(chunk.inputs.values())))
-        scoreboard.add(chunk.labels, {each: each.predict(chunk.inputs) for each in served}, reference)
+        done += len(next(iter(inputs.values())))
+        scoreboard.add(labels, {each: each.predict(inputs) for each in served}, reference)
     for artifact, scores in scoreboard.scores().items():
         artifact.scores = scores
-
-
-def _check_signature(artifact: MeasuredArtifact, signature: str | None) -> None:
-    known = artifact.manifest.signatures
-    if signature is not None and signature not in known:
-        raise ConfigError(f"{unknown_name('signature', signature, known)} These are the signatures of {artifact.path}.")
 
 
 def _find_baselines(

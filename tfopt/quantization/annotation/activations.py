@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from tfopt.graph.edit import GraphDef, GraphEditor, NodeDef, attribute, dtype_attr, producer
+from tfopt.graph.edit import FLOAT32, GraphDef, GraphEditor, NodeDef, attribute, producer
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.graph.products import ELEMENTWISE
 
@@ -84,7 +84,7 @@ def _closed_group(editor: GraphEditor, tensor: str, outputs: Collection[str]) ->
 def run_group(editor: GraphEditor, tensor: str, nodes: Sequence[str], inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Returns the result of a group of nodes that read one tensor and constants, for each value of the tensor."""
     graph_def = GraphDef()
-    graph_def.node.append(NodeDef(name=tensor, op="Placeholder", attr={"dtype": dtype_attr(tf.float32)}))
+    graph_def.node.append(NodeDef(name=tensor, op="Placeholder", attr={"dtype": FLOAT32}))
     constants = {producer(source) for name in nodes for source in editor.nodes[name].input} - {tensor, *nodes}
     graph_def.node.extend(editor.nodes[name] for name in (*sorted(constants), *nodes))
     spec = tf.TensorSpec(inputs[0].shape, tf.float32, name=tensor)

@@ -20,9 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from tfopt.graph.edit import AttrValue, GraphEditor, dtype_attr, producer, text
+from tfopt.graph.edit import FLOAT32, INT32, AttrValue, GraphEditor, producer, text
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.annotation.fusion import FAKE_QUANT, FAKE_QUANT_WEIGHTS, Fusion
 from tfopt.quantization.annotation.grids import Range, WeightGrid, steps_above_zero
@@ -124,13 +123,7 @@ def _annotate_weights(editor: GraphEditor, fusion: Fusion, qmax: int, steps: np.
     )
     if depthwise:
         sizes = editor.add_constant(f"{fusion.op}/weights_shape", np.asarray([*weights.shape, 1], np.int32))
-        name = editor.add(
-            "Reshape",
-            f"{fusion.op}/weights",
-            [name, sizes],
-            T=dtype_attr(tf.float32),
-            Tshape=dtype_attr(tf.int32),
-        )
+        name = editor.add("Reshape", f"{fusion.op}/weights", [name, sizes], T=FLOAT32, Tshape=INT32)
     inputs = list(editor.nodes[fusion.op].input)
     editor.set_inputs(fusion.op, [inputs[0], name, *inputs[2:]])
 
@@ -180,7 +173,7 @@ def with_biases(graph: FrozenGraph, fusions: Sequence[Fusion]) -> FrozenGraph:
             outputs = weights.shape[2 if editor.nodes[fusion.op].op == "DepthwiseConv2dNative" else -1]
             zeros = editor.add_constant(f"{fusion.op}/no_bias", np.zeros(outputs, np.float32))
             name = f"{fusion.op}/bias_add"
-            name = editor.add("BiasAdd", name, [fusion.op, zeros], T=dtype_attr(tf.float32), data_format=text("NHWC"))
+            name = editor.add("BiasAdd", name, [fusion.op, zeros], T=FLOAT32, data_format=text("NHWC"))
             editor.redirect(fusion.op, name, keep=[name])
             moved[fusion.op] = name
     return graph.edited(editor, moved)

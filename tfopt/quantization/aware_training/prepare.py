@@ -30,8 +30,7 @@ from tfopt.quantization.aware_training.fake_quant import FakeQuantize
 from tfopt.quantization.aware_training.layers import QUANTIZED, WITHOUT_KERNEL, FrozenLateBatchNormalization
 from tfopt.quantization.aware_training.rebuild import Place, check_rebuildable, rebuild, split_layer
 from tfopt.quantization.aware_training.trained_ranges import folded_tensor
-from tfopt.quantization.calibration.calibrate import calibrate, computable
-from tfopt.quantization.calibration.data import read_examples
+from tfopt.quantization.calibration.calibrate import calibrate, computable, read_calibration_data
 from tfopt.quantization.calibration.range_use import examine
 from tfopt.quantization.config import QuantizationConfig, check_exclude, matches
 from tfopt.report import Change, PassReport, Skip
@@ -77,7 +76,7 @@ def quantize_for_training(
 
     fusions, skipped = FusionSearch(traced.graph, traced.editor, config.exclude).find(obstacle=obstacle)
     observed = tensors_with_ranges(traced.editor, fusions)
-    batches = read_examples(traced.graph, calibration_data, config=config).inputs
+    batches = read_calibration_data(traced.graph, calibration_data, config=config).inputs
     measured = calibrate(traced.graph, observed, batches, config)
     # FakeQuantize has no zero point.
     ranges = {tensor: value_range.symmetric() for tensor, value_range in measured.items()}

@@ -46,11 +46,11 @@ class TrainedRanges:
 
 def read_ranges(graph: FrozenGraph, exclude: Iterable[str] = ()) -> TrainedRanges:
     """Returns the folded graph and the ranges of a graph with fake quantization. Excluded ops stay float."""
-    plain = _remove_fake_quant(fold_constants(graph))
-    folded = fold_constants(plain.graph)
+    plain, ranges, steps_of_weights = _remove_fake_quant(fold_constants(graph))
+    folded = fold_constants(plain)
     editor = GraphEditor(folded.graph_def, folded.origins)
-    before = GraphEditor(plain.graph.graph_def)
-    steps_editor = GraphEditor(fold_constants(_with_steps(plain)).graph_def)
+    before = GraphEditor(plain.graph_def)
+    steps_editor = GraphEditor(fold_constants(_with_steps(plain, steps_of_weights)).graph_def)
     fusions, skipped = find_fusions(folded, editor, exclude)
     steps = {fusion.op: _steps(editor, steps_editor, fusion) for fusion in fusions}
     without = {op: "its weights were trained without a range" for op, found in steps.items() if found is None}
@@ -58,7 +58,7 @@ def read_ranges(graph: FrozenGraph, exclude: Iterable[str] = ()) -> TrainedRange
         graph=folded,
         ranges={
             origin: value_range
-            for tensor, value_range in plain.ranges.items()
+            for tensor, value_range in ranges.items()
             if (origin := folded_tensor(editor, tensor, before))
         },
         steps={op: found for op, found in steps.items() if found is not None},
@@ -66,16 +66,8 @@ def read_ranges(graph: FrozenGraph, exclude: Iterable[str] = ()) -> TrainedRange
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _WithoutFakeQuant:
-    """A graph without fake quantization: the ranges by tensor, and the steps of weights by the name of the constant."""
-
-    graph: FrozenGraph
-    ranges: Mapping[str, Range]
-    steps: Mapping[str, np.ndarray]
-
-
-def _remove_fake_quant(graph: FrozenGraph) -> _WithoutFakeQuant:
+def _remove_fake_quant(graph: FrozenGraph) -> tuple[FrozenGraph, dict[str, Range], dict[str, np.ndarray]]:
+    """Returns the graph without it, the ranges by tensor, and the steps of weights by the name of the constant."""
     editor = GraphEditor(graph.graph_def)
     ranges: dict[str, Range] = {}
     steps: dict[str, np.ndarray] = {}
@@ -97,7 +89,7 @@ def _remove_fake_quant(graph: FrozenGraph) -> _WithoutFakeQuant:
             ranges[replacement] = Range(limit=limit, signed=bool(low.min() < 0))
         editor.redirect(name, replacement)
         moved[name] = replacement
-    return _WithoutFakeQuant(graph=graph.edited(editor, moved), ranges=ranges, steps=steps)
+    return graph.edited(editor, moved), ranges, steps
 
 
 def _range_ends(editor: GraphEditor, node: Any) -> tuple[np.ndarray, np.ndarray] | None:
@@ -121,14 +113,14 @@ def _compute(node: Any, values: np.ndarray, low: np.ndarray, high: np.ndarray) -
     return operation(values, *ends, **options).numpy()
 
 
-def _with_steps(plain: _WithoutFakeQuant) -> FrozenGraph:
+def _with_steps(plain: FrozenGraph, steps: Mapping[str, np.ndarray]) -> FrozenGraph:
     """Returns the graph with the step of each weight in place of the weight."""
     graph_def = GraphDef()
-    graph_def.CopyFrom(plain.graph.graph_def)
+    graph_def.CopyFrom(plain.graph_def)
     for node in graph_def.node:
-        if node.name in plain.steps:
-            node.attr["value"].CopyFrom(AttrValue(tensor=tf.make_tensor_proto(plain.steps[node.name])))
-    return replace(plain.graph, graph_def=graph_def)
+        if node.name in steps:
+            node.attr["value"].CopyFrom(AttrValue(tensor=tf.make_tensor_proto(steps[node.name])))
+    return replace(plain, graph_def=graph_def)
 
 
 def _steps(editor: GraphEditor, steps_editor: GraphEditor, fusion: Fusion) -> np.ndarray | None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.graph.edit import AttrValue, GraphEditor, dtype_attr, producer
+from tfopt.graph.edit import FLOAT32, AttrValue, GraphEditor, dtype_attr, producer
 from tfopt.graph.frozen import FrozenGraph, output_ops
 from tfopt.quantization.annotation.annotate import Adjustment, add_fake_quant, bias_of
 from tfopt.quantization.annotation.fusion import Fusion, FusionSearch
@@ -190,7 +190,7 @@ def _switchable(
 
     def choose(position: int, quantized: str, exact: str) -> str:
         switch = f"{unpacked}:{position}" if position else unpacked
-        return editor.add("SelectV2", f"{quantized}/chosen", [switch, quantized, exact], T=dtype_attr(tf.float32))
+        return editor.add("SelectV2", f"{quantized}/chosen", [switch, quantized, exact], T=FLOAT32)
 
     rounded = {tensor: add_fake_quant(editor, tensor, ranges[tensor]) for tensor in dict(reads)}
     for position, (tensor, reader) in enumerate(reads):

@@ -31,7 +31,7 @@ from tfopt.graph.edit import GraphEditor
 from tfopt.graph.fold import WEIGHTED
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.annotation.fusion import Fusion
-from tfopt.quantization.calibration.data import in_pieces
+from tfopt.quantization.calibration.calibrate import in_pieces
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.quantization.post_training.channel_groups import INPUT_AXIS, ChannelGroup, find_groups, rescale
 from tfopt.report import Change
