@@ -40,10 +40,7 @@ class Lowered:
 
     Attributes:
         source: The model's own graph, which the artifact is compared with.
-        graphs: The graph of each signature, by the signature's name.
         in_variables: Whether the weights are in variables and are decoded at every call.
-        precision: The precision, as in ExportConfig.
-        report: The nodes that were quantized and those that were not. None for float32.
         sample: The first batch of the calibration data, by input name. None without data.
         held_out: Examples that were not calibrated on.
         needs_vnni: Whether the int8 kernels need VNNI or AMX for right results.

@@ -249,9 +249,8 @@ def _content(path: Path) -> dict[str, Any]:
 def read_intact_manifest(path: Path, role: str = "artifact") -> Manifest:
     """Returns an artifact's manifest, and checks that the directory holds exactly the files that it lists.
 
-    Args:
-        path: The artifact's directory.
-        role: The artifact's name in errors, for example "baseline".
+    Errors name the artifact by its role, for example "baseline".
+
     Raises:
         ArtifactError: There is no manifest, or a file is missing, was added or has changed.
     """

@@ -64,12 +64,9 @@ def make_check(
 ) -> CheckRecord:
     """Returns the outputs of the source and of the artifact's graphs on the same inputs. verify compares with them.
 
-    Args:
-        source: The model's own graph.
-        graphs: The graph of each signature.
-        sample: Examples, which give the range and the shape of real inputs. None where there are none.
-        held_out: Examples that the artifact was not calibrated on. The check records its error on them, because an
-            int8 model can be right in the range of its calibration data, and wrong on all others.
+    The sample gives the range and the shape of real inputs. The check also has the artifact's error on the held-out
+    examples, because an int8 model can be right in the range of its calibration data, and wrong on all others.
+
     Raises:
         ConfigError: The data holds NaN or infinity, or the model cannot compute with the examples.
         UnsupportedModelError: The model fails on inputs of its own shapes, or its outputs hold NaN.

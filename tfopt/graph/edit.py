@@ -21,11 +21,8 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef as NodeDef
 class GraphEditor:
     """A GraphDef as a dict of nodes, with the consumers of each and its constants as arrays.
 
-    Control edges are dropped: a frozen inference graph has no side effects that they could order.
-
-    Args:
-        graph_def: The graph. It is not changed.
-        origins: The table `FrozenGraph.origins` of the graph. The editor adds to a copy.
+    The given GraphDef is not changed, and the table `FrozenGraph.origins` is copied. Control edges are dropped: a
+    frozen inference graph has no side effects that they could order.
     """
 
     def __init__(self, graph_def: Any, origins: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -50,12 +47,8 @@ class GraphEditor:
     ) -> str:
         """Adds a node and returns its name.
 
-        Args:
-            op: The op.
-            name: The node's name. If it is taken, the next free name like it is used.
-            inputs: Names of the tensors that the node reads.
-            origin: The node whose values the new one computes, if it takes the place of one.
-            attributes: The attributes of the op.
+        If the name is taken, the next free name like it is used. The new node computes the values of the node `origin`,
+        if it takes the place of one.
         """
         node = NodeDef(op=op, name=self.free_name(name), input=inputs)
         for key, value in attributes.items():

@@ -117,9 +117,9 @@ class FrozenGraph:
     def feed(self, inputs: Any, *, warn: bool = True) -> dict[str, tf.Tensor]:
         """Returns the arrays of a batch by input name, in the dtypes of the inputs.
 
-        Args:
-            inputs: An array, a sequence of arrays, or a dict by input name.
-            warn: Whether to warn of a conversion that may change what the values mean.
+        The batch is an array, a sequence of arrays, or a dict. With `warn`, a conversion that may change what the
+        values mean gives a warning.
+
         Raises:
             ConfigError: The batch does not hold the model's inputs, or not in their shapes or dtypes.
         """

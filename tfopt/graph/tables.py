@@ -43,10 +43,8 @@ class Table:
 def read_tables(handles: Mapping[str, Any], readers: Mapping[str, Any], name: str) -> dict[str, Table]:
     """Returns the content of each table that a graph reads. Tables that no node reads are left out.
 
-    Args:
-        handles: The handle of each table, by the name of its placeholder.
-        readers: A node that reads the table, by the same name.
-        name: The model's name, for the error.
+    The handles and the nodes that read a table are by the name of its placeholder.
+
     Raises:
         UnsupportedModelError: A resource is no table, or one that cannot be kept.
     """

@@ -32,12 +32,9 @@ RESOURCE = tf.resource.as_datatype_enum
 def drop_updates(graph_def: Any, outputs: Iterable[str], name: str) -> dict[str, Any]:
     """Removes updates from a graph and from the bodies of its loops and branches.
 
-    Args:
-        graph_def: The graph, which is changed. The variables are its placeholders of resources.
-        outputs: Names of the tensors that the graph returns.
-        name: The model's name, for the error.
-    Returns: For each variable and table on which the outputs depend, a node that reads it. The names are those of the
-        placeholders.
+    The variables are the graph's placeholders of resources; `outputs` are the tensors that it returns. The result has a
+    node that reads it for each variable and table on which the outputs depend.
+
     Raises:
         UnsupportedModelError: An output depends on a variable that the graph updates.
     """
@@ -80,11 +77,8 @@ class _Uses:
     def add(self, nodes: Iterable[Any], variables: Mapping[str, str], results: Iterable[str], *, live: bool) -> None:
         """Adds the uses in a graph or a body.
 
-        Args:
-            nodes: The nodes.
-            variables: The variable that each placeholder or argument stands for.
-            results: Names of the tensors that are returned.
-            live: Whether an output of the whole graph depends on these.
+        `variables` has the variable that each placeholder or argument stands for. A body is `live` if an output of the
+        whole graph depends on its results.
         """
         by_name = {node.name: node for node in nodes}
         needed = upstream(by_name, results) if live else set()

@@ -43,12 +43,10 @@ def is_keras_config(config: Any) -> bool:
 def quantize_with_keras(model: Any, config: Any, calibration_data: Any = None) -> KerasQuantized:
     """Quantizes a copy of a Keras 3 model by `model.quantize`.
 
-    Args:
-        model: A built model that Keras can rebuild from its config: functional, Sequential, or of a class with
-            `get_config`. GPTQ and AWQ need the blocks of the model: from `config.quantization_layer_structure`, a dict
-            of layers or their names, or from the model's method `get_quantization_layer_structure`.
-        config: `keras.quantizers.Int8QuantizationConfig`, `Int4QuantizationConfig`, `GPTQConfig` or `AWQConfig`.
-        calibration_data: For GPTQ and AWQ, if `config.dataset` is None: texts, or arrays of tokens.
+    Keras must be able to rebuild the model from its config. GPTQ and AWQ need the blocks of the model: from
+    `config.quantization_layer_structure`, a dict of layers or their names, or from the model's method
+    `get_quantization_layer_structure`. If their `config.dataset` is None, the calibration data are texts or tokens.
+
     Raises:
         UnsupportedModelError: The model is not built or cannot be copied, or Keras cannot quantize it.
         ConfigError: GPTQ or AWQ has no calibration data.

@@ -27,14 +27,11 @@ CHUNK_BYTES = 2**26
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """The scores of one artifact.
+    """The scores of one artifact by name.
 
     Attributes:
-        by_name: Its scores by name.
-        accuracy: The one accuracy of a classifier; None if the metric is another one, or if there are several.
+        accuracy: The one accuracy of a classifier. None for other metrics and for several, with the `reason`.
         agreement: Share of decisions in common, by the other artifact. Empty if the metric tells no classes.
-        higher_is_better: Whether higher scores are better.
-        reason: Why there is no accuracy, if there is none.
     """
 
     by_name: Mapping[str, float]

@@ -47,14 +47,10 @@ def annotate(
 ) -> AnnotatedGraph:
     """Returns the graph with fake quantization of the fusions' weights and of the tensors that need a range.
 
-    Args:
-        graph: The float graph.
-        fusions: Its fusions.
-        ranges: The range of each tensor that `tensors_with_ranges` names. It may hold more ranges.
-        steps: The step between two quantized weights for each output channel, by the name of a fusion's op. An op
-            without an entry gets the smallest step that covers its weights.
-        weight_grid: How many bits the quantized weights use. Weights of fewer than 8 bits are rounded here. They are
-            int8 weights that use only some of the values.
+    There may be more ranges than those of the tensors that `tensors_with_ranges` names. `steps` has the step between
+    two quantized weights for each output channel, by the name of a fusion's op. An op without an entry gets the
+    smallest step that covers its weights. Weights of fewer than 8 bits are rounded here: they are int8 weights that use
+    only some of the values.
     """
     editor = GraphEditor(graph.graph_def)
     grid = weight_grid or WeightGrid()

@@ -43,17 +43,13 @@ EMPTY: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, kw_only=True)
 class Fusion:
-    """Nodes of the float graph that one kernel computes.
+    """Nodes of the float graph that one kernel computes, and the tensors that it reads.
 
     Attributes:
         op: Name of the Conv2D, DepthwiseConv2dNative or MatMul node.
         nodes: Names of all its nodes in order, `op` first.
-        input: Tensor that enters `op`.
-        weights: Tensor of the float weights. The output channels are the last axis; in a depthwise convolution they are
-            the third.
-        bias: Tensor of the bias, or None.
+        weights: The float weights. The output channels are the last axis; in a depthwise convolution the third.
         summand: Tensor that is added before the activation, or None.
-        activation: The activation at the end, or None.
     """
 
     op: str

@@ -36,11 +36,9 @@ MOMENTUM = 0.99
 def fake_quantize(x: Any, limit: Any, *, bits: int = 8, signed: bool = True) -> Any:
     """Rounds float32 values to a symmetric grid, with straight-through gradients for the values and the limit.
 
-    Args:
-        x: The values.
-        limit: The largest value of the grid, positive: a scalar, or one number for each entry of the last axis.
-        bits: Width of the quantized values.
-        signed: Whether the grid is [-limit, limit]. Otherwise it is [0, limit].
+    The limit is the largest value of the grid: a scalar, or one number for each entry of the last axis. An unsigned
+    grid begins at 0.
+
     Example:
         >>> fake_quantize(tf.constant([-2.0, 0.33, 0.9]), 0.7, bits=4).numpy()
         array([-0.7,  0.3,  0.7], dtype=float32)

@@ -58,11 +58,8 @@ def rebuild(
 ) -> keras.Model:
     """Returns a functional model of new layers that computes the same as `model`. Nested models are flattened.
 
-    Args:
-        model: A functional or Sequential model.
-        replace: Returns the new layers that replace a layer, in order. They get its state when they are built.
-        attach: Returns the layer to insert after a tensor at a place, or None.
-        pairs: A list that gets each layer with the last of its new layers.
+    `replace` returns the new layers in place of a layer, in order. They get its state when they are built. `attach`
+    returns the layer to insert after a tensor, or None. `pairs` gets each layer with the last of its new layers.
     """
     new: dict[Any, Sequence[Any]] = {}  # the keys are the objects, because an id can be reused
     copied: set[int] = set()

@@ -29,13 +29,10 @@ from tfopt.quantization.annotation.grids import Range, steps_above_zero
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedRanges:
-    """A model that was trained with fake quantization.
+    """A folded graph that was trained with fake quantization, without it; its weights are rounded.
 
-    Attributes:
-        graph: The folded graph with rounded weights, without fake quantization.
-        ranges: The ranges of tensors of this graph.
-        steps: The step between two quantized weights for each output channel, by the name of the op.
-        kept_float: The ops that cannot be quantized, or were trained without fake quantization, each with the reason.
+    There are the ranges of tensors, the step between two quantized weights for each output channel, by the name of the
+    op, and the ops that cannot be quantized, or were trained without fake quantization, each with the reason.
     """
 
     graph: FrozenGraph

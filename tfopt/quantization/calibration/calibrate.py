@@ -61,14 +61,13 @@ class HeldOut:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CalibrationData:
-    """Batches of examples in memory.
+    """Batches of examples in memory, in the dtypes of the graph.
 
     Attributes:
-        inputs: The batches of inputs to calibrate on, in the dtypes of the graph.
-        labels: Their labels.
+        inputs: The batches of inputs to calibrate on.
         rest: The inputs of some examples behind these.
         sample: The first batch, whole. None where there is none.
-        evaluation: The same of the evaluation data. Without these, all its fields are empty.
+        evaluation: The same of the evaluation data, which fills its `inputs` and `labels`.
     """
 
     inputs: Sequence[Mapping[str, Any]] = ()
@@ -106,12 +105,8 @@ class CalibrationData:
 def read_calibration_data(
     graph: FrozenGraph, data: Any, evaluation_data: Any = None, config: QuantizationConfig | None = None
 ) -> CalibrationData:
-    """Reads calibration data and evaluation data, as much of them as is needed.
+    """Reads calibration data and evaluation data, as much of them as is needed; without a config nothing is calibrated.
 
-    Args:
-        graph: The model.
-        data, evaluation_data: As in `tfopt.quantize`.
-        config: The settings of a calibration. None where nothing is calibrated.
     Raises:
         ConfigError: The data is missing or empty, or does not fit the model's inputs.
         UnsupportedModelError: The model has no input, so it cannot be calibrated.

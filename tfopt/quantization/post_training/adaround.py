@@ -44,12 +44,10 @@ DEPTHWISE = "DepthwiseConv2dNative"
 def round_adaptively(weights: np.ndarray, scales: np.ndarray, gram: np.ndarray) -> tuple[np.ndarray, float]:
     """Returns weights rounded to multiples of `scales` so that the results change as little as possible.
 
-    The second result is the ratio of their error to the error of rounding to nearest.
+    The weights are [groups, inputs, outputs]: a depthwise convolution has one group per channel, any other op one
+    group. The scales are [groups, 1, outputs]. `gram` is the mean of x x' over the inputs x of each group, [groups,
+    inputs, inputs]. The second result is the ratio of their error to the error of rounding to nearest.
 
-    Args:
-        weights: [groups, inputs, outputs]. A depthwise convolution has one group per channel, any other op one group.
-        scales: The step of each output, [groups, 1, outputs].
-        gram: The mean of x x' over the inputs x of each group, [groups, inputs, inputs].
     Example:
         >>> both = np.array([[[1.0, 0.9], [0.9, 1.0]]])  # two inputs that are nearly the same
         >>> rounded, _ = round_adaptively(np.array([[[0.4], [0.4]]]), np.ones((1, 1, 1)), both)

@@ -43,14 +43,10 @@ ONE = np.ones(1)
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelStatistics:
-    """What a convolution or product reads: statistics of the activation's channels, and the weights.
+    """What a convolution or product reads: the largest value and mean square of each channel, and the weights.
 
-    Attributes:
-        limits: Largest absolute value of each channel of the activation.
-        squares: Mean square of each channel.
-        signed: Whether the activation has negative values.
-        weights: [taps, channels, outputs], normalised so that the largest of each output is 1. For a depthwise
-            convolution [taps, channels].
+    The weights are [taps, channels, outputs], normalised so that the largest of each output is 1; for a depthwise
+    convolution [taps, channels].
     """
 
     limits: np.ndarray
@@ -62,13 +58,10 @@ class ChannelStatistics:
 def balancing_scales(activation: np.ndarray, weights: np.ndarray, alpha: float = 0.5) -> np.ndarray:
     """Returns the vector s that divides an activation's channels: activation^alpha / weights^(1 - alpha).
 
-    Args:
-        activation: Largest absolute value of each channel.
-        weights: Largest absolute value of the weights that read each channel.
-        alpha: How much of the difference between the activation's channels moves into the weights. 1 means all of it.
-    Returns: Scales whose geometric mean is 1 over the channels that are used. A channel of zeros gets the scale that
-        brings its weights to the median. A channel with zero weights gets the scale that brings its activation to the
-        median.
+    Both are the largest absolute values of each channel. The geometric mean of the scales is 1 over the channels that
+    are used. A channel of zeros gets the scale that brings its weights to the median. A channel with zero weights gets
+    the scale that brings its activation to the median.
+
     Example:
         >>> balancing_scales(np.array([100.0, 1.0]), np.array([1.0, 1.0])).round(2).tolist()
         [3.16, 0.32]
