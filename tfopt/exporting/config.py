@@ -17,6 +17,7 @@ Precision = Literal["float32", "float16", "bfloat16", "int8", "int8_weight_only"
 Int8Nodes = Literal["faster", "all"]
 FloatWeights = Literal["float32", "int8"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
+DEFAULT_SIGNATURE, FLOAT_SIGNATURE, XLA_SIGNATURE = "serving_default", "serving_float", "serving_xla"
 
 
 @dataclass(frozen=True, kw_only=True)

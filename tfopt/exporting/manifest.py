@@ -20,8 +20,7 @@ import tensorflow as tf
 from tfopt.atomic.checked_json import EDITED, is_as_written
 from tfopt.atomic.directories import MARK
 from tfopt.errors import ArtifactError
-from tfopt.exporting.config import PRECISIONS
-from tfopt.exporting.signatures import DEFAULT, FLOAT
+from tfopt.exporting.config import DEFAULT_SIGNATURE, FLOAT_SIGNATURE, PRECISIONS
 from tfopt.graph import FrozenGraph
 from tfopt.graph.frozen import output_ops
 from tfopt.report import Record
@@ -169,7 +168,7 @@ class Manifest(Record):
     precision: str
     requires: str
     needs_vnni: bool | None = None
-    signatures: tuple[str, ...] = (DEFAULT,)
+    signatures: tuple[str, ...] = (DEFAULT_SIGNATURE,)
     baseline: str | None = None
     signature: SignatureRecord
     files: dict[str, FileRecord]
@@ -279,12 +278,12 @@ def requirements(graphs: Mapping[str, FrozenGraph], needs_vnni: bool) -> str:
     """Returns the software and hardware that an artifact needs for serving."""
     needs = "TensorFlow"
     # Not every build of TensorFlow has kernels for the ops whose names begin so.
-    kernels = sorted({node.op for node in graphs[DEFAULT].graph_def.node if node.op.startswith("_")})
+    kernels = sorted({node.op for node in graphs[DEFAULT_SIGNATURE].graph_def.node if node.op.startswith("_")})
     if kernels:
         needs += f" with oneDNN's int8 kernels, as in its builds for x86-64 ({', '.join(kernels)})"
         needs += f"; int8 instructions (VNNI, AMX) for {'right results' if needs_vnni else 'speed'}"
-        if FLOAT in graphs:
-            needs += f". Signature {FLOAT!r} needs TensorFlow only"
+        if FLOAT_SIGNATURE in graphs:
+            needs += f". Signature {FLOAT_SIGNATURE!r} needs TensorFlow only"
     return needs
 
 
@@ -313,8 +312,8 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
     check, inputs, outputs = manifest.check, manifest.signature.inputs, manifest.signature.outputs
     if manifest.precision not in PRECISIONS:
         yield f"precision is {manifest.precision!r}, which is none of {', '.join(PRECISIONS)}"
-    if DEFAULT not in manifest.signatures:
-        yield f"signatures do not hold {DEFAULT!r}"
+    if DEFAULT_SIGNATURE not in manifest.signatures:
+        yield f"signatures do not hold {DEFAULT_SIGNATURE!r}"
     if MODEL_FILE not in manifest.files:
         yield f"files do not list {MODEL_FILE}"
     for path in map(PurePosixPath, manifest.files):
@@ -335,7 +334,7 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
             yield f"check.ranges of {name!r} is ({low}, {high}), and check.words has {words} words"
         if not spec.fits(replace(spec, shape=check.shapes[name])):
             yield f"check.shapes of {name!r} is {check.shapes[name]}, where the signature has {spec.shape}"
-    kinds = {SOURCE, ARTIFACT, *manifest.signatures} - {DEFAULT}
+    kinds = {SOURCE, ARTIFACT, *manifest.signatures} - {DEFAULT_SIGNATURE}
     if check.outputs.keys() != kinds:
         yield f"check.outputs are those of {sorted(check.outputs)}, not of {sorted(kinds)}"
     if not check.errors.keys() <= kinds:

@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.exporting.config import DEFAULT_SIGNATURE
 from tfopt.exporting.manifest import (
     ARTIFACT,
     FIRST_FORMAT,
@@ -31,7 +32,6 @@ from tfopt.exporting.manifest import (
     OutputRecord,
     TensorRecord,
 )
-from tfopt.exporting.signatures import DEFAULT
 from tfopt.graph import FrozenGraph
 from tfopt.graph.frozen import output_ops, reason_of
 from tfopt.graph.inputs import open_size, table_rows
@@ -71,7 +71,7 @@ def make_check(
         ConfigError: The data holds NaN or infinity, or the model cannot compute with the examples.
         UnsupportedModelError: The model fails on inputs of its own shapes, or its outputs hold NaN.
     """
-    specs = {name: TensorRecord.of(spec) for name, spec in graphs[DEFAULT].inputs.items()}
+    specs = {name: TensorRecord.of(spec) for name, spec in graphs[DEFAULT_SIGNATURE].inputs.items()}
     strings = [name for name, spec in specs.items() if spec.dtype == "string"]
     words: dict[str, tuple[str, ...]] = {}
     if sample is None:
@@ -92,8 +92,8 @@ def make_check(
         candidates = [whole] if changing == whole else [changing, whole]
     for name, shape in shapes.items():
         shape[:1] = [(specs[name].shape or [None])[0] or CHECKED_EXAMPLES]
-    models = {SOURCE: source, ARTIFACT: graphs[DEFAULT]}
-    models |= {name: graph for name, graph in graphs.items() if name != DEFAULT}
+    models = {SOURCE: source, ARTIFACT: graphs[DEFAULT_SIGNATURE]}
+    models |= {name: graph for name, graph in graphs.items() if name != DEFAULT_SIGNATURE}
     problem: UnsupportedModelError | None = None
     for ranges in candidates:
         sizes = {name: tuple(shape) for name, shape in shapes.items()}

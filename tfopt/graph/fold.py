@@ -172,11 +172,11 @@ def _fold_padding(editor: GraphEditor, name: str, shapes: Mapping[str, tf.Tensor
     if pad.op != "Pad" or attribute(node, "padding").s != b"VALID" or editor.consumers[pad.name] != [name]:
         return
     amounts = editor.constant(pad.input[1])
-    if amounts is None or amounts.shape != (4, 2) or amounts[[0, 3]].any():
+    weights = editor.constant(node.input[1])
+    if amounts is None or amounts.shape != (4, 2) or amounts[[0, 3]].any() or not is_nhwc(node):
         return
-    if not is_nhwc(node):
-        return
-    if amounts[1:3].tolist() == _same_padding(editor, node, shapes[pad.input[0]]):
+    same = None if weights is None else _same_paddings(node, shapes[pad.input[0]], weights.shape[:2])
+    if same is not None and np.array_equal(amounts, same):
         node.attr["padding"].CopyFrom(text("SAME"))
     elif node.op == "Conv2D":  # a depthwise one with explicit padding and Relu6 behind it crashes TensorFlow
         node.attr["padding"].CopyFrom(text("EXPLICIT"))
@@ -187,17 +187,6 @@ def _fold_padding(editor: GraphEditor, name: str, shapes: Mapping[str, tf.Tensor
     editor.remove([pad.name])
 
 
-def _same_padding(editor: GraphEditor, node: Any, shape: tf.TensorShape) -> list[list[int]] | None:
-    """Returns how many zeros SAME pads before and after each image axis; None where the size of the image is open."""
-    weights = editor.constant(node.input[1])
-    if weights is None or shape.rank != 4 or None in shape[1:3].as_list():
-        return None
-    strides = attribute(node, "strides").list.i[1:3]
-    dilations = attribute(node, "dilations").list.i[1:3] or (1, 1)
-    axes = zip(shape[1:3], weights.shape[:2], strides, dilations, strict=True)
-    return [list(same_padding(*axis)) for axis in axes]
-
-
 def paddings_of(node: Any, input_shape: tf.TensorShape, kernel_size: Sequence[int]) -> np.ndarray | None:
     """Returns how many zeros an NHWC convolution adds before and after each axis of its input, [4, 2].
 
@@ -206,9 +195,12 @@ def paddings_of(node: Any, input_shape: tf.TensorShape, kernel_size: Sequence[in
     padding = attribute(node, "padding").s
     if padding == b"EXPLICIT":
         return np.reshape(attribute(node, "explicit_paddings").list.i, (4, 2)).astype(np.int32)
+    return np.zeros((4, 2), np.int32) if padding == b"VALID" else _same_paddings(node, input_shape, kernel_size)
+
+
+def _same_paddings(node: Any, input_shape: tf.TensorShape, kernel_size: Sequence[int]) -> np.ndarray | None:
+    """Returns the zeros of a convolution with SAME padding, as `paddings_of` does."""
     result = np.zeros((4, 2), np.int32)
-    if padding == b"VALID":
-        return result
     strides = list(attribute(node, "strides").list.i)
     dilations = list(attribute(node, "dilations").list.i) or [1, 1, 1, 1]
     for axis, kernel in zip((1, 2), kernel_size, strict=True):

@@ -87,21 +87,16 @@ def quantize_with_keras(model: Any, config: Any, calibration_data: Any = None) -
     check_quantized(model, clone, list(zip(layers_inside(model)[1:], layers_inside(clone)[1:], strict=False)))
     if structure is not None:
         config.quantization_layer_structure = None  # the layers hold the config, and it is saved with them
-    layers = [layer for layer in layers_inside(clone) if layer.variables and not direct_layers(layer)]
-    report = PassReport(
-        name=f"keras_{config.mode}",
-        changed=[
-            Change(name=layer.path, kind=type(layer).__name__, detail=layer.dtype_policy.name)
-            for layer in layers
-            if _mode(layer)
-        ],
-        skipped=[
-            Skip(name=layer.path, kind=type(layer).__name__, reason="Keras quantizes no such layer")
-            for layer in layers
-            if not _mode(layer)
-        ],
-        metrics={"weight_bytes_ratio": _weight_bytes(clone) / before},
-    )
+    changed, skipped = [], []
+    for layer in layers_inside(clone):
+        named = {"name": layer.path, "kind": type(layer).__name__}
+        if layer.variables and not direct_layers(layer):
+            if layer.quantization_mode:
+                changed.append(Change(**named, detail=layer.dtype_policy.name))
+            else:
+                skipped.append(Skip(**named, reason="Keras quantizes no such layer"))
+    metrics = {"weight_bytes_ratio": _weight_bytes(clone) / before}
+    report = PassReport(name=f"keras_{config.mode}", changed=changed, skipped=skipped, metrics=metrics)
     report.warn_if_unchanged()
     return KerasQuantized(model=clone, report=report)
 
@@ -130,10 +125,6 @@ def _counterpart(clone: keras.Model, layer: keras.Layer | str) -> keras.Layer:
             f"which is the name of {len(found)} layers. Use a name that exactly one layer has."
         )
     return found[0]
-
-
-def _mode(layer: keras.Layer) -> str | None:
-    return layer.quantization_mode
 
 
 def _weight_bytes(model: keras.Model) -> int:

@@ -38,7 +38,7 @@ import tensorflow as tf
 from tfopt.errors import UnsupportedLayerError
 from tfopt.exporting.int8.activations import MIDDLE, Activations, Quantized, range_behind, range_of
 from tfopt.exporting.int8.layer_norm import fuse_layer_norms
-from tfopt.exporting.int8.weights import KernelWeights
+from tfopt.exporting.int8.weights import KernelWeights, kernel_name
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import FLOAT32, AttrValue, copy_attributes, dtype_attr, producer, strings, text, types
 from tfopt.graph.fold import CONVOLUTIONS, paddings_of
@@ -59,16 +59,6 @@ def lower_to_int8(graph: AnnotatedGraph, left_norms: Collection[str] = ()) -> Fr
     for fusion in graph.fusions:
         kernels.add(fusion)
     return kernels.finish()
-
-
-def kernel_name(op: str) -> str:
-    """Returns the name of the kernel that computes a convolution or product."""
-    return f"{op}/int8"
-
-
-def lowered_names(op: str) -> tuple[str, str]:
-    """Returns the nodes of a convolution or product in int8: the kernel, and the padding before it."""
-    return kernel_name(op), f"{kernel_name(op)}/padded/bytes"
 
 
 class _Kernels:
@@ -107,7 +97,7 @@ class _Kernels:
         return self._graph.edited(editor, self._float_results)
 
     def _convolution(self, fusion: Fusion) -> None:
-        node, weights = self._editor.nodes[fusion.op], KernelWeights.of(self._editor, fusion)
+        node, weights = self._editor.nodes[fusion.op], KernelWeights(self._editor, fusion)
         entering, padding = self._padded(fusion, weights)
         behind = range_behind(self._editor, fusion.output)
         if behind is None:
@@ -146,7 +136,7 @@ class _Kernels:
         self._quantized[behind.name] = replace(leaving, values=kernel)
 
     def _product(self, fusion: Fusion) -> None:
-        weights, entering = KernelWeights.of(self._editor, fusion), self._read(fusion.input)
+        weights, entering = KernelWeights(self._editor, fusion), self._read(fusion.input)
         behind, activation = range_behind(self._editor, fusion.output), fusion.activation
         never_negative = activation is not None and activation.name in NON_NEGATIVE
         leaving = None if behind is None else self._activations.leaving(behind, never_negative=never_negative)

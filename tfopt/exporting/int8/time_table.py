@@ -23,8 +23,8 @@ from pydantic import AliasChoices, Field, TypeAdapter
 
 from tfopt.atomic.checked_json import EDITED, is_as_written
 from tfopt.errors import ConfigError
-from tfopt.exporting.int8.kernels import lowered_names
 from tfopt.exporting.int8.layer_norm import LayerNorm, fused_name
+from tfopt.exporting.int8.weights import lowered_names
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import FLOAT32, AttrValue, GraphDef, dtype_attr, text
 from tfopt.graph.frozen import free_graphs, full_name
@@ -264,23 +264,16 @@ def feeds_of(graph: FrozenGraph, sample: Mapping[str, np.ndarray] | None, batch_
 
 def _conversion_times(sizes: Sequence[int]) -> dict[str, list[float]]:
     """Returns the milliseconds of "QuantizeV2" and of "Dequantize" for tensors of each size."""
-    graph_def = GraphDef()
-    for name, value in (("low", 0.0), ("high", 1.0)):
-        node = graph_def.node.add(name=name, op="Const")
-        node.attr["dtype"].CopyFrom(FLOAT32)
-        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(np.float32(value)))
+    editor, quint8 = GraphEditor(GraphDef()), dtype_attr(tf.quint8)
+    ends = [editor.add_constant(name, np.float32(value)) for name, value in (("low", 0.0), ("high", 1.0))]
     for size in sizes:
-        source = graph_def.node.add(name=f"x{size}", op="Placeholder")
-        source.attr["dtype"].CopyFrom(FLOAT32)
-        quantize = graph_def.node.add(name=f"QuantizeV2{size}", op="QuantizeV2", input=[source.name, "low", "high"])
-        dequantize = graph_def.node.add(name=f"Dequantize{size}", op="Dequantize", input=[quantize.name, "low", "high"])
-        for node in (quantize, dequantize):
-            node.attr["T"].CopyFrom(dtype_attr(tf.quint8))
-            node.attr["mode"].CopyFrom(text("SCALED" if node is quantize else "MIN_COMBINED"))  # as in activations.py
-        quantize.attr["round_mode"].CopyFrom(text("HALF_TO_EVEN"))
-        quantize.attr["ensure_minimum_range"].CopyFrom(AttrValue(f=0.0))
+        source = editor.add("Placeholder", f"x{size}", (), dtype=FLOAT32)
+        options = {"round_mode": text("HALF_TO_EVEN"), "ensure_minimum_range": AttrValue(f=0.0)}  # as in activations.py
+        name = f"QuantizeV2{size}"
+        quantized = editor.add("QuantizeV2", name, [source, *ends], T=quint8, mode=text("SCALED"), **options)
+        editor.add("Dequantize", f"Dequantize{size}", [quantized, *ends], T=quint8, mode=text("MIN_COMBINED"))
     graph = FrozenGraph(
-        graph_def=graph_def,
+        graph_def=editor.graph_def(editor.nodes),
         inputs={f"x{size}": tf.TensorSpec([None], tf.float32, f"x{size}") for size in sizes},
         outputs={f"y{size}": (f"Dequantize{size}", tf.TensorSpec([None])) for size in sizes},
         name="conversions",

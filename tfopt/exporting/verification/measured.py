@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import ArtifactError, ConfigError
+from tfopt.exporting.config import DEFAULT_SIGNATURE, FLOAT_SIGNATURE
 from tfopt.exporting.manifest import ARTIFACT, FIRST_FORMAT, SOURCE, Manifest, TensorRecord
 from tfopt.exporting.parity import are_numbers, compare, draw_inputs
-from tfopt.exporting.signatures import DEFAULT, FLOAT
 from tfopt.exporting.verification.process import MissingKernelError, NotServedError, SavedModelProcess
 from tfopt.exporting.verification.scoring import Scores
 from tfopt.graph.frozen import reason_of
@@ -76,17 +76,17 @@ class MeasuredArtifact:
         inputs = draw_inputs(self.manifest.signature.inputs, self.manifest.check)
         try:
             with ExitStack() as tried:
-                self._serve(tried, signature or DEFAULT)
+                self._serve(tried, signature or DEFAULT_SIGNATURE)
                 self.process.predict(inputs)
                 stack.push(tried.pop_all())
         except MissingKernelError as error:
-            if signature is not None or FLOAT not in self.manifest.signatures:
+            if signature is not None or FLOAT_SIGNATURE not in self.manifest.signatures:
                 raise ArtifactError(
                     f"TensorFlow must have the kernels that the artifact needs: {self.manifest.requires}. Received: "
                     f"{self.path} on a TensorFlow without {error.op}. Serve it on such a machine, or export it with "
-                    f"float_fallback=True and call the signature {FLOAT!r}."
+                    f"float_fallback=True and call the signature {FLOAT_SIGNATURE!r}."
                 ) from error
-            self._serve(stack, FLOAT)
+            self._serve(stack, FLOAT_SIGNATURE)
         self.process.renamed = self.input_names
 
     def _serve(self, stack: ExitStack, signature: str) -> None:
@@ -132,7 +132,7 @@ class MeasuredArtifact:
         if missing is not None:
             self.problems.append(missing)
         recorded, first = self.manifest.check.outputs, self.manifest.check.format == FIRST_FORMAT
-        called = ARTIFACT if self.process.signature == DEFAULT else self.process.signature
+        called = ARTIFACT if self.process.signature == DEFAULT_SIGNATURE else self.process.signature
         outputs = self.process.predict(self._inputs_of_check())
         if not are_numbers(outputs, recorded[called]):
             self.problems.append("The outputs hold NaN or infinity.")
@@ -176,9 +176,13 @@ def missing_instructions(manifest: Manifest, signature: str) -> str | None:
     An older manifest does not record whether the artifact needs VNNI. Its int8 weights have 8 bits, so it does.
     """
     needed = manifest.precision == "int8" if manifest.needs_vnni is None else manifest.needs_vnni
-    if signature != DEFAULT or not needed or has_vnni() is not False:
+    if signature != DEFAULT_SIGNATURE or not needed or has_vnni() is not False:
         return None
-    remedy = f"Call the signature {FLOAT!r}" if FLOAT in manifest.signatures else "Serve it on such a machine"
+    remedy = (
+        f"Call the signature {FLOAT_SIGNATURE!r}"
+        if FLOAT_SIGNATURE in manifest.signatures
+        else "Serve it on such a machine"
+    )
     return (
         "The artifact needs VNNI or AMX for right results: its weights use 8 bits, and without these instructions sums "
         "saturate. Received: a processor, or a limit by ONEDNN_MAX_CPU_ISA, without them. "

@@ -28,6 +28,7 @@ from tfopt.quantization.annotation.grids import Range, WeightGrid, steps_above_z
 from tfopt.quantization.annotation.ranged_tensors import find_shared_range_ops, quantized_consumers
 
 INT8 = steps_above_zero(8)
+INT8_GRID = WeightGrid()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ def annotate(
     ranges: Mapping[str, Range],
     steps: Mapping[str, np.ndarray] | None = None,
     *,
-    weight_grid: WeightGrid | None = None,
+    weight_grid: WeightGrid = INT8_GRID,
 ) -> AnnotatedGraph:
     """Returns the graph with fake quantization of the fusions' weights and of the tensors that need a range.
 
@@ -53,8 +54,7 @@ def annotate(
     only some of the values.
     """
     editor = GraphEditor(graph.graph_def)
-    grid = weight_grid or WeightGrid()
-    qmax = {fusion.op: grid.qmax_of(editor, fusion, ranges) for fusion in fusions}
+    qmax = {fusion.op: weight_grid.qmax_of(editor, fusion, ranges) for fusion in fusions}
     shared_range_ops = find_shared_range_ops(editor, fusions, ranges)
     for tensor, readers in quantized_consumers(editor, fusions, shared_range_ops).items():
         name = add_fake_quant(editor, tensor, ranges[tensor])

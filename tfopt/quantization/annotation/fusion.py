@@ -205,16 +205,12 @@ def _why_without_lowering(editor: GraphEditor, shapes: Shapes, node: Any) -> str
     return "its weights are not one matrix for all rows: the int8 kernel takes no batch of matrices"
 
 
-def weights_quantizer(editor: GraphEditor, weights: str) -> Any | None:
-    """Returns the fake-quantization node of an op's weights. A Reshape to the fourth axis may follow it."""
-    node = editor.nodes[producer(weights)]
-    if node.op == "Reshape":
-        node = editor.nodes[producer(node.input[0])]
-    return node if node.op == FAKE_QUANT_WEIGHTS else None
-
-
-def int8_weights(editor: GraphEditor, quantizer: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the weights that a fake-quantization node reads, in int8, and the limit of each channel."""
+def int8_weights(editor: GraphEditor, tensor: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the annotated weights that an op reads, in int8, and the limit of each channel."""
+    quantizer = editor.nodes[producer(tensor)]
+    if quantizer.op == "Reshape":  # to the fourth axis of a depthwise convolution
+        quantizer = editor.nodes[producer(quantizer.input[0])]
+    assert quantizer.op == FAKE_QUANT_WEIGHTS, tensor  # annotate gives each fusion one
     weights, high = editor.value(quantizer.input[0]), editor.value(quantizer.input[2])
     return np.clip(np.rint(weights / (high / 127)), -127, 127).astype(np.int8), high
 

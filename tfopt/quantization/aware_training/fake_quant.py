@@ -91,6 +91,9 @@ class _Range(layers.Layer):
         learning = learning_limit(limit, count, bits=bits, signed=signed)
         return tf.where(self.calls.another(), learning, tf.stop_gradient(learning))
 
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "learned": self.learned, "freeze_after": self.freeze_after}
 
@@ -144,9 +147,6 @@ class FakeQuantize(_Range):
         self.limit.assign(limit)
         return tf.stop_gradient(tf.maximum(limit, SMALLEST))
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return input_shape
-
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "signed": self.signed}
 
@@ -189,9 +189,6 @@ class WeightRange(_Range):
             usual = 2 * magnitudes.mean(0) * math.sqrt(steps_above_zero(self.bits))
             limit = np.minimum(usual, magnitudes.max(0))
             self.limit.assign(np.where(limit > 0, limit, 1.0))
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return input_shape
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "bits": self.bits}

@@ -81,11 +81,15 @@ def rebuild(
             return run_through_graph(inner, inputs_in_order(inner, args[0]), call)
         if not isinstance(operation, layers.Layer):
             if operation not in new:
-                new[operation] = [_with_own_name(operation, names)]
+                name = _free_name(operation.name, names)
+                new[operation] = [operation if name == operation.name else plain_copy(operation)]
+                new[operation][0].name = name
             (made,) = new[operation]
             return attached(made.name, made(*args, **kwargs))
         if operation not in new:
-            new[operation] = _unique(replace(operation), names)
+            new[operation] = replace(operation)
+            for layer in new[operation]:
+                layer.name = _free_name(layer.name, names)
             if pairs is not None:
                 pairs.append((operation, new[operation][-1]))
         made = new[operation]
@@ -113,30 +117,12 @@ def _without_ranges(layer: Any) -> list[Any]:
     return [variable for variable in layer.variables if id(variable) not in ranges]
 
 
-def _with_own_name(operation: Any, names: set[str]) -> Any:
-    """Returns an operation that is no layer, or a copy with a free name if its name is taken."""
-    free = operation.name
-    for number in itertools.count(1):
-        if free not in names:
-            break
-        free = f"{operation.name}_{number}"
+def _free_name(name: str, names: set[str]) -> str:
+    """Returns a name like this one that is not taken, and takes it. Two nested models may have layers of one name."""
+    candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(1)))
+    free = next(each for each in candidates if each not in names)
     names.add(free)
-    if free == operation.name:
-        return operation
-    copy = plain_copy(operation)
-    copy.name = free
-    return copy
-
-
-def _unique(made: Sequence[Any], names: set[str]) -> Sequence[Any]:
-    """Renames layers whose names are taken. Two nested models may have layers of the same name."""
-    for layer in made:
-        name, number = layer.name, 1
-        while layer.name in names:
-            layer.name = f"{name}_{number}"
-            number += 1
-        names.add(layer.name)
-    return made
+    return free
 
 
 SEPARABLE = {

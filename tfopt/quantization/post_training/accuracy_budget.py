@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tfopt.graph.edit import FLOAT32, AttrValue, GraphEditor, dtype_attr, producer
 from tfopt.graph.frozen import FrozenGraph, output_ops
-from tfopt.quantization.annotation.annotate import Adjustment, add_fake_quant, bias_of
+from tfopt.quantization.annotation.annotate import INT8_GRID, Adjustment, add_fake_quant, bias_of
 from tfopt.quantization.annotation.fusion import Fusion, FusionSearch
 from tfopt.quantization.annotation.grids import Range, WeightGrid
 from tfopt.quantization.annotation.ranged_tensors import find_shared_range_ops, quantized_consumers, tensors_to_observe
@@ -133,7 +133,7 @@ class AccuracyEvaluator:
         inputs: Sequence[Mapping[str, Any]],
         labels: Any,
         metric: str | Metric | Score,
-        weight_grid: WeightGrid | None = None,
+        weight_grid: WeightGrid = INT8_GRID,
     ) -> None:
         self._editor = GraphEditor(graph.graph_def)
         self._kept_float, self._ranges = dict(kept_float), ranges
@@ -145,8 +145,7 @@ class AccuracyEvaluator:
             for tensor in tensors_to_observe(self._editor, fusions)
             for reader in sorted({*self._editor.consumers.get(producer(tensor), ())})
         ]
-        grid = weight_grid or WeightGrid()
-        self._function = _switchable(graph, fusions, self._consumers, ranges, adjustments, grid).as_function()
+        self._function = _switchable(graph, fusions, self._consumers, ranges, adjustments, weight_grid).as_function()
         self._inputs = inputs
         self._exact = self._outputs(self.names)
         self._scorer = Scorer(metric, labels, self._exact, output_ops(graph))
