@@ -51,13 +51,11 @@ class Lowered:
 
 
 def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_data: Any) -> Lowered:
-    """Returns the graphs of a model in the precision that the config names.
+    """Returns the graphs of a model in the precision that the config names. The arguments are those of `tfopt.export`.
 
-    Args:
-        model, config, calibration_data, evaluation_data: As in `tfopt.export`.
     Raises:
-        ConfigError: The model is quantized and the config names another precision, int8 has no calibration data, or
-            XLA cannot compile the model.
+        ConfigError: The model is quantized and the config names another precision, int8 has no calibration data, or XLA
+            cannot compile the model.
     """
     if isinstance(model, KerasQuantized):
         model = model.model
@@ -71,7 +69,13 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
         )
     given = model if isinstance(model, QuantizedModel) else None
     source = freeze_unfolded(model, trusted=config.trusted) if given is None else given.source
-    _check_xla(source, config)
+    strings = [name for name, spec in source.inputs.items() if spec.dtype.name == "string"]
+    if config.xla_signature and (strings or source.tables):
+        raise ConfigError(
+            "xla_signature must be False for a model with look-up tables or strings, which XLA cannot compile. "
+            f"Received: {source.name!r} with {len(source.tables)} tables and the string inputs {strings}. Leave it "
+            "out, or export the part that takes numbers."
+        )
     calibrates = given is None and config.precision == "int8" and not has_ranges(source)
     calibration = config.quantization if calibrates else None
     data = read_calibration_data(source, calibration_data, evaluation_data, calibration)
@@ -83,16 +87,6 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
     needs_vnni = bool(kernels_that_need_vnni(lowered.graphs[DEFAULT_SIGNATURE]))  # while the weights are constants
     lowered = replace(lowered, sample=data.sample, held_out=held_out, needs_vnni=needs_vnni)
     return _without_zeros(lowered) if config.sparse_weights else lowered
-
-
-def _check_xla(source: FrozenGraph, config: ExportConfig) -> None:
-    strings = [name for name, spec in source.inputs.items() if spec.dtype.name == "string"]
-    if config.xla_signature and (strings or source.tables):
-        raise ConfigError(
-            "xla_signature must be False for a model with look-up tables or strings, which XLA cannot compile. "
-            f"Received: {source.name!r} with {len(source.tables)} tables and the string inputs {strings}. Leave it "
-            "out, or export the part that takes numbers."
-        )
 
 
 def _without_zeros(lowered: Lowered) -> Lowered:

@@ -120,9 +120,7 @@ class OutputRecord(Record):
 class ErrorRecord(Record):
     """The difference between an artifact's outputs and the source model's, on examples at export.
 
-    Attributes:
-        max_abs: The largest difference.
-        relative: The difference of an output as a share of its scale; of several outputs the largest.
+    `relative` is the difference of an output as a share of its scale; of several outputs the largest.
     """
 
     max_abs: float
@@ -135,7 +133,6 @@ class CheckRecord(Record):
 
     Attributes:
         ranges: The least and the greatest value of each input. For strings, these are places in its words.
-        shapes: The shape of each input.
         outputs: The outputs of the source model, of the artifact and of its further signatures, each by its name.
         examples: The inputs of `errors` in words: examples that were not calibrated on, or random inputs.
         errors: The error of the artifact and of its further signatures on these. Empty where there were no data.
@@ -288,7 +285,6 @@ def requirements(graphs: Mapping[str, FrozenGraph], needs_vnni: bool) -> str:
 
 
 def digests(directory: Path) -> dict[str, FileRecord]:
-    """Returns the size and the SHA-256 digest of every file below a directory."""
     files = (path for path in sorted(directory.rglob("*")) if path.is_file())
     return {path.relative_to(directory).as_posix(): FileRecord.of(path) for path in files}
 

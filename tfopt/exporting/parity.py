@@ -190,7 +190,8 @@ def _scales(source: FrozenGraph, outputs: Sequence[Mapping[str, np.ndarray]]) ->
         elif ops.get(name) == "Softmax":
             scales[name] = value.shape[-1] ** -0.5
         else:
-            scales[name] = max(_root_mean_square(given[name]) for given in outputs)
+            squares = [np.square(_finite(given[name])) for given in outputs]
+            scales[name] = max(float(np.sqrt(np.mean(each))) if each.size else 0.0 for each in squares)
     return scales
 
 
@@ -296,7 +297,6 @@ def _range_of(name: str, values: np.ndarray) -> tuple[float, float]:
 
 
 def record_output(output: np.ndarray) -> OutputRecord:
-    """Returns the manifest's record of an output."""
     record = OutputRecord(
         values=tuple(_short(value) for value in _values(output)),
         infinite=int(np.isinf(output).sum()) if output.dtype.kind == "f" else 0,
@@ -352,10 +352,6 @@ def _recombined(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         inputs[name] = (np.clip(mixed, -limit, limit) if math.isfinite(limit) else mixed).astype(value.dtype)
     size = min(map(len, inputs.values()))
     return {name: value[:size] for name, value in inputs.items()}
-
-
-def _root_mean_square(output: np.ndarray) -> float:
-    return float(np.sqrt(np.mean(np.square(_finite(output))))) if output.size else 0.0
 
 
 def _ratio(difference: np.ndarray, norm: float) -> float:

@@ -237,7 +237,6 @@ def _reader_of(variables: list[tf.Variable]) -> Callable[[], list[tf.Tensor]]:
 
 
 def _function_of(constants: list[Any]) -> Callable[[], list[tf.Tensor]]:
-    """Returns a concrete function that returns constants."""
     graph_def = GraphDef()
     for number, constant in enumerate(constants):
         graph_def.node.append(constant)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -60,10 +61,7 @@ def encode_weights(graph: FrozenGraph, precision: str, config: WeightOnlyConfig)
     """Returns the float32 graph with its large weights stored in fewer bits, and the report.
 
     The precision is a key of INTEGERS or HALVES. The report's metrics are the "bits_per_weight" of the changed weights,
-    and their "relative_error" as a ratio of norms.
-
-    Raises:
-        ConfigError: `config.exclude` names no node.
+    and their "relative_error" as a ratio of norms. `config.exclude` must name nodes of the graph.
     """
     editor = GraphEditor(graph.graph_def)
     check_exclude(config.exclude, editor.nodes)
@@ -77,13 +75,7 @@ def encode_weights(graph: FrozenGraph, precision: str, config: WeightOnlyConfig)
         if reason is not None:
             skipped.append(Skip(name=name, kind=kind, reason=reason))
             continue
-        gathers = _gathers(editor, name, graph.output_nodes)
-        whole = config.decode == "call"
-        if precision in HALVES:
-            stored = _store_halves(editor, name, weights.astype(HALVES[precision]), gathers, whole)
-        else:
-            size = config.group_size if precision == "int4_weight_only" else None
-            stored = _store_integers(editor, name, weights, INTEGERS[precision], size, gathers, whole)
+        stored = _store(editor, name, weights, precision, config, _gathers(editor, name, graph.output_nodes))
         encoded.append((weights, stored))
         changed.append(Change(name=name, kind=kind, detail=f"{stored.detail}, {weights.shape}"))
     notes = lost_weights({change.name: stored.lost for change, (_, stored) in zip(changed, encoded, strict=True)})
@@ -141,50 +133,34 @@ def _obstacle(
     return "a vector" if weights.ndim < 2 and precision in INTEGERS else None
 
 
-def _store_halves(editor: GraphEditor, name: str, stored: np.ndarray, gathers: list[Any], whole: bool) -> _Stored:
-    decoder = Decoder(editor, name, whole=whole)
-    exact = editor.value(name)
-    for gather in gathers:
-        editor.redirect(gather.name, decoder.gathered_halves(gather, stored))
-    if not gathers:
-        editor.redirect(name, decoder.halves(stored))
-    return _Stored(
-        error=_squares(stored.astype(np.float32) - exact),
-        size=stored.nbytes,
-        lost=share_lost(exact, stored),
-        detail=str(stored.dtype),
-    )
-
-
-def _store_integers(
-    editor: GraphEditor,
-    name: str,
-    weights: np.ndarray,
-    bits: int,
-    group_size: int | None,
-    gathers: list[Any],
-    whole: bool,
+def _store(
+    editor: GraphEditor, name: str, weights: np.ndarray, precision: str, config: WeightOnlyConfig, gathers: list[Any]
 ) -> _Stored:
-    readers = _readers(editor, name)
-    columns = weights.shape[-1]
-    if any(reader.op == "DepthwiseConv2dNative" for reader in readers):
-        columns *= weights.shape[-2]  # the input channels times the depth multiplier
-    matrix = weights.reshape(-1, columns)
-    channel_axis = 0 if any(_channels_in_rows(reader, name) for reader in readers) else 1
-    grouped = quantize_matrix(matrix, bits=bits, group_size=group_size, channel_axis=channel_axis)
-    decoder = Decoder(editor, name, whole=whole)
+    """Replaces a weight, or the rows of it that only Gather nodes read, by nodes that decode it."""
+    decoder = Decoder(editor, name, whole=config.decode == "call")
+    if precision in HALVES:
+        halves = weights.astype(HALVES[precision])
+        decode, gathered = partial(decoder.halves, halves), partial(decoder.gathered_halves, stored=halves)
+        decoded, size, detail = halves.astype(np.float32), halves.nbytes, str(halves.dtype)
+    else:
+        readers, bits = _readers(editor, name), INTEGERS[precision]
+        columns = weights.shape[-1]
+        if any(reader.op == "DepthwiseConv2dNative" for reader in readers):
+            columns *= weights.shape[-2]  # the input channels times the depth multiplier
+        axis = 0 if any(_channels_in_rows(reader, name) for reader in readers) else 1
+        group_size = config.group_size if bits == 4 else None
+        grouped = quantize_matrix(weights.reshape(-1, columns), bits=bits, group_size=group_size, channel_axis=axis)
+        decode = partial(decoder.integers, grouped, bits, weights.shape)
+        gathered = partial(decoder.gathered_integers, grouped=grouped, bits=bits)
+        decoded = grouped.decoded().reshape(weights.shape)
+        size = (grouped.steps.size * bits + grouped.scales.size * (32 if bits == 8 else 16)) // 8
+        groups = f"in groups of {grouped.steps.shape[2 - axis]}" if group_size else "per channel"
+        detail = f"int{bits} {groups}"
     for gather in gathers:
-        editor.redirect(gather.name, decoder.gathered_integers(gather, grouped, bits))
+        editor.redirect(gather.name, gathered(gather))
     if not gathers:
-        editor.redirect(name, decoder.integers(grouped, bits, weights.shape))
-    groups = f"in groups of {grouped.steps.shape[2 - channel_axis]}" if group_size else "per channel"
-    decoded = grouped.decoded()
-    return _Stored(
-        error=_squares(decoded - matrix),
-        lost=share_lost(matrix, decoded),
-        size=(grouped.steps.size * bits + grouped.scales.size * (32 if bits == 8 else 16)) // 8,
-        detail=f"int{bits} {groups}",
-    )
+        editor.redirect(name, decode())
+    return _Stored(error=_squares(decoded - weights), size=size, lost=share_lost(weights, decoded), detail=detail)
 
 
 def _readers(editor: GraphEditor, name: str) -> list[Any]:
@@ -286,7 +262,6 @@ class Decoder:
         return self._add("Reshape", [values, shape], T=FLOAT32, Tshape=INT32)
 
     def without_zeros(self, values: Any, dtype: tf.DType) -> str:
-        """Stores an array without its zeros, and returns the tensor of it."""
         flat = values.reshape(-1)
         pieces = [self._piece_without_zeros(flat[start : start + PIECE], dtype) for start in range(0, flat.size, PIECE)]
         return self._reshape(self._concatenate(pieces, axis=0, kind=dtype_attr(dtype)), values.shape, dtype_attr(dtype))

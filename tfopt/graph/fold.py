@@ -24,6 +24,7 @@ from tfopt.graph.batched_products import canonicalize_batched_products
 from tfopt.graph.convolutions import canonicalize_dilations, canonicalize_sequences
 from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, integers, is_nhwc, producer, text
 from tfopt.graph.frozen import FrozenGraph
+from tfopt.graph.inputs import zeros
 from tfopt.graph.products import canonicalize_products
 from tfopt.graph.unsafe_ops import touched
 
@@ -78,7 +79,7 @@ def _evaluate_constants(editor: GraphEditor, graph: FrozenGraph) -> None:
     )
     if not frontier:
         return
-    values = graph.as_function(fetch=frontier)(**{name: _any_value(spec) for name, spec in graph.inputs.items()})
+    values = graph.as_function(fetch=frontier)(**zeros(graph, 1))  # their values do not matter
     for tensor, value in zip(frontier, values, strict=True):
         editor.redirect(tensor, editor.add_constant(f"{producer(tensor)}/folded", value.numpy()))
 
@@ -96,11 +97,6 @@ def _is_pure(node: Any) -> bool:
         and not node.op.startswith("FakeQuant")
         and touched(node) is None  # what a file holds is read when the model runs, not now
     )
-
-
-def _any_value(spec: tf.TensorSpec) -> tf.Tensor:
-    """Returns a value to feed for an input when only constants are computed."""
-    return tf.zeros([size or 1 for size in (spec.shape.as_list() if spec.shape.rank is not None else [])], spec.dtype)
 
 
 def _skip_identities(editor: GraphEditor, outputs: frozenset[str]) -> None:

@@ -30,7 +30,6 @@ class FrozenGraph:
         graph_def: The nodes. Inputs are Placeholder nodes.
         inputs: Signature name to the placeholder's TensorSpec; the spec's name is the node's.
         outputs: Signature name to (tensor name, TensorSpec).
-        name: The source model's name.
         origins: The name of each node that a rewrite added in place of another one, to the name of that other node. The
             two have the same values, possibly in another shape or order of axes. A graph that is written to a file
             loses this table.
@@ -207,18 +206,13 @@ def full_name(tensor: str) -> str:
 
 
 def convert(name: str, values: Any, dtype: Any, *, warn: bool = True) -> Any:
-    """Returns the values of one input in the dtype that the model takes.
+    """Returns the values of one input, a tensor, in the dtype that the model takes.
 
     A conversion that changes no meaning is silent: float64 to float32, as Keras does it with NumPy's usual arrays, or
     whole numbers to integers that can hold them. One that may change the meaning (uint8 pixels to float32), or that
     loses digits of a smaller type (float32 to float16), gives a warning. A conversion that loses more is an error: an
     imaginary part, a fraction, a number too large for an integer.
 
-    Args:
-        name: The input's name.
-        values: A tensor.
-        dtype: The model's dtype.
-        warn: Whether to warn.
     Raises:
         ConfigError: The values do not fit the dtype.
     Example:

@@ -37,9 +37,9 @@ def open_size(graph: FrozenGraph) -> int:
 
 
 def zeros(graph: FrozenGraph, size: int) -> dict[str, tf.Tensor]:
-    """Returns a batch with one example of zeros, whose open axes have this size."""
+    """Returns a batch of zeros, with one example where the batch size is open. Other open axes have this size."""
     return {
-        name: tf.zeros([*(1 for _ in shape[:1]), *(each or size for each in shape[1:])], graph.inputs[name].dtype)
+        name: tf.zeros([each or (size if axis else 1) for axis, each in enumerate(shape)], graph.inputs[name].dtype)
         for name, shape in _shapes(graph).items()
     }
 

@@ -253,8 +253,10 @@ def read_shapes_early(sizes: Sizes, outputs: frozenset[str]) -> None:
                 editor.set_inputs(name, [node.input[0], found])
                 node.attr["Tshape"].CopyFrom(INT32)
         elif node.op in ("Shape", "ZerosLike", "OnesLike") and name not in outputs:
-            known = sizes.of(node.input[0])
-            if known is not None and not _is_origin(node.input[0], known):
+            source = node.input[0]
+            known = sizes.of(source)
+            defines = any(isinstance(size, OpenSize) and size.tensor == source for size in known or ())
+            if known is not None and not defines:
                 _from_sizes(sizes, node, known)
 
 
@@ -270,8 +272,3 @@ def _from_sizes(sizes: Sizes, node: Any, known: tuple[Size, ...]) -> None:
         found = editor.add("Fill", f"{node.name}/fill", [found, value], T=node.attr["T"], index_type=INT32)
     if found is not None:
         editor.redirect(node.name, found)
-
-
-def _is_origin(tensor: str, sizes: tuple[Size, ...]) -> bool:
-    """Whether a tensor itself defines one of its sizes."""
-    return any(isinstance(size, OpenSize) and size.tensor == tensor for size in sizes)

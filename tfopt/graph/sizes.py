@@ -204,10 +204,6 @@ def _broadcast(operands: Sequence[Sequence[Size | None]]) -> Found:
     return result
 
 
-def _of_first(sizes: Sizes, node: Any) -> Found:
-    return sizes.of(node.input[0])
-
-
 def _of_all(sizes: Sizes, node: Any) -> Found:
     operands = sizes.operands(node)
     return None if operands is None else _broadcast(operands)
@@ -244,10 +240,6 @@ def _einsum(sizes: Sizes, node: Any) -> Found:
 def _reshape(sizes: Sizes, node: Any) -> Found:
     values = sizes.values(node.input[1])
     return None if values is None else [None if value == -1 else value for value in values]
-
-
-def _fill(sizes: Sizes, node: Any) -> Found:
-    return sizes.values(node.input[0])
 
 
 def _expand(sizes: Sizes, node: Any) -> Found:
@@ -343,7 +335,7 @@ _BINARY = (
     *("LogicalOr", "Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual", "SelectV2"),
 )
 _RULES: dict[str, Callable[[Sizes, Any], Found]] = {
-    **dict.fromkeys(_UNARY, _of_first),
+    **dict.fromkeys(_UNARY, lambda sizes, node: sizes.of(node.input[0])),
     **dict.fromkeys(_BINARY, _of_all),
     **dict.fromkeys(("MatMul", "BatchMatMulV2"), _product_of_matrices),
     **dict.fromkeys(("Mean", "Sum", "Max", "Min", "Prod", "All", "Any"), _reduce),
@@ -352,7 +344,7 @@ _RULES: dict[str, Callable[[Sizes, Any], Found]] = {
     "Transpose": _transpose,
     "Einsum": _einsum,
     "Reshape": _reshape,
-    "Fill": _fill,
+    "Fill": lambda sizes, node: sizes.values(node.input[0]),
     "ExpandDims": _expand,
     "Squeeze": _squeeze,
     "ConcatV2": _concat,

@@ -80,7 +80,8 @@ def check_graph(graph_def: Any, name: str, *, trusted: bool = False) -> None:
     Of a trusted model only Python functions are refused: no artifact can hold these, whoever made the model.
     """
     found = []
-    for function, nodes in _bodies(graph_def):
+    bodies = [(function.signature.name, function.node_def) for function in graph_def.library.function]
+    for function, nodes in [("", graph_def.node), *bodies]:
         for node in nodes:
             effect = touched(node)
             if effect is not None and (effect[1] == "Python" or not trusted):
@@ -106,11 +107,6 @@ def refuse(found: Iterable[tuple[str, str, str]], model: str) -> None:
         f"Received: {model} ({shown}{more}). Keep this outside of the model. If you trust the model's source, pass "
         "trusted=True (--trusted)."
     )
-
-
-def _bodies(graph_def: Any) -> Iterable[tuple[str, Iterable[Any]]]:
-    yield "", graph_def.node
-    yield from ((function.signature.name, function.node_def) for function in graph_def.library.function)
 
 
 SAVER_WRITES = frozenset(["Save", "SaveSlices", "SaveV2", "MergeV2Checkpoints"])  # nothing runs them at load
@@ -190,8 +186,9 @@ class _MetaGraph:
         for key, signature in self.meta.signature_def.items():
             used += [tensor.name for tensor in signature.outputs.values() if tensor.name or key == INIT]
             for tensor in signature.outputs.values():
-                parts = (*tensor.composite_tensor.components, *_sparse_parts(tensor))
-                used += [part if isinstance(part, str) else part.name for part in parts]
+                sparse = tensor.coo_sparse
+                used += [part.name for part in tensor.composite_tensor.components]
+                used += [sparse.values_tensor_name, sparse.indices_tensor_name, sparse.dense_shape_tensor_name]
         used += [name for each in self.meta.collection_def.values() for name in each.node_list.value]
         elsewhere = self._needed(used)
         called_elsewhere = self._functions(elsewhere, self.callable)
@@ -268,8 +265,3 @@ def _assets(meta: Any) -> list[Any]:
     """Returns the assets as the loader finds them: TensorFlow 1 lists them in a collection."""
     packed = [] if meta.asset_file_def else meta.collection_def[ASSET_COLLECTION].any_list.value
     return [*meta.asset_file_def, *(AssetFileDef.FromString(each.value) for each in packed)]
-
-
-def _sparse_parts(tensor: Any) -> tuple[str, ...]:
-    sparse = tensor.coo_sparse
-    return sparse.values_tensor_name, sparse.indices_tensor_name, sparse.dense_shape_tensor_name

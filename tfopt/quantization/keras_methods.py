@@ -35,11 +35,6 @@ class KerasQuantized:
     report: PassReport
 
 
-def is_keras_config(config: Any) -> bool:
-    """Whether an object is a quantization configuration of Keras."""
-    return isinstance(config, keras.quantizers.QuantizationConfig)
-
-
 def quantize_with_keras(model: Any, config: Any, calibration_data: Any = None) -> KerasQuantized:
     """Quantizes a copy of a Keras 3 model by `model.quantize`.
 

@@ -17,9 +17,9 @@ from tfopt.quantization.aware_training.prepare import quantize_for_training
 from tfopt.quantization.aware_training.trained_ranges import read_ranges
 from tfopt.quantization.calibration.calibrate import CalibrationData, read_calibration_data
 from tfopt.quantization.config import QuantizationConfig
-from tfopt.quantization.keras_methods import KerasQuantized, is_keras_config, quantize_with_keras
+from tfopt.quantization.keras_methods import KerasQuantized, quantize_with_keras
 from tfopt.quantization.post_training.post_training import quantize_after_training
-from tfopt.quantization.quantized_model import QuantizedModel, annotated
+from tfopt.quantization.quantized_model import QuantizedModel, requantize
 from tfopt.report import PassReport
 from tfopt.settings.validation import check_type
 
@@ -74,7 +74,7 @@ def quantize(
         Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference",
         CVPR 2018, arXiv:1712.05877.
     """
-    if is_keras_config(config):
+    if isinstance(config, keras.quantizers.QuantizationConfig):
         return quantize_with_keras(model, config, calibration_data)
     config = QuantizationConfig() if config is None else config
     check_type("config", config, QuantizationConfig)
@@ -108,7 +108,7 @@ def _quantize_trained(source: FrozenGraph, config: QuantizationConfig) -> Quanti
         weight_steps=trained.steps,
         report=PassReport(name="quantize"),
     )
-    return annotated(model, trained.kept_float)
+    return requantize(model, trained.kept_float)
 
 
 def _quantize_tf_keras(model: Any, config: QuantizationConfig) -> Any:

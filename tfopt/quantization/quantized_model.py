@@ -68,10 +68,10 @@ class QuantizedModel:
 
         The names of the nodes are those of the report, each with the reason for the new report.
         """
-        return annotated(self, {skip.name: skip.reason for skip in self.report.skipped} | dict(reasons))
+        return requantize(self, {skip.name: skip.reason for skip in self.report.skipped} | dict(reasons))
 
 
-def annotated(model: QuantizedModel, kept_float: Mapping[str, str]) -> QuantizedModel:
+def requantize(model: QuantizedModel, kept_float: Mapping[str, str]) -> QuantizedModel:
     """Returns the model with a new annotated graph, in which the nodes of `kept_float` stay float for its reasons."""
     editor = GraphEditor(model.float_graph.graph_def)
 

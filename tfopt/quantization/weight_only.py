@@ -70,7 +70,6 @@ class Grouped:
         return (first * second, third) if self.channel_axis == 1 else (first, second * third)
 
     def decoded(self) -> np.ndarray:
-        """Returns the matrix with the values of the integers."""
         rows, columns = self.shape
         return (self.steps * self.scales).reshape(self.filled_shape)[:rows, :columns]
 

@@ -14,8 +14,7 @@ from keras import layers
 from tfopt.atomic.checked_json import with_checksum
 from tfopt.errors import ConfigError, TfoptWarning
 from tfopt.exporting import ExportConfig, export
-from tfopt.exporting.int8.assignment import SINK, SOURCE, FlowNetwork
-from tfopt.exporting.int8.selection import fastest_fit, in_turns, select_int8, stay_float
+from tfopt.exporting.int8.selection import SINK, SOURCE, FlowNetwork, fastest_fit, in_turns, select_int8, stay_float
 from tfopt.exporting.int8.time_table import TimedGraph, feeds_of
 from tfopt.exporting.lowering import STORED, lower
 from tfopt.graph import freeze

@@ -26,13 +26,10 @@ MIDDLE = 128  # the zero point of a symmetric range in unsigned bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized:
-    """A quantized tensor in the graph.
+    """A quantized tensor in the graph, and the range that its bytes cover.
 
-    Attributes:
-        values: The tensor of bytes. It is empty until a kernel computes them.
-        span: The range that the bytes cover.
-        low: The scalar constant with the lower end of the range that kernels are given, without the zero point.
-        high: The scalar constant with the upper end.
+    The tensor of bytes, `values`, is empty until a kernel computes it. `low` and `high` are scalar constants: the ends
+    of the range that kernels are given, without the zero point.
     """
 
     values: str
@@ -185,7 +182,6 @@ class Activations:
 
 
 def range_of(node: Any) -> Range:
-    """Returns the range of a fake-quantization node."""
     low, high = attribute(node, "min").f, attribute(node, "max").f
     if attribute(node, "narrow_range").b:
         return Range(limit=high, signed=True)

@@ -73,7 +73,6 @@ class _Kernels:
         self._float_results: dict[str, str] = {}  # by the fusion's output
 
     def add(self, fusion: Fusion) -> None:
-        """Adds the kernel that computes a fusion."""
         if self._editor.nodes[fusion.op].op in CONVOLUTIONS:
             self._convolution(fusion)
         else:

@@ -53,7 +53,6 @@ def fuse_layer_norms(graph: FrozenGraph, leave: Collection[str] = ()) -> FrozenG
 
 
 def find_layer_norms(graph: FrozenGraph, editor: GraphEditor) -> list[LayerNorm]:
-    """Returns the layer normalisations of float32 in a graph."""
     means = [name for name in editor.topological() if editor.nodes[name].op == "Mean"]
     if not means:
         return []
@@ -63,7 +62,6 @@ def find_layer_norms(graph: FrozenGraph, editor: GraphEditor) -> list[LayerNorm]
 
 
 def fused_name(norm: str) -> str:
-    """Returns the name of the kernel that computes a layer normalisation."""
     return f"{norm}/fused"
 
 

@@ -59,11 +59,8 @@ class TimeTable(Record):
     """The times of a model's fusions and of conversions, on one machine.
 
     Attributes:
-        device: The processor of the machine.
-        batch_sizes: The batch sizes of the measurement.
         fusions: The times of each fusion, by the name of its op. Version 0.1.0 called them "chains".
-        sizes: Numbers of elements.
-        conversions: For each op that converts a tensor, the milliseconds for each of `sizes`.
+        conversions: For each op that converts a tensor, the milliseconds for each number of elements in `sizes`.
         layer_norms: The times of each layer normalisation as single nodes and in one kernel of oneDNN, by the name of
             its last node. Older files have none: then each gets the kernel.
         whole: The time of the whole model in int8, divided by that in float32, for each batch size: with the "chosen"
@@ -122,11 +119,7 @@ def measure_table(
 
 
 def read_table(stored: Path, fusions: Sequence[Fusion], batch_sizes: Sequence[int]) -> TimeTable:
-    """Returns a stored table.
-
-    Raises:
-        ConfigError: The file is not a time table, or it is of another model or of other batch sizes.
-    """
+    """Returns a stored table. Raises ConfigError if it is none, or of another model or of other batch sizes."""
     try:
         content = json.loads(stored.read_bytes())
         table = TypeAdapter(TimeTable).validate_python(content)
@@ -220,7 +213,6 @@ class TimedGraph:
         return int(np.clip(SECONDS * 1e3 / self.milliseconds(inputs, pool), FEWEST, most))
 
     def milliseconds(self, inputs: Mapping[str, Any], pool: int = AS_SERVED) -> float:
-        """Runs the graph once and returns how long it took."""
         start = time.perf_counter()
         self._session.run(self._outputs, self._fed(inputs), v1.RunOptions(inter_op_thread_pool=pool))
         return (time.perf_counter() - start) * 1e3

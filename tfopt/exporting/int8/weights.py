@@ -24,7 +24,6 @@ LARGEST = 64  # 2 * 255 * 64 is an int16
 
 
 def kernel_name(op: str) -> str:
-    """Returns the name of the kernel that computes a convolution or product."""
     return f"{op}/int8"
 
 
@@ -115,12 +114,11 @@ def _decode(editor: GraphEditor, node: Any, kernels: GraphEditor) -> str:
     kernel = kernels.nodes[kernel_name(reader.name)]
     high = kernels.value(kernel.input[len(kernel.attr["Tdevice_inputs"].list.type) + 3])
     scales, sizes = (high / 127).astype(np.float32), np.asarray(editor.value(node.input[0]).shape, np.int32)
-    int8, float32 = dtype_attr(tf.int8), FLOAT32
+    int8 = dtype_attr(tf.int8)
     stored = editor.add("Const", f"{node.name}/int8", (), **kernels.nodes[kernel.input[1]].attr)
     plain = editor.add("Bitcast", f"{node.name}/plain", [stored], T=dtype_attr(tf.qint8), type=int8)
-    cast = editor.add("Cast", f"{node.name}/cast", [plain], SrcT=int8, DstT=float32)
+    cast = editor.add("Cast", f"{node.name}/cast", [plain], SrcT=int8, DstT=FLOAT32)
     shape = editor.add_constant(f"{node.name}/shape", sizes)
-    shaped = editor.add("Reshape", f"{node.name}/shaped", [cast, shape], T=float32, Tshape=INT32)
-    return editor.add(
-        "Mul", f"{node.name}/decoded", [shaped, editor.add_constant(f"{node.name}/scales", scales)], T=float32
-    )
+    shaped = editor.add("Reshape", f"{node.name}/shaped", [cast, shape], T=FLOAT32, Tshape=INT32)
+    factors = editor.add_constant(f"{node.name}/scales", scales)
+    return editor.add("Mul", f"{node.name}/decoded", [shaped, factors], T=FLOAT32)

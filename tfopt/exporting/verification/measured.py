@@ -91,8 +91,8 @@ class MeasuredArtifact:
 
     def _serve(self, stack: ExitStack, signature: str) -> None:
         self.process = stack.enter_context(SavedModelProcess(self.path, signature, trusted=self.trusted))
-        for kind in ("inputs", "outputs"):
-            self._check_graph(kind)
+        self._check_graph("inputs")
+        self._check_graph("outputs")
 
     def _check_graph(self, kind: str) -> None:
         """Raises ArtifactError unless the graph has the inputs or outputs that the manifest lists."""
@@ -133,7 +133,9 @@ class MeasuredArtifact:
             self.problems.append(missing)
         recorded, first = self.manifest.check.outputs, self.manifest.check.format == FIRST_FORMAT
         called = ARTIFACT if self.process.signature == DEFAULT_SIGNATURE else self.process.signature
-        outputs = self.process.predict(self._inputs_of_check())
+        given = {own: name for name, own in self.input_names.items()}  # the names under which the process gets inputs
+        inputs = draw_inputs(self.manifest.signature.inputs, self.manifest.check)
+        outputs = self.process.predict({given.get(name, name): value for name, value in inputs.items()})
         if not are_numbers(outputs, recorded[called]):
             self.problems.append("The outputs hold NaN or infinity.")
             return
@@ -158,16 +160,6 @@ class MeasuredArtifact:
 
     def _agrees(self) -> bool:
         return self.scores is not None and self.scores.agreement.get(self.baseline, 0.0) >= AGREEMENT
-
-    def _inputs_of_check(self) -> dict[str, np.ndarray]:
-        """Returns the inputs of the manifest's check, under the names by which the process is given its inputs."""
-        given = {own: name for name, own in self.input_names.items()}
-        inputs = draw_inputs(self.manifest.signature.inputs, self.manifest.check)
-        return {given.get(name, name): value for name, value in inputs.items()}
-
-    def count_weights(self) -> None:
-        counted = self.process.count_weights()
-        self.weight_count, self.zero_count = counted["weights"], counted["zeros"]
 
 
 def missing_instructions(manifest: Manifest, signature: str) -> str | None:

@@ -147,12 +147,7 @@ def chunks(data: Any, specs: Mapping[str, TensorRecord]) -> Iterator[tuple[dict[
 def not_scored(scores: Scores | None, no_baseline: str) -> dict[str, str]:
     """Returns why there is no accuracy or no agreement. `no_baseline` is empty where there is a baseline."""
     no_accuracy = NO_DATA if scores is None else scores.reason
-    if scores is None:
-        no_agreement = NO_DATA
-    elif scores.agreement:
-        no_agreement = ""
-    else:
-        no_agreement = scores.reason
+    no_agreement = "" if scores is not None and scores.agreement else no_accuracy
     reasons = {
         "accuracy": no_accuracy,
         "baseline_accuracy": no_baseline or no_accuracy,

@@ -156,7 +156,6 @@ def check_signature(signature: str, signatures: Iterable[str]) -> None:
 
 
 def sources(nodes: Iterable[Any], tensors: Iterable[str]) -> set[str]:
-    """Returns the names of the nodes that tensors are computed from."""
     by_name = {node.name: node for node in nodes}
     waiting = list(tensors)
     found: set[str] = set()
@@ -230,7 +229,6 @@ def weights_of_loop(body: Any) -> set[int]:
 
 
 def is_constant(tensor: Any) -> bool:
-    """Whether a tensor depends on constants alone."""
     waiting = [tensor.op]
     seen: set[Any] = set()
     while waiting:

@@ -53,11 +53,8 @@ def steps_above_zero(bits: int, *, signed: bool = True) -> int:
 class Range:
     """The range of one quantized tensor. Zero is always one of its values.
 
-    Attributes:
-        limit: The largest value.
-        signed: Whether it is stored as signed bytes: [-limit, limit] in 254 steps. Otherwise it is stored as unsigned
-            bytes in 255 steps.
-        zero_point: The unsigned byte that represents zero. It is the number of steps below zero.
+    A signed range is [-limit, limit] in 254 steps, stored as signed bytes. Others are stored as unsigned bytes in 255
+    steps, and the byte `zero_point` represents zero: it is the number of steps below zero.
 
     Example:
         >>> Range(limit=510.0, signed=False).scale
@@ -121,10 +118,6 @@ class WeightGrid:
     """The grid of a model's quantized weights, of `bits` bits.
 
     With `reduce_range`, weights of 8 bits use only 7 of the bits where 8 could saturate without VNNI.
-
-    Example:
-        >>> WeightGrid(reduce_range=True).bits
-        8
     """
 
     bits: int = 8

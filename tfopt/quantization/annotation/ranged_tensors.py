@@ -51,7 +51,6 @@ def tensors_to_observe(editor: GraphEditor, fusions: Sequence[Fusion]) -> list[s
 
 
 def tensors_of_fusion(editor: GraphEditor, fusion: Fusion) -> list[str]:
-    """Returns the tensors of one fusion that need a range."""
     entering = [before_data_movement(editor, tensor) for tensor in (fusion.input, fusion.summand) if tensor]
     return entering + ([fusion.output] if editor.nodes[fusion.op].op in CONVOLUTIONS else [])
 
@@ -139,12 +138,9 @@ def share_ranges(
 
 def _union(ranges: Iterable[Range]) -> Range:
     """Returns the range that covers several ranges. It has a zero point only if none of them is signed."""
-    value_ranges = list(ranges)
-    low, high = (
-        min(value_range.low for value_range in value_ranges),
-        max(value_range.limit for value_range in value_ranges),
-    )
-    if any(value_range.signed for value_range in value_ranges):
+    given = list(ranges)
+    low, high = min(each.low for each in given), max(each.limit for each in given)
+    if any(each.signed for each in given):
         return Range(limit=max(high, -low), signed=True)
     return covering(low, high)
 

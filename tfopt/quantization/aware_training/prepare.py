@@ -58,7 +58,12 @@ def quantize_for_training(
     # A place holds the number of a layer's call. The calls of the flat model can have another order than those of the
     # nested model. So the flat model is used both to find the places and to insert the ranges.
     tensors: dict[Place, Any] = {}
-    plain = rebuild(flat, lambda layer: (plain_copy(layer),), lambda place, tensor: _note(tensors, place, tensor))
+
+    def note(place: Place, tensor: Any) -> None:
+        if tensor.dtype != "string":  # strings need no range, and a frozen graph cannot return them
+            tensors[place] = tensor
+
+    plain = rebuild(flat, lambda layer: (plain_copy(layer),), note)
     traced = _trace(plain, tensors)
     check_exclude(config.exclude, [*traced.editor.nodes, *(layer.name for layer in plain.layers)])
     operations = {operation.name: operation for operation in plain.operations}
@@ -90,17 +95,16 @@ def quantize_for_training(
     report = replace(_report(plain, traced, rounded, lowered, skipped, config), notes=notes)
     report.warn_if_unchanged()
     found = {traced.places[tensor]: ranges[tensor] for tensor in observed}
-    result = _assemble(flat, _weight_bits(traced, fusions, ranges, rounded, config), found, config)
+    grid = WeightGrid(bits=config.weight_bits, reduce_range=config.reduce_range)
+    bits = dict.fromkeys(rounded, config.weight_bits)
+    for fusion in fusions:  # several kernels may read the weights of one layer
+        layer = traced.owner(fusion.op)
+        bits[layer] = min(bits[layer], grid.bits_of(traced.editor, fusion, ranges))
+    result = _assemble(flat, bits, found, config)
     if examples is not None:  # others may lie outside of the ranges
         check_quantized(model, result, [], examples)
     setattr(result, ATTRIBUTE, report)
     return result
-
-
-def _note(tensors: dict[Place, Any], place: Place, tensor: Any) -> None:
-    """Notes a tensor that may need a range. Strings need none, and a frozen graph cannot return them."""
-    if tensor.dtype != "string":
-        tensors[place] = tensor
 
 
 def quantization_report(model: keras.Model) -> PassReport:
@@ -183,22 +187,6 @@ def _computed(editor: GraphEditor, tensor: str) -> str:
     while (node := editor.nodes[producer(tensor)]).op in ("Identity", "IdentityN"):
         tensor = node.input[int(tensor.partition(":")[2] or 0)]
     return tensor
-
-
-def _weight_bits(
-    traced: _Trace,
-    fusions: Sequence[Fusion],
-    ranges: Mapping[str, Range],
-    rounded: set[str],
-    config: QuantizationConfig,
-) -> dict[str, int]:
-    """Returns the number of bits of each layer's weights: the smallest number of all kernels that read them."""
-    grid = WeightGrid(bits=config.weight_bits, reduce_range=config.reduce_range)
-    bits = dict.fromkeys(rounded, config.weight_bits)
-    for fusion in fusions:
-        layer = traced.owner(fusion.op)
-        bits[layer] = min(bits[layer], grid.bits_of(traced.editor, fusion, ranges))
-    return bits
 
 
 def _assemble(

@@ -30,7 +30,6 @@ class Place:
 
 
 def check_rebuildable(model: Any) -> None:
-    """Raises UnsupportedModelError unless the model is a built functional or Sequential model."""
     if not isinstance(model, keras.Model):
         raise UnsupportedModelError(
             f"model must be a Keras model to be trained with fake quantization. Received: {type(model).__name__}. "

@@ -99,13 +99,10 @@ def _range_ends(editor: GraphEditor, node: Any) -> tuple[np.ndarray, np.ndarray]
 
 def _compute(node: Any, values: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Returns the weights as a fake-quantization node rounds them, computed by the same op."""
-    per_channel = node.op == "FakeQuantWithMinMaxVarsPerChannel"
-    operation = (
-        tf.quantization.fake_quant_with_min_max_vars_per_channel
-        if per_channel
-        else tf.quantization.fake_quant_with_min_max_vars
-    )
-    ends = (low, high) if per_channel else (low[0], high[0])
+    if node.op == "FakeQuantWithMinMaxVarsPerChannel":
+        operation, ends = tf.quantization.fake_quant_with_min_max_vars_per_channel, (low, high)
+    else:
+        operation, ends = tf.quantization.fake_quant_with_min_max_vars, (low[0], high[0])
     options = {"num_bits": attribute(node, "num_bits").i or 8, "narrow_range": attribute(node, "narrow_range").b}
     return operation(values, *ends, **options).numpy()
 

@@ -28,12 +28,7 @@ PIECE = 8
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class HeldOut:
-    """Examples that were not used for the calibration.
-
-    Attributes:
-        inputs: The examples by input name, all of one shape.
-        origin: Where they come from.
-    """
+    """Examples that were not used for the calibration, all of one shape, and where they come from."""
 
     inputs: Mapping[str, np.ndarray]
     origin: str
@@ -167,7 +162,6 @@ def in_pieces(batches: Iterable[Mapping[str, Any]], size: int = PIECE) -> Iterat
 
 
 def length(batch: Mapping[str, Any]) -> int:
-    """Returns the number of examples in a batch of inputs by name."""
     return len(next(iter(batch.values())))
 
 

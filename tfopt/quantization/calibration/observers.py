@@ -24,7 +24,6 @@ class Observer(Protocol):
 
 
 def make_observer(config: QuantizationConfig) -> Observer:
-    """Returns a new observer of the kind that the configuration names."""
     return OBSERVERS[config.observer](config)
 
 

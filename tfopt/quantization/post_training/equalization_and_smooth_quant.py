@@ -70,10 +70,7 @@ def balancing_scales(activation: np.ndarray, weights: np.ndarray, alpha: float =
     if not used.any():
         return np.ones(len(activation))
     logs = np.zeros(len(activation))
-    a, w = (
-        np.log(activation, where=activation > 0, out=logs.copy()),
-        np.log(weights, where=weights > 0, out=logs.copy()),
-    )
+    a, w = (np.log(each, where=each > 0, out=logs.copy()) for each in (activation, weights))
     logs[used] = alpha * a[used] - (1 - alpha) * w[used]
     logs[used] -= logs[used].mean()
     silent, unread = ~used & (weights > 0), ~used & (activation > 0)
@@ -129,14 +126,9 @@ def equalize(
         ratio = np.mean([rounding_error(each, scales) for each in quantized] / before)
         if ratio <= WORTHWHILE:
             rescale(editor, group, scales)
-            done.append(
-                Change(
-                    name=group.seed,
-                    kind="equalization" if by_weights else "smooth_quant",
-                    detail=f"{group.channels} channels rescaled for {', '.join(sorted(group.multiplied))}: "
-                    f"rounding errors {np.sqrt(ratio):.2g}x what they were",
-                )
-            )
+            detail = f"{group.channels} channels rescaled for {', '.join(sorted(group.multiplied))}: "
+            detail += f"rounding errors {np.sqrt(ratio):.2g}x what they were"
+            done.append(Change(name=group.seed, kind="equalization" if by_weights else "smooth_quant", detail=detail))
     return graph.edited(editor), done
 
 

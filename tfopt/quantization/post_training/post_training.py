@@ -33,7 +33,7 @@ from tfopt.quantization.config import QuantizationConfig, check_exclude
 from tfopt.quantization.post_training.accuracy_budget import AccuracyEvaluator, search_float_nodes
 from tfopt.quantization.post_training.adaround import round_weights
 from tfopt.quantization.post_training.equalization_and_smooth_quant import equalize
-from tfopt.quantization.quantized_model import QuantizedModel, annotated
+from tfopt.quantization.quantized_model import QuantizedModel, requantize
 from tfopt.report import Change, PassReport
 from tfopt.tasks.scorer import higher_is_better
 
@@ -79,7 +79,7 @@ def quantize_after_training(source: FrozenGraph, config: QuantizationConfig, dat
         held_out=data.held_out(),
         report=report,
     )
-    return annotated(model, kept_float)
+    return requantize(model, kept_float)
 
 
 def _adjustments(
