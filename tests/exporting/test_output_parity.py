@@ -12,7 +12,8 @@ from keras import layers
 
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting import ExportConfig, export
-from tfopt.exporting.int8.node_times import feeds_of
+from tfopt.exporting.config import DEFAULT_SIGNATURE
+from tfopt.exporting.int8.time_table import feeds_of
 from tfopt.exporting.lowering import lower
 from tfopt.exporting.manifest import CheckRecord, OutputRecord, TensorRecord, read_manifest
 from tfopt.exporting.parity import (
@@ -22,20 +23,21 @@ from tfopt.exporting.parity import (
     _words,
     compare,
     draw_inputs,
-    record_check,
+    make_check,
     record_output,
 )
-from tfopt.exporting.signatures import DEFAULT
 from tfopt.graph import freeze
 from tfopt.graph.inputs import table_rows
 from tfopt.quantization import quantize
-from tfopt.quantization.calibration.data import read_examples
+from tfopt.quantization.calibration.calibrate import read_calibration_data
 
 
 def recorded(model, data=None):
     """Returns the record of a float export, and the inputs that it is made with."""
     source, graph = freeze(model, fold=False), freeze(model)
-    content = json.loads(json.dumps(record_check(source, {DEFAULT: graph}, read_examples(source, data).sample)))
+    content = json.loads(
+        json.dumps(make_check(source, {DEFAULT_SIGNATURE: graph}, read_calibration_data(source, data).sample).to_dict())
+    )
     outputs = {
         kind: {name: OutputRecord(**record) for name, record in each.items()}
         for kind, each in content["outputs"].items()

@@ -61,7 +61,7 @@ class ReportOptions:
 
 
 def export_command(words: list[str]) -> int:
-    from tfopt.exporting.options import ExportOptions
+    from tfopt.exporting.config import ExportOptions
 
     options = parse(ExportOptions, words, "tfopt export")
     start_tensorflow()

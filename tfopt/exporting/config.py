@@ -1,10 +1,11 @@
-"""Settings of an export."""
+"""Settings of an export, and the options of the command `tfopt export`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
+import tyro
 from annotated_types import Ge, MinLen
 
 from tfopt.errors import ConfigError
@@ -16,6 +17,7 @@ Precision = Literal["float32", "float16", "bfloat16", "int8", "int8_weight_only"
 Int8Nodes = Literal["faster", "all"]
 FloatWeights = Literal["float32", "int8"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
+DEFAULT_SIGNATURE, FLOAT_SIGNATURE, XLA_SIGNATURE = "serving_default", "serving_float", "serving_xla"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,23 +67,39 @@ class ExportConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.float_fallback and self.precision not in ("float32", "int8"):
-            raise ConfigError(
-                f"float_fallback belongs to precision='int8'. Received: precision={self.precision!r}, whose artifact "
-                "computes in float32 anyway. Leave float_fallback out."
-            )
-        if self.float_weights == "int8" and self.precision not in ("float32", "int8"):
-            raise ConfigError(
-                f"float_weights belongs to precision='int8'. Received: precision={self.precision!r}, which stores all "
-                "weights in its own way. Leave float_weights out."
-            )
-        if self.sparse_weights and self.precision not in ("float32", "int8"):
-            raise ConfigError(
-                f"sparse_weights belongs to precision='float32' or 'int8'. Received: precision={self.precision!r}, "
-                "which stores all weights in its own way. Leave sparse_weights out."
-            )
+        own_way = "which stores all weights in its own way"
+        for name, used, owners, reason in (
+            ("float_fallback", self.float_fallback, "'int8'", "whose artifact computes in float32 anyway"),
+            ("float_weights", self.float_weights == "int8", "'int8'", own_way),
+            ("sparse_weights", self.sparse_weights, "'float32' or 'int8'", own_way),
+        ):
+            if used and self.precision not in ("float32", "int8"):
+                raise ConfigError(
+                    f"{name} belongs to precision={owners}. Received: precision={self.precision!r}, {reason}. "
+                    f"Leave {name} out."
+                )
         if self.quantization.training:
             raise ConfigError(
                 "training must be False in an export. Received: quantization=QuantizationConfig(training=True, ...). "
                 "Pass this config to tfopt.quantize, train the model that it returns, and export that model."
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(ExportConfig):
+    """Writes a model as a SavedModel that needs only TensorFlow."""
+
+    source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="IN")]
+    """Model to export: a .keras file or the directory of a SavedModel."""
+    out: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="OUT")]
+    """Directory for the artifact. An earlier artifact in it is replaced."""
+    calibration_data: str | None = None
+    """Examples for the calibration: a .npy file of inputs, a .npz file with an array x, or the training part of a data
+    source or of a recipe (name or .toml file)."""
+    evaluation_data: str | None = None
+    """Labelled examples for max-accuracy-drop: a .npz file with x and y, or the test part of a data source or of a
+    recipe. By default the labelled calibration data."""
+    baseline: str | None = None
+    """Float artifact for the comparison by `tfopt verify`. By default IN, if IN is an artifact."""
+    json: bool = False
+    """Print JSON."""

@@ -7,30 +7,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
-
 from tfopt.errors import ConfigError
-from tfopt.exporting.config import ExportConfig
-from tfopt.exporting.int8.kernels import kernel_name, lower_to_int8
-from tfopt.exporting.int8.node_times import feeds_of
+from tfopt.exporting.config import DEFAULT_SIGNATURE, FLOAT_SIGNATURE, XLA_SIGNATURE, ExportConfig
+from tfopt.exporting.int8.kernels import lower_to_int8
 from tfopt.exporting.int8.selection import CLOCK, select_int8
-from tfopt.exporting.int8.weights import kernels_that_need_vnni
-from tfopt.exporting.signatures import DEFAULT, FLOAT, XLA
-from tfopt.exporting.weight_only.storage import encode_weights
-from tfopt.exporting.weight_only.zeros import encode_zeros
-from tfopt.graph import FrozenGraph, GraphEditor, fold_constants
-from tfopt.graph.edit import dtype_attr
+from tfopt.exporting.int8.time_table import feeds_of
+from tfopt.exporting.int8.weights import decode_int8, kernels_that_need_vnni
+from tfopt.exporting.stored_weights import encode_weights, encode_zeros
+from tfopt.graph import FrozenGraph, fold_constants
 from tfopt.graph.fold import WEIGHTED
+from tfopt.graph.unfolded import freeze_unfolded
 from tfopt.quantization import QuantizedModel, WeightOnlyConfig
 from tfopt.quantization.annotation.annotate import has_ranges
-from tfopt.quantization.annotation.fusion import FAKE_QUANT, FAKE_QUANT_WEIGHTS
-from tfopt.quantization.calibration.calibrate import computable
-from tfopt.quantization.calibration.data import HeldOut, read_examples
+from tfopt.quantization.calibration.calibrate import HeldOut, computable, read_calibration_data
 from tfopt.quantization.config import check_exclude, matches
 from tfopt.quantization.keras_methods import KerasQuantized
 from tfopt.quantization.quantize import quantize_frozen
-from tfopt.quantization.tfmot import freeze_any
 from tfopt.report import Change, PassReport
 
 STORED = "weights stored in int8"  # the kind of the report's steps for nodes that compute in float32
@@ -42,10 +34,7 @@ class Lowered:
 
     Attributes:
         source: The model's own graph, which the artifact is compared with.
-        graphs: The graph of each signature, by the signature's name.
         in_variables: Whether the weights are in variables and are decoded at every call.
-        precision: The precision, as in ExportConfig.
-        report: The nodes that were quantized and those that were not. None for float32.
         sample: The first batch of the calibration data, by input name. None without data.
         held_out: Examples that were not calibrated on.
         needs_vnni: Whether the int8 kernels need VNNI or AMX for right results.
@@ -62,13 +51,11 @@ class Lowered:
 
 
 def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_data: Any) -> Lowered:
-    """Returns the graphs of a model in the precision that the config names.
+    """Returns the graphs of a model in the precision that the config names. The arguments are those of `tfopt.export`.
 
-    Args:
-        model, config, calibration_data, evaluation_data: As in `tfopt.export`.
     Raises:
-        ConfigError: The model is quantized and the config names another precision, int8 has no calibration data, or
-            XLA cannot compile the model.
+        ConfigError: The model is quantized and the config names another precision, int8 has no calibration data, or XLA
+            cannot compile the model.
     """
     if isinstance(model, KerasQuantized):
         model = model.model
@@ -81,21 +68,7 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
             f"A QuantizedModel is exported in int8. Received: precision={config.precision!r}. Export the float model."
         )
     given = model if isinstance(model, QuantizedModel) else None
-    source = freeze_any(model, trusted=config.trusted) if given is None else given.source
-    _check_xla(source, config)
-    calibrates = given is None and config.precision == "int8" and not has_ranges(source)
-    examples = read_examples(source, calibration_data, evaluation_data, config.quantization if calibrates else None)
-    if given is None and config.precision == "int8":
-        given = quantize_frozen(source, config.quantization, examples if calibrates else None)
-    lowered = _float(source, config) if given is None else _int8(given, config, examples.sample)
-    unseen = examples.held_out(calibrated=lowered.precision == "int8" and not has_ranges(source))
-    held_out = (examples.evaluation and unseen) or lowered.held_out or unseen
-    needs_vnni = bool(kernels_that_need_vnni(lowered.graphs[DEFAULT]))  # while the weights are constants
-    lowered = replace(lowered, sample=examples.sample, held_out=held_out, needs_vnni=needs_vnni)
-    return _without_zeros(lowered) if config.sparse_weights else lowered
-
-
-def _check_xla(source: FrozenGraph, config: ExportConfig) -> None:
+    source = freeze_unfolded(model, trusted=config.trusted) if given is None else given.source
     strings = [name for name, spec in source.inputs.items() if spec.dtype.name == "string"]
     if config.xla_signature and (strings or source.tables):
         raise ConfigError(
@@ -103,13 +76,24 @@ def _check_xla(source: FrozenGraph, config: ExportConfig) -> None:
             f"Received: {source.name!r} with {len(source.tables)} tables and the string inputs {strings}. Leave it "
             "out, or export the part that takes numbers."
         )
+    calibrates = given is None and config.precision == "int8" and not has_ranges(source)
+    calibration = config.quantization if calibrates else None
+    data = read_calibration_data(source, calibration_data, evaluation_data, calibration)
+    if given is None and config.precision == "int8":
+        given = quantize_frozen(source, config.quantization, data if calibrates else None)
+    lowered = _without_int8(source, config) if given is None else _with_int8(given, config, data.sample)
+    unseen = data.held_out(calibrated=lowered.precision == "int8" and not has_ranges(source))
+    held_out = (data.evaluation and unseen) or lowered.held_out or unseen
+    needs_vnni = bool(kernels_that_need_vnni(lowered.graphs[DEFAULT_SIGNATURE]))  # while the weights are constants
+    lowered = replace(lowered, sample=data.sample, held_out=held_out, needs_vnni=needs_vnni)
+    return _without_zeros(lowered) if config.sparse_weights else lowered
 
 
 def _without_zeros(lowered: Lowered) -> Lowered:
     """Stores weights without their zeros in all graphs, and reports those of the first."""
     encoded = {name: encode_zeros(graph) for name, graph in lowered.graphs.items()}
     graphs = {name: graph for name, (graph, _) in encoded.items()}
-    own = encoded[DEFAULT][1]
+    own = encoded[DEFAULT_SIGNATURE][1]
     if not own.changed:
         own.warn_if_unchanged("no weight has enough zeros" if own.skipped else "the model has no large weight")
     if lowered.report is None:
@@ -120,7 +104,7 @@ def _without_zeros(lowered: Lowered) -> Lowered:
     return replace(lowered, graphs=graphs, report=report)
 
 
-def _int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str, Any] | None) -> Lowered:
+def _with_int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str, Any] | None) -> Lowered:
     if config.float_weights == "int8":  # before the measurement, which can take long
         names = [node.name for graph in (model.source, model.float_graph) for node in graph.graph_def.node]
         check_exclude(config.weight_only.exclude, names)
@@ -129,31 +113,24 @@ def _int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str, Any]
     if config.int8_nodes == "faster" and quantized:
         stored = None if config.node_times is None else Path(config.node_times)
         with computable():
-            selection = select_int8(model, feeds_of(model.float_graph, sample, config.batch_sizes), stored)
-        model, lowered = selection.model, selection.lowered
+            model, lowered = select_int8(model, feeds_of(model.float_graph, sample, config.batch_sizes), stored)
     in_int8 = bool(model.report.changed)
     if lowered is None:
         lowered = lower_to_int8(model.graph) if in_int8 else model.in_float()
-    graphs, report, precision = {DEFAULT: lowered}, model.report, "int8" if in_int8 else "float32"
+    graphs, report, precision = {DEFAULT_SIGNATURE: lowered}, model.report, "int8" if in_int8 else "float32"
     if config.float_weights == "int8":
-        graphs[DEFAULT], stored_weights, notes = _encode_rest(lowered, config.weight_only, kept_float)
+        graphs[DEFAULT_SIGNATURE], stored_weights, notes = _encode_rest(lowered, config.weight_only, kept_float)
         report = replace(report, steps=[*report.steps, *stored_weights], notes=[*report.notes, *notes])
         precision = "int8" if in_int8 else "int8_weight_only" if stored_weights else "float32"
     if quantized and precision == "float32":
         report.warn_if_unchanged("; ".join(step.detail for step in report.steps if step.kind == CLOCK))
     # XLA has none of the int8 kernels. A graph without them is its own fallback, and shares all its weights.
-    for name, wanted in ((FLOAT, config.float_fallback), (XLA, config.xla_signature)):
+    for name, wanted in ((FLOAT_SIGNATURE, config.float_fallback), (XLA_SIGNATURE, config.xla_signature)):
         if wanted:
-            graphs[name] = float_fallback(model.graph, lowered) if in_int8 else graphs[DEFAULT]
+            graphs[name] = decode_int8(model.graph, lowered) if in_int8 else graphs[DEFAULT_SIGNATURE]
         if wanted and in_int8 and config.float_weights == "int8":
             graphs[name] = _encode_rest(graphs[name], config.weight_only, kept_float)[0]
-    return Lowered(
-        source=model.source,
-        graphs=graphs,
-        precision=precision,
-        report=report,
-        held_out=model.held_out,
-    )
+    return Lowered(source=model.source, graphs=graphs, precision=precision, report=report, held_out=model.held_out)
 
 
 def _encode_rest(
@@ -161,9 +138,8 @@ def _encode_rest(
 ) -> tuple[FrozenGraph, list[Change], Sequence[Change]]:
     """Stores the float32 weights of a graph in int8, except those of nodes that the quantization left out.
 
-    A pattern of `config.exclude` can match nothing, because the nodes that it names may be in int8.
-
-    Returns: The graph, the steps and the notes of the report.
+    A pattern of `config.exclude` can match nothing, because the nodes that it names may be in int8. Returns the graph,
+    and the steps and the notes of the report.
     """
     present = {node.name for node in graph.graph_def.node}
     named = [pattern for pattern in config.exclude if any(matches(name, (pattern,)) for name in present)]
@@ -176,7 +152,7 @@ def _encode_rest(
     return encoded, steps, report.notes
 
 
-def _float(source: FrozenGraph, config: ExportConfig) -> Lowered:
+def _without_int8(source: FrozenGraph, config: ExportConfig) -> Lowered:
     graph, report = fold_constants(source), None
     if graph.graph_def.ByteSize() > 1.1 * source.graph_def.ByteSize():
         graph = source  # its weights are stored in few bits, for example by Keras in int4, and folding decoded them
@@ -185,51 +161,8 @@ def _float(source: FrozenGraph, config: ExportConfig) -> Lowered:
         report.warn_if_unchanged()
     return Lowered(
         source=source,
-        graphs={DEFAULT: graph, **({XLA: graph} if config.xla_signature else {})},
+        graphs={DEFAULT_SIGNATURE: graph, **({XLA_SIGNATURE: graph} if config.xla_signature else {})},
         in_variables=report is not None and config.weight_only.decode == "call",
         precision=config.precision,
         report=report,
-    )
-
-
-def float_fallback(annotated: FrozenGraph, lowered: FrozenGraph) -> FrozenGraph:
-    """Returns the float32 graph that computes with an int8 artifact's own weights.
-
-    Its activations are not quantized, and its weights are decoded from the constants that the int8 kernels read. So it
-    runs on any TensorFlow, adds little to the size of the file, and is at least as exact as int8.
-
-    Args:
-        annotated: The annotated graph.
-        lowered: The same graph lowered to int8. Its weights are used.
-    """
-    editor, kernels = GraphEditor(annotated.graph_def), GraphEditor(lowered.graph_def)
-    outputs = dict(annotated.outputs)
-    for name in editor.topological():
-        node = editor.nodes[name]
-        if node.op == FAKE_QUANT:
-            editor.redirect(name, node.input[0])
-            outputs = {
-                key: (node.input[0] if tensor == name else tensor, spec) for key, (tensor, spec) in outputs.items()
-            }
-        elif node.op == FAKE_QUANT_WEIGHTS:
-            editor.redirect(name, _decode(editor, node, kernels))
-    return replace(annotated, outputs=outputs).edited(editor)
-
-
-def _decode(editor: GraphEditor, node: Any, kernels: GraphEditor) -> str:
-    """Adds the int8 weights of the kernel that reads a node's weights, and the nodes that convert them to float32."""
-    reader = editor.nodes[editor.consumers[node.name][0]]
-    if reader.op == "Reshape":  # before a depthwise convolution
-        reader = editor.nodes[editor.consumers[reader.name][0]]
-    kernel = kernels.nodes[kernel_name(reader.name)]
-    high = kernels.value(kernel.input[len(kernel.attr["Tdevice_inputs"].list.type) + 3])
-    scales, sizes = (high / 127).astype(np.float32), np.asarray(editor.value(node.input[0]).shape, np.int32)
-    int8, float32 = dtype_attr(tf.int8), dtype_attr(tf.float32)
-    stored = editor.add("Const", f"{node.name}/int8", (), **kernels.nodes[kernel.input[1]].attr)
-    plain = editor.add("Bitcast", f"{node.name}/plain", [stored], T=dtype_attr(tf.qint8), type=int8)
-    cast = editor.add("Cast", f"{node.name}/cast", [plain], SrcT=int8, DstT=float32)
-    shape = editor.add_constant(f"{node.name}/shape", sizes)
-    shaped = editor.add("Reshape", f"{node.name}/shaped", [cast, shape], T=float32, Tshape=dtype_attr(tf.int32))
-    return editor.add(
-        "Mul", f"{node.name}/decoded", [shaped, editor.add_constant(f"{node.name}/scales", scales)], T=float32
     )

@@ -20,8 +20,7 @@ import tensorflow as tf
 from tfopt.atomic.checked_json import EDITED, is_as_written
 from tfopt.atomic.directories import MARK
 from tfopt.errors import ArtifactError
-from tfopt.exporting.config import PRECISIONS
-from tfopt.exporting.signatures import DEFAULT, FLOAT
+from tfopt.exporting.config import DEFAULT_SIGNATURE, FLOAT_SIGNATURE, PRECISIONS
 from tfopt.graph import FrozenGraph
 from tfopt.graph.frozen import output_ops
 from tfopt.report import Record
@@ -49,10 +48,9 @@ class TensorRecord(Record):
     op: str | None = None
 
     @classmethod
-    def of(cls, described: Mapping[str, Any]) -> TensorRecord:
-        """Returns a record of the values that `describe` returns."""
-        shape = described["shape"]
-        return cls(shape=None if shape is None else tuple(shape), dtype=described["dtype"])
+    def of(cls, spec: tf.TensorSpec, op: str | None = None) -> TensorRecord:
+        shape = None if spec.shape.rank is None else tuple(spec.shape.as_list())
+        return cls(shape=shape, dtype=spec.dtype.name, op=op)
 
     def fits(self, other: TensorRecord) -> bool:
         """Whether one tensor can have both types: the dtype is equal, and no size contradicts the other."""
@@ -74,6 +72,15 @@ class SignatureRecord(Record):
     inputs: dict[str, TensorRecord]
     outputs: dict[str, TensorRecord]
 
+    @classmethod
+    def of(cls, graph: FrozenGraph, source: FrozenGraph) -> SignatureRecord:
+        """Returns the record of an artifact's graph. The ops of its outputs are those of the source model."""
+        ops = output_ops(source)
+        return cls(
+            inputs={name: TensorRecord.of(spec) for name, spec in graph.inputs.items()},
+            outputs={name: TensorRecord.of(spec, ops.get(name)) for name, (_, spec) in graph.outputs.items()},
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class FileRecord(Record):
@@ -81,6 +88,12 @@ class FileRecord(Record):
 
     bytes: int
     sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> FileRecord:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return cls(bytes=file.tell(), sha256=digest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +120,7 @@ class OutputRecord(Record):
 class ErrorRecord(Record):
     """The difference between an artifact's outputs and the source model's, on examples at export.
 
-    Attributes:
-        max_abs: The largest difference.
-        relative: The difference of an output as a share of its scale; of several outputs the largest.
+    `relative` is the difference of an output as a share of its scale; of several outputs the largest.
     """
 
     max_abs: float
@@ -122,7 +133,6 @@ class CheckRecord(Record):
 
     Attributes:
         ranges: The least and the greatest value of each input. For strings, these are places in its words.
-        shapes: The shape of each input.
         outputs: The outputs of the source model, of the artifact and of its further signatures, each by its name.
         examples: The inputs of `errors` in words: examples that were not calibrated on, or random inputs.
         errors: The error of the artifact and of its further signatures on these. Empty where there were no data.
@@ -155,7 +165,7 @@ class Manifest(Record):
     precision: str
     requires: str
     needs_vnni: bool | None = None
-    signatures: tuple[str, ...] = (DEFAULT,)
+    signatures: tuple[str, ...] = (DEFAULT_SIGNATURE,)
     baseline: str | None = None
     signature: SignatureRecord
     files: dict[str, FileRecord]
@@ -235,9 +245,8 @@ def _content(path: Path) -> dict[str, Any]:
 def read_intact_manifest(path: Path, role: str = "artifact") -> Manifest:
     """Returns an artifact's manifest, and checks that the directory holds exactly the files that it lists.
 
-    Args:
-        path: The artifact's directory.
-        role: The artifact's name in errors, for example "baseline".
+    Errors name the artifact by its role, for example "baseline".
+
     Raises:
         ArtifactError: There is no manifest, or a file is missing, was added or has changed.
     """
@@ -249,7 +258,7 @@ def read_intact_manifest(path: Path, role: str = "artifact") -> Manifest:
             raise ArtifactError(
                 f"The {role} must be complete. Received: {file}, which is missing. Export {path} again."
             )
-        if _digest(file) != recorded:
+        if FileRecord.of(file) != recorded:
             raise ArtifactError(
                 f"The {role} must be as it was written. Received: {file}, which has changed. Export {path} again."
             )
@@ -265,44 +274,19 @@ def read_intact_manifest(path: Path, role: str = "artifact") -> Manifest:
 def requirements(graphs: Mapping[str, FrozenGraph], needs_vnni: bool) -> str:
     """Returns the software and hardware that an artifact needs for serving."""
     needs = "TensorFlow"
-    kernels = special_kernels(graphs[DEFAULT])
+    # Not every build of TensorFlow has kernels for the ops whose names begin so.
+    kernels = sorted({node.op for node in graphs[DEFAULT_SIGNATURE].graph_def.node if node.op.startswith("_")})
     if kernels:
         needs += f" with oneDNN's int8 kernels, as in its builds for x86-64 ({', '.join(kernels)})"
         needs += f"; int8 instructions (VNNI, AMX) for {'right results' if needs_vnni else 'speed'}"
-        if FLOAT in graphs:
-            needs += f". Signature {FLOAT!r} needs TensorFlow only"
+        if FLOAT_SIGNATURE in graphs:
+            needs += f". Signature {FLOAT_SIGNATURE!r} needs TensorFlow only"
     return needs
 
 
-def special_kernels(graph: FrozenGraph) -> list[str]:
-    """Returns the ops of a graph that not every build of TensorFlow has kernels for."""
-    return sorted({node.op for node in graph.graph_def.node if node.op.startswith("_")})
-
-
-def describe(spec: tf.TensorSpec) -> dict[str, Any]:
-    """Returns a TensorSpec as plain values. An open size is None."""
-    return {"shape": spec.shape.as_list() if spec.shape.rank is not None else None, "dtype": spec.dtype.name}
-
-
-def describe_signature(graph: FrozenGraph, source: FrozenGraph) -> dict[str, Any]:
-    """Returns the inputs and outputs of an artifact's graph, and the source model's op for each output."""
-    ops = output_ops(source)
-    return {
-        "inputs": {name: describe(spec) for name, spec in graph.inputs.items()},
-        "outputs": {name: describe(spec) | {"op": ops.get(name)} for name, (_, spec) in graph.outputs.items()},
-    }
-
-
-def digests(directory: Path) -> dict[str, dict[str, Any]]:
-    """Returns the size and the SHA-256 digest of every file below a directory."""
+def digests(directory: Path) -> dict[str, FileRecord]:
     files = (path for path in sorted(directory.rglob("*")) if path.is_file())
-    return {path.relative_to(directory).as_posix(): _digest(path).to_dict() for path in files}
-
-
-def _digest(path: Path) -> FileRecord:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return FileRecord(bytes=file.tell(), sha256=digest)
+    return {path.relative_to(directory).as_posix(): FileRecord.of(path) for path in files}
 
 
 def _upgraded(content: dict[str, Any]) -> dict[str, Any]:
@@ -324,8 +308,8 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
     check, inputs, outputs = manifest.check, manifest.signature.inputs, manifest.signature.outputs
     if manifest.precision not in PRECISIONS:
         yield f"precision is {manifest.precision!r}, which is none of {', '.join(PRECISIONS)}"
-    if DEFAULT not in manifest.signatures:
-        yield f"signatures do not hold {DEFAULT!r}"
+    if DEFAULT_SIGNATURE not in manifest.signatures:
+        yield f"signatures do not hold {DEFAULT_SIGNATURE!r}"
     if MODEL_FILE not in manifest.files:
         yield f"files do not list {MODEL_FILE}"
     for path in map(PurePosixPath, manifest.files):
@@ -346,7 +330,7 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
             yield f"check.ranges of {name!r} is ({low}, {high}), and check.words has {words} words"
         if not spec.fits(replace(spec, shape=check.shapes[name])):
             yield f"check.shapes of {name!r} is {check.shapes[name]}, where the signature has {spec.shape}"
-    kinds = {SOURCE, ARTIFACT, *manifest.signatures} - {DEFAULT}
+    kinds = {SOURCE, ARTIFACT, *manifest.signatures} - {DEFAULT_SIGNATURE}
     if check.outputs.keys() != kinds:
         yield f"check.outputs are those of {sorted(check.outputs)}, not of {sorted(kinds)}"
     if not check.errors.keys() <= kinds:

@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.exporting.config import DEFAULT_SIGNATURE
 from tfopt.exporting.manifest import (
     ARTIFACT,
     FIRST_FORMAT,
@@ -30,15 +31,12 @@ from tfopt.exporting.manifest import (
     ErrorRecord,
     OutputRecord,
     TensorRecord,
-    describe,
 )
-from tfopt.exporting.signatures import DEFAULT
 from tfopt.graph import FrozenGraph
 from tfopt.graph.frozen import output_ops, reason_of
 from tfopt.graph.inputs import open_size, table_rows
 from tfopt.graph.tables import words_of
-from tfopt.quantization.calibration.calibrate import computable
-from tfopt.quantization.calibration.data import HELD_OUT, HeldOut
+from tfopt.quantization.calibration.calibrate import HELD_OUT, HeldOut, computable
 from tfopt.quantization.calibration.range_use import usual_limit
 
 CHECKED_EXAMPLES = 2
@@ -58,25 +56,22 @@ EXACT = 2**53  # integers up to this are exact in a manifest
 Ranges = dict[str, tuple[float, float]]
 
 
-def record_check(
+def make_check(
     source: FrozenGraph,
     graphs: Mapping[str, FrozenGraph],
     sample: Mapping[str, np.ndarray] | None,
-    examples: HeldOut | None = None,
-) -> dict[str, Any]:
+    held_out: HeldOut | None = None,
+) -> CheckRecord:
     """Returns the outputs of the source and of the artifact's graphs on the same inputs. verify compares with them.
 
-    Args:
-        source: The model's own graph.
-        graphs: The graph of each signature.
-        sample: Examples, which give the range and the shape of real inputs. None where there are none.
-        examples: Examples that the artifact was not calibrated on. The check records its error on them, because an
-            int8 model can be right in the range of its calibration data, and wrong on all others.
+    The sample gives the range and the shape of real inputs. The check also has the artifact's error on the held-out
+    examples, because an int8 model can be right in the range of its calibration data, and wrong on all others.
+
     Raises:
         ConfigError: The data holds NaN or infinity, or the model cannot compute with the examples.
         UnsupportedModelError: The model fails on inputs of its own shapes, or its outputs hold NaN.
     """
-    specs = {name: TensorRecord.of(describe(spec)) for name, spec in graphs[DEFAULT].inputs.items()}
+    specs = {name: TensorRecord.of(spec) for name, spec in graphs[DEFAULT_SIGNATURE].inputs.items()}
     strings = [name for name, spec in specs.items() if spec.dtype == "string"]
     words: dict[str, tuple[str, ...]] = {}
     if sample is None:
@@ -85,7 +80,7 @@ def record_check(
         words = dict.fromkeys(strings, _words(words_of(source.tables) or OTHER_WORDS))
         candidates = [ranges | _places(words) for ranges in _ranges_without_data(source, specs)]
     else:
-        examples = examples or HeldOut(inputs=_recombined(sample), origin=RECOMBINED)
+        held_out = held_out or HeldOut(inputs=_recombined(sample), origin=RECOMBINED)
         shapes = {name: list(value.shape) for name, value in sample.items()}
         words = {name: _words(_text_of(value) for value in sample[name].reshape(-1)) for name in strings}
         whole = {name: _range_of(name, value) for name, value in sample.items() if name not in words} | _places(words)
@@ -97,8 +92,8 @@ def record_check(
         candidates = [whole] if changing == whole else [changing, whole]
     for name, shape in shapes.items():
         shape[:1] = [(specs[name].shape or [None])[0] or CHECKED_EXAMPLES]
-    models = {SOURCE: source, ARTIFACT: graphs[DEFAULT]}
-    models |= {name: graph for name, graph in graphs.items() if name != DEFAULT}
+    models = {SOURCE: source, ARTIFACT: graphs[DEFAULT_SIGNATURE]}
+    models |= {name: graph for name, graph in graphs.items() if name != DEFAULT_SIGNATURE}
     problem: UnsupportedModelError | None = None
     for ranges in candidates:
         sizes = {name: tuple(shape) for name, shape in shapes.items()}
@@ -111,13 +106,13 @@ def record_check(
         recorded = {
             kind: {name: record_output(value) for name, value in values.items()} for kind, values in outputs.items()
         }
-        compared = _on_examples(models, specs, examples)
+        compared = _on_held_out(models, specs, held_out)
         scales = _scales(source, [outputs[SOURCE], *([compared[SOURCE]] if compared else [])])
         recorded[SOURCE] = {name: replace(each, scale=_short(scales[name])) for name, each in recorded[SOURCE].items()}
         others = {kind: given for kind, given in compared.items() if kind != SOURCE}
         usual = _scales(source, [compared[SOURCE]]) if compared else {}
         errors = {kind: _error(given, compared[SOURCE], usual) for kind, given in others.items()}
-        return replace(check, outputs=recorded, examples=_origin(sample, examples, compared), errors=errors).to_dict()
+        return replace(check, outputs=recorded, examples=_origin(sample, held_out, compared), errors=errors)
     assert problem is not None
     raise problem
 
@@ -154,12 +149,7 @@ def compare(
 ) -> tuple[float, float]:
     """Returns the largest and the relative difference between outputs and the recorded ones.
 
-    Args:
-        outputs: The outputs by name.
-        recorded: The manifest's record of each output.
-        first: Whether the manifest is of the first format.
-    Returns: The largest absolute difference among the recorded values, and the largest ratio of norms, which is that of
-        the recorded values or that of all values.
+    The relative one is the larger ratio of norms: of the recorded values, or of the sums, which cover all values.
     """
     values = np.concatenate([_values(outputs[name], first) for name in recorded])
     held = np.concatenate([np.asarray(record.values, np.float64) for record in recorded.values()])
@@ -176,14 +166,14 @@ def compare(
     return largest, relative
 
 
-def _on_examples(
-    models: Mapping[str, FrozenGraph], specs: Mapping[str, TensorRecord], examples: HeldOut | None
+def _on_held_out(
+    models: Mapping[str, FrozenGraph], specs: Mapping[str, TensorRecord], held_out: HeldOut | None
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Returns the outputs of each model on the examples. Empty where the source's own are not finite, or too few."""
+    """Returns the outputs of each model on these examples. Empty where the source's own are not finite, or too few."""
     size = next((spec.shape[0] for spec in specs.values() if spec.shape), None)
-    if examples is None or (size and any(len(value) < size for value in examples.inputs.values())):
+    if held_out is None or (size and any(len(value) < size for value in held_out.inputs.values())):
         return {}
-    inputs = {name: value[:size] for name, value in examples.inputs.items()}
+    inputs = {name: value[:size] for name, value in held_out.inputs.items()}
     with computable():
         outputs = {kind: model.predict(inputs) for kind, model in models.items()}
     numbers = all(np.isfinite(value).all() for value in outputs[SOURCE].values() if value.dtype.kind == "f")
@@ -200,7 +190,8 @@ def _scales(source: FrozenGraph, outputs: Sequence[Mapping[str, np.ndarray]]) ->
         elif ops.get(name) == "Softmax":
             scales[name] = value.shape[-1] ** -0.5
         else:
-            scales[name] = max(_root_mean_square(given[name]) for given in outputs)
+            squares = [np.square(_finite(given[name])) for given in outputs]
+            scales[name] = max(float(np.sqrt(np.mean(each))) if each.size else 0.0 for each in squares)
     return scales
 
 
@@ -212,11 +203,11 @@ def _error(
     return ErrorRecord(max_abs=float(np.abs(differences).max(initial=0.0)), relative=_short(_ratio(differences, norm)))
 
 
-def _origin(sample: Any, examples: HeldOut | None, compared: Mapping[str, Any]) -> str:
-    if examples is None or not compared:
+def _origin(sample: Any, held_out: HeldOut | None, compared: Mapping[str, Any]) -> str:
+    if held_out is None or not compared:
         return RANDOM if sample is None else f"{RANDOM} in the range of calibration_data"
-    count = len(next(iter(examples.inputs.values())))
-    return examples.origin if examples.origin == RECOMBINED else f"{count} examples of {examples.origin}"
+    count = len(next(iter(held_out.inputs.values())))
+    return held_out.origin if held_out.origin == RECOMBINED else f"{count} examples of {held_out.origin}"
 
 
 def _outputs(
@@ -306,7 +297,6 @@ def _range_of(name: str, values: np.ndarray) -> tuple[float, float]:
 
 
 def record_output(output: np.ndarray) -> OutputRecord:
-    """Returns the manifest's record of an output."""
     record = OutputRecord(
         values=tuple(_short(value) for value in _values(output)),
         infinite=int(np.isinf(output).sum()) if output.dtype.kind == "f" else 0,
@@ -362,10 +352,6 @@ def _recombined(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         inputs[name] = (np.clip(mixed, -limit, limit) if math.isfinite(limit) else mixed).astype(value.dtype)
     size = min(map(len, inputs.values()))
     return {name: value[:size] for name, value in inputs.items()}
-
-
-def _root_mean_square(output: np.ndarray) -> float:
-    return float(np.sqrt(np.mean(np.square(_finite(output))))) if output.size else 0.0
 
 
 def _ratio(difference: np.ndarray, norm: float) -> float:

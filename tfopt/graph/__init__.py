@@ -1,6 +1,7 @@
 """Frozen inference graphs: how a model becomes one, and how it is edited and simplified.
 
-Start in source.py, which freezes a model; edit.py reads and rewrites nodes by name.
+Start in source.py, which freezes a model. unfolded.py is the first step of every export, and edit.py reads and
+rewrites nodes by name.
 """
 
 from tfopt.graph.edit import GraphEditor

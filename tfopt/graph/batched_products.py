@@ -14,18 +14,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.graph.edit import AttrValue, GraphEditor, attribute, dtype_attr, producer
+from tfopt.graph.edit import INT32, AttrValue, GraphEditor, attribute, producer
 
 PRODUCT = "BatchMatMulV2"
 
 
 def canonicalize_batched_products(editor: GraphEditor, outputs: frozenset[str]) -> None:
-    """Rewrites Einsums and batched products so that fewer tensors are transposed. Values change by rounding only.
-
-    Args:
-        editor: The graph.
-        outputs: Nodes whose values leave the graph.
-    """
+    """Rewrites Einsums and batched products so that fewer tensors are transposed. Values change by rounding only."""
     for name in editor.topological():
         if editor.nodes[name].op == "Einsum":
             _expand(editor, editor.nodes[name])
@@ -73,7 +68,7 @@ def _expand(editor: GraphEditor, node: Any) -> None:
 def become_transpose(editor: GraphEditor, node: Any, source: str, order: np.ndarray) -> None:
     """Turns a node, which keeps its name, into the transpose of another tensor."""
     inputs = [source, editor.add_constant(f"{node.name}/order", order)]
-    editor.become(node.name, "Transpose", inputs, T=node.attr["T"], Tperm=dtype_attr(tf.int32))
+    editor.become(node.name, "Transpose", inputs, T=node.attr["T"], Tperm=INT32)
 
 
 def _become_product(
@@ -108,7 +103,7 @@ def transposed(
     if moves_nothing(order):
         return tensor
     constant = editor.add_constant(f"{name}/order", order)
-    return editor.add("Transpose", name, [tensor, constant], T=dtype, Tperm=dtype_attr(tf.int32))
+    return editor.add("Transpose", name, [tensor, constant], T=dtype, Tperm=INT32)
 
 
 def _absorb_transposes(editor: GraphEditor, outputs: frozenset[str]) -> None:

@@ -19,41 +19,31 @@ kernels compute the convolution in one pass, also in int8.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, integers, is_nhwc, producer
+from tfopt.graph.edit import INT32, GraphEditor, attribute, integers, is_nhwc, producer
 from tfopt.graph.products import ELEMENTWISE
 from tfopt.graph.sizes import Shapes
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Image:
-    """The image that a sequence is squeezed from: its tensor, and its axis of size one, which is 1 or 2."""
-
-    tensor: str
-    axis: int
+Images = dict[str, tuple[str, int]]  # of a sequence, the image and its axis of size one, which is squeezed
 
 
 def canonicalize_sequences(editor: GraphEditor, infer: Callable[[], Shapes], outputs: frozenset[str]) -> None:
     """Moves each Squeeze of an image to a sequence behind the elementwise nodes that follow it.
 
-    Args:
-        editor: The graph. Nodes keep their names. Unused nodes stay in the graph.
-        infer: Returns the shape of each tensor of the graph at the time of the call, as far as TensorFlow infers it.
-        outputs: Nodes whose values leave the graph.
+    Nodes keep their names, and unused ones stay. `infer` returns the shape of each tensor at the time of the call, as
+    far as TensorFlow infers it. The values of the nodes `outputs` leave the graph.
     """
     shapes = infer() if any(node.op == "Squeeze" for node in editor.nodes.values()) else {}
-    images: dict[str, _Image] = {}
+    images: Images = {}
     for name in editor.topological():
         node = editor.nodes[name]
         if node.op == "Squeeze":
             shape, axes = shapes.get(node.input[0]), attribute(node, "squeeze_dims").list.i
             if shape is not None and shape.rank == 4 and len(axes) == 1 and axes[0] % 4 in (1, 2):
-                images[name] = _Image(tensor=node.input[0], axis=axes[0] % 4)
+                images[name] = node.input[0], axes[0] % 4
         elif node.op == "ExpandDims" and name not in outputs:
             _expand(editor, node, images, outputs)
         elif node.op == "Pad" or node.op in ELEMENTWISE:
@@ -62,14 +52,14 @@ def canonicalize_sequences(editor: GraphEditor, infer: Callable[[], Shapes], out
                 images[name] = moved
 
 
-def _expand(editor: GraphEditor, node: Any, images: dict[str, _Image], outputs: frozenset[str]) -> None:
+def _expand(editor: GraphEditor, node: Any, images: Images, outputs: frozenset[str]) -> None:
     """Removes an ExpandDims that cancels a Squeeze; moves an ExpandDims before the Pad that it reads."""
     image, axis = images.get(node.input[0]), editor.constant(node.input[1])
     before = editor.nodes[producer(node.input[0])]
     if axis is None:
         return
-    if image is not None and image.axis == axis.item() % 4:
-        editor.redirect(node.name, image.tensor)
+    if image is not None and image[1] == axis.item() % 4:
+        editor.redirect(node.name, image[0])
     elif before.op == "Pad" and before.name not in outputs and editor.consumers[before.name] == [node.name]:
         paddings = editor.constant(before.input[1])
         if paddings is not None and len(paddings) == 3:
@@ -84,12 +74,12 @@ def _padded_image(editor: GraphEditor, node: Any, paddings: np.ndarray, axis: in
     return editor.add_constant(f"{node.name}/paddings", np.insert(paddings, axis, 0, axis=0))
 
 
-def _on_image(editor: GraphEditor, node: Any, images: dict[str, _Image]) -> _Image | None:
+def _on_image(editor: GraphEditor, node: Any, images: Images) -> tuple[str, int] | None:
     """Computes a node on the images of its operands and squeezes the result; None if that is impossible.
 
     Each operand must be a constant, or be squeezed along the same axis as the others.
     """
-    axes = {images[tensor].axis for tensor in node.input if tensor in images}
+    axes = {images[tensor][1] for tensor in node.input if tensor in images}
     if len(axes) != 1 or attribute(node, "data_format").s == b"NCHW":  # a bias along another axis than the last
         return None
     (axis,) = axes
@@ -97,7 +87,7 @@ def _on_image(editor: GraphEditor, node: Any, images: dict[str, _Image]) -> _Ima
     for tensor in node.input:
         constant = editor.constant(tensor)
         if tensor in images:
-            operands.append(images[tensor].tensor)
+            operands.append(images[tensor][0])
         elif constant is None or constant.ndim > 3:
             return None
         elif node.op == "Pad":
@@ -110,16 +100,11 @@ def _on_image(editor: GraphEditor, node: Any, images: dict[str, _Image]) -> _Ima
     attributes = {key: value for key, value in node.attr.items() if not key.startswith("_")}
     result = editor.add(node.op, f"{node.name}/image", operands, origin=node.name, **attributes)
     editor.become(node.name, "Squeeze", [result], T=attributes["T"], squeeze_dims=integers([axis]))
-    return _Image(tensor=result, axis=axis)
+    return result, axis
 
 
 def canonicalize_dilations(editor: GraphEditor, outputs: frozenset[str]) -> None:
-    """Rewrites dilated convolutions with constant paddings. They are constants if the image size is known.
-
-    Args:
-        editor: The graph. Nodes keep their names. Unused constants stay in the graph.
-        outputs: Nodes whose values leave the graph.
-    """
+    """Rewrites dilated convolutions with constant paddings. They are constants if the image size is known."""
     for name in editor.topological():
         if editor.nodes[name].op == "BatchToSpaceND":
             _dilate(editor, editor.nodes[name], outputs)
@@ -160,13 +145,7 @@ def _dilate(editor: GraphEditor, last: Any, outputs: frozenset[str]) -> None:
     if amounts.any():
         every_axis = np.pad(amounts, [(1, 1), (0, 0)]).astype(np.int32)
         zeros = editor.add_constant(f"{convolution.name}/paddings", every_axis)
-        source = editor.add(
-            "Pad",
-            f"{convolution.name}/pad",
-            [source, zeros],
-            T=convolution.attr["T"],
-            Tpaddings=dtype_attr(tf.int32),
-        )
+        source = editor.add("Pad", f"{convolution.name}/pad", [source, zeros], T=convolution.attr["T"], Tpaddings=INT32)
     convolution.attr["dilations"].CopyFrom(integers(dilations))
     entrance = path[-2]
     editor.set_inputs(entrance.name, [source, *entrance.input[1:]])

@@ -21,11 +21,8 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef as NodeDef
 class GraphEditor:
     """A GraphDef as a dict of nodes, with the consumers of each and its constants as arrays.
 
-    Control edges are dropped: a frozen inference graph has no side effects that they could order.
-
-    Args:
-        graph_def: The graph. It is not changed.
-        origins: The table `FrozenGraph.origins` of the graph. The editor adds to a copy.
+    The given GraphDef is not changed, and the table `FrozenGraph.origins` is copied. Control edges are dropped: a
+    frozen inference graph has no side effects that they could order.
     """
 
     def __init__(self, graph_def: Any, origins: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -50,12 +47,8 @@ class GraphEditor:
     ) -> str:
         """Adds a node and returns its name.
 
-        Args:
-            op: The op.
-            name: The node's name. If it is taken, the next free name like it is used.
-            inputs: Names of the tensors that the node reads.
-            origin: The node whose values the new one computes, if it takes the place of one.
-            attributes: The attributes of the op.
+        If the name is taken, the next free name like it is used. The new node computes the values of the node `origin`,
+        if it takes the place of one.
         """
         node = NodeDef(op=op, name=self.free_name(name), input=inputs)
         for key, value in attributes.items():
@@ -98,7 +91,7 @@ class GraphEditor:
 
     def remove_unread(self, keep: Collection[str]) -> None:
         """Removes every node that none of `keep` needs."""
-        needed = self._needed(keep)
+        needed = upstream(self.nodes, keep)
         self.remove([name for name in reversed(self.topological()) if name not in needed])
 
     def redirect(self, old: str, new: str, *, keep: Iterable[str] = ()) -> None:
@@ -125,9 +118,10 @@ class GraphEditor:
         node.MergeFrom(held)
         self.set_inputs(name, inputs)
 
-    def constant(self, tensor: str) -> np.ndarray | None:
-        """Returns the value of a tensor that is a constant, else None."""
-        node = self.nodes[producer(tensor)]
+    def constant(self, tensor: str, *, behind: str = "") -> np.ndarray | None:
+        """Returns the value of a tensor that is a constant, else None. Nodes of the op `behind` are skipped."""
+        while (node := self.nodes[producer(tensor)]).op == behind:
+            tensor = node.input[0]
         return tf.make_ndarray(node.attr["value"].tensor) if node.op == "Const" else None
 
     def value(self, tensor: str) -> np.ndarray:
@@ -163,36 +157,40 @@ class GraphEditor:
 
     def ancestors(self, name: str) -> set[str]:
         """Returns every node whose value the node `name` needs, without the node itself."""
-        return self._needed(map(producer, self.nodes[name].input))
-
-    def _needed(self, names: Iterable[str]) -> set[str]:
-        """Returns the nodes `names` and all nodes that they need."""
-        stack = list(names)
-        seen = set(stack)
-        while stack:
-            for tensor in self.nodes[stack.pop()].input:
-                source = producer(tensor)
-                if source not in seen:
-                    seen.add(source)
-                    stack.append(source)
-        return seen
+        return upstream(self.nodes, self.nodes[name].input)
 
     def graph_def(self, outputs: Iterable[str], keep: Iterable[str] = ()) -> Any:
         """Returns a GraphDef of the nodes that `outputs` need and of the nodes `keep`, such as unused placeholders."""
-        needed = self._needed({*outputs, *keep})
+        needed = upstream(self.nodes, {*outputs, *keep})
         result = GraphDef(versions=self._original.versions, library=self._original.library)
         result.node.extend(self.nodes[name] for name in self.topological() if name in needed)
         return result
 
 
 def producer(tensor: str) -> str:
-    """Returns the name of the node that a tensor comes from.
+    """Returns the name of the node that a tensor comes from, or that a control edge waits for.
 
     Example:
-        >>> producer("split:1"), producer("conv")
-        ('split', 'conv')
+        >>> producer("split:1"), producer("conv"), producer("^update")
+        ('split', 'conv', 'update')
     """
-    return tensor.split(":")[0]
+    return tensor.lstrip("^").split(":")[0]
+
+
+def upstream(nodes: Mapping[str, Any], tensors: Iterable[str], *, control: bool = False) -> set[str]:
+    """Returns the nodes that tensors are computed from. With `control` also those that they wait for."""
+    waiting, found = [producer(tensor) for tensor in tensors], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in nodes and name not in found:
+            found.add(name)
+            waiting += [producer(tensor) for tensor in nodes[name].input if control or not tensor.startswith("^")]
+    return found
+
+
+def functions_of(node: Any) -> list[str]:
+    """Returns the names of the functions that are attributes of a node, such as the bodies of a loop."""
+    return [function.name for value in node.attr.values() for function in (value.func, *value.list.func)]
 
 
 def attribute(node: Any, name: str) -> AttrValue:
@@ -211,6 +209,9 @@ def types(*dtypes: Any) -> AttrValue:
 
 def dtype_attr(dtype: Any) -> AttrValue:
     return AttrValue(type=dtype.as_datatype_enum)
+
+
+FLOAT32, INT32 = dtype_attr(tf.float32), dtype_attr(tf.int32)
 
 
 def strings(values: Iterable[str]) -> AttrValue:

@@ -24,6 +24,7 @@ from tfopt.graph.batched_products import canonicalize_batched_products
 from tfopt.graph.convolutions import canonicalize_dilations, canonicalize_sequences
 from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, integers, is_nhwc, producer, text
 from tfopt.graph.frozen import FrozenGraph
+from tfopt.graph.inputs import zeros
 from tfopt.graph.products import canonicalize_products
 from tfopt.graph.unsafe_ops import touched
 
@@ -78,7 +79,7 @@ def _evaluate_constants(editor: GraphEditor, graph: FrozenGraph) -> None:
     )
     if not frontier:
         return
-    values = graph.as_function(fetch=frontier)(**{name: _any_value(spec) for name, spec in graph.inputs.items()})
+    values = graph.as_function(fetch=frontier)(**zeros(graph, 1))  # their values do not matter
     for tensor, value in zip(frontier, values, strict=True):
         editor.redirect(tensor, editor.add_constant(f"{producer(tensor)}/folded", value.numpy()))
 
@@ -96,11 +97,6 @@ def _is_pure(node: Any) -> bool:
         and not node.op.startswith("FakeQuant")
         and touched(node) is None  # what a file holds is read when the model runs, not now
     )
-
-
-def _any_value(spec: tf.TensorSpec) -> tf.Tensor:
-    """Returns a value to feed for an input when only constants are computed."""
-    return tf.zeros([size or 1 for size in (spec.shape.as_list() if spec.shape.rank is not None else [])], spec.dtype)
 
 
 def _skip_identities(editor: GraphEditor, outputs: frozenset[str]) -> None:
@@ -172,11 +168,11 @@ def _fold_padding(editor: GraphEditor, name: str, shapes: Mapping[str, tf.Tensor
     if pad.op != "Pad" or attribute(node, "padding").s != b"VALID" or editor.consumers[pad.name] != [name]:
         return
     amounts = editor.constant(pad.input[1])
-    if amounts is None or amounts.shape != (4, 2) or amounts[[0, 3]].any():
+    weights = editor.constant(node.input[1])
+    if amounts is None or amounts.shape != (4, 2) or amounts[[0, 3]].any() or not is_nhwc(node):
         return
-    if not is_nhwc(node):
-        return
-    if amounts[1:3].tolist() == _same_padding(editor, node, shapes[pad.input[0]]):
+    same = None if weights is None else _same_paddings(node, shapes[pad.input[0]], weights.shape[:2])
+    if same is not None and np.array_equal(amounts, same):
         node.attr["padding"].CopyFrom(text("SAME"))
     elif node.op == "Conv2D":  # a depthwise one with explicit padding and Relu6 behind it crashes TensorFlow
         node.attr["padding"].CopyFrom(text("EXPLICIT"))
@@ -187,32 +183,20 @@ def _fold_padding(editor: GraphEditor, name: str, shapes: Mapping[str, tf.Tensor
     editor.remove([pad.name])
 
 
-def _same_padding(editor: GraphEditor, node: Any, shape: tf.TensorShape) -> list[list[int]] | None:
-    """Returns how many zeros SAME pads before and after each image axis; None where the size of the image is open."""
-    weights = editor.constant(node.input[1])
-    if weights is None or shape.rank != 4 or None in shape[1:3].as_list():
-        return None
-    strides = attribute(node, "strides").list.i[1:3]
-    dilations = attribute(node, "dilations").list.i[1:3] or (1, 1)
-    axes = zip(shape[1:3], weights.shape[:2], strides, dilations, strict=True)
-    return [list(same_padding(*axis)) for axis in axes]
-
-
 def paddings_of(node: Any, input_shape: tf.TensorShape, kernel_size: Sequence[int]) -> np.ndarray | None:
-    """Returns how many zeros a convolution adds before and after each axis of its input.
+    """Returns how many zeros an NHWC convolution adds before and after each axis of its input, [4, 2].
 
-    Args:
-        node: A Conv2D or DepthwiseConv2dNative node, NHWC.
-        input_shape: The shape of its input. The rank may be unknown.
-        kernel_size: Height and width of its kernel.
-    Returns: An array [4, 2]; None if the numbers depend on a height or width that is open.
+    None if the numbers depend on a height or width that is open. The kernel size is its height and width.
     """
     padding = attribute(node, "padding").s
     if padding == b"EXPLICIT":
         return np.reshape(attribute(node, "explicit_paddings").list.i, (4, 2)).astype(np.int32)
+    return np.zeros((4, 2), np.int32) if padding == b"VALID" else _same_paddings(node, input_shape, kernel_size)
+
+
+def _same_paddings(node: Any, input_shape: tf.TensorShape, kernel_size: Sequence[int]) -> np.ndarray | None:
+    """Returns the zeros of a convolution with SAME padding, as `paddings_of` does."""
     result = np.zeros((4, 2), np.int32)
-    if padding == b"VALID":
-        return result
     strides = list(attribute(node, "strides").list.i)
     dilations = list(attribute(node, "dilations").list.i) or [1, 1, 1, 1]
     for axis, kernel in zip((1, 2), kernel_size, strict=True):

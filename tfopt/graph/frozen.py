@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,6 @@ class FrozenGraph:
         graph_def: The nodes. Inputs are Placeholder nodes.
         inputs: Signature name to the placeholder's TensorSpec; the spec's name is the node's.
         outputs: Signature name to (tensor name, TensorSpec).
-        name: The source model's name.
         origins: The name of each node that a rewrite added in place of another one, to the name of that other node. The
             two have the same values, possibly in another shape or order of axes. A graph that is written to a file
             loses this table.
@@ -48,11 +48,15 @@ class FrozenGraph:
         """Names of the nodes whose values leave the graph."""
         return frozenset(tensor.split(":")[0] for tensor, _ in self.outputs.values())
 
-    def edited(self, editor: GraphEditor) -> FrozenGraph:
-        """Returns the edited graph: the nodes that the outputs need, and all placeholders."""
+    def edited(self, editor: GraphEditor, moved: Mapping[str, str] = MappingProxyType({})) -> FrozenGraph:
+        """Returns the edited graph: the nodes that the outputs need, and all placeholders.
+
+        An output whose tensor is in `moved` becomes the tensor that took its place.
+        """
+        outputs = {key: (moved.get(tensor, tensor), spec) for key, (tensor, spec) in self.outputs.items()}
+        edited = replace(self, outputs=outputs, origins={**self.origins, **editor.origins})
         placeholders = [spec.name for spec in self.inputs.values()]
-        graph_def = editor.graph_def(self.output_nodes, keep=placeholders)
-        return replace(self, graph_def=graph_def, origins={**self.origins, **editor.origins})
+        return replace(edited, graph_def=editor.graph_def(edited.output_nodes, keep=placeholders))
 
     def shapes(self) -> dict[str, tf.TensorShape]:
         """Returns the shape of each tensor by its name, as far as TensorFlow infers it."""
@@ -112,9 +116,9 @@ class FrozenGraph:
     def feed(self, inputs: Any, *, warn: bool = True) -> dict[str, tf.Tensor]:
         """Returns the arrays of a batch by input name, in the dtypes of the inputs.
 
-        Args:
-            inputs: An array, a sequence of arrays, or a dict by input name.
-            warn: Whether to warn of a conversion that may change what the values mean.
+        The batch is an array, a sequence of arrays, or a dict. With `warn`, a conversion that may change what the
+        values mean gives a warning.
+
         Raises:
             ConfigError: The batch does not hold the model's inputs, or not in their shapes or dtypes.
         """
@@ -202,18 +206,13 @@ def full_name(tensor: str) -> str:
 
 
 def convert(name: str, values: Any, dtype: Any, *, warn: bool = True) -> Any:
-    """Returns the values of one input in the dtype that the model takes.
+    """Returns the values of one input, a tensor, in the dtype that the model takes.
 
     A conversion that changes no meaning is silent: float64 to float32, as Keras does it with NumPy's usual arrays, or
     whole numbers to integers that can hold them. One that may change the meaning (uint8 pixels to float32), or that
     loses digits of a smaller type (float32 to float16), gives a warning. A conversion that loses more is an error: an
     imaginary part, a fraction, a number too large for an integer.
 
-    Args:
-        name: The input's name.
-        values: A tensor.
-        dtype: The model's dtype.
-        warn: Whether to warn.
     Raises:
         ConfigError: The values do not fit the dtype.
     Example:
@@ -251,19 +250,9 @@ def _warn(name: str, given: Any, dtype: Any, how: str) -> None:
 
 
 # Ops whose result holds values of the first input. BiasAdd counts too: a logit plus a bias is still a logit.
-VALUE_PRESERVING = frozenset(
-    {
-        "Identity",
-        "IdentityN",
-        "Cast",
-        "Reshape",
-        "Squeeze",
-        "ExpandDims",
-        "Transpose",
-        "StridedSlice",
-        "Slice",
-        "BiasAdd",
-    }
+VALUE_PRESERVING = (
+    *("Identity", "IdentityN", "Cast", "Reshape", "Squeeze", "ExpandDims", "Transpose", "StridedSlice", "Slice"),
+    "BiasAdd",
 )
 
 

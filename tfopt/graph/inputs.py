@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfopt.graph.edit import producer
-from tfopt.graph.frozen import FrozenGraph, full_name
+from tfopt.graph.edit import GraphEditor, producer
+from tfopt.graph.frozen import FrozenGraph
 
 OPEN_SIZES = (64, 16, 4, 1)  # tried in this order; a position embedding, for example, limits the size
 # Ops between an input of ids and a table. They change shapes, or make negative ids positive.
@@ -37,9 +37,9 @@ def open_size(graph: FrozenGraph) -> int:
 
 
 def zeros(graph: FrozenGraph, size: int) -> dict[str, tf.Tensor]:
-    """Returns a batch with one example of zeros, whose open axes have this size."""
+    """Returns a batch of zeros, with one example where the batch size is open. Other open axes have this size."""
     return {
-        name: tf.zeros([*(1 for _ in shape[:1]), *(each or size for each in shape[1:])], graph.inputs[name].dtype)
+        name: tf.zeros([each or (size if axis else 1) for axis, each in enumerate(shape)], graph.inputs[name].dtype)
         for name, shape in _shapes(graph).items()
     }
 
@@ -53,27 +53,22 @@ def table_rows(graph: FrozenGraph) -> dict[str, int]:
     integers = {name: spec.name for name, spec in graph.inputs.items() if spec.dtype.is_integer}
     if not integers:
         return {}
-    nodes = {node.name: node for node in graph.graph_def.node}
-    consumers: dict[str, list[Any]] = {}
-    for node in graph.graph_def.node:
-        for tensor in node.input:
-            consumers.setdefault(producer(tensor), []).append(node)
-    shapes = graph.shapes()
+    editor, shapes = GraphEditor(graph.graph_def), graph.shapes()
     found = {}
     for name, placeholder in integers.items():
-        sizes = [_table_size(gather, nodes, shapes) for gather in _gathers(placeholder, consumers)]
+        sizes = [_table_size(editor, gather, shapes) for gather in _gathers(editor, placeholder)]
         known = [size for size in sizes if size is not None]
         if known:
             found[name] = min(known)
     return found
 
 
-def _gathers(placeholder: str, consumers: Mapping[str, list[Any]]) -> Iterator[Any]:
+def _gathers(editor: GraphEditor, placeholder: str) -> Iterator[Any]:
     """Yields the Gather nodes whose indices come from a placeholder."""
     waiting, seen = [placeholder], {placeholder}
     while waiting:
         name = waiting.pop()
-        for node in consumers.get(name, ()):
+        for node in (editor.nodes[reader] for reader in editor.consumers.get(name, ())):
             if node.op == "GatherV2" and producer(node.input[1]) == name:
                 yield node
             elif node.op in ID_OPS and node.name not in seen:
@@ -81,12 +76,9 @@ def _gathers(placeholder: str, consumers: Mapping[str, list[Any]]) -> Iterator[A
                 waiting.append(node.name)
 
 
-def _table_size(gather: Any, nodes: Mapping[str, Any], shapes: Mapping[str, tf.TensorShape]) -> int | None:
-    axis = nodes[producer(gather.input[2])]
-    while axis.op == "Identity":
-        axis = nodes[producer(axis.input[0])]
-    shape = shapes.get(full_name(gather.input[0]).removesuffix(":0"))
-    if axis.op != "Const" or shape is None or shape.rank is None:
+def _table_size(editor: GraphEditor, gather: Any, shapes: Mapping[str, tf.TensorShape]) -> int | None:
+    axis, shape = editor.constant(gather.input[2], behind="Identity"), shapes.get(gather.input[0].removesuffix(":0"))
+    if axis is None or shape is None or shape.rank is None:
         return None
-    size: int | None = shape.as_list()[int(tf.make_ndarray(axis.attr["value"].tensor))]
+    size: int | None = shape.as_list()[int(axis)]
     return size or None

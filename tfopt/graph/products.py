@@ -21,8 +21,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.graph.batched_products import axes_order, become_transpose, einsum_labels, moves_nothing, transposed
-from tfopt.graph.edit import AttrValue, GraphEditor, attribute, dtype_attr, producer
-from tfopt.graph.sizes import INT32, OpenSize, Shapes, Size, Sizes
+from tfopt.graph.edit import INT32, AttrValue, GraphEditor, attribute, producer
+from tfopt.graph.sizes import OpenSize, Shapes, Size, Sizes
 
 ELEMENTWISE = (
     *("BiasAdd", "Add", "AddV2", "Sub", "Mul", "RealDiv", "Neg", "Square", "Pow", "Exp", "Maximum", "Minimum"),
@@ -33,10 +33,7 @@ ELEMENTWISE = (
 def canonicalize_products(editor: GraphEditor, infer: Callable[[], Shapes], outputs: frozenset[str]) -> None:
     """Rewrites the products of a graph with constant matrices. Outputs of the graph keep their names.
 
-    Args:
-        editor: The graph.
-        infer: Returns the shape of each tensor of the graph at the time of the call, as far as TensorFlow infers it.
-        outputs: Nodes whose values leave the graph.
+    `infer` returns the shape of each tensor at the time of the call, as far as TensorFlow infers it.
     """
     sizes = Sizes(editor, infer())
     while _fix_sizes(editor, sizes):  # with fixed sizes TensorFlow infers more
@@ -76,7 +73,7 @@ def _fix_sizes(editor: GraphEditor, sizes: Sizes) -> bool:
         if values is not None and numbers.count(None) <= 1 and all(item is None or item > 0 for item in numbers):
             constant = np.array([-1 if item is None else item for item in numbers], np.int32)
             editor.set_inputs(name, [node.input[0], editor.add_constant(f"{name}/sizes", constant)])
-            node.attr["Tshape"].CopyFrom(dtype_attr(tf.int32))
+            node.attr["Tshape"].CopyFrom(INT32)
             fixed = True
     return fixed
 
@@ -222,14 +219,9 @@ def flatten_einsum(editor: GraphEditor, node: Any, sizes: Sizes) -> None:
 def _multiply(
     editor: GraphEditor, node: Any, source: str, matrix: np.ndarray, after: Sequence[Size], sizes: Sizes
 ) -> list[str] | None:
-    """Adds the product of a tensor's rows and a matrix. Returns it and the sizes to reshape it to, or None if unknown.
+    """Adds the product of a tensor's rows, which are its last axes, and a matrix, in place of `node`.
 
-    Args:
-        editor, sizes: The graph and its sizes.
-        node: The node that the product replaces.
-        source: The tensor. Its last axes are the rows.
-        matrix: The weights.
-        after: The sizes of the result.
+    Returns it and the sizes to reshape it to, which are `after`; None if those are unknown.
     """
     shape = sizes.for_reshape(after)
     if shape is None:
@@ -240,13 +232,7 @@ def _multiply(
     flat = editor.add("Reshape", f"{node.name}/rows", [source, rows], T=dtype, Tshape=INT32)
     no = AttrValue(b=False)
     product = editor.add(
-        "MatMul",
-        f"{node.name}/product",
-        [flat, weights],
-        origin=node.name,
-        T=dtype,
-        transpose_a=no,
-        transpose_b=no,
+        "MatMul", f"{node.name}/product", [flat, weights], origin=node.name, T=dtype, transpose_a=no, transpose_b=no
     )
     return [product, shape]
 
@@ -256,12 +242,7 @@ def _become_reshape(editor: GraphEditor, node: Any, inputs: Sequence[str]) -> No
 
 
 def read_shapes_early(sizes: Sizes, outputs: frozenset[str]) -> None:
-    """Rewrites nodes that need only the shape of their input, so that they read the tensors that define its sizes.
-
-    Args:
-        sizes: The sizes of the graph's tensors.
-        outputs: Nodes whose values leave the graph.
-    """
+    """Rewrites nodes that need only the shape of their input, so that they read the tensors that define its sizes."""
     editor = sizes.editor
     for name in editor.topological():
         node = editor.nodes[name]
@@ -272,8 +253,10 @@ def read_shapes_early(sizes: Sizes, outputs: frozenset[str]) -> None:
                 editor.set_inputs(name, [node.input[0], found])
                 node.attr["Tshape"].CopyFrom(INT32)
         elif node.op in ("Shape", "ZerosLike", "OnesLike") and name not in outputs:
-            known = sizes.of(node.input[0])
-            if known is not None and not _is_origin(node.input[0], known):
+            source = node.input[0]
+            known = sizes.of(source)
+            defines = any(isinstance(size, OpenSize) and size.tensor == source for size in known or ())
+            if known is not None and not defines:
                 _from_sizes(sizes, node, known)
 
 
@@ -289,8 +272,3 @@ def _from_sizes(sizes: Sizes, node: Any, known: tuple[Size, ...]) -> None:
         found = editor.add("Fill", f"{node.name}/fill", [found, value], T=node.attr["T"], index_type=INT32)
     if found is not None:
         editor.redirect(node.name, found)
-
-
-def _is_origin(tensor: str, sizes: tuple[Size, ...]) -> bool:
-    """Whether a tensor itself defines one of its sizes."""
-    return any(isinstance(size, OpenSize) and size.tensor == tensor for size in sizes)

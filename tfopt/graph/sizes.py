@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.compat.tensorflow import op_definition
-from tfopt.graph.edit import AttrValue, GraphEditor, attribute, dtype_attr, is_nhwc, producer
+from tfopt.graph.edit import INT32, AttrValue, GraphEditor, attribute, is_nhwc, producer
 
 Shapes = dict[str, tf.TensorShape]
 
@@ -34,17 +34,12 @@ class OpenSize:
 
 Size = int | OpenSize
 Found = Sequence[Size | None] | None
-INT32 = dtype_attr(tf.int32)
 
 
 class Sizes:
     """The sizes of every tensor of a graph: numbers, or open sizes.
 
     Nodes may be added to the graph and rewritten later, if each keeps its value.
-
-    Args:
-        editor: The graph.
-        shapes: Each tensor's shape, as far as TensorFlow infers it.
     """
 
     def __init__(self, editor: GraphEditor, shapes: Shapes) -> None:
@@ -209,10 +204,6 @@ def _broadcast(operands: Sequence[Sequence[Size | None]]) -> Found:
     return result
 
 
-def _of_first(sizes: Sizes, node: Any) -> Found:
-    return sizes.of(node.input[0])
-
-
 def _of_all(sizes: Sizes, node: Any) -> Found:
     operands = sizes.operands(node)
     return None if operands is None else _broadcast(operands)
@@ -249,10 +240,6 @@ def _einsum(sizes: Sizes, node: Any) -> Found:
 def _reshape(sizes: Sizes, node: Any) -> Found:
     values = sizes.values(node.input[1])
     return None if values is None else [None if value == -1 else value for value in values]
-
-
-def _fill(sizes: Sizes, node: Any) -> Found:
-    return sizes.values(node.input[0])
 
 
 def _expand(sizes: Sizes, node: Any) -> Found:
@@ -348,7 +335,7 @@ _BINARY = (
     *("LogicalOr", "Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual", "SelectV2"),
 )
 _RULES: dict[str, Callable[[Sizes, Any], Found]] = {
-    **dict.fromkeys(_UNARY, _of_first),
+    **dict.fromkeys(_UNARY, lambda sizes, node: sizes.of(node.input[0])),
     **dict.fromkeys(_BINARY, _of_all),
     **dict.fromkeys(("MatMul", "BatchMatMulV2"), _product_of_matrices),
     **dict.fromkeys(("Mean", "Sum", "Max", "Min", "Prod", "All", "Any"), _reduce),
@@ -357,7 +344,7 @@ _RULES: dict[str, Callable[[Sizes, Any], Found]] = {
     "Transpose": _transpose,
     "Einsum": _einsum,
     "Reshape": _reshape,
-    "Fill": _fill,
+    "Fill": lambda sizes, node: sizes.values(node.input[0]),
     "ExpandDims": _expand,
     "Squeeze": _squeeze,
     "ConcatV2": _concat,

@@ -31,11 +31,7 @@ TABLE_OPS = frozenset({"HashTable", "HashTableV2", "MutableHashTable", "MutableH
 
 
 def freeze(
-    source: keras.Model | str | Path,
-    signature: str = "serving_default",
-    *,
-    fold: bool = True,
-    trusted: bool = False,
+    source: keras.Model | str | Path, signature: str = "serving_default", *, fold: bool = True, trusted: bool = False
 ) -> FrozenGraph:
     """Freezes a model for inference: its weights become constants, and half precision is widened.
 
@@ -175,11 +171,7 @@ def _name_inputs(specs: Any) -> list[tuple[str, Any]]:
 
 
 def load_keras(file: Path, trusted: bool) -> keras.Model:
-    """Returns the model of a .keras file.
-
-    Raises:
-        ArtifactError: The file is damaged, or it holds code and is not trusted.
-    """
+    """Returns the model of a .keras file. Raises ArtifactError if it is damaged, or holds code and is not trusted."""
     check_stored("A model", file)
     try:
         return keras.saving.load_model(file, compile=False, safe_mode=not trusted)

@@ -22,12 +22,7 @@ REMEDY = "Keep this part outside the model and export the part that takes number
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The content of a table.
-
-    Attributes:
-        keys: A vector.
-        values: The value of each key.
-    """
+    """The content of a table: a vector of keys, and the value of each."""
 
     keys: tf.Tensor
     values: tf.Tensor
@@ -46,12 +41,10 @@ class Table:
 
 
 def read_tables(handles: Mapping[str, Any], readers: Mapping[str, Any], name: str) -> dict[str, Table]:
-    """Returns the content of each table that a graph reads.
+    """Returns the content of each table that a graph reads. Tables that no node reads are left out.
 
-    Args:
-        handles: The handle of each table, by the name of its placeholder.
-        readers: A node that reads the table, for each. Tables without one are left out.
-        name: The model's name, for the error.
+    The handles and the nodes that read a table are by the name of its placeholder.
+
     Raises:
         UnsupportedModelError: A resource is no table, or one that cannot be kept.
     """

@@ -25,7 +25,7 @@ from tensorflow.core.protobuf.meta_graph_pb2 import AssetFileDef
 
 from tfopt.compat.tensorflow import parse_saved_model
 from tfopt.errors import ArtifactError, UnsupportedModelError
-from tfopt.graph.edit import attribute
+from tfopt.graph.edit import attribute, functions_of, producer, upstream
 
 # What the ops touch, and the names of the ops.
 NAMES = {
@@ -70,21 +70,18 @@ def touched(node: Any) -> tuple[str, str] | None:
     """
     if node.op == "PrintV2":  # it prints to standard error unless it names a file
         return ("PrintV2", "files") if attribute(node, "output_stream").s.startswith(b"file:") else None
-    functions = (function.name for value in node.attr.values() for function in (value.func, *value.list.func))
-    op = next((op for op in (node.op, *functions) if op in EFFECTS), None)
+    op = next((op for op in (node.op, *functions_of(node)) if op in EFFECTS), None)
     return None if op is None else (op, EFFECTS[op])
 
 
 def check_graph(graph_def: Any, name: str, *, trusted: bool = False) -> None:
     """Raises UnsupportedModelError if a model's graph, or a function that it calls, holds an unsafe op.
 
-    Args:
-        graph_def: The graph with its functions.
-        name: The model's name, for the error.
-        trusted: Whether only Python functions are refused. No artifact can hold these, whoever made the model.
+    Of a trusted model only Python functions are refused: no artifact can hold these, whoever made the model.
     """
     found = []
-    for function, nodes in _bodies(graph_def):
+    bodies = [(function.signature.name, function.node_def) for function in graph_def.library.function]
+    for function, nodes in [("", graph_def.node), *bodies]:
         for node in nodes:
             effect = touched(node)
             if effect is not None and (effect[1] == "Python" or not trusted):
@@ -93,12 +90,7 @@ def check_graph(graph_def: Any, name: str, *, trusted: bool = False) -> None:
 
 
 def refuse(found: Iterable[tuple[str, str, str]], model: str) -> None:
-    """Raises UnsupportedModelError if nodes were found.
-
-    Args:
-        found: The node, its op and what this touches, of each.
-        model: The model, as the error names it.
-    """
+    """Raises UnsupportedModelError if nodes were found; `found` has the node, its op and what this touches, of each."""
     found = list(dict.fromkeys(found))
     if not found:
         return
@@ -115,11 +107,6 @@ def refuse(found: Iterable[tuple[str, str, str]], model: str) -> None:
         f"Received: {model} ({shown}{more}). Keep this outside of the model. If you trust the model's source, pass "
         "trusted=True (--trusted)."
     )
-
-
-def _bodies(graph_def: Any) -> Iterable[tuple[str, Iterable[Any]]]:
-    yield "", graph_def.node
-    yield from ((function.signature.name, function.node_def) for function in graph_def.library.function)
 
 
 SAVER_WRITES = frozenset(["Save", "SaveSlices", "SaveV2", "MergeV2Checkpoints"])  # nothing runs them at load
@@ -161,7 +148,7 @@ class _MetaGraph:
         self.nodes = {"": {node.name: node for node in meta.graph_def.node}}
         self.nodes |= {each.signature.name: {node.name: node for node in each.node_def} for each in functions}
         self.arguments = {each.signature.name: [arg.name for arg in each.signature.input_arg] for each in functions}
-        self.fed = {_node_of(asset.tensor_info.name): asset.filename for asset in _assets(meta)}
+        self.fed = {producer(asset.tensor_info.name): asset.filename for asset in _assets(meta)}
         self.objects = meta.object_graph_def.nodes
         self.callable = meta.object_graph_def.concrete_functions
         self.callers: dict[str, list[tuple[str, Any]]] = {}
@@ -199,8 +186,9 @@ class _MetaGraph:
         for key, signature in self.meta.signature_def.items():
             used += [tensor.name for tensor in signature.outputs.values() if tensor.name or key == INIT]
             for tensor in signature.outputs.values():
-                parts = (*tensor.composite_tensor.components, *_sparse_parts(tensor))
-                used += [part if isinstance(part, str) else part.name for part in parts]
+                sparse = tensor.coo_sparse
+                used += [part.name for part in tensor.composite_tensor.components]
+                used += [sparse.values_tensor_name, sparse.indices_tensor_name, sparse.dense_shape_tensor_name]
         used += [name for each in self.meta.collection_def.values() for name in each.node_list.value]
         elsewhere = self._needed(used)
         called_elsewhere = self._functions(elsewhere, self.callable)
@@ -211,13 +199,7 @@ class _MetaGraph:
 
     def _needed(self, tensors: Iterable[str]) -> set[str]:
         """Returns the nodes of the graph itself that tensors are computed from or wait for."""
-        waiting, found = [_node_of(tensor) for tensor in tensors], set[str]()
-        while waiting:
-            name = waiting.pop()
-            if name not in found and name in self.nodes[""]:
-                found.add(name)
-                waiting += [_node_of(tensor) for tensor in self.nodes[""][name].input]
-        return found
+        return upstream(self.nodes[""], tensors, control=True)
 
     def _functions(self, nodes: Collection[str], named: Iterable[str]) -> set[str]:
         """Returns the functions that nodes of the graph itself call, the named ones, and all that these call."""
@@ -232,12 +214,11 @@ class _MetaGraph:
         return found
 
     def _called(self, node: Any) -> set[str]:
-        names = {function.name for value in node.attr.values() for function in (value.func, *value.list.func)}
-        return {name for name in (node.op, *names) if name in self.arguments}
+        return {name for name in (node.op, *functions_of(node)) if name in self.arguments}
 
     def _sources(self, scope: str, tensor: str, seen: frozenset[tuple[str, str]]) -> set[str | None]:
         """Returns where the name of a file comes from: ASSET, SAVER or OTHER, for each way to the op."""
-        name = _node_of(tensor)
+        name = producer(tensor)
         if (scope, name) in seen:
             return {OTHER}
         seen |= {(scope, name)}
@@ -247,13 +228,13 @@ class _MetaGraph:
         if scope == "":
             if name in self.fed:
                 return {self._kind_of(self.fed[name])}
-            if name == _node_of(self.meta.saver_def.filename_tensor_name):
+            if name == producer(self.meta.saver_def.filename_tensor_name):
                 return {SAVER}
         if node.op == "Identity":
             return self._sources(scope, node.input[0], seen)
         if node.op == "ReadVariableOp" and scope == "":  # TensorFlow keeps the name of an asset in a variable
             writes = [each for each in self.nodes[""].values() if each.op == "AssignVariableOp"]
-            own = [each for each in writes if _node_of(each.input[0]) == _node_of(node.input[0])]
+            own = [each for each in writes if producer(each.input[0]) == producer(node.input[0])]
             return {kind for each in own for kind in self._sources("", each.input[1], seen)} or {OTHER}
         return {OTHER}
 
@@ -284,12 +265,3 @@ def _assets(meta: Any) -> list[Any]:
     """Returns the assets as the loader finds them: TensorFlow 1 lists them in a collection."""
     packed = [] if meta.asset_file_def else meta.collection_def[ASSET_COLLECTION].any_list.value
     return [*meta.asset_file_def, *(AssetFileDef.FromString(each.value) for each in packed)]
-
-
-def _node_of(tensor: str) -> str:
-    return tensor.lstrip("^").split(":")[0]
-
-
-def _sparse_parts(tensor: Any) -> tuple[str, ...]:
-    sparse = tensor.coo_sparse
-    return sparse.values_tensor_name, sparse.indices_tensor_name, sparse.dense_shape_tensor_name

@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedModelError
-from tfopt.graph.edit import producer
+from tfopt.graph.edit import functions_of, producer, upstream
 
 UPDATE = re.compile(
     r"Assign(Add|Sub)?VariableOp|ResourceScatter|ResourceStridedSliceAssign|ResourceApply|ResourceSparseApply"
@@ -32,12 +32,9 @@ RESOURCE = tf.resource.as_datatype_enum
 def drop_updates(graph_def: Any, outputs: Iterable[str], name: str) -> dict[str, Any]:
     """Removes updates from a graph and from the bodies of its loops and branches.
 
-    Args:
-        graph_def: The graph, which is changed. The variables are its placeholders of resources.
-        outputs: Names of the tensors that the graph returns.
-        name: The model's name, for the error.
-    Returns: For each variable and table on which the outputs depend, a node that reads it. The names are those of the
-        placeholders.
+    The variables are the graph's placeholders of resources; `outputs` are the tensors that it returns. The result has a
+    node that reads it for each variable and table on which the outputs depend.
+
     Raises:
         UnsupportedModelError: An output depends on a variable that the graph updates.
     """
@@ -70,12 +67,7 @@ def drop_updates(graph_def: Any, outputs: Iterable[str], name: str) -> dict[str,
 
 
 class _Uses:
-    """The ops of a graph that use variables.
-
-    Attributes:
-        read: For each variable on which the outputs depend, an op that reads it.
-        updates: Each variable with an op that changes it.
-    """
+    """The ops that use variables: one that reads each variable on which the outputs depend, and each update."""
 
     def __init__(self, graph_def: Any) -> None:
         self.bodies = {function.signature.name: function for function in graph_def.library.function}
@@ -85,14 +77,11 @@ class _Uses:
     def add(self, nodes: Iterable[Any], variables: Mapping[str, str], results: Iterable[str], *, live: bool) -> None:
         """Adds the uses in a graph or a body.
 
-        Args:
-            nodes: The nodes.
-            variables: The variable that each placeholder or argument stands for.
-            results: Names of the tensors that are returned.
-            live: Whether an output of the whole graph depends on these.
+        `variables` has the variable that each placeholder or argument stands for. A body is `live` if an output of the
+        whole graph depends on its results.
         """
         by_name = {node.name: node for node in nodes}
-        needed = _ancestors(by_name, results) if live else set()
+        needed = upstream(by_name, results) if live else set()
         for node in by_name.values():
             passed = {
                 place: variable
@@ -101,7 +90,7 @@ class _Uses:
             }
             if not passed or node.op == "Identity":
                 continue
-            called = [name for value in node.attr.values() for name in _functions(value) if name in self.bodies]
+            called = [name for name in functions_of(node) if name in self.bodies]
             for body in (self.bodies[name] for name in called):
                 first = 1 if node.op in BRANCHES else 0
                 names = [argument.name for argument in body.signature.input_arg]
@@ -115,27 +104,12 @@ class _Uses:
                 self.read |= dict.fromkeys(passed.values(), node)
 
 
-def _functions(value: Any) -> list[str]:
-    return [function.name for function in (value.func, *value.list.func)]
-
-
 def _variable(tensor: str, nodes: Mapping[str, Any], variables: Mapping[str, str]) -> str | None:
     """Returns the variable that a tensor is the handle of, or None."""
-    name = _name(tensor)
+    name = producer(tensor)
     while name not in variables and name in nodes and nodes[name].op == "Identity":
-        name = _name(nodes[name].input[0])
+        name = producer(nodes[name].input[0])
     return None if tensor.startswith("^") else variables.get(name)
-
-
-def _ancestors(nodes: Mapping[str, Any], tensors: Iterable[str]) -> set[str]:
-    """Returns the names of the nodes that tensors are computed from."""
-    waiting, found = [producer(tensor) for tensor in tensors], set[str]()
-    while waiting:
-        name = waiting.pop()
-        if name in nodes and name not in found:
-            found.add(name)
-            waiting += [producer(tensor) for tensor in nodes[name].input if not tensor.startswith("^")]
-    return found
 
 
 def _remove(nodes: Any, removed: set[int]) -> set[str]:
@@ -149,13 +123,9 @@ def _remove(nodes: Any, removed: set[int]) -> set[str]:
         gone |= {node.name for node in nodes if any(t[0] != "^" and producer(t) in gone for t in node.input)}
     kept = [type(node).FromString(node.SerializeToString()) for node in nodes if node.name not in gone]
     for node in kept:
-        inputs = [tensor for tensor in node.input if _name(tensor) not in gone]
+        inputs = [tensor for tensor in node.input if producer(tensor) not in gone]
         del node.input[:]
         node.input.extend(inputs)
     del nodes[:]
     nodes.extend(kept)
     return gone
-
-
-def _name(tensor: str) -> str:
-    return producer(tensor.lstrip("^"))

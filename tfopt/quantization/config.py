@@ -86,18 +86,12 @@ class QuantizationConfig:
         check_fields(self)
         check_value("weight_bits", self.weight_bits, Literal[8, 4])
         check_metric(self.metric)
-        self._check_drop()
-        self._check_training()
-
-    def _check_drop(self) -> None:
         drop = self.max_accuracy_drop
         if drop is not None and self.metric in (*ACCURACIES, "mean_iou") and drop >= 1:
             raise ConfigError(
                 f"max_accuracy_drop must be in [0, 1). Received: max_accuracy_drop={drop}. It is a share of the "
                 f"examples; did you mean {drop / 100:g}?"
             )
-
-    def _check_training(self) -> None:
         training_only = ("learned_ranges", "freeze_ranges_after", "freeze_batch_norm_after")
         given = {name: getattr(self, name) for name in training_only}
         ignored = [name for name, value in given.items() if value is not None and value is not False]

@@ -35,20 +35,13 @@ class KerasQuantized:
     report: PassReport
 
 
-def is_keras_config(config: Any) -> bool:
-    """Whether an object is a quantization configuration of Keras."""
-    return isinstance(config, keras.quantizers.QuantizationConfig)
-
-
 def quantize_with_keras(model: Any, config: Any, calibration_data: Any = None) -> KerasQuantized:
     """Quantizes a copy of a Keras 3 model by `model.quantize`.
 
-    Args:
-        model: A built model that Keras can rebuild from its config: functional, Sequential, or of a class with
-            `get_config`. GPTQ and AWQ need the blocks of the model: from `config.quantization_layer_structure`, a dict
-            of layers or their names, or from the model's method `get_quantization_layer_structure`.
-        config: `keras.quantizers.Int8QuantizationConfig`, `Int4QuantizationConfig`, `GPTQConfig` or `AWQConfig`.
-        calibration_data: For GPTQ and AWQ, if `config.dataset` is None: texts, or arrays of tokens.
+    Keras must be able to rebuild the model from its config. GPTQ and AWQ need the blocks of the model: from
+    `config.quantization_layer_structure`, a dict of layers or their names, or from the model's method
+    `get_quantization_layer_structure`. If their `config.dataset` is None, the calibration data are texts or tokens.
+
     Raises:
         UnsupportedModelError: The model is not built or cannot be copied, or Keras cannot quantize it.
         ConfigError: GPTQ or AWQ has no calibration data.
@@ -89,21 +82,16 @@ def quantize_with_keras(model: Any, config: Any, calibration_data: Any = None) -
     check_quantized(model, clone, list(zip(layers_inside(model)[1:], layers_inside(clone)[1:], strict=False)))
     if structure is not None:
         config.quantization_layer_structure = None  # the layers hold the config, and it is saved with them
-    layers = [layer for layer in layers_inside(clone) if layer.variables and not direct_layers(layer)]
-    report = PassReport(
-        name=f"keras_{config.mode}",
-        changed=[
-            Change(name=layer.path, kind=type(layer).__name__, detail=layer.dtype_policy.name)
-            for layer in layers
-            if _mode(layer)
-        ],
-        skipped=[
-            Skip(name=layer.path, kind=type(layer).__name__, reason="Keras quantizes no such layer")
-            for layer in layers
-            if not _mode(layer)
-        ],
-        metrics={"weight_bytes_ratio": _weight_bytes(clone) / before},
-    )
+    changed, skipped = [], []
+    for layer in layers_inside(clone):
+        named = {"name": layer.path, "kind": type(layer).__name__}
+        if layer.variables and not direct_layers(layer):
+            if layer.quantization_mode:
+                changed.append(Change(**named, detail=layer.dtype_policy.name))
+            else:
+                skipped.append(Skip(**named, reason="Keras quantizes no such layer"))
+    metrics = {"weight_bytes_ratio": _weight_bytes(clone) / before}
+    report = PassReport(name=f"keras_{config.mode}", changed=changed, skipped=skipped, metrics=metrics)
     report.warn_if_unchanged()
     return KerasQuantized(model=clone, report=report)
 
@@ -132,10 +120,6 @@ def _counterpart(clone: keras.Model, layer: keras.Layer | str) -> keras.Layer:
             f"which is the name of {len(found)} layers. Use a name that exactly one layer has."
         )
     return found[0]
-
-
-def _mode(layer: keras.Layer) -> str | None:
-    return layer.quantization_mode
 
 
 def _weight_bytes(model: keras.Model) -> int:

@@ -8,16 +8,18 @@ from typing import Any
 import keras
 
 from tfopt.compat.kinds import is_tf_keras
+from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.graph import FrozenGraph
+from tfopt.graph.unfolded import freeze_unfolded
+from tfopt.pruning.tfmot import import_tfmot
 from tfopt.quantization.annotation.annotate import AnnotatedGraph, has_ranges
 from tfopt.quantization.aware_training.prepare import quantize_for_training
 from tfopt.quantization.aware_training.trained_ranges import read_ranges
-from tfopt.quantization.calibration.data import CalibrationData, read_examples
+from tfopt.quantization.calibration.calibrate import CalibrationData, read_calibration_data
 from tfopt.quantization.config import QuantizationConfig
-from tfopt.quantization.keras_methods import KerasQuantized, is_keras_config, quantize_with_keras
+from tfopt.quantization.keras_methods import KerasQuantized, quantize_with_keras
 from tfopt.quantization.post_training.post_training import quantize_after_training
-from tfopt.quantization.quantized_model import QuantizedModel, annotated
-from tfopt.quantization.tfmot import freeze_any, quantize_tf_keras
+from tfopt.quantization.quantized_model import QuantizedModel, requantize
 from tfopt.report import PassReport
 from tfopt.settings.validation import check_type
 
@@ -72,30 +74,25 @@ def quantize(
         Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference",
         CVPR 2018, arXiv:1712.05877.
     """
-    if is_keras_config(config):
+    if isinstance(config, keras.quantizers.QuantizationConfig):
         return quantize_with_keras(model, config, calibration_data)
     config = QuantizationConfig() if config is None else config
     check_type("config", config, QuantizationConfig)
     of_keras_2 = is_tf_keras(model)
     if config.training and not of_keras_2:
         return quantize_for_training(model, config, calibration_data, trusted=trusted)
-    source = freeze_any(model, trusted=trusted)
-    if of_keras_2 and not has_ranges(source) and (config.training or calibration_data is None):
-        return quantize_tf_keras(model, config)
+    source = freeze_unfolded(model, trusted=trusted)
     ranged = has_ranges(source)
+    if of_keras_2 and not ranged and (config.training or calibration_data is None):
+        return _quantize_tf_keras(model, config)
     return quantize_frozen(
-        source, config, None if ranged else read_examples(source, calibration_data, evaluation_data, config)
+        source, config, None if ranged else read_calibration_data(source, calibration_data, evaluation_data, config)
     )
 
 
-def quantize_frozen(
-    source: FrozenGraph, config: QuantizationConfig, examples: CalibrationData | None
-) -> QuantizedModel:
-    """Quantizes a frozen model. It holds ranges if there are no examples."""
-    if examples is None:
-        quantized = _quantize_trained(source, config)
-    else:
-        quantized = quantize_after_training(source, config, examples)
+def quantize_frozen(source: FrozenGraph, config: QuantizationConfig, data: CalibrationData | None) -> QuantizedModel:
+    """Quantizes a frozen model. It holds ranges if there are no data."""
+    quantized = _quantize_trained(source, config) if data is None else quantize_after_training(source, config, data)
     quantized.report.warn_if_unchanged()
     return quantized
 
@@ -111,4 +108,26 @@ def _quantize_trained(source: FrozenGraph, config: QuantizationConfig) -> Quanti
         weight_steps=trained.steps,
         report=PassReport(name="quantize"),
     )
-    return annotated(model, trained.kept_float)
+    return requantize(model, trained.kept_float)
+
+
+def _quantize_tf_keras(model: Any, config: QuantizationConfig) -> Any:
+    """Returns the copy of a `tf_keras` model that tensorflow-model-optimization makes, to compile and train.
+
+    The ranges of its fake quantization may be asymmetric; the export makes them symmetric.
+    """
+    wanted = {"exclude": (), "weight_bits": 8, "learned_ranges": False}
+    for name, value in wanted.items():
+        if getattr(config, name) != value:
+            raise ConfigError(
+                f"A tf_keras model is quantized by tfmot, which takes {name}={value!r} only. "
+                f"Received: {name}={getattr(config, name)!r}. Leave it out, or use a Keras 3 model."
+            )
+    if not model.built:
+        raise UnsupportedModelError(
+            f"model must be built. Received: {model.name!r} without weights. Give it an Input layer."
+        )
+    try:
+        return import_tfmot().quantization.keras.quantize_model(model)
+    except (ValueError, RuntimeError) as error:
+        raise UnsupportedModelError(f"tfmot cannot quantize {model.name!r}: {error}") from error

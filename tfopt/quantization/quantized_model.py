@@ -10,10 +10,10 @@ import numpy as np
 
 from tfopt.graph import FrozenGraph, GraphEditor, fold_constants
 from tfopt.quantization.annotation.annotate import Adjustment, AnnotatedGraph, annotate, apply_adjustments, has_ranges
-from tfopt.quantization.annotation.fusion import Fusion, FusionSearch, weights_quantizer
+from tfopt.quantization.annotation.fusion import Fusion, FusionSearch, int8_weights
 from tfopt.quantization.annotation.grids import LOST, Range, WeightGrid, lost_weights, share_lost, steps_above_zero
 from tfopt.quantization.annotation.ranged_tensors import tensors_of_fusion
-from tfopt.quantization.calibration.data import HeldOut
+from tfopt.quantization.calibration.calibrate import HeldOut
 from tfopt.report import Change, PassReport
 
 
@@ -66,13 +66,12 @@ class QuantizedModel:
     def leaving_float(self, reasons: Mapping[str, str]) -> QuantizedModel:
         """Returns the same model with further nodes in float. The measured ranges stay.
 
-        Args:
-            reasons: The names of the nodes as in the report, each with the reason for the new report.
+        The names of the nodes are those of the report, each with the reason for the new report.
         """
-        return annotated(self, {skip.name: skip.reason for skip in self.report.skipped} | dict(reasons))
+        return requantize(self, {skip.name: skip.reason for skip in self.report.skipped} | dict(reasons))
 
 
-def annotated(model: QuantizedModel, kept_float: Mapping[str, str]) -> QuantizedModel:
+def requantize(model: QuantizedModel, kept_float: Mapping[str, str]) -> QuantizedModel:
     """Returns the model with a new annotated graph, in which the nodes of `kept_float` stay float for its reasons."""
     editor = GraphEditor(model.float_graph.graph_def)
 
@@ -84,33 +83,23 @@ def annotated(model: QuantizedModel, kept_float: Mapping[str, str]) -> Quantized
     adjusted, fusions = apply_adjustments(model.float_graph, fusions, model.adjustments)
     graph = annotate(adjusted, fusions, model.ranges, model.weight_steps, weight_grid=model.weight_grid)
     before, after = GraphEditor(adjusted.graph_def), GraphEditor(graph.graph_def)
-    changed = [
-        Change(name=fusion.op, kind=before.nodes[fusion.op].op, detail=_detail(before, after, fusion))
-        for fusion in fusions
-    ]
-    lost = {fusion.op: share_lost(before.value(fusion.weights), _rounded_weights(after, fusion)) for fusion in fusions}
+    changed, lost = [], {}
+    for fusion in fusions:
+        exact, (rounded, _) = before.value(fusion.weights), int8_weights(after, after.nodes[fusion.op].input[1])
+        detail = _detail(fusion, exact.shape, rounded)
+        changed.append(Change(name=fusion.op, kind=before.nodes[fusion.op].op, detail=detail))
+        lost[fusion.op] = share_lost(exact, rounded)
     notes = [*(note for note in model.report.notes if note.kind != LOST), *lost_weights(lost)]
     return replace(model, graph=graph, report=replace(model.report, changed=changed, skipped=skipped, notes=notes))
 
 
-def _detail(before: GraphEditor, after: GraphEditor, fusion: Fusion) -> str:
-    weights = before.value(fusion.weights)
+def _detail(fusion: Fusion, shape: tuple[int, ...], rounded: np.ndarray) -> str:
+    # Weights of 4 bits are int8 weights that use 15 values.
+    bits = 4 if np.abs(rounded).max() <= steps_above_zero(4) else 8
     fused = [
         part
         for part in (fusion.bias and "bias", fusion.summand and "sum", fusion.activation and fusion.activation.name)
         if part
     ]
-    what = f"int{_weight_bits(after, fusion)} weights {weights.shape} per channel"
+    what = f"int{bits} weights {shape} per channel"
     return what + (f", fused {', '.join(fused)}" if fused else "")
-
-
-def _weight_bits(quantized: GraphEditor, fusion: Fusion) -> int:
-    """Returns how many bits a fusion's weights need. Weights of 4 bits are int8 weights that use 15 values."""
-    return 4 if np.abs(_rounded_weights(quantized, fusion)).max() <= steps_above_zero(4) else 8
-
-
-def _rounded_weights(quantized: GraphEditor, fusion: Fusion) -> np.ndarray:
-    quantizer = weights_quantizer(quantized, quantized.nodes[fusion.op].input[1])
-    assert quantizer is not None, fusion.op
-    weights, limits = quantized.value(quantizer.input[0]), quantized.value(quantizer.input[2])
-    return np.asarray(np.rint(weights * (steps_above_zero(8) / limits)))

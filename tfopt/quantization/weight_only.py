@@ -52,14 +52,10 @@ class WeightOnlyConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Grouped:
-    """A matrix as integers with a scale for each group.
+    """A matrix as integers with a scale for each group. Channel axis 1: each column is an output channel.
 
-    Attributes:
-        steps: int8, [groups, size, columns] or, if each row is a channel, [rows, groups, size]. Zeros fill up the last
-            group of a channel.
-        scales: float32, the same shape with size 1. The scales of int4 are rounded to bfloat16.
-        channel_axis: 1 if each column is an output channel, 0 if each row is one.
-        shape: Shape of the matrix.
+    The steps are int8, [groups, size, columns] or, if each row is a channel, [rows, groups, size]. Zeros fill up the
+    last group of a channel. The scales are float32, the same shape with size 1. Those of int4 are rounded to bfloat16.
     """
 
     steps: np.ndarray
@@ -74,19 +70,12 @@ class Grouped:
         return (first * second, third) if self.channel_axis == 1 else (first, second * third)
 
     def decoded(self) -> np.ndarray:
-        """Returns the matrix with the values of the integers."""
         rows, columns = self.shape
         return (self.steps * self.scales).reshape(self.filled_shape)[:rows, :columns]
 
 
 def quantize_matrix(matrix: np.ndarray, *, bits: int, group_size: int | None, channel_axis: int) -> Grouped:
-    """Rounds a matrix to integers of 8 or 4 bits.
-
-    Args:
-        matrix: Finite float32 values of rank 2.
-        bits: 8 or 4.
-        group_size: Number of inputs of a channel that share a scale; None for all inputs.
-        channel_axis: 1 if each column is an output channel, 0 if each row is one.
+    """Rounds a finite float32 matrix to integers of 8 or 4 bits. A group of a channel's inputs shares a scale.
 
     Example:
         >>> grouped = quantize_matrix(np.float32([[1.0, -8.0], [-0.5, 4.0]]), bits=8, group_size=None, channel_axis=1)

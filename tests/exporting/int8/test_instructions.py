@@ -223,7 +223,7 @@ def tops(model):
     """Returns how many steps the largest weight of each node lies above zero."""
     editor = GraphEditor(model.graph.graph_def)
     nodes = [node for node in editor.nodes.values() if node.op == "FakeQuantWithMinMaxVarsPerChannel"]
-    return {int(np.abs(int8_weights(editor, node)[0]).max()) for node in nodes}
+    return {int(np.abs(int8_weights(editor, node.name)[0]).max()) for node in nodes}
 
 
 @pytest.mark.parametrize(

@@ -205,8 +205,8 @@ def test_a_branch_kept_float_leaves_the_concatenation_float():
     quantized = tfopt.quantize(build(branches), PLAIN, calibration_data=images())
     editor = GraphEditor(quantized.float_graph.graph_def)
     fusions, _ = find_fusions(quantized.float_graph, editor)
-    (found,) = find_shared_range_ops(editor, fusions, quantized.ranges)
-    branch = next(fusion for fusion in fusions if fusion.output == found.inputs[0])
+    ((first, *_),) = find_shared_range_ops(editor, fusions, quantized.ranges).values()
+    branch = next(fusion for fusion in fusions if fusion.output == first)
     fewer = quantized.leaving_float({branch.op: "tried"})
     lowered = lower_to_int8(fewer.graph)
     assert concats_in(lowered) == {"float32": 1}

@@ -15,8 +15,7 @@ from tfopt.hardware import has_vnni
 from tfopt.quantization.annotation.annotate import annotate
 from tfopt.quantization.annotation.fusion import FAKE_QUANT, find_fusions
 from tfopt.quantization.annotation.ranged_tensors import tensors_to_observe, without_impossible_zero_points
-from tfopt.quantization.calibration.calibrate import calibrate
-from tfopt.quantization.calibration.data import read_examples
+from tfopt.quantization.calibration.calibrate import calibrate, read_calibration_data
 from tfopt.quantization.config import QuantizationConfig
 
 # Without VNNI the sums of 8-bit weights saturate, and signed activations lose a bit (docs/export.md). The
@@ -41,7 +40,7 @@ def lower(graph, data):
     """Returns the lowered graph, the fusions and the range of each tensor."""
     editor = GraphEditor(graph.graph_def)
     fusions, _ = find_fusions(graph, editor)
-    examples = read_examples(graph, data, config=QuantizationConfig())
+    examples = read_calibration_data(graph, data, config=QuantizationConfig())
     ranges = calibrate(graph, tensors_to_observe(editor, fusions), examples.inputs, QuantizationConfig())
     ranges = without_impossible_zero_points(graph, editor, fusions, ranges)
     lowered = lower_to_int8(annotate(graph, fusions, ranges))

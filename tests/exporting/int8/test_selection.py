@@ -14,9 +14,8 @@ from keras import layers
 from tfopt.atomic.checked_json import with_checksum
 from tfopt.errors import ConfigError, TfoptWarning
 from tfopt.exporting import ExportConfig, export
-from tfopt.exporting.int8.assignment import SINK, SOURCE, FlowNetwork
-from tfopt.exporting.int8.node_times import TimedGraph, feeds_of
-from tfopt.exporting.int8.selection import fastest_fit, in_turns, select_int8, stay_float
+from tfopt.exporting.int8.selection import SINK, SOURCE, FlowNetwork, fastest_fit, in_turns, select_int8, stay_float
+from tfopt.exporting.int8.time_table import TimedGraph, feeds_of
 from tfopt.exporting.lowering import STORED, lower
 from tfopt.graph import freeze
 from tfopt.hardware import detect
@@ -60,9 +59,8 @@ def named(graph, x):
 
 
 def select(quantized, path, batch_sizes=(1,)):
-    chosen = select_int8(
-        quantized, feeds_of(quantized.float_graph, named(quantized.float_graph, X), batch_sizes), path
-    ).model
+    feeds = feeds_of(quantized.float_graph, named(quantized.float_graph, X), batch_sizes)
+    chosen, _ = select_int8(quantized, feeds, path)
     return chosen, {change.name.split("/")[1].removesuffix("_1") for change in chosen.report.changed}
 
 
@@ -131,7 +129,7 @@ def test_a_layer_normalization_gets_the_kernel_of_onednn_where_that_is_faster(tm
     (ratios,) = content.pop("whole").values()
     assert len(ratios) == 2
     path.write_text(json.dumps(with_checksum(content)))
-    lowered = select_int8(quantized, feeds, path).lowered
+    _, lowered = select_int8(quantized, feeds, path)
     assert sum(node.op == "_MklLayerNorm" for node in lowered.graph_def.node) == expected
     plain, found = quantized.predict(x), lowered.predict(x)["output_0"]
     np.testing.assert_allclose(found, plain, atol=1e-3 * np.abs(plain).max())

@@ -12,7 +12,7 @@ import tfopt
 from tfopt.errors import ConfigError, TfoptWarning
 from tfopt.exporting import ExportConfig, SavedModelProcess, export, verify
 from tfopt.exporting.manifest import read_manifest
-from tfopt.exporting.weight_only.zeros import encode_zeros
+from tfopt.exporting.stored_weights import encode_zeros
 from tfopt.graph import freeze
 
 GENERATOR = np.random.default_rng(0)

@@ -11,7 +11,7 @@ from keras import layers
 
 from tfopt.errors import ConfigError, TfoptWarning
 from tfopt.exporting import ExportConfig, SavedModelProcess, export, verify
-from tfopt.exporting.weight_only.storage import HALVES, INTEGERS, encode_weights
+from tfopt.exporting.stored_weights import HALVES, INTEGERS, encode_weights
 from tfopt.graph import freeze
 from tfopt.quantization import WeightOnlyConfig, quantize
 from tfopt.quantization.weight_only import quantize_matrix

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.graph import GraphEditor
-from tfopt.graph.edit import AttrValue, attribute, copy_attributes, dtype_attr, producer, text
+from tfopt.graph.edit import FLOAT32, INT32, AttrValue, attribute, copy_attributes, dtype_attr, producer, text
 from tfopt.quantization.annotation.fusion import FAKE_QUANT
 from tfopt.quantization.annotation.grids import Range
 
@@ -26,13 +26,10 @@ MIDDLE = 128  # the zero point of a symmetric range in unsigned bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized:
-    """A quantized tensor in the graph.
+    """A quantized tensor in the graph, and the range that its bytes cover.
 
-    Attributes:
-        values: The tensor of bytes. It is empty until a kernel computes them.
-        span: The range that the bytes cover.
-        low: The scalar constant with the lower end of the range that kernels are given, without the zero point.
-        high: The scalar constant with the upper end.
+    The tensor of bytes, `values`, is empty until a kernel computes it. `low` and `high` are scalar constants: the ends
+    of the range that kernels are given, without the zero point.
     """
 
     values: str
@@ -53,9 +50,7 @@ class Quantized:
 class Activations:
     """Adds what quantized activations need: constants, conversions, and ops that move, pad, pool or join bytes.
 
-    Args:
-        editor: The graph.
-        unsigned: The fake-quantization nodes whose tensors must be unsigned bytes.
+    The tensors of the fake-quantization nodes in `unsigned` are unsigned bytes.
     """
 
     def __init__(self, editor: GraphEditor, unsigned: Collection[str]) -> None:
@@ -66,10 +61,7 @@ class Activations:
     def leaving(self, node: Any, *, never_negative: bool = False) -> Quantized:
         """Returns how the tensor of a fake-quantization node is stored. A kernel computes its values later.
 
-        Args:
-            node: The node.
-            never_negative: Whether the tensor is never negative. A signed range of 127 steps above zero then becomes an
-                unsigned range of 255 steps of the same size.
+        A signed range of 127 steps above zero becomes an unsigned one of 255 such steps if no value is negative.
         """
         span = range_of(node)
         if span.signed and never_negative:
@@ -111,7 +103,7 @@ class Activations:
             f"{name}/dequantize",
             [tensor.values, *self._ends(tensor.span)],
             T=dtype_attr(tensor.dtype),
-            dtype=dtype_attr(tf.float32),
+            dtype=FLOAT32,
             mode=text("MIN_COMBINED"),  # it takes half the time of SCALED
             narrow_range=AttrValue(b=False),
             axis=AttrValue(i=-1),
@@ -139,16 +131,10 @@ class Activations:
     def pad(self, name: str, held: Quantized, paddings: np.ndarray) -> Quantized:
         """Pads a tensor with its zero point."""
         sizes = self._editor.add_constant("paddings", paddings)
-        return self._move("PadV2", name, held, [sizes], Tpaddings=dtype_attr(tf.int32))
+        return self._move("PadV2", name, held, [sizes], Tpaddings=INT32)
 
     def join(self, joint: Any, held: Quantized, parts: Sequence[Quantized]) -> Quantized:
-        """Concatenates or pools quantized tensors of one range.
-
-        Args:
-            joint: The float node, a ConcatV2 or an AvgPool.
-            held: Its result, without values yet.
-            parts: The tensors that it reads.
-        """
+        """Concatenates or pools (ConcatV2, AvgPool) quantized tensors of one range; `held` has no values yet."""
         name = f"{joint.name}/int8"
         if joint.op != "ConcatV2":
             return self._pool("QuantizedAvgPool", name, joint, replace(held, values=parts[0].values))
@@ -196,7 +182,6 @@ class Activations:
 
 
 def range_of(node: Any) -> Range:
-    """Returns the range of a fake-quantization node."""
     low, high = attribute(node, "min").f, attribute(node, "max").f
     if attribute(node, "narrow_range").b:
         return Range(limit=high, signed=True)

@@ -38,44 +38,27 @@ import tensorflow as tf
 from tfopt.errors import UnsupportedLayerError
 from tfopt.exporting.int8.activations import MIDDLE, Activations, Quantized, range_behind, range_of
 from tfopt.exporting.int8.layer_norm import fuse_layer_norms
-from tfopt.exporting.int8.weights import KernelWeights
+from tfopt.exporting.int8.weights import KernelWeights, kernel_name
 from tfopt.graph import FrozenGraph, GraphEditor
-from tfopt.graph.edit import AttrValue, copy_attributes, dtype_attr, producer, strings, text, types
+from tfopt.graph.edit import FLOAT32, AttrValue, copy_attributes, dtype_attr, producer, strings, text, types
 from tfopt.graph.fold import CONVOLUTIONS, paddings_of
 from tfopt.quantization.annotation.activations import NON_NEGATIVE
 from tfopt.quantization.annotation.annotate import AnnotatedGraph
-from tfopt.quantization.annotation.fusion import (
-    DATA_MOVEMENT_OPS,
-    FAKE_QUANT,
-    Fusion,
-    before_data_movement,
-)
+from tfopt.quantization.annotation.fusion import DATA_MOVEMENT_OPS, FAKE_QUANT, Fusion, before_data_movement
 from tfopt.quantization.annotation.ranged_tensors import SHARED_RANGE_OPS, values_of
 
 
 def lower_to_int8(graph: AnnotatedGraph, left_norms: Collection[str] = ()) -> FrozenGraph:
     """Returns the annotated graph with every fusion as an int8 kernel, and without fake quantization.
 
-    Args:
-        graph: The annotated graph.
-        left_norms: The last nodes of layer normalisations that do not get oneDNN's kernel.
-    Returns: A graph that computes the same in int8, up to one step of each quantized tensor.
+    It computes the same, up to one step of each quantized tensor. The layer normalisations whose last nodes are in
+    `left_norms` do not get oneDNN's kernel.
     """
     fused = fuse_layer_norms(graph, left_norms)
     kernels = _Kernels(fused, GraphEditor(fused.graph_def), graph.fusions)
     for fusion in graph.fusions:
         kernels.add(fusion)
     return kernels.finish()
-
-
-def kernel_name(op: str) -> str:
-    """Returns the name of the kernel that computes a convolution or product."""
-    return f"{op}/int8"
-
-
-def lowered_names(op: str) -> tuple[str, str]:
-    """Returns the nodes of a convolution or product in int8: the kernel, and the padding before it."""
-    return kernel_name(op), f"{kernel_name(op)}/padded/bytes"
 
 
 class _Kernels:
@@ -90,7 +73,6 @@ class _Kernels:
         self._float_results: dict[str, str] = {}  # by the fusion's output
 
     def add(self, fusion: Fusion) -> None:
-        """Adds the kernel that computes a fusion."""
         if self._editor.nodes[fusion.op].op in CONVOLUTIONS:
             self._convolution(fusion)
         else:
@@ -111,12 +93,10 @@ class _Kernels:
                 source = self._activations.dequantize(name, held_here) if held_here else node.input[0]
                 editor.redirect(name, source)
         editor.share_constants()
-        results, outputs = self._float_results, self._graph.outputs
-        outputs = {key: (results.get(tensor, tensor), spec) for key, (tensor, spec) in outputs.items()}
-        return replace(self._graph, outputs=outputs).edited(editor)
+        return self._graph.edited(editor, self._float_results)
 
     def _convolution(self, fusion: Fusion) -> None:
-        node, weights = self._editor.nodes[fusion.op], KernelWeights.of(self._editor, fusion)
+        node, weights = self._editor.nodes[fusion.op], KernelWeights(self._editor, fusion)
         entering, padding = self._padded(fusion, weights)
         behind = range_behind(self._editor, fusion.output)
         if behind is None:
@@ -137,7 +117,7 @@ class _Kernels:
             [entering.values, stored, bias, *(added.values for added in summands), *host],
             Tinput=dtype_attr(entering.dtype),
             Tfilter=dtype_attr(tf.qint8),
-            Tbias=dtype_attr(tf.float32),
+            Tbias=FLOAT32,
             Tsummand=dtype_attr((*summands, leaving)[0].dtype),
             out_type=dtype_attr(leaving.dtype),
             Tdevice_inputs=types(entering.dtype, tf.qint8, tf.float32, *(added.dtype for added in summands)),
@@ -155,7 +135,7 @@ class _Kernels:
         self._quantized[behind.name] = replace(leaving, values=kernel)
 
     def _product(self, fusion: Fusion) -> None:
-        weights, entering = KernelWeights.of(self._editor, fusion), self._read(fusion.input)
+        weights, entering = KernelWeights(self._editor, fusion), self._read(fusion.input)
         behind, activation = range_behind(self._editor, fusion.output), fusion.activation
         never_negative = activation is not None and activation.name in NON_NEGATIVE
         leaving = None if behind is None else self._activations.leaving(behind, never_negative=never_negative)
@@ -174,8 +154,8 @@ class _Kernels:
             [entering.values, stored, bias, *host],
             T1=dtype_attr(entering.dtype),
             T2=dtype_attr(tf.qint8),
-            Tbias=dtype_attr(tf.float32),
-            U=dtype_attr(tf.float32),
+            Tbias=FLOAT32,
+            U=FLOAT32,
             Tout=dtype_attr(result),
             Tdevice_inputs=types(entering.dtype, tf.qint8, tf.float32),
             Thost_inputs=types(*[tf.float32] * len(host)),

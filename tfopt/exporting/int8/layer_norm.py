@@ -9,34 +9,26 @@ oneDNN's kernel takes a fixed time at every call. For small tensors that is long
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import tensorflow as tf
 
 from tfopt.graph import FrozenGraph, GraphEditor
-from tfopt.graph.edit import AttrValue, GraphDef, NodeDef, dtype_attr, producer
+from tfopt.graph.edit import FLOAT32, INT32, AttrValue
+from tfopt.quantization.annotation.activations import run_group
 
 OPS = ("Mean", "StopGradient", "SquaredDifference", "Square", "Add", "AddV2", "Sub", "Mul", "RealDiv", "Neg")
 ROOTS = ("Rsqrt", "Sqrt")
 LARGEST_GROUP = 16
 RANKS = (2, 3)  # of the tensors that the kernel accepts
 TOLERANCE = 1e-4
-FLOAT = dtype_attr(tf.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNorm:
-    """A layer normalisation over the last axis of a tensor.
-
-    Attributes:
-        input: The tensor.
-        nodes: The names of the nodes that compute it. The last one has the result.
-        scale: The factor of each channel.
-        offset: The offset of each channel.
-        epsilon: The number that is added to the variance.
-    """
+    """A layer normalisation over the last axis of the tensor `input`. The last of its nodes has the result."""
 
     input: str
     nodes: tuple[str, ...]
@@ -48,9 +40,7 @@ class LayerNorm:
 def fuse_layer_norms(graph: FrozenGraph, leave: Collection[str] = ()) -> FrozenGraph:
     """Returns the graph with one _MklLayerNorm node for each layer normalisation of float32, up to rounding.
 
-    Args:
-        graph: The graph.
-        leave: The last nodes of the layer normalisations that stay as they are.
+    Those whose last nodes are in `leave` stay as they are.
     """
     editor = GraphEditor(graph.graph_def)
     norms = [norm for norm in find_layer_norms(graph, editor) if norm.nodes[-1] not in leave]
@@ -63,12 +53,6 @@ def fuse_layer_norms(graph: FrozenGraph, leave: Collection[str] = ()) -> FrozenG
 
 
 def find_layer_norms(graph: FrozenGraph, editor: GraphEditor) -> list[LayerNorm]:
-    """Returns the layer normalisations of float32 in a graph.
-
-    Args:
-        graph: The graph.
-        editor: An editor of the graph.
-    """
     means = [name for name in editor.topological() if editor.nodes[name].op == "Mean"]
     if not means:
         return []
@@ -78,7 +62,6 @@ def find_layer_norms(graph: FrozenGraph, editor: GraphEditor) -> list[LayerNorm]
 
 
 def fused_name(norm: str) -> str:
-    """Returns the name of the kernel that computes a layer normalisation."""
     return f"{norm}/fused"
 
 
@@ -123,9 +106,10 @@ def _measured(editor: GraphEditor, source: str, nodes: tuple[str, ...], shape: t
     channels = shape[-1]
     values = np.random.default_rng(0).normal(size=[*(min(size or 2, 2) for size in shape[:-1]), channels])
     try:
-        offset, large, small = _compute(editor, source, nodes, [0 * values, 1e3 * values, 1e-2 * values])
+        results = run_group(editor, source, nodes, [0 * values, 1e3 * values, 1e-2 * values])
     except (tf.errors.OpError, ValueError):  # the constants fit only another number of examples
         return None
+    offset, large, small = (result.reshape(-1, result.shape[-1]) for result in results)
     flat = values.reshape(-1, channels)
     centred, variance = flat - flat.mean(axis=1, keepdims=True), flat.var(axis=1, keepdims=True)
     if len(large) != len(flat) or not variance.all():
@@ -157,21 +141,6 @@ def _measured(editor: GraphEditor, source: str, nodes: tuple[str, ...], shape: t
     return None
 
 
-def _compute(
-    editor: GraphEditor, source: str, nodes: tuple[str, ...], inputs: Sequence[np.ndarray]
-) -> list[np.ndarray]:
-    """Returns the rows of the result of a group of nodes, for each input in place of the source."""
-    graph_def = GraphDef()
-    graph_def.node.append(NodeDef(name=source, op="Placeholder", attr={"dtype": dtype_attr(tf.float32)}))
-    constants = {producer(tensor) for name in nodes for tensor in editor.nodes[name].input} - {source, *nodes}
-    graph_def.node.extend(editor.nodes[name] for name in (*sorted(constants), *nodes))
-    spec = tf.TensorSpec(inputs[0].shape, tf.float32, name=source)
-    graph = FrozenGraph(graph_def=graph_def, inputs={"x": spec}, outputs={"y": (nodes[-1], spec)}, name="norm")
-    function = graph.as_function()
-    results = [function(x=tf.constant(values, tf.float32))["y"].numpy() for values in inputs]
-    return [result.reshape(-1, result.shape[-1]) for result in results]
-
-
 def _fuse(editor: GraphEditor, norm: LayerNorm, shape: tf.TensorShape) -> None:
     name, source = norm.nodes[-1], norm.input
     flat = shape.rank not in RANKS
@@ -181,12 +150,8 @@ def _fuse(editor: GraphEditor, norm: LayerNorm, shape: tf.TensorShape) -> None:
     fused = editor.add(
         "_MklLayerNorm",
         fused_name(name),
-        [
-            source,
-            editor.add_constant(f"{name}/scale", norm.scale),
-            editor.add_constant(f"{name}/offset", norm.offset),
-        ],
-        T=FLOAT,
+        [source, editor.add_constant(f"{name}/scale", norm.scale), editor.add_constant(f"{name}/offset", norm.offset)],
+        T=FLOAT32,
         epsilon=AttrValue(f=norm.epsilon),
     )
     editor.redirect(name, _reshape(editor, f"{name}/back", fused, _sizes(editor, norm, shape)) if flat else fused)
@@ -197,8 +162,8 @@ def _sizes(editor: GraphEditor, norm: LayerNorm, shape: tf.TensorShape) -> str:
     name, sizes = norm.nodes[-1], shape.as_list()
     if sizes.count(None) <= 1:
         return editor.add_constant(f"{name}/back/sizes", np.array([size or -1 for size in sizes], np.int32))
-    return editor.add("Shape", f"{name}/back/sizes", [norm.input], T=FLOAT, out_type=dtype_attr(tf.int32))
+    return editor.add("Shape", f"{name}/back/sizes", [norm.input], T=FLOAT32, out_type=INT32)
 
 
 def _reshape(editor: GraphEditor, name: str, tensor: str, sizes: str) -> str:
-    return editor.add("Reshape", name, [tensor, sizes], T=FLOAT, Tshape=dtype_attr(tf.int32))
+    return editor.add("Reshape", name, [tensor, sizes], T=FLOAT32, Tshape=INT32)

@@ -1,40 +1,52 @@
 """Decides by measured times which nodes of a quantized model run in int8 and which stay float.
 
 An int8 kernel is not always faster: a small convolution may be slower, and conversions between int8 and float take time
-too. Counts of operations do not tell, so the nodes are timed. There are four steps, each in one call:
+too. Counts of operations do not tell, so the nodes are timed. There are three steps, each in one call:
 
-1. node_times.py times the nodes of two graphs, one all float and one with as much int8 as possible.
-2. time_table.py adds them up to a table of two times for each fusion. The table can be stored, and then decides for
-   another machine. It also says which layer normalisations oneDNN's kernel makes faster.
-3. assignment.py finds the fastest assignment of the fusions to int8 and float.
-4. This module times whole graphs in turns, because the times of nodes can mislead. A model that int8 would make slower
+1. time_table.py times the nodes of two graphs, one all float and one with as much int8 as possible, and adds them up to
+   a table of two times for each fusion. The table can be stored, and then decides for another machine. It also says
+   which layer normalisations oneDNN's kernel makes faster.
+2. A minimum cut of a flow network gives the fastest assignment of the fusions to int8 and float, see below.
+3. This module times whole graphs in turns, because the times of nodes can mislead. A model that int8 would make slower
    stays float. The turns end as soon as it is clear which graphs make the model slower. The table has these times too.
+
+An int8 fusion between float nodes pays for quantizing its input and dequantizing its result. In the network, int8
+fusions are on the source's side and float fusions on the sink's. To cut a fusion from the source costs its float time,
+and to cut it from the sink costs its int8 time. To cut two fusions from each other costs the conversion between them.
+Boykov and Kolmogorov, "An Experimental Comparison of Min-Cut/Max-Flow Algorithms for Energy Minimization in Vision",
+IEEE PAMI 26(9), 2004, describe how a choice between two labels for each node becomes such a cut.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from tfopt.atomic.checked_json import with_checksum
 from tfopt.atomic.files import write_text
-from tfopt.exporting.int8.assignment import TIE, fastest_assignment
 from tfopt.exporting.int8.kernels import lower_to_int8
 from tfopt.exporting.int8.layer_norm import find_layer_norms
-from tfopt.exporting.int8.node_times import Feeds, TimedGraph, measure_nodes
-from tfopt.exporting.int8.time_table import FusionTimes, TimeTable, read_table, table_of
+from tfopt.exporting.int8.time_table import Feeds, TimedGraph, TimeTable, measure_table, read_table
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.quantization import QuantizedModel
-from tfopt.quantization.annotation.fusion import Fusion
+from tfopt.quantization.annotation.fusion import DATA_MOVEMENT_OPS, Fusion, before_data_movement, consumers_of
+from tfopt.quantization.annotation.ranged_tensors import find_shared_range_ops, tensors_with_ranges
 from tfopt.report import Change
 
+TIE = 1.03  # int8 also makes the model smaller, so it is taken where times differ by less than this
+WHOLE = 10**6  # the float model's time in units of the network, whose capacities are integers
+SOURCE, SINK, FIRST = 0, 1, 2
+NEVER = 2**30  # the capacity of an edge that no minimum cut passes
 # A model must not get slower. So whole graphs get more turns, and less difference counts as a tie than for nodes.
 WHOLE_TIE = 1.01
 FEWEST_TURNS = 7
@@ -46,47 +58,30 @@ CLOCK = "clock"  # the kind of the report's step with the result for the whole m
 AS_A_WHOLE = "the model as a whole is faster in float32"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """The result of `select_int8`.
+def select_int8(
+    quantized: QuantizedModel, feeds: Feeds, stored: Path | None = None
+) -> tuple[QuantizedModel, FrozenGraph | None]:
+    """Returns the model with the nodes in int8 that it makes faster, and its int8 graph, if there are any.
 
-    Attributes:
-        model: The model with the chosen nodes quantized, and the times in its report.
-        lowered: Its int8 graph. None if nothing is in int8.
-    """
-
-    model: QuantizedModel
-    lowered: FrozenGraph | None = None
-
-
-def select_int8(quantized: QuantizedModel, feeds: Feeds, stored: Path | None = None) -> Selection:
-    """Selects the nodes that int8 makes faster.
-
-    Args:
-        quantized: The model with everything quantized that can be, at least one node.
-        feeds: Inputs by name for each batch size. Each size has the same weight.
-        stored: A JSON file with a TimeTable. If it exists, it decides, and nothing is timed. Otherwise the measured
-            table is written to it.
-    Raises:
-        ConfigError: The file is not a time table, or it is of another model or of other batch sizes.
+    In the given model, everything is quantized that can be. Each batch size of the feeds has the same weight. A stored
+    TimeTable decides, and nothing is timed; if the file does not exist, the measured table is written to it.
     """
     editor = GraphEditor(quantized.float_graph.graph_def)
     fusions = [fusion.within(editor) for fusion in quantized.graph.fusions]
     if stored is not None and stored.exists():
         table = read_table(stored, fusions, list(feeds))
-        selection = _fittest(quantized, _choose(quantized, editor, fusions, table, feeds), table)
+        model, lowered = _fittest(quantized, _choose(quantized, editor, fusions, table, feeds), table)
     else:
-        selection, table = _measure_and_choose(quantized, editor, fusions, feeds)
+        (model, lowered), table = _measure_and_choose(quantized, editor, fusions, feeds)
         if stored is not None:
             write_text(stored, json.dumps(with_checksum(table.to_dict()), indent=2) + "\n")
-    report = selection.model.report
-    changed = [replace(each, detail=f"{each.detail}; {table.fusions[each.name]}") for each in report.changed]
-    return replace(selection, model=replace(selection.model, report=replace(report, changed=changed)))
+    changed = [replace(each, detail=f"{each.detail}; {table.fusions[each.name]}") for each in model.report.changed]
+    return replace(model, report=replace(model.report, changed=changed)), lowered
 
 
 def _measure_and_choose(
     quantized: QuantizedModel, editor: GraphEditor, fusions: Sequence[Fusion], feeds: Feeds
-) -> tuple[Selection, TimeTable]:
+) -> tuple[tuple[QuantizedModel, FrozenGraph | None], TimeTable]:
     everything = lower_to_int8(quantized.graph)
     norms = find_layer_norms(quantized.float_graph, editor)
     # The float graph takes as long as the graph of a float32 export. It differs in the values of weights, and in added
@@ -94,7 +89,7 @@ def _measure_and_choose(
     with ExitStack() as stack:
         single = stack.enter_context(TimedGraph(quantized.float_graph))
         int8 = stack.enter_context(TimedGraph(everything))
-        table = table_of(measure_nodes(single, int8, feeds), editor, fusions, norms)
+        table = measure_table(single, int8, feeds, editor, fusions, norms)
         chosen = _choose(quantized, editor, fusions, table, feeds)
         lowered = {
             name: lower_to_int8(model.graph, table.slower_norms)
@@ -119,27 +114,18 @@ def _fittest(
     chosen: QuantizedModel,
     table: TimeTable,
     lowered: Mapping[str, FrozenGraph] | None = None,
-) -> Selection:
-    """Returns what the times of whole graphs decide for.
-
-    Args:
-        quantized: The model with all nodes in int8.
-        chosen: The model with the nodes in int8 that the times of nodes decide for.
-        table: The times.
-        lowered: The int8 graphs of the candidates, where there are any yet.
-    """
+) -> tuple[QuantizedModel, FrozenGraph | None]:
+    """Returns what the times of whole graphs decide for. `lowered` holds int8 graphs that exist already."""
     models = {name: model for name, model in _candidates(quantized, chosen).items() if name in table.whole}
     if not models:  # the table is of an earlier version
-        in_int8 = bool(chosen.report.changed)
-        return Selection(model=chosen, lowered=lower_to_int8(chosen.graph, table.slower_norms) if in_int8 else None)
+        return chosen, lower_to_int8(chosen.graph, table.slower_norms) if chosen.report.changed else None
     ratios = [table.whole[name] for name in models]
     best_fit = fastest_fit(ratios)
     if best_fit is None:
         least = dict(zip(table.batch_sizes, min(ratios, key=sum), strict=True))
-        return Selection(model=stay_float(quantized, chosen, least))
+        return stay_float(quantized, chosen, least), None
     name = list(models)[best_fit]
-    graph = (lowered or {}).get(name) or lower_to_int8(models[name].graph, table.slower_norms)
-    return Selection(model=models[name], lowered=graph)
+    return models[name], (lowered or {}).get(name) or lower_to_int8(models[name].graph, table.slower_norms)
 
 
 def _choose(
@@ -147,27 +133,19 @@ def _choose(
 ) -> QuantizedModel:
     """Returns the model with the nodes in int8 that the table decides for. The report has the reason for the others."""
     in_int8 = fastest_assignment(quantized, editor, fusions, table, feeds)
-    slower = {
-        fusion.op: f"{_why(table, table.fusions[fusion.op])}: {table.fusions[fusion.op]}"
-        for fusion, chosen in zip(fusions, in_int8, strict=True)
-        if not chosen
-    }
+    slower = {}
+    for fusion, chosen in zip(fusions, in_int8, strict=True):
+        times = table.fusions[fusion.op]
+        if not chosen:
+            conversions = "converting its tensors would cost more than int8 saves"
+            slower[fusion.op] = f"{'slower in int8' if table.is_slower(times) else conversions}: {times}"
     return quantized.leaving_float(slower) if slower else quantized
-
-
-def _why(table: TimeTable, times: FusionTimes) -> str:
-    if table.is_slower(times):
-        return "slower in int8"
-    return "converting its tensors would cost more than int8 saves"
 
 
 def stay_float(quantized: QuantizedModel, chosen: QuantizedModel, ratios: Mapping[int, float]) -> QuantizedModel:
     """Returns the model with nothing in int8. Its report gives the reason once, as a step.
 
-    Args:
-        quantized: The model with all nodes in int8.
-        chosen: The model with the chosen nodes in int8.
-        ratios: The time of int8 divided by the time of float32, for each batch size.
+    The ratios are the time of int8 divided by the time of float32, for each batch size.
     """
     found = " and ".join(f"{ratio:.2f}x at batch size {size}" for size, ratio in ratios.items())
     verdict = f"int8 would make the model slower where it was measured: it takes {found} of float32's time"
@@ -181,9 +159,9 @@ def stay_float(quantized: QuantizedModel, chosen: QuantizedModel, ratios: Mappin
 def fastest_fit(ratios: Sequence[Sequence[float]]) -> int | None:
     """Returns the index of the best graph, or None if each graph makes the model slower at some batch size.
 
-    Args:
-        ratios: The time of each graph divided by the time of the float graph, for each batch size. Graphs with more
-            nodes in int8 come later. Of those about as fast, the last is the best, because it is the smallest.
+    The ratios are the time of each graph divided by that of the float graph, for each batch size. Graphs with more
+    nodes in int8 come later. Of those about as fast, the last is the best, because it is the smallest.
+
     Example:
         >>> fastest_fit([[1.0, 0.7], [1.02, 0.5]]), fastest_fit([[0.7, 0.7], [0.71, 0.7]]), fastest_fit([[1.02, 0.5]])
         (0, 1, None)
@@ -230,3 +208,108 @@ def _call(timed: TimedGraph, inputs: Mapping[str, Any]) -> float:
     while len(calls) < TURN_CALLS and time.perf_counter() < until:
         calls.append(timed.milliseconds(inputs))
     return float(np.median(calls))
+
+
+class FlowNetwork:
+    """A network between SOURCE and SINK. Nodes and edges are added one by one.
+
+    Example:
+        >>> network = FlowNetwork()
+        >>> near, far = network.node(), network.node()
+        >>> network.edge(SOURCE, near, 5)
+        >>> network.edge(near, far, 1)
+        >>> network.edge(far, SINK, 5)
+        >>> network.source_side() == {SOURCE, near}
+        True
+    """
+
+    def __init__(self) -> None:
+        self._nodes = FIRST
+        self._edges: list[tuple[int, int, int]] = []
+
+    def node(self) -> int:
+        """Adds a node and returns its number."""
+        self._nodes += 1
+        return self._nodes - 1
+
+    def edge(self, source: int, target: int, capacity: float) -> None:
+        """Adds an edge. Its capacity is the cost of a cut that has `source` on the source's side, but not `target`."""
+        self._edges.append((source, target, min(round(capacity), NEVER)))
+
+    def source_side(self) -> set[int]:
+        """Returns the nodes on the source's side of a minimum cut."""
+        sources, targets, capacities = zip(*self._edges, strict=True)
+        edges = (np.array(capacities, np.int32), (sources, targets))
+        network = coo_array(edges, shape=(self._nodes, self._nodes)).tocsr()  # parallel edges add up
+        residual = network - maximum_flow(network, SOURCE, SINK).flow
+        residual.data = np.maximum(residual.data, 0)
+        residual.eliminate_zeros()
+        return {int(node) for node in breadth_first_order(residual, SOURCE, return_predecessors=False)}
+
+
+def fastest_assignment(
+    quantized: QuantizedModel, editor: GraphEditor, fusions: Sequence[Fusion], table: TimeTable, feeds: Feeds
+) -> list[bool]:
+    """Returns for each fusion of the float graph whether it runs in int8 in the fastest assignment."""
+    times, graph = table.fusions, quantized.float_graph
+    totals = np.sum([times[fusion.op].float_ms for fusion in fusions], axis=0)
+    scales = WHOLE / np.maximum(totals, 1e-3)
+    conversion = _conversions(graph, tensors_with_ranges(editor, fusions), table, feeds, scales)
+    network = FlowNetwork()
+    entering = {
+        fusion.op: [before_data_movement(editor, source) for source in (fusion.input, fusion.summand) if source]
+        for fusion in fusions
+    }
+    # A joint is on the side that saves conversions. Its own time is small beside these.
+    joints = find_shared_range_ops(editor, fusions, quantized.ranges)
+    number = {name: network.node() for name in (*entering, *joints)}
+    for fusion in fusions:
+        measured = times[fusion.op]
+        network.edge(SOURCE, number[fusion.op], float(np.dot(measured.float_ms, scales)))
+        network.edge(number[fusion.op], SINK, float(np.dot(measured.int8_ms, scales)) / TIE)
+    producers = {fusion.output: number[fusion.op] for fusion in fusions} | {name: number[name] for name in joints}
+    inside = {node for fusion in fusions for node in fusion.nodes}.union(joints)
+    for tensor in tensors_with_ranges(editor, fusions):
+        readers = [number[name] for name, tensors in (entering | joints).items() if tensor in tensors]
+        producer = producers.get(tensor)
+        if readers:
+            shared = network.node()
+            for reader in readers:
+                network.edge(reader, shared, NEVER)
+            network.edge(shared, SINK if producer is None else producer, conversion("QuantizeV2", tensor))
+        if producer is None:
+            continue
+        price = conversion("Dequantize", tensor)
+        if _read_by_others(editor, graph, tensor, inside):
+            network.edge(producer, SINK, price)
+        elif readers:
+            shared = network.node()
+            network.edge(producer, shared, price)
+            for reader in readers:
+                network.edge(shared, reader, NEVER)
+    on_source_side = network.source_side()
+    return [number[fusion.op] in on_source_side for fusion in fusions]
+
+
+def _read_by_others(editor: GraphEditor, graph: FrozenGraph, tensor: str, inside: set[str]) -> bool:
+    """Whether a node outside of all fusions reads a tensor, directly or behind ops that only move values."""
+    readers = consumers_of(editor, tensor)
+    moving = {name for name in readers if editor.nodes[name].op in DATA_MOVEMENT_OPS}
+    return not graph.output_nodes.isdisjoint({tensor, *moving}) or not readers - moving <= inside
+
+
+def _conversions(
+    graph: FrozenGraph, tensors: Sequence[str], table: TimeTable, feeds: Feeds, scales: np.ndarray
+) -> Callable[[str, str], float]:
+    """Returns a function of (op, tensor) that gives the cost of converting the tensor, in units of the network."""
+    function = graph.as_function(fetch=tensors)
+    values = [function(**inputs) for inputs in feeds.values()]
+    elements = {tensor: [int(tf.size(batch[index])) for batch in values] for index, tensor in enumerate(tensors)}
+    largest = table.sizes[-1]
+
+    def cost(op: str, tensor: str) -> float:
+        known = table.conversions[op]
+        per_batch = [np.interp(count, table.sizes, known) * max(1.0, count / largest) for count in elements[tensor]]
+        return float(np.dot(per_batch, scales))
+
+    return cost

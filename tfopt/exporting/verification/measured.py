@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import tensorflow as tf
 
 from tfopt.errors import ArtifactError, ConfigError
+from tfopt.exporting.config import DEFAULT_SIGNATURE, FLOAT_SIGNATURE
 from tfopt.exporting.manifest import ARTIFACT, FIRST_FORMAT, SOURCE, Manifest, TensorRecord
 from tfopt.exporting.parity import are_numbers, compare, draw_inputs
-from tfopt.exporting.signatures import DEFAULT, FLOAT
 from tfopt.exporting.verification.process import MissingKernelError, NotServedError, SavedModelProcess
 from tfopt.exporting.verification.scoring import Scores
 from tfopt.graph.frozen import reason_of
@@ -30,20 +31,12 @@ class MeasuredArtifact:
     """An artifact or a baseline. Its fields are filled in their order below.
 
     Attributes:
-        path: The artifact's directory.
-        manifest: Its manifest.
-        trusted: Whether it may touch files and the network when it runs.
-        baseline: The artifact that it is compared with, if there is one.
-        no_baseline: Why there is no baseline. It is empty where there is one.
+        baseline: The artifact that it is compared with, if there is one; else `no_baseline` has the reason.
         input_names: This artifact's name of each input, by the name in the first artifact. None means equal names.
         output_names: This artifact's name of each output, likewise.
-        process: The process that serves it.
         scores: Its scores on labelled examples. None without these.
         max_abs_error: The largest difference to the outputs of the source model. None if outputs are not numbers.
         relative_error: The same difference as a share of the outputs' scale.
-        problems: The problems that were found.
-        weight_count: The number of its weights.
-        zero_count: How many of them are zero.
         milliseconds: The time of each call, for each round.
     """
 
@@ -73,39 +66,39 @@ class MeasuredArtifact:
         return float(np.median(self.calls_ms))
 
     def start(self, stack: ExitStack, signature: str | None) -> None:
-        """Starts a process whose TensorFlow has every kernel that the signature needs.
+        """Starts a process whose TensorFlow has every kernel that the signature needs. It ends with the stack.
 
-        Args:
-            stack: The stack of contexts. The process ends with it.
-            signature: The signature to call. None means the default one, or the float one where kernels are missing.
+        Without a signature it calls the default one, or the float one where kernels are missing.
+
         Raises:
             ArtifactError: TensorFlow lacks a kernel, or the graph is not as the manifest describes it.
         """
         inputs = draw_inputs(self.manifest.signature.inputs, self.manifest.check)
         try:
             with ExitStack() as tried:
-                self._serve(tried, signature or DEFAULT)
+                self._serve(tried, signature or DEFAULT_SIGNATURE)
                 self.process.predict(inputs)
                 stack.push(tried.pop_all())
         except MissingKernelError as error:
-            if signature is not None or FLOAT not in self.manifest.signatures:
+            if signature is not None or FLOAT_SIGNATURE not in self.manifest.signatures:
                 raise ArtifactError(
                     f"TensorFlow must have the kernels that the artifact needs: {self.manifest.requires}. Received: "
                     f"{self.path} on a TensorFlow without {error.op}. Serve it on such a machine, or export it with "
-                    f"float_fallback=True and call the signature {FLOAT!r}."
+                    f"float_fallback=True and call the signature {FLOAT_SIGNATURE!r}."
                 ) from error
-            self._serve(stack, FLOAT)
+            self._serve(stack, FLOAT_SIGNATURE)
         self.process.renamed = self.input_names
 
     def _serve(self, stack: ExitStack, signature: str) -> None:
         self.process = stack.enter_context(SavedModelProcess(self.path, signature, trusted=self.trusted))
-        for kind in ("inputs", "outputs"):
-            self._check_graph(kind)
+        self._check_graph("inputs")
+        self._check_graph("outputs")
 
     def _check_graph(self, kind: str) -> None:
         """Raises ArtifactError unless the graph has the inputs or outputs that the manifest lists."""
         listed: dict[str, TensorRecord] = getattr(self.manifest.signature, kind)
-        loaded = {name: TensorRecord.of(spec) for name, spec in self.process.loaded[kind].items()}
+        specs = {name: tf.TensorSpec(**spec) for name, spec in self.process.loaded[kind].items()}
+        loaded = {name: TensorRecord.of(spec) for name, spec in specs.items()}
         alike = listed.keys() == loaded.keys() and all(spec.fits(loaded[name]) for name, spec in listed.items())
         if kind == "inputs":  # of outputs, TensorFlow may know more sizes after it has loaded the graph
             alike = alike and all(spec.shape == loaded[name].shape for name, spec in listed.items())
@@ -131,7 +124,7 @@ class MeasuredArtifact:
             ) from error
         return {name: given[own] for name, own in self.output_names.items()}
 
-    def check(self) -> None:
+    def compare_outputs(self) -> None:
         """Compares the outputs with those in the manifest, and lists the problems."""
         if self.process.loaded["imported"]:
             self.problems.append(f"The process had imported {', '.join(self.process.loaded['imported'])}.")
@@ -139,8 +132,10 @@ class MeasuredArtifact:
         if missing is not None:
             self.problems.append(missing)
         recorded, first = self.manifest.check.outputs, self.manifest.check.format == FIRST_FORMAT
-        called = ARTIFACT if self.process.signature == DEFAULT else self.process.signature
-        outputs = self.process.predict(self._inputs_of_check())
+        called = ARTIFACT if self.process.signature == DEFAULT_SIGNATURE else self.process.signature
+        given = {own: name for name, own in self.input_names.items()}  # the names under which the process gets inputs
+        inputs = draw_inputs(self.manifest.signature.inputs, self.manifest.check)
+        outputs = self.process.predict({given.get(name, name): value for name, value in inputs.items()})
         if not are_numbers(outputs, recorded[called]):
             self.problems.append("The outputs hold NaN or infinity.")
             return
@@ -166,16 +161,6 @@ class MeasuredArtifact:
     def _agrees(self) -> bool:
         return self.scores is not None and self.scores.agreement.get(self.baseline, 0.0) >= AGREEMENT
 
-    def _inputs_of_check(self) -> dict[str, np.ndarray]:
-        """Returns the inputs of the manifest's check, under the names by which the process is given its inputs."""
-        given = {own: name for name, own in self.input_names.items()}
-        inputs = draw_inputs(self.manifest.signature.inputs, self.manifest.check)
-        return {given.get(name, name): value for name, value in inputs.items()}
-
-    def count_weights(self) -> None:
-        counted = self.process.count_weights()
-        self.weight_count, self.zero_count = counted["weights"], counted["zeros"]
-
 
 def missing_instructions(manifest: Manifest, signature: str) -> str | None:
     """Returns why the results of a signature are wrong on this machine, or None.
@@ -183,9 +168,13 @@ def missing_instructions(manifest: Manifest, signature: str) -> str | None:
     An older manifest does not record whether the artifact needs VNNI. Its int8 weights have 8 bits, so it does.
     """
     needed = manifest.precision == "int8" if manifest.needs_vnni is None else manifest.needs_vnni
-    if signature != DEFAULT or not needed or has_vnni() is not False:
+    if signature != DEFAULT_SIGNATURE or not needed or has_vnni() is not False:
         return None
-    remedy = f"Call the signature {FLOAT!r}" if FLOAT in manifest.signatures else "Serve it on such a machine"
+    remedy = (
+        f"Call the signature {FLOAT_SIGNATURE!r}"
+        if FLOAT_SIGNATURE in manifest.signatures
+        else "Serve it on such a machine"
+    )
     return (
         "The artifact needs VNNI or AMX for right results: its weights use 8 bits, and without these instructions sums "
         "saturate. Received: a processor, or a limit by ONEDNN_MAX_CPU_ISA, without them. "

@@ -37,11 +37,7 @@ MISSING_KERNEL = re.compile(r"(?:No OpKernel was registered to support Op|Op typ
 
 
 class MissingKernelError(ArtifactError):
-    """TensorFlow in the serving process has no kernel for an op.
-
-    Attributes:
-        op: The name of the op.
-    """
+    """TensorFlow in the serving process has no kernel for the op `op`."""
 
     def __init__(self, op: str) -> None:
         super().__init__(f"TensorFlow must have a kernel for every op. Received: {op}, which has no kernel here.")
@@ -49,11 +45,7 @@ class MissingKernelError(ArtifactError):
 
 
 class NotServedError(ArtifactError):
-    """The SavedModel raised an error.
-
-    Attributes:
-        error: Its text.
-    """
+    """The SavedModel raised an error. Its text is in `error`."""
 
     def __init__(self, path: Path, error: str) -> None:
         super().__init__(f"The SavedModel cannot be served. Received: {path} ({reason_of(error)}).")
@@ -193,11 +185,7 @@ class SavedModelProcess:
         return answer
 
     def _send(self, line: str) -> dict[str, Any] | None:
-        """Sends a line and returns the next answer, or None if the process has died.
-
-        Raises:
-            ArtifactError: The process did not answer within the time limit.
-        """
+        """Sends a line and returns the next answer, or None if the process has died."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         late = threading.Event()

@@ -26,23 +26,12 @@ CHUNK_BYTES = 2**26
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledExamples:
-    """A chunk of examples in the form that artifacts take: arrays by input name, and the labels."""
-
-    inputs: Mapping[str, np.ndarray]
-    labels: Any
-
-
-@dataclass(frozen=True, kw_only=True)
 class Scores:
-    """The scores of one artifact.
+    """The scores of one artifact by name.
 
     Attributes:
-        by_name: Its scores by name.
-        accuracy: The one accuracy of a classifier; None if the metric is another one, or if there are several.
+        accuracy: The one accuracy of a classifier. None for other metrics and for several, with the `reason`.
         agreement: Share of decisions in common, by the other artifact. Empty if the metric tells no classes.
-        higher_is_better: Whether higher scores are better.
-        reason: Why there is no accuracy, if there is none.
     """
 
     by_name: Mapping[str, float]
@@ -53,12 +42,7 @@ class Scores:
 
 
 class Scoreboard:
-    """Scores several artifacts on the same examples, chunk by chunk.
-
-    Args:
-        metric: As in `tfopt.verify`.
-        ops: The op that computes each output.
-    """
+    """Scores several artifacts on the same examples, chunk by chunk. `ops` has the op that computes each output."""
 
     def __init__(self, metric: str | Metric | Score, ops: Mapping[str, str | None]) -> None:
         self._metric, self._ops = metric, ops
@@ -69,13 +53,7 @@ class Scoreboard:
         self._reference: Any = None
 
     def add(self, labels: Any, outputs: Mapping[Any, Mapping[str, np.ndarray]], reference: Any) -> None:
-        """Adds a chunk.
-
-        Args:
-            labels: Its labels.
-            outputs: The outputs of each artifact, by artifact and name.
-            reference: The artifact whose outputs tell the kind of classifier.
-        """
+        """Adds a chunk. The outputs are by artifact and name; those of `reference` tell the kind of classifier."""
         self._reference = reference
         if new_score(self._metric) is None:
             self._kept.append((labels, outputs))
@@ -86,7 +64,9 @@ class Scoreboard:
             for artifact, given in outputs.items():
                 scores = self._streamed.setdefault(artifact, {})
                 if name not in scores:
-                    scores[name] = _fresh(self._metric)
+                    fresh = new_score(self._metric)
+                    assert fresh is not None
+                    scores[name] = fresh
                 scores[name].update(targets, given[name])
                 decide = getattr(scores[name], "decisions", None)
                 if decide is not None:
@@ -96,11 +76,7 @@ class Scoreboard:
                 self._equal.update({(one, other): int((own == its).sum()) for other, its in decisions.items()})
 
     def scores(self) -> Mapping[Any, Scores]:
-        """Returns the scores of each artifact.
-
-        Raises:
-            ConfigError: The metric is unknown, or does not fit the labels and outputs.
-        """
+        """Returns the scores of each artifact. Raises ConfigError if the metric does not fit the labels and outputs."""
         return self._of_kept() if self._kept else self._of_streamed()
 
     def _of_streamed(self) -> dict[Any, Scores]:
@@ -143,12 +119,11 @@ class Scoreboard:
         return found
 
 
-def chunks(data: Any, specs: Mapping[str, TensorRecord]) -> Iterator[LabelledExamples]:
-    """Yields labelled data in chunks of about 64 MiB.
+def chunks(data: Any, specs: Mapping[str, TensorRecord]) -> Iterator[tuple[dict[str, np.ndarray], Any]]:
+    """Yields labelled data in chunks of about 64 MiB: the inputs, as arrays by name, and the labels.
 
-    Args:
-        data: (inputs, labels), or batches of (inputs, labels), in any form that `iterate_batches` reads.
-        specs: The artifact's inputs by name, in the model's order.
+    The data are (inputs, labels), or batches of these, in any form that `iterate_batches` reads.
+
     Raises:
         ConfigError: The data holds no examples or no labels, or they do not fit the inputs.
     """
@@ -170,19 +145,9 @@ def chunks(data: Any, specs: Mapping[str, TensorRecord]) -> Iterator[LabelledExa
 
 
 def not_scored(scores: Scores | None, no_baseline: str) -> dict[str, str]:
-    """Returns the reasons why there is no accuracy or no agreement.
-
-    Args:
-        scores: The artifact's scores. None without labelled examples.
-        no_baseline: Why there is no baseline. It is empty where there is one.
-    """
+    """Returns why there is no accuracy or no agreement. `no_baseline` is empty where there is a baseline."""
     no_accuracy = NO_DATA if scores is None else scores.reason
-    if scores is None:
-        no_agreement = NO_DATA
-    elif scores.agreement:
-        no_agreement = ""
-    else:
-        no_agreement = scores.reason
+    no_agreement = "" if scores is not None and scores.agreement else no_accuracy
     reasons = {
         "accuracy": no_accuracy,
         "baseline_accuracy": no_baseline or no_accuracy,
@@ -198,13 +163,7 @@ def _no_labels(specs: Mapping[str, TensorRecord]) -> ConfigError:
     )
 
 
-def _fresh(metric: str | Metric | Score) -> Score:
-    score = new_score(metric)
-    assert score is not None  # only a Score is updated chunk by chunk
-    return score
-
-
-def _chunk(batches: list[tuple[Any, Any]], specs: Mapping[str, TensorRecord]) -> LabelledExamples:
+def _chunk(batches: list[tuple[Any, Any]], specs: Mapping[str, TensorRecord]) -> tuple[dict[str, np.ndarray], Any]:
     labels = _concatenated([labels for _, labels in batches])
     inputs = _join([values for values, _ in batches], specs)
     count = len(next(iter(inputs.values())))
@@ -213,7 +172,7 @@ def _chunk(batches: list[tuple[Any, Any]], specs: Mapping[str, TensorRecord]) ->
             raise ConfigError(
                 f"data must have one label per example. Received: {count} examples and {len(part)} labels."
             )
-    return LabelledExamples(inputs=inputs, labels=labels)
+    return inputs, labels
 
 
 def _concatenated(labels: list[Any]) -> Any:

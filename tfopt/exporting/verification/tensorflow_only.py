@@ -35,19 +35,11 @@ except ImportError as error:
         "Install the tested version: pip install 'tensorflow==2.21.*'."
     ) from error
 
-# Ops that compute with weights, and the position of these among the inputs.
-WEIGHTED = {
-    "Conv2D": 1,
-    "Conv3D": 1,
-    "DepthwiseConv2dNative": 1,
-    "Conv2DBackpropInput": 1,
-    "MatMul": 1,
-    "BatchMatMulV2": 1,
-    "Einsum": 1,
-    "_FusedQuantizedConv2D": 1,
-    "_FusedQuantizedDepthwiseConv2D": 1,
-    "_QuantizedMatMul": 1,
-}
+# Ops whose weights are counted. The weights are their second input.
+COUNTED = (
+    *("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput", "MatMul", "BatchMatMulV2", "Einsum"),
+    *("_FusedQuantizedConv2D", "_FusedQuantizedDepthwiseConv2D", "_QuantizedMatMul"),
+)
 LOOPS = ("While", "StatelessWhile")
 UNKNOWN_OP = "Op type not registered"
 CONVERSIONS = ("QuantizeV2", "Dequantize", "QuantizedMaxPool")
@@ -57,11 +49,7 @@ ALIVE_S = 1.0  # the time between two lines that show that the process is alive
 
 
 class Runner:
-    """Answers the commands.
-
-    Args:
-        show_life: A function to call after each step that may take long.
-    """
+    """Answers the commands. It calls `show_life` after each step that may take long."""
 
     def __init__(self, show_life: Callable[[], None]) -> None:
         self.show_life = show_life
@@ -168,7 +156,6 @@ def check_signature(signature: str, signatures: Iterable[str]) -> None:
 
 
 def sources(nodes: Iterable[Any], tensors: Iterable[str]) -> set[str]:
-    """Returns the names of the nodes that tensors are computed from."""
     by_name = {node.name: node for node in nodes}
     waiting = list(tensors)
     found: set[str] = set()
@@ -200,7 +187,7 @@ def count_kernels(function: Any) -> dict[str, int]:
     bodies = [body.node_def for body in called_functions(graph, graph.node).values()]
     kernels: dict[str, int] = {}
     for node in (node for nodes in (graph.node, *bodies) for node in nodes):
-        if node.op in CONVERSIONS or node.op in WEIGHTED:
+        if node.op in CONVERSIONS or node.op in COUNTED:
             kernels[node.op] = kernels.get(node.op, 0) + 1
     return kernels
 
@@ -211,7 +198,7 @@ def count_weights(function: Any) -> dict[str, int]:
     bodies = {body.signature.name: body for body in inlined.graph.as_graph_def().library.function}
     sources = {}
     for operation in inlined.graph.get_operations():
-        read = [operation.inputs[WEIGHTED[operation.type]]] if operation.type in WEIGHTED else []
+        read = [operation.inputs[1]] if operation.type in COUNTED else []
         if operation.type in LOOPS:
             read = [operation.inputs[place] for place in weights_of_loop(bodies[operation.get_attr("body").name])]
         for tensor in read:
@@ -237,12 +224,11 @@ def weights_of_loop(body: Any) -> set[int]:
         return places.get(name)
 
     kept = {here for here, output in enumerate(body.signature.output_arg) if place(body.ret[output.name]) == here}
-    read = {place(node.input[WEIGHTED[node.op]]) for node in body.node_def if node.op in WEIGHTED}
+    read = {place(node.input[1]) for node in body.node_def if node.op in COUNTED}
     return {here for here in read if here in kept}
 
 
 def is_constant(tensor: Any) -> bool:
-    """Whether a tensor depends on constants alone."""
     waiting = [tensor.op]
     seen: set[Any] = set()
     while waiting:

@@ -129,7 +129,10 @@ def verify_together(
         MeasuredArtifact(path, read_intact_manifest(path), trusted) for path in dict.fromkeys(map(Path, artifacts))
     ]
     for each in measured:
-        _check_signature(each, signature)
+        known = each.manifest.signatures
+        if signature is not None and signature not in known:
+            wrong = unknown_name("signature", signature, known)
+            raise ConfigError(f"{wrong} These are the signatures of {each.path}.")
     baselines = _find_baselines(measured, baseline, trusted)
     first = measured[0].manifest.signature
     for each in baselines:
@@ -146,9 +149,10 @@ def verify_together(
             _score(served, data, metric, (baselines or measured)[0], on_step)
         for each in served:
             on_step(f"comparing the outputs of {each.path}")
-            each.check()
+            each.compare_outputs()
         for each in measured:
-            each.count_weights()
+            counted = each.process.count_weights()
+            each.weight_count, each.zero_count = counted["weights"], counted["zeros"]
         batch = _one_batch(measured[0], batch_size)
         on_step(f"timing {', '.join(str(each.path) for each in served)}")
         times = alternate([each.process for each in served], batch, seconds)
@@ -169,26 +173,20 @@ def _score(
     signature = served[0].manifest.signature
     scoreboard = Scoreboard(metric, {name: spec.op for name, spec in signature.outputs.items()})
     done = 0
-    for chunk in chunks(data, signature.inputs):
+    for inputs, labels in chunks(data, signature.inputs):
         on_step(f"scoring, {done:,} examples done")
-        done += len(next(iter(chunk.inputs.values())))
-        scoreboard.add(chunk.labels, {each: each.predict(chunk.inputs) for each in served}, reference)
+        done += len(next(iter(inputs.values())))
+        scoreboard.add(labels, {each: each.predict(inputs) for each in served}, reference)
     for artifact, scores in scoreboard.scores().items():
         artifact.scores = scores
-
-
-def _check_signature(artifact: MeasuredArtifact, signature: str | None) -> None:
-    known = artifact.manifest.signatures
-    if signature is not None and signature not in known:
-        raise ConfigError(f"{unknown_name('signature', signature, known)} These are the signatures of {artifact.path}.")
 
 
 def _find_baselines(
     measured: Sequence[MeasuredArtifact], given: str | Path | None, trusted: bool
 ) -> list[MeasuredArtifact]:
-    """Gives each artifact its baseline, if it has one, and returns the baselines.
+    """Gives each artifact its baseline, if it has one, and returns the baselines, one record for each path.
 
-    Artifacts whose baselines have the same path share one record. A baseline can be one of the measured artifacts.
+    A baseline can be one of the measured artifacts.
     """
     known = {each.path.resolve(): each for each in measured}
     baselines: dict[Path, MeasuredArtifact] = {}
@@ -219,6 +217,7 @@ def _receipt(artifact: MeasuredArtifact, batch_size: int) -> Receipt:
     absent = dict.fromkeys(() if baseline else ("baseline", "speedup", "speedup_range"), artifact.no_baseline)
     if artifact.max_abs_error is None:
         absent |= dict.fromkeys(("parity_max_abs_error", "parity_relative_error"), "the outputs hold NaN or infinity")
+    hardware, on_gpu = detect(), "GPU" in artifact.process.loaded["devices"]
     return Receipt(
         artifact=str(artifact.path),
         precision=artifact.manifest.precision,
@@ -244,7 +243,7 @@ def _receipt(artifact: MeasuredArtifact, batch_size: int) -> Receipt:
         speedup_range=ratio_range(baseline.milliseconds, artifact.milliseconds) if baseline else None,
         kernels=artifact.process.loaded["kernels"],
         tensorflow_version=artifact.process.loaded["tensorflow"],
-        device=_device(artifact.process.loaded["devices"]),
+        device=hardware.gpus[0].name if on_gpu and hardware.gpus else hardware.cpu_model or "CPU",
         unavailable=absent | not_scored(scores, artifact.no_baseline),
         notes=_notes(artifact),
         problems=problems,
@@ -276,11 +275,6 @@ def _gzip_bytes(path: Path) -> int:
         for file in _files(path):
             archive.add(file, arcname=file.relative_to(path))
     return buffer.getbuffer().nbytes
-
-
-def _device(devices: list[str]) -> str:
-    hardware = detect()
-    return hardware.gpus[0].name if "GPU" in devices and hardware.gpus else hardware.cpu_model or "CPU"
 
 
 def find_baseline(path: Path, manifest: Manifest, given: str | Path | None) -> tuple[Path | None, str]:
@@ -317,9 +311,6 @@ def input_names(wanted: Mapping[str, TensorRecord], path: Path, manifest: Manife
     """Returns an artifact's name for each of the wanted inputs.
 
     Names can differ, because Keras numbers unnamed inputs anew in every process. Then shapes and types decide.
-
-    Raises:
-        ConfigError: The artifact takes other inputs, or several inputs have the same shape and type.
     """
     own = manifest.signature.inputs
     if wanted.keys() == own.keys():
@@ -339,11 +330,7 @@ def input_names(wanted: Mapping[str, TensorRecord], path: Path, manifest: Manife
 
 
 def output_names(wanted: Mapping[str, TensorRecord], path: Path, manifest: Manifest) -> dict[str, str]:
-    """Returns an artifact's name for each of the wanted outputs. Where names differ, the order decides.
-
-    Raises:
-        ConfigError: The artifact has another number of outputs.
-    """
+    """Returns an artifact's name for each of the wanted outputs. Where names differ, the order decides."""
     own = manifest.signature.outputs
     if own.keys() == wanted.keys():
         return {name: name for name in wanted}

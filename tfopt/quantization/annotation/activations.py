@@ -7,13 +7,13 @@ nodes is computed on a range of numbers, and the results are compared with the v
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
 
-from tfopt.graph.edit import GraphDef, GraphEditor, NodeDef, attribute, dtype_attr, producer
+from tfopt.graph.edit import FLOAT32, GraphDef, GraphEditor, NodeDef, attribute, producer
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.graph.products import ELEMENTWISE
 
@@ -25,12 +25,9 @@ LARGEST_GROUP = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Activation:
-    """An activation function in a graph.
+    """An activation function in a graph: its name in the int8 kernels, and its nodes, the last of which has the result.
 
-    Attributes:
-        name: The name that the int8 kernels use.
-        nodes: Names of the nodes that compute it. The last one has the result.
-        alpha: The slope of a LeakyRelu below zero.
+    `alpha` is the slope of a LeakyRelu below zero.
     """
 
     name: str
@@ -41,10 +38,7 @@ class Activation:
 def find_activation(editor: GraphEditor, tensor: str, outputs: Collection[str]) -> Activation | None:
     """Returns the activation that is computed from a node's result, if nothing else reads the result.
 
-    Args:
-        editor: The graph.
-        tensor: Name of the node.
-        outputs: Nodes whose values leave the graph. Of the nodes here, only the last one may be an output.
+    Only the last of its nodes may be an output of the graph.
     """
     readers = set(editor.consumers.get(tensor, ()))
     if tensor in outputs or not readers:
@@ -56,7 +50,7 @@ def find_activation(editor: GraphEditor, tensor: str, outputs: Collection[str]) 
     nodes = _closed_group(editor, tensor, outputs)
     if nodes is None or not {editor.nodes[name].op for name in nodes} & {"Erf", "Erfc", "Tanh"}:
         return None
-    values = _compute(editor, tensor, nodes)
+    (values,) = run_group(editor, tensor, nodes, [GRID])
     for name, function in _FUNCTIONS.items():
         if np.allclose(values, function(GRID.astype(np.float64)), rtol=0, atol=2e-6 * GRID[-1]):
             return Activation(name=name, nodes=nodes)
@@ -87,15 +81,16 @@ def _closed_group(editor: GraphEditor, tensor: str, outputs: Collection[str]) ->
     return None
 
 
-def _compute(editor: GraphEditor, tensor: str, nodes: tuple[str, ...]) -> np.ndarray:
-    """Returns the result of a group of nodes with GRID as the value of the tensor."""
+def run_group(editor: GraphEditor, tensor: str, nodes: Sequence[str], inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Returns the result of a group of nodes that read one tensor and constants, for each value of the tensor."""
     graph_def = GraphDef()
-    graph_def.node.append(NodeDef(name=tensor, op="Placeholder", attr={"dtype": dtype_attr(tf.float32)}))
-    numbers = {producer(source) for name in nodes for source in editor.nodes[name].input} - {tensor, *nodes}
-    graph_def.node.extend(editor.nodes[name] for name in (*numbers, *nodes))
-    spec = tf.TensorSpec(GRID.shape, tf.float32, name=tensor)
-    graph = FrozenGraph(graph_def=graph_def, inputs={"x": spec}, outputs={"y": (nodes[-1], spec)}, name="activation")
-    return graph.predict(GRID)["y"]
+    graph_def.node.append(NodeDef(name=tensor, op="Placeholder", attr={"dtype": FLOAT32}))
+    constants = {producer(source) for name in nodes for source in editor.nodes[name].input} - {tensor, *nodes}
+    graph_def.node.extend(editor.nodes[name] for name in (*sorted(constants), *nodes))
+    spec = tf.TensorSpec(inputs[0].shape, tf.float32, name=tensor)
+    graph = FrozenGraph(graph_def=graph_def, inputs={"x": spec}, outputs={"y": (nodes[-1], spec)}, name="group")
+    function = graph.as_function()
+    return [function(x=tf.constant(values, tf.float32))["y"].numpy() for values in inputs]
 
 
 def _gelu_exact(x: np.ndarray) -> np.ndarray:

@@ -20,24 +20,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from tfopt.graph.edit import AttrValue, GraphEditor, dtype_attr, producer, text
+from tfopt.graph.edit import FLOAT32, INT32, AttrValue, GraphEditor, producer, text
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.annotation.fusion import FAKE_QUANT, FAKE_QUANT_WEIGHTS, Fusion
 from tfopt.quantization.annotation.grids import Range, WeightGrid, steps_above_zero
 from tfopt.quantization.annotation.ranged_tensors import find_shared_range_ops, quantized_consumers
 
 INT8 = steps_above_zero(8)
+INT8_GRID = WeightGrid()
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnnotatedGraph(FrozenGraph):
-    """A graph with fake quantization, and the fusions that it was written for.
-
-    Attributes:
-        fusions: In the order of computation, with the tensors that they read in this graph.
-    """
+    """A graph with fake quantization, and its fusions in the order of computation, with the tensors they read in it."""
 
     fusions: Sequence[Fusion] = ()
 
@@ -48,22 +44,17 @@ def annotate(
     ranges: Mapping[str, Range],
     steps: Mapping[str, np.ndarray] | None = None,
     *,
-    weight_grid: WeightGrid | None = None,
+    weight_grid: WeightGrid = INT8_GRID,
 ) -> AnnotatedGraph:
     """Returns the graph with fake quantization of the fusions' weights and of the tensors that need a range.
 
-    Args:
-        graph: The float graph.
-        fusions: Its fusions.
-        ranges: The range of each tensor that `tensors_with_ranges` names. It may hold more ranges.
-        steps: The step between two quantized weights for each output channel, by the name of a fusion's op. An op
-            without an entry gets the smallest step that covers its weights.
-        weight_grid: How many bits the quantized weights use; None means 8. Weights of fewer bits are rounded here. They
-            are int8 weights that use only some of the values.
+    There may be more ranges than those of the tensors that `tensors_with_ranges` names. `steps` has the step between
+    two quantized weights for each output channel, by the name of a fusion's op. An op without an entry gets the
+    smallest step that covers its weights. Weights of fewer than 8 bits are rounded here: they are int8 weights that use
+    only some of the values.
     """
     editor = GraphEditor(graph.graph_def)
-    grid = weight_grid or WeightGrid()
-    qmax = {fusion.op: grid.qmax_of(editor, fusion, ranges) for fusion in fusions}
+    qmax = {fusion.op: weight_grid.qmax_of(editor, fusion, ranges) for fusion in fusions}
     shared_range_ops = find_shared_range_ops(editor, fusions, ranges)
     for tensor, readers in quantized_consumers(editor, fusions, shared_range_ops).items():
         name = add_fake_quant(editor, tensor, ranges[tensor])
@@ -128,25 +119,14 @@ def _annotate_weights(editor: GraphEditor, fusion: Fusion, qmax: int, steps: np.
     )
     if depthwise:
         sizes = editor.add_constant(f"{fusion.op}/weights_shape", np.asarray([*weights.shape, 1], np.int32))
-        name = editor.add(
-            "Reshape",
-            f"{fusion.op}/weights",
-            [name, sizes],
-            T=dtype_attr(tf.float32),
-            Tshape=dtype_attr(tf.int32),
-        )
+        name = editor.add("Reshape", f"{fusion.op}/weights", [name, sizes], T=FLOAT32, Tshape=INT32)
     inputs = list(editor.nodes[fusion.op].input)
     editor.set_inputs(fusion.op, [inputs[0], name, *inputs[2:]])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adjustment:
-    """The changed weights and bias of a quantized convolution or product.
-
-    Attributes:
-        weights: The new weights, or None for no change.
-        bias: The change of the bias, one value per output channel, or None for no change.
-    """
+    """The new weights of a quantized convolution or product, and the change of each channel's bias, if any."""
 
     weights: np.ndarray | None = None
     bias: np.ndarray | None = None
@@ -157,10 +137,7 @@ def apply_adjustments(
 ) -> tuple[FrozenGraph, list[Fusion]]:
     """Returns the graph with adjusted weights and biases, and the fusions with their new constants.
 
-    Args:
-        graph: The float graph.
-        fusions: Its fusions. A fusion whose bias is adjusted must have a bias.
-        adjustments: The adjustment of each fusion, by the name of its op.
+    Adjustments are by the name of a fusion's op. A fusion whose bias is adjusted must have a bias.
     """
     editor = GraphEditor(graph.graph_def)
     adjusted = []
@@ -192,9 +169,7 @@ def with_biases(graph: FrozenGraph, fusions: Sequence[Fusion]) -> FrozenGraph:
             outputs = weights.shape[2 if editor.nodes[fusion.op].op == "DepthwiseConv2dNative" else -1]
             zeros = editor.add_constant(f"{fusion.op}/no_bias", np.zeros(outputs, np.float32))
             name = f"{fusion.op}/bias_add"
-            name = editor.add("BiasAdd", name, [fusion.op, zeros], T=dtype_attr(tf.float32), data_format=text("NHWC"))
+            name = editor.add("BiasAdd", name, [fusion.op, zeros], T=FLOAT32, data_format=text("NHWC"))
             editor.redirect(fusion.op, name, keep=[name])
             moved[fusion.op] = name
-    outputs = {key: (moved.get(tensor, tensor), spec) for key, (tensor, spec) in graph.outputs.items()}
-    biased = replace(graph, outputs=outputs)
-    return biased.edited(editor)
+    return graph.edited(editor, moved)

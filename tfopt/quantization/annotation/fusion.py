@@ -43,17 +43,13 @@ EMPTY: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, kw_only=True)
 class Fusion:
-    """Nodes of the float graph that one kernel computes.
+    """Nodes of the float graph that one kernel computes, and the tensors that it reads.
 
     Attributes:
         op: Name of the Conv2D, DepthwiseConv2dNative or MatMul node.
         nodes: Names of all its nodes in order, `op` first.
-        input: Tensor that enters `op`.
-        weights: Tensor of the float weights. The output channels are the last axis; in a depthwise convolution they are
-            the third.
-        bias: Tensor of the bias, or None.
+        weights: The float weights. The output channels are the last axis; in a depthwise convolution the third.
         summand: Tensor that is added before the activation, or None.
-        activation: The activation at the end, or None.
     """
 
     op: str
@@ -83,12 +79,9 @@ class Fusion:
 
 
 class FusionSearch:
-    """Finds the fusions of a graph, with all of its nodes or without some.
+    """Finds the fusions of a graph without fake quantization, with all of its nodes or without some.
 
-    Args:
-        graph: The graph, without fake quantization.
-        editor: An editor of the same graph.
-        exclude: Names or shell-style patterns of ops that start no fusion.
+    The ops that names or shell-style patterns in `exclude` match start no fusion.
     """
 
     def __init__(self, graph: FrozenGraph, editor: GraphEditor, exclude: Iterable[str] = ()) -> None:
@@ -100,15 +93,10 @@ class FusionSearch:
     def find(
         self, kept_float: Mapping[str, str] = EMPTY, obstacle: Callable[[Fusion], str | None] = lambda fusion: None
     ) -> tuple[list[Fusion], list[Skip]]:
-        """Returns the fusions, and the convolutions and products that start no fusion, each with the reason.
+        """Returns the fusions in the order of computation, and the ops that start none, each with the reason.
 
         Without one fusion, others may change, because they may have fused its result. So the search is repeated until
-        there is no obstacle.
-
-        Args:
-            kept_float: Names of further ops that start none, each with the reason.
-            obstacle: Returns the reason against a fusion, or None.
-        Returns: The fusions in the order of computation, and the skipped ops.
+        `obstacle` returns no reason against any fusion. `kept_float` has further ops that start none, with the reasons.
         """
         refused = dict(kept_float)
         while True:
@@ -127,7 +115,7 @@ class FusionSearch:
         claimed: set[str] = set()
         for name in reversed(order):
             if name in heads:
-                fusion = _follow(editor, self._shapes, name, self._graph.output_nodes, heads, claimed)
+                fusion = self._follow(name, heads, claimed)
                 claimed.update(fusion.nodes)
                 fusions.append(fusion)
         skips = [
@@ -141,6 +129,72 @@ class FusionSearch:
             if node.op in (*WEIGHTED, *WITHOUT_LOWERING)
         ]
         return sorted(fusions, key=lambda fusion: order[fusion.output]), skips
+
+    def _follow(self, name: str, heads: set[str], claimed: set[str]) -> Fusion:
+        """Returns the fusion that a node starts, without nodes that others have claimed."""
+        editor, outputs = self._editor, self._graph.output_nodes
+        nodes, bias, summand = [name], None, None
+        op = editor.nodes[name].op
+        while True:
+            last = nodes[-1]
+            activation = self._fusible_activation(op, last, claimed)
+            if activation is not None:
+                nodes += activation.nodes
+                break
+            if last in outputs or len(editor.consumers.get(last, ())) != 1:
+                break
+            follower = editor.nodes[editor.consumers[last][0]]
+            if follower.name in claimed:
+                break
+            if follower.op == "BiasAdd" and len(nodes) == 1 and editor.constant(follower.input[1]) is not None:
+                bias = follower.input[1]
+            elif follower.op in ADDITIONS and summand is None:
+                other = _other_input(follower, last)
+                if other is None or not self._sum_fits(name, follower, other, heads):
+                    break
+                summand = other
+            else:
+                break
+            nodes.append(follower.name)
+        return Fusion(
+            op=name,
+            nodes=tuple(nodes),
+            input=editor.nodes[name].input[0],
+            weights=editor.nodes[name].input[1],
+            bias=bias,
+            summand=summand,
+            activation=activation,
+        )
+
+    def _fusible_activation(self, op: str, tensor: str, claimed: set[str]) -> Activation | None:
+        found = find_activation(self._editor, tensor, self._graph.output_nodes)
+        if found is None or claimed.intersection(found.nodes):
+            return None
+        return found if op == "MatMul" or found.name in RELUS else None
+
+    def _sum_fits(self, name: str, addition: Any, summand: str, heads: set[str]) -> bool:
+        """Whether the kernel of the node `name` can fuse this addition; see the docstring of the module."""
+        editor, shapes = self._editor, self._shapes
+        if editor.nodes[name].op != "Conv2D" or ":" in summand or not _same_shape(shapes[name], shapes[summand]):
+            return False
+        source = editor.nodes[summand]
+        # The result of a MaxPool has its own buffer.
+        computed = before_data_movement(editor, summand) if source.op == "MaxPool" else summand
+        in_int8 = self._is_in_int8(editor.nodes[producer(computed)], heads)
+        if not in_int8 or not self._graph.output_nodes.isdisjoint((source.name, addition.name)):
+            return False
+        return consumers_of(editor, source.name) - {addition.name} <= editor.ancestors(name)
+
+    def _is_in_int8(self, node: Any, heads: set[str]) -> bool:
+        """Whether a node's result is available in int8: of a Relu, of a convolution in int8, or of a sum with one."""
+        if node.op in ADDITIONS:
+            return any(self._ends_convolution(self._editor.nodes[producer(source)], heads) for source in node.input)
+        return node.op in RELUS or self._ends_convolution(node, heads)
+
+    def _ends_convolution(self, node: Any, heads: set[str]) -> bool:
+        head = producer(node.input[0]) if node.op == "BiasAdd" else node.name
+        alone = head == node.name or self._editor.consumers[head] == [node.name]
+        return head in heads and self._editor.nodes[head].op == "Conv2D" and alone
 
 
 def find_fusions(
@@ -217,103 +271,19 @@ def _why_without_lowering(editor: GraphEditor, shapes: Shapes, node: Any) -> str
     return "its weights are not one matrix for all rows: the int8 kernel takes no batch of matrices"
 
 
-def weights_quantizer(editor: GraphEditor, weights: str) -> Any | None:
-    """Returns the fake-quantization node of an op's weights. A Reshape to the fourth axis may follow it."""
-    node = editor.nodes[producer(weights)]
-    if node.op == "Reshape":
-        node = editor.nodes[producer(node.input[0])]
-    return node if node.op == FAKE_QUANT_WEIGHTS else None
-
-
-def int8_weights(editor: GraphEditor, quantizer: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the weights that a fake-quantization node reads, in int8, and the limit of each channel."""
+def int8_weights(editor: GraphEditor, tensor: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the annotated weights that an op reads, in int8, and the limit of each channel."""
+    quantizer = editor.nodes[producer(tensor)]
+    if quantizer.op == "Reshape":  # to the fourth axis of a depthwise convolution
+        quantizer = editor.nodes[producer(quantizer.input[0])]
+    assert quantizer.op == FAKE_QUANT_WEIGHTS, tensor  # annotate gives each fusion one
     weights, high = editor.value(quantizer.input[0]), editor.value(quantizer.input[2])
     return np.clip(np.rint(weights / (high / 127)), -127, 127).astype(np.int8), high
-
-
-def _follow(
-    editor: GraphEditor, shapes: Shapes, name: str, outputs: frozenset[str], heads: set[str], claimed: set[str]
-) -> Fusion:
-    nodes, bias, summand = [name], None, None
-    op = editor.nodes[name].op
-    while True:
-        last = nodes[-1]
-        activation = _fusible_activation(editor, op, last, outputs, claimed)
-        if activation is not None:
-            nodes += activation.nodes
-            break
-        if last in outputs or len(editor.consumers.get(last, ())) != 1:
-            break
-        follower = editor.nodes[editor.consumers[last][0]]
-        if follower.name in claimed:
-            break
-        if follower.op == "BiasAdd" and len(nodes) == 1 and editor.constant(follower.input[1]) is not None:
-            bias = follower.input[1]
-        elif follower.op in ADDITIONS and summand is None:
-            other = _other_input(follower, last)
-            if other is None or not _sum_fits(editor, shapes, name, follower, other, heads, outputs):
-                break
-            summand = other
-        else:
-            break
-        nodes.append(follower.name)
-    return Fusion(
-        op=name,
-        nodes=tuple(nodes),
-        input=editor.nodes[name].input[0],
-        weights=editor.nodes[name].input[1],
-        bias=bias,
-        summand=summand,
-        activation=activation,
-    )
-
-
-def _fusible_activation(
-    editor: GraphEditor, op: str, tensor: str, outputs: frozenset[str], claimed: set[str]
-) -> Activation | None:
-    found = find_activation(editor, tensor, outputs)
-    if found is None or claimed.intersection(found.nodes):
-        return None
-    return found if op == "MatMul" or found.name in RELUS else None
 
 
 def _other_input(node: Any, tensor: str) -> str | None:
     others = [source for source in node.input if source != tensor]
     return str(others[0]) if len(others) == 1 else None
-
-
-def _sum_fits(
-    editor: GraphEditor,
-    shapes: Shapes,
-    name: str,
-    addition: Any,
-    summand: str,
-    heads: set[str],
-    outputs: frozenset[str],
-) -> bool:
-    """Whether the kernel of the node `name` can fuse this addition; see the docstring of the module."""
-    if editor.nodes[name].op != "Conv2D" or ":" in summand or not _same_shape(shapes[name], shapes[summand]):
-        return False
-    source = editor.nodes[summand]
-    # The result of a MaxPool has its own buffer.
-    computed = before_data_movement(editor, summand) if source.op == "MaxPool" else summand
-    in_int8 = _is_in_int8(editor, editor.nodes[producer(computed)], heads)
-    if not in_int8 or not outputs.isdisjoint((source.name, addition.name)):
-        return False
-    return consumers_of(editor, source.name) - {addition.name} <= editor.ancestors(name)
-
-
-def _is_in_int8(editor: GraphEditor, node: Any, heads: set[str]) -> bool:
-    """Whether a node's result is available in int8: of a Relu, of a convolution in int8, or of a sum with one."""
-    if node.op in ADDITIONS:
-        return any(_ends_convolution(editor, editor.nodes[producer(source)], heads) for source in node.input)
-    return node.op in RELUS or _ends_convolution(editor, node, heads)
-
-
-def _ends_convolution(editor: GraphEditor, node: Any, heads: set[str]) -> bool:
-    head = producer(node.input[0]) if node.op == "BiasAdd" else node.name
-    alone = head == node.name or editor.consumers[head] == [node.name]
-    return head in heads and editor.nodes[head].op == "Conv2D" and alone
 
 
 def consumers_of(editor: GraphEditor, name: str) -> set[str]:

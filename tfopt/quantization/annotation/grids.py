@@ -53,11 +53,8 @@ def steps_above_zero(bits: int, *, signed: bool = True) -> int:
 class Range:
     """The range of one quantized tensor. Zero is always one of its values.
 
-    Attributes:
-        limit: The largest value.
-        signed: Whether it is stored as signed bytes: [-limit, limit] in 254 steps. Otherwise it is stored as unsigned
-            bytes in 255 steps.
-        zero_point: The unsigned byte that represents zero. It is the number of steps below zero.
+    A signed range is [-limit, limit] in 254 steps, stored as signed bytes. Others are stored as unsigned bytes in 255
+    steps, and the byte `zero_point` represents zero: it is the number of steps below zero.
 
     Example:
         >>> Range(limit=510.0, signed=False).scale
@@ -118,28 +115,16 @@ REDUCED_BITS = 7
 
 @dataclass(frozen=True, kw_only=True)
 class WeightGrid:
-    """The grid of a model's quantized weights.
+    """The grid of a model's quantized weights, of `bits` bits.
 
-    Attributes:
-        bits: The width of the weights.
-        reduce_range: Whether weights of 8 bits use only 7 of the bits where 8 could saturate without VNNI.
-
-    Example:
-        >>> WeightGrid(reduce_range=True).bits
-        8
+    With `reduce_range`, weights of 8 bits use only 7 of the bits where 8 could saturate without VNNI.
     """
 
     bits: int = 8
     reduce_range: bool = False
 
     def bits_of(self, editor: GraphEditor, fusion: Fusion, ranges: Mapping[str, Range]) -> int:
-        """Returns the number of bits that the weights of a fusion use.
-
-        Args:
-            editor: An editor of the float graph.
-            fusion: One of its fusions.
-            ranges: The range of each tensor that enters a fusion.
-        """
+        """Returns the number of bits that the weights of a fusion of the float graph use."""
         if not self.reduce_range or self.bits < 8:
             return self.bits
         unsigned = not ranges[before_data_movement(editor, fusion.input)].signed

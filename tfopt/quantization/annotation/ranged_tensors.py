@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tfopt.graph.edit import GraphEditor, is_nhwc, producer
@@ -26,19 +25,6 @@ from tfopt.quantization.annotation.grids import Range, covering
 
 SHARED_RANGE_OPS = ("ConcatV2", "AvgPool")
 WIDEST = 2.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class SharedRangeOp:
-    """A concatenation or average pooling, which needs one range for its inputs and its output.
-
-    Attributes:
-        output: Name of its node, which is also the name of its result.
-        inputs: The tensors that it reads, before the ops that only move values.
-    """
-
-    output: str
-    inputs: tuple[str, ...]
 
 
 def tensors_with_ranges(editor: GraphEditor, fusions: Sequence[Fusion]) -> list[str]:
@@ -65,24 +51,23 @@ def tensors_to_observe(editor: GraphEditor, fusions: Sequence[Fusion]) -> list[s
 
 
 def tensors_of_fusion(editor: GraphEditor, fusion: Fusion) -> list[str]:
-    """Returns the tensors of one fusion that need a range."""
     entering = [before_data_movement(editor, tensor) for tensor in (fusion.input, fusion.summand) if tensor]
     return entering + ([fusion.output] if editor.nodes[fusion.op].op in CONVOLUTIONS else [])
 
 
 def quantized_consumers(
-    editor: GraphEditor, fusions: Sequence[Fusion], shared_range_ops: Sequence[SharedRangeOp] = ()
+    editor: GraphEditor, fusions: Sequence[Fusion], shared_range_ops: Iterable[str]
 ) -> dict[str, set[str]]:
     """Returns the nodes that read the quantized form of a tensor, for each tensor that needs a range.
 
     The result of a fusion or of an op with a shared range exists only in quantized form: all its consumers read that.
     Any other tensor is read quantized by the fusions and ops that it enters, and by the ops that move its values there.
     """
-    computed = {fusion.output for fusion in fusions} | {op.output for op in shared_range_ops}
+    computed = {fusion.output for fusion in fusions} | set(shared_range_ops)
     reads: dict[str, set[str]] = {tensor: set() for tensor in tensors_with_ranges(editor, fusions)}
     for tensor in reads.keys() & computed:
         reads[tensor].update(editor.consumers.get(tensor, ()))
-    entering = [(source, op.output) for op in shared_range_ops for source in values_of(editor.nodes[op.output])]
+    entering = [(source, name) for name in shared_range_ops for source in values_of(editor.nodes[name])]
     for fusion in fusions:
         entering.append((fusion.input, fusion.op))
         if fusion.summand is not None:
@@ -97,13 +82,15 @@ def quantized_consumers(
 
 def find_shared_range_ops(
     editor: GraphEditor, fusions: Sequence[Fusion], ranges: Mapping[str, Range]
-) -> list[SharedRangeOp]:
-    """Returns the concatenations and poolings in int8: they enter fusions, and all their tensors have one range."""
-    return [
-        op
-        for op in _shared_range_candidates(editor, fusions)
-        if len({ranges[tensor] for tensor in (op.output, *op.inputs)}) == 1
-    ]
+) -> dict[str, tuple[str, ...]]:
+    """Returns the concatenations and poolings in int8: they enter fusions, and all their tensors have one range.
+
+    Each has the tensors that it reads, before the ops that only move values.
+    """
+    candidates = _shared_range_candidates(editor, fusions)
+    return {
+        name: inputs for name, inputs in candidates.items() if len({ranges[tensor] for tensor in (name, *inputs)}) == 1
+    }
 
 
 def values_of(node: Any) -> list[str]:
@@ -114,14 +101,7 @@ def values_of(node: Any) -> list[str]:
 def without_impossible_zero_points(
     graph: FrozenGraph, editor: GraphEditor, fusions: Sequence[Fusion], ranges: Mapping[str, Range]
 ) -> dict[str, Range]:
-    """Returns the ranges, made symmetric for tensors that no kernel can compute or read with a zero point.
-
-    Args:
-        graph: The float graph.
-        editor: An editor of it.
-        fusions: Its fusions.
-        ranges: The range of each tensor, measured on its own values.
-    """
+    """Returns the ranges, made symmetric for tensors that no kernel can compute or read with a zero point."""
     shapes = graph.shapes()
     impossible = set()
     for fusion in fusions:
@@ -140,19 +120,12 @@ def without_impossible_zero_points(
 def share_ranges(
     editor: GraphEditor, fusions: Sequence[Fusion], outputs: frozenset[str], ranges: Mapping[str, Range]
 ) -> dict[str, Range]:
-    """Returns the ranges, with one range for all tensors of a concatenation or pooling where that costs little.
-
-    Args:
-        editor: An editor of the float graph.
-        fusions: Its fusions.
-        outputs: Names of the nodes that the model returns.
-        ranges: The range of each tensor, measured on its own values.
-    """
+    """Returns the ranges, with one range for all tensors of a concatenation or pooling where that costs little."""
     groups: list[set[str]] = []
-    shared_range_ops = _shared_range_candidates(editor, fusions)
-    concats = {op.output for op in shared_range_ops if editor.nodes[op.output].op == "ConcatV2"}
-    for op in shared_range_ops:
-        group = {op.output, *op.inputs}
+    candidates = _shared_range_candidates(editor, fusions)
+    concats = {name for name in candidates if editor.nodes[name].op == "ConcatV2"}
+    for name, inputs in candidates.items():
+        group = {name, *inputs}
         touching = [other for other in groups if not other.isdisjoint(group)]
         group = group.union(*touching)
         if _shareable(editor, group, concats, outputs, ranges):
@@ -165,26 +138,23 @@ def share_ranges(
 
 def _union(ranges: Iterable[Range]) -> Range:
     """Returns the range that covers several ranges. It has a zero point only if none of them is signed."""
-    value_ranges = list(ranges)
-    low, high = (
-        min(value_range.low for value_range in value_ranges),
-        max(value_range.limit for value_range in value_ranges),
-    )
-    if any(value_range.signed for value_range in value_ranges):
+    given = list(ranges)
+    low, high = min(each.low for each in given), max(each.limit for each in given)
+    if any(each.signed for each in given):
         return Range(limit=max(high, -low), signed=True)
     return covering(low, high)
 
 
-def _shared_range_candidates(editor: GraphEditor, fusions: Sequence[Fusion]) -> list[SharedRangeOp]:
+def _shared_range_candidates(editor: GraphEditor, fusions: Sequence[Fusion]) -> dict[str, tuple[str, ...]]:
     """Returns the concatenations and poolings that enter fusions, and whose inputs all have ranges."""
     ranged = set(tensors_with_ranges(editor, fusions))
-    found = []
+    found = {}
     for tensor in sorted(ranged):
         node = editor.nodes[producer(tensor)]
         if node.name == tensor and node.op in SHARED_RANGE_OPS and is_nhwc(node):
             inputs = tuple(before_data_movement(editor, source) for source in values_of(node))
             if ranged.issuperset(inputs):
-                found.append(SharedRangeOp(output=tensor, inputs=inputs))
+                found[tensor] = inputs
     return found
 
 

@@ -36,11 +36,9 @@ MOMENTUM = 0.99
 def fake_quantize(x: Any, limit: Any, *, bits: int = 8, signed: bool = True) -> Any:
     """Rounds float32 values to a symmetric grid, with straight-through gradients for the values and the limit.
 
-    Args:
-        x: The values.
-        limit: The largest value of the grid, positive: a scalar, or one number for each entry of the last axis.
-        bits: Width of the quantized values.
-        signed: Whether the grid is [-limit, limit]. Otherwise it is [0, limit].
+    The limit is the largest value of the grid: a scalar, or one number for each entry of the last axis. An unsigned
+    grid begins at 0.
+
     Example:
         >>> fake_quantize(tf.constant([-2.0, 0.33, 0.9]), 0.7, bits=4).numpy()
         array([-0.7,  0.3,  0.7], dtype=float32)
@@ -92,6 +90,9 @@ class _Range(layers.Layer):
         limit = tf.convert_to_tensor(self.limit.value)
         learning = learning_limit(limit, count, bits=bits, signed=signed)
         return tf.where(self.calls.another(), learning, tf.stop_gradient(learning))
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "learned": self.learned, "freeze_after": self.freeze_after}
@@ -146,9 +147,6 @@ class FakeQuantize(_Range):
         self.limit.assign(limit)
         return tf.stop_gradient(tf.maximum(limit, SMALLEST))
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return input_shape
-
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "signed": self.signed}
 
@@ -192,9 +190,6 @@ class WeightRange(_Range):
             limit = np.minimum(usual, magnitudes.max(0))
             self.limit.assign(np.where(limit > 0, limit, 1.0))
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return input_shape
-
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "bits": self.bits}
 
@@ -209,13 +204,9 @@ def scale_gradient(x: Any, factor: Any) -> Any:
 
 
 def learning_limit(limit: Any, count: Any, *, bits: int = 8, signed: bool = True) -> Any:
-    """Returns a limit with the gradient of LSQ; see the docstring of the module.
+    """Returns a trained limit with the gradient of LSQ; see the docstring of the module.
 
-    Args:
-        limit: The trained limit or limits.
-        count: How many values share one limit. For an activation, it is the number of values in one example.
-        bits: As in `fake_quantize`.
-        signed: As in `fake_quantize`.
+    `count` is how many values share one limit: for an activation, the number of values in one example.
     """
     qmax = steps_above_zero(bits, signed=signed)
     gradient_scale = tf.math.rsqrt(tf.cast(count, tf.float32) * qmax)

@@ -26,10 +26,8 @@ from tfopt.quantization.aware_training.fake_quant import CallCount, WeightRange
 class _RoundedWeights:
     """Replaces one variable by its rounded weights during a call of the layer.
 
-    Args:
-        weight_bits: 8, 4, or 7. With 7 of the 8 bits no processor overflows (reduce_range).
-        learned_ranges: Whether the limits of the grid are trained. Otherwise they are the largest weights.
-        freeze_after: Learned limits stay fixed after this number of calls in training. None means they are never fixed.
+    With 7 of the 8 bits no processor overflows (reduce_range). The limits of the grid are the largest weights, or are
+    trained (`learned_ranges`) up to a number of calls.
     """
 
     rounded = "kernel"

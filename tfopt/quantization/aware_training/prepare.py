@@ -30,8 +30,7 @@ from tfopt.quantization.aware_training.fake_quant import FakeQuantize
 from tfopt.quantization.aware_training.layers import QUANTIZED, WITHOUT_KERNEL, FrozenLateBatchNormalization
 from tfopt.quantization.aware_training.rebuild import Place, check_rebuildable, rebuild, split_layer
 from tfopt.quantization.aware_training.trained_ranges import folded_tensor
-from tfopt.quantization.calibration.calibrate import calibrate, computable
-from tfopt.quantization.calibration.data import read_examples
+from tfopt.quantization.calibration.calibrate import calibrate, computable, read_calibration_data
 from tfopt.quantization.calibration.range_use import examine
 from tfopt.quantization.config import QuantizationConfig, check_exclude, matches
 from tfopt.report import Change, PassReport, Skip
@@ -59,7 +58,12 @@ def quantize_for_training(
     # A place holds the number of a layer's call. The calls of the flat model can have another order than those of the
     # nested model. So the flat model is used both to find the places and to insert the ranges.
     tensors: dict[Place, Any] = {}
-    plain = rebuild(flat, lambda layer: (plain_copy(layer),), lambda place, tensor: _note(tensors, place, tensor))
+
+    def note(place: Place, tensor: Any) -> None:
+        if tensor.dtype != "string":  # strings need no range, and a frozen graph cannot return them
+            tensors[place] = tensor
+
+    plain = rebuild(flat, lambda layer: (plain_copy(layer),), note)
     traced = _trace(plain, tensors)
     check_exclude(config.exclude, [*traced.editor.nodes, *(layer.name for layer in plain.layers)])
     operations = {operation.name: operation for operation in plain.operations}
@@ -77,7 +81,7 @@ def quantize_for_training(
 
     fusions, skipped = FusionSearch(traced.graph, traced.editor, config.exclude).find(obstacle=obstacle)
     observed = tensors_with_ranges(traced.editor, fusions)
-    batches = read_examples(traced.graph, calibration_data, config=config).inputs
+    batches = read_calibration_data(traced.graph, calibration_data, config=config).inputs
     measured = calibrate(traced.graph, observed, batches, config)
     # FakeQuantize has no zero point.
     ranges = {tensor: value_range.symmetric() for tensor, value_range in measured.items()}
@@ -91,17 +95,16 @@ def quantize_for_training(
     report = replace(_report(plain, traced, rounded, lowered, skipped, config), notes=notes)
     report.warn_if_unchanged()
     found = {traced.places[tensor]: ranges[tensor] for tensor in observed}
-    result = _assemble(flat, _weight_bits(traced, fusions, ranges, rounded, config), found, config)
+    grid = WeightGrid(bits=config.weight_bits, reduce_range=config.reduce_range)
+    bits = dict.fromkeys(rounded, config.weight_bits)
+    for fusion in fusions:  # several kernels may read the weights of one layer
+        layer = traced.owner(fusion.op)
+        bits[layer] = min(bits[layer], grid.bits_of(traced.editor, fusion, ranges))
+    result = _assemble(flat, bits, found, config)
     if examples is not None:  # others may lie outside of the ranges
         check_quantized(model, result, [], examples)
     setattr(result, ATTRIBUTE, report)
     return result
-
-
-def _note(tensors: dict[Place, Any], place: Place, tensor: Any) -> None:
-    """Notes a tensor that may need a range. Strings need none, and a frozen graph cannot return them."""
-    if tensor.dtype != "string":
-        tensors[place] = tensor
 
 
 def quantization_report(model: keras.Model) -> PassReport:
@@ -137,10 +140,7 @@ class _Trace:
     """A model's folded graph, with the operations of the model that its tensors and nodes come from.
 
     Attributes:
-        graph: The graph.
-        editor: An editor of the same graph.
-        places: The place of each tensor that is an input of the model or an output of a layer. If there are several
-            places, it is the first one.
+        places: The first place of each tensor that is an input of the model or an output of a layer.
         owners: The operation that computes each node of the graph before folding, and each function.
     """
 
@@ -187,22 +187,6 @@ def _computed(editor: GraphEditor, tensor: str) -> str:
     while (node := editor.nodes[producer(tensor)]).op in ("Identity", "IdentityN"):
         tensor = node.input[int(tensor.partition(":")[2] or 0)]
     return tensor
-
-
-def _weight_bits(
-    traced: _Trace,
-    fusions: Sequence[Fusion],
-    ranges: Mapping[str, Range],
-    rounded: set[str],
-    config: QuantizationConfig,
-) -> dict[str, int]:
-    """Returns the number of bits of each layer's weights: the smallest number of all kernels that read them."""
-    grid = WeightGrid(bits=config.weight_bits, reduce_range=config.reduce_range)
-    bits = dict.fromkeys(rounded, config.weight_bits)
-    for fusion in fusions:
-        layer = traced.owner(fusion.op)
-        bits[layer] = min(bits[layer], grid.bits_of(traced.editor, fusion, ranges))
-    return bits
 
 
 def _assemble(

@@ -30,7 +30,6 @@ class Place:
 
 
 def check_rebuildable(model: Any) -> None:
-    """Raises UnsupportedModelError unless the model is a built functional or Sequential model."""
     if not isinstance(model, keras.Model):
         raise UnsupportedModelError(
             f"model must be a Keras model to be trained with fake quantization. Received: {type(model).__name__}. "
@@ -58,12 +57,8 @@ def rebuild(
 ) -> keras.Model:
     """Returns a functional model of new layers that computes the same as `model`. Nested models are flattened.
 
-    Args:
-        model: A functional or Sequential model.
-        replace: Returns the new layers that replace a layer, in the order of computation. They get the
-            state of the old layer when they are built.
-        attach: Returns the layer to insert after a tensor at a place, or None.
-        pairs: A list that gets each layer with the last of its new layers.
+    `replace` returns the new layers in place of a layer, in order. They get its state when they are built. `attach`
+    returns the layer to insert after a tensor, or None. `pairs` gets each layer with the last of its new layers.
     """
     new: dict[Any, Sequence[Any]] = {}  # the keys are the objects, because an id can be reused
     copied: set[int] = set()
@@ -85,11 +80,15 @@ def rebuild(
             return run_through_graph(inner, inputs_in_order(inner, args[0]), call)
         if not isinstance(operation, layers.Layer):
             if operation not in new:
-                new[operation] = [_with_own_name(operation, names)]
+                name = _free_name(operation.name, names)
+                new[operation] = [operation if name == operation.name else plain_copy(operation)]
+                new[operation][0].name = name
             (made,) = new[operation]
             return attached(made.name, made(*args, **kwargs))
         if operation not in new:
-            new[operation] = _unique(replace(operation), names)
+            new[operation] = replace(operation)
+            for layer in new[operation]:
+                layer.name = _free_name(layer.name, names)
             if pairs is not None:
                 pairs.append((operation, new[operation][-1]))
         made = new[operation]
@@ -117,30 +116,12 @@ def _without_ranges(layer: Any) -> list[Any]:
     return [variable for variable in layer.variables if id(variable) not in ranges]
 
 
-def _with_own_name(operation: Any, names: set[str]) -> Any:
-    """Returns an operation that is no layer, or a copy with a free name if its name is taken."""
-    free = operation.name
-    for number in itertools.count(1):
-        if free not in names:
-            break
-        free = f"{operation.name}_{number}"
+def _free_name(name: str, names: set[str]) -> str:
+    """Returns a name like this one that is not taken, and takes it. Two nested models may have layers of one name."""
+    candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(1)))
+    free = next(each for each in candidates if each not in names)
     names.add(free)
-    if free == operation.name:
-        return operation
-    copy = plain_copy(operation)
-    copy.name = free
-    return copy
-
-
-def _unique(made: Sequence[Any], names: set[str]) -> Sequence[Any]:
-    """Renames layers whose names are taken. Two nested models may have layers of the same name."""
-    for layer in made:
-        name, number = layer.name, 1
-        while layer.name in names:
-            layer.name = f"{name}_{number}"
-            number += 1
-        names.add(layer.name)
-    return made
+    return free
 
 
 SEPARABLE = {

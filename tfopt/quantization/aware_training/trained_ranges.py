@@ -29,13 +29,10 @@ from tfopt.quantization.annotation.grids import Range, steps_above_zero
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedRanges:
-    """The graph, the ranges and the steps of a model that was trained with fake quantization.
+    """A folded graph that was trained with fake quantization, without it; its weights are rounded.
 
-    Attributes:
-        graph: The folded graph with rounded weights, without fake quantization.
-        ranges: The ranges of tensors of this graph.
-        steps: The step between two quantized weights for each output channel, by the name of the op.
-        kept_float: The ops that cannot be quantized, or were trained without fake quantization, each with the reason.
+    There are the ranges of tensors, the step between two quantized weights for each output channel, by the name of the
+    op, and the ops that cannot be quantized, or were trained without fake quantization, each with the reason.
     """
 
     graph: FrozenGraph
@@ -45,17 +42,12 @@ class TrainedRanges:
 
 
 def read_ranges(graph: FrozenGraph, exclude: Iterable[str] = ()) -> TrainedRanges:
-    """Returns the folded graph and the ranges that the graph held.
-
-    Args:
-        graph: A frozen graph with fake quantization, such as that of a model from `tfopt.quantize` with training=True.
-        exclude: Names or shell-style patterns of ops that stay float.
-    """
-    plain = _remove_fake_quant(fold_constants(graph))
-    folded = fold_constants(plain.graph)
+    """Returns the folded graph and the ranges of a graph with fake quantization. Excluded ops stay float."""
+    plain, ranges, steps_of_weights = _remove_fake_quant(fold_constants(graph))
+    folded = fold_constants(plain)
     editor = GraphEditor(folded.graph_def, folded.origins)
-    before = GraphEditor(plain.graph.graph_def)
-    steps_editor = GraphEditor(fold_constants(_with_steps(plain)).graph_def)
+    before = GraphEditor(plain.graph_def)
+    steps_editor = GraphEditor(fold_constants(_with_steps(plain, steps_of_weights)).graph_def)
     fusions, skipped = find_fusions(folded, editor, exclude)
     steps = {fusion.op: _steps(editor, steps_editor, fusion) for fusion in fusions}
     without = {op: "its weights were trained without a range" for op, found in steps.items() if found is None}
@@ -63,7 +55,7 @@ def read_ranges(graph: FrozenGraph, exclude: Iterable[str] = ()) -> TrainedRange
         graph=folded,
         ranges={
             origin: value_range
-            for tensor, value_range in plain.ranges.items()
+            for tensor, value_range in ranges.items()
             if (origin := folded_tensor(editor, tensor, before))
         },
         steps={op: found for op, found in steps.items() if found is not None},
@@ -71,20 +63,12 @@ def read_ranges(graph: FrozenGraph, exclude: Iterable[str] = ()) -> TrainedRange
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _WithoutFakeQuant:
-    """A graph without fake quantization: the ranges by tensor, and the steps of weights by the name of the constant."""
-
-    graph: FrozenGraph
-    ranges: Mapping[str, Range]
-    steps: Mapping[str, np.ndarray]
-
-
-def _remove_fake_quant(graph: FrozenGraph) -> _WithoutFakeQuant:
+def _remove_fake_quant(graph: FrozenGraph) -> tuple[FrozenGraph, dict[str, Range], dict[str, np.ndarray]]:
+    """Returns the graph without it, the ranges by tensor, and the steps of weights by the name of the constant."""
     editor = GraphEditor(graph.graph_def)
     ranges: dict[str, Range] = {}
     steps: dict[str, np.ndarray] = {}
-    outputs = {tensor: tensor for tensor, _ in graph.outputs.values()}
+    moved: dict[str, str] = {}
     for name in editor.topological():
         node = editor.nodes[name]
         value_range = _range_ends(editor, node) if is_fake_quant(node) else None
@@ -101,9 +85,8 @@ def _remove_fake_quant(graph: FrozenGraph) -> _WithoutFakeQuant:
             limit = float(max(-low.min(), high.max()))
             ranges[replacement] = Range(limit=limit, signed=bool(low.min() < 0))
         editor.redirect(name, replacement)
-        outputs = {old: replacement if new == name else new for old, new in outputs.items()}
-    kept = {key: (outputs[tensor], spec) for key, (tensor, spec) in graph.outputs.items()}
-    return _WithoutFakeQuant(graph=replace(graph, outputs=kept).edited(editor), ranges=ranges, steps=steps)
+        moved[name] = replacement
+    return graph.edited(editor, moved), ranges, steps
 
 
 def _range_ends(editor: GraphEditor, node: Any) -> tuple[np.ndarray, np.ndarray] | None:
@@ -116,25 +99,22 @@ def _range_ends(editor: GraphEditor, node: Any) -> tuple[np.ndarray, np.ndarray]
 
 def _compute(node: Any, values: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Returns the weights as a fake-quantization node rounds them, computed by the same op."""
-    per_channel = node.op == "FakeQuantWithMinMaxVarsPerChannel"
-    operation = (
-        tf.quantization.fake_quant_with_min_max_vars_per_channel
-        if per_channel
-        else tf.quantization.fake_quant_with_min_max_vars
-    )
-    ends = (low, high) if per_channel else (low[0], high[0])
+    if node.op == "FakeQuantWithMinMaxVarsPerChannel":
+        operation, ends = tf.quantization.fake_quant_with_min_max_vars_per_channel, (low, high)
+    else:
+        operation, ends = tf.quantization.fake_quant_with_min_max_vars, (low[0], high[0])
     options = {"num_bits": attribute(node, "num_bits").i or 8, "narrow_range": attribute(node, "narrow_range").b}
     return operation(values, *ends, **options).numpy()
 
 
-def _with_steps(plain: _WithoutFakeQuant) -> FrozenGraph:
+def _with_steps(plain: FrozenGraph, steps: Mapping[str, np.ndarray]) -> FrozenGraph:
     """Returns the graph with the step of each weight in place of the weight."""
     graph_def = GraphDef()
-    graph_def.CopyFrom(plain.graph.graph_def)
+    graph_def.CopyFrom(plain.graph_def)
     for node in graph_def.node:
-        if node.name in plain.steps:
-            node.attr["value"].CopyFrom(AttrValue(tensor=tf.make_tensor_proto(plain.steps[node.name])))
-    return replace(plain.graph, graph_def=graph_def)
+        if node.name in steps:
+            node.attr["value"].CopyFrom(AttrValue(tensor=tf.make_tensor_proto(steps[node.name])))
+    return replace(plain, graph_def=graph_def)
 
 
 def _steps(editor: GraphEditor, steps_editor: GraphEditor, fusion: Fusion) -> np.ndarray | None:
@@ -149,17 +129,11 @@ def _steps(editor: GraphEditor, steps_editor: GraphEditor, fusion: Fusion) -> np
 
 
 def folded_tensor(folded: GraphEditor, tensor: str, before: GraphEditor) -> str | None:
-    """Returns the tensor of a folded graph that has the values of a tensor of the graph before folding.
+    """Returns the tensor of a folded graph that has the values of a tensor of the graph before, or None.
 
     Folding may replace the node: products become products of matrices, and sequences become images. Folding may also
     remove a node that only moves values: then the tensor that the node reads has the values. BatchToSpaceND is such a
     node too. It ends a dilated convolution, of which folding makes one node.
-
-    Args:
-        folded: An editor of the folded graph, with its table of origins.
-        tensor: The tensor's name before folding.
-        before: An editor of the graph before folding.
-    Returns: The tensor's name in the folded graph; None if no tensor there has the values.
     """
     while True:
         found = tensor if producer(tensor) in folded.nodes else folded.replacement(tensor)

@@ -24,7 +24,6 @@ class Observer(Protocol):
 
 
 def make_observer(config: QuantizationConfig) -> Observer:
-    """Returns a new observer of the kind that the configuration names."""
     return OBSERVERS[config.observer](config)
 
 
@@ -79,13 +78,10 @@ class MovingAverageObserver:
 
 
 class HistogramObserver:
-    """Counts absolute values in a fine histogram. A function chooses the limit from the histogram.
+    """Counts absolute values in a fine histogram.
 
+    The limit is what `choose` returns for the counts, the centres of the bins, and the number of steps up to the limit.
     Values beyond the limit are clipped on both sides. On each side the range ends at the last value, or at the limit.
-
-    Args:
-        choose: A function of the counts and the centres of the bins, and of the number of steps up to the limit. It
-            returns the limit.
 
     Example:
         >>> observer = HistogramObserver(percentile(99.0))

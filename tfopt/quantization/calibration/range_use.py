@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from tfopt.errors import warn
 from tfopt.graph.edit import producer
 from tfopt.graph.frozen import FrozenGraph, full_name
 from tfopt.quantization.annotation.grids import Range
-from tfopt.quantization.calibration.data import in_pieces, length
+from tfopt.quantization.calibration.calibrate import in_pieces, length
 from tfopt.report import Change
 from tfopt.report.record import RANGE
 
@@ -31,39 +30,53 @@ SHARES = ("Softmax", "Sigmoid")  # most of their values are about 0, and of no w
 CALIBRATION = "calibration"  # kind of the notes that are warned of
 
 
-@dataclass(frozen=True, kw_only=True)
 class RangeUse:
-    """How the values of a tensor use its range.
+    """How the values of a tensor use its range."""
 
-    Attributes:
-        saturated: Share of the values beyond the ends of the range.
-        unused: Share of the quantized values that no value takes.
-        lost: Share of the values other than 0 that become 0.
-    """
+    def __init__(self, given: Range) -> None:
+        self._scale, self._lowest, self._highest = given.scale, round(given.low / given.scale), given.steps
+        self._levels = np.zeros(self._highest - self._lowest + 1, bool)
+        self._values = self._nonzero = self._saturated = self._lost = 0
 
-    saturated: float
-    unused: float
-    lost: float
+    def add(self, values: np.ndarray) -> None:
+        steps = np.rint(values.reshape(-1) / self._scale)
+        inside = np.clip(steps, self._lowest, self._highest)
+        nonzero = int(np.count_nonzero(values))
+        self._values += values.size
+        self._nonzero += nonzero
+        self._saturated += int(np.count_nonzero(steps != inside))
+        self._lost += nonzero - int(np.count_nonzero(steps))
+        self._levels[(inside - self._lowest).astype(np.int64)] = True
+
+    @property
+    def saturated(self) -> float:
+        """Share of the values beyond the ends of the range."""
+        return self._saturated / max(self._values, 1)
+
+    @property
+    def lost(self) -> float:
+        """Share of the values other than 0 that become 0."""
+        return self._lost / max(self._nonzero, 1)
 
     def __str__(self) -> str:
         return (
-            f"{self.saturated:.2%} of the values saturated, {self.unused:.0%} of the range unused, {self.lost:.1%} of "
-            "the values rounded to 0"
+            f"{self.saturated:.2%} of the values saturated, {1 - float(self._levels.mean()):.0%} of the range unused, "
+            f"{self.lost:.1%} of the values rounded to 0"
         )
 
 
 def examine(graph: FrozenGraph, batches: Sequence[Mapping[str, Any]], ranges: Mapping[str, Range]) -> list[Change]:
     """Warns of calibration data that do not tell the ranges of other data, and returns the notes for the report.
 
-    Args:
-        graph: The graph that was calibrated.
-        batches: Its inputs.
-        ranges: The range of each tensor.
-    Returns: A note for each warning, and the use of the ranges that are used worst. Empty where no range was needed.
+    There is a note for each warning, and one for each of the ranges that are used worst; none without ranges.
     """
     if not ranges:
         return []
-    uses = _measure(graph, ranges, batches)
+    uses = {tensor: RangeUse(each) for tensor, each in ranges.items()}
+    function = graph.as_function(fetch=list(ranges))
+    for piece in in_pieces(batches):
+        for use, value in zip(uses.values(), function(**piece), strict=True):
+            use.add(value.numpy())
     found = [*_of_inputs(graph, batches), *_of_tensors(graph, uses)]
     if found:
         words = "; ".join(f"{note.name!r}: {note.detail}" for note in found)
@@ -90,42 +103,6 @@ def usual_limit(parts: Sequence[np.ndarray]) -> float:
         return math.inf
     usual = float(np.partition(magnitudes, -few - 1)[-few - 1])
     return usual if float(magnitudes.max()) > WIDE * usual else math.inf
-
-
-def _measure(
-    graph: FrozenGraph, ranges: Mapping[str, Range], batches: Sequence[Mapping[str, Any]]
-) -> dict[str, RangeUse]:
-    """Runs the calibration data once more."""
-    counts = {tensor: _Counts(each) for tensor, each in ranges.items()}
-    function = graph.as_function(fetch=list(ranges))
-    for piece in in_pieces(batches):
-        for counted, value in zip(counts.values(), function(**piece), strict=True):
-            counted.add(value.numpy())
-    return {tensor: counted.use() for tensor, counted in counts.items()}
-
-
-class _Counts:
-    def __init__(self, given: Range) -> None:
-        self._scale, self._lowest, self._highest = given.scale, round(given.low / given.scale), given.steps
-        self._levels = np.zeros(self._highest - self._lowest + 1, bool)
-        self._values = self._nonzero = self._saturated = self._lost = 0
-
-    def add(self, values: np.ndarray) -> None:
-        steps = np.rint(values.reshape(-1) / self._scale)
-        inside = np.clip(steps, self._lowest, self._highest)
-        nonzero = int(np.count_nonzero(values))
-        self._values += values.size
-        self._nonzero += nonzero
-        self._saturated += int(np.count_nonzero(steps != inside))
-        self._lost += nonzero - int(np.count_nonzero(steps))
-        self._levels[(inside - self._lowest).astype(np.int64)] = True
-
-    def use(self) -> RangeUse:
-        return RangeUse(
-            saturated=self._saturated / max(self._values, 1),
-            unused=1 - float(self._levels.mean()),
-            lost=self._lost / max(self._nonzero, 1),
-        )
 
 
 def _of_inputs(graph: FrozenGraph, batches: Sequence[Mapping[str, Any]]) -> Iterator[Change]:

@@ -1,4 +1,4 @@
 """Post-training quantization: equalization, SmoothQuant, bias correction, AdaRound.
 
-Start in post_training.py, which applies the techniques in order; each has its own file.
+Start in post_training.py, which applies the techniques in order and corrects the biases. The others have files.
 """

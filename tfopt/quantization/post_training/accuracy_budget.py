@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.graph.edit import AttrValue, GraphEditor, dtype_attr, producer
+from tfopt.graph.edit import FLOAT32, AttrValue, GraphEditor, dtype_attr, producer
 from tfopt.graph.frozen import FrozenGraph, output_ops
-from tfopt.quantization.annotation.annotate import Adjustment, add_fake_quant, bias_of
+from tfopt.quantization.annotation.annotate import INT8_GRID, Adjustment, add_fake_quant, bias_of
 from tfopt.quantization.annotation.fusion import Fusion, FusionSearch
 from tfopt.quantization.annotation.grids import Range, WeightGrid
 from tfopt.quantization.annotation.ranged_tensors import find_shared_range_ops, quantized_consumers, tensors_to_observe
@@ -32,12 +32,7 @@ from tfopt.tasks.scores import Score
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """The model with some of its nodes in float, measured.
-
-    Attributes:
-        value: The metric.
-        error: Distance of the outputs from the float outputs, relative to the float outputs.
-    """
+    """The metric of a model with some nodes in float, and its relative distance from the float outputs."""
 
     value: float
     error: float
@@ -45,12 +40,9 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class FloatNodes:
-    """The result of the search.
+    """The result of the search: the nodes that must be float, each with the reason, and the steps, for the report.
 
-    Attributes:
-        kept_float: The nodes that must be float, each with the reason.
-        steps: The steps of the search, for the report.
-        metrics: The metric with all nodes in float, with all nodes in int8, and with the nodes found.
+    The metrics are those with all nodes in float, with all nodes in int8, and with the nodes found.
     """
 
     kept_float: Mapping[str, str]
@@ -67,11 +59,8 @@ def search_float_nodes(
 ) -> FloatNodes:
     """Returns a small set of nodes that must be float, so that the metric worsens by at most `largest_drop`.
 
-    Args:
-        names: The nodes that could be int8.
-        evaluate: Measures the model with the given nodes in float.
-        largest_drop: The largest allowed loss of the metric.
-        higher_is_better: Whether a higher value of the metric is better.
+    `names` are the nodes that could be int8. `evaluate` measures the model with the given nodes in float.
+
     Example:
         >>> costs = {"a": 0.01, "b": 0.2, "c": 0.001}
         >>> def evaluate(kept_float):
@@ -131,17 +120,8 @@ SWITCHES = "tfopt_quantized"
 class AccuracyEvaluator:
     """Scores a model with some of its nodes in float on labelled examples.
 
-    Args:
-        graph: The float graph.
-        kept_float: Nodes that are float in every evaluation, each with the reason.
-        ranges: The range of each tensor that could be quantized.
-        adjustments: The changed weights and biases of the quantized nodes.
-        inputs: Batches of inputs, as `graph.feed` returns them.
-        labels: The labels of all examples.
-        metric: The metric, as in QuantizationConfig.
-        weight_grid: How many bits the quantized weights use; None means 8.
-    Raises:
-        ConfigError: The labels do not fit the outputs, or the metric is not a finite number.
+    The nodes in `kept_float` are float in every evaluation, each for the reason given there. `inputs` are batches as
+    `graph.feed` returns them, and `labels` those of all examples.
     """
 
     def __init__(
@@ -153,7 +133,7 @@ class AccuracyEvaluator:
         inputs: Sequence[Mapping[str, Any]],
         labels: Any,
         metric: str | Metric | Score,
-        weight_grid: WeightGrid | None = None,
+        weight_grid: WeightGrid = INT8_GRID,
     ) -> None:
         self._editor = GraphEditor(graph.graph_def)
         self._kept_float, self._ranges = dict(kept_float), ranges
@@ -165,18 +145,13 @@ class AccuracyEvaluator:
             for tensor in tensors_to_observe(self._editor, fusions)
             for reader in sorted({*self._editor.consumers.get(producer(tensor), ())})
         ]
-        grid = weight_grid or WeightGrid()
-        self._function = _switchable(graph, fusions, self._consumers, ranges, adjustments, grid).as_function()
+        self._function = _switchable(graph, fusions, self._consumers, ranges, adjustments, weight_grid).as_function()
         self._inputs = inputs
         self._exact = self._outputs(self.names)
         self._scorer = Scorer(metric, labels, self._exact, output_ops(graph))
 
     def score(self, kept_float: Collection[str]) -> Trial:
-        """Returns the metric, and the distance from the float outputs, with these nodes in float.
-
-        Raises:
-            ConfigError: The metric is not a finite number.
-        """
+        """Returns the metric, and the distance from the float outputs, with these nodes in float."""
         outputs = self._outputs(kept_float)
         distances = [
             np.linalg.norm(outputs[name] - exact) / max(float(np.linalg.norm(exact)), 1e-30)
@@ -214,7 +189,7 @@ def _switchable(
 
     def choose(position: int, quantized: str, exact: str) -> str:
         switch = f"{unpacked}:{position}" if position else unpacked
-        return editor.add("SelectV2", f"{quantized}/chosen", [switch, quantized, exact], T=dtype_attr(tf.float32))
+        return editor.add("SelectV2", f"{quantized}/chosen", [switch, quantized, exact], T=FLOAT32)
 
     rounded = {tensor: add_fake_quant(editor, tensor, ranges[tensor]) for tensor in dict(reads)}
     for position, (tensor, reader) in enumerate(reads):

@@ -15,7 +15,6 @@ smaller with AdaRound.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -26,7 +25,7 @@ from tfopt.graph.edit import GraphEditor, NodeDef, attribute
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.annotation.fusion import Fusion, before_data_movement
 from tfopt.quantization.annotation.grids import Range, WeightGrid
-from tfopt.quantization.calibration.data import in_pieces
+from tfopt.quantization.calibration.calibrate import in_pieces
 from tfopt.report import Change
 
 ITERATIONS = 400
@@ -42,25 +41,17 @@ LARGEST_WINDOWS = 2**26  # values in all windows at a time
 DEPTHWISE = "DepthwiseConv2dNative"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rounded:
-    """Rounded weights, and the ratio of their error to the error of rounding to nearest."""
-
-    weights: np.ndarray
-    ratio: float
-
-
-def round_adaptively(weights: np.ndarray, scales: np.ndarray, gram: np.ndarray) -> Rounded:
+def round_adaptively(weights: np.ndarray, scales: np.ndarray, gram: np.ndarray) -> tuple[np.ndarray, float]:
     """Returns weights rounded to multiples of `scales` so that the results change as little as possible.
 
-    Args:
-        weights: [groups, inputs, outputs]. A depthwise convolution has one group per channel, any other op one group.
-        scales: The step of each output, [groups, 1, outputs].
-        gram: The mean of x x' over the inputs x of each group, [groups, inputs, inputs].
+    The weights are [groups, inputs, outputs]: a depthwise convolution has one group per channel, any other op one
+    group. The scales are [groups, 1, outputs]. `gram` is the mean of x x' over the inputs x of each group, [groups,
+    inputs, inputs]. The second result is the ratio of their error to the error of rounding to nearest.
+
     Example:
         >>> both = np.array([[[1.0, 0.9], [0.9, 1.0]]])  # two inputs that are nearly the same
-        >>> rounded = round_adaptively(np.array([[[0.4], [0.4]]]), np.ones((1, 1, 1)), both)
-        >>> sorted(rounded.weights.reshape(-1).tolist())  # the sum is 0.8: one up is better than both down
+        >>> rounded, _ = round_adaptively(np.array([[[0.4], [0.4]]]), np.ones((1, 1, 1)), both)
+        >>> sorted(rounded.reshape(-1).tolist())  # the sum is 0.8: one up is better than both down
         [0.0, 1.0]
     """
     positions = weights / scales
@@ -75,7 +66,7 @@ def round_adaptively(weights: np.ndarray, scales: np.ndarray, gram: np.ndarray) 
     better = error < error_of_nearest
     chosen = np.where(better[:, None, :], chosen, nearest)
     ratio = float(np.minimum(error, error_of_nearest).sum() / max(float(error_of_nearest.sum()), 1e-30))
-    return Rounded(weights=(chosen * scales).astype(weights.dtype), ratio=ratio if better.any() else 1.0)
+    return (chosen * scales).astype(weights.dtype), ratio if better.any() else 1.0
 
 
 def _errors(steps: np.ndarray, scales: np.ndarray, gram: np.ndarray) -> np.ndarray:
@@ -144,15 +135,7 @@ def round_weights(
     batches: Sequence[Mapping[str, Any]],
     weight_grid: WeightGrid,
 ) -> tuple[dict[str, np.ndarray], list[Change]]:
-    """Returns the weights of each fusion rounded by AdaRound, by the name of its op, and the changes of the errors.
-
-    Args:
-        graph: The float graph.
-        fusions: Its fusions.
-        ranges: The range of each tensor that enters a fusion.
-        batches: Calibration data as `graph.feed` returns it.
-        weight_grid: How many bits the quantized weights use.
-    """
+    """Returns the weights of each fusion rounded by AdaRound, by the name of its op, and the changes of the errors."""
     editor = GraphEditor(graph.graph_def)
     rounded, changes = {}, []
     small = [fusion for fusion in fusions if _inputs(editor, fusion) <= LARGEST]
@@ -161,9 +144,10 @@ def round_weights(
         weights = _grouped(held, editor.nodes[fusion.op].op)
         limits = np.abs(weights).max(axis=1, keepdims=True)
         scales = np.where(limits == 0, 1.0, limits) / weight_grid.qmax_of(editor, fusion, ranges)
-        result = round_adaptively(weights, scales, gram)
-        rounded[fusion.op] = _ungrouped(result.weights, held)
-        detail = f"{held.size:,} weights rounded: mean squared error {result.ratio:.2g}x that of the nearest"
+        result, ratio = round_adaptively(weights, scales, gram)
+        flat = result[0] if len(result) == 1 else result[..., 0].T
+        rounded[fusion.op] = flat.reshape(held.shape).astype(held.dtype)
+        detail = f"{held.size:,} weights rounded: mean squared error {ratio:.2g}x that of the nearest"
         changes.append(Change(name=fusion.op, kind="adaptive_rounding", detail=detail))
     return rounded, changes
 
@@ -179,11 +163,6 @@ def _grouped(weights: np.ndarray, op: str) -> np.ndarray:
     if op == DEPTHWISE:
         return weights.reshape(-1, weights.shape[2]).T[..., None].astype(np.float64)
     return weights.reshape(1, -1, weights.shape[-1]).astype(np.float64)
-
-
-def _ungrouped(weights: np.ndarray, like: np.ndarray) -> np.ndarray:
-    flat = weights[0] if len(weights) == 1 else weights[..., 0].T
-    return flat.reshape(like.shape).astype(like.dtype)
 
 
 def _grams(

@@ -47,7 +47,6 @@ class ChannelGroup:
 
     Attributes:
         seed: The tensor from which the search started.
-        channels: Length of the vector.
         tensors: Names of the nodes whose results are divided.
         divided: Constants to divide, each as (node that reads it, position among its inputs).
         multiplied: Convolutions and products that read a divided tensor. Their weights undo the division.

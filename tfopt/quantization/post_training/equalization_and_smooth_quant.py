@@ -31,7 +31,7 @@ from tfopt.graph.edit import GraphEditor
 from tfopt.graph.fold import WEIGHTED
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.quantization.annotation.fusion import Fusion
-from tfopt.quantization.calibration.data import in_pieces
+from tfopt.quantization.calibration.calibrate import in_pieces
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.quantization.post_training.channel_groups import INPUT_AXIS, ChannelGroup, find_groups, rescale
 from tfopt.report import Change
@@ -43,14 +43,10 @@ ONE = np.ones(1)
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelStatistics:
-    """What a convolution or product reads: statistics of the activation's channels, and the weights.
+    """What a convolution or product reads: the largest value and mean square of each channel, and the weights.
 
-    Attributes:
-        limits: Largest absolute value of each channel of the activation.
-        squares: Mean square of each channel.
-        signed: Whether the activation has negative values.
-        weights: [taps, channels, outputs], normalised so that the largest of each output is 1. For a depthwise
-            convolution [taps, channels].
+    The weights are [taps, channels, outputs], normalised so that the largest of each output is 1; for a depthwise
+    convolution [taps, channels].
     """
 
     limits: np.ndarray
@@ -62,13 +58,10 @@ class ChannelStatistics:
 def balancing_scales(activation: np.ndarray, weights: np.ndarray, alpha: float = 0.5) -> np.ndarray:
     """Returns the vector s that divides an activation's channels: activation^alpha / weights^(1 - alpha).
 
-    Args:
-        activation: Largest absolute value of each channel.
-        weights: Largest absolute value of the weights that read each channel.
-        alpha: How much of the difference between the activation's channels moves into the weights. 1 means all of it.
-    Returns: Scales whose geometric mean is 1 over the channels that are used. A channel of zeros gets the scale that
-        brings its weights to the median. A channel with zero weights gets the scale that brings its activation to the
-        median.
+    Both are the largest absolute values of each channel. The geometric mean of the scales is 1 over the channels that
+    are used. A channel of zeros gets the scale that brings its weights to the median. A channel with zero weights gets
+    the scale that brings its activation to the median.
+
     Example:
         >>> balancing_scales(np.array([100.0, 1.0]), np.array([1.0, 1.0])).round(2).tolist()
         [3.16, 0.32]
@@ -77,10 +70,7 @@ def balancing_scales(activation: np.ndarray, weights: np.ndarray, alpha: float =
     if not used.any():
         return np.ones(len(activation))
     logs = np.zeros(len(activation))
-    a, w = (
-        np.log(activation, where=activation > 0, out=logs.copy()),
-        np.log(weights, where=weights > 0, out=logs.copy()),
-    )
+    a, w = (np.log(each, where=each > 0, out=logs.copy()) for each in (activation, weights))
     logs[used] = alpha * a[used] - (1 - alpha) * w[used]
     logs[used] -= logs[used].mean()
     silent, unread = ~used & (weights > 0), ~used & (activation > 0)
@@ -109,14 +99,10 @@ def rounding_error(statistics: ChannelStatistics, scales: np.ndarray) -> float:
 def equalize(
     graph: FrozenGraph, fusions: Sequence[Fusion], batches: Sequence[Mapping[str, Any]], config: QuantizationConfig
 ) -> tuple[FrozenGraph, list[Change]]:
-    """Returns a graph that computes the same with more similar ranges of channels, and the changes.
+    """Returns a folded float graph that computes the same with more similar ranges of channels, and the changes.
 
-    Args:
-        graph: A folded float graph.
-        fusions: Its fusions.
-        batches: Calibration data as `graph.feed` returns it.
-        config: Tells whether to rescale the results of convolutions and products (`equalization`) and of normalisations
-            (`smooth_quant`).
+    The results of convolutions and products are rescaled with `config.equalization`, those of normalisations with
+    `config.smooth_quant`.
     """
     editor = GraphEditor(graph.graph_def)
     wanted = {True: config.equalization, False: config.smooth_quant > 0}
@@ -140,14 +126,9 @@ def equalize(
         ratio = np.mean([rounding_error(each, scales) for each in quantized] / before)
         if ratio <= WORTHWHILE:
             rescale(editor, group, scales)
-            done.append(
-                Change(
-                    name=group.seed,
-                    kind="equalization" if by_weights else "smooth_quant",
-                    detail=f"{group.channels} channels rescaled for {', '.join(sorted(group.multiplied))}: "
-                    f"rounding errors {np.sqrt(ratio):.2g}x what they were",
-                )
-            )
+            detail = f"{group.channels} channels rescaled for {', '.join(sorted(group.multiplied))}: "
+            detail += f"rounding errors {np.sqrt(ratio):.2g}x what they were"
+            done.append(Change(name=group.seed, kind="equalization" if by_weights else "smooth_quant", detail=detail))
     return graph.edited(editor), done
 
 

@@ -1,4 +1,12 @@
-"""Post-training quantization of a float model from calibration data. Each step has its own module."""
+"""Post-training quantization of a float model from calibration data, step by step, and bias correction.
+
+Bias correction subtracts the mean error that quantization causes from the biases. Rounded weights and clipped
+activations shift the mean of a channel's results. On calibration data, the shift is E[y_int8] - E[y_float]. The bias
+can correct it exactly (Nagel et al., ICCV 2019, arXiv:1906.04721, section 4.2). The shift of a layer depends on the
+corrections of the layers before it. So the float graph and the quantized graph run as one graph. In this graph, the
+results of each quantized layer are corrected by the mean difference on the same examples before the next layer reads
+them. So one run gives the corrections of all layers in order.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from tfopt.graph import FrozenGraph, GraphEditor
+from tfopt.graph.edit import FLOAT32, INT32, AttrValue, NodeDef, producer
 from tfopt.graph.fold import fold_constants
 from tfopt.quantization.annotation.annotate import Adjustment, AnnotatedGraph, annotate, apply_adjustments, with_biases
 from tfopt.quantization.annotation.fusion import Fusion, find_fusions
@@ -16,26 +27,25 @@ from tfopt.quantization.annotation.ranged_tensors import (
     tensors_to_observe,
     without_impossible_zero_points,
 )
-from tfopt.quantization.calibration.calibrate import calibrate, computable
-from tfopt.quantization.calibration.data import CalibrationData
+from tfopt.quantization.calibration.calibrate import CalibrationData, calibrate, computable, in_pieces, length
 from tfopt.quantization.calibration.range_use import examine
 from tfopt.quantization.config import QuantizationConfig, check_exclude
 from tfopt.quantization.post_training.accuracy_budget import AccuracyEvaluator, search_float_nodes
 from tfopt.quantization.post_training.adaround import round_weights
-from tfopt.quantization.post_training.bias_correction import correct_biases
 from tfopt.quantization.post_training.equalization_and_smooth_quant import equalize
-from tfopt.quantization.quantized_model import QuantizedModel, annotated
+from tfopt.quantization.quantized_model import QuantizedModel, requantize
 from tfopt.report import Change, PassReport
 from tfopt.tasks.scorer import higher_is_better
 
+REFERENCE = "float_reference"
+PIECE = 32  # examples per run of both graphs
+
 
 @computable()
-def quantize_after_training(
-    source: FrozenGraph, config: QuantizationConfig, examples: CalibrationData
-) -> QuantizedModel:
+def quantize_after_training(source: FrozenGraph, config: QuantizationConfig, data: CalibrationData) -> QuantizedModel:
     """Returns a model annotated with the ranges that are measured on calibration data; see `tfopt.quantize`."""
-    batches = examples.inputs
-    evaluation = None if config.max_accuracy_drop is None else examples.labelled()
+    batches = data.inputs
+    evaluation = None if config.max_accuracy_drop is None else data.labelled()
     graph = fold_constants(source)
     check_exclude(config.exclude, [node.name for node in graph.graph_def.node])
     fusions, _ = find_fusions(graph, GraphEditor(graph.graph_def), config.exclude)
@@ -55,10 +65,7 @@ def quantize_after_training(
     if config.max_accuracy_drop is not None and evaluation is not None:
         evaluator = AccuracyEvaluator(graph, kept_float, ranges, adjustments, *evaluation, config.metric, grid)
         found = search_float_nodes(
-            evaluator.names,
-            evaluator.score,
-            config.max_accuracy_drop,
-            higher_is_better=higher_is_better(config.metric),
+            evaluator.names, evaluator.score, config.max_accuracy_drop, higher_is_better=higher_is_better(config.metric)
         )
         kept_float |= found.kept_float
         report = replace(report, steps=[*report.steps, *found.steps], metrics=found.metrics)
@@ -69,10 +76,10 @@ def quantize_after_training(
         ranges=ranges,
         weight_grid=grid,
         adjustments=adjustments,
-        held_out=examples.held_out(),
+        held_out=data.held_out(),
         report=report,
     )
-    return annotated(model, kept_float)
+    return requantize(model, kept_float)
 
 
 def _adjustments(
@@ -96,3 +103,55 @@ def _adjustments(
             name: replace(adjustments.get(name, Adjustment()), bias=shift) for name, shift in shifts.items()
         }
     return adjustments, steps
+
+
+def correct_biases(
+    graph: FrozenGraph, annotated: FrozenGraph, fusions: Sequence[Fusion], batches: Sequence[Mapping[str, Any]]
+) -> dict[str, np.ndarray]:
+    """Returns the correction of each fusion's bias, by the name of its op.
+
+    The annotated graph is the float graph with ranges, possibly with other weights. Each fusion has a bias.
+    """
+    both, corrections = _side_by_side(graph, annotated, fusions)
+    function = both.as_function(fetch=list(corrections.values()))
+    totals, examples = {name: np.zeros(()) for name in corrections}, 0
+    for piece in in_pieces(batches, PIECE):
+        count = length(piece)
+        examples += count
+        for name, value in zip(corrections, function(**piece), strict=True):
+            totals[name] = totals[name] + count * value.numpy().astype(np.float64)
+    return {name: (total / examples).astype(np.float32) for name, total in totals.items()}
+
+
+def _side_by_side(
+    graph: FrozenGraph, annotated: FrozenGraph, fusions: Sequence[Fusion]
+) -> tuple[FrozenGraph, dict[str, str]]:
+    """Returns one graph of both, and the tensor of each fusion's correction on the examples of one call."""
+    editor = GraphEditor(annotated.graph_def)
+    shared = {spec.name for spec in graph.inputs.values()} | graph.tables.keys()
+
+    def renamed(tensor: str) -> str:
+        return tensor if producer(tensor) in shared else f"{REFERENCE}/{tensor}"
+
+    reference = GraphEditor(graph.graph_def)
+    for name in reference.topological():
+        if name not in shared:
+            node: NodeDef = reference.nodes[name]
+            editor.add(node.op, renamed(name), [renamed(tensor) for tensor in node.input], **node.attr)
+    corrections = {}
+    for fusion in fusions:
+        axes = 1 if editor.nodes[fusion.op].op == "MatMul" else 3
+        corrections[fusion.op] = _shift(editor, fusion.nodes[1], renamed(fusion.nodes[1]), axes)
+    return replace(annotated, graph_def=editor.graph_def(editor.nodes)), corrections
+
+
+def _shift(editor: GraphEditor, result: str, exact: str, axes: int) -> str:
+    """Corrects a result by its mean difference from the exact one in each channel, and returns this difference."""
+    error = editor.add("Sub", f"{result}/error", [exact, result], T=FLOAT32)
+    over = editor.add_constant(f"{result}/error_axes", np.arange(axes, dtype=np.int32))
+    mean = editor.add(
+        "Mean", f"{result}/correction", [error, over], T=FLOAT32, Tidx=INT32, keep_dims=AttrValue(b=False)
+    )
+    corrected = editor.add("AddV2", f"{result}/corrected", [result, mean], T=FLOAT32)
+    editor.redirect(result, corrected, keep=[error, corrected])
+    return mean
