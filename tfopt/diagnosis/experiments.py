@@ -10,6 +10,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import keras
@@ -19,6 +21,7 @@ from tfopt.compat.replace import kept, replaced
 from tfopt.compat.trainer import built_under
 from tfopt.diagnosis.batches import again, batches_in_memory
 from tfopt.errors import TfoptError
+from tfopt.timing import call_seconds, in_turns
 from tfopt.training.checkpointing.random_state import read_random, write_random
 from tfopt.training.checkpointing.state import hold_state
 from tfopt.training.step.runtime import is_trained_by_tfopt
@@ -229,17 +232,15 @@ class Experiments:
         asked = self.model.steps_per_execution
         calls = max(batches // asked, 1)
         sources = [self._typed(each) for each in datasets]
-        seconds: list[list[float]] = [[] for _ in sources]
         with measurable(), unchanged(self.model), self._set({"steps_per_execution": asked}):
             self.model.make_train_function(force=True)
             function: Callable[[Any], Any] = self.model.train_function
-            begin = time.perf_counter()
-            for turn in range(TURNS + 1):  # the first one traces, and fills caches
-                for place in range(len(sources))[:: 1 if turn % 2 else -1]:
-                    seconds[place].append(_epoch_s(function, sources[place], calls, gap_s))
-                if turn >= FEWEST and time.perf_counter() - begin > LONGEST:
-                    break
-        return [1e3 * statistics.median(each[1:]) / (calls * asked) for each in seconds]
+            is_enough = _within_longest()
+            sides = [partial(_epoch_s, function, source, calls, gap_s) for source in sources]
+            for side in sides:  # it traces, and fills caches
+                side()
+            seconds = in_turns(sides, TURNS, is_enough)
+        return [1e3 * statistics.median(each) / (calls * asked) for each in seconds]
 
     def _reading(self, dataset: tf.data.Dataset, gap_s: float) -> Form:
         """Returns the step that reads a data set, again and again."""
@@ -283,20 +284,19 @@ class Experiments:
         """Returns the milliseconds of a step in each form, timed in turns, and the seconds that it took to build it."""
         with measurable(), unchanged(self.model):
             calls, build_s = zip(*(self._ready(form) for form in forms), strict=True)
-            samples: list[list[float]] = [[] for _ in forms]
-            begin = time.perf_counter()
-            for turn in range(TURNS):
-                for place in range(len(forms))[:: 1 if turn % 2 else -1]:
-                    with self._set(self._settings(forms[place])):
-                        if forms[place].waits:
-                            _samples(calls[place], SETTLES)
-                        samples[place] += _samples(calls[place], SECONDS / TURNS)
-                if turn + 1 >= FEWEST and time.perf_counter() - begin > LONGEST:
-                    break
+            sides = [partial(self._turn, form, call) for form, call in zip(forms, calls, strict=True)]
+            samples = in_turns(sides, TURNS, _within_longest())
         return [
-            (1e3 * (statistics.fmean if form.waits else statistics.median)(each) / form.steps, seconds)
+            (1e3 * (statistics.fmean if form.waits else statistics.median)(chain(*each)) / form.steps, seconds)
             for form, each, seconds in zip(forms, samples, build_s, strict=True)
         ]
+
+    def _turn(self, form: Form, call: Callable[[], None]) -> list[float]:
+        """Returns the seconds of the calls of one turn."""
+        with self._set(self._settings(form)):
+            if form.waits:
+                call_seconds(call, SETTLES)
+            return call_seconds(call, SECONDS / TURNS)
 
     def _ready(self, form: Form) -> tuple[Callable[[], None], float]:
         """Returns a call of the training function in a form, which is traced, and the seconds that this took."""
@@ -335,19 +335,14 @@ def usual_ms(call: Callable[[], Any], seconds: float = SECONDS) -> float:
     _finish(call())
     found: list[float] = []
     while len(found) < FEWEST:
-        found += _samples(lambda: _finish(call()), seconds)
+        found += call_seconds(lambda: _finish(call()), seconds)
     return 1e3 * statistics.median(found)
 
 
-def _samples(call: Callable[[], Any], seconds: float) -> list[float]:
-    """Returns the seconds of calls that take so long together, at least one."""
-    found: list[float] = []
-    begin = time.perf_counter()
-    while not found or time.perf_counter() - begin < seconds:
-        start = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - start)
-    return found
+def _within_longest() -> Callable[[Sequence[Any]], bool]:
+    """Returns the rule for when turns are enough: after LONGEST seconds from now, but not before FEWEST turns."""
+    end = time.perf_counter() + LONGEST
+    return lambda turns: len(turns) >= FEWEST and time.perf_counter() > end
 
 
 def _epoch_s(function: Callable[[Any], Any], dataset: Any, calls: int, gap_s: float) -> float:

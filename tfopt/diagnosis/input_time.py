@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +16,7 @@ from tfopt.data.measurement.measure import measure
 from tfopt.data.measurement.report import InputReport
 from tfopt.data.measurement.stages import Stage, continued, stages_of, up_to
 from tfopt.diagnosis.experiments import CannotMeasureError, measurable
+from tfopt.timing import in_turns, seconds_of
 
 SECONDS = 1.0
 FEWEST = 4
@@ -105,15 +107,13 @@ def start_saved(before: tf.data.Dataset, after: tf.data.Dataset, fill: int = 0) 
     with measurable():
         for each in pipelines if fill else ():
             _fill(each, fill)
-        rounds = [[_start_s(each) for each in pipelines] for _ in range(FEWEST)]
-    first, other = (statistics.median(times) for times in zip(*rounds, strict=True))
+        starts = in_turns([partial(seconds_of, partial(_first_batch, each)) for each in pipelines], FEWEST)
+    first, other = map(statistics.median, starts)
     return max(1 - other / first, 0.0)
 
 
-def _start_s(dataset: tf.data.Dataset) -> float:
-    begin = time.perf_counter()
-    next(iter(dataset))
-    return time.perf_counter() - begin
+def _first_batch(dataset: tf.data.Dataset) -> Any:
+    return next(iter(dataset))
 
 
 def _fill(dataset: tf.data.Dataset, batches: int) -> None:
