@@ -100,7 +100,7 @@ class Form:
 
     steps: int = 1  # steps in one call
     settings: Mapping[str, Any] = field(default_factory=dict)  # attributes of the model that are set
-    # What the training function is called with, without a strategy an iterator; None is the batch in memory
+    # What the training function is called with, without a strategy an iterator; None is the batch in memory.
     source: Any = None
     # Whether the step waits for an input pipeline. Then the mean of the calls counts: one call waits for many.
     waits: bool = False

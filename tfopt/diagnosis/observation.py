@@ -21,7 +21,7 @@ class StepCall:
     call_s: float  # seconds in the call
     wait_s: float | None  # seconds of the wait for the batches; None if it was not timed
     in_hand: bool  # whether its batches were taken before it began
-    # Whether the call before got its batches from here, so that this call waits more or less than usual
+    # Whether the call before got its batches from here, so that this call waits more or less than usual.
     after_taken: bool
     traces: int  # number of times that the Python code of the step was traced
     shapes: tuple[tuple[int, ...], ...] | None  # shapes of the first batch; None if the call took it by itself
@@ -50,9 +50,9 @@ class Observation:
     compilations: int = 0  # number of calls of `compile` on the model after its first `fit`
     calls: list[StepCall] = field(default_factory=list)  # the watched calls, in order
     callbacks_s: dict[str, float] = field(default_factory=dict)  # seconds in the methods of each callback, by its class
-    # The part of `callbacks_s` at the ends of epochs, by the class of the callback
+    # The part of `callbacks_s` at the ends of epochs, by the class of the callback.
     epoch_ends_s: dict[str, float] = field(default_factory=dict)
-    # Seconds in which callbacks copied weights to the host between the steps, not at the ends of epochs
+    # Seconds in which callbacks copied weights to the host between the steps, not at the ends of epochs.
     copies_s: float = 0.0
     copied_bytes: int = 0  # bytes of these copies
     load: Utilization | None = None  # the load of the GPUs meanwhile; None without a GPU
