@@ -18,14 +18,13 @@ import contextlib
 import inspect
 import io
 import json
-import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -74,29 +73,19 @@ def main(options: Options) -> dict[str, Any]:
 
 
 def compared(name: str, options: Options) -> dict[str, Any]:
-    runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
-    for number in range(options.rounds):
-        for side in SIDES[:: 1 if number % 2 else -1]:
-            runs[side].append(fresh_process(name, side, options.epochs))
+    from tfopt.timing import estimate, in_turns
+
+    runs = in_turns([partial(fresh_process, name, side, options.epochs) for side in SIDES], options.rounds)
     result: dict[str, Any] = {"script": name}
     for what in ("step", "processor", "start"):
-        pairs = zip(*([run[f"{what}_ms"] for run in runs[side]] for side in SIDES), strict=True)
-        ratios = sorted(accelerated / plain for plain, accelerated in pairs)
-        lower, upper = interval(ratios)
-        result[f"{what}_ratio"] = round(median(ratios), 3)
-        result[f"{what}_ratio_interval"] = [round(lower, 3), round(upper, 3)]
-        for side in SIDES:
-            result[f"{what}_ms_{side}"] = round(median(run[f"{what}_ms"] for run in runs[side]), 4)
+        times = [[run[f"{what}_ms"] for run in each] for each in runs]
+        ratio = estimate([accelerated / plain for plain, accelerated in zip(*times, strict=True)])
+        result[f"{what}_ratio"] = round(ratio.median, 3)
+        result[f"{what}_ratio_interval"] = [round(ratio.least, 3), round(ratio.most, 3)]
+        for side, values in zip(SIDES, times, strict=True):
+            result[f"{what}_ms_{side}"] = round(median(values), 4)
     print(result, file=sys.stderr, flush=True)
     return result
-
-
-def interval(ratios: Sequence[float]) -> tuple[float, float]:
-    """Returns the ratios between which the true median is with 95% probability; all of them if they are few."""
-    count, rank = len(ratios), 0
-    while sum(math.comb(count, k) for k in range(rank + 1)) / 2**count <= 0.025:
-        rank += 1
-    return ratios[max(rank - 1, 0)], ratios[count - max(rank, 1)]
 
 
 def fresh_process(name: str, side: str, epochs: int) -> dict[str, Any]:

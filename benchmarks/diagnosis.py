@@ -109,9 +109,12 @@ def _process(what: str, name: str, rounds: str) -> Any:
 def _part(what: str, name: str, rounds: str) -> Any:
     from diagnosis_runs import HEALTHY, PLANTED
 
+    from tfopt.timing import in_turns
+
     if what == "watch":
         return _watch(HEALTHY[name] if name in HEALTHY else lambda: PLANTED[name](False))
-    return [[_time(lambda: PLANTED[name](False)), _time(lambda: PLANTED[name](True))] for _ in range(int(rounds))]
+    sides = [lambda: _time(lambda: PLANTED[name](False)), lambda: _time(lambda: PLANTED[name](True))]
+    return list(zip(*in_turns(sides, int(rounds)), strict=True))
 
 
 def _watch(run: Any) -> dict[str, Any]:

@@ -12,8 +12,7 @@ Results go to benchmarks/results/generation.json. The run takes about two minute
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import tfopt
 from tfopt.atomic.files import write_text
 from tfopt.hardware import detect
 from tfopt.models.text.attention import cached_model
+from tfopt.timing import in_turns, seconds_of
 
 RESULTS = Path(__file__).parent / "results" / "generation.json"
 LENGTH, PROMPT, OUTPUTS = 256, 16, 256
@@ -60,19 +60,15 @@ def measure(model: keras.Model, batch: int) -> dict[str, Any]:
         return texts
 
     difference = largest_difference(model, with_cache())
-    seconds: dict[Callable[[], np.ndarray], list[float]] = {with_cache: [], without_cache: []}
-    for side in seconds:
+    sides = (with_cache, without_cache)
+    for side in sides:
         side()  # traces
-    for _ in range(ROUNDS):
-        for side, times in seconds.items():
-            start = time.perf_counter()
-            side()
-            times.append(time.perf_counter() - start)
+    fast, slow = map(np.array, in_turns([partial(seconds_of, side) for side in sides], ROUNDS))
     tokens = batch * (LENGTH - PROMPT)
     return {
-        "with_cache_tokens_per_second": round(tokens / float(np.median(seconds[with_cache])), 1),
-        "without_cache_tokens_per_second": round(tokens / float(np.median(seconds[without_cache])), 1),
-        "ratio": round(float(np.median(np.divide(seconds[without_cache], seconds[with_cache]))), 2),
+        "with_cache_tokens_per_second": round(tokens / float(np.median(fast)), 1),
+        "without_cache_tokens_per_second": round(tokens / float(np.median(slow)), 1),
+        "ratio": round(float(np.median(slow / fast)), 2),
         "largest_difference_of_logits": difference,
     }
 

@@ -25,6 +25,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,12 @@ import numpy as np
 import tensorflow as tf
 import tyro
 from keras import layers
-from training_overhead import Timer, order
+from training_overhead import Timer
 
 import tfopt
 from tfopt.atomic.files import write_text
 from tfopt.hardware import Hardware, detect
+from tfopt.timing import in_turns
 
 RESULTS = Path(__file__).parent / "results"
 CLASSES = 1000
@@ -103,13 +105,19 @@ def measure(name: str, plan: tfopt.Plan, hardware: Hardware, options: Options) -
     }
     batch = examples(theirs, options.batch_size)
     data = tf.data.Dataset.from_tensors(batch).repeat(options.steps).prefetch(2)
-    timers: dict[str, list[Timer]] = {side: [] for side in models}
     monitors = {side: tfopt.GpuMonitor(interval_s=0.1) for side in models}
-    for side in order(models, 1 + options.rounds):
-        timers[side].append(Timer())
-        callbacks = [timers[side][-1], *([monitors[side]] if len(timers[side]) > 1 else [])]
+
+    def turn(side: str, monitored: bool = True) -> Timer:
+        timer = Timer()
+        callbacks = [timer, monitors[side]] if monitored else [timer]
         models[side].fit(data, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
-    seconds = {side: [timer.seconds / options.steps for timer in turns[1:]] for side, turns in timers.items()}
+        return timer
+
+    first = {side: turn(side, monitored=False) for side in models}
+    rounds = in_turns([partial(turn, side) for side in models], options.rounds)
+    seconds = {
+        side: [timer.seconds / options.steps for timer in timers] for side, timers in zip(models, rounds, strict=True)
+    }
     flops = tfopt.count_flops(theirs).flops
     per_round = np.divide(seconds["keras"], seconds["tfopt"])
     lower, ratio, upper = np.percentile(per_round, [25, 50, 75])
@@ -129,7 +137,7 @@ def measure(name: str, plan: tfopt.Plan, hardware: Hardware, options: Options) -
             "examples_per_second": round(rate, 1),
             "step_time_ms": round(step * 1e3, 3),
             # The time of the very first epoch minus its steps: tracing, compilation, set-up.
-            "startup_s": round(timers[side][0].first_epoch_seconds - step * options.steps, 1),
+            "startup_s": round(first[side].first_epoch_seconds - step * options.steps, 1),
             "mfu": None if peak is None else round(3 * flops * rate / (peak * 1e12), 4),
             "mfu_peak": "unavailable (no peak is known for this device)"
             if peak is None

@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from tfopt.atomic.files import write_text
 from tfopt.data.augment.augmentation import Augmentation
 from tfopt.data.augment.config import AugmentConfig
 from tfopt.hardware import detect
+from tfopt.timing import in_turns, seconds_of
 
 RESULTS = Path(__file__).parent / "results"
 Case = tuple[str, Callable[[], tf.data.Dataset], Callable[[], tf.data.Dataset]]
@@ -171,18 +173,13 @@ def compare(name: str, sides: dict[str, Callable[[], tf.data.Dataset]], rounds: 
     """Reads both sides in turns. Returns the examples per second of each and their ratio."""
     datasets = {side: make().prefetch(2) for side, make in sides.items()}
     counts = {side: turn_length(dataset) for side, dataset in datasets.items()}
-    speed: dict[str, list[float]] = {side: [] for side in sides}
-    processor: dict[str, list[float]] = {side: [] for side in sides}
-    for _ in range(rounds):
-        for side, dataset in datasets.items():
-            examples, seconds, busy = read(dataset, counts[side])
-            speed[side].append(examples / seconds)
-            processor[side].append(busy / examples)
-    result: dict[str, Any] = {
-        side: {"examples_per_second": figures(np.array(values[1:]), 0)} for side, values in speed.items()
-    }
-    result["speed"] = figures(np.array(speed["tfopt"][1:]) / np.array(speed["keras"][1:]), 2)
-    result["processor_time"] = figures(np.array(processor["keras"][1:]) / np.array(processor["tfopt"][1:]), 2)
+    turns = in_turns([partial(read, dataset, counts[side]) for side, dataset in datasets.items()], rounds)
+    read_in_turns = {side: np.array(each[1:]).T for side, each in zip(datasets, turns, strict=True)}
+    speed = {side: examples / seconds for side, (examples, seconds, _) in read_in_turns.items()}
+    processor = {side: busy / examples for side, (examples, _, busy) in read_in_turns.items()}
+    result: dict[str, Any] = {side: {"examples_per_second": figures(values, 0)} for side, values in speed.items()}
+    result["speed"] = figures(speed["tfopt"] / speed["keras"], 2)
+    result["processor_time"] = figures(processor["keras"] / processor["tfopt"], 2)
     print(f"{name:60s} {result['speed']['median']:7.2f}x  {result['speed']['quartiles']}", flush=True)
     return result
 
@@ -251,13 +248,8 @@ def placement(rounds: int) -> dict[str, Any]:
         quiet.autotune.enabled = False
         dataset = dataset.prefetch(2).with_options(quiet)
         fits[side] = lambda model=model, dataset=dataset: model.fit(dataset, verbose=0)
-    seconds: dict[str, list[float]] = {side: [] for side in fits}
-    for _ in range(rounds):
-        for side, fit in fits.items():
-            begin = time.perf_counter()
-            fit()
-            seconds[side].append((time.perf_counter() - begin) / steps)
-    times = {side: np.array(values[1:]) for side, values in seconds.items()}
+    turns = in_turns([partial(seconds_of, fit) for fit in fits.values()], rounds)
+    times = {side: np.array(values[1:]) / steps for side, values in zip(fits, turns, strict=True)}
     return {
         "what": f"a training step of a small network, {BATCH} images of {size}x{size}, with crop, flip, rotation and "
         "contrast",

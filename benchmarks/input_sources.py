@@ -11,6 +11,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import keras
@@ -20,6 +21,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 import tfopt
+from tfopt.timing import in_turns
 
 Case = tuple[str, Callable[[], tf.data.Dataset], Callable[[], tf.data.Dataset]]
 IMAGES, IMAGE_SIZE, IMAGE_BATCH = 600, 128, 32
@@ -170,12 +172,9 @@ def examples_per_second(dataset: tf.data.Dataset) -> float:
 def main(rounds: int = 5) -> None:
     with tempfile.TemporaryDirectory() as directory:
         for name, make_ours, make_keras in cases(Path(directory)):
-            sides = {"tfopt": make_ours(), "keras": make_keras()}
-            speeds: dict[str, list[float]] = {side: [] for side in sides}
-            for _ in range(rounds + 1):
-                for side, dataset in sides.items():
-                    speeds[side].append(examples_per_second(dataset))
-            ours, theirs = (float(np.median(speeds[side][1:])) for side in sides)  # the first pass starts the threads
+            sides = [partial(examples_per_second, dataset) for dataset in (make_ours(), make_keras())]
+            speeds = in_turns(sides, rounds + 1)
+            ours, theirs = (float(np.median(each[1:])) for each in speeds)  # the first pass starts the threads
             print(f"{name}: {ours:,.0f} against {theirs:,.0f} examples/s, {ours / theirs:.2f}x")
 
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import gc
 import json
-import math
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 import tyro
-from training_overhead import BATCH, MODELS, Timer, compilation, order
+from training_overhead import BATCH, MODELS, Timer, compilation
 
 import tfopt
 from tfopt.atomic.files import write_text
 from tfopt.hardware import detect
+from tfopt.timing import estimate, in_turns
 
 RESULTS = Path(__file__).parent / "results"
 FREQUENCY = 100
@@ -99,9 +100,8 @@ def compare(name: str, options: Options) -> dict[str, Any]:
 
     for side in sides:
         turn(side)  # traces
-    timers: dict[str, list[Timer]] = {side: [] for side in sides}
-    for side in order(dict.fromkeys(sides), options.rounds):
-        timers[side].append(turn(side))
+    rounds = in_turns([partial(turn, side) for side in sides], options.rounds)
+    timers = dict(zip(sides, rounds, strict=True))
     keras.backend.clear_session()
     seconds = {side: np.array([timer.seconds for timer in timers[side]]) for side in sides}
     processor = {side: np.array([timer.processor_seconds for timer in timers[side]]) for side in sides}
@@ -118,12 +118,12 @@ def compare(name: str, options: Options) -> dict[str, Any]:
 
 
 def summary(ratios: Sequence[float] | np.ndarray) -> dict[str, Any]:
-    """Returns the median of ratios and its 95% interval, which needs no assumption about their distribution."""
-    ordered, count = np.sort(ratios), len(ratios)
-    below = np.cumsum([math.comb(count, number) / 2**count for number in range(count)])
-    skipped = int(np.searchsorted(below, 0.025))  # so many at each end can be left out
-    interval = ordered[max(skipped - 1, 0)], ordered[count - max(skipped, 1)]
-    return {"median": round(float(np.median(ordered)), 3), "interval": [round(float(end), 3) for end in interval]}
+    """Returns the median of ratios and its 95% interval."""
+    found = estimate(ratios)
+    return {
+        "median": round(float(found.median), 3),
+        "interval": [round(float(found.least), 3), round(float(found.most), 3)],
+    }
 
 
 if __name__ == "__main__":

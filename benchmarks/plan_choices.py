@@ -10,8 +10,8 @@ the baseline. Results go to benchmarks/results/plan_choices.json. The run takes 
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import tyro
 import tfopt
 from tfopt.atomic.files import write_text
 from tfopt.hardware import detect
+from tfopt.timing import in_turns, seconds_of
 
 RESULTS = Path(__file__).parent / "results"
 INPUT_SHAPE, CLASSES, BATCH = (32, 32, 3), 10, 64
@@ -71,12 +72,8 @@ def measure(builder: Any, arguments: dict[str, Any], options: Options) -> dict[s
     x = generator.random((BATCH * options.steps, *INPUT_SHAPE), dtype=np.float32)
     y = generator.integers(0, CLASSES, len(x))
     fits = {name: prepare(builder, arguments, x, y, {**PLAIN, **change}) for name, change in CHANGES.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in fits}
-    for _ in range(options.rounds):
-        for name, fit in fits.items():
-            start = time.perf_counter()
-            fit()
-            seconds[name].append(time.perf_counter() - start)
+    rounds = in_turns([partial(seconds_of, fit) for fit in fits.values()], options.rounds)
+    seconds = dict(zip(fits, rounds, strict=True))
     medians = {name: float(np.median(times[1:])) / options.steps * 1e3 for name, times in seconds.items()}
     return {
         "median_step_ms": {name: round(value, 2) for name, value in medians.items()},

@@ -31,6 +31,7 @@ from training_overhead import BATCH, MODELS, compilation
 import tfopt
 from tfopt.atomic.files import write_text
 from tfopt.hardware import detect
+from tfopt.timing import in_turns
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -115,19 +116,12 @@ def compare(name: str, options: Options) -> dict[str, Any]:
         return timer
 
     turn(True)
-    ratios, shares, steps = [], [], {True: [], False: []}
-    for number in range(options.rounds):
-        order = (True, False) if number % 2 else (False, True)
-        timers = {side: turn(side) for side in order}
-        ratios.append(timers[True].fastest_s / timers[False].fastest_s)
-        shares.append(timers[True].thread_share)
-        for side, timer in timers.items():
-            steps[side].append(1e3 * timer.fastest_s / options.steps)
+    without, monitored = in_turns([lambda: turn(False), lambda: turn(True)], options.rounds)
     result = {
-        "step_ms_without": statistics.median(steps[False]),
-        "step_ms_with": statistics.median(steps[True]),
-        "ratio": summary(ratios),
-        "thread_share": round(statistics.median(shares), 5),
+        "step_ms_without": statistics.median(1e3 * timer.fastest_s / options.steps for timer in without),
+        "step_ms_with": statistics.median(1e3 * timer.fastest_s / options.steps for timer in monitored),
+        "ratio": summary([one.fastest_s / other.fastest_s for one, other in zip(monitored, without, strict=True)]),
+        "thread_share": round(statistics.median(timer.thread_share for timer in monitored), 5),
     }
     print(f"{name}: {result}", flush=True)
     return result

@@ -22,8 +22,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from keras import layers
 import tfopt
 from tfopt.atomic.files import write_text
 from tfopt.hardware import detect
+from tfopt.timing import in_turns
 
 RESULTS = Path(__file__).parent / "results"
 CLASSES, BATCH = 10, 64
@@ -170,14 +172,17 @@ def compare(
 ) -> dict[str, Any]:
     """Runs both sides in turns. Prints and returns their step times, and the ratio with its quartiles."""
     steps = options.epochs * options.steps
-    timers: dict[str, list[Timer]] = {name: [] for name in turns}
-    for fit_once in turns.values():
-        fit_once(Timer())  # traces and compiles
-    for name in order(turns, options.rounds):
-        timer = Timer()
+
+    def turn(fit_once: Callable[[Timer], None]) -> Timer:
         gc.collect()  # so that no side pays for the garbage collection of the other side
-        turns[name](timer)
-        timers[name].append(timer)
+        timer = Timer()
+        fit_once(timer)
+        return timer
+
+    for fit_once in turns.values():
+        turn(fit_once)  # traces and compiles
+    rounds = in_turns([partial(turn, fit_once) for fit_once in turns.values()], options.rounds)
+    timers = dict(zip(turns, rounds, strict=True))
     keras.backend.clear_session()
     (denominator,) = set(turns) - {numerator}
     seconds = {name: np.array([timer.seconds for timer in timers[name]]) for name in turns}
@@ -191,12 +196,6 @@ def compare(
     }
     print(what, result, file=sys.stderr, flush=True)
     return result
-
-
-def order(turns: dict[str, Any], rounds: int) -> Iterator[str]:
-    """Yields the side of each turn: A B, B A, A B, ..., so that a drift of the machine's speed favours no side."""
-    for number in range(rounds):
-        yield from (turns if number % 2 == 0 else reversed(turns))
 
 
 def mlp() -> keras.Model:

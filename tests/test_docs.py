@@ -59,11 +59,11 @@ def test_commands_in_the_docs_parse():
 
 
 def test_the_page_of_commands_lists_every_command_and_every_exit_code():
-    from tfopt.cli import COMMANDS, exit_codes
+    from tfopt.cli import COMMANDS, printing
 
     text = (ROOT / "docs" / "command_line.md").read_text()
     assert set(re.findall(r"^\| `([a-z]+)\b", text, re.MULTILINE)) == set(COMMANDS)
-    codes = {value for value in vars(exit_codes).values() if type(value) is int and value < 256}
+    codes = {value for value in vars(printing).values() if type(value) is int and value < 256}
     assert codes <= {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
 
 

@@ -83,8 +83,6 @@ def working(words: str) -> Iterator[Callable[[str], None]]:
     It is one line of standard error, drawn over itself by a thread, and only on a terminal. At the end it is erased.
     One within another one shows nothing.
 
-    Args:
-        words: What is being done, for example "measuring the step".
     Yields:
         A function that changes the words.
     Example:

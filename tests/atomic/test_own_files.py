@@ -16,7 +16,7 @@ from tfopt.cli import main
 from tfopt.data import Examples
 from tfopt.data.records.convert import convert
 from tfopt.errors import ConfigError
-from tfopt.profiling.trace.chrome_trace import write_chrome_trace
+from tfopt.profiling.trace.events import write_chrome_trace
 from tfopt.pruning import PruningConfig
 from tfopt.pruning.sensitivity_curves import Sensitivity
 from tfopt.report import DiagnosisReport, StepBreakdown, Utilization

@@ -15,11 +15,11 @@ from tfopt.diagnosis.experiments import CannotMeasureError, Pair
 from tfopt.diagnosis.input_time import input_time, smaller_buffer, start_saved
 from tfopt.diagnosis.measured import Measured
 from tfopt.diagnosis.observation import Observation, StepCall
-from tfopt.diagnosis.rules import compute, device, host, input
+from tfopt.diagnosis.rules import compute, host, input
 from tfopt.hardware import Gpu, detect
 from tfopt.profiling.cost.efficiency import Roofs, compare
 from tfopt.report import Diagnosis, StepBreakdown, Utilization
-from tfopt.reporting.bars import step_stack
+from tfopt.reporting.figures import step_stack
 from tfopt.scripts.hook import hooked
 
 GIB = 2**30
@@ -52,29 +52,29 @@ def load(**series):
 
 def test_lowered_clocks_cost_their_share(measured):
     measured.observation.load = load(throttled=[0, 1, 1, None, 0], sm_clock_mhz=[1400, 700, 700, None, 1300])
-    found = device.throttled(measured)
+    found = compute.throttled(measured)
     parts = measured.breakdown
     assert found.gain == pytest.approx(0.5 * 0.5 * parts.compute_ms / parts.whole_ms)
     assert "50% of the samples, at 700 instead of 1,400 MHz" in found.evidence
     measured.observation.load = load(throttled=[0] * 19 + [1])
-    assert device.throttled(measured) == "clocks were lowered in 5% of the samples"
+    assert compute.throttled(measured) == "clocks were lowered in 5% of the samples"
     measured.observation.load = load(throttled=[None, None])
     with pytest.raises(CannotMeasureError, match="does not say why clocks are low"):
-        device.throttled(measured)
+        compute.throttled(measured)
 
 
 def test_memory_that_is_left_over_fits_a_larger_batch(measured):
     measured.observation.load = load(tensorflow_memory_peak_bytes=[None, 4 * GIB, 10 * GIB])
-    found = device.unused_memory(measured)
+    found = compute.unused_memory(measured)
     assert found.evidence.startswith("25% of the memory is used at most")
     assert 0.2 < found.gain < 0.6  # twice the examples take hardly longer in so small a network
     assert found.settings == {"training.global_batch_size": 64}
     assert found.changes_training
     measured.observation.load = load(tensorflow_memory_peak_bytes=[30 * GIB])
-    assert device.unused_memory(measured) == "the training uses up to 75% of the memory"
+    assert compute.unused_memory(measured) == "the training uses up to 75% of the memory"
 
 
-@pytest.mark.parametrize("rule", [device.throttled, device.unused_memory])
+@pytest.mark.parametrize("rule", [compute.throttled, compute.unused_memory])
 def test_without_a_gpu_its_rules_cannot_look(measured, rule):
     measured.observation.load = None
     here = Measured(measured.observation, dataclasses.replace(measured.hardware, gpus=()))
@@ -84,7 +84,7 @@ def test_without_a_gpu_its_rules_cannot_look(measured, rule):
 
 def test_many_small_kernels_are_counted(measured):
     count = measured.cost.unfused_kernels
-    found = device.small_kernels(measured)
+    found = compute.small_kernels(measured)
     assert isinstance(found, Diagnosis)  # seven small products, their gradients and updates, for tens of microseconds
     assert f"{count:,} kernels, 4 us to start each" in found.evidence
     assert count > 7 * 3
@@ -99,13 +99,13 @@ def test_a_computation_that_waits_for_memory(measured):
         reached = compare(10**6, 10**9, parts.step_ms, Roofs(bytes_per_s=bandwidth, **of))
         judged = Measured(measured.observation, measured.hardware)
         vars(judged).update(efficiency=reached, breakdown=parts)
-        by_share[share] = device.memory_bound(judged)
+        by_share[share] = compute.memory_bound(judged)
     assert "reaches 80% of the memory bandwidth" in by_share[0.8].evidence
     assert by_share[0.3].startswith("the computation reaches 30% of the memory bandwidth")
 
 
 def test_a_graph_with_small_kernels_is_advised_xla_once(measured):
-    answers = device.small_kernels(measured), compute.xla(measured)
+    answers = compute.small_kernels(measured), compute.xla(measured)
     advised = [each for each in answers if isinstance(each, Diagnosis) and each.gain is not None]
     assert len(advised) <= 1
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tfopt.profiling.monitoring.dcgm import Dcgm
+from tfopt.profiling.monitoring.readers import Dcgm
 
 ROWS = """\
 echo "#Entity   SMACT        TENSO"

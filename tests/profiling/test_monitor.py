@@ -19,8 +19,7 @@ from tfopt.errors import ConfigError, TfoptWarning
 from tfopt.hardware import detect
 from tfopt.profiling import merge_workers
 from tfopt.profiling.monitoring import callback, sampling
-from tfopt.profiling.monitoring.callback import GpuMonitor
-from tfopt.profiling.monitoring.epoch_logs import OF_PROCESS
+from tfopt.profiling.monitoring.callback import OF_PROCESS, GpuMonitor
 from tfopt.profiling.monitoring.readers import ProcessReader
 
 FIT_TWICE_THEN_RAISE = """

@@ -9,10 +9,10 @@ from test_html_page import HOSTILE, Page, sample_report
 from test_saved_report import BREAKDOWN, DIAGNOSIS, TRACE, full_report
 
 from tfopt.report import Diagnosis, DiagnosisReport, OperatorTime, Utilization
-from tfopt.reporting import lines as figures
+from tfopt.reporting import figures
 from tfopt.reporting.comparison import write_comparison_html
+from tfopt.reporting.figures import MOST_POINTS
 from tfopt.reporting.html_page import write_diagnosis_html, write_html
-from tfopt.reporting.lines import MOST_POINTS
 
 
 @pytest.fixture

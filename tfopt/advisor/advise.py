@@ -7,14 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
-from tfopt.advisor.device import (
-    CUDA_CORE_SHARE,
-    MEMORY_SHARE,
-    TENSOR_CORE_SHARE,
-    Device,
-    of_card,
-    step_seconds,
-)
+from tfopt.advisor.device import CUDA_CORE_SHARE, MEMORY_SHARE, TENSOR_CORE_SHARE, Device, of_card, step_seconds
 from tfopt.advisor.recipe_step import RecipeStep, ThisMachine, first_batch, plan_on, recipe_step, this_machine
 from tfopt.data import Examples
 from tfopt.hardware import GPU_CARDS, KERNEL_START_US, Gpu, GpuCard, Hardware, detect
@@ -31,50 +24,29 @@ HEAD = ("GPU", "precision", "memory", "fits", "step ms", "examples/s", "per watt
 
 @dataclass(frozen=True, kw_only=True)
 class CardEstimate(Record):
-    """What a recipe would do on one GPU.
+    """What a recipe would do on one GPU."""
 
-    Attributes:
-        name: The GPU, as in the table of tfopt.hardware.
-        precision: Name of the dtype policy that the plan chooses for it.
-        memory_bytes: Estimated memory of a step, with what TensorFlow itself takes.
-        fits: Whether that is at most the memory of the GPU.
-        step_ms: Estimated time of a step; None if it is unknown.
-        examples_per_s: Examples in a second.
-        examples_per_joule: Examples in a second for each watt of the board.
-        is_best: Whether it has the most examples per joule of the GPUs with enough memory.
-        unavailable: For each attribute above that is None, the reason.
-    """
-
-    name: str
-    precision: str
-    memory_bytes: int
-    fits: bool
-    step_ms: float | None
-    examples_per_s: float | None
-    examples_per_joule: float | None
-    is_best: bool = False
-    unavailable: Mapping[str, str] = field(default_factory=dict)
+    name: str  # the GPU, as in the table of tfopt.hardware
+    precision: str  # name of the dtype policy that the plan chooses for it
+    memory_bytes: int  # estimated memory of a step, with what TensorFlow itself takes
+    fits: bool  # whether that is at most the memory of the GPU
+    step_ms: float | None  # estimated time of a step; None if it is unknown
+    examples_per_s: float | None  # examples in a second
+    examples_per_joule: float | None  # examples in a second for each watt of the board
+    is_best: bool = False  # whether it has the most examples per joule of the GPUs with enough memory
+    unavailable: Mapping[str, str] = field(default_factory=dict)  # for each attribute above that is None, the reason
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advice(Record, Shown):
-    """The GPUs of the table for a recipe.
+    """The GPUs of the table for a recipe."""
 
-    Attributes:
-        recipe: Name of the recipe.
-        examples: Number of examples of a step.
-        gradient_bytes: Bytes of the gradients, which several GPUs would sum.
-        cards: The GPUs, the most examples per joule first, those without enough memory last.
-        here: This machine; None if it was not measured.
-        assumptions: What the estimates assume.
-    """
-
-    recipe: str
-    examples: int
-    gradient_bytes: int
-    cards: Sequence[CardEstimate]
-    here: ThisMachine | None = None
-    assumptions: Sequence[str] = ()
+    recipe: str  # name of the recipe
+    examples: int  # number of examples of a step
+    gradient_bytes: int  # bytes of the gradients, which several GPUs would sum
+    cards: Sequence[CardEstimate]  # the GPUs, the most examples per joule first, those without enough memory last
+    here: ThisMachine | None = None  # this machine; None if it was not measured
+    assumptions: Sequence[str] = ()  # what the estimates assume
 
     @property
     def best(self) -> CardEstimate | None:
@@ -151,7 +123,8 @@ def advise(
         decided = plan_on(recipe, _machine(name, GPU_CARDS[name]))
         estimates.append(_estimate(of_card(name, GPU_CARDS[name]), decided.precision, step_under(decided)))
     estimates.sort(key=lambda card: (not card.fits, -(card.examples_per_joule or 0.0)))
-    marked = [_marked(card, place) for place, card in enumerate(estimates)]
+    if estimates[0].fits and estimates[0].examples_per_joule:
+        estimates[0] = replace(estimates[0], is_best=True)
     here = None
     if measure:
         decided = plan_on(recipe, hardware or detect())
@@ -161,7 +134,7 @@ def advise(
         recipe=recipe.name,
         examples=step.examples,
         gradient_bytes=step.gradient_bytes,
-        cards=marked,
+        cards=estimates,
         here=here,
         assumptions=_assumptions(),
     )
@@ -193,10 +166,6 @@ def _estimate(device: Device, precision: str, step: RecipeStep) -> CardEstimate:
         examples_per_joule=None if rate is None or device.watts is None else rate / device.watts,
         unavailable=dict.fromkeys(unknown, reason) if rate is None else {},
     )
-
-
-def _marked(card: CardEstimate, place: int) -> CardEstimate:
-    return replace(card, is_best=True) if place == 0 and card.fits and card.examples_per_joule else card
 
 
 def _assumptions() -> list[str]:

@@ -30,25 +30,15 @@ CPU_DEPTHWISE_SHARE = 0.03
 
 @dataclass(frozen=True, kw_only=True)
 class Device(Record):
-    """What a step reaches on a device.
+    """What a step reaches on a device."""
 
-    Attributes:
-        name: Name of the device.
-        flops_per_s: Rate of matrix products and convolutions by the dtype of their inputs.
-        depthwise_flops_per_s: Rate of depthwise convolutions.
-        bytes_per_s: Bandwidth of the memory.
-        kernel_s: Time of a kernel's start.
-        memory_bytes: Size of the memory.
-        watts: Power of the board; None if it is unknown.
-    """
-
-    name: str
-    flops_per_s: Mapping[str, float]
-    depthwise_flops_per_s: float
-    bytes_per_s: float
-    kernel_s: float
-    memory_bytes: int
-    watts: float | None = None
+    name: str  # name of the device
+    flops_per_s: Mapping[str, float]  # rate of matrix products and convolutions by the dtype of their inputs
+    depthwise_flops_per_s: float  # rate of depthwise convolutions
+    bytes_per_s: float  # bandwidth of the memory
+    kernel_s: float  # time of a kernel's start
+    memory_bytes: int  # size of the memory
+    watts: float | None = None  # power of the board; None if it is unknown
 
 
 def of_card(name: str, card: GpuCard) -> Device:

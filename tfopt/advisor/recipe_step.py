@@ -31,40 +31,24 @@ LEAST_EPOCHS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeStep:
-    """The training step of a recipe on one device.
+    """The training step of a recipe on one device."""
 
-    Attributes:
-        examples: Number of examples of a step.
-        accumulate: Number of micro-batches, each of which runs the kernels once.
-        kernels: The kernels of a micro-batch.
-        memory: The estimated memory of a micro-batch.
-        gradient_bytes: Bytes of the gradients of all weights.
-    """
-
-    examples: int
-    accumulate: int
-    kernels: Sequence[Kernel]
-    memory: TrainingMemory
-    gradient_bytes: int
+    examples: int  # number of examples of a step
+    accumulate: int  # number of micro-batches, each of which runs the kernels once
+    kernels: Sequence[Kernel]  # the kernels of a micro-batch
+    memory: TrainingMemory  # the estimated memory of a micro-batch
+    gradient_bytes: int  # bytes of the gradients of all weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThisMachine(Record):
-    """The same estimate for this machine, against a measured step.
+    """The same estimate for this machine, against a measured step."""
 
-    Attributes:
-        device: The device.
-        precision: Name of the dtype policy.
-        estimated_ms: Estimated time of a step; None if a peak rate is unknown.
-        measured_ms: Measured time of a step: the median of several.
-        error: estimated / measured - 1; None without an estimate.
-    """
-
-    device: str
-    precision: str
-    estimated_ms: float | None
-    measured_ms: float
-    error: float | None
+    device: str  # the device
+    precision: str  # name of the dtype policy
+    estimated_ms: float | None  # estimated time of a step; None if a peak rate is unknown
+    measured_ms: float  # measured time of a step: the median of several
+    error: float | None  # estimated / measured - 1; None without an estimate
 
     def __str__(self) -> str:
         head = f"this machine ({self.device}, {self.precision}): measured {self.measured_ms:.3g} ms per step"
@@ -144,7 +128,9 @@ def measured_step_ms(recipe: Recipe, examples: Examples, batch: Any, decided: Pl
     """Returns the time of a training step of a new model of the recipe in `fit`, always on the same batch."""
     model = compiled_model(recipe, examples, decided)
     compile_model(model, decided, optimizer=model.optimizer, loss=model.loss)
-    whole = keras.tree.map_structure(lambda value: _repeated(value, recipe.training.global_batch_size), batch)
+    size = recipe.training.global_batch_size
+    times = -(-size // int(keras.tree.flatten(batch)[0].shape[0]))  # the batch is repeated, or cut
+    whole = keras.tree.map_structure(lambda value: tf.concat([value] * times, 0)[:size], batch)
     data = tf.data.Dataset.from_tensors(whole).repeat()
     timer = _Timer()
     model.fit(data, steps_per_epoch=STEPS, epochs=LEAST_EPOCHS + 1000, verbose=0, shuffle=False, callbacks=[timer])
@@ -170,9 +156,3 @@ class _Timer(keras.callbacks.Callback):
         self.seconds.append(now - self._start)
         if now > self._end and len(self.seconds) >= LEAST_EPOCHS:
             self.model.stop_training = True
-
-
-def _repeated(value: Any, size: int) -> Any:
-    """Returns a batch of a number of examples: those of another, repeated or cut."""
-    times = -(-size // int(value.shape[0]))
-    return tf.concat([value] * times, 0)[:size]

@@ -147,38 +147,23 @@ class Hosts:
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledStep(Record):
-    """A training step on a number of GPUs.
+    """A training step on a number of GPUs."""
 
-    Attributes:
-        gpus: Number of GPUs.
-        step_ms: Time of a step.
-        all_reduce_ms: Time of the sum of the gradients.
-        exposed_ms: The part of it that does not overlap with the computation, with the coordination.
-        examples_per_s: Examples of all GPUs in a second.
-        efficiency: The rate as a share of the rate of one GPU times the number of GPUs.
-    """
-
-    gpus: int
-    step_ms: float
-    all_reduce_ms: float
-    exposed_ms: float
-    examples_per_s: float
-    efficiency: float
+    gpus: int  # number of GPUs
+    step_ms: float  # time of a step
+    all_reduce_ms: float  # time of the sum of the gradients
+    exposed_ms: float  # the part of it that does not overlap with the computation, with the coordination
+    examples_per_s: float  # examples of all GPUs in a second
+    efficiency: float  # the rate as a share of the rate of one GPU times the number of GPUs
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingTable(Record, Shown):
-    """Steps on several numbers of GPUs, with the same number of examples on each GPU.
+    """Steps on several numbers of GPUs, with the same number of examples on each GPU."""
 
-    Attributes:
-        steps: One for each number of GPUs.
-        gradient_bytes: Bytes that are summed in a step.
-        assumptions: What the estimate assumes.
-    """
-
-    steps: Sequence[ScaledStep]
-    gradient_bytes: int
-    assumptions: Sequence[str]
+    steps: Sequence[ScaledStep]  # one for each number of GPUs
+    gradient_bytes: int  # bytes that are summed in a step
+    assumptions: Sequence[str]  # what the estimate assumes
 
     def _sheet(self) -> Sheet:
         rows = [
@@ -248,13 +233,9 @@ def _ring(size: float, members: int, link: Link) -> float:
 
 def _assumptions(hosts: Hosts, examples: int, gradient_bytes: int) -> list[str]:
     overlap = f"overlaps with {hosts.overlap:.0%} of the backward pass" if hosts.overlap else "overlaps with nothing"
+    way = "in one ring" if hosts.algorithm == "ring" else "within each host and then between hosts"
     return [
-        f"{examples} examples on each GPU; {short_bytes(gradient_bytes)} of gradients, summed {_way(hosts)}, "
-        f"which {overlap}",
+        f"{examples} examples on each GPU; {short_bytes(gradient_bytes)} of gradients, summed {way}, which {overlap}",
         f"links: {hosts.inside.name} inside a host of {hosts.gpus_per_host} GPUs, {hosts.between.name} between "
         "hosts; input, stragglers and congestion are left out",
     ]
-
-
-def _way(hosts: Hosts) -> str:
-    return "in one ring" if hosts.algorithm == "ring" else "within each host and then between hosts"

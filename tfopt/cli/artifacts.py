@@ -8,9 +8,8 @@ from typing import Annotated
 
 import tyro
 
-from tfopt.cli.exit_codes import CHECK_FAILED, SUCCESS, CheckError
 from tfopt.cli.preparation import start_tensorflow
-from tfopt.cli.printing import print_json, say
+from tfopt.cli.printing import CHECK_FAILED, SUCCESS, CheckError, print_json, say
 from tfopt.errors import ArtifactError, ConfigError
 from tfopt.settings.flags import parse
 from tfopt.terminal import working
@@ -143,11 +142,7 @@ def report_command(words: list[str]) -> int:
 
 
 def _names(directories: tuple[str, ...]) -> dict[str, str]:
-    """Returns a name for each directory: its last part, or the whole path where the last parts are the same.
-
-    Raises:
-        ConfigError: A directory is given twice.
-    """
+    """Returns a name for each directory: its last part, or the whole path where the last parts are the same."""
     last = [Path(directory).resolve().name for directory in directories]
     names = list(last) if len(set(last)) == len(last) else list(directories)
     if len(set(names)) < len(names):

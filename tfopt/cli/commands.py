@@ -13,9 +13,8 @@ import tyro
 from annotated_types import Ge
 
 from tfopt.atomic.files import write_text
-from tfopt.cli.exit_codes import CHECK_FAILED, SUCCESS, WRONG_USE
 from tfopt.cli.preparation import look_beside, read_recipe, start_tensorflow
-from tfopt.cli.printing import ProgressConsole, print_json, print_rows, say
+from tfopt.cli.printing import CHECK_FAILED, SUCCESS, WRONG_USE, ProgressConsole, print_json, print_rows, say
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.settings.flags import expand, parse, stages
 from tfopt.settings.validation import check_fields
@@ -135,11 +134,10 @@ def init_command(words: list[str]) -> int:
 
 
 def write_project(directory: str | Path) -> list[Path]:
-    """Writes a script, train.py, and its settings, recipe.toml, into a directory. Both run as they are.
+    """Writes a script, train.py, and its settings, recipe.toml, and returns their paths. Both run as they are.
 
-    Args:
-        directory: A directory, which is made if it is missing.
-    Returns: The paths of the files.
+    The directory is made if it is missing.
+
     Raises:
         ConfigError: The directory has a file of that name, or is no directory. Nothing is written then.
     Example:

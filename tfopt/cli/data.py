@@ -13,9 +13,8 @@ from typing import Annotated, Any, Literal
 import tyro
 from annotated_types import Ge, Gt, Le
 
-from tfopt.cli.exit_codes import SUCCESS, WRONG_USE
 from tfopt.cli.preparation import arguments_of, look_beside, read_recipe, start_tensorflow
-from tfopt.cli.printing import print_json, print_rows, say
+from tfopt.cli.printing import SUCCESS, WRONG_USE, print_json, print_rows, say
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.settings.flags import Arguments, parse
 from tfopt.settings.validation import check_fields
@@ -120,7 +119,6 @@ class ServeOptions:
 
 
 def data_command(words: list[str]) -> int:
-    """Runs `tfopt data ...`."""
     if not words or words[0] in ("-h", "--help"):
         say(DATA_HELP, end="")
         return SUCCESS if words else WRONG_USE
@@ -144,8 +142,11 @@ def list_command(words: list[str]) -> int:
         return SUCCESS
     rows: list[tuple[str, str]] = []
     for name, source in SOURCES.items():
-        rows.append((name, (source.__doc__ or "").strip().splitlines()[0]))
-        rows.append(("", ", ".join(_words(*argument) for argument in arguments_of(source).items())))
+        words = [
+            f"{key} ({REQUIRED})" if default is EMPTY else f"{key}={default!r}"
+            for key, default in arguments_of(source).items()
+        ]
+        rows += [(name, (source.__doc__ or "").strip().splitlines()[0]), ("", ", ".join(words))]
     print_rows(rows)
     return SUCCESS
 
@@ -237,10 +238,6 @@ def _named(name: str, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
         )
     recipe = read_recipe(name)
     return recipe.data, recipe.training
-
-
-def _words(name: str, default: Any) -> str:
-    return f"{name} ({REQUIRED})" if default is EMPTY else f"{name}={default!r}"
 
 
 def _show_progress(done: int, total: int) -> None:

@@ -25,32 +25,24 @@ from tfopt.tasks.scores import Score
 from tfopt.tasks.task import Task
 
 DEFAULT_METRIC = "accuracy"
+# What NumPy raises for an incomplete or damaged file.
+DAMAGED = (EOFError, zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleData:
-    """Examples that a command line names.
+    """Examples that a command line names."""
 
-    Attributes:
-        arrays: Inputs, or (inputs, labels), of a file; None for a source.
-        examples: The examples of a source; None for a file.
-        task: The task of a recipe; None if no recipe is named.
-    """
-
-    arrays: Any = None
-    examples: Examples | None = None
-    task: Task | None = None
+    arrays: Any = None  # inputs, or (inputs, labels), of a file; None for a source
+    examples: Examples | None = None  # the examples of a source; None for a file
+    task: Task | None = None  # the task of a recipe; None if no recipe is named
 
     def part(self, split: Split) -> Any:
         """Returns the arrays of a file, or batches of a part of a source."""
         return self.arrays if self.examples is None else self.examples.batches(split)
 
     def metric(self, metric: str | None, task: str | None) -> str | Score:
-        """Returns the metric that the user names, or the score of the task, or the accuracy.
-
-        Raises:
-            ConfigError: Both a metric and a task are named, or the task is unknown.
-        """
+        """Returns the metric that the user names, or the score of the task, or the accuracy."""
         if metric is not None and task is not None:
             raise ConfigError(
                 "metric and task must not be given together: a task has its score. Received: "
@@ -61,7 +53,12 @@ class ExampleData:
         found = self.task if task is None else Recipe(name="", task=task).find_task()
         if found is None:
             return DEFAULT_METRIC
-        return found.score(self.examples or _without_source(self.arrays))
+        if self.examples is not None:
+            return found.score(self.examples)
+        import tensorflow as tf
+
+        dataset = tf.data.Dataset.from_tensor_slices(self.arrays)
+        return found.score(Examples(name="file", train=dataset, test=dataset, outputs=0))
 
 
 def find_example_data(name: str) -> ExampleData:
@@ -92,14 +89,6 @@ def find_example_data(name: str) -> ExampleData:
     return ExampleData(arrays=_read(name))
 
 
-def _without_source(arrays: Any) -> Examples:
-    """Returns examples of a file, for the score of a task."""
-    import tensorflow as tf
-
-    dataset = tf.data.Dataset.from_tensor_slices(arrays)
-    return Examples(name="file", train=dataset, test=dataset, outputs=0)
-
-
 def _read(name: str) -> Any:
     check_stored("Example data", name)
     try:
@@ -113,15 +102,7 @@ def _read(name: str) -> Any:
             f"A .npz file must hold an array x, and y for labels. Received: {name} with {loaded.files}. "
             "Write it again with numpy.savez(file, x=inputs, y=labels)."
         ) from error
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        zipfile.BadZipFile,
-        zlib.error,
-        SyntaxError,
-        tokenize.TokenError,
-    ) as error:  # the last five: an incomplete or damaged file
+    except (OSError, ValueError, *DAMAGED) as error:
         raise ConfigError(
             f"Example data must be a readable NumPy file. Received: {name!r} ({error}). Write it again with numpy.save "
             "or numpy.savez."

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from annotated_types import Ge
 
-from tfopt.cli.exit_codes import SUCCESS
 from tfopt.cli.preparation import arguments_of, look_beside, read_recipe, start_tensorflow
-from tfopt.cli.printing import print_json, print_rows, say
+from tfopt.cli.printing import SUCCESS, print_json, print_rows, say
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.report.formatting import short_bytes, short_count
 from tfopt.report.sheet import Table
@@ -91,9 +90,9 @@ def _recipe_command(words: list[str]) -> int:
         print_json({"recipe": recipe.to_dict(), "cost": cost or None})
         return SUCCESS
     say(recipe)
-    forms = {"as it stands": cost, **cost.get("forms", {})}
     if cost:
         say()
+        forms = {"as it stands": cost, **cost.get("forms", {})}
         print_rows([(f"# {form}", _cost_text(each)) for form, each in forms.items()])
     return SUCCESS
 
@@ -211,11 +210,7 @@ def _model_command(words: list[str]) -> int:
 
 
 def _model(options: ModelOptions) -> tuple[ModelConfig, tuple[int | None, ...], int]:
-    """Returns the model, the shape of an example and the number of outputs. The table gives what the flags leave out.
-
-    Raises:
-        ConfigError: The name or an argument is unknown, or a flag is missing.
-    """
+    """Returns the model, the shape of an example and the number of outputs. The table has what the flags leave out."""
     from tfopt.models import BUILDERS
     from tfopt.models.table import PUBLISHED_MODELS, SMALL_MODELS
     from tfopt.recipe import ModelConfig

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tfopt.atomic.own_files import Form, check_replaceable, json_with, write_own
-from tfopt.cli.exit_codes import NOT_FINISHED, SUCCESS, WRONG_USE, report_error
 from tfopt.cli.preparation import look_beside, read_recipe, start_tensorflow
-from tfopt.cli.printing import say
+from tfopt.cli.printing import NOT_FINISHED, SUCCESS, WRONG_USE, report_error, say
 from tfopt.errors import ConfigError, TfoptError, TrainingError
 from tfopt.settings.flags import parse
 from tfopt.terminal import working
@@ -148,7 +147,6 @@ def split_at_script(words: list[str], options: type) -> tuple[list[str], list[st
 
 
 def doctor_command(words: list[str]) -> int:
-    """Runs `tfopt doctor`. The words after the script are the script's."""
     own, asked = split_at_script(words, DoctorOptions)
     if not words or HELP_FLAGS & set(own):
         say(DOCTOR_HELP, end="")
@@ -186,7 +184,7 @@ def _check_outputs(options: DoctorOptions) -> None:
         check_replaceable(Path(options.out, "diagnosis.json"), DiagnosisReport.is_own)
         check_replaceable(Path(options.out, "report.html"), is_page)
     if options.trace is not None:
-        from tfopt.profiling.trace.chrome_trace import CHROME_TRACE, is_chrome_trace
+        from tfopt.profiling.trace.events import CHROME_TRACE, is_chrome_trace
 
         check_replaceable(Path(options.trace, CHROME_TRACE), is_chrome_trace)
 
@@ -255,7 +253,6 @@ def _write(found: DiagnosisReport, options: DoctorOptions, after: DiagnosisRepor
 
 
 def monitor_any_command(words: list[str]) -> int:
-    """Runs `tfopt monitor`. The words after -- are the program's."""
     place = words.index("--") if "--" in words else len(words)
     own, program = words[:place], words[place + 1 :]
     if not words or HELP_FLAGS & set(own):
@@ -274,15 +271,12 @@ def monitor_any_command(words: list[str]) -> int:
     from tfopt.report import Utilization
 
     out = None if options.out is None else writable_file("--out", options.out, Utilization.is_own)
-
     code, load = monitor_command(program, options.interval)
     if options.json:
         say(load.to_json())
     else:
         say(load, error=True)
     if out is not None:
-        from tfopt.atomic.own_files import write_own
-
         try:
             write_own(out, load.to_json(), Utilization.is_own)
         except TfoptError as error:  # the program has run; its exit code says more
@@ -292,10 +286,8 @@ def monitor_any_command(words: list[str]) -> int:
 
 
 def writable_file(flag: str, out: str, is_own: Form) -> Path:
-    """Returns the path of a file that can be written.
+    """Returns the path of a file. Raises ConfigError if it cannot be written, or if tfopt did not write it.
 
-    Raises:
-        ConfigError: It cannot be written, or is a file that tfopt did not write.
     Example:
         >>> writable_file("--out", "/proc/no/load.json", lambda content: True)
         Traceback (most recent call last):
@@ -314,10 +306,8 @@ def writable_file(flag: str, out: str, is_own: Form) -> Path:
 
 
 def writable_directory(flag: str, out: str) -> Path:
-    """Returns the path of a directory that can be written, and makes it if it is missing.
+    """Returns the path of a directory, which is made if it is missing. Raises ConfigError if it cannot be written.
 
-    Raises:
-        ConfigError: It cannot be written.
     Example:
         >>> writable_directory("--out", "/proc/no")
         Traceback (most recent call last):

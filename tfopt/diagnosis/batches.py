@@ -19,12 +19,10 @@ IN_ADVANCE = 64
 
 
 class Hand:
-    """An iterator that gives the batches it is handed.
+    """An iterator that gives the batches it is handed, of the types and shapes of a spec.
 
     It lives as long as the `fit`. A new iterator for each call would cost more than a millisecond in the call.
 
-    Args:
-        spec: The types and shapes of the batches.
     Example:
         >>> hand = Hand((tf.TensorSpec((None, 3)),))
         >>> iterator = hand.give([(tf.zeros((2, 3)),)])
@@ -47,11 +45,10 @@ class Hand:
     def give(self, batches: Sequence[Any]) -> Any:
         """Returns the iterator, whose next elements are these batches. It waits for more after them."""
         for batch in batches:
-            self._queue.enqueue((tf.data.experimental.to_variant(_alone(batch)), True))
+            self._queue.enqueue((tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(batch)), True))
         return self._iterator
 
     def close(self) -> None:
-        """Ends the iterator."""
         # A queue that is closed while a thread waits for it would print an error.
         self._queue.enqueue((tf.data.experimental.to_variant(tf.data.Dataset.range(0)), False))
 
@@ -64,8 +61,8 @@ def again(batches: Sequence[Any], spec: Any, *, repeat: bool = False) -> Any:
         >>> iterator.element_spec, len(list(iterator))
         ((TensorSpec(shape=(None, 3), dtype=tf.float32, name=None),), 1)
     """
-    dataset = _endless(batches) if repeat else _joined(batches).with_options(_as_it_is())
-    return iter(tf.data.experimental.from_variant(tf.data.experimental.to_variant(dataset), spec))
+    variant = tf.data.experimental.to_variant(_joined(batches, repeat=repeat))
+    return iter(tf.data.experimental.from_variant(variant, spec))
 
 
 def batches_in_memory(batch: Any, spec: Any, strategy: tf.distribute.Strategy) -> Any:
@@ -79,24 +76,18 @@ def batches_in_memory(batch: Any, spec: Any, strategy: tf.distribute.Strategy) -
     count = strategy.num_replicas_in_sync
     if count == 1:
         return again([batch], spec, repeat=True)
-    parts = [keras.tree.map_structure(functools.partial(_of_replica, place), batch) for place in range(count)]
-    return iter(strategy.distribute_datasets_from_function(lambda _: _endless(parts)))
+
+    def of_replica(place: int, value: Any) -> Any:
+        return value.values[place] if isinstance(value, tf.distribute.DistributedValues) else value
+
+    parts = [keras.tree.map_structure(functools.partial(of_replica, place), batch) for place in range(count)]
+    return iter(strategy.distribute_datasets_from_function(lambda _: _joined(parts, repeat=True)))
 
 
-def _of_replica(place: int, value: Any) -> Any:
-    return value.values[place] if isinstance(value, tf.distribute.DistributedValues) else value
-
-
-def _joined(batches: Sequence[Any]) -> tf.data.Dataset:
-    return functools.reduce(lambda first, other: first.concatenate(other), map(_alone, batches))
-
-
-def _endless(batches: Sequence[Any]) -> tf.data.Dataset:
-    return _joined(batches).repeat().with_options(_as_it_is())
-
-
-def _alone(batch: Any) -> tf.data.Dataset:
-    return tf.data.Dataset.from_tensors(batch)
+def _joined(batches: Sequence[Any], *, repeat: bool) -> tf.data.Dataset:
+    alone = map(tf.data.Dataset.from_tensors, batches)
+    joined = functools.reduce(lambda first, other: first.concatenate(other), alone)
+    return (joined.repeat() if repeat else joined).with_options(_as_it_is())
 
 
 def _as_it_is() -> tf.data.Options:

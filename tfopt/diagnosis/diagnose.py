@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from tfopt.hardware import detect
 from tfopt.models.unbuilt_copy import unbuilt_copy
 from tfopt.profiling.monitoring.callback import GpuMonitor
 from tfopt.profiling.trace import record_trace, summarize
-from tfopt.report import Diagnosis, DiagnosisReport, StepBreakdown, TraceSummary
+from tfopt.report import Diagnosis, DiagnosisReport, StepBreakdown
 from tfopt.settings.validation import check_type
 from tfopt.terminal import working
 from tfopt.training.checkpointing.state import build_state, has_variables, own_optimizers
@@ -120,20 +120,9 @@ def _open_spec(value: Any) -> tf.TensorSpec | None:
 
 
 def observe_fit(
-    observation: Observation,
-    model: keras.Model,
-    fit: Any,
-    args: tuple[Any, ...],
-    options: dict[str, Any],
+    observation: Observation, model: keras.Model, fit: Any, args: tuple[Any, ...], options: dict[str, Any]
 ) -> Any:
-    """Runs a fit and adds its steps to an observation.
-
-    Args:
-        observation: Receives the times.
-        model: The model.
-        fit: The bound method to call.
-        args, options: Its arguments.
-    """
+    """Runs a fit, of which the bound method and its arguments are given, and adds its steps to an observation."""
     before, observation.data = observation.data, args[0] if args else options.get("x")
     if before is not observation.data:  # other examples
         observation.epochs = 0
@@ -146,16 +135,14 @@ def observe_fit(
 
 
 class DoctorHook:
-    """Watches what a program does with `compile` and `fit`: a `tfopt.scripts.hook.FitHook`.
+    """Watches what a program does with `compile` and `fit`, for some steps: a `tfopt.scripts.hook.FitHook`.
 
-    Args:
-        steps: Number of steps to watch.
-        stops: Whether training ends after these steps.
+    With `stops`, training ends after these steps.
     """
 
     def __init__(self, steps: int = 100, *, stops: bool = False) -> None:
         self._steps, self._stops = steps, stops
-        self._current = self._longest = self._new()
+        self._current = self._longest = Observation(limit=steps, stops=stops)
 
     @property
     def observation(self) -> Observation:
@@ -165,7 +152,7 @@ class DoctorHook:
     def follow(self, model: keras.Model) -> Observation:
         """Returns what is watched of a model. Only the steps of one model can be compared with each other."""
         if self._current.model not in (None, model):
-            self._longest, self._current = self.observation, self._new()
+            self._longest, self._current = self.observation, Observation(limit=self._steps, stops=self._stops)
         return self._current
 
     def compile(self, model: keras.Model, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -183,72 +170,60 @@ class DoctorHook:
             return original(*args, **kwargs)
         return observe_fit(self.follow(model), model, original, args, kwargs)
 
-    def _new(self) -> Observation:
-        return Observation(limit=self._steps, stops=self._stops)
-
 
 def report(observation: Observation, name: str | None = None, trace_dir: str | Path | None = None) -> DiagnosisReport:
-    """Runs the experiments on what was watched, and checks every rule.
+    """Runs the experiments on what was watched, and checks every rule. Without a name, it is that of the model.
 
-    Args:
-        observation: What was watched.
-        name: Name for the report; None takes that of the model.
-        trace_dir: Directory for a trace of TensorFlow's profiler of some steps; None records none.
+    With a directory, TensorFlow's profiler records a trace of some steps there.
+
     Raises:
         TrainingError: The training is too short to measure.
     """
     with working("measuring the step of the training") as now:
-        return _report(observation, name, trace_dir, now)
-
-
-def _report(
-    observation: Observation, name: str | None, trace_dir: str | Path | None, now: Callable[[str], None]
-) -> DiagnosisReport:
-    try:
-        measured = Measured(observation, detect())
-        parts = measured.breakdown
-    except CannotMeasureError as error:
-        raise TrainingError(f"The training cannot be measured: {error}.") from error
-    found: list[Diagnosis] = []
-    absent, unchecked = {}, {}
-    for rule in RULES:
-        now(f"measuring the step of the training: {rule.cause.replace('_', ' ')}")
         try:
-            result = rule.check(measured)
-        except AbsentError as reason:
-            result = str(reason)
+            measured = Measured(observation, detect())
+            parts = measured.breakdown
         except CannotMeasureError as error:
-            unchecked[rule.cause] = str(error)
-            continue
-        if isinstance(result, Diagnosis) and is_worth(result):
-            found.append(dataclasses.replace(result, source=rule.source))
-        elif isinstance(result, Diagnosis):
-            absent[rule.cause] = f"{result.title}: that would save {result.gain:.1%} (threshold {WORTH:.0%})"
-        else:
-            absent[rule.cause] = result
-    reached = None
-    try:
-        reached = measured.efficiency
-    except CannotMeasureError as error:
-        unchecked["efficiency"] = str(error)
-    found.sort(key=lambda each: -1.0 if each.gain is None else each.gain, reverse=True)
-    return DiagnosisReport(
-        name=name or measured.model.name,
-        breakdown=parts,
-        diagnoses=found,
-        absent=absent,
-        unchecked=unchecked,
-        efficiency=reached,
-        trace=None if trace_dir is None else _traced(measured, trace_dir),
-    )
-
-
-def _traced(measured: Measured, directory: str | Path) -> TraceSummary:
-    with measured.experiments.ready_step() as run, record_trace(directory) as mark:
-        for _ in range(TRACED_STEPS):
-            with mark():
-                run()
-    return summarize(directory)
+            raise TrainingError(f"The training cannot be measured: {error}.") from error
+        found: list[Diagnosis] = []
+        absent, unchecked = {}, {}
+        for rule in RULES:
+            now(f"measuring the step of the training: {rule.cause.replace('_', ' ')}")
+            try:
+                result = rule.check(measured)
+            except AbsentError as reason:
+                result = str(reason)
+            except CannotMeasureError as error:
+                unchecked[rule.cause] = str(error)
+                continue
+            if isinstance(result, Diagnosis) and is_worth(result):
+                found.append(dataclasses.replace(result, source=rule.source))
+            elif isinstance(result, Diagnosis):
+                absent[rule.cause] = f"{result.title}: that would save {result.gain:.1%} (threshold {WORTH:.0%})"
+            else:
+                absent[rule.cause] = result
+        reached = None
+        try:
+            reached = measured.efficiency
+        except CannotMeasureError as error:
+            unchecked["efficiency"] = str(error)
+        trace = None
+        if trace_dir is not None:
+            with measured.experiments.ready_step() as run, record_trace(trace_dir) as mark:
+                for _ in range(TRACED_STEPS):
+                    with mark():
+                        run()
+            trace = summarize(trace_dir)
+        found.sort(key=lambda each: -1.0 if each.gain is None else each.gain, reverse=True)
+        return DiagnosisReport(
+            name=name or measured.model.name,
+            breakdown=parts,
+            diagnoses=found,
+            absent=absent,
+            unchecked=unchecked,
+            efficiency=reached,
+            trace=trace,
+        )
 
 
 def profile(model: keras.Model, *args: Any, steps: int = 100, **options: Any) -> StepBreakdown:

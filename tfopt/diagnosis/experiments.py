@@ -10,6 +10,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import keras
@@ -19,6 +21,7 @@ from tfopt.compat.replace import kept, replaced
 from tfopt.compat.trainer import built_under
 from tfopt.diagnosis.batches import again, batches_in_memory
 from tfopt.errors import TfoptError
+from tfopt.timing import call_seconds, in_turns
 from tfopt.training.checkpointing.record import read_random, write_random
 from tfopt.training.checkpointing.state import hold_state
 from tfopt.training.step.runtime import is_trained_by_tfopt
@@ -79,17 +82,11 @@ def unchanged(model: keras.Model) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Milliseconds of a step in two forms, timed in turns, so that a change of the machine's speed meets both alike.
+    """Milliseconds of a step in two forms, timed in turns, so that a change of the machine's speed meets both alike."""
 
-    Attributes:
-        before_ms: Milliseconds of the first form.
-        after_ms: Milliseconds of the second form.
-        build_s: Seconds that it takes longer to trace and compile the second form than the first, once.
-    """
-
-    before_ms: float
-    after_ms: float
-    build_s: float = 0.0
+    before_ms: float  # milliseconds of the first form
+    after_ms: float  # milliseconds of the second form
+    build_s: float = 0.0  # seconds that it takes longer to trace and compile the second form than the first, once
 
     @property
     def saved(self) -> float:
@@ -99,36 +96,32 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """A form of the step.
+    """A form of the step."""
 
-    Attributes:
-        steps: Steps in one call.
-        settings: Attributes of the model that are set.
-        source: What the training function is called with, without a strategy an iterator; None is the batch in memory.
-        waits: Whether the step waits for an input pipeline. Then the mean of the calls counts: one call waits for many.
-        gap_s: Seconds of Python between two calls, in which the input goes on. They count as part of the call.
-    """
-
-    steps: int = 1
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    steps: int = 1  # steps in one call
+    settings: Mapping[str, Any] = field(default_factory=dict)  # attributes of the model that are set
+    # What the training function is called with, without a strategy an iterator; None is the batch in memory.
     source: Any = None
+    # Whether the step waits for an input pipeline. Then the mean of the calls counts: one call waits for many.
     waits: bool = False
+    # Seconds of Python between two calls, in which the input goes on. They count as part of the call.
     gap_s: float = 0.0
 
 
 class Experiments:
-    """The experiments with one model and one batch.
+    """The experiments with a compiled model and one batch as its training function takes it.
 
-    Args:
-        model: A compiled model, of which `fit` was called.
-        batch: A batch as the training function takes it.
-        spec: The types and shapes of the batches of `fit`.
+    `spec` has the types and shapes of the batches of `fit`. Each experiment runs once, and keeps its result.
     """
 
     def __init__(self, model: keras.Model, batch: Any, spec: Any) -> None:
         self.model, self._batch, self._spec = model, batch, spec
         self.is_distributed = built_under(model) is not None
         self._done: dict[str, Pair] = {}
+
+    def _check_alone(self) -> None:
+        if self.is_distributed:
+            raise CannotMeasureError("the model runs under a distribution strategy")
 
     def in_graph(self) -> Pair:
         """Times a step as `fit` calls it, and among many in one call: what the device takes, without Python."""
@@ -147,8 +140,7 @@ class Experiments:
 
     def other_xla(self) -> Pair:
         """Times a step among many in one call, and the same with the other setting of jit_compile."""
-        if self.is_distributed:
-            raise CannotMeasureError("the model runs under a distribution strategy")
+        self._check_alone()
         if is_trained_by_tfopt(self.model):
             raise CannotMeasureError("tfopt.compile has set the step; the plan says why XLA is on or off")
         settings = {"jit_compile": not self.model.jit_compile, "run_eagerly": False}
@@ -165,8 +157,7 @@ class Experiments:
 
     def with_examples(self, factor: int) -> Pair:
         """Times a step, and one with so many times the examples."""
-        if self.is_distributed:
-            raise CannotMeasureError("the model runs under a distribution strategy")
+        self._check_alone()
         with measurable():  # a batch may hold other things than dense tensors
             batch = keras.tree.map_structure(
                 lambda each: None if each is None else tf.repeat(each, factor, axis=0), self._batch
@@ -175,28 +166,21 @@ class Experiments:
         return self._pair(f"examples {factor}", Form(), Form(source=again([batch], spec, repeat=True)))
 
     def other_input(self, name: str, before: tf.data.Dataset, after: tf.data.Dataset, gap_s: float) -> Pair:
-        """Times a step that reads its batches from a data set, and one that reads them from another.
+        """Times a step that reads batches from the data set of the training, and one that reads from a changed one.
 
-        Args:
-            name: A name for this change.
-            before: The data set of the training.
-            after: A data set with such batches.
-            gap_s: Seconds of Python between two calls.
+        Python takes `gap_s` seconds between two calls.
         """
-        return self._pair(f"input {name}", *(self._reading(each, gap_s) for each in (before, after)))
+
+        def reading(dataset: tf.data.Dataset) -> Form:
+            source = iter(self._typed(dataset.repeat()))
+            return Form(steps=self.model.steps_per_execution, source=source, waits=True, gap_s=gap_s)
+
+        return self._pair(f"input {name}", reading(before), reading(after))
 
     def whole_epochs(
         self, name: str, before: tf.data.Dataset, after: tf.data.Dataset, gap_s: float, batches: int
     ) -> Pair:
-        """Times the steps of whole epochs, with the starts of their data sets.
-
-        Args:
-            name: A name for this change.
-            before: The data set of the training.
-            after: A data set with such batches, perhaps without an end.
-            gap_s: Seconds of Python between two calls.
-            batches: Number of batches of an epoch.
-        """
+        """Times the steps of whole epochs of some batches, with the starts of their data sets."""
         name = f"epochs {name}"
         if name not in self._done:
             one, other = self._epochs([before, after], gap_s, batches)
@@ -204,14 +188,8 @@ class Experiments:
         return self._done[name]
 
     def from_arrays(self, gap_s: float, batches: int) -> float:
-        """Returns the milliseconds of a step whose batches are gathered from arrays in random order, in whole epochs.
-
-        Args:
-            gap_s: Seconds of Python between two calls.
-            batches: Number of batches of an epoch.
-        """
-        if self.is_distributed:
-            raise CannotMeasureError("the model runs under a distribution strategy")
+        """Returns the milliseconds of a step in whole epochs whose batches are gathered from arrays in random order."""
+        self._check_alone()
         parts = keras.tree.flatten(self._batch)
         if not all(isinstance(each, tf.Tensor) and each.shape.rank for each in parts):
             raise CannotMeasureError("a batch holds other things than arrays of examples")
@@ -229,22 +207,15 @@ class Experiments:
         asked = self.model.steps_per_execution
         calls = max(batches // asked, 1)
         sources = [self._typed(each) for each in datasets]
-        seconds: list[list[float]] = [[] for _ in sources]
         with measurable(), unchanged(self.model), self._set({"steps_per_execution": asked}):
             self.model.make_train_function(force=True)
             function: Callable[[Any], Any] = self.model.train_function
-            begin = time.perf_counter()
-            for turn in range(TURNS + 1):  # the first one traces, and fills caches
-                for place in range(len(sources))[:: 1 if turn % 2 else -1]:
-                    seconds[place].append(_epoch_s(function, sources[place], calls, gap_s))
-                if turn >= FEWEST and time.perf_counter() - begin > LONGEST:
-                    break
-        return [1e3 * statistics.median(each[1:]) / (calls * asked) for each in seconds]
-
-    def _reading(self, dataset: tf.data.Dataset, gap_s: float) -> Form:
-        """Returns the step that reads a data set, again and again."""
-        source = iter(self._typed(dataset.repeat()))
-        return Form(steps=self.model.steps_per_execution, source=source, waits=True, gap_s=gap_s)
+            is_enough = _within_longest()
+            sides = [partial(_epoch_s, function, source, calls, gap_s) for source in sources]
+            for side in sides:  # it traces, and fills caches
+                side()
+            seconds = in_turns(sides, TURNS, is_enough)
+        return [1e3 * statistics.median(each) / (calls * asked) for each in seconds]
 
     def _typed(self, dataset: tf.data.Dataset) -> Any:
         """Returns a data set whose batches have the structure of those of `fit`, divided over the replicas."""
@@ -268,7 +239,7 @@ class Experiments:
         with unchanged(self.model), self._set({"steps_per_execution": 1}):
             self.model.make_train_function(force=True)
             function: Callable[[Any], Any] = self.model.train_function
-            batches = [self._batch] if self.is_distributed else again([self._batch], self._spec, repeat=True)
+            batches = self._in_memory(1)
             for _ in range(2):
                 _finish(function(batches))
             yield lambda: _finish(function(batches))
@@ -283,29 +254,24 @@ class Experiments:
         """Returns the milliseconds of a step in each form, timed in turns, and the seconds that it took to build it."""
         with measurable(), unchanged(self.model):
             calls, build_s = zip(*(self._ready(form) for form in forms), strict=True)
-            samples: list[list[float]] = [[] for _ in forms]
-            begin = time.perf_counter()
-            for turn in range(TURNS):
-                for place in range(len(forms))[:: 1 if turn % 2 else -1]:
-                    with self._set(self._settings(forms[place])):
-                        if forms[place].waits:
-                            _samples(calls[place], SETTLES)
-                        samples[place] += _samples(calls[place], SECONDS / TURNS)
-                if turn + 1 >= FEWEST and time.perf_counter() - begin > LONGEST:
-                    break
+            sides = [partial(self._turn, form, call) for form, call in zip(forms, calls, strict=True)]
+            samples = in_turns(sides, TURNS, _within_longest())
         return [
-            (1e3 * (statistics.fmean if form.waits else statistics.median)(each) / form.steps, seconds)
+            (1e3 * (statistics.fmean if form.waits else statistics.median)(chain(*each)) / form.steps, seconds)
             for form, each, seconds in zip(forms, samples, build_s, strict=True)
         ]
 
+    def _turn(self, form: Form, call: Callable[[], None]) -> list[float]:
+        """Returns the seconds of the calls of one turn."""
+        with self._set({"steps_per_execution": form.steps, **form.settings}):
+            if form.waits:
+                call_seconds(call, SETTLES)
+            return call_seconds(call, SECONDS / TURNS)
+
     def _ready(self, form: Form) -> tuple[Callable[[], None], float]:
         """Returns a call of the training function in a form, which is traced, and the seconds that this took."""
-        source = form.source
-        if source is None:
-            source = (
-                [self._batch] * form.steps if self.is_distributed else again([self._batch], self._spec, repeat=True)
-            )
-        with self._set(self._settings(form)):
+        source = self._in_memory(form.steps) if form.source is None else form.source
+        with self._set({"steps_per_execution": form.steps, **form.settings}):
             self.model.make_train_function(force=True)
             function: Callable[[Any], Any] = self.model.train_function
             times = [time.perf_counter()]
@@ -314,8 +280,9 @@ class Experiments:
                 times.append(time.perf_counter())
         return lambda: _called(function, source, form.gap_s), (times[1] - times[0]) - (times[2] - times[1])
 
-    def _settings(self, form: Form) -> dict[str, Any]:
-        return {"steps_per_execution": form.steps, **form.settings}
+    def _in_memory(self, steps: int) -> Any:
+        """Returns what a call of some steps takes its batches from: always the same one."""
+        return [self._batch] * steps if self.is_distributed else again([self._batch], self._spec, repeat=True)
 
     @contextlib.contextmanager
     def _set(self, settings: dict[str, Any]) -> Iterator[None]:
@@ -335,19 +302,14 @@ def usual_ms(call: Callable[[], Any], seconds: float = SECONDS) -> float:
     _finish(call())
     found: list[float] = []
     while len(found) < FEWEST:
-        found += _samples(lambda: _finish(call()), seconds)
+        found += call_seconds(lambda: _finish(call()), seconds)
     return 1e3 * statistics.median(found)
 
 
-def _samples(call: Callable[[], Any], seconds: float) -> list[float]:
-    """Returns the seconds of calls that take so long together, at least one."""
-    found: list[float] = []
-    begin = time.perf_counter()
-    while not found or time.perf_counter() - begin < seconds:
-        start = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - start)
-    return found
+def _within_longest() -> Callable[[Sequence[Any]], bool]:
+    """Returns the rule for when turns are enough: after LONGEST seconds from now, but not before FEWEST turns."""
+    end = time.perf_counter() + LONGEST
+    return lambda turns: len(turns) >= FEWEST and time.perf_counter() > end
 
 
 def _epoch_s(function: Callable[[Any], Any], dataset: Any, calls: int, gap_s: float) -> float:

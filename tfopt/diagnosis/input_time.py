@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +16,7 @@ from tfopt.data.measurement.measure import measure
 from tfopt.data.measurement.report import InputReport
 from tfopt.data.measurement.stages import Stage, continued, stages_of, up_to
 from tfopt.diagnosis.experiments import CannotMeasureError, measurable
+from tfopt.timing import in_turns, seconds_of
 
 SECONDS = 1.0
 FEWEST = 4
@@ -22,29 +24,16 @@ FEWEST = 4
 SAMPLE = 16
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timing:
-    """Milliseconds for a batch, and those of the processor in all threads."""
-
-    ms: float
-    cpu_ms: float
-
-
 @dataclass(kw_only=True)
 class InputTime:
-    """What a data set costs without a training.
+    """What a data set costs without a training."""
 
-    Attributes:
-        dataset: The data set. While it lives, TensorFlow keeps the functions of its stages.
-        batch: Wall and processor time of one batch.
-        report: The speed of each stage.
-        stages: The stages, the sources first.
-    """
-
+    # The data set. While it lives, TensorFlow keeps the functions of its stages.
     dataset: tf.data.Dataset
-    batch: Timing
-    report: InputReport
-    stages: list[Stage]
+    batch_ms: float  # milliseconds for a batch
+    batch_cpu_ms: float  # those of the processor in all threads
+    report: InputReport  # the speed of each stage
+    stages: list[Stage]  # the stages, the sources first
 
     def slowest(self) -> Stage | None:
         """Returns the stage that limits the speed."""
@@ -61,7 +50,6 @@ class InputTime:
 
     @property
     def last(self) -> Stage:
-        """The stage that gives the batches."""
         return self.stages[-1]
 
     def without_work(self, stage: Stage) -> tf.data.Dataset:
@@ -70,7 +58,7 @@ class InputTime:
         The pipeline has no end.
         """
         per_batch = next((each.outputs_per_batch for each in self.report.stages if each.name == stage.name), 1.0)
-        batches = min(max(1e3 * SECONDS / max(self.batch.ms, 1e-3), FEWEST), SAMPLE)
+        batches = min(max(1e3 * SECONDS / max(self.batch_ms, 1e-3), FEWEST), SAMPLE)
         sample = up_to(stage).take(math.ceil(batches * per_batch)).cache()
         for _ in sample:  # a cache is only there after a whole pass
             pass
@@ -78,14 +66,7 @@ class InputTime:
 
 
 def smaller_buffer(found: InputTime, smaller: int) -> tf.data.Dataset:
-    """Returns a pipeline with a smaller shuffle.
-
-    Args:
-        found: A pipeline with a shuffle.
-        smaller: Part of the size that the buffer gets: 16 is a sixteenth.
-    Raises:
-        CannotMeasureError: The pipeline cannot be built again.
-    """
+    """Returns a pipeline whose shuffle has a smaller buffer: 16 is a sixteenth."""
     shuffle = next(each for each in found.stages if each.kind == "shuffle")
     buffer = max((shuffle.size or 1) // smaller, 1)
     with measurable():
@@ -95,25 +76,19 @@ def smaller_buffer(found: InputTime, smaller: int) -> tf.data.Dataset:
 def start_saved(before: tf.data.Dataset, after: tf.data.Dataset, fill: int = 0) -> float:
     """Returns the share of the wait for the first batch that another pipeline saves.
 
-    Args:
-        before, after: The pipelines.
-        fill: Number of batches that are read before, so that caches are full.
-    Raises:
-        CannotMeasureError: A pipeline cannot be read.
+    Before that, `fill` batches of each are read, so that caches are full.
     """
     pipelines = (before, after)
     with measurable():
         for each in pipelines if fill else ():
             _fill(each, fill)
-        rounds = [[_start_s(each) for each in pipelines] for _ in range(FEWEST)]
-    first, other = (statistics.median(times) for times in zip(*rounds, strict=True))
+        starts = in_turns([partial(seconds_of, partial(_first_batch, each)) for each in pipelines], FEWEST)
+    first, other = map(statistics.median, starts)
     return max(1 - other / first, 0.0)
 
 
-def _start_s(dataset: tf.data.Dataset) -> float:
-    begin = time.perf_counter()
-    next(iter(dataset))
-    return time.perf_counter() - begin
+def _first_batch(dataset: tf.data.Dataset) -> Any:
+    return next(iter(dataset))
 
 
 def _fill(dataset: tf.data.Dataset, batches: int) -> None:
@@ -125,22 +100,18 @@ def _fill(dataset: tf.data.Dataset, batches: int) -> None:
 
 
 def input_time(data: Any) -> InputTime:
-    """Times a tf.data.Dataset of batches alone.
-
-    Raises:
-        CannotMeasureError: It is no data set that can be read again.
-    """
+    """Times a tf.data.Dataset of batches alone. Raises CannotMeasureError for other data."""
     if not isinstance(data, tf.data.Dataset):
         raise CannotMeasureError(f"the data is a {type(data).__name__}, whose stages cannot be seen")
     dataset = data.of_epoch(0) if isinstance(data, PerEpoch) else data
     with measurable():
-        batch = _read(dataset)
+        batch_ms, batch_cpu_ms = _read(dataset)
         report = measure(dataset, seconds=2 * SECONDS)
         stages = list(stages_of(dataset).walk())
-        return InputTime(dataset=dataset, batch=batch, report=report, stages=stages)
+        return InputTime(dataset=dataset, batch_ms=batch_ms, batch_cpu_ms=batch_cpu_ms, report=report, stages=stages)
 
 
-def _read(dataset: tf.data.Dataset) -> Timing:
+def _read(dataset: tf.data.Dataset) -> tuple[float, float]:
     """Reads batches for about a second, after the first ones, which fill buffers and caches."""
     iterator = iter(dataset.repeat())
     for _ in range(SAMPLE if dataset.cardinality() == tf.data.INFINITE_CARDINALITY else 2):
@@ -152,4 +123,4 @@ def _read(dataset: tf.data.Dataset) -> Timing:
         if time.perf_counter() - begin > 10 * SECONDS:
             break
     elapsed, used = time.perf_counter() - begin, time.process_time() - cpu
-    return Timing(ms=1e3 * elapsed / count, cpu_ms=1e3 * used / count)
+    return 1e3 * elapsed / count, 1e3 * used / count

@@ -35,15 +35,9 @@ class AbsentError(Exception):
 
 @dataclass
 class Measured:
-    """The measurements of one training. The experiments run when a rule asks for them.
+    """The measurements of one training. The experiments run when a rule asks for them."""
 
-    Attributes:
-        observation: What was watched.
-        hardware: The machine.
-        experiments: The experiments with the training step.
-    """
-
-    observation: Observation
+    observation: Observation  # what was watched
     hardware: Hardware
 
     def __post_init__(self) -> None:
@@ -56,13 +50,11 @@ class Measured:
 
     @property
     def model(self) -> keras.Model:
-        """The model."""
         assert self.observation.model is not None  # checked in __post_init__
         return self.observation.model
 
     @property
     def batch_size(self) -> int:
-        """Number of examples of a batch, over all replicas."""
         first = next(
             each for each in keras.tree.flatten(self.observation.batch) if hasattr(each, "shape") or _parts(each)
         )
@@ -82,7 +74,6 @@ class Measured:
 
     @property
     def replicas(self) -> int:
-        """Number of replicas."""
         return int(self.model.distribute_strategy.num_replicas_in_sync)
 
     @functools.cached_property
@@ -138,7 +129,6 @@ class Measured:
 
     @functools.cached_property
     def efficiency(self) -> Efficiency:
-        """The use of the peak rates."""
         with measurable():
             return efficiency(self.model, self.batch_spec, self.breakdown.step_ms, self.hardware)
 
@@ -188,23 +178,14 @@ class Measured:
         return seen.batches_per_epoch or max(seen.steps // epochs, 1)
 
     def gain_of_examples(self, factor: int) -> tuple[float, float]:
-        """Returns the share of the time per example that a larger batch saves, and how many times as long a step takes.
-
-        Args:
-            factor: How many times as many examples.
-        """
+        """Returns the share of the time per example that a larger batch saves, and how many times as long a step is."""
         parts, pair = self.breakdown, self.experiments.with_examples(factor)
         rest = parts.step_ms - self.call_ms - parts.input_ms
         new = (rest + self.call_ms * (1 - pair.saved)) / factor + parts.input_ms
         return min(max(1 - new / parts.step_ms, 0.0), 1.0), 1 - pair.saved
 
     def gain_of_input(self, name: str, change: Callable[[InputTime], tf.data.Dataset]) -> float:
-        """Returns the share of the step that another input saves: the step is timed with either.
-
-        Args:
-            name: A name for the change.
-            change: Returns the changed data set.
-        """
+        """Returns the share of the step that another input saves: the step is timed with either."""
         if isinstance(self.input, CannotMeasureError):
             raise self.input
         before, parts = self.input.dataset, self.breakdown
@@ -261,7 +242,7 @@ def _breakdown(measured: Measured) -> StepBreakdown:
     if contention < (COMPETES - 1) * forms.before_ms + COMPETES_MS:
         contention = 0.0
     if not isinstance(measured.input, CannotMeasureError):
-        contention = min(contention, measured.input.batch.cpu_ms)  # more comes from other programs
+        contention = min(contention, measured.input.batch_cpu_ms)  # more comes from other programs
     elif not comes_from_python(seen.data):
         contention = 0.0  # arrays cost nothing
     dispatch = (call - contention) * max(forms.saved, 0.0)
@@ -286,7 +267,7 @@ def _breakdown(measured: Measured) -> StepBreakdown:
         communication_ms=exchange,
         steps=seen.steps,
         batch_size=measured.batch_size,
-        input_alone_ms=None if isinstance(alone, CannotMeasureError) else alone.batch.ms,
+        input_alone_ms=None if isinstance(alone, CannotMeasureError) else alone.batch_ms,
         callbacks_ms=1e3 * sum(seen.callbacks_s.values()) / seen.steps,
         build_ms=build,
         traces=sum(call.traces for call in seen.calls[1:]),
@@ -299,10 +280,6 @@ def replica_ms(model: keras.Model, batch: Any) -> list[float]:
     """Returns the milliseconds that each replica of this process takes for loss and gradients, without an exchange.
 
     Each replica reads the clock before and after its own work, so a slow replica shows although all run together.
-
-    Args:
-        model: A model that was built and compiled under a distribution strategy.
-        batch: A batch with a part for each replica.
     """
     strategy = model.distribute_strategy
 

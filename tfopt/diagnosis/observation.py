@@ -12,31 +12,19 @@ from tfopt.report import Utilization
 
 @dataclass(frozen=True, kw_only=True)
 class StepCall:
-    """One call of the training function, which runs one step or, with `steps_per_execution`, several.
+    """One call of the training function, which runs one step or, with `steps_per_execution`, several."""
 
-    Attributes:
-        fit: Number of the `fit`.
-        starts_epoch: Whether it is the first of an epoch.
-        steps: Number of steps.
-        period_s: Seconds from the end of the call before, or from the start of the epoch, to the end of this call.
-        call_s: Seconds in the call.
-        wait_s: Seconds of the wait for the batches; None if it was not timed.
-        in_hand: Whether its batches were taken before it began.
-        after_taken: Whether the call before got its batches from here, so that this call waits more or less than usual.
-        traces: Number of times that the Python code of the step was traced.
-        shapes: Shapes of the first batch; None if the call took it by itself.
-    """
-
-    fit: int
-    starts_epoch: bool
-    steps: int
-    period_s: float
-    call_s: float
-    wait_s: float | None
-    in_hand: bool
+    fit: int  # number of the `fit`
+    starts_epoch: bool  # whether it is the first of an epoch
+    steps: int  # number of steps
+    period_s: float  # seconds from the end of the call before, or from the start of the epoch, to the end of this call
+    call_s: float  # seconds in the call
+    wait_s: float | None  # seconds of the wait for the batches; None if it was not timed
+    in_hand: bool  # whether its batches were taken before it began
+    # Whether the call before got its batches from here, so that this call waits more or less than usual.
     after_taken: bool
-    traces: int
-    shapes: tuple[tuple[int, ...], ...] | None
+    traces: int  # number of times that the Python code of the step was traced
+    shapes: tuple[tuple[int, ...], ...] | None  # shapes of the first batch; None if the call took it by itself
 
     @property
     def is_left_alone(self) -> bool:
@@ -46,51 +34,31 @@ class StepCall:
 
 @dataclass(kw_only=True)
 class Observation:
-    """The training that was watched.
+    """The training that was watched."""
 
-    Attributes:
-        limit: Number of steps to watch, and more where a call has several steps or where epochs are short.
-        stops: Whether a fit ends after these steps.
-        where: The line of a script with the first `fit`; empty if it is unknown.
-        model: The model of the last `fit`; None before the first.
-        data: The first argument of that `fit`.
-        batch: The last full batch.
-        spec: The types and shapes of the batches.
-        batches_per_epoch: Number of batches of an epoch; None if unknown.
-        epochs: Number of epochs that `fit` was asked for on this data, over the last fits.
-        length_is_known: Whether the training is as long as these epochs.
-        fits: Number of fits.
-        compilations: Number of calls of `compile` on the model after its first `fit`.
-        calls: The watched calls, in order.
-        callbacks_s: Seconds in the methods of each callback, by its class.
-        epoch_ends_s: The part of `callbacks_s` at the ends of epochs, by the class of the callback.
-        copies_s: Seconds in which callbacks copied weights to the host between the steps, not at the ends of epochs.
-        copied_bytes: Bytes of these copies.
-        load: The load of the GPUs meanwhile; None without a GPU.
-    """
-
-    limit: int
-    stops: bool = False
-    where: str = ""
-    model: keras.Model | None = None
-    data: Any = None
-    batch: Any = None
-    spec: Any = None
-    batches_per_epoch: int | None = None
-    epochs: int = 0
-    length_is_known: bool = True
-    fits: int = 0
-    compilations: int = 0
-    calls: list[StepCall] = field(default_factory=list)
-    callbacks_s: dict[str, float] = field(default_factory=dict)
+    limit: int  # number of steps to watch, and more where a call has several steps or where epochs are short
+    stops: bool = False  # whether a fit ends after these steps
+    where: str = ""  # the line of a script with the first `fit`; empty if it is unknown
+    model: keras.Model | None = None  # the model of the last `fit`; None before the first
+    data: Any = None  # the first argument of that `fit`
+    batch: Any = None  # the last full batch
+    spec: Any = None  # the types and shapes of the batches
+    batches_per_epoch: int | None = None  # number of batches of an epoch; None if unknown
+    epochs: int = 0  # number of epochs that `fit` was asked for on this data, over the last fits
+    length_is_known: bool = True  # whether the training is as long as these epochs
+    fits: int = 0  # number of fits
+    compilations: int = 0  # number of calls of `compile` on the model after its first `fit`
+    calls: list[StepCall] = field(default_factory=list)  # the watched calls, in order
+    callbacks_s: dict[str, float] = field(default_factory=dict)  # seconds in the methods of each callback, by its class
+    # The part of `callbacks_s` at the ends of epochs, by the class of the callback.
     epoch_ends_s: dict[str, float] = field(default_factory=dict)
+    # Seconds in which callbacks copied weights to the host between the steps, not at the ends of epochs.
     copies_s: float = 0.0
-    copied_bytes: int = 0
-    load: Utilization | None = None
+    copied_bytes: int = 0  # bytes of these copies
+    load: Utilization | None = None  # the load of the GPUs meanwhile; None without a GPU
 
     @property
     def steps(self) -> int:
-        """Number of watched steps."""
         return sum(call.steps for call in self.calls)
 
     @property
@@ -110,10 +78,7 @@ class Observation:
         """Returns the calls in which the step was built again: all that traced or compiled, without the very first.
 
         XLA compiles inside a call, and does not say so. If the shapes vary, a call that takes far longer than usual has
-        compiled, unless its shapes were seen before.
-
-        Args:
-            usual_s: The usual seconds of a step without its wait.
+        compiled, unless its shapes were seen before. `usual_s` is the usual time of a step without its wait.
         """
         varied = len({call.shapes for call in self.calls} - {None}) > 1
         known: set[Any] = {self.calls[0].shapes} if self.calls else set()

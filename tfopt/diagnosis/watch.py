@@ -37,13 +37,7 @@ OUTSIDE = ("test", "predict", "train_begin", "train_end")
 
 @contextlib.contextmanager
 def watching(model: keras.Model, observation: Observation, kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Watches the `fit` that runs inside, and yields the keyword arguments for it.
-
-    Args:
-        model: A compiled model.
-        observation: Receives the times.
-        kwargs: The keyword arguments of `fit`.
-    """
+    """Watches the `fit` that runs inside, whose keyword arguments are given, and yields those to call it with."""
     observation.model, observation.fits = model, observation.fits + 1
     with contextlib.ExitStack() as scopes:
         steps = _Steps(model, observation, scopes.enter_context(collections_timed()))
@@ -69,8 +63,8 @@ class _Epochs(keras.callbacks.Callback):
 class _Steps:
     """The training function of a model, timed."""
 
-    def __init__(self, model: keras.Model, observation: Observation, collections: Collections) -> None:
-        self.model, self.observation, self._collections = model, observation, collections
+    def __init__(self, model: keras.Model, observation: Observation, collected_s: Callable[[], float]) -> None:
+        self.model, self.observation, self._collected_s = model, observation, collected_s
         self.epochs = _Epochs(self)
         self._function: Any = None
         self._traces = 0
@@ -78,9 +72,8 @@ class _Steps:
         self._starts_epoch = True
         self._place, self._cycle, self._epoch = -1, 0, 0  # the place in the cycle
         self._in_epoch = 0  # steps
-        self._spare: tuple[Any, list[Any], Any] | None = (
-            None  # for the next call: its iterator, batches and their iterator
-        )
+        # For the next call: its iterator, its batches, and the iterator that gives them.
+        self._spare: tuple[Any, list[Any], Any] | None = None
         self._in_memory: Any = None
         self._hand: Hand | None = None
         self._on_gpu = bool(tf.config.list_physical_devices("GPU"))
@@ -88,7 +81,7 @@ class _Steps:
     def begin_epoch(self, batches: int | None) -> None:
         self.observation.batches_per_epoch = batches
         self._last, self._starts_epoch, self._in_epoch = time.perf_counter(), True, 0
-        self._collections.seconds()
+        self._collected_s()
         # Of every two epochs, one begins with a timed wait, and one with a call that is left alone.
         self._epoch += 1
         self._place = (0 if self._epoch % 2 else AFTER + 1) - 1
@@ -136,12 +129,12 @@ class _Steps:
             source = self._handed_over(batches, iterator, count)
             if self._has_two_more(count) and (more := _take(iterator, count, or_none=True)):
                 self._spare = iterator, more, self._handed_over(more, iterator, count)
-        waited_s = self._collections.seconds()  # before the call, since the last one
+        waited_s = self._collected_s()  # before the call, since the last one
         began_call = time.perf_counter()
         outputs = self._function(source)
         if self._on_gpu:
             keras.tree.map_structure(lambda value: value.numpy() if hasattr(value, "numpy") else value, outputs)
-        end, in_call_s = time.perf_counter(), self._collections.seconds()
+        end, in_call_s = time.perf_counter(), self._collected_s()
         if wait is not None:
             wait = max(wait - len(batches) * self._taking(batches[0], iterator, paused=count > 1), 0.0)
         self._note(batches, iterator, StepCall(
@@ -159,7 +152,7 @@ class _Steps:
         # What was done here between two calls must not count for the next one.
         if self._place < AFTER:
             self._last = time.perf_counter()
-            self._collections.seconds()
+            self._collected_s()
         else:
             self._last = end
         return outputs
@@ -202,10 +195,7 @@ class _Steps:
     def _taking(self, batch: Any, iterator: Any, *, paused: bool) -> float:
         """Returns the seconds that it takes here and now to take a batch that is in memory: that is no wait.
 
-        Args:
-            batch: A batch.
-            iterator: The iterator of the fit.
-            paused: Whether the other batches were taken after pauses, in which threads fall asleep.
+        If the other batches were taken after pauses, in which threads fall asleep, so is this one.
         """
         if self._in_memory is None:
             self._in_memory = batches_in_memory(batch, iterator.element_spec, self.model.distribute_strategy)
@@ -288,46 +278,38 @@ def copies_timed(observation: Observation) -> Iterator[None]:
         yield
 
 
-class Collections:
-    """The time in which Python collects garbage.
+@contextlib.contextmanager
+def collections_timed() -> Iterator[Callable[[], float]]:
+    """Times the collections of garbage inside. Yields a function that returns their seconds since its last call.
 
     A collection of all objects takes some hundred milliseconds and comes once in thousands of steps. Among the few
     steps that are watched it would count far too much, so it is left out.
-    """
-
-    def __init__(self) -> None:
-        self._seconds = self._began = 0.0
-
-    def note(self, phase: str, info: dict[str, int]) -> None:
-        """Is called by Python at the start and at the end of a collection."""
-        now = time.perf_counter()
-        if phase == "start":
-            self._began = now
-        else:
-            self._seconds += now - self._began
-
-    def seconds(self) -> float:
-        """Returns the seconds since it was asked last."""
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
-
-
-@contextlib.contextmanager
-def collections_timed() -> Iterator[Collections]:
-    """Times the collections that happen inside.
 
     Example:
-        >>> with collections_timed() as collections:
+        >>> with collections_timed() as seconds:
         ...     _ = gc.collect(0)
-        >>> collections.seconds() > 0
+        >>> seconds() > 0
         True
     """
-    found = Collections()
-    gc.callbacks.append(found.note)
+    total = began = 0.0
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        nonlocal total, began
+        if phase == "start":
+            began = time.perf_counter()
+        else:
+            total += time.perf_counter() - began
+
+    def seconds() -> float:
+        nonlocal total
+        found, total = total, 0.0
+        return found
+
+    gc.callbacks.append(note)
     try:
-        yield found
+        yield seconds
     finally:
-        gc.callbacks.remove(found.note)
+        gc.callbacks.remove(note)
 
 
 def _take(iterator: Any, count: int, *, or_none: bool = False) -> list[Any]:
@@ -350,12 +332,9 @@ def _next_of_replicas(iterator: Any) -> Any:
 
 
 def _tensors(batch: Any) -> list[Any]:
-    flat = [each.values[0] if isinstance(each, tf.distribute.DistributedValues) else each for each in _flat(batch)]
-    return [each for each in flat if hasattr(each, "shape")]
-
-
-def _flat(batch: Any) -> list[Any]:
-    return list(keras.tree.flatten(batch))
+    flat = keras.tree.flatten(batch)
+    first = [each.values[0] if isinstance(each, tf.distribute.DistributedValues) else each for each in flat]
+    return [each for each in first if hasattr(each, "shape")]
 
 
 def _size(batch: Any) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ import tensorflow as tf
 
 from tfopt.hardware.machine import computes_bfloat16, logical_cores
 from tfopt.report import Record
+from tfopt.timing import call_seconds
 
 MATRIX_SIZE = 2048
 # 256 MB for each array: far more than the caches of one processor.
@@ -83,9 +83,4 @@ def _kernel_us() -> float:
 def _best_seconds(run: Callable[[], object]) -> float:
     """Returns the shortest time of a run. The first run is not counted, since it also prepares the kernel."""
     run()
-    best, end = float("inf"), time.perf_counter() + SECONDS
-    while time.perf_counter() < end or best == float("inf"):
-        start = time.perf_counter()
-        run()
-        best = min(best, time.perf_counter() - start)
-    return best
+    return min(call_seconds(run, SECONDS))

@@ -1,6 +1,5 @@
 from .monitoring.callback import GpuMonitor
-from .monitoring.gpus import NvmlUnavailableError
-from .monitoring.nvml import GpuSample, Nvml
+from .monitoring.nvml import GpuSample, Nvml, NvmlUnavailableError
 from .monitoring.workers import merge_workers
 
 __all__ = ["GpuMonitor", "GpuSample", "Nvml", "NvmlUnavailableError", "merge_workers"]

@@ -1,24 +1,20 @@
-"""The time of a call of a model, measured on this machine as an export would run it: with its weights as constants.
-
-Two models are timed in turns, because turns see the same noise.
-"""
+"""The time of a call of a model, measured on this machine as an export would run it: with its weights as constants."""
 
 from __future__ import annotations
 
-import time
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
+from tfopt import timing
 from tfopt.errors import ConfigError
 from tfopt.graph import freeze
 
 TURNS = 15
-RANK = 4  # of 15 values, the fourth and the twelfth are the bounds of their median, with 96% confidence
 TURN_SECONDS = 0.05
 # A call in another process takes up to this much more or less of the other's time, also where the turns agree.
 MARGIN = 0.1
@@ -76,18 +72,11 @@ def in_turns(one: Callable[[], Any], other: Callable[[], Any]) -> Latency:
     """Times two functions in turns."""
     for warm_up in (one, other, one, other):
         warm_up()
-    turns = [(_turn(one), _turn(other)) for _ in range(TURNS)]
-    before, after = np.median(turns, axis=0)
-    ratios = sorted(float(after / before) for before, after in turns)
-    return Latency(float(before), float(after), ratios[TURNS // 2], ratios[RANK - 1], ratios[-RANK])
+    before, after = timing.in_turns([lambda: _turn_ms(one), lambda: _turn_ms(other)], TURNS)
+    ratio = timing.estimate([ours / theirs for theirs, ours in zip(before, after, strict=True)])
+    return Latency(statistics.median(before), statistics.median(after), ratio.median, ratio.least, ratio.most)
 
 
-def _turn(function: Callable[[], Any]) -> float:
-    """Returns the median milliseconds of the calls of a turn, at least one."""
-    calls: list[float] = []
-    until = time.perf_counter() + TURN_SECONDS
-    while not calls or time.perf_counter() < until:
-        start = time.perf_counter()
-        function()
-        calls.append((time.perf_counter() - start) * 1e3)
-    return float(np.median(calls))
+def _turn_ms(function: Callable[[], Any]) -> float:
+    """Returns the median milliseconds of the calls of a turn."""
+    return 1e3 * statistics.median(timing.call_seconds(function, TURN_SECONDS))

@@ -27,23 +27,14 @@ ALWAYS = ("builder", "source", "target_sparsity")
 
 
 class Setting(NamedTuple):
-    """One setting of a configuration, or a group of them: a configuration in it.
+    """One setting of a configuration, or a group of them: a configuration in it."""
 
-    Attributes:
-        config: The configuration.
-        name: Its field.
-        path: Path from the outermost configuration, for example "training.epochs".
-        value: Its value.
-        default: Its default.
-        is_group: Whether it holds settings of its own.
-    """
-
-    config: Any
-    name: str
-    path: str
-    value: Any
-    default: Any
-    is_group: bool
+    config: Any  # the configuration
+    name: str  # its field
+    path: str  # path from the outermost configuration, for example "training.epochs"
+    value: Any  # its value
+    default: Any  # its default
+    is_group: bool  # whether it holds settings of its own
 
 
 def walk(config: Any, path: str = "") -> Iterator[Setting]:
@@ -144,17 +135,11 @@ def flat(tables: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Difference(Record):
-    """A setting in which two recipes differ.
+    """A setting in which two recipes differ."""
 
-    Attributes:
-        setting: Path of the setting, for example "training.epochs".
-        first: Its value in the first recipe; None if the stage is off, or if an argument is not given.
-        second: Its value in the second recipe.
-    """
-
-    setting: str
-    first: Any
-    second: Any
+    setting: str  # path of the setting, for example "training.epochs"
+    first: Any  # its value in the first recipe; None if the stage is off, or if an argument is not given
+    second: Any  # its value in the second recipe
 
 
 def differences(first: Any, second: Any) -> list[Difference]:

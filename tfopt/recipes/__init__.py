@@ -29,28 +29,11 @@ from tfopt.recipes import (
     vit,
 )
 
-RECIPES: dict[str, Recipe] = {
-    module.RECIPE.name: module.RECIPE
-    for module in (
-        digits_cnn,
-        resnet_cifar,
-        resnet_sparse,
-        resnet_2_4,
-        resnet_shrunk,
-        resnet50,
-        mobilenet_v2,
-        mobilenet_v3,
-        efficientnet_v2,
-        convnext,
-        vit,
-        unet,
-        mlp,
-        lstm,
-        tcn,
-        gpt,
-        text_encoder,
-    )
-}
+_IN_ORDER = (
+    digits_cnn, resnet_cifar, resnet_sparse, resnet_2_4, resnet_shrunk, resnet50, mobilenet_v2, mobilenet_v3,
+    efficientnet_v2, convnext, vit, unet, mlp, lstm, tcn, gpt, text_encoder,
+)  # fmt: skip
+RECIPES: dict[str, Recipe] = {module.RECIPE.name: module.RECIPE for module in _IN_ORDER}
 
 __all__ = ["RECIPES", "compose", "diff", "find_recipe", *RECIPES]
 

@@ -1,11 +1,7 @@
 """A small ConvNeXt on real handwritten digits; in full form ConvNeXt-tiny on ImageNet."""
 
 from tfopt.data.augment.config import AugmentConfig
-from tfopt.data.config import DataConfig
-from tfopt.pruning import PruningConfig
-from tfopt.quantization import QuantizationConfig
-from tfopt.recipe import ModelConfig, Recipe
-from tfopt.training import TrainingConfig
+from tfopt.recipe import DataConfig, ModelConfig, PruningConfig, QuantizationConfig, Recipe, TrainingConfig
 
 RECIPE = Recipe(
     name="convnext",
@@ -15,12 +11,7 @@ RECIPE = Recipe(
     ),
     data=DataConfig(source="digits", augment=AugmentConfig(crop=3, rotation_degrees=10, zoom=0.1)),
     training=TrainingConfig(
-        epochs=16,
-        global_batch_size=32,
-        optimizer="adamw",
-        learning_rate=1e-3,
-        warmup_epochs=1,
-        weight_decay=0.05,
+        epochs=16, global_batch_size=32, optimizer="adamw", learning_rate=1e-3, warmup_epochs=1, weight_decay=0.05
     ),
     pruning=PruningConfig(target_sparsity=0.5, epochs=6, learning_rate=1e-3),
     quantization=QuantizationConfig(),

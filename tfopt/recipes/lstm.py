@@ -5,11 +5,7 @@ int8 and computes in float32.
 """
 
 from tfopt.data.augment.config import AugmentConfig
-from tfopt.data.config import DataConfig
-from tfopt.pruning import PruningConfig
-from tfopt.quantization import QuantizationConfig
-from tfopt.recipe import ModelConfig, Recipe
-from tfopt.training import TrainingConfig
+from tfopt.recipe import DataConfig, ModelConfig, PruningConfig, QuantizationConfig, Recipe, TrainingConfig
 
 RECIPE = Recipe(
     name="lstm",

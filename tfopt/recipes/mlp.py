@@ -1,10 +1,6 @@
 """Dense layers on rows of real measurements: a regression."""
 
-from tfopt.data.config import DataConfig
-from tfopt.pruning import PruningConfig
-from tfopt.quantization import QuantizationConfig
-from tfopt.recipe import ModelConfig, Recipe
-from tfopt.training import TrainingConfig
+from tfopt.recipe import DataConfig, ModelConfig, PruningConfig, QuantizationConfig, Recipe, TrainingConfig
 
 RECIPE = Recipe(
     name="mlp",

@@ -1,11 +1,7 @@
 """A narrow MobileNetV3 on real handwritten digits; in full, MobileNetV3-Large on ImageNet."""
 
 from tfopt.data.augment.config import AugmentConfig
-from tfopt.data.config import DataConfig
-from tfopt.pruning import PruningConfig
-from tfopt.quantization import QuantizationConfig
-from tfopt.recipe import ModelConfig, Recipe
-from tfopt.training import TrainingConfig
+from tfopt.recipe import DataConfig, ModelConfig, PruningConfig, QuantizationConfig, Recipe, TrainingConfig
 
 RECIPE = Recipe(
     name="mobilenet_v3",

@@ -1,18 +1,13 @@
 """A residual network of bottleneck blocks on real handwritten digits; in full, ResNet-50 on ImageNet."""
 
 from tfopt.data.augment.config import AugmentConfig
-from tfopt.data.config import DataConfig
-from tfopt.pruning import PruningConfig
-from tfopt.quantization import QuantizationConfig
-from tfopt.recipe import ModelConfig, Recipe
-from tfopt.training import TrainingConfig
+from tfopt.recipe import DataConfig, ModelConfig, PruningConfig, QuantizationConfig, Recipe, TrainingConfig
 
 RECIPE = Recipe(
     name="resnet50",
     description="A small residual network of bottleneck blocks on 1,797 real handwritten digits",
     model=ModelConfig(
-        builder="resnet50",
-        arguments={"depths": [1, 1, 1], "width": 16, "small_images": True, "norm_momentum": 0.9},
+        builder="resnet50", arguments={"depths": [1, 1, 1], "width": 16, "small_images": True, "norm_momentum": 0.9}
     ),
     data=DataConfig(source="digits", arguments={"image_size": 16}, augment=AugmentConfig(crop=2)),
     training=TrainingConfig(epochs=16, global_batch_size=32, learning_rate=2e-3, warmup_epochs=1, label_smoothing=0.1),

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tfopt.pruning import PruningConfig
+from tfopt.recipe import PruningConfig
 from tfopt.recipes import resnet_cifar
 
 RECIPE = replace(

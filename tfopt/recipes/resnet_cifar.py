@@ -1,11 +1,7 @@
 """A small residual network on real handwritten digits: trained, pruned to 75% zeros, quantized to int8."""
 
 from tfopt.data.augment.config import AugmentConfig
-from tfopt.data.config import DataConfig
-from tfopt.pruning import PruningConfig
-from tfopt.quantization import QuantizationConfig
-from tfopt.recipe import ModelConfig, Recipe
-from tfopt.training import TrainingConfig
+from tfopt.recipe import DataConfig, ModelConfig, PruningConfig, QuantizationConfig, Recipe, TrainingConfig
 
 RECIPE = Recipe(
     name="resnet_cifar",

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tfopt.pruning import StructuredPruningConfig
+from tfopt.recipe import StructuredPruningConfig
 from tfopt.recipes import resnet_cifar
 
 RECIPE = replace(

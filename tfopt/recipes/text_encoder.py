@@ -1,10 +1,6 @@
 """A small text encoder tells the package of a piece of source code: trained, pruned to 50% zeros, quantized to int8."""
 
-from tfopt.data.config import DataConfig
-from tfopt.pruning import PruningConfig
-from tfopt.quantization import QuantizationConfig
-from tfopt.recipe import ModelConfig, Recipe
-from tfopt.training import TrainingConfig
+from tfopt.recipe import DataConfig, ModelConfig, PruningConfig, QuantizationConfig, Recipe, TrainingConfig
 
 RECIPE = Recipe(
     name="text_encoder",
@@ -39,11 +35,7 @@ RECIPE = Recipe(
     quantization=QuantizationConfig(calibration_examples=128),
     export_dir="saved_models/text_encoder",
     forms={
-        "quick": {
-            "data": {"max_examples": 640},
-            "training": {"epochs": 2},
-            "pruning": {"epochs": 1},
-        },
+        "quick": {"data": {"max_examples": 640}, "training": {"epochs": 2}, "pruning": {"epochs": 1}},
         # BERT-base, from random weights.
         "full": {
             "data": {"source": "imdb", "arguments": {"num_words": 20_000, "length": 512}},

@@ -1,11 +1,7 @@
 """A small U-Net on masks of real handwritten digits; in full form U-Net on the pets of Oxford."""
 
 from tfopt.data.augment.config import AugmentConfig
-from tfopt.data.config import DataConfig
-from tfopt.pruning import PruningConfig
-from tfopt.quantization import QuantizationConfig
-from tfopt.recipe import ModelConfig, Recipe
-from tfopt.training import TrainingConfig
+from tfopt.recipe import DataConfig, ModelConfig, PruningConfig, QuantizationConfig, Recipe, TrainingConfig
 
 RECIPE = Recipe(
     name="unet",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tfopt.report.record import Record
+from tfopt.report.record import Record, shown_or_reason
 from tfopt.report.sheet import Sheet, Shown, Table, lines, pairs
 
 # A larger difference of the parts to the step makes them doubtful.
@@ -34,7 +34,6 @@ class StepBreakdown(Record, Shown):
         traces: Number of traces in the measured steps, without the first.
         replica_ms: Computation of each replica alone.
         unavailable: For each attribute above that is None, the reason.
-
     Example:
         >>> print(StepBreakdown(step_ms=10, input_ms=6, host_ms=1, compute_ms=3, steps=100, batch_size=32))
         10 ms per step of 32 examples, mean of 100 steps
@@ -101,25 +100,16 @@ class StepBreakdown(Record, Shown):
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorTime(Record):
-    """The time of one operator in a trace.
+    """The time of one operator in a trace."""
 
-    Attributes:
-        name: Name of the operation or kernel.
-        kind: Kind of the operation, for example "MatMul".
-        ms_per_step: Milliseconds per step, without other operators that it runs. With several GPUs, the mean of them.
-        share: Share of the time of all operators, 0 to 1.
-        calls_per_step: Number of calls per step.
-        on_device: Whether it ran on a GPU.
-        tensor_cores: Whether its kernel uses tensor cores; None if unknown.
-    """
-
-    name: str
-    kind: str
+    name: str  # name of the operation or kernel
+    kind: str  # kind of the operation, for example "MatMul"
+    # Milliseconds per step, without other operators that it runs. With several GPUs, the mean of them.
     ms_per_step: float
-    share: float
-    calls_per_step: float
-    on_device: bool
-    tensor_cores: bool | None = None
+    share: float  # share of the time of all operators, 0 to 1
+    calls_per_step: float  # number of calls per step
+    on_device: bool  # whether it ran on a GPU
+    tensor_cores: bool | None = None  # whether its kernel uses tensor cores; None if unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,19 +136,13 @@ class TraceSummary(Record, Shown):
     operators: Sequence[OperatorTime] = ()
     unavailable: Mapping[str, str] = field(default_factory=dict)
 
-    def show(self, attribute: str, form: str) -> str:
-        """Returns an attribute as text, or "unavailable (reason)" if its value is unknown."""
-        value = getattr(self, attribute)
-        if value is None:
-            return f"unavailable ({self.unavailable.get(attribute, 'not measured')})"
-        return form.format(value)
-
     def rows(self) -> dict[str, str]:
         """Returns the figures as text, by what they are."""
+        kernels = shown_or_reason(self, "tensor_core_share", "{:.1%} of the time of all kernels")
         return {
             "idle": f"{self.idle_share:.1%} of {self.span_ms:.3g} ms, {self.steps} steps",
-            "kernels in tensor cores": self.show("tensor_core_share", "{:.1%} of the time of all kernels"),
-            "copies of host and device": self.show("copy_ms_per_step", "{:.3g} ms per step"),
+            "kernels in tensor cores": kernels,
+            "copies of host and device": shown_or_reason(self, "copy_ms_per_step", "{:.3g} ms per step"),
         }
 
     def _sheet(self) -> Sheet:
@@ -208,7 +192,6 @@ class DiagnosisReport(Record):
         unchecked: For each rule that could not be checked, the reason.
         efficiency: A tfopt.profiling.cost.Efficiency: the use of the peak rate; None if it was not measured.
         trace: A summary of a profiler trace; None if none was asked for.
-
     Example:
         >>> step = StepBreakdown(step_ms=10, input_ms=6, host_ms=1, compute_ms=3, steps=100, batch_size=32)
         >>> serial = Diagnosis(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tfopt.report.formatting import is_share, score_label, show_score
-from tfopt.report.record import Record
+from tfopt.report.record import Record, shown_or_reason
 from tfopt.report.sheet import PROBLEM, Sheet, Shown, Table, pairs
 
 INT8_KERNELS = ("_FusedQuantizedConv2D", "_FusedQuantizedDepthwiseConv2D", "_QuantizedMatMul")
@@ -135,21 +135,19 @@ class Receipt(Record, Shown):
 
     def show(self, attribute: str, form: str = "{:.4g}") -> str:
         """Returns an attribute as text, or "unavailable (reason)" if its value is unknown."""
-        value = getattr(self, attribute)
-        if value is None:
-            return f"unavailable ({self.unavailable.get(attribute, 'not measured')})"
-        return form.format(value)
-
-    def _score(self, name: str) -> str:
-        baseline = self.baseline_scores.get(name)
-        return self.show_score(name) + ("" if baseline is None else f" (baseline {show_score(name, baseline)})")
+        return shown_or_reason(self, attribute, form)
 
     def rows(self) -> dict[str, str]:
         """Returns the figures as text, by what they are."""
+        scores = {}
+        for name in score_names([self]):
+            baseline = self.baseline_scores.get(name)
+            beside = "" if baseline is None else f" (baseline {show_score(name, baseline)})"
+            scores[score_label(name).lower()] = self.show_score(name) + beside
         return {
             "precision": self.computes
             + ("" if self.signature == "serving_default" else f", signature {self.signature}"),
-            **{score_label(name).lower(): self._score(name) for name in score_names([self])},
+            **scores,
             "parity (relative error)": self.show("parity_relative_error", f"{{:.2%}} on {self.parity_inputs}"),
             "agreement with baseline": self.show("agreement", "{:.2%}"),
             "bytes on disk": f"{self.bytes_on_disk:,}",

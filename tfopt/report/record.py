@@ -34,15 +34,17 @@ class Record:
     @classmethod
     def is_shape_of(cls, values: Any) -> bool:
         """Whether values are an object with each field that has no default."""
-        no_default = dataclasses.MISSING
-        return has_names(
-            values,
-            [
-                each.name
-                for each in dataclasses.fields(cls)
-                if each.default is no_default and each.default_factory is no_default
-            ],
-        )
+        no_default = (dataclasses.MISSING, dataclasses.MISSING)
+        fields = dataclasses.fields(cls)
+        return has_names(values, [each.name for each in fields if (each.default, each.default_factory) == no_default])
+
+
+def shown_or_reason(record: Any, attribute: str, form: str) -> str:
+    """Returns an attribute of a record as text, or "unavailable (reason)" if its value is unknown."""
+    value = getattr(record, attribute)
+    if value is None:
+        return f"unavailable ({record.unavailable.get(attribute, 'not measured')})"
+    return form.format(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,6 @@ class Decision(Record):
 
 
 def decision_table(decisions: Sequence[Decision], folded: str = "") -> Table:
-    """Returns the table of a plan."""
     rows = [(each.setting, each.value, each.reason) for each in decisions]
     return Table(head=("setting", "value", "reason"), rows=rows, folded=folded)
 
@@ -90,7 +91,6 @@ class PassReport(Record, Shown):
         steps: The steps of the pass, in order.
         notes: What else is worth knowing, each by its tensor: how the calibration data use its range, or that its
             weights became 0.
-
     Example:
         >>> print(PassReport(name="prune", changed=(Change(name="conv", kind="Conv2D", detail="75.0% zeros"),)))
         prune: 1 changed, 0 skipped

@@ -23,7 +23,6 @@ class Phase(Record):
         step_time_ms: Median time of the steps without tracing and compiling; None if there was no such step.
         trace_seconds: Time to trace the step into a graph.
         compile_seconds: Time that XLA took to compile; 0 without XLA.
-
     Example:
         >>> print(Phase(name="train", history={}, step_time_ms=1.84, trace_seconds=0.9))
         train: 1.84 ms per step; tracing 0.9 s, compiling 0.0 s
@@ -52,7 +51,6 @@ class Utilization(Record, Shown):
             A value that could not be read is None.
         unavailable: For each figure without values, the reason. It may name figures that have no series.
         notes: Remarks, for example why clocks were lowered, and which errors happened.
-
     Example:
         >>> load = Utilization(
         ...     source="NVML (A100)", seconds=(0, 1),
@@ -72,15 +70,20 @@ class Utilization(Record, Shown):
     unavailable: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
+    @property
+    def known(self) -> dict[str, list[float]]:
+        """The values of each series that has any, without those that could not be read."""
+        found = {name: [each for each in values if each is not None] for name, values in self.series.items()}
+        return {name: values for name, values in found.items() if values}
+
     def _sheet(self) -> Sheet:
         lasted = self.seconds[-1] if self.seconds else 0.0
-        rows = {}
+        rows, known = {}, self.known
         # A rate needs two samples, and the last one may come when a program has ended.
         missing = "the time was too short" if len(self.seconds) < 3 else "no value could be read"
         for name in dict.fromkeys([*self.series, *self.unavailable]):
-            known = [value for value in self.series.get(name, ()) if value is not None]
             why = self.unavailable.get(name, missing)
-            rows[name] = _in_short(name, known) if known else f"unavailable ({why})"
+            rows[name] = _in_short(name, known[name]) if name in known else f"unavailable ({why})"
         title = f"{self.source}: {len(self.seconds)} samples in {lasted:.1f} s"
         return Sheet(title=title, tables=[pairs(rows), lines(self.notes)])
 

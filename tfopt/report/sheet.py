@@ -28,12 +28,6 @@ LONGEST = 20
 class Table:
     """Rows of text, which print with aligned columns.
 
-    Attributes:
-        rows: The cells of each row. Rows may differ in length.
-        head: The heads of the columns.
-        figures: Numbers of the columns with figures, which are aligned on the right.
-        folded: The words that unfold the table in a notebook. "" folds no table, None those of over 20 rows.
-
     Example:
         >>> print(Table(head=("layer", "weights"), rows=[("conv", "9"), ("dense", "1,000")], figures={1}))
         layer  weights
@@ -41,9 +35,11 @@ class Table:
         dense    1,000
     """
 
+    # The cells of each row. Rows may differ in length.
     rows: Sequence[Sequence[str]]
-    head: Sequence[str] = ()
-    figures: Collection[int] = ()
+    head: Sequence[str] = ()  # the heads of the columns
+    figures: Collection[int] = ()  # numbers of the columns with figures, which are aligned on the right
+    # The words that unfold the table in a notebook. "" folds no table, None those of over 20 rows.
     folded: str | None = None
 
     def __str__(self) -> str:

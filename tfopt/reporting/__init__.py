@@ -1,5 +1,5 @@
 """Tables and progress bars in the terminal, figures, and the HTML page about a run.
 
 Start in terminal.py; html_page.py writes the page about one run, comparison.py the one about several, with the figures
-of bars.py and lines.py. saved_report.py saves reports and reads them back. The pages' templates are in templates/.
+of figures.py. saved_report.py saves reports and reads them back. The pages' templates are in templates/.
 """

@@ -12,7 +12,7 @@ from tfopt.errors import ConfigError
 from tfopt.report import Record, RunReport, StepBreakdown, score_names
 from tfopt.report.formatting import grouped, score_label, short_bytes, show_score
 from tfopt.report.profile import PARTS
-from tfopt.reporting.bars import step_stack
+from tfopt.reporting.figures import step_stack
 from tfopt.reporting.html_page import render
 from tfopt.reporting.receipts import UNKNOWN, Cell
 from tfopt.reporting.saved_report import is_page
@@ -25,34 +25,22 @@ COUNTERS = ("_joules",)
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Record):
-    """Runs side by side. Each sequence has one value for each run; a value that a run lacks is None.
+    """Runs side by side. Each sequence has one value for each run; a value that a run lacks is None."""
 
-    Attributes:
-        runs: Names of the runs.
-        plan: The settings of the plan and of the environment that differ.
-        step_time_ms: Median time of a step, by the name of the phase.
-        breakdowns: Where the time of a step goes.
-        scores: Scores by artifact, as in "int8 accuracy".
-        bytes_on_disk: Sizes of the artifacts.
-        latency_ms_median: Median latencies of the artifacts.
-        utilization: Means of the samples by the name of the series. Of energy, which counts up, the total.
-    """
-
-    runs: Sequence[str]
-    plan: Mapping[str, Sequence[str | None]]
-    step_time_ms: Mapping[str, Sequence[float | None]]
-    breakdowns: Sequence[StepBreakdown | None]
-    scores: Mapping[str, Sequence[float | None]]
-    bytes_on_disk: Mapping[str, Sequence[int | None]]
-    latency_ms_median: Mapping[str, Sequence[float | None]]
+    runs: Sequence[str]  # names of the runs
+    plan: Mapping[str, Sequence[str | None]]  # the settings of the plan and of the environment that differ
+    step_time_ms: Mapping[str, Sequence[float | None]]  # median time of a step, by the name of the phase
+    breakdowns: Sequence[StepBreakdown | None]  # where the time of a step goes
+    scores: Mapping[str, Sequence[float | None]]  # scores by artifact, as in "int8 accuracy"
+    bytes_on_disk: Mapping[str, Sequence[int | None]]  # sizes of the artifacts
+    latency_ms_median: Mapping[str, Sequence[float | None]]  # median latencies of the artifacts
+    # Means of the samples by the name of the series. Of energy, which counts up, the total.
     utilization: Mapping[str, Sequence[float | None]]
 
 
 def compare(reports: Mapping[str, RunReport]) -> Comparison:
-    """Returns two or more runs side by side.
+    """Returns two or more runs side by side, by their names. The others are compared with the first.
 
-    Args:
-        reports: The report of each run by its name. The first is the one that the others are compared with.
     Raises:
         ConfigError: There is one run only.
     Example:
@@ -66,16 +54,15 @@ def compare(reports: Mapping[str, RunReport]) -> Comparison:
     runs = list(reports.values())
     return Comparison(
         runs=list(reports),
-        plan={**_different(runs, _plan), **_different(runs, lambda run: run.environment)},
+        plan={
+            **_different(runs, lambda run: {decision.setting: decision.value for decision in run.plan}),
+            **_different(runs, lambda run: run.environment),
+        },
         step_time_ms=_side_by_side(runs, _step_times),
         breakdowns=[run.diagnosis.breakdown if run.diagnosis else None for run in runs],
         scores=_side_by_side(runs, _scores),
-        bytes_on_disk=_side_by_side(
-            runs, lambda run: {name: each.bytes_on_disk for name, each in run.receipts.items()}
-        ),
-        latency_ms_median=_side_by_side(
-            runs, lambda run: {name: each.latency_ms_median for name, each in run.receipts.items()}
-        ),
+        bytes_on_disk=_of_artifacts(runs, "bytes_on_disk"),
+        latency_ms_median=_of_artifacts(runs, "latency_ms_median"),
         utilization=_side_by_side(runs, _load),
     )
 
@@ -94,8 +81,8 @@ def _different(
     return {name: values for name, values in _side_by_side(runs, read).items() if len(set(values)) > 1}
 
 
-def _plan(run: RunReport) -> dict[str, str]:
-    return {decision.setting: decision.value for decision in run.plan}
+def _of_artifacts(runs: Sequence[RunReport], figure: str) -> dict[str, list[Any]]:
+    return _side_by_side(runs, lambda run: {name: getattr(each, figure) for name, each in run.receipts.items()})
 
 
 def _step_times(run: RunReport) -> dict[str, float]:
@@ -108,16 +95,14 @@ def _scores(run: RunReport) -> dict[str, float]:
 
 
 def _load(run: RunReport) -> dict[str, float]:
-    series = run.utilization.series if run.utilization else {}
-    known = {name: [value for value in values if value is not None] for name, values in series.items()}
-    return {name: _total_or_mean(name, values) for name, values in known.items() if values}
+    known = run.utilization.known if run.utilization else {}
+    return {
+        name: values[-1] - values[0] if name.endswith(COUNTERS) else sum(values) / len(values)
+        for name, values in known.items()
+    }
 
 
-def _total_or_mean(name: str, values: Sequence[float]) -> float:
-    return values[-1] - values[0] if name.endswith(COUNTERS) else sum(values) / len(values)
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Section:
     """One table of the page: a row for each figure, with a cell for each run."""
 
@@ -129,11 +114,8 @@ class Section:
 
 
 def write_comparison_html(reports: Mapping[str, RunReport], path: Path) -> Path:
-    """Writes a page that shows runs side by side, and returns its path.
+    """Writes a page that shows runs side by side, as `compare` does, and returns its path.
 
-    Args:
-        reports: The report of each run by its name. The first is the one that the others are compared with.
-        path: File to write, in an existing directory. An earlier page of tfopt is replaced.
     Raises:
         ConfigError: There is one run only, or the file is there and tfopt did not write it.
     """
@@ -158,39 +140,18 @@ def _sections(found: Comparison) -> list[Section]:
     }
     totals = {"whole step": [each.step_ms if each else None for each in found.breakdowns]} if parts else {}
     times = {f"phase {name}, median step": values for name, values in found.step_time_ms.items()}
+    plan = {name: [Cell(text=value or UNKNOWN) for value in values] for name, values in found.plan.items()}
+    scores = dict(_score_row(name, values) for name, values in found.scores.items())
+    load = {name.replace("_", " "): _cells(values, _shown_as(name)) for name, values in found.utilization.items()}
+    latencies = _rows(found.latency_ms_median, "{:.3g} ms".format)
+    noise = "Median time of a call. The runs were not measured alternately, so small differences are noise."
     return [
-        Section(
-            id="times", title="Times", heading="Time", rows=_rows({**times, **totals, **parts}, "{:.3g} ms".format)
-        ),
-        Section(
-            id="scores",
-            title="Scores",
-            heading="Artifact",
-            rows={_score_title(name): _score_cells(name, values) for name, values in found.scores.items()},
-        ),
-        Section(id="sizes", title="Sizes", heading="Artifact", rows=_rows(found.bytes_on_disk, short_bytes)),
-        Section(
-            id="latencies",
-            title="Latencies",
-            heading="Artifact",
-            rows=_rows(found.latency_ms_median, "{:.3g} ms".format),
-            note="Median time of a call. The runs were not measured alternately, so small differences are noise.",
-        ),
-        Section(
-            id="utilization",
-            title="Utilization",
-            heading="Mean, or total energy",
-            rows={
-                name.replace("_", " "): _cells(values, _shown_as(name)) for name, values in found.utilization.items()
-            },
-        ),
-        Section(
-            id="plan",
-            title="Plan and environment",
-            heading="Setting",
-            rows={name: [Cell(text=value or UNKNOWN) for value in values] for name, values in found.plan.items()},
-            note="Only what differs.",
-        ),
+        Section("times", "Times", "Time", _rows({**times, **totals, **parts}, "{:.3g} ms".format)),
+        Section("scores", "Scores", "Artifact", scores),
+        Section("sizes", "Sizes", "Artifact", _rows(found.bytes_on_disk, short_bytes)),
+        Section("latencies", "Latencies", "Artifact", latencies, noise),
+        Section("utilization", "Utilization", "Mean, or total energy", load),
+        Section("plan", "Plan and environment", "Setting", plan, "Only what differs."),
     ]
 
 
@@ -202,14 +163,10 @@ def _shown_as(series: str) -> Callable[[float], str]:
     return grouped
 
 
-def _score_title(name: str) -> str:
+def _score_row(name: str, values: Sequence[float | None]) -> tuple[str, list[Cell]]:
     artifact, _, score = name.partition(" ")
-    return f"{artifact}, {score_label(score).lower()}"
-
-
-def _score_cells(name: str, values: Sequence[float | None]) -> list[Cell]:
-    score = name.partition(" ")[2]
-    return [Cell(text=UNKNOWN if value is None else show_score(score, value)) for value in values]
+    cells = [Cell(text=UNKNOWN if value is None else show_score(score, value)) for value in values]
+    return f"{artifact}, {score_label(score).lower()}", cells
 
 
 def _rows(figures_of_runs: Mapping[str, Sequence[Any]], show: Callable[[float], str]) -> dict[str, list[Cell]]:

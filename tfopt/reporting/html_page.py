@@ -10,8 +10,7 @@ import jinja2
 from tfopt.atomic.own_files import write_own
 from tfopt.report import DiagnosisReport, RunReport
 from tfopt.report.run_report import run_of
-from tfopt.reporting.bars import bars, step_stack
-from tfopt.reporting.lines import curves, utilization
+from tfopt.reporting.figures import bars, curves, step_stack, utilization
 from tfopt.reporting.receipts import UNKNOWN, key_figures, receipt_table
 from tfopt.reporting.saved_report import is_page
 from tfopt.terminal import printable
@@ -32,7 +31,6 @@ def write_html(report: RunReport, path: Path) -> Path:
     Raises:
         ConfigError: The file is there, and tfopt did not write it.
         ExportError: The file cannot be written.
-
     Example:
         >>> import tempfile
         >>> report = RunReport(
@@ -49,10 +47,7 @@ def write_html(report: RunReport, path: Path) -> Path:
 def write_diagnosis_html(report: DiagnosisReport, path: Path, *, after: DiagnosisReport | None = None) -> Path:
     """Writes a diagnosis as one HTML page that opens offline, and returns its path.
 
-    Args:
-        report: The diagnosis.
-        path: File to write, in an existing directory. An earlier page of tfopt is replaced.
-        after: The diagnosis after the advice was applied. The page shows both steps, and what is left to change.
+    With the diagnosis after the advice was applied, the page shows both steps, and what is left to change.
 
     Example:
         >>> import tempfile

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePath
 
 from rich import box
@@ -25,31 +26,20 @@ UNBOUNDED = 10_000
 Compare = Callable[[Receipt, Receipt], str]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Row:
-    """A figure of every artifact.
+    """A figure of every artifact."""
 
-    Attributes:
-        attribute: An attribute of a receipt, or the name of a score.
-        page: Its label on a page.
-        terminal: Its label in the terminal, which leaves the row out if this is empty.
-        form: The text of its value.
-        unit: What a page adds to the value; in the terminal, the label has it.
-        is_score: Whether it is a score.
-        compares: Whether it compares with a baseline.
-        describes: Whether it describes the measurement. A page shows it once if it is the same for all.
-        change: How the terminal compares an artifact with the first.
-    """
-
-    attribute: str
-    page: str
-    terminal: str = ""
-    form: str = "{}"
-    unit: str = ""
-    is_score: bool = False
-    compares: bool = False
+    attribute: str  # an attribute of a receipt, or the name of a score
+    page: str  # its label on a page
+    terminal: str = ""  # its label in the terminal, which leaves the row out if this is empty
+    form: str = "{}"  # the text of its value
+    unit: str = ""  # what a page adds to the value; in the terminal, the label has it
+    is_score: bool = False  # whether it is a score
+    compares: bool = False  # whether it compares with a baseline
+    # Whether it describes the measurement. A page shows it once if it is the same for all.
     describes: bool = False
-    change: Compare = lambda receipt, first: ""
+    change: Compare = lambda receipt, first: ""  # how the terminal compares an artifact with the first
 
     def text(self, receipt: Receipt, path: Callable[[str], str]) -> str:
         """Returns the value as text, or "" if it is unknown. `path` shortens a path."""
@@ -62,7 +52,6 @@ class _Row:
         return path(found) if self.attribute in ("artifact", "baseline") else self.form.format(found)
 
     def reason(self, receipt: Receipt) -> str:
-        """Returns why the value is unknown."""
         known_as = {"verdict": "speedup"}.get(self.attribute, self.attribute)
         if self.is_score:
             known_as = "baseline_accuracy" if self.compares else "accuracy"
@@ -70,66 +59,48 @@ class _Row:
 
 
 def _rows(receipts: Iterable[Receipt]) -> list[_Row]:
+    def change(name: str, receipt: Receipt, first: Receipt) -> str:
+        return (MARK if lost_score(name, first, receipt) else "") + score_change(name, first, receipt)
+
     scores = []
     for name in score_names(receipts):
-        label = score_label(name)
-        scores.append(_Row(attribute=name, page=label, terminal=label.lower(), is_score=True, change=_change_of(name)))
-        scores.append(_Row(attribute=name, page=f"{label} of {{}}", is_score=True, compares=True))
+        label, how = score_label(name), partial(change, name)
+        scores.append(_Row(name, page=label, terminal=label.lower(), is_score=True, change=how))
+        scores.append(_Row(name, page=f"{label} of {{}}", is_score=True, compares=True))
     return [_COMPUTES, *scores, *_OTHER_ROWS]
 
 
-def _change_of(name: str) -> Compare:
-    return lambda receipt, first: (
-        (MARK if lost_score(name, first, receipt) else "") + score_change(name, first, receipt)
-    )
-
-
-def _ratio_of(attribute: str) -> Compare:
-    def ratio(receipt: Receipt, first: Receipt) -> str:
+def _ratio(attribute: str) -> Compare:
+    def compare(receipt: Receipt, first: Receipt) -> str:
         before = getattr(first, attribute)
         return f"{getattr(receipt, attribute) / before:.2f}x" if before else ""
 
-    return ratio
+    return compare
 
 
-_COMPUTES = _Row(attribute="computes", page="Precision", terminal="computes")
+def _verdict(receipt: Receipt, first: Receipt) -> str:
+    return receipt.verdict
+
+
+_COMPUTES = _Row("computes", page="Precision", terminal="computes")
 _OTHER_ROWS = (
-    _Row(attribute="agreement", form="{:.2%}", page="Agreement with {}", compares=True),
-    _Row(attribute="parity_max_abs_error", form="{:.2e}", page="Parity, largest absolute error"),
-    _Row(attribute="parity_relative_error", form="{:.2%}", page="Parity, error as a share of the outputs' scale"),
-    _Row(
-        attribute="bytes_on_disk",
-        form="{:,}",
-        page="Bytes on disk",
-        terminal="bytes",
-        change=_ratio_of("bytes_on_disk"),
-    ),
-    _Row(
-        attribute="gzip_bytes",
-        form="{:,}",
-        page="Bytes as .tar.gz",
-        terminal="gzip bytes",
-        change=_ratio_of("gzip_bytes"),
-    ),
-    _Row(attribute="weight_count", form="{:,}", page="Weights", describes=True),
-    _Row(attribute="zero_count", form="{:,}", page="Weights that are exactly zero"),
-    _Row(attribute="sparsity", form="{:.1%}", page="Share of zeros", terminal="sparsity"),
-    _Row(attribute="batch_size", page="Batch size of the timed calls", terminal="batch size", describes=True),
-    _Row(attribute="latency_ms_median", form="{:.3f}", unit=" ms", page="Latency, median", terminal="median ms"),
-    _Row(attribute="latency_ms_p99", form="{:.3f}", unit=" ms", page="Latency, 99th percentile", terminal="p99 ms"),
-    _Row(
-        attribute="speedup",
-        form="{:.2f}x",
-        page="Speed against {}",
-        terminal="speed",
-        compares=True,
-        change=lambda receipt, first: receipt.verdict,
-    ),
-    _Row(attribute="verdict", page="Faster or slower than {}", compares=True),
-    _Row(attribute="baseline", page="Baseline", terminal="  against", compares=True),
-    _Row(attribute="tensorflow_version", page="TensorFlow", describes=True),
-    _Row(attribute="device", page="Device", describes=True),
-    _Row(attribute="artifact", page="Artifact"),
+    _Row("agreement", form="{:.2%}", page="Agreement with {}", compares=True),
+    _Row("parity_max_abs_error", form="{:.2e}", page="Parity, largest absolute error"),
+    _Row("parity_relative_error", form="{:.2%}", page="Parity, error as a share of the outputs' scale"),
+    _Row("bytes_on_disk", form="{:,}", page="Bytes on disk", terminal="bytes", change=_ratio("bytes_on_disk")),
+    _Row("gzip_bytes", form="{:,}", page="Bytes as .tar.gz", terminal="gzip bytes", change=_ratio("gzip_bytes")),
+    _Row("weight_count", form="{:,}", page="Weights", describes=True),
+    _Row("zero_count", form="{:,}", page="Weights that are exactly zero"),
+    _Row("sparsity", form="{:.1%}", page="Share of zeros", terminal="sparsity"),
+    _Row("batch_size", page="Batch size of the timed calls", terminal="batch size", describes=True),
+    _Row("latency_ms_median", form="{:.3f}", unit=" ms", page="Latency, median", terminal="median ms"),
+    _Row("latency_ms_p99", form="{:.3f}", unit=" ms", page="Latency, 99th percentile", terminal="p99 ms"),
+    _Row("speedup", form="{:.2f}x", page="Speed against {}", terminal="speed", compares=True, change=_verdict),
+    _Row("verdict", page="Faster or slower than {}", compares=True),
+    _Row("baseline", page="Baseline", terminal="  against", compares=True),
+    _Row("tensorflow_version", page="TensorFlow", describes=True),
+    _Row("device", page="Device", describes=True),
+    _Row("artifact", page="Artifact"),
 )
 
 
@@ -144,7 +115,6 @@ class ReceiptsTable:
 
     Attributes:
         receipts: The receipt of each artifact by name. The others are compared with the first.
-
     Example:
         >>> ReceiptsTable({}).receipts
         {}
@@ -193,42 +163,28 @@ def _joined(cells: Sequence[Text], stacked: bool) -> list[Text]:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One value of a page's table.
+    """One value of a page's table."""
 
-    Attributes:
-        text: The value.
-        change: Its change against the first.
-        footnote: The number of the reason if the value is unknown.
-        marked: Whether it is marked as a loss.
-    """
-
-    text: str
-    change: str = ""
-    footnote: int | None = None
-    marked: bool = False
+    text: str  # the value
+    change: str = ""  # its change against the first
+    footnote: int | None = None  # the number of the reason if the value is unknown
+    marked: bool = False  # whether it is marked as a loss
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReceiptTable:
-    """Artifacts side by side on a page.
+    """Artifacts side by side on a page."""
 
-    Attributes:
-        rows: One cell for each artifact, by the label of the row.
-        shared: Values that are the same for all artifacts, by label.
-        footnotes: Reasons for unknown values. The footnote of a cell counts from 1.
-    """
-
-    rows: Mapping[str, Sequence[Cell]]
-    shared: Mapping[str, str]
+    rows: Mapping[str, Sequence[Cell]]  # one cell for each artifact, by the label of the row
+    shared: Mapping[str, str]  # values that are the same for all artifacts, by label
+    # Reasons for unknown values. The footnote of a cell counts from 1.
     footnotes: Sequence[str]
 
 
 def receipt_table(receipts: Mapping[str, Receipt], directory: Path) -> ReceiptTable:
-    """Returns the table of all figures.
+    """Returns the table of all figures, by the name of the artifact. The others are compared with the first.
 
-    Args:
-        receipts: The receipt of each artifact by name. The others are compared with the first.
-        directory: Directory of the page. Paths are shown relative to it.
+    Paths are shown relative to `directory`, that of the page.
 
     Example:
         >>> receipt_table({}, Path("out")).footnotes

@@ -78,18 +78,15 @@ def load_report(directory: str | Path) -> RunReport:
     diagnosis = _read(found[DiagnosisReport], DiagnosisReport) if DiagnosisReport in found else None
     utilization = _read(found[Utilization], Utilization) if Utilization in found else None
     if run is None:
-        run = _run_without_training(Path(directory), next(iter(found.values())))
+        written = datetime.datetime.fromtimestamp(next(iter(found.values())).stat().st_mtime).astimezone()
+        name = Path(directory).resolve().name
+        run = run_of(None, name=name, created=written.isoformat(timespec="seconds"))
     return replace(
         run,
         recipe=diagnosis.name if diagnosis and RunReport not in found else run.recipe,
         diagnosis=run.diagnosis or diagnosis,
         utilization=run.utilization or utilization,
     )
-
-
-def _run_without_training(directory: Path, file: Path) -> RunReport:
-    written = datetime.datetime.fromtimestamp(file.stat().st_mtime).astimezone()
-    return run_of(None, name=directory.resolve().name, created=written.isoformat(timespec="seconds"))
 
 
 def _read(file: Path, kind: type[Found]) -> Found:

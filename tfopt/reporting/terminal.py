@@ -23,7 +23,7 @@ from rich.segment import ControlType, Segments
 from rich.table import Table
 from rich.text import Text
 
-from tfopt.profiling.monitoring.epoch_logs import LOGGED
+from tfopt.profiling.monitoring.callback import LOGGED
 from tfopt.report import Decision, PassReport
 from tfopt.report.formatting import SCORE_LABELS, duration, short_bytes
 from tfopt.report.record import RANGE
@@ -137,7 +137,6 @@ class FitProgress(keras.callbacks.Callback):
     Args:
         description: Start of the line, for example the name of the phase.
         console: Console for the line. None means standard output.
-
     Example:
         >>> import numpy as np
         >>> model = keras.Sequential([keras.layers.Dense(1)])
@@ -189,7 +188,7 @@ class FitProgress(keras.callbacks.Callback):
         self._step = self._steps
         if self._in_place:
             self._draw()
-        elif self._is_milestone() and not self._is_last():  # on_train_end prints the last line
+        elif self._is_milestone():
             self._print_line(self._time_left())
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
@@ -204,10 +203,9 @@ class FitProgress(keras.callbacks.Callback):
 
     def _is_milestone(self) -> bool:
         done, total = round(self._done()), self._total()
+        if self._done() >= total or self.model.stop_training:  # on_train_end prints the last line
+            return False
         return done == 1 or done * PLAIN_LINES // total > (done - 1) * PLAIN_LINES // total
-
-    def _is_last(self) -> bool:
-        return self._done() >= self._total() or bool(self.model.stop_training)
 
     def _draw(self, end: str | None = None) -> None:
         width = self._console.width
@@ -253,14 +251,10 @@ class FitProgress(keras.callbacks.Callback):
 def fitted(
     heads: Sequence[str], figures: Mapping[str, Any], time_words: str, width: int
 ) -> tuple[tuple[str, str], int | None]:
-    """Returns the left and the right text of a line, and the width of the bar between them.
+    """Returns the left and the right text of a line of some width, and the width of the bar between them, or None.
 
-    Args:
-        heads: Possible starts of the line, the longest first.
-        figures: Values by name, as Keras logs them.
-        time_words: End of the line.
-        width: Width of the line.
-    Returns: (left, right), and the width of the bar; None without a bar.
+    The line may start with one of the heads, the longest first. It ends with the words about the time.
+
     Example:
         >>> figures = {"loss": 0.06, "accuracy": 0.98, "val_accuracy": 0.97, "recall": 0.9}
         >>> for width in (100, 90, 50):
@@ -284,11 +278,9 @@ def fitted(
 
 
 def figures_line(figures: Mapping[str, Any], names: Collection[str] | None = None) -> str:
-    """Returns figures as one line, the loss first, each followed by its validation value.
+    """Returns figures, as Keras logs them, as one line: the loss first, each followed by its validation value.
 
-    Args:
-        figures: Values by name, as Keras logs them.
-        names: Names of the figures to show, without the validation values. None shows all.
+    Without names, which do not include those of validation values, all are shown.
 
     Example:
         >>> figures_line({"accuracy": 0.98123, "loss": 0.0612, "val_accuracy": 0.9712, "val_loss": 0.08})

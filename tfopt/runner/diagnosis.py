@@ -20,12 +20,10 @@ EPOCHS = 8
 
 
 def diagnose_recipe(recipe: Recipe, *, steps: int = 100, trace_dir: str | None = None) -> DiagnosisReport:
-    """Trains a recipe for some steps without exporting anything, and says what holds it back.
+    """Trains a recipe for some steps without compressing or exporting anything, and says what holds it back.
 
-    Args:
-        recipe: The recipe. Its pruning and quantization are left out.
-        steps: Number of training steps to watch.
-        trace_dir: Directory for a trace of TensorFlow's profiler; None records none.
+    With a directory, TensorFlow's profiler records a trace of some steps there.
+
     Raises:
         ConfigError: The recipe or its plan is wrong.
         TrainingError: The training is too short to measure.

@@ -1,4 +1,8 @@
-"""The stages of a run: what each trains, which pass it applies, and the artifact that it exports."""
+"""The stages of a run: what each trains, which pass it applies, and the artifact that it exports.
+
+`run` of a stage returns what is exported: a Keras model or a quantized model. `artifact` is the name of its directory
+below the export directory, and `fits` has the names of its fits.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from tfopt.errors import TfoptWarning
 from tfopt.exporting import ExportConfig
@@ -27,24 +31,6 @@ CHEAP: dict[str, Any] = {
     "rounding": "nearest",
     "max_accuracy_drop": None,
 }
-
-
-class RecipeStage(Protocol):
-    """A stage of a run.
-
-    Attributes:
-        artifact: Name of the artifact, a directory below the export directory.
-        fits: Names of the fits of the stage.
-    """
-
-    @property
-    def artifact(self) -> str: ...
-
-    @property
-    def fits(self) -> Sequence[str]: ...
-
-    def run(self, work: Work) -> Any:
-        """Runs the stage, and returns what is exported: a Keras model or a quantized model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +114,9 @@ class Quantize:
         return quantized
 
 
+RecipeStage = Train | Shrink | Prune | Quantize
+
+
 def stages(recipe: Recipe) -> list[RecipeStage]:
     """Returns the stages of a recipe, in their order.
 
@@ -152,12 +141,8 @@ def rehearse(work: Work, quantization: QuantizationConfig | None, *, exports: bo
     Everything that depends on the kind of model is tried once: freezing, quantizing or the preparation for training
     with fake quantization, the graphs of the artifacts, and their outputs on a few examples. What depends on the
     trained weights is left out: the measurement of nodes, the search for a loss of accuracy, better ranges and better
-    rounding. Nothing is written.
+    rounding. Nothing is written, and neither the model nor the global random generators change.
 
-    Args:
-        work: The run, before its first stage. Neither its model nor the global random generators change.
-        quantization: The settings of the last stage, if it quantizes.
-        exports: Whether the run writes artifacts.
     Raises:
         TfoptError: The export or the quantization would end the run.
     """

@@ -15,7 +15,7 @@ from tfopt.data.augment.augmentation import Augmentation
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting import ExportConfig, export
 from tfopt.profiling import GpuMonitor
-from tfopt.profiling.monitoring.epoch_logs import LOGGED
+from tfopt.profiling.monitoring.callback import LOGGED
 from tfopt.pruning.structured.shrink import find_groups
 from tfopt.pruning.weights import select_weights
 from tfopt.quantization import QuantizedModel
@@ -37,18 +37,9 @@ MEASURED_SECONDS = 1.5
 
 
 class Work:
-    """A run in progress, on which its stages work.
+    """A run in progress, on which its stages work. A stage may replace the model.
 
-    Attributes:
-        recipe: The recipe.
-        plan: The plan of the training.
-        examples: The examples.
-        console: Console for the progress.
-        task: The task.
-        monitor: The monitor of all fits.
-        model: The model, which a stage may replace.
-        phases: What the fits recorded.
-        passes: What the passes reported.
+    The monitor watches all fits. `phases` are what the fits recorded, and `passes` what the passes reported.
     """
 
     def __init__(
@@ -79,15 +70,10 @@ class Work:
         *,
         from_scratch: bool = False,
     ) -> None:
-        """Trains the model with Keras' own fit.
+        """Trains the model with Keras' own fit. The name is that of the phase in logs, reports and checkpoints.
 
-        Args:
-            name: Name of the phase in logs, reports and checkpoints.
-            epochs: Number of epochs.
-            learning_rate: Learning rate at the start.
-            callbacks: Callbacks of this fit alone.
-            from_scratch: Whether the weights are new. Such a fit has a warm-up and moving averages of the weights; a
-                later fit continues with small steps.
+        A fit from scratch, of new weights, has a warm-up and moving averages of the weights. A later fit continues with
+        small steps.
         """
         training, data = self.recipe.training, self.recipe.data
         steps = epoch_steps(
@@ -178,7 +164,6 @@ class Work:
         return report
 
     def export(self, exported: Any, export_dir: Path, name: str, baseline: str | None) -> None:
-        """Exports what a stage returned, under the name of its artifact."""
         target = export_dir / name
         if baseline is None:
             remove_reports(export_dir)  # they would be of other artifacts

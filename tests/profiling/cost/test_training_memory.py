@@ -9,8 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 from tfopt.errors import ConfigError, UnsupportedModelError
-from tfopt.profiling.cost.liveness import peak_memory
-from tfopt.profiling.cost.memory import training_memory
+from tfopt.profiling.cost.memory import peak_memory, training_memory
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "training_memory.json"
 

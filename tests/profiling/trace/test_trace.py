@@ -11,9 +11,8 @@ import tensorflow as tf
 from tfopt.compat.tensorflow import empty_xspace
 from tfopt.errors import ArtifactError, ConfigError
 from tfopt.profiling.trace import record_trace, summarize
-from tfopt.profiling.trace.chrome_trace import write_chrome_trace
-from tfopt.profiling.trace.events import newest_trace, read_spaces
-from tfopt.profiling.trace.operators import uses_tensor_cores
+from tfopt.profiling.trace.events import newest_trace, read_spaces, write_chrome_trace
+from tfopt.profiling.trace.summary import uses_tensor_cores
 
 PS_PER_US = 1_000_000
 GEMM, RELU = "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_nn", "void relu_kernel<float>(float*)"

@@ -14,6 +14,21 @@ from tfopt.report import Diagnosis
 # Below these shares of the step a change is not worth it.
 BUILDS = CALLBACKS = METRICS = EAGER = 0.05
 CALLS = 0.1
+# What to change in a callback that works after each batch, by its class, and in one that works at the ends of epochs.
+LESS_OFTEN = {
+    "ModelCheckpoint": 'ModelCheckpoint(save_freq="epoch"), or a larger number',
+    "BackupAndRestore": 'BackupAndRestore(save_freq="epoch"), or a larger number',
+    "TensorBoard": 'TensorBoard(update_freq="epoch"), without profile_batch',
+    "": "do its work, and call get_weights() or numpy(), at the end of an epoch (on_epoch_end) or every hundredth "
+    "batch; write files in a thread",
+}
+LESS_AT_ENDS = {
+    "ModelCheckpoint": "save_weights_only=True writes less, without the optimizer; save to a faster disk, or after "
+    "longer epochs",
+    "BackupAndRestore": "save to a faster disk, or after longer epochs",
+    "TensorBoard": "TensorBoard(histogram_freq=0, embeddings_freq=0), or larger numbers: each n-th epoch",
+    "": "it works at the ends of epochs only: do less there, only every few epochs, or in a thread",
+}
 
 
 def eager(measured: Measured) -> Diagnosis | str:
@@ -44,7 +59,6 @@ def recompilation(measured: Measured) -> Diagnosis | str:
 
 
 def retraces(measured: Measured) -> Diagnosis | str:
-    """New shapes build the step again."""
     seen = measured.observation
     again = [call for call in measured.builds if not (call.starts_epoch and call.fit > 1)]
     shapes = {call.shapes for call in seen.calls if call.shapes is not None}
@@ -59,7 +73,6 @@ def retraces(measured: Measured) -> Diagnosis | str:
 
 
 def callbacks(measured: Measured) -> Diagnosis | str:
-    """A callback keeps the next step from starting."""
     seen, parts = measured.observation, measured.breakdown
     used = share(parts.callbacks_ms, parts.whole_ms)
     if used < CALLBACKS or not seen.callbacks_s:
@@ -68,29 +81,30 @@ def callbacks(measured: Measured) -> Diagnosis | str:
         return "the callbacks copy weights; see host_copies"
     name, seconds = max(seen.callbacks_s.items(), key=lambda each: each[1])
     at_ends = seen.epoch_ends_s.get(name, 0.0) > seconds / 2
+    less = LESS_AT_ENDS if at_ends else LESS_OFTEN
     return Diagnosis(
         cause="blocking_callback",
         title=f"the callback {name} keeps the next {'epoch' if at_ends else 'step'} from starting",
         evidence=f"{1e3 * seconds / seen.steps:.3g} ms per step, {used:.0%} of the step (threshold {CALLBACKS:.0%})",
         gain=used,
-        advice=_less_of(name) if at_ends else _less_often(name),
+        advice=less.get(name, less[""]),
     )
 
 
 def host_copies(measured: Measured) -> Diagnosis | str:
-    """Weights are copied to the host in every step."""
     seen, parts = measured.observation, measured.breakdown
     copies_ms = 1e3 * seen.copies_s / seen.steps
     used = share(parts.callbacks_ms, parts.whole_ms)
     if used < CALLBACKS or copies_ms < parts.callbacks_ms / 2:
         return f"copies of weights to the host take {copies_ms:.3g} ms per step"
+    slowest = max(seen.callbacks_s, key=lambda name: seen.callbacks_s[name])
     return Diagnosis(
         cause="host_copies",
         title="weights are copied to the host in every step",
         evidence=f"{seen.copied_bytes / seen.steps / 1e6:.3g} MB and {parts.callbacks_ms:.3g} ms per step, {used:.0%} "
         f"of the step (threshold {CALLBACKS:.0%})",
         gain=used,
-        advice=_less_often(max(seen.callbacks_s, key=lambda name: seen.callbacks_s[name])),
+        advice=LESS_OFTEN.get(slowest, LESS_OFTEN[""]),
     )
 
 
@@ -142,31 +156,6 @@ def short_steps(measured: Measured) -> Diagnosis | str:
         advice=f"model.compile(..., steps_per_execution={steps}). Keras then calls a callback once in {steps} batches",
         settings={"training.steps_per_execution": steps},
     )
-
-
-def _less_often(name: str) -> str:
-    """Returns what to change in a callback that works after each batch."""
-    if name in ("ModelCheckpoint", "BackupAndRestore"):
-        return f'{name}(save_freq="epoch"), or a larger number'
-    if name == "TensorBoard":
-        return 'TensorBoard(update_freq="epoch"), without profile_batch'
-    return (
-        "do its work, and call get_weights() or numpy(), at the end of an epoch (on_epoch_end) or every hundredth "
-        "batch; write files in a thread"
-    )
-
-
-def _less_of(name: str) -> str:
-    """Returns what to change in a callback that works at the ends of epochs only."""
-    if name == "ModelCheckpoint":
-        return (
-            "save_weights_only=True writes less, without the optimizer; save to a faster disk, or after longer epochs"
-        )
-    if name == "BackupAndRestore":
-        return "save to a faster disk, or after longer epochs"
-    if name == "TensorBoard":
-        return "TensorBoard(histogram_freq=0, embeddings_freq=0), or larger numbers: each n-th epoch"
-    return "it works at the ends of epochs only: do less there, only every few epochs, or in a thread"
 
 
 def _build(measured: Measured, cause: str, title: str, advice: str) -> Diagnosis | str:

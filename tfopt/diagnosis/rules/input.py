@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
@@ -72,7 +73,7 @@ def full_shuffle(measured: Measured) -> Diagnosis | str:
     if saved < SOONER:
         return f"a buffer of a {SMALLER_BUFFER}th of its size would fill in {1 - saved:.0%} of the time"
     gain = measured.gain_of_input("smaller buffer", lambda found: other)
-    new = max(parts.step_ms - parts.input_ms, found.batch.ms)  # a smaller buffer does not make batches sooner
+    new = max(parts.step_ms - parts.input_ms, found.batch_ms)  # a smaller buffer does not make batches sooner
     return Diagnosis(
         cause="shuffle_buffer",
         title=f"every epoch begins with filling a shuffle buffer of {size:,} elements",
@@ -124,31 +125,29 @@ def wide_dtype(measured: Measured) -> Diagnosis | str:
 
 
 def slow_map(measured: Measured) -> Diagnosis | str:
-    """A stage handles one element at a time."""
     stage, _ = _limiting(measured)
     if stage.kind == "generator":
         return f"{stage.name} makes the batches in Python; see python_generator"
+    gain = _without(measured, stage)
     if stage.calls_python:
         words = f"{stage.name} runs Python code, one call at a time"
         advice = "write it in TensorFlow, or convert the examples once"
-        return _of_input(measured, "slow_map", words, _without(measured, stage), advice)
-    if not stage.is_serial:
+    elif not stage.is_serial:
         return f"{stage.name} runs in parallel"
-    if stage.changes_state:
+    elif stage.changes_state:
         words = f"{stage.name} changes state, one call at a time"
         advice = "keep state out of the map: several calls at a time would change it in any order"
-        return _of_input(measured, "slow_map", words, _without(measured, stage), advice)
-    cores = measured.hardware.logical_cores
-    words = f"{stage.name} handles one element at a time on a machine with {cores} cores"
-    advice = f"{stage.kind}(..., num_parallel_calls=tf.data.AUTOTUNE)"
-    if not _ends_with_prefetch(_input(measured)):
-        advice += " and .prefetch(tf.data.AUTOTUNE) at the end"
-    if stage.kind != "map":
-        return _of_input(measured, "slow_map", words, _without(measured, stage, 1 - 1 / cores), advice)
-
-    def gain() -> float:
-        return measured.gain_of_input("parallel", lambda found: in_parallel(stage, found.last).prefetch(AUTOTUNE))
-
+    else:
+        cores = measured.hardware.logical_cores
+        words = f"{stage.name} handles one element at a time on a machine with {cores} cores"
+        advice = f"{stage.kind}(..., num_parallel_calls=tf.data.AUTOTUNE)"
+        if not _ends_with_prefetch(_input(measured)):
+            advice += " and .prefetch(tf.data.AUTOTUNE) at the end"
+        gain = _without(measured, stage, 1 - 1 / cores)
+        if stage.kind == "map":
+            gain = partial(
+                measured.gain_of_input, "parallel", lambda found: in_parallel(stage, found.last).prefetch(AUTOTUNE)
+            )
     return _of_input(measured, "slow_map", words, gain, advice)
 
 
@@ -174,7 +173,6 @@ def host_augmentation(measured: Measured) -> Diagnosis | str:
 
 
 def no_cache(measured: Measured) -> Diagnosis | str:
-    """Every epoch computes the same examples again."""
     stage, found = _limiting(measured)
     if any(each.kind.lower() in KEEPS and each.kind != "arrays in memory" for each in found.stages):
         return "there is a cache"
@@ -231,7 +229,6 @@ def _may_differ(stage: Stage) -> bool:
 
 
 def no_prefetch(measured: Measured) -> Diagnosis | str:
-    """A batch is made only when the step asks for it."""
     stage, found = _limiting(measured)
     if _ends_with_prefetch(found):
         return "the pipeline ends with prefetch"
@@ -338,7 +335,7 @@ def _slowest_computation(found: InputTime) -> Stage | None:
     """Returns the stage with a function that takes the longest, if that is a good part of a batch."""
     computing = [each for each in found.stages if each.kind in COMPUTES]
     slowest = max(computing, key=found.alone_ms, default=None)
-    return slowest if slowest is not None and found.alone_ms(slowest) >= COMPUTING * found.batch.ms else None
+    return slowest if slowest is not None and found.alone_ms(slowest) >= COMPUTING * found.batch_ms else None
 
 
 def _ends_with_prefetch(found: InputTime) -> bool:

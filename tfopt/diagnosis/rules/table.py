@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tfopt.diagnosis.measured import Measured
-from tfopt.diagnosis.rules import compute, device, host, input
+from tfopt.diagnosis.rules import compute, host, input
 from tfopt.report import Diagnosis
 
 _TF_DATA = "https://www.tensorflow.org/guide/data_performance"
@@ -20,22 +20,15 @@ _NVML = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.h
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One cause of a slow step, and how to find it.
+    """One cause of a slow step, and how to find it."""
 
-    Attributes:
-        cause: Name of the cause.
-        check: Returns the diagnosis, or the figure that says that the cause is absent. Raises CannotMeasureError if it
-            cannot be checked.
-        threshold: What must hold for the diagnosis, in words.
-        remedy: What to change, in words.
-        source: Where the rule comes from.
-    """
-
-    cause: str
+    cause: str  # name of the cause
+    # Returns the diagnosis, or the figure that says that the cause is absent. Raises CannotMeasureError if it cannot
+    # be checked.
     check: Callable[[Measured], Diagnosis | str]
-    threshold: str
-    remedy: str
-    source: str
+    threshold: str  # what must hold for the diagnosis, in words
+    remedy: str  # what to change, in words
+    source: str  # where the rule comes from
 
 
 # fmt: off
@@ -92,15 +85,15 @@ RULES: tuple[Rule, ...] = (
     Rule(cause="precision", check=compute.precision, source=_TENSOR_CORES,
          threshold="float32 on a GPU whose tensor cores are faster in half precision",
          remedy="mixed_bfloat16 or mixed_float16"),
-    Rule(cause="small_kernels", check=device.small_kernels, source=_XLA,
+    Rule(cause="small_kernels", check=compute.small_kernels, source=_XLA,
          threshold="starting kernels takes 20% of the computation, at 4 us each on a GPU, measured on a processor",
          remedy="XLA, a larger batch"),
-    Rule(cause="memory_bound", check=device.memory_bound, source=_ROOFLINE,
+    Rule(cause="memory_bound", check=compute.memory_bound, source=_ROOFLINE,
          threshold="the computation reaches 50% of the memory bandwidth, and more of it than of the peak rate",
          remedy="half precision, XLA"),
-    Rule(cause="throttled", check=device.throttled, source=_NVML,
+    Rule(cause="throttled", check=compute.throttled, source=_NVML,
          threshold="the GPU lowers its clocks in 10% of the samples", remedy="cooling, or a higher power limit"),
-    Rule(cause="unused_memory", check=device.unused_memory, source=_TENSOR_CORES,
+    Rule(cause="unused_memory", check=compute.unused_memory, source=_TENSOR_CORES,
          threshold="tensors take at most 50% of the memory of the GPU, and twice the examples save 10% per example",
          remedy="a larger batch"),
     Rule(cause="xla", check=compute.xla, source="measured",

@@ -20,10 +20,11 @@ IEEE PAMI 26(9), 2004, describe how a choice between two labels for each node be
 from __future__ import annotations
 
 import json
-import time
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ import tensorflow as tf
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
+from tfopt import timing
 from tfopt.atomic.checked_json import with_checksum
 from tfopt.atomic.files import write_text
 from tfopt.exporting.int8.kernels import lower_to_int8
@@ -186,28 +188,22 @@ def in_turns(single: TimedGraph, graphs: Sequence[TimedGraph], feeds: Feeds) -> 
     ratios: list[list[float]] = [[] for _ in graphs]
     for inputs in feeds.values():
         rounds = max(FEWEST_TURNS, *(each.rounds(inputs, MOST_TURNS) for each in (single, *graphs)))
-        turns: list[list[float]] = []
-        while len(turns) < rounds and not (len(turns) >= FEWEST_TURNS and _is_clear(turns)):
-            first, *others = [_call(each, inputs) for each in (single, *graphs)]
-            turns.append([other / first for other in others])
-        for index, ratio in enumerate(np.median(turns, axis=0)):
-            ratios[index].append(float(ratio))
+        calls = [partial(each.milliseconds, inputs) for each in (single, *graphs)]
+        first, *others = timing.in_turns([partial(_turn_seconds, call) for call in calls], rounds, _is_clear)
+        for found, other in zip(ratios, others, strict=True):
+            found.append(float(np.median(np.divide(other, first))))
     return ratios
 
 
 def _is_clear(turns: Sequence[Sequence[float]]) -> bool:
     """Whether all turns agree, for each graph, whether it makes the model slower."""
-    slower = np.array(turns) > WHOLE_TIE
-    return bool((slower.all(axis=0) | ~slower.any(axis=0)).all())
+    times = np.array(turns)
+    slower = times[:, 1:] / times[:, :1] > WHOLE_TIE
+    return len(turns) >= FEWEST_TURNS and bool((slower.all(axis=0) | ~slower.any(axis=0)).all())
 
 
-def _call(timed: TimedGraph, inputs: Mapping[str, Any]) -> float:
-    """Returns the median milliseconds of the calls of a turn."""
-    until = time.perf_counter() + TURN_SECONDS
-    calls = [timed.milliseconds(inputs)]
-    while len(calls) < TURN_CALLS and time.perf_counter() < until:
-        calls.append(timed.milliseconds(inputs))
-    return float(np.median(calls))
+def _turn_seconds(call: Callable[[], Any]) -> float:
+    return statistics.median(timing.call_seconds(call, TURN_SECONDS, TURN_CALLS))
 
 
 class FlowNetwork:

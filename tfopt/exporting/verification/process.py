@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from tfopt.child_processes import signal_group
 from tfopt.errors import ArtifactError, TfoptError
 from tfopt.graph.frozen import reason_of
 from tfopt.graph.unsafe_ops import check_saved_model
+from tfopt.timing import in_turns
 
 SCRIPT = Path(__file__).with_name("tensorflow_only.py")
 ROUNDS = 5
@@ -264,8 +266,4 @@ def alternate(
 
     Returns: For each process and each round, the milliseconds of every call.
     """
-    times: list[list[list[float]]] = [[] for _ in processes]
-    for _ in range(rounds):
-        for process, collected in zip(processes, times, strict=True):
-            collected.append(process.time_calls(inputs, seconds))
-    return times
+    return in_turns([functools.partial(process.time_calls, inputs, seconds) for process in processes], rounds)

@@ -20,16 +20,15 @@ Reference:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from tfopt.profiling.cost.liveness import OVERWRITES_INPUT, SHARES_INPUT, WRITES_NOTHING
-from tfopt.profiling.cost.multiply_adds import multiply_adds
-from tfopt.profiling.cost.walk import Scope, branches, called, loop, needed_operations
+from tfopt.profiling.cost.flops import multiply_adds
+from tfopt.profiling.cost.memory import OVERWRITES_INPUT, SHARES_INPUT, WRITES_NOTHING, tensor_bytes
+from tfopt.profiling.cost.walk import Scope, inner, needed_operations
 from tfopt.report import Record
 
 # Operations with one result for each value, besides those that may write over their input. Softmax is none of them.
@@ -57,23 +56,14 @@ SHARED_BYTES = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel(Record):
-    """One kernel: an operation, or several that are fused.
+    """One kernel: an operation, or several that are fused."""
 
-    Attributes:
-        name: Name of the operation; of a fusion, of its last operation.
-        kinds: The kinds of its operations; of a fusion, of those whose results it writes.
-        multiply_adds: Multiply-adds of one execution.
-        moved_bytes: Bytes that one execution reads and writes.
-        dtype: Floating-point type in which it computes; "" without one.
-        executions: Number of executions in one pass: the rounds of the loops around it.
-    """
-
-    name: str
-    kinds: tuple[str, ...]
-    multiply_adds: int
-    moved_bytes: int
-    dtype: str
-    executions: int = 1
+    name: str  # name of the operation; of a fusion, of its last operation
+    kinds: tuple[str, ...]  # the kinds of its operations; of a fusion, of those whose results it writes
+    multiply_adds: int  # multiply-adds of one execution
+    moved_bytes: int  # bytes that one execution reads and writes
+    dtype: str  # floating-point type in which it computes; "" without one
+    executions: int = 1  # number of executions in one pass: the rounds of the loops around it
 
 
 def kernels(graph: Any, *, fused: bool) -> list[Kernel]:
@@ -111,12 +101,14 @@ def _kernels(scope: Scope, executions: int, fused: bool) -> Iterator[Kernel]:
     levels: dict[Any, int] = {}
     for operation in operations:
         before = max((levels[tensor.op] for tensor in operation.inputs), default=0)
-        inner = list(_inside(operation, scope, executions, fused))
-        is_kernel = not inner and _is_kernel(operation)
+        graphs, rounds = inner(operation, scope)
+        inside = [list(_kernels(graph, executions * (rounds or 1), fused)) for graph in graphs]
+        found = max(inside, key=moved_bytes, default=[])
+        is_kernel = not found and _is_kernel(operation)
         # The reader of an elementwise result may be in the same kernel; the reader of any other result cannot.
-        ends = bool(inner) or (is_kernel and operation.type not in ELEMENTWISE)
+        ends = bool(found) or (is_kernel and operation.type not in ELEMENTWISE)
         levels[operation] = before + ends
-        yield from inner
+        yield from found
         if is_kernel and not (fused and operation.type in ELEMENTWISE | REDUCTIONS):
             yield _kernel([operation], _moved_alone(operation), executions)
     if fused:
@@ -124,24 +116,14 @@ def _kernels(scope: Scope, executions: int, fused: bool) -> Iterator[Kernel]:
             yield _kernel(members, moved, executions)
 
 
-def _inside(operation: Any, scope: Scope, executions: int, fused: bool) -> Iterator[Kernel]:
-    function = called(operation, scope)
-    if function is not None:
-        yield from _kernels(function, executions, fused)
-    elif choices := branches(operation, scope):
-        yield from max((list(_kernels(choice, executions, fused)) for choice in choices), key=moved_bytes)
-    elif repeated := loop(operation, scope):
-        yield from _kernels(repeated.body, executions * (repeated.rounds or 1), fused)
-
-
 def _kernel(members: Sequence[Any], moved: int, executions: int) -> Kernel:
-    floating = (_dtype(operation) for operation in members)
+    tensors = (tensor for operation in members for tensor in (*operation.inputs, *operation.outputs))
     return Kernel(
         name=members[-1].name,
         kinds=tuple(operation.type for operation in members),
         multiply_adds=sum(multiply_adds(operation) or 0 for operation in members),
         moved_bytes=moved,
-        dtype=next((dtype for dtype in floating if dtype), ""),
+        dtype=next((tensor.dtype.name for tensor in tensors if tensor.dtype.is_floating), ""),
         executions=executions,
     )
 
@@ -150,25 +132,22 @@ def _is_kernel(operation: Any) -> bool:
     if operation.type in MOVES_NOTHING:
         return False
     tensors = (*operation.inputs, *operation.outputs)
-    return any(each.dtype.is_floating or _bytes(each) > 64 for each in tensors if each.dtype != tf.resource)
+    return any(each.dtype.is_floating or tensor_bytes(each) > 64 for each in tensors if each.dtype != tf.resource)
 
 
 def _moved_alone(operation: Any) -> int:
-    written = sum(_bytes(tensor) for tensor in operation.outputs)
+    written = sum(tensor_bytes(tensor) for tensor in operation.outputs)
     if operation.type in UPDATES:
-        return 3 * _bytes(operation.inputs[-1])
+        return 3 * tensor_bytes(operation.inputs[-1])
     if operation.type in READS_A_PART:
         return 2 * written
-    return written + sum(_bytes(tensor) for tensor in operation.inputs)
+    return written + sum(tensor_bytes(tensor) for tensor in operation.inputs)
 
 
 class _Fusions:
     """The fusions of one graph: the operations whose results are written, by kernel.
 
-    Args:
-        scope: The graph.
-        operations: Its operations, each after those it needs.
-        levels: The level of each operation, where a kernel's own level is that of its readers.
+    The operations come each after those it needs. A kernel's own level is that of its readers.
     """
 
     def __init__(self, scope: Scope, operations: Sequence[Any], levels: dict[Any, int]) -> None:
@@ -205,7 +184,7 @@ class _Fusions:
             level = self._levels[operation] - (operation.type in REDUCTIONS)
             outputs = {id(tensor): tensor for tensor in operation.outputs}
             for key, tensor in {**values, **outputs}.items():
-                if _bytes(tensor) >= SHARED_BYTES:
+                if tensor_bytes(tensor) >= SHARED_BYTES:
                     groups[root(operation)] = root(readers.setdefault((key, level), operation))
         members: dict[Any, list[Any]] = {}
         for operation in self._written:
@@ -216,10 +195,10 @@ class _Fusions:
     def _moved(self, members: Sequence[Any]) -> int:
         inside = set(members)
         values = {key: tensor for each in members for key, tensor in self._written[each].items()}
-        moved = sum(_bytes(tensor) for tensor in values.values() if tensor.op not in inside)
+        moved = sum(tensor_bytes(tensor) for tensor in values.values() if tensor.op not in inside)
         for operation in members:  # an update reads and writes its variable
-            moved += 2 * _bytes(operation.inputs[-1]) if operation.type in UPDATES else 0
-            moved += sum(_bytes(tensor) for tensor in operation.outputs)
+            moved += 2 * tensor_bytes(operation.inputs[-1]) if operation.type in UPDATES else 0
+            moved += sum(tensor_bytes(tensor) for tensor in operation.outputs)
         return moved
 
     def _is_read(self, operation: Any) -> bool:
@@ -242,13 +221,3 @@ def _source(tensor: Any) -> Any:
     while tensor.op.type in SHARES_INPUT and len(tensor.op.inputs) > tensor.value_index:
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
-
-
-def _dtype(operation: Any) -> str:
-    floating = (each.dtype.name for each in (*operation.inputs, *operation.outputs) if each.dtype.is_floating)
-    return next(floating, "")
-
-
-def _bytes(tensor: Any) -> int:
-    known = tensor.shape.is_fully_defined() and tensor.dtype not in (tf.resource, tf.variant, tf.string)
-    return math.prod(tensor.shape) * tensor.dtype.size if known else 0

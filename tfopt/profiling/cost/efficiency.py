@@ -28,6 +28,7 @@ from tfopt.hardware import Gpu, Hardware, cpu_peak, detect, find_card
 from tfopt.profiling.cost.training import train_cost
 from tfopt.report import Record
 from tfopt.report.formatting import short_bytes, short_count
+from tfopt.report.record import shown_or_reason
 from tfopt.report.sheet import Sheet, Shown, pairs
 
 # A step that reaches less than this share of both roofs is bound by overhead. Well tuned training on a GPU reaches 0.4
@@ -38,21 +39,13 @@ COMPUTE_DTYPES = {"float32": "float32", "mixed_bfloat16": "bfloat16", "mixed_flo
 
 @dataclass(frozen=True, kw_only=True)
 class Roofs(Record):
-    """The peak rates of a device, or of several devices together.
+    """The peak rates of a device, or of several devices together."""
 
-    Attributes:
-        device: Name of the device.
-        dtype: The arithmetic that the peak is for, for example "bfloat16" or "tensorfloat32".
-        flops_per_s: Peak rate of operations; None if it is unknown.
-        bytes_per_s: Bandwidth of the memory; None if it is unknown.
-        unavailable: For each rate that is None, the reason.
-    """
-
-    device: str
-    dtype: str
-    flops_per_s: float | None
-    bytes_per_s: float | None
-    unavailable: Mapping[str, str] = field(default_factory=dict)
+    device: str  # name of the device
+    dtype: str  # the arithmetic that the peak is for, for example "bfloat16" or "tensorfloat32"
+    flops_per_s: float | None  # peak rate of operations; None if it is unknown
+    bytes_per_s: float | None  # bandwidth of the memory; None if it is unknown
+    unavailable: Mapping[str, str] = field(default_factory=dict)  # for each rate that is None, the reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,18 +94,15 @@ class Efficiency(Record, Shown):
             compute += f" of {_rate(self.peak_flops_per_s)} in {self.dtype}"
         if self.bandwidth_share is not None and self.peak_bytes_per_s is not None:
             memory += f" of {short_bytes(self.peak_bytes_per_s)}/s ({self.bandwidth_share:.1%})"
-        ridge = self._or_why("ridge", f"{self.ridge:.3g}" if self.ridge is not None else "")
+        ridge = shown_or_reason(self, "ridge", "{:.3g}")
         return {
             "device": self.device,
-            "mfu": self._or_why("mfu", f"{self.mfu:.1%}" if self.mfu is not None else ""),
+            "mfu": shown_or_reason(self, "mfu", "{:.1%}"),
             "compute": compute,
             "memory": memory,
             "intensity": f"{self.intensity:.3g} operations per byte, ridge {ridge}",
-            "bound by": self._or_why("bound", self.bound or ""),
+            "bound by": shown_or_reason(self, "bound", "{}"),
         }
-
-    def _or_why(self, name: str, text: str) -> str:
-        return text or f"unavailable ({self.unavailable.get(name, 'not measured')})"
 
     def _sheet(self) -> Sheet:
         return Sheet(title="efficiency", tables=[pairs(self.rows())])
@@ -122,11 +112,7 @@ class Efficiency(Record, Shown):
 
 
 def efficiency(
-    model: keras.Model,
-    batch: Any,
-    step_ms: float,
-    hardware: Hardware | None = None,
-    precision: str | None = None,
+    model: keras.Model, batch: Any, step_ms: float, hardware: Hardware | None = None, precision: str | None = None
 ) -> Efficiency:
     """Compares a measured step with the peak rates of its device.
 
@@ -178,6 +164,9 @@ def compare(flops: int, moved_bytes: int, step_ms: float, roofs: Roofs) -> Effic
         unavailable |= dict.fromkeys(("ridge", "bound"), next(iter(unavailable.values())))
     mfu = None if peak is None else flops / seconds / peak
     share = None if bandwidth is None else moved_bytes / seconds / bandwidth
+    bound = None
+    if mfu is not None and share is not None:
+        bound = "overhead" if max(mfu, share) < FAR_BELOW else "compute" if mfu >= share else "memory"
     return Efficiency(
         flops_per_step=flops,
         bytes_per_step=moved_bytes,
@@ -190,7 +179,7 @@ def compare(flops: int, moved_bytes: int, step_ms: float, roofs: Roofs) -> Effic
         bandwidth_share=share,
         intensity=flops / max(1, moved_bytes),
         ridge=None if peak is None or bandwidth is None else peak / bandwidth,
-        bound=None if mfu is None or share is None else _bound(mfu, share),
+        bound=bound,
         device=roofs.device,
         dtype=roofs.dtype,
         unavailable=unavailable,
@@ -237,12 +226,6 @@ def _of_processor(hardware: Hardware, dtype: str) -> Roofs:
         bytes_per_s=1e9 * peak.memory_gb_per_s,
         unavailable={} if rate is not None else {"flops_per_s": f"not measured in {dtype} on a processor"},
     )
-
-
-def _bound(mfu: float, share: float) -> str:
-    if max(mfu, share) < FAR_BELOW:
-        return "overhead"
-    return "compute" if mfu >= share else "memory"
 
 
 def _rate(flops_per_s: float) -> str:

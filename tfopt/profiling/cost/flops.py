@@ -1,40 +1,158 @@
-"""Counts the multiply-adds of a model from its graph."""
+"""The multiply-adds of a model: the multiplications with an addition of each operation of its graph.
+
+Matrix products, convolutions and their gradients have them. A convolution multiplies each value of its output with one
+filter, so it has outputs * filter values / output channels multiply-adds. A product [m, k] x [k, n] has m * k * n. An
+einsum of two operands has the product of the sizes of all its letters. The gradient of a convolution for its input, or
+for its filter, has as many as the convolution.
+
+TensorFlow computes a dilated convolution on blocks (SpaceToBatchND, Conv2D, BatchToSpaceND). Outputs that it computes
+in the padding of the blocks, and then cuts off, do not count.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 
-from tfopt.profiling.cost.multiply_adds import multiply_adds
 from tfopt.profiling.cost.trace import checks_open_size, forward_graph, input_specs
-from tfopt.profiling.cost.walk import Scope, branches, called, loop, needed_operations
+from tfopt.profiling.cost.walk import Scope, inner, needed_operations
 from tfopt.report import Record
 from tfopt.report.sheet import Sheet, Shown, Table
+
+# Gates of each cell of a recurrent layer that cuDNN computes.
+GATES = {"lstm": 4, "gru": 3, "rnn_relu": 1, "rnn_tanh": 1}
+
+
+def multiply_adds(operation: Any) -> int | None:
+    """Returns the multiply-adds of an operation; None if a shape is unknown. Other kinds of operations have none.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> product = tf.function(tf.matmul).get_concrete_function(tf.TensorSpec((2, 3)), tf.TensorSpec((3, 4)))
+        >>> [multiply_adds(operation) for operation in product.graph.get_operations() if operation.type == "MatMul"]
+        [24]
+    """
+    count = COUNTED.get(operation.type)
+    if count is None:
+        return 0
+    try:
+        return count(operation)
+    except (TypeError, ValueError):  # TensorFlow raises these for an unknown rank or size
+        return None
+
+
+def _values(tensor: Any) -> int:
+    return math.prod(int(size) for size in tensor.shape)
+
+
+def _filter_values(shape: Any) -> int:
+    """Returns the values of a convolution's filter that one value of the output needs: all but the output channels."""
+    return math.prod(int(size) for size in shape[:-1])
+
+
+def _depthwise_values(shape: Any) -> int:
+    """Returns the same for a depthwise filter [height, width, channels, multiplier]."""
+    return int(shape[0]) * int(shape[1])
+
+
+def _matmul(operation: Any) -> int:
+    transposed = operation.get_attr("transpose_a" if operation.type == "MatMul" else "adj_x")
+    return _values(operation.outputs[0]) * int(operation.inputs[0].shape[-2 if transposed else -1])
+
+
+def _einsum(operation: Any) -> int:
+    if len(operation.inputs) < 2:
+        return 0  # a transposition or a sum
+    equation = operation.get_attr("equation").decode()
+    terms, result = equation.split("->")
+    sizes: dict[str, int] = {}
+    for term, tensor in zip((*terms.split(","), result), (*operation.inputs, *operation.outputs), strict=True):
+        sizes |= _letters(term, [int(size) for size in tensor.shape])
+    return math.prod(sizes.values())
+
+
+def _letters(term: str, sizes: list[int]) -> dict[str, int]:
+    """Returns the size of each letter. The dimensions of an ellipsis are numbered from the last."""
+    before, _, after = term.partition("...")
+    hidden = len(sizes) - len(before) - len(after)
+    names = [*before, *(f"...{number}" for number in range(hidden, 0, -1)), *after]
+    return dict(zip(names, sizes, strict=True))
+
+
+def _used_values(output: Any) -> int:
+    """Returns the values of a convolution's output that remain."""
+    users = output.consumers()
+    blocks = len(users) == 1 and users[0].type == "BatchToSpaceND"
+    return _values(users[0].outputs[0] if blocks else output)
+
+
+def _gradient_values(gradient: Any) -> int:
+    """Returns the same for the gradient of the output."""
+    return _values(gradient.op.inputs[0] if gradient.op.type == "SpaceToBatchND" else gradient)
+
+
+def _forward(filter_values: Callable[[Any], int]) -> Callable[[Any], int]:
+    return lambda operation: _used_values(operation.outputs[0]) * filter_values(operation.inputs[1].shape)
+
+
+def _of_input(filter_values: Callable[[Any], int]) -> Callable[[Any], int]:
+    """The inputs are the sizes of the input, the filter and the gradient. A transposed convolution is the same op."""
+    return lambda operation: _gradient_values(operation.inputs[2]) * filter_values(operation.inputs[1].shape)
+
+
+def _of_filter(filter_values: Callable[[Any], int]) -> Callable[[Any], int]:
+    """The inputs are the input, the sizes of the filter and the gradient."""
+    return lambda operation: _gradient_values(operation.inputs[2]) * filter_values(operation.outputs[0].shape)
+
+
+def _cudnn_rnn(operation: Any) -> int:
+    """Counts the layers of a recurrent network [time, batch, features], of one or two directions."""
+    time, batch, features = (int(size) for size in operation.inputs[0].shape)
+    units_of, units = operation.inputs[1].shape[0], int(operation.inputs[1].shape[-1])
+    directions = 2 if operation.get_attr("direction") == b"bidirectional" else 1
+    gates = GATES[re.sub(r"\W", "", operation.get_attr("rnn_mode").decode())]
+    widths = [features] + [directions * units] * (int(units_of) // directions - 1)
+    return time * batch * directions * gates * sum(units * (width + units) for width in widths)
+
+
+COUNTED: dict[str, Callable[[Any], int]] = {
+    "MatMul": _matmul,
+    "BatchMatMul": _matmul,
+    "BatchMatMulV2": _matmul,
+    "BatchMatMulV3": _matmul,
+    "Einsum": _einsum,
+    "Conv2D": _forward(_filter_values),
+    "Conv3D": _forward(_filter_values),
+    "DepthwiseConv2dNative": _forward(_depthwise_values),
+    "Conv2DBackpropInput": _of_input(_filter_values),
+    "Conv3DBackpropInputV2": _of_input(_filter_values),
+    "DepthwiseConv2dNativeBackpropInput": _of_input(_depthwise_values),
+    "Conv2DBackpropFilter": _of_filter(_filter_values),
+    "Conv3DBackpropFilterV2": _of_filter(_filter_values),
+    "DepthwiseConv2dNativeBackpropFilter": _of_filter(_depthwise_values),
+    "CudnnRNN": _cudnn_rnn,
+    "CudnnRNNV2": _cudnn_rnn,
+    "CudnnRNNV3": _cudnn_rnn,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperationCount(Record):
-    """An operation of a graph with its multiply-adds.
+    """An operation of a graph with its multiply-adds."""
 
-    Attributes:
-        name: Name of the operation.
-        kind: Kind of the operation, for example "Conv2D".
-        multiply_adds: Multiply-adds of one execution.
-        executions: Number of executions in one pass: the rounds of the loops around the operation.
-    """
-
-    name: str
-    kind: str
-    multiply_adds: int
-    executions: int = 1
+    name: str  # name of the operation
+    kind: str  # kind of the operation, for example "Conv2D"
+    multiply_adds: int  # multiply-adds of one execution
+    executions: int = 1  # number of executions in one pass: the rounds of the loops around the operation
 
     @property
     def total(self) -> int:
-        """Multiply-adds of all executions."""
         return self.multiply_adds * self.executions
 
 
@@ -118,25 +236,16 @@ def count_graph(graph: Any) -> FlopCount:
 
 def _count(scope: Scope, executions: int, uncounted: list[str]) -> Iterator[OperationCount]:
     for operation in needed_operations(scope.graph):
-        function = called(operation, scope)
-        if function is not None:
-            yield from _count(function, executions, uncounted)
-        elif choices := branches(operation, scope):
-            yield from max((list(_count(choice, executions, uncounted)) for choice in choices), key=_total)
-        elif repeated := loop(operation, scope):
-            inside = list(_count(repeated.body, executions * (repeated.rounds or 1), uncounted))
-            if repeated.rounds is None and inside:
+        graphs, rounds = inner(operation, scope)
+        if graphs:
+            inside = [list(_count(graph, executions * (rounds or 1), uncounted)) for graph in graphs]
+            most = max(inside, key=lambda counts: sum(count.total for count in counts))
+            if rounds is None and most:
                 uncounted.append(f"{operation.name}: the number of rounds is known only in the run; one round counts")
-            yield from inside
-        else:
-            count = multiply_adds(operation)
-            if count is None:
-                uncounted.append(f"{operation.name} ({operation.type}): a shape is unknown")
-            elif count:
-                yield OperationCount(
-                    name=operation.name, kind=operation.type, multiply_adds=count, executions=executions
-                )
-
-
-def _total(counts: Sequence[OperationCount]) -> int:
-    return sum(count.total for count in counts)
+            yield from most
+            continue
+        count = multiply_adds(operation)
+        if count is None:
+            uncounted.append(f"{operation.name} ({operation.type}): a shape is unknown")
+        elif count:
+            yield OperationCount(name=operation.name, kind=operation.type, multiply_adds=count, executions=executions)

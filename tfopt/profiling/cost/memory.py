@@ -1,8 +1,19 @@
-"""Estimates the memory of a training step from its graph, before a GPU runs it."""
+"""Estimates the memory of a training step from its graph, before a GPU runs it.
+
+The peak is the largest sum of the tensors that exist at the same time. The operations run in the order of the trace. A
+tensor exists from the operation that writes it to the last one that reads it. Some operations write no new memory:
+those that only pass a tensor on share its memory, and elementwise operations write over an input that nothing else
+reads.
+
+Not in the sum: the inputs of the graph, its constants and variables, the work space of kernels, and tensors of unknown
+size. Operations that run at the same time on several threads may need more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +23,139 @@ import tensorflow as tf
 from tfopt.errors import ConfigError, UnsupportedModelError, unknown_name
 from tfopt.models.structure import output_layers
 from tfopt.models.unbuilt_copy import unbuilt_copy
-from tfopt.profiling.cost.liveness import peak_memory
 from tfopt.profiling.cost.trace import checks_open_size, input_specs
+from tfopt.profiling.cost.walk import LOOPS, Scope, inner, needed_operations
 from tfopt.report import Record
 from tfopt.report.formatting import short_bytes
 from tfopt.report.sheet import Sheet, Shown, Table
 
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
+SHARES_INPUT = frozenset({
+    "Identity", "IdentityN", "ReadVariableOp", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient",
+    "EnsureShape", "CheckNumerics",
+})  # fmt: skip
+WRITES_NOTHING = frozenset({"Const", "Placeholder", "NoOp", "VarHandleOp", "Shape", "ShapeN"})
+OVERWRITES_INPUT = frozenset({
+    "Add", "AddV2", "AddN", "BiasAdd", "Cast", "Elu", "EluGrad", "Erf", "Exp", "GreaterEqual", "LeakyRelu", "Log",
+    "Log1p", "LogSoftmax", "Maximum", "Minimum", "Mul", "MulNoNan", "Neg", "Pow", "RealDiv", "Reciprocal", "Relu",
+    "Relu6", "Relu6Grad", "ReluGrad", "Rsqrt", "RsqrtGrad", "Select", "SelectV2", "Selu", "SeluGrad", "Sigmoid",
+    "SigmoidGrad", "Softmax", "Softplus", "SoftplusGrad", "Sqrt", "SqrtGrad", "Square", "SquaredDifference", "Sub",
+    "Tanh", "TanhGrad", "Xdivy",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, order=True)
+class Peak:
+    """The tensors at the moment of the largest sum."""
+
+    total_bytes: int = 0  # the sum
+    marked_bytes: int = 0  # the part of it in marked tensors
+
+    def plus(self, buffer: Buffer, sign: int) -> Peak:
+        """Returns the sums after a buffer was taken (1) or freed (-1)."""
+        change = sign * buffer.size
+        return Peak(self.total_bytes + change, self.marked_bytes + change * buffer.marked)
+
+
+@dataclass
+class Buffer:
+    """A piece of memory, which one or more tensors share. Inputs, constants and variables have the size 0 here."""
+
+    size: int = 0
+    marked: bool = False
+    readers: int = 0
+    is_free: bool = False
+
+
+def peak_memory(graph: Any, marked: Iterable[Any] = ()) -> Peak:
+    """Returns the largest sum of the tensors of a graph that exist at the same time, and the part of marked ones in it.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> product = tf.function(lambda x: tf.nn.relu(x @ x)).get_concrete_function(tf.TensorSpec((100, 100)))
+        >>> peak_memory(product.graph).total_bytes
+        40000
+    """
+    return _peak(Scope(graph), frozenset(id(tensor) for tensor in marked))
+
+
+def _peak(scope: Scope, marked: frozenset[int] = frozenset()) -> Peak:
+    operations = needed_operations(scope.graph)
+    # The readers of a tensor: operations, and the caller that gets it as an output and keeps it.
+    readers = Counter(id(tensor) for operation in operations for tensor in operation.inputs)
+    readers.update(id(tensor) for tensor in scope.graph.outputs)
+    buffers: dict[int, Buffer] = {}
+    live, peak = Peak(), Peak()
+    for operation in operations:
+        inputs = [buffers[id(tensor)] for tensor in operation.inputs]
+        for place, tensor in enumerate(operation.outputs):
+            shares = operation.type in SHARES_INPUT
+            buffer = inputs[place] if shares else _overwritten(operation, tensor, inputs)
+            if buffer is None:
+                buffer = Buffer(_size(operation, tensor, scope))
+                live = live.plus(buffer, 1)
+            if id(tensor) in marked and not buffer.marked:
+                live = live.plus(buffer, -1)
+                buffer.marked = True
+                live = live.plus(buffer, 1)
+            buffer.readers += readers[id(tensor)]
+            buffers[id(tensor)] = buffer
+        inside = max((_peak(graph) for graph in inner(operation, scope)[0]), default=Peak())
+        peak = max(peak, Peak(live.total_bytes + inside.total_bytes, live.marked_bytes + inside.marked_bytes))
+        for buffer in inputs:
+            buffer.readers -= 1
+        for buffer in (*inputs, *(buffers[id(tensor)] for tensor in operation.outputs)):
+            if buffer.readers == 0 and not buffer.is_free:
+                live = live.plus(buffer, -1)
+                buffer.is_free = True
+    return peak
+
+
+def _overwritten(operation: Any, tensor: Any, inputs: Sequence[Buffer]) -> Buffer | None:
+    """Returns the memory of an input that this operation alone still reads, and that has the size of the output."""
+    if operation.type not in OVERWRITES_INPUT:
+        return None
+    size = tensor_bytes(tensor)
+    fitting = (buffer for buffer in inputs if buffer.size == size and buffer.readers == 1)
+    return next(fitting, None) if size else None
+
+
+def _size(operation: Any, tensor: Any, scope: Scope) -> int:
+    if operation.type in WRITES_NOTHING:
+        return 0
+    if tensor.dtype == tf.variant:
+        return _list_bytes(operation, tensor, scope)
+    return tensor_bytes(tensor)
+
+
+def tensor_bytes(tensor: Any) -> int:
+    """Returns the size of a tensor; 0 for a tensor of unknown size, for a variable and for a list of tensors."""
+    known = tensor.shape.is_fully_defined() and tensor.dtype not in (tf.resource, tf.variant, tf.string)
+    return math.prod(tensor.shape) * tensor.dtype.size if known else 0
+
+
+def _list_bytes(operation: Any, tensor: Any, scope: Scope) -> int:
+    """Returns the size of a list of tensors: that of the tensor it is made from, or what a loop adds to it."""
+    if operation.type == "TensorListFromTensor":
+        return tensor_bytes(operation.inputs[0])
+    if operation.type not in LOOPS:
+        return 0
+    (body,), rounds = inner(operation, scope)
+    result = body.graph.outputs[tensor.value_index].op
+    while result.type == "Identity":
+        result = result.inputs[0].op
+    if result.type not in ("TensorListPushBack", "TensorListSetItem"):
+        return 0
+    added = result.inputs[-1]
+    return 0 if _is_variable(added) else (rounds or 1) * tensor_bytes(added)
+
+
+def _is_variable(tensor: Any) -> bool:
+    """Returns whether a tensor shares the memory of a variable: a loop keeps the weights for its gradient."""
+    operation = tensor.op
+    while operation.type == "Identity":
+        operation = operation.inputs[0].op
+    return bool(operation.type == "ReadVariableOp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +185,6 @@ class TrainingMemory(Record, Shown):
 
     @property
     def total_bytes(self) -> int:
-        """Sum of the parts."""
         return sum(self.parts().values())
 
     @property
@@ -58,7 +194,6 @@ class TrainingMemory(Record, Shown):
         return f"{head} in {self.precision}"
 
     def parts(self) -> dict[str, int]:
-        """Returns the bytes by what they hold."""
         return {
             "weights": self.weights_bytes,
             "optimizer": self.optimizer_bytes,
@@ -123,9 +258,9 @@ def training_memory(
         batch_size=batch_size,
         precision=policy,
         optimizer=name,
-        weights_bytes=_bytes(model.variables),
-        optimizer_bytes=_bytes(own.variables),
-        input_bytes=_bytes(keras.tree.flatten(specs)),
+        weights_bytes=_sum_bytes(model.variables),
+        optimizer_bytes=_sum_bytes(own.variables),
+        input_bytes=_sum_bytes(keras.tree.flatten(specs)),
         gradient_bytes=peak.marked_bytes,
         activation_bytes=peak.total_bytes - peak.marked_bytes,
     )
@@ -164,7 +299,7 @@ def _loss(output: Any) -> Any:
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(targets, output))
 
 
-def _bytes(tensors: Sequence[Any]) -> int:
+def _sum_bytes(tensors: Sequence[Any]) -> int:
     return sum(int(tf.TensorShape(each.shape).num_elements()) * tf.as_dtype(each.dtype).size for each in tensors)
 
 

@@ -107,11 +107,7 @@ def train_cost(model: keras.Model, batch: Any) -> TrainCost:
 
 
 def train_graph(model: keras.Model, batch: Any) -> tuple[Any, int]:
-    """Returns the graph of a training step, and its number of examples. Under a strategy, it holds every replica.
-
-    Raises:
-        UnsupportedModelError, ConfigError: As for `train_cost`.
-    """
+    """Returns the graph of a training step, and its number of examples. Under a strategy, it holds every replica."""
     if not model.compiled:
         raise UnsupportedModelError(
             f"The model must be compiled. Received: {model.name!r}, which is not. Call model.compile or tfopt.compile."

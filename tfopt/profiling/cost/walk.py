@@ -26,30 +26,11 @@ BRANCHES = {
 
 @dataclass(frozen=True)
 class Scope:
-    """A graph that another operation calls.
+    """A graph that another operation calls."""
 
-    Attributes:
-        graph: The graph, whose inputs are the inputs of the operation.
-        operation: The operation; None for the outermost graph.
-        outer: The scope of the operation.
-    """
-
-    graph: Any
-    operation: Any = None
-    outer: Scope | None = None
-
-
-@dataclass(frozen=True)
-class Loop:
-    """The parts of a loop.
-
-    Attributes:
-        body: The graph of a round.
-        rounds: Number of rounds; None if it is unknown before the run.
-    """
-
-    body: Scope
-    rounds: int | None
+    graph: Any  # the graph, whose inputs are the inputs of the operation
+    operation: Any = None  # the operation; None for the outermost graph
+    outer: Scope | None = None  # the scope of the operation
 
 
 def needed_operations(graph: Any) -> list[Any]:
@@ -88,24 +69,19 @@ def _with_sources(operations: Iterable[Any]) -> Iterator[Any]:
             yield current
 
 
-def called(operation: Any, scope: Scope) -> Scope | None:
-    """Returns the function that an operation calls, or None if it is no call."""
-    return _scope(operation, operation.get_attr("f"), scope) if operation.type in CALLS else None
+def inner(operation: Any, scope: Scope) -> tuple[list[Scope], int | None]:
+    """Returns the graphs that an operation may execute, and how often it executes one of them.
 
-
-def branches(operation: Any, scope: Scope) -> list[Scope]:
-    """Returns the branches of an operation, one of which it executes; empty if it has none."""
-    names = [operation.get_attr(attribute) for attribute in BRANCHES.get(operation.type, ())]
-    flat = [name for each in names for name in (each if isinstance(each, list) else [each])]
+    They are the function that it calls, its branches, or the body of a loop. An operation without any executes itself.
+    The number is None for a loop whose rounds are unknown before the run.
+    """
+    if operation.type in LOOPS:
+        return [_scope(operation, operation.get_attr("body"), scope)], _rounds(operation, scope)
     # The first input chooses the branch; the others are the inputs of the branches.
-    return [_scope(operation, name, scope) for name in flat]
-
-
-def loop(operation: Any, scope: Scope) -> Loop | None:
-    """Returns the body of a loop and its number of rounds, or None if the operation is no loop."""
-    if operation.type not in LOOPS:
-        return None
-    return Loop(_scope(operation, operation.get_attr("body"), scope), _rounds(operation, scope))
+    attributes = ("f",) if operation.type in CALLS else BRANCHES.get(operation.type, ())
+    functions = [operation.get_attr(attribute) for attribute in attributes]
+    flat = [function for each in functions for function in (each if isinstance(each, list) else [each])]
+    return [_scope(operation, function, scope) for function in flat], 1
 
 
 def _scope(operation: Any, function: Any, outer: Scope) -> Scope:

@@ -1,25 +1,112 @@
-"""A Keras callback that records the load of the machine during `fit`."""
+"""A Keras callback that records the load of the machine during `fit`, and adds figures to the logs of each epoch."""
 
 from __future__ import annotations
 
 import inspect
+import math
+import re
 import statistics
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import keras
+import psutil
 import tensorflow as tf
 
 from tfopt.compat.tensorflow import has_started
 from tfopt.errors import ConfigError, warn
-from tfopt.profiling.monitoring.epoch_logs import EpochLogs
 from tfopt.profiling.monitoring.readers import Figures, Reader, open_reader
 from tfopt.profiling.monitoring.sampling import NOT_SAMPLED, Sampling, timeline
 from tfopt.profiling.monitoring.workers import worker_path
 from tfopt.report import Utilization
+
+Combine = Callable[[Sequence[float]], float]
+# The series of each name, and how the figures of several GPUs become one.
+ALWAYS: dict[str, tuple[str, Combine]] = {
+    "gpu_utilization_percent": ("gpu_utilization_percent", statistics.fmean),
+    "gpu_memory_used_bytes": ("memory_used_bytes", sum),
+    "gpu_power_watts": ("power_watts", sum),
+}
+# These are added where the machine has them.
+WHERE_KNOWN: dict[str, tuple[str, Combine]] = {
+    "gpu_energy_joules": ("energy_joules", sum),
+    "gpu_temperature_celsius": ("temperature_celsius", max),
+    "gpu_throttled": ("throttled", max),
+    "gpu_tensorflow_memory_peak_bytes": ("tensorflow_memory_peak_bytes", max),
+    "gpu_sm_active_percent": ("sm_active_percent", statistics.fmean),
+    "gpu_tensor_active_percent": ("tensor_active_percent", statistics.fmean),
+    **{
+        f"gpu_{link}_{way}_bytes_per_second": (f"{link}_{way}_bytes_per_second", sum)
+        for link in ("pcie", "nvlink")
+        for way in ("sent", "received")
+    },
+}
+OF_GPUS = {**ALWAYS, **WHERE_KNOWN}
+OF_PROCESS = ("process_cpu_percent", "process_memory_bytes")
+LOGGED = (*OF_GPUS, *OF_PROCESS)
+"""The names that the monitor adds to the logs of an epoch. They are figures of the machine, not of the model."""
+
+
+class EpochLogs:
+    """The figures of one epoch after the other.
+
+    The names are those of the first epoch, because CSVLogger has the same columns to the end. A figure that is unknown
+    is NaN. An epoch that is shorter than the time between two samples has the figures of the last sample.
+    """
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling = sampling
+        self._names: list[str] | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        before = self._sampling.samples.so_far()
+        self._after_s = before[-1][0] if before else -math.inf
+        self._wall, self._processor = time.perf_counter(), time.process_time()
+
+    def end(self) -> dict[str, float]:
+        if self._names is None:
+            self._names = self._known_names()
+        load = 100 * (time.process_time() - self._processor) / max(time.perf_counter() - self._wall, 1e-9)
+        figures = {"process_cpu_percent": load, "process_memory_bytes": _memory()}
+        return {name: figures[name] if name in figures else self._figure(*OF_GPUS[name]) for name in self._names}
+
+    def _known_names(self) -> list[str]:
+        series = {name for _, figures in self._sampling.samples.so_far() for name in figures}
+        given = {re.sub(r"^gpu\d+_", "", name) for name in series - set(self._sampling.unavailable)}
+        has_gpus = any(re.fullmatch(r"gpu\d+_gpu_utilization_percent", name) for name in series)
+        return [
+            *(ALWAYS if has_gpus else OF_PROCESS),
+            *(name for name, (plain, _) in WHERE_KNOWN.items() if plain in given),
+        ]
+
+    def _figure(self, plain: str, combine: Combine) -> float:
+        samples = self._sampling.samples.so_far()
+        own = [figures for seconds, figures in samples if seconds > self._after_s]
+        earlier = [figures for seconds, figures in samples if seconds <= self._after_s]
+        own = own or earlier[-1:]
+        names = {name for sample in own for name in sample if re.fullmatch(rf"gpu\d+_{plain}", name)}
+        of_gpus = []
+        for name in names:
+            known = [value for sample in own if (value := sample.get(name)) is not None]
+            if known and name.endswith("_joules"):  # it counts up, also before the first sample of the epoch
+                before = (figures.get(name) for figures in reversed(earlier))
+                of_gpus.append(known[-1] - next((value for value in before if value is not None), known[0]))
+            elif known:
+                of_gpus.append(statistics.fmean(known))
+        return float(combine(of_gpus)) if of_gpus else math.nan
+
+
+def _memory() -> float:
+    try:
+        return float(psutil.Process().memory_info().rss)
+    except (psutil.Error, OSError):
+        return math.nan
+
 
 NOW, PEAK = "tensorflow_memory_bytes", "tensorflow_memory_peak_bytes"
 
@@ -50,13 +137,10 @@ class GpuMonitor(keras.callbacks.Callback):
         interval_s: Seconds between samples.
         directory: Directory that all workers share. Each writes its samples there, and `merge_workers` puts them
             together. None writes nothing.
-
     Raises:
         ConfigError: `interval_s` is not above 0.
-
     Warns:
         TfoptWarning: At the end of `fit`, if values could not be read or written. Training is not affected.
-
     Example:
         >>> import keras, numpy as np
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
@@ -104,10 +188,11 @@ class GpuMonitor(keras.callbacks.Callback):
         A value is None if the series has no values.
         """
         summary: dict[str, float | None] = {}
-        for name, values in self.utilization.series.items():
-            known = [value for value in values if value is not None]
+        load = self.utilization
+        for name in load.series:
+            known = load.known.get(name)
             summary[f"{name}_mean"] = statistics.fmean(known) if known else None
-            summary[f"{name}_max"] = max(known, default=None)
+            summary[f"{name}_max"] = max(known) if known else None
         return summary
 
     def __str__(self) -> str:
@@ -131,9 +216,7 @@ class GpuMonitor(keras.callbacks.Callback):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.on_train_end()
 
     def start(self, fit: FrameType | None = None) -> None:
@@ -147,7 +230,7 @@ class GpuMonitor(keras.callbacks.Callback):
             self._began = time.perf_counter()
         if self.directory is not None and self._path is None:
             self._path = worker_path(self.directory)
-        spent = {} if not self._ended else _joules(self.utilization)
+        spent = {name: values[-1] for name, values in self.utilization.known.items() if name.endswith("_joules")}
         self._sampling = Sampling(
             lambda: _FitReader(open_reader(self.interval_s), spent),
             self.interval_s,
@@ -178,7 +261,7 @@ class GpuMonitor(keras.callbacks.Callback):
 class _FitReader:
     """Reads the machine and TensorFlow's own memory. The energy goes on from that of the fits before."""
 
-    def __init__(self, machine: Reader, spent_joules: Figures) -> None:
+    def __init__(self, machine: Reader, spent_joules: dict[str, float]) -> None:
         self._machine, self._spent, self._memory = machine, spent_joules, TensorFlowMemory()
         self.source, self.failures = machine.source, machine.failures
         self.close, self.notes = machine.close, machine.notes
@@ -191,7 +274,7 @@ class _FitReader:
         figures = self._machine.read()
         for name, before in self._spent.items():
             if (now := figures.get(name)) is not None:
-                figures[name] = now + (before or 0.0)
+                figures[name] = now + before
         try:
             return {**figures, **self._memory.read()}
         except Exception as error:  # noqa: BLE001 - the other figures are there
@@ -206,9 +289,6 @@ class TensorFlowMemory:
     so that says little.
 
     The peak counts since the start of the process, or since `tf.config.experimental.reset_memory_stats`.
-
-    Attributes:
-        unavailable: Why there is no value.
 
     Example:
         >>> memory = TensorFlowMemory()
@@ -253,12 +333,6 @@ def _is_here(device: str) -> bool:
     except (ValueError, tf.errors.OpError):
         return False
     return True
-
-
-def _joules(load: Utilization) -> Figures:
-    """Returns the last known value of each series of energy."""
-    known = {name: [value for value in values if value is not None] for name, values in load.series.items()}
-    return {name: values[-1] for name, values in known.items() if values and name.endswith("_joules")}
 
 
 def _fit_frame(frame: FrameType | None) -> FrameType | None:

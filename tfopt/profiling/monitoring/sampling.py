@@ -36,8 +36,6 @@ class Samples:
 
     So the times between samples double, from then on too. A figure becomes the mean, a figure that counts up the last.
 
-    Args:
-        most: Number of samples that are kept.
     Example:
         >>> samples = Samples(most=4)
         >>> for second in range(6):
@@ -54,7 +52,6 @@ class Samples:
         self._lock = threading.Lock()  # one thread adds, others read
 
     def add(self, seconds: float, figures: Figures) -> None:
-        """Adds a sample."""
         with self._lock:
             self._latest.append((seconds, figures))
             if len(self._latest) < self._together:
@@ -66,7 +63,6 @@ class Samples:
                 self._together *= 2
 
     def so_far(self) -> list[Sample]:
-        """Returns all samples until now."""
         with self._lock:
             return [*self._kept, *self._latest]
 
@@ -74,17 +70,9 @@ class Samples:
 class Sampling:
     """Reads all values until it is stopped, or until the call that it watches has ended.
 
-    Args:
-        open_reader: Returns what is read. The thread calls it.
-        interval_s: Seconds between samples.
-        began: `time.perf_counter()` from which the times of the samples count; None is now.
-        during: A call. When it has ended without a word, because it raised an error, sampling ends too.
-        path: File that receives each sample too; see WorkerFile.
-
-    Attributes:
-        source: Where the values come from.
-        samples: Time and values of each sample.
-        failures: Error messages, each with the number of failed readings.
+    The thread calls `open_reader`, which returns what is read. The times of the samples count from `began`, a
+    `time.perf_counter()`, or from now. When the call `during` has ended without a word, because it raised an error,
+    sampling ends too. The file at `path` receives each sample; see WorkerFile.
     """
 
     def __init__(
@@ -117,12 +105,10 @@ class Sampling:
 
     @property
     def unavailable(self) -> dict[str, str]:
-        """Why a figure has no value."""
         return {} if self._reader is None else dict(self._reader.unavailable)
 
     @property
     def notes(self) -> list[str]:
-        """Remarks for the summary."""
         notes = [] if self._reader is None else self._reader.notes()
         return [*notes, *(f"{words} ({count} times)" for words, count in self.failures.most_common(3))]
 

@@ -34,14 +34,8 @@ Figures = Mapping[str, float | None]
 class WorkerFile:
     """The timeline of this worker in a directory that all workers share.
 
-    After an error, for example of a full disk, nothing more is written.
-
-    Args:
-        path: A `worker_path`. Its directory is made if it is missing. A file that is there is continued.
-        source: Where the values come from.
-
-    Attributes:
-        problem: Why the file could not be written; None if it could.
+    The directory is made if it is missing, and a file that is there is continued. After an error, for example of a full
+    disk, nothing more is written, and `problem` is the reason.
 
     Example:
         >>> import tempfile
@@ -65,7 +59,6 @@ class WorkerFile:
         self._write({"source": source})
 
     def write(self, figures: Figures) -> None:
-        """Adds the values of this moment."""
         if figures and list(figures) != self._names:
             self._names = list(figures)
             self._write({"names": self._names})
@@ -141,7 +134,8 @@ def merge_workers(directory: str | Path) -> Utilization:
         ...
         tfopt.errors.ArtifactError: The directory must hold timelines of GpuMonitor. Received: no_such_directory, ...
     """
-    lives = [(_worker_of(file), _read(file)) for file in Path(directory).glob(f"{PREFIX}*.jsonl")]
+    files = Path(directory).glob(f"{PREFIX}*.jsonl")
+    lives = [(file.stem.removeprefix(PREFIX).rpartition("-")[0], _read(file)) for file in files]
     workers = _joined([(name, life) for name, life in lives if life.times])
     if not workers:
         raise ArtifactError(
@@ -203,10 +197,6 @@ def _on_times(worker: _Timeline, times: Sequence[float]) -> Iterator[Figures]:
             place += 1
         is_fresh = place >= 0 and moment - worker.times[place] < 2 * step
         yield worker.samples[place] if is_fresh else {}
-
-
-def _worker_of(file: Path) -> str:
-    return file.stem.removeprefix(PREFIX).rpartition("-")[0]
 
 
 def _read(file: Path) -> _Timeline:

@@ -1,12 +1,16 @@
-"""The files of a trace, and its events as plain values, without the tables of names that an XSpace stores apart.
+"""The files of a trace and its events as plain values; and the same events in Chrome's JSON format, for Perfetto.
 
 A trace is a directory named after the time, with one `.xplane.pb` for each host, which holds an XSpace.
 An XSpace holds planes: one for the host, one for each GPU. A plane holds lines: threads of the host, streams of a GPU.
 A line holds events. Its time stamp is in nanoseconds, and the offset and duration of an event are in picoseconds.
+The names lie apart, in tables.
 """
 
 from __future__ import annotations
 
+import gzip
+import json
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +18,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from tfopt.atomic.own_files import write_own
 from tfopt.errors import ArtifactError
 
 PROFILES = Path("plugins", "profile")
@@ -58,11 +63,7 @@ class Line:
 
 
 def newest_trace(directory: str | Path) -> Path:
-    """Returns the directory of the newest trace below a directory that `record_trace` or TensorBoard wrote.
-
-    Raises:
-        ArtifactError: There is none.
-    """
+    """Returns the directory of the newest trace below a directory that `record_trace` or TensorBoard wrote."""
     # Names are times, but those of equal seconds have no order.
     found = {file.parent: file.stat().st_mtime for file in Path(directory).glob(f"{PROFILES}/*/*{ENDING}")}
     if not found:
@@ -74,11 +75,7 @@ def newest_trace(directory: str | Path) -> Path:
 
 
 def read_spaces(trace: Path) -> Mapping[str, Any]:
-    """Returns the XSpace of each host.
-
-    Raises:
-        ArtifactError: A file is broken.
-    """
+    """Returns the XSpace of each host."""
     from tfopt.compat.tensorflow import empty_xspace  # it imports TensorFlow, which the names of files do not need
 
     spaces = {}
@@ -128,3 +125,44 @@ def _value(stat: Any, stat_names: Mapping[int, str]) -> Any:
         return None
     # A text that occurs often is stored once, in the table of names.
     return stat_names.get(stat.ref_value, "") if field == "ref_value" else getattr(stat, field)
+
+
+CHROME_TRACE = "trace.json.gz"
+PS_PER_US = 1e6
+# Other programs write files of the same name and form. The format leaves "otherData" to whoever writes.
+BEGIN: dict[str, Any] = {"displayTimeUnit": "ms", "otherData": {"writer": "tfopt"}}
+
+
+def write_chrome_trace(spaces: Mapping[str, Any], path: Path) -> Path:
+    """Writes all events that take time as compressed JSON, and returns the path.
+
+    A host's threads and a GPU's streams are the rows. Times count from the first event.
+    """
+    lines = [line for line in read_lines(spaces) if line.events]
+    first = min((line.events[0].start_ps for line in lines), default=0)
+    trace = {**BEGIN, "traceEvents": list(_events(lines, first))}
+    write_own(path, gzip.compress(json.dumps(trace).encode(), mtime=0), is_chrome_trace)
+    return path
+
+
+def is_chrome_trace(content: bytes) -> bool:
+    """Whether a file is a trace that `write_chrome_trace` wrote; see tfopt.atomic.own_files."""
+    begin = json.dumps(BEGIN).encode()[:-1]
+    try:
+        return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(content, len(begin)) == begin
+    except zlib.error:
+        return False
+
+
+def _events(lines: list[Line], first: int) -> Iterator[dict[str, Any]]:
+    planes = {plane: number for number, plane in enumerate(dict.fromkeys((line.host, line.plane) for line in lines))}
+    for (host, plane), number in planes.items():
+        yield {"ph": "M", "name": "process_name", "pid": number, "args": {"name": f"{host} {plane}"}}
+    for row, line in enumerate(lines):
+        where = {"pid": planes[line.host, line.plane], "tid": row}
+        yield {"ph": "M", "name": "thread_name", **where, "args": {"name": line.name}}
+        for event in line.events:
+            if event.end_ps > event.start_ps:
+                start, duration = (event.start_ps - first) / PS_PER_US, (event.end_ps - event.start_ps) / PS_PER_US
+                shown = {name: str(value) for name, value in event.stats.items() if not name.startswith("_")}
+                yield {"ph": "X", "name": event.name, **where, "ts": start, "dur": duration, "args": shown}

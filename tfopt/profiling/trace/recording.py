@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from tfopt.atomic.own_files import check_replaceable
 from tfopt.errors import ConfigError
-from tfopt.profiling.trace.chrome_trace import CHROME_TRACE, is_chrome_trace, write_chrome_trace
-from tfopt.profiling.trace.events import newest_trace, read_spaces
+from tfopt.profiling.trace.events import CHROME_TRACE, is_chrome_trace, newest_trace, read_spaces, write_chrome_trace
 
 STEP = "step"
 

@@ -1,24 +1,29 @@
-"""Lines: the training curves over the epochs, and the load of the machine over time."""
+"""The figures of a page: bars of artifacts and of steps, training curves, and the load of the machine over time."""
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter
 
-from tfopt.report import Phase, Utilization
-from tfopt.report.formatting import SCORE_LABELS, grouped, score_label, short_bytes
+from tfopt.report import Phase, Receipt, StepBreakdown, Utilization, score_names
+from tfopt.report.formatting import SCORE_LABELS, grouped, is_share, score_label, short_bytes, show_score
 from tfopt.reporting.drawing import (
     ALARM,
+    INK,
     MUTED,
     SERIES,
     THEME,
     Line,
     Plot,
+    bar_axes,
     draw_line,
+    in_pairs,
     in_words,
     known_values,
     make_axes,
@@ -26,6 +31,120 @@ from tfopt.reporting.drawing import (
     to_svg,
     with_unique_ids,
 )
+
+# A difference that is a smaller share of the length cannot be seen in bars that start at 0.
+VISIBLE_SHARE = 0.05
+# Waiting is drawn in warm colours, work in cool ones.
+COLOURS = {"input": SERIES[1], "host": SERIES[5], "compute": SERIES[0], "communication": SERIES[3]}
+
+
+def bars(receipts: Mapping[str, Receipt]) -> list[Plot]:
+    """Draws scores, size, gzip size and latency as bars, one per artifact.
+
+    Shares, such as accuracies, that are too close for bars from 0 are drawn as differences to the first, in points.
+    """
+    figures: dict[str, tuple[Callable[[Receipt], float | None], Callable[[float], str]]] = {
+        "Size on disk": (lambda receipt: receipt.bytes_on_disk, short_bytes),
+        "Size as .tar.gz": (lambda receipt: receipt.gzip_bytes, short_bytes),
+        "Median latency": (lambda receipt: receipt.latency_ms_median, "{:.3g} ms".format),
+    }
+    if not receipts:
+        return []
+    plots = []
+    for score in score_names(receipts.values()):
+        values = {name: receipt.score(score) for name, receipt in receipts.items()}
+        draw = _difference_bar if is_share(score) and _too_close(values) else _bar
+        plots.append(draw(score_label(score), values, functools.partial(show_score, score)))
+    plots += [
+        _bar(title, {name: value(receipt) for name, receipt in receipts.items()}, show)
+        for title, (value, show) in figures.items()
+    ]
+    return with_unique_ids("bar", plots)
+
+
+def _bar(title: str, values: Mapping[str, float | None], show: Callable[[float], str]) -> Plot:
+    texts = ["unavailable" if value is None else show(value) for value in values.values()]
+    lengths = [value or 0.0 for value in values.values()]
+    figure, axes = bar_axes(values)
+    axes.set_xlim(0, 1.35 * (max(lengths) or 1))  # room for the longest label
+    colours = [MUTED, *[SERIES[0]] * (len(values) - 1)]  # the others are compared with the first
+    drawn = axes.barh(range(len(values)), lengths, height=0.5, color=colours)
+    axes.bar_label(drawn, texts, padding=5, color=INK, fontsize=10)
+    return Plot(title=title, summary=f"{title}: {in_pairs(values, texts)}", svg=to_svg(figure))
+
+
+def _difference_bar(title: str, values: Mapping[str, float | None], show: Callable[[float], str]) -> Plot:
+    """Draws the difference of each value to the first, in points. All values must be known."""
+    first, *others = (value or 0.0 for value in values.values())
+    points = [100 * (value - first) for value in others]
+    texts = [show(first), *(f"{change:+.2f} points" for change in points)]
+    figure, axes = bar_axes(values)
+    furthest = max(map(abs, points)) or 1.0
+    lowest, highest = min(0.0, *points), max(0.0, *points)
+    axes.set_xlim(lowest - 0.08 * furthest, highest + 0.9 * furthest)  # room for the labels, on the right of all bars
+    axes.barh(range(1, len(values)), points, height=0.5, color=SERIES[0])
+    axes.axvline(0, color=MUTED, linewidth=1)
+    for row, text in enumerate(texts):
+        end = highest if row == 0 else max(0.0, points[row - 1])
+        axes.annotate(text, (end if row else 0.0, row), (5, 0), textcoords="offset points", va="center", color=INK)
+    title = f"{title}, difference to {next(iter(values))}"
+    return Plot(title=title, summary=f"{title}: {in_pairs(values, texts)}", svg=to_svg(figure))
+
+
+def _too_close(values: Mapping[str, float | None]) -> bool:
+    """Returns whether there are several values, all are known, and bars from 0 would look equally long."""
+    known = [value for value in values.values() if value is not None]
+    if len(known) < 2 or len(known) < len(values):
+        return False
+    return max(known) - min(known) < VISIBLE_SHARE * max(known)
+
+
+def step_stack(breakdowns: Mapping[str, StepBreakdown]) -> list[Plot]:
+    """Draws each step by its name as a stacked bar: input, host, compute, communication. The list is empty without one.
+
+    Example:
+        >>> step = StepBreakdown(step_ms=10, input_ms=6, host_ms=1, compute_ms=3, steps=100, batch_size=32)
+        >>> step_stack({"step": step})[0].summary
+        'Milliseconds per step: 10 ms, input 6 ms (60%), host 1 ms (10%), compute 3 ms (30%)'
+    """
+    if not breakdowns:
+        return []
+    # Runs on one device have no communication, and need no entry for it.
+    parts = [part for part in COLOURS if any(each.parts[part] for each in breakdowns.values())]
+    figure, axes = bar_axes(breakdowns if len(breakdowns) > 1 else [""])
+    longest = max(max(each.step_ms, sum(each.parts.values())) for each in breakdowns.values())
+    axes.set_xlim(0, 1.25 * longest or 1)  # room for the label
+    for row, each in enumerate(breakdowns.values()):
+        lengths = [each.parts[part] for part in parts]
+        starts = [0.0, *accumulate(lengths)]
+        axes.barh([row] * len(parts), lengths, left=starts[:-1], height=0.55, color=[COLOURS[part] for part in parts])
+        axes.annotate(
+            f"{each.step_ms:.3g} ms", (starts[-1], row), (6, 0), textcoords="offset points", va="center", color=INK
+        )
+    legend = [
+        Line(label=part, colour=COLOURS[part], note=_note(part, breakdowns), values=[], is_block=True) for part in parts
+    ]
+    summary = "; ".join(_in_words(name, each, parts) for name, each in breakdowns.items())
+    if len(breakdowns) == 1:
+        summary = summary.removeprefix(f"{next(iter(breakdowns))} ")
+    plot = Plot(
+        title="Milliseconds per step", summary=f"Milliseconds per step: {summary}", legend=legend, svg=to_svg(figure)
+    )
+    return with_unique_ids("step", [plot])
+
+
+def _note(part: str, breakdowns: Mapping[str, StepBreakdown]) -> str:
+    times = [each.parts[part] for each in breakdowns.values()]
+    if len(times) > 1:
+        return f"{', '.join(f'{ms:.3g}' for ms in times)} ms"
+    (step,) = breakdowns.values()
+    return f"{times[0]:.3g} ms, {step.share(times[0])}".removesuffix(", ")
+
+
+def _in_words(name: str, step: StepBreakdown, parts: list[str]) -> str:
+    times = [f"{part} {step.parts[part]:.3g} ms ({step.share(step.parts[part])})".removesuffix(" ()") for part in parts]
+    return f"{name} {step.step_ms:.3g} ms, {', '.join(times)}"
+
 
 # If the ratio of the largest to the smallest loss is higher, the axis is logarithmic: one and a half decades.
 LOGARITHMIC_FROM = 10**1.5
@@ -60,7 +179,10 @@ def _curve(metric: str, phases: Sequence[Phase]) -> Plot:
     named, start, phases = len(phases) > 1, sum(map(_epochs, phases[:first])), phases[first:]
     legend = []
     for name, label, colour in zip(series, ("training", "validation"), SERIES, strict=False):
-        values = [value for phase in phases for value in _padded(phase, name)]
+        values = []
+        for phase in phases:
+            recorded_here = [value if math.isfinite(value) else math.nan for value in phase.history.get(name, ())]
+            values += recorded_here + [math.nan] * (_epochs(phase) - len(recorded_here))
         known = known_values(values)
         if known:
             legend.append(Line(label=label, colour=colour, note=f"{known[-1]:.4g}", values=values))
@@ -72,26 +194,18 @@ def _curve(metric: str, phases: Sequence[Phase]) -> Plot:
     for line in legend:
         draw_line(axes, range(start + 1, start + epochs + 1), line)
     title = score_label(metric) if metric in SCORE_LABELS else in_words(metric)
-    if "loss" in metric and _spans_decades(legend):
-        _set_logarithmic(axes)
+    every = [value for line in legend for value in known_values(line.values)]
+    if "loss" in metric and every and min(every) > 0 and max(every) / min(every) >= LOGARITHMIC_FROM:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.tick_params(which="minor", length=0)
         title = f"{title}, logarithmic"
     if named:
         _mark_phases(axes, phases, start)
     ends = [f"{line.label} from {known_values(line.values)[0]:.4g} to {line.note}" for line in legend]
     where = f"epochs {start + 1} to {start + epochs}" if start else f"{epochs} epochs"
     return Plot(title=title, summary=f"{title} over {where}: {', '.join(ends)}", legend=legend, svg=to_svg(figure))
-
-
-def _spans_decades(lines: Sequence[Line]) -> bool:
-    values = [value for line in lines for value in known_values(line.values)]
-    return bool(values) and min(values) > 0 and max(values) / min(values) >= LOGARITHMIC_FROM
-
-
-def _set_logarithmic(axes: Axes) -> None:
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.tick_params(which="minor", length=0)
 
 
 def _mark_phases(axes: Axes, phases: Sequence[Phase], epochs_before: int) -> None:
@@ -117,11 +231,6 @@ def _epochs(phase: Phase) -> int:
     return max((len(values) for values in phase.history.values()), default=0)
 
 
-def _padded(phase: Phase, name: str) -> list[float]:
-    values = [value if math.isfinite(value) else math.nan for value in phase.history.get(name, ())]
-    return values + [math.nan] * (_epochs(phase) - len(values))
-
-
 def utilization(record: Utilization) -> list[Plot]:
     """Draws one plot per unit, so that the series on one axis can be compared.
 
@@ -133,7 +242,8 @@ def utilization(record: Utilization) -> list[Plot]:
         >>> utilization(record)[0].summary
         'Watts over time: gpu0 power mean 400'
     """
-    marked = [_throttled(record)] if any(name.endswith(THROTTLED) for name in record.series) else []
+    throttled = [values for name, values in record.series.items() if name.endswith(THROTTLED)]
+    marked = [[any(sample) for sample in zip(*throttled, strict=True)]] if throttled else []  # of any GPU
     by_unit: dict[str, dict[str, Sequence[float | None]]] = {}
     for name, values in record.series.items():
         if not name.endswith(THROTTLED):
@@ -205,12 +315,6 @@ def _usage_note(values: Sequence[float], unit: str, why: str | None) -> str:
     if unit in COUNTERS:
         return f"total {show(known[-1] - known[0])}"
     return f"mean {show(sum(known) / len(known))}"
-
-
-def _throttled(record: Utilization) -> list[bool]:
-    """Returns for each sample whether the clocks of any GPU were throttled."""
-    series = [values for name, values in record.series.items() if name.endswith(THROTTLED)]
-    return [any(sample) for sample in zip(*series, strict=True)]
 
 
 def _mark(axes: Axes, seconds: Sequence[float], samples: Sequence[bool]) -> None:
