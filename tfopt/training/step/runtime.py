@@ -339,8 +339,8 @@ def uninstall(model: keras.Model) -> None:
 
 def next_steps(model: keras.Model) -> int:
     """Returns how many batches the next call of a model's training function takes, if the epoch still has them."""
-    fit: FitCallback | None = getattr(getattr(model, ATTRIBUTE, None), "_fit", None)
-    sizes = None if fit is None else fit.call_sizes
+    runtime: Runtime | None = getattr(model, ATTRIBUTE, None)
+    sizes = None if runtime is None or runtime._fit is None else runtime._fit.call_sizes
     return int(model.steps_per_execution if sizes is None else sizes.iterator.steps_per_execution)
 
 
