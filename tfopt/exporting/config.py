@@ -60,7 +60,6 @@ class ExportConfig:
     xla_signature: bool = False
     """Whether to write the signature "serving_xla" too, which XLA compiles at its first call. With int8 it computes in
     float32."""
-
     trusted: bool = False
     """Whether the model's source is trusted: the model may hold ops that touch files or the network when it runs, and a
     .keras file may hold code. Without it, such a model is refused before anything of it runs."""

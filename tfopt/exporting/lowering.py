@@ -1,4 +1,7 @@
-"""Makes the graphs that an artifact serves from a model."""
+"""Makes the graphs that an artifact serves from a model: one for each signature, all in one precision.
+
+int8/kernels.py lowers a single annotated graph, and stored_weights.py stores the weights of one.
+"""
 
 from __future__ import annotations
 

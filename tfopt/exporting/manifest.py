@@ -172,6 +172,12 @@ class Manifest(Record):
     check: CheckRecord
     report: dict[str, Any] | None = field(default=None)
 
+    def to_dict(self) -> dict[str, Any]:
+        content = super().to_dict()
+        for spec in content["signature"]["inputs"].values():
+            del spec["op"]  # of outputs only
+        return content
+
     @property
     def is_float(self) -> bool:
         """Whether its weights are floating-point numbers."""

@@ -119,7 +119,6 @@ def _kind_of_reader(editor: GraphEditor, name: str) -> str | None:
 def _obstacle(
     editor: GraphEditor, name: str, weights: np.ndarray, precision: str, config: WeightOnlyConfig
 ) -> str | None:
-    """Returns why weights stay float32, or None."""
     if any(matches(node, config.exclude) for node in (name, *editor.consumers[name])):
         return "excluded by the configuration"
     if weights.size < config.minimum_size:

@@ -111,7 +111,6 @@ def _clone(model: keras.Model) -> keras.Model:
 
 
 def _counterpart(clone: keras.Model, layer: keras.Layer | str) -> keras.Layer:
-    """Returns the layer of the copy with the same name."""
     name = layer if isinstance(layer, str) else layer.name
     found = [own for own in layers_inside(clone) if own.name == name]
     if len(found) != 1:

@@ -58,7 +58,6 @@ class MeasuredArtifact:
 
     @property
     def calls_ms(self) -> np.ndarray:
-        """The time of each call of all rounds."""
         return np.concatenate(self.milliseconds)
 
     @property

@@ -183,7 +183,6 @@ def _concatenated(labels: list[Any]) -> Any:
 
 
 def _join(batches: list[Any], specs: Mapping[str, TensorRecord]) -> dict[str, np.ndarray]:
-    """Returns all batches as one array per input of the artifact."""
     joined = {}
     for position, (name, spec) in enumerate(specs.items()):
         try:

@@ -121,7 +121,6 @@ class _Finder:
         self.distances = self._distances()
 
     def grow(self, seed: str) -> ChannelGroup | None:
-        """Returns the group of a tensor, or None if it has none."""
         size = self._size(seed)
         if size is None or size < 2:
             return None
