@@ -80,7 +80,13 @@ def staged_directory(final: Path, bytes_needed: int | None = None) -> Iterator[P
             _publish(new, final, work / OLD)
             flush_to_disk(final.parent)
     except OSError as error:
-        room = _room(final, error, bytes_needed)
+        room = ""
+        if error.errno in NO_ROOM:
+            needs = "" if bytes_needed is None else f" The artifact needs about {bytes_needed:,} bytes;"
+            free = f" {shutil.disk_usage(final.parent).free:,} bytes are free there."
+            room = (
+                f"{needs}{free} Make room, raise the limit on file sizes if there is one, or choose another directory."
+            )
         raise ExportError(f"The artifact could not be written. Received: directory={final} ({error}).{room}") from error
 
 
@@ -214,17 +220,14 @@ def _take_lock(work: Path, *, just_made: bool = False) -> IO[bytes] | None:
         lock = (work / LOCK).open("ab")
     except FileNotFoundError:
         return None
-    held = False
     try:
         held = hold(lock.fileno(), work / LOCK)
-    except BlockingIOError:
-        held = False
-    except OSError:  # the file system has no locks
-        held = just_made
-    finally:
-        if not held:
-            lock.close()
-    return lock if held else None
+    except OSError as error:  # another holds it, or the file system has no locks
+        held = just_made and not isinstance(error, BlockingIOError)
+    if held:
+        return lock
+    lock.close()
+    return None
 
 
 def _publish(new: Path, final: Path, old: Path) -> None:
@@ -247,11 +250,9 @@ def _publish(new: Path, final: Path, old: Path) -> None:
 def _exchange(one: Path, other: Path) -> bool:
     """Exchanges the files or directories of two names, so that both names exist at all times.
 
-    Linux can do that on its usual file systems (ext4, XFS, Btrfs, tmpfs). NFS and macOS have no such call.
+    Linux can do that on its usual file systems (ext4, XFS, Btrfs, tmpfs). NFS and macOS have no such call: then this
+    returns False.
 
-    Returns: True if they were exchanged. False if the system or the file system has no such call.
-    Raises:
-        OSError: One of the names does not exist, or this process may not change it.
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
@@ -296,12 +297,3 @@ def _not_writable(directory: Path, error: OSError) -> ExportError:
         f"The export directory must be writable. Received: directory={directory} ({error}). "
         "Choose a directory you may write to."
     )
-
-
-def _room(final: Path, error: OSError, bytes_needed: int | None) -> str:
-    """Returns the remedy for a full disk, or an empty text for another error."""
-    if error.errno not in NO_ROOM:
-        return ""
-    needs = "" if bytes_needed is None else f" The artifact needs about {bytes_needed:,} bytes;"
-    free = f" {shutil.disk_usage(final.parent).free:,} bytes are free there."
-    return f"{needs}{free} Make room, raise the limit on file sizes if there is one, or choose another directory."

@@ -57,19 +57,12 @@ def write_text(path: Path, text: str) -> None:
 
     Raises:
         ExportError: The file cannot be written. An earlier file stays as it is.
-    Example:
-        >>> import tempfile
-        >>> write_text(Path(tempfile.mkdtemp()) / "receipts.json", "{}")
     """
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a file so that its name always holds a whole file.
-
-    Raises:
-        ExportError: The file cannot be written. An earlier file stays as it is.
-    """
+    """Writes bytes as `write_text` writes text."""
     try:
         with whole_file(path) as file:
             file.write(content)

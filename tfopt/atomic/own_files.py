@@ -60,19 +60,11 @@ def write_own(path: Path, content: str | bytes, is_own: Form) -> None:
         ExportError: The file cannot be written. An earlier file stays as it is.
     """
     check_replaceable(path, is_own)
-    if isinstance(content, str):
-        files.write_text(path, content)
-    else:
-        files.write_bytes(path, content)
+    files.write_bytes(path, content.encode() if isinstance(content, str) else content)
 
 
 def json_with(*names: str) -> Form:
-    """Returns the form of JSON objects that have all these names.
-
-    Example:
-        >>> json_with("recipe", "plan")(b'{"recipe": "digits_cnn", "plan": [], "phases": []}')
-        True
-    """
+    """Returns the form of JSON objects that have all these names."""
     return lambda content: has_names(json_in(content), names)
 
 

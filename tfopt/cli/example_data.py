@@ -20,7 +20,7 @@ from tfopt.errors import ConfigError
 from tfopt.recipe import Recipe
 from tfopt.recipes import RECIPES
 from tfopt.settings.calls import is_code
-from tfopt.settings.files import check_stored
+from tfopt.settings.validation import check_stored
 from tfopt.tasks.scores import Score
 from tfopt.tasks.task import Task
 

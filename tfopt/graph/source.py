@@ -21,7 +21,7 @@ from tfopt.graph.frozen import FrozenGraph, free_graphs
 from tfopt.graph.tables import REMEDY, read_tables
 from tfopt.graph.unsafe_ops import check_graph, check_saved_model
 from tfopt.graph.updates import drop_updates
-from tfopt.settings.files import check_stored
+from tfopt.settings.validation import check_stored
 
 HALF = (tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum)
 FLOAT = tf.float32.as_datatype_enum

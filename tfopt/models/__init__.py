@@ -18,10 +18,8 @@ from tfopt.models.simple import mlp, simple_cnn
 from tfopt.models.text.generation import generate
 from tfopt.models.text.transformers import gpt, text_encoder
 from tfopt.models.vision.applications import efficientnet_v2, mobilenet_v2, mobilenet_v3
-from tfopt.models.vision.convnext import convnext
-from tfopt.models.vision.resnet import resnet50, resnet_cifar
-from tfopt.models.vision.unet import unet
-from tfopt.models.vision.vit import vit
+from tfopt.models.vision.convolutional import resnet50, resnet_cifar, unet
+from tfopt.models.vision.patches import convnext, vit
 
 BUILDERS: dict[str, Callable[..., Any]] = {
     "convnext": convnext,
@@ -41,24 +39,9 @@ BUILDERS: dict[str, Callable[..., Any]] = {
 }
 
 __all__ = [
-    "BUILDERS",
-    "convnext",
-    "efficientnet_v2",
-    "find_builder",
-    "generate",
-    "gpt",
-    "lstm",
-    "mlp",
-    "mobilenet_v2",
-    "mobilenet_v3",
-    "resnet50",
-    "resnet_cifar",
-    "simple_cnn",
-    "tcn",
-    "text_encoder",
-    "unet",
-    "vit",
-]
+    "BUILDERS", "convnext", "efficientnet_v2", "find_builder", "generate", "gpt", "lstm", "mlp", "mobilenet_v2",
+    "mobilenet_v3", "resnet50", "resnet_cifar", "simple_cnn", "tcn", "text_encoder", "unet", "vit",
+]  # fmt: skip
 
 
 def find_builder(name: str) -> Callable[..., Any]:

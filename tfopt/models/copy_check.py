@@ -35,20 +35,25 @@ Pairs = Sequence[tuple[Any, Any]]
 def check_copy(source: keras.Model, copy: keras.Model, pairs: Pairs, inputs: Any = None) -> None:
     """Compares the outputs of a model and its copy, without changing either.
 
-    Args:
-        source: The model.
-        copy: Its copy.
-        pairs: Operations of the model, each with its copy, to name the first layer that differs.
-        inputs: The arguments of a call of the model; None for examples that are made here, also if it does not take
-            the given ones.
+    `pairs` has operations of the model, each with its copy, to name the first layer that differs. Without the inputs of
+    a call, and if the model does not take them, examples are made.
+
     Raises:
         UnsupportedLayerError: The copy of a layer computes something else.
         UnsupportedModelError: The outputs differ, and those of no layer do.
     """
-    tolerance = tolerance_of(source)
+    half = any(getattr(layer, "compute_dtype", "") in HALF for layer in layers_inside(source))
+    tolerance = HALF_TOLERANCE if half else TOLERANCE
     found, first = _compared(source, copy, pairs, inputs, lambda one, other: difference(one, other, tolerance))
     if not found:
-        _warn_if_untied(source, copy)
+        # Layers that hold one another, and so share weights, become independent if their configs do so.
+        more = len(copy.variables) - len(source.variables)
+        if more > 0:
+            warn(
+                f"The copy of {source.name!r} has {more} variables more: weights that layers share by holding one "
+                "another are shared no longer, and training will change them apart. Call the shared layer in the model "
+                "itself."
+            )
         return
     if first is None:
         raise UnsupportedModelError(
@@ -65,15 +70,9 @@ def check_copy(source: keras.Model, copy: keras.Model, pairs: Pairs, inputs: Any
 
 
 def check_quantized(source: keras.Model, quantized: keras.Model, pairs: Pairs, inputs: Any = None) -> None:
-    """Compares the outputs of a model and its quantized copy, which may differ, but not by more than they are large.
+    """Raises UnsupportedLayerError if a quantized copy differs from its model by more than the outputs are large.
 
-    Args:
-        source: The model.
-        quantized: The copy, of which no output was right at all if this raises.
-        pairs: Layers of the model, each with its copy, to name the first one.
-        inputs: As for `check_copy`.
-    Raises:
-        UnsupportedLayerError: The outputs have nothing in common.
+    The arguments are those of `check_copy`.
     """
     found, first = _compared(source, quantized, pairs, inputs, _far)
     if found:
@@ -126,30 +125,11 @@ def _warn(model: Any, reason: str) -> str:
     return ""
 
 
-def _warn_if_untied(source: Any, copy: Any) -> None:
-    """Warns if layers that hold one another, and so share weights, have become independent: their configs do so."""
-    more = len(copy.variables) - len(source.variables)
-    if more > 0:
-        warn(
-            f"The copy of {source.name!r} has {more} variables more: weights that layers share by holding one another "
-            "are shared no longer, and training will change them apart. Call the shared layer in the model itself."
-        )
-
-
-def tolerance_of(model: Any) -> float:
-    """Returns the largest difference that outputs may have, relative to their size."""
-    half = any(getattr(layer, "compute_dtype", "") in HALF for layer in layers_inside(model))
-    return HALF_TOLERANCE if half else TOLERANCE
-
-
 def difference(expected: Any, received: Any, tolerance: float, least: float = 1e-3) -> str:
-    """Returns how outputs differ, in words, or an empty string.
+    """Returns how outputs, as flat arrays, differ, in words, or an empty string.
 
-    Args:
-        expected: The outputs as flat arrays.
-        received: Those that are compared.
-        tolerance: Largest difference of floats, relative to the largest value of an example.
-        least: This value counts as the largest one, if all are smaller.
+    The tolerance of floats is relative to the largest value of an example, and at least to `least`.
+
     Example:
         >>> difference([np.array([1.0, 2.0])], [np.array([1.0, 3.0])], 1e-3)
         'a difference of 0.5 times the largest value'
@@ -209,14 +189,12 @@ def example_inputs(model: keras.Model) -> Iterator[list[Any]]:
 
 
 class Examples:
-    """Makes examples of given shapes and dtypes for the layers of a model.
+    """Makes examples of given shapes and dtypes for the layers of a model, of Keras 3 or of Keras 2.
 
     Args:
-        layers: All layers of the model, of Keras 3 or of Keras 2.
         open_size: Size of open dimensions besides the batch.
         wide: Whether half of the examples have large numbers of both signs. Otherwise all are in [0, 1).
         known: Whether integers are the numbers that the tables of the layers hold. Otherwise they are small.
-        examples: Number of examples.
     """
 
     def __init__(

@@ -147,13 +147,8 @@ def called_with_state(
 ) -> Any:
     """Returns `call()`, which calls and builds the new layers of a layer, and copies the state at the first call.
 
-    Args:
-        source: The old layer, or an operation that is no layer and has no state.
-        targets: The new layers.
-        call: Calls the new layers.
-        copied: The ids of the old layers whose state has been copied.
-        part: What the copies keep of each array.
-        into: Returns the variables of the new layers that get those of the old one. None means all.
+    The other arguments are those of `copy_state`; `copied` has the ids of the old layers whose state has been copied.
+    An operation that is no layer has no state.
     """
     first = isinstance(source, keras.Layer) and id(source) not in copied
     copied.add(id(source))
@@ -174,8 +169,6 @@ def copy_state(source: Any, targets: Sequence[Any], part: Part = _all, into: Seq
         targets: The new layers: one, or several that together have the variables of the old one in the same order.
         part: What the copies keep of each array.
         into: The variables of the new layers that get those of the old one. None means all.
-    Raises:
-        UnsupportedLayerError: The new layers have other variables, or cannot take the state.
     """
     if len(targets) == 1:
         parts = list(zip(layers_inside(source), layers_inside(targets[0]), strict=False))
@@ -291,11 +284,7 @@ def inputs_in_order(model: Any, given: Any) -> Any:
 
 
 def plain_copy(layer: Any, /, **changes: Any) -> Any:
-    """Returns a new layer, or operation, of the same class and config, apart from `changes`.
-
-    Raises:
-        UnsupportedLayerError: The layer's config does not give an equal layer.
-    """
+    """Returns a new layer, or operation, of the same class and config, apart from `changes`."""
     if isinstance(layer, layers.Lambda):  # its config holds the function's bytecode, but no closure or globals
         return layers.Lambda(layer.function, name=layer.name, dtype=layer.dtype_policy, arguments=layer.arguments)
     try:

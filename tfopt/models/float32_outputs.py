@@ -66,13 +66,12 @@ def keep_float32(model: keras.Model) -> PassReport:
     """Does what `float32_outputs` does, without a warning if there is nothing to change."""
     changed, skipped, to_change = [], [], []
     for layer in half_outputs(model):
-        reason = _why_not(layer)
-        if reason:
-            skipped.append(Skip(name=layer_path(model, layer), kind=type(layer).__name__, reason=reason))
-            continue
-        to_change.append(layer)
-        detail = f"{layer.dtype_policy.name} -> float32"
-        changed.append(Change(name=layer_path(model, layer), kind=type(layer).__name__, detail=detail))
+        path, kind = layer_path(model, layer), type(layer).__name__
+        if reason := _why_not(layer):
+            skipped.append(Skip(name=path, kind=kind, reason=reason))
+        else:
+            to_change.append(layer)
+            changed.append(Change(name=path, kind=kind, detail=f"{layer.dtype_policy.name} -> float32"))
     if model.built and not can_follow_outputs(model):
         reason = "its call cannot be followed to its outputs; give the layers that compute them dtype='float32'"
         skipped.append(Skip(name=model.name, kind=type(model).__name__, reason=reason))
@@ -81,7 +80,9 @@ def keep_float32(model: keras.Model) -> PassReport:
             part.dtype_policy = "float32"
             finalize(part)  # a Normalization keeps its statistics in the dtype that it computes with
     if to_change and not skipped:
-        _declare_float32(model)
+        for output in keras.tree.flatten(getattr(model, "outputs", None) or []):
+            if output.dtype in HALF:  # Keras set it when the model was built, and has no public way to change it
+                set_dtype(output, "float32")
     return PassReport(name="float32 outputs", changed=tuple(changed), skipped=tuple(skipped))
 
 
@@ -91,10 +92,3 @@ def _why_not(layer: keras.Layer) -> str | None:
     if any(weight.dtype in HALF for weight in layer.weights):
         return "its weights are half precision; build it under a mixed_ policy, which keeps them float32"
     return None
-
-
-def _declare_float32(model: keras.Model) -> None:
-    """Sets the dtype of `model.outputs`. Keras set it when the model was built, and has no public way to change it."""
-    for output in keras.tree.flatten(getattr(model, "outputs", None) or []):
-        if output.dtype in HALF:
-            set_dtype(output, "float32")

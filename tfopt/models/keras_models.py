@@ -6,15 +6,11 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfopt.data.arguments import optional_package
 from tfopt.errors import ConfigError, unknown_name
-from tfopt.models.arguments import channels_last
-
-if TYPE_CHECKING:
-    import keras
-    from keras import KerasTensor
+from tfopt.models.building import channels_last, keras, layers, ops, with_logits
 
 # Listed here, so that a name can be checked without Keras.
 APPLICATIONS = (
@@ -31,8 +27,6 @@ TEXT_INPUTS = ("token_ids", "padding_mask", "segment_ids")
 def keras_builder(name: str) -> Callable[..., keras.Model]:
     """Returns the builder of a name such as "keras:DenseNet121" or "keras_hub:ResNetBackbone".
 
-    Args:
-        name: "keras:" with a model of keras.applications, or "keras_hub:" with a backbone of KerasHub.
     Raises:
         ConfigError: keras.applications has no such model. (The backbones are known when KerasHub is imported.)
     Example:
@@ -71,10 +65,8 @@ def application(
             values as they come.
         arguments: More arguments of the function, such as alpha.
     """
-    import keras  # here, so that a list of the builders needs no TensorFlow
-    from keras import layers
 
-    from tfopt.models.float32_outputs import float32_outputs, half_outputs
+    from tfopt.models.float32_outputs import float32_outputs, half_outputs  # here, because it imports TensorFlow
 
     make = getattr(keras.applications, model)
     inputs = keras.Input(tuple(input_shape), name="image")
@@ -118,22 +110,18 @@ def backbone(
     Raises:
         ConfigError: KerasHub is not installed, has no such backbone, or the backbone needs other inputs.
     """
-    import keras  # here, so that a list of the builders needs no TensorFlow
-    from keras import layers
-
     make = _backbone_class(model)
-    if len(input_shape) == 3:
-        inputs = keras.Input(tuple(input_shape), name="image")
-        takes_shape = "image_shape" in inspect.signature(make).parameters
-        arguments = ({"image_shape": tuple(input_shape)} if takes_shape else {}) | arguments
-        features = _made(make, preset, arguments)(inputs)
+    image = len(input_shape) == 3
+    if image and "image_shape" in inspect.signature(make).parameters:
+        arguments = {"image_shape": tuple(input_shape)} | arguments
+    body = make(**arguments) if preset is None else make.from_preset(preset, **arguments)
+    if image:
+        inputs = layers.Input(tuple(input_shape), name="image")
+        features = body(inputs)
     else:
-        inputs = keras.Input(tuple(input_shape), dtype="int32", name="tokens")
-        body = _made(make, preset, arguments)
+        inputs = layers.Input(tuple(input_shape), dtype="int32", name="tokens")
         features = body(_text_inputs(model, body, inputs))
-    x = _features(features, pooling=pooling)
-    logits = layers.Dense(outputs, dtype="float32", name="logits")(x)
-    return keras.Model(inputs, logits, name=model)
+    return with_logits(inputs, _features(features, pooling=pooling), outputs, model)
 
 
 FAMILIES: Mapping[str, Callable[..., Any]] = types.MappingProxyType({"keras": application, "keras_hub": backbone})
@@ -147,14 +135,8 @@ def _backbone_class(model: str) -> Any:
     return getattr(models, model)
 
 
-def _made(make: Any, preset: str | None, arguments: Mapping[str, Any]) -> Any:
-    return make(**arguments) if preset is None else make.from_preset(preset, **arguments)
-
-
-def _text_inputs(model: str, body: Any, tokens: KerasTensor) -> Any:
+def _text_inputs(model: str, body: Any, tokens: Any) -> Any:
     """Returns the inputs of a text backbone, made from the tokens alone."""
-    from keras import ops
-
     wanted = list(body.input) if isinstance(body.input, dict) else []
     if not wanted or not set(wanted) <= set(TEXT_INPUTS):
         raise ConfigError(
@@ -169,10 +151,8 @@ def _text_inputs(model: str, body: Any, tokens: KerasTensor) -> Any:
     return {name: made[name] for name in wanted}
 
 
-def _features(features: Any, *, pooling: bool) -> KerasTensor:
+def _features(features: Any, *, pooling: bool) -> Any:
     """Returns [batch, channels] with pooling, else the features of each position."""
-    from keras import layers
-
     if isinstance(features, dict):
         if pooling and "pooled_output" in features:
             return features["pooled_output"]

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from tfopt.errors import ConfigError
-from tfopt.models.arguments import OfTokens, Shape, builder
+from tfopt.models.building import OfTokens, Shape, builder, conv_norm, dropped, keras, layers, with_logits
 from tfopt.settings.validation import check_value
-
-if TYPE_CHECKING:
-    import keras
-    from keras import KerasTensor
 
 
 @builder(input_shape=Shape, pool=None)
@@ -62,45 +58,23 @@ def tcn(
         Bai et al., "An Empirical Evaluation of Generic Convolutional and Recurrent Networks for Sequence Modeling",
         2018, arXiv:1803.01271.
     """
-    import keras  # here, so that a list of the builders needs no TensorFlow
-    from keras import layers
-
     if pool not in ("last", "mean"):
         raise ConfigError(f"pool must be 'last' or 'mean'. Received: pool={pool!r}.")
-    inputs = keras.Input(tuple(input_shape), name="sequence")
+    inputs = layers.Input(tuple(input_shape), name="sequence")
     x = layers.Conv1D(filters, 1, activation="relu", name="entrance")(rows_of(inputs, input_shape, steps))
     for number in range(blocks):
-        branch = _conv_norm(x, kernel_size, 2**number, norm_momentum, f"block{number + 1}_1")
-        branch = layers.ReLU(name=f"block{number + 1}_relu")(branch)
-        branch = _dropped(branch, dropout, f"block{number + 1}_dropout1")
-        branch = _conv_norm(branch, kernel_size, 2**number, norm_momentum, f"block{number + 1}_2")
-        branch = _dropped(branch, dropout, f"block{number + 1}_dropout2")
-        x = layers.Add(name=f"block{number + 1}_add")([branch, x])
-        x = layers.ReLU(name=f"block{number + 1}_out")(x)
+        branch, name, dilation = x, f"block{number + 1}", 2**number
+        for place in (1, 2):
+            branch = conv_norm(
+                branch, filters, kernel_size, f"{name}_{place}", momentum=norm_momentum, dilation=dilation, relu=False
+            )
+            if place == 1:
+                branch = layers.ReLU(name=f"{name}_relu")(branch)
+            if dropout:
+                branch = layers.SpatialDropout1D(dropout, name=f"{name}_dropout{place}")(branch)
+        x = layers.ReLU(name=f"{name}_out")(layers.Add(name=f"{name}_add")([branch, x]))
     x = layers.GlobalAveragePooling1D(name="mean")(x) if pool == "mean" else x[:, -1]
-    logits = layers.Dense(outputs, dtype="float32", name="logits")(x)
-    return keras.Model(inputs, logits, name="tcn")
-
-
-def _conv_norm(x: KerasTensor, kernel_size: int, dilation: int, momentum: float, name: str) -> KerasTensor:
-    from keras import layers
-
-    x = layers.Conv1D(
-        x.shape[-1],
-        kernel_size,
-        padding="causal",
-        dilation_rate=dilation,
-        use_bias=False,
-        kernel_initializer="he_normal",
-        name=f"{name}_conv",
-    )(x)
-    return layers.BatchNormalization(momentum=momentum, name=f"{name}_norm")(x)
-
-
-def _dropped(x: KerasTensor, dropout: float, name: str) -> KerasTensor:
-    from keras import layers
-
-    return layers.SpatialDropout1D(dropout, name=name)(x) if dropout else x
+    return with_logits(inputs, x, outputs, "tcn")
 
 
 @builder(input_shape=Shape)
@@ -139,39 +113,28 @@ def lstm(
     Reference:
         Hochreiter and Schmidhuber, "Long Short-Term Memory", Neural Computation, 1997.
     """
-    import keras  # here, so that a list of the builders needs no TensorFlow
-    from keras import layers
-
     if vocabulary is not None:
         check_value("input_shape", input_shape, OfTokens)
     if not units:
         raise ConfigError("units must hold the width of at least one layer. Received: units=(). Set (128,).")
     if vocabulary is None:
-        inputs = keras.Input(tuple(input_shape), name="sequence")
+        inputs = layers.Input(tuple(input_shape), name="sequence")
         x = rows_of(inputs, input_shape, steps)
     else:
-        inputs = keras.Input(tuple(input_shape), dtype="int32", name="tokens")
+        inputs = layers.Input(tuple(input_shape), dtype="int32", name="tokens")
         x = layers.Embedding(vocabulary, width, mask_zero=True, name="embedding")(inputs)
     for number, wide in enumerate(units, start=1):
         layer = layers.LSTM(wide, return_sequences=number < len(units), name=f"lstm{number}")
         x = layers.Bidirectional(layer, name=f"both{number}")(x) if bidirectional else layer(x)
-        if dropout:
-            x = layers.Dropout(dropout, name=f"dropout{number}")(x)
-    logits = layers.Dense(outputs, dtype="float32", name="logits")(x)
-    return keras.Model(inputs, logits, name="lstm")
+        x = dropped(x, dropout, f"dropout{number}")
+    return with_logits(inputs, x, outputs, "lstm")
 
 
-def rows_of(inputs: KerasTensor, input_shape: Sequence[int | None], steps: int | None) -> KerasTensor:
-    """Returns inputs as sequences [batch, steps, values].
+def rows_of(inputs: Any, input_shape: Sequence[int | None], steps: int | None) -> Any:
+    """Returns inputs [batch, *input_shape] as sequences [batch, steps, values].
 
-    Args:
-        inputs: [batch, *input_shape]. By default, the first axis is the steps, and the others are flattened.
-        steps: Number of steps into which the values of an example are divided in their order.
-    Raises:
-        ConfigError: The number of values is unknown, or not a multiple of steps.
+    Without `steps`, the first axis is the steps, and the others are flattened.
     """
-    from keras import layers
-
     shape = tuple(input_shape)
     counted = [size for size in (shape if steps is not None else shape[1:]) if size is not None]
     whole = len(counted) == len(shape) - (steps is None)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from tfopt.models.arguments import OfEachStage, Shape, builder
-
-if TYPE_CHECKING:
-    import keras
+from tfopt.models.building import OfEachStage, Shape, builder, dropped, keras, layers, with_logits
 
 
 @builder(input_shape=Shape)
@@ -31,17 +27,12 @@ def mlp(
         >>> mlp((8, 8, 1), 10, units=(32,)).output_shape
         (None, 10)
     """
-    import keras  # here, so that a list of the builders needs no TensorFlow
-    from keras import layers
-
-    inputs = keras.Input(tuple(input_shape), name="features")
+    inputs = layers.Input(tuple(input_shape), name="features")
     x = layers.Flatten(name="flatten")(inputs)
     for number, width in enumerate(units, start=1):
         x = layers.Dense(width, activation="relu", name=f"dense{number}")(x)
-        if dropout:
-            x = layers.Dropout(dropout, name=f"dropout{number}")(x)
-    logits = layers.Dense(outputs, dtype="float32", name="logits")(x)
-    return keras.Model(inputs, logits, name="mlp")
+        x = dropped(x, dropout, f"dropout{number}")
+    return with_logits(inputs, x, outputs, "mlp")
 
 
 @builder(filters=OfEachStage)
@@ -71,10 +62,7 @@ def simple_cnn(
     Reference:
         LeCun et al., "Gradient-Based Learning Applied to Document Recognition", Proceedings of the IEEE, 1998.
     """
-    import keras  # here, so that a list of the builders needs no TensorFlow
-    from keras import layers
-
-    inputs = keras.Input(tuple(input_shape), name="image")
+    inputs = layers.Input(tuple(input_shape), name="image")
     x = inputs
     for number, width in enumerate(filters, start=1):
         x = layers.Conv2D(width, kernel_size, activation="relu", name=f"conv{number}")(x)
@@ -82,7 +70,4 @@ def simple_cnn(
     x = layers.Flatten(name="flatten")(x)
     for number, width in enumerate(units, start=1):
         x = layers.Dense(width, activation="relu", name=f"dense{number}")(x)
-    if dropout:
-        x = layers.Dropout(dropout, name="dropout")(x)
-    logits = layers.Dense(outputs, dtype="float32", name="logits")(x)
-    return keras.Model(inputs, logits, name="simple_cnn")
+    return with_logits(inputs, x, outputs, "simple_cnn", dropout=dropout)

@@ -7,6 +7,7 @@ is lost in that way, without a word. So the two are compared.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from types import FunctionType
 from typing import Any, TypeVar
@@ -18,16 +19,15 @@ import tensorflow as tf
 from tfopt.compat.optimizers import learning_rate_as_given
 from tfopt.errors import ConfigError
 
+VARIABLE = (keras.Variable, tf.Variable)
 Given = TypeVar("Given", keras.optimizers.Optimizer, keras.metrics.Metric)
 
 
 def unbuilt_copy(given: Given, *, from_config: bool = False) -> Given:
     """Returns a new optimizer without slots, or a new metric, with the same settings.
 
-    Args:
-        given: An optimizer or metric, which is not changed.
-        from_config: Whether to make it from its configuration in any case: its variables are then made in the current
-            scope.
+    With `from_config`, it is made from its configuration in any case: its variables are then made in the current scope.
+
     Raises:
         ConfigError: It cannot be made from its configuration, or would lose a setting.
     Example:
@@ -35,8 +35,9 @@ def unbuilt_copy(given: Given, *, from_config: bool = False) -> Given:
         0.9
     """
     if not from_config and not (isinstance(given, keras.optimizers.Optimizer) and given.built):
-        copied: Given | None = _copied_whole(given)
-        if copied is not None:
+        # It may hold something that cannot be copied, such as a lock or a file.
+        with contextlib.suppress(TypeError, ValueError, AttributeError, RuntimeError, copy.Error):
+            copied: Given = _copied(given, {})
             return copied
     config = given.get_config()
     if "learning_rate" in config and isinstance(
@@ -51,14 +52,6 @@ def unbuilt_copy(given: Given, *, from_config: bool = False) -> Given:
     if lost:
         raise _refused(given, f"which would lose {', '.join(lost)}")
     return made
-
-
-def _copied_whole(given: Any) -> Any | None:
-    """Returns a deep copy, or None if it holds something that cannot be copied, such as a lock or a file."""
-    try:
-        return _copied(given, {})
-    except (TypeError, ValueError, AttributeError, RuntimeError, copy.Error):
-        return None
 
 
 def _copied(given: Any, memo: dict[int, Any]) -> Any:
@@ -88,7 +81,9 @@ def _lost(given: Any, made: Any) -> list[str]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    if one is other or _holds_variables(one):
+    if one is other:
+        return True
+    if isinstance(one, list | tuple | dict) and any(isinstance(each, VARIABLE) for each in keras.tree.flatten(one)):
         return True
     if isinstance(one, keras.Variable) and isinstance(other, keras.Variable):
         return bool(np.array_equal(one.numpy(), other.numpy()))
@@ -104,12 +99,6 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
     return bool(one == other) or (hasattr(one, "__dict__") and _same(vars(one), vars(other)))
-
-
-def _holds_variables(value: Any) -> bool:
-    return isinstance(value, list | tuple | dict) and any(
-        isinstance(each, keras.Variable | tf.Variable) for each in keras.tree.flatten(value)
-    )
 
 
 def _refused(given: Any, reason: str) -> ConfigError:

@@ -26,9 +26,8 @@ from tfopt.recipe.changes import check_names, check_no_code, config_error, with_
 from tfopt.recipe.tables import changed_settings, flat, plain_settings, shown_settings
 from tfopt.report.sheet import Sheet, Shown, Table
 from tfopt.settings.calls import call_named, check_call, import_code, is_code
-from tfopt.settings.files import check_stored
 from tfopt.settings.flags import BY_NAME, Arguments, stages
-from tfopt.settings.validation import check_fields, check_name
+from tfopt.settings.validation import check_fields, check_name, check_stored
 from tfopt.tasks.task import TASKS, Task
 from tfopt.terminal import is_printable
 from tfopt.training import TrainingConfig

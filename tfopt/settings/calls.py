@@ -84,16 +84,16 @@ def call_named(
         _check_function(kind, named, function, registry, arguments, (None,) * len(positional))
     else:
         function = _registered(kind, named, registry)
-    if is_code(named) or not isinstance(named, str):
-        try:
-            return function(*positional, **arguments)
-        except SystemExit as error:
-            raise _ended(kind, named, error) from error
+    own = is_code(named) or not isinstance(named, str)
     try:
         return function(*positional, **arguments)
-    except TfoptError:
-        raise
+    except SystemExit as error:
+        if not own:
+            raise
+        raise _ended(kind, named, error) from error
     except (TypeError, ValueError, ArithmeticError) as error:
+        if own or isinstance(error, TfoptError):
+            raise
         given = f" for {positional}" if positional else ""
         raise ConfigError(
             f"arguments must have values that {kind} {named!r} accepts{given}. "

@@ -79,13 +79,10 @@ Shares = Annotated[Mapping[str, Annotated[float, Ge(0), Lt(1)]], _TABLE, Remedy(
 
 
 def parse(cls: type[T], arguments: Sequence[str], command: str, default: T | None = None) -> T:
-    """Makes a dataclass from command-line flags.
+    """Makes a dataclass from command-line flags, with the other values of a default.
 
-    Args:
-        cls: The dataclass. The flag of a nested field is for example --training.epochs, or short --epochs.
-        arguments: The words after the command.
-        command: Name of the command in the help.
-        default: Instance that gives the values of the flags that are not given.
+    The flag of a nested field is for example --training.epochs, or short --epochs.
+
     Raises:
         ConfigError: A flag is unknown, or its value is wrong.
         SystemExit: With code 0, after --help.
@@ -152,22 +149,15 @@ def flag_paths(cls: type, prefix: str = "") -> list[str]:
         >>> flag_paths(QuantizationConfig)
         ['observer', 'percentile', ...]
     """
-    hints = typing.get_type_hints(cls)
+    hints, annotated = typing.get_type_hints(cls), typing.get_type_hints(cls, include_extras=True)
+    (_, suppressed) = typing.get_args(tyro.conf.Suppress[int])
     paths = []
     for entry in dataclasses.fields(cls):
-        if _is_suppressed(cls, entry.name):
-            continue
-        path = prefix + entry.name.replace("_", "-")
-        nested = nested_config(hints[entry.name])
-        paths += flag_paths(nested, f"{path}.") if nested else [path]
+        if suppressed not in getattr(annotated[entry.name], "__metadata__", ()):
+            path = prefix + entry.name.replace("_", "-")
+            nested = nested_config(hints[entry.name])
+            paths += flag_paths(nested, f"{path}.") if nested else [path]
     return paths
-
-
-def _is_suppressed(cls: type, name: str) -> bool:
-    """Returns whether a field has no flag: its type is tyro.conf.Suppress[...]."""
-    (_, marker) = typing.get_args(tyro.conf.Suppress[int])
-    hint = typing.get_type_hints(cls, include_extras=True)[name]
-    return marker in getattr(hint, "__metadata__", ())
 
 
 def stages(cls: type) -> dict[str, type]:
@@ -178,19 +168,12 @@ def stages(cls: type) -> dict[str, type]:
         >>> list(stages(Recipe))
         ['shrink', 'pruning', 'quantization']
     """
-    hints = typing.get_type_hints(cls)
-    optional = {name: hint for name, hint in hints.items() if type(None) in typing.get_args(hint)}
+    optional = {name: hint for name, hint in typing.get_type_hints(cls).items() if type(None) in typing.get_args(hint)}
     return {name: config for name, hint in optional.items() if (config := nested_config(hint)) is not None}
 
 
 def nested_config(hint: Any) -> type | None:
-    """Returns the dataclass in the type of a field, or None if the field holds a plain value.
-
-    Example:
-        >>> from tfopt.pruning import PruningConfig
-        >>> nested_config(PruningConfig | None).__name__
-        'PruningConfig'
-    """
+    """Returns the dataclass in the type of a field, or None if the field holds a plain value."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     return next((option for option in options if isinstance(option, type) and dataclasses.is_dataclass(option)), None)
 
@@ -231,13 +214,7 @@ def _default(entry: dataclasses.Field[Any], instance: Any) -> Any:
 
 @functools.cache
 def field_help(cls: type) -> Mapping[str, str]:
-    """Returns the text below each field of a dataclass in its source, as one line.
-
-    Example:
-        >>> from tfopt.pruning import PruningConfig
-        >>> field_help(PruningConfig)["begin_step"]
-        'Training step at which pruning begins.'
-    """
+    """Returns the text below each field of a dataclass in its source, as one line."""
     found = {}
     for base in filter(dataclasses.is_dataclass, reversed(cls.__mro__)):
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body

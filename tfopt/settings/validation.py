@@ -13,10 +13,12 @@ import dataclasses
 import functools
 import math
 import os
+import stat
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -27,6 +29,7 @@ from tfopt.errors import ConfigError, unknown_name
 
 LONGEST_VALUE = 100
 LARGEST = 2**63 - 1  # whole numbers of TensorFlow have 64 bits
+NOT_STORED = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 @dataclass(frozen=True)
@@ -103,12 +106,6 @@ def check_type(name: str, value: object, expected: type, remedy: str = "") -> No
 def check_name(kind: str, value: Any, known: Iterable[str], *, or_a: str = "", accepts: Callable[[Any], bool]) -> None:
     """Raises ConfigError unless a value is a known name, or an object that is accepted instead of a name.
 
-    Args:
-        kind: Name of the setting.
-        value: Value of the setting.
-        known: Known names.
-        or_a: The object that is accepted instead of a name, for example "function".
-        accepts: Function that returns whether an object is accepted.
     Example:
         >>> check_name("criterion", abs, ("magnitude",), or_a="function", accepts=callable)
         >>> check_name("criterion", "magnitud", ("magnitude",), or_a="function", accepts=callable)
@@ -124,6 +121,29 @@ def check_name(kind: str, value: Any, known: Iterable[str], *, or_a: str = "", a
         raise ConfigError(
             f"{kind} must be a name or {or_a}. Received: {kind}={_shown(value)}. "
             f"The names are {', '.join(map(repr, sorted(names)))}."
+        )
+
+
+def check_stored(what: str, path: str | Path) -> None:
+    """Raises ConfigError if a path names a pipe, a socket or a device.
+
+    Reading a pipe waits for a writer, without end if there is none, and cannot be repeated. A missing path is no error
+    here: who opens it says so.
+
+    Example:
+        >>> check_stored("A table", "/dev/null")
+        Traceback (most recent call last):
+        ...
+        tfopt.errors.ConfigError: A table must be a file on disk. Received: '/dev/null', a device. ...
+    """
+    try:
+        kind = NOT_STORED.get(stat.S_IFMT(Path(path).expanduser().stat().st_mode))
+    except (OSError, ValueError):  # a path with a zero byte
+        return
+    if kind is not None:
+        raise ConfigError(
+            f"{what} must be a file on disk. Received: {str(path)!r}, {kind}. Write its content to a file, and "
+            "name that."
         )
 
 

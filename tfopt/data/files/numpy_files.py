@@ -21,8 +21,7 @@ from tfopt.data.files.finite import CHECK_OFF, CHUNK_BYTES, not_finite
 from tfopt.data.files.in_memory import check_classes, holds_classes, is_known
 from tfopt.data.files.splits import split
 from tfopt.errors import ConfigError
-from tfopt.settings.files import check_stored
-from tfopt.settings.validation import check_value
+from tfopt.settings.validation import check_stored, check_value
 
 # The rows that one call reads. The calls share Python's lock, so a call must be worth its cost.
 ROWS_PER_CALL = 64

@@ -15,8 +15,7 @@ from tfopt.data.arguments import Names, optional_package
 from tfopt.data.files.finite import in_float32
 from tfopt.data.files.splits import content, not_used
 from tfopt.errors import ConfigError
-from tfopt.settings.files import check_stored
-from tfopt.settings.validation import check_value
+from tfopt.settings.validation import check_stored, check_value
 
 MISSING = ("error", "drop")
 LOOKED_AT = 1000  # cells that tell whether a column with words is meant to hold numbers

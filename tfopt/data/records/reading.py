@@ -23,7 +23,7 @@ import tensorflow as tf
 from tfopt.data.records.frames import READ_BYTES, Frame, frames_of, good_records
 from tfopt.data.records.schema import Shard, file_checksums, start_checksum
 from tfopt.errors import ConfigError
-from tfopt.settings.files import check_stored
+from tfopt.settings.validation import check_stored
 
 # Files that are read at the same time, and records that are taken from one before the next: the order depends on both,
 # so neither depends on the machine.

@@ -19,7 +19,7 @@ import numpy as np
 from tfopt.data.examples import Examples
 from tfopt.data.files.splits import split
 from tfopt.errors import ConfigError
-from tfopt.settings.files import check_stored
+from tfopt.settings.validation import check_stored
 
 Parts = tuple[tuple[Any, Any], tuple[Any, Any]]
 """((x_train, y_train), (x_test, y_test))."""

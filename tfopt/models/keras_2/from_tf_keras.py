@@ -19,8 +19,7 @@ from tfopt.compat.layers import calls_in_order, is_tf_keras_graph, mask_of, set_
 from tfopt.errors import UnsupportedLayerError, UnsupportedModelError, warn
 from tfopt.models.copy_check import HALF, HALF_TOLERANCE, Examples, arrays, difference
 from tfopt.models.copying import finalize
-from tfopt.models.keras_2.layer_configs import convert_layer, name_in_keras_3
-from tfopt.models.keras_2.operations import convert_operation, is_operation, rename_automatic
+from tfopt.models.keras_2 import translation
 
 RECURRENT = ("RNN", "LSTM", "GRU", "SimpleRNN", "Bidirectional", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D")
 
@@ -55,7 +54,7 @@ def from_tf_keras(model: Any, *, custom_objects: Mapping[str, Any] | None = None
     _check(model)
     conversion = _Conversion(dict(custom_objects or {}))
     converted: keras.Model = conversion.model(model)
-    pairs = list(conversion.pairs.values())
+    pairs = list(conversion.pairs.values())  # inner layers come before the wrappers and models around them
     copy_weights(pairs)
     copy_trainable_flags(pairs)
     check_outputs(pairs)
@@ -65,8 +64,7 @@ def from_tf_keras(model: Any, *, custom_objects: Mapping[str, Any] | None = None
 class _Conversion:
     """The layers converted so far: a layer that is used twice, also in several models, is made once.
 
-    Attributes:
-        pairs: The old and the new layer by the identity of the old one. Inner layers come before their models.
+    `pairs` has the old and the new layer by the identity of the old one. Inner layers come before their models.
     """
 
     def __init__(self, custom_objects: dict[str, Any]) -> None:
@@ -79,12 +77,12 @@ class _Conversion:
             # A model that is a class of the user's own may be replaced as a whole.
             if _is_graph(layer) and type(layer).__name__ not in self.custom_objects:
                 return self.model(layer)
-            self.pairs[id(layer)] = (layer, convert_layer(layer, self.layer, self.custom_objects))
+            self.pairs[id(layer)] = (layer, translation.convert_layer(layer, self.layer, self.custom_objects))
         return self.pairs[id(layer)][1]
 
     def model(self, model: Any) -> Any:
         """Returns the Keras 3 model of a functional or Sequential model."""
-        name = name_in_keras_3(model.name)
+        name = translation.name_in_keras_3(model.name)
         inputs = [_input(model, place) for place in range(len(model.inputs))]
         try:
             if _is_sequential(model):
@@ -95,7 +93,7 @@ class _Conversion:
                     outputs = keras.tree.flatten(self._call(node, tensors))
                     tensors |= {id(old): new for old, new in zip(tf.nest.flatten(node.outputs), outputs, strict=True)}
                 ends = _mapped(model.output, tensors)
-                rename_automatic(keras.tree.flatten(ends), tensors.values())
+                translation.rename_automatic(keras.tree.flatten(ends), tensors.values())
                 made = keras.Model(_mapped(model.input, tensors), ends, name=name)
         except (TypeError, ValueError) as error:
             raise UnsupportedModelError(
@@ -107,9 +105,9 @@ class _Conversion:
 
     def _call(self, node: Any, tensors: Mapping[int, Any]) -> Any:
         """Repeats a call of Keras 2 with the layer of Keras 3."""
-        if is_operation(node.layer):
+        if translation.is_operation(node.layer):
             args, kwargs = _mapped((list(node.call_args), dict(node.call_kwargs)), tensors)
-            return convert_operation(node.layer, args, kwargs)
+            return translation.convert_operation(node.layer, args, kwargs)
         # The order of the arguments has changed, so all but the first are given by name.
         names = list(inspect.signature(node.layer.call).parameters)
         named = dict(zip(names[1:], node.call_args[1:], strict=False)) | dict(node.call_kwargs)
@@ -132,15 +130,12 @@ class _Conversion:
 
 def _is_graph(layer: Any) -> bool:
     """Returns whether a layer is a functional or Sequential model that runs its graph as Keras 2 does."""
-    return hasattr(layer, "inputs") and is_tf_keras_graph(layer) and _is_of_tf_keras(type(layer).call)
+    own = not type(layer).call.__module__.startswith("tf_keras.")
+    return hasattr(layer, "inputs") and is_tf_keras_graph(layer) and not own
 
 
 def _is_sequential(model: Any) -> bool:
     return any(base.__name__ == "Sequential" for base in type(model).__mro__)
-
-
-def _is_of_tf_keras(function: Any) -> bool:
-    return function.__module__.startswith("tf_keras.")
 
 
 def _input(model: Any, place: int) -> Any:
@@ -156,7 +151,7 @@ def _input(model: Any, place: int) -> Any:
         batch_shape=(None if taken else tensor.shape[0], *tensor.shape[1:]),
         dtype=tf.as_dtype(tensor.dtype).name,
         sparse="Sparse" in type(tensor).__name__,
-        name=name_in_keras_3(model.input_names[place]),
+        name=translation.name_in_keras_3(model.input_names[place]),
     )
 
 
@@ -202,11 +197,6 @@ def combine_masks(layer: keras.Layer, inputs: Any, output: Any) -> None:
 
     In Keras 3 a step counts if it counts in any input, and one input without a mask takes the mask away. A mask is part
     of the graph, so the layers behind get this one also in calls and after loading.
-
-    Args:
-        layer: The Keras 3 layer.
-        inputs: The symbolic tensors it was called on.
-        output: What it returned.
     """
     if type(layer).__name__ not in MERGES or not isinstance(inputs, list | tuple):
         return
@@ -218,13 +208,7 @@ def combine_masks(layer: keras.Layer, inputs: Any, output: Any) -> None:
 
 
 def copy_weights(pairs: Sequence[tuple[Any, keras.Layer]]) -> None:
-    """Copies all weights, after a check of all shapes. Both versions list the weights of a layer in the same order.
-
-    Args:
-        pairs: Each Keras 2 layer with its Keras 3 layer. Inner layers come before the wrappers and models around them.
-    Raises:
-        UnsupportedLayerError: A layer has other weights than its Keras 2 layer.
-    """
+    """Copies all weights, after a check of all shapes. Both versions list the weights of a layer in the same order."""
     copied: set[int] = set()
     copies: list[tuple[Any, Any]] = []
     for old, new in pairs:
@@ -257,9 +241,6 @@ def copy_trainable_flags(pairs: Sequence[tuple[Any, keras.Layer]]) -> None:
 
     In Keras 2, a layer with trainable=True is not trained if a model around it has trainable=False; in Keras 3 it is.
     So in a frozen model all layers are frozen. A layer that is also used outside of it is trained.
-
-    Args:
-        pairs: Each Keras 2 layer with its Keras 3 layer. Inner layers come first; the whole model is the last.
     """
     flags: dict[int, bool] = {}
     _note_flags(pairs[-1][0], True, flags)
@@ -284,18 +265,13 @@ TOLERANCE = 1e-4
 
 
 def check_outputs(pairs: Sequence[tuple[Any, keras.Layer]]) -> None:
-    """Compares the outputs of both models, without changing either.
-
-    Args:
-        pairs: Each Keras 2 layer with its Keras 3 layer. The whole model is the last.
-    Raises:
-        UnsupportedModelError: They differ, or the Keras 3 model cannot compute them.
-    """
+    """Raises UnsupportedModelError if the outputs of both models differ. Changes neither."""
     old, new = pairs[-1]
     layers = [layer for layer, _ in pairs]
     reason = _not_comparable(old, layers)
     if not reason:
-        inputs = _example_inputs(old, layers)
+        examples = Examples(layers, UNKNOWN_SIZE, wide=False, known=True, examples=BATCH)
+        inputs = tf.nest.map_structure(lambda tensor: examples(tensor.shape, tensor.dtype), old.input)
         try:
             expected = old(inputs, training=False)
         except (tf.errors.OpError, TypeError, ValueError) as error:
@@ -336,8 +312,3 @@ def _not_comparable(model: Any, layers: Sequence[Any]) -> str:
         if getattr(layer, "stateful", False) is True and hasattr(layer, "reset_states"):
             return f"the layer {layer.name!r} is stateful, and a call would change its state"
     return ""
-
-
-def _example_inputs(model: Any, layers: Sequence[Any]) -> Any:
-    examples = Examples(layers, UNKNOWN_SIZE, wide=False, known=True, examples=BATCH)
-    return tf.nest.map_structure(lambda tensor: examples(tensor.shape, tensor.dtype), model.input)

@@ -82,12 +82,9 @@ class CausalAttention(keras.layers.Layer):
         )
 
     def continued(self, query: Any, key: Any, value: Any, *, cache: Cache, start: Any) -> tuple[Any, Cache]:
-        """Returns the outputs of new tokens, and the cache with their keys and values.
+        """Returns the outputs of new tokens [batch, new, width], and the cache with their keys and values.
 
-        Args:
-            query: Of the new tokens alone, [batch, new, width]. So are key and value.
-            cache: Keys and values of the tokens before `start`.
-            start: Position of the first new token. `start + new` must not exceed the positions of the cache.
+        `start` is the position of the first new token. `start + new` must not exceed the positions of the cache.
         """
         positions = start + ops.arange(ops.shape(query)[1])
         cache = Cache(
@@ -137,9 +134,8 @@ class CausalAttention(keras.layers.Layer):
 class CachedModel:
     """A language model that runs on new tokens alone, with the keys and values of the earlier ones.
 
-    Attributes:
-        attentions: The attention layers by name, in any order.
-        limit: Largest number of tokens; None if there is no limit.
+    `limit` is the largest number of tokens; None if there is no limit.
+
     Raises:
         UnsupportedModelError: The model is not functional, or has no causal attention.
     """
@@ -153,17 +149,11 @@ class CachedModel:
                 "generate needs a functional model of tokens with CausalAttention layers, as tfopt.models.gpt builds. "
                 f"Received: {model!r}."
             )
-        tables = [layer.length for layer in model.layers if isinstance(layer, LearnedPositions)]
-        lengths = [length for length in (model.input_shape[1], *tables) if length is not None]
-        self.limit: int | None = min(lengths, default=None)
+        lengths = [model.input_shape[1], *(each.length for each in model.layers if isinstance(each, LearnedPositions))]
+        self.limit: int | None = min((length for length in lengths if length is not None), default=None)
         tokens, number = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([], tf.int32)
-        self._compiled_first = tf.function(self._first, input_signature=[tokens, number], autograph=False)
+        self.first = tf.function(self._first, input_signature=[tokens, number], autograph=False)
         self._compiled_next = tf.function(self._next, reduce_retracing=True, autograph=False)
-
-    def first(self, tokens: Any, length: int) -> tuple[Any, dict[str, Cache]]:
-        """Runs prompts [batch, length]. Returns the logits behind them [batch, outputs], and caches of a length."""
-        logits, caches = self._compiled_first(tf.constant(tokens), tf.constant(length))
-        return logits, caches
 
     def next(self, tokens: Any, caches: dict[str, Cache], start: int) -> tuple[Any, dict[str, Cache]]:
         """Runs one new token of each text [batch]. Returns the logits behind it [batch, outputs], and the caches."""
@@ -197,6 +187,7 @@ class CachedModel:
         return {name: Cache(zeros(layer), zeros(layer)) for name, layer in self.attentions.items()}
 
     def _first(self, tokens: Any, length: Any) -> tuple[Any, dict[str, Cache]]:
+        """Runs prompts [batch, length]. Returns the logits behind them [batch, outputs], and caches of a length."""
         logits, caches = self.run(tokens, self.empty(tf.shape(tokens)[0], length), tf.constant(0))
         return logits[:, -1], caches
 
@@ -210,11 +201,7 @@ _CACHED: weakref.WeakKeyDictionary[keras.Model, CachedModel] = weakref.WeakKeyDi
 
 
 def cached_model(model: keras.Model) -> CachedModel:
-    """Returns the cached form of a model, compiled once.
-
-    Raises:
-        UnsupportedModelError: The model is no functional model with causal attention.
-    """
+    """Returns the cached form of a model, compiled once."""
     if model not in _CACHED:
         _CACHED[model] = CachedModel(model)
     return _CACHED[model]

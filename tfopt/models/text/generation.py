@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 
 from tfopt.errors import ConfigError
-from tfopt.models.arguments import AtLeastOne
+from tfopt.models.building import AtLeastOne, keras
 from tfopt.settings.validation import check_value
-
-if TYPE_CHECKING:
-    import keras
 
 SETTINGS: dict[str, Any] = {
     "max_new_tokens": AtLeastOne,
@@ -60,18 +57,17 @@ def generate(
     """
     from tfopt.models.text.attention import cached_model  # here, because it imports TensorFlow
 
+    given = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     prompts = _checked_prompts(tokens)
-    _check_settings(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        stop_token=stop_token,
-    )
+    for name, value in {**given, "seed": seed, "stop_token": stop_token}.items():
+        check_value(name, value, SETTINGS[name])
     cached = cached_model(model)
     outputs = int(model.output_shape[-1])
-    _check_tokens(prompts, outputs)
+    if prompts.min() < 0 or prompts.max() >= outputs:
+        raise ConfigError(
+            f"tokens must be from 0 to {outputs - 1}, the vocabulary of the model. Received: {prompts.min()} to "
+            f"{prompts.max()}."
+        )
     if stop_token is not None and stop_token >= outputs:
         raise ConfigError(
             f"stop_token must be from 0 to {outputs - 1}, the vocabulary of the model. "
@@ -110,9 +106,8 @@ def choose(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> np.ndarray:
-    """Chooses a token for each row of logits.
+    """Chooses a token for each row of logits: int32 [batch].
 
-    Returns: Tokens int32 [batch].
     Example:
         >>> choose(np.array([[0.0, 9.0, 1.0]]), np.random.default_rng(0), temperature=0)
         array([1], dtype=int32)
@@ -151,16 +146,3 @@ def _checked_prompts(tokens: Any) -> np.ndarray:
             f"tokens must be integers. Received: {prompts.dtype}. Convert text first, for example list(b'def ')."
         )
     return prompts.astype(np.int32)
-
-
-def _check_tokens(prompts: np.ndarray, outputs: int) -> None:
-    if prompts.min() < 0 or prompts.max() >= outputs:
-        raise ConfigError(
-            f"tokens must be from 0 to {outputs - 1}, the vocabulary of the model. Received: {prompts.min()} to "
-            f"{prompts.max()}."
-        )
-
-
-def _check_settings(**settings: Any) -> None:
-    for name, value in settings.items():
-        check_value(name, value, SETTINGS[name])

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tfopt.errors import ConfigError
-from tfopt.models.arguments import AtLeastOne, OfTokens, builder
-
-if TYPE_CHECKING:
-    import keras
+from tfopt.models.building import AtLeastOne, OfTokens, builder, dropped, keras, layers, ops, own_layers, with_logits
 
 Pool = Literal["token", "mean", "wide_and_deep"]
 EPSILON = 1e-12  # of the layer normalizations, as in BERT
@@ -66,10 +63,6 @@ def text_encoder(
         Devlin et al., "BERT", NAACL 2019, arXiv:1810.04805; the small sizes: Turc et al. 2019, arXiv:1908.08962; wide
         and deep: Cheng et al., DLRS 2016, arXiv:1606.07792.
     """
-    import keras  # here, so that a list of the builders needs no TensorFlow
-    from keras import layers, ops
-
-    from tfopt.models.layers import LearnedPositions, SublinearMean
 
     check_heads(width, heads)
     check_length(input_shape, max_length)
@@ -77,25 +70,23 @@ def text_encoder(
         raise ConfigError(
             f"pad_token must be a token, from 0 to {vocabulary - 1}, or None. Received: pad_token={pad_token!r}."
         )
-    tokens = keras.Input(tuple(input_shape), dtype="int32", name="tokens")
+    tokens = layers.Input(tuple(input_shape), dtype="int32", name="tokens")
     is_text = None if pad_token is None else ops.not_equal(tokens, pad_token)
     words = layers.Embedding(vocabulary, width, name="embedding")(tokens)
-    x = LearnedPositions(max_length, name="positions")(words)
+    x = own_layers.LearnedPositions(max_length, name="positions")(words)
     x = layers.LayerNormalization(epsilon=EPSILON, name="embedding_norm")(x)
     x = layers.Dropout(dropout, name="embedding_dropout")(x)
-    if token_dropout:
-        x = layers.Dropout(token_dropout, noise_shape=(None, None, 1), name="token_dropout")(x)
+    x = dropped(x, token_dropout, "token_dropout", noise_shape=(None, None, 1))
     seen = None if is_text is None else ops.expand_dims(is_text, 1)  # [batch, 1, length]: the same for every token
     for number in range(1, depth + 1):
         x = _block(x, seen, heads, units, dropout, f"block{number}")
     if pool == "mean":
         x = layers.GlobalAveragePooling1D(name="mean")(x, mask=is_text)
     elif pool == "wide_and_deep":
-        if token_dropout:
-            words = layers.Dropout(token_dropout, noise_shape=(None, None, 1), name="word_dropout")(words)
+        words = dropped(words, token_dropout, "word_dropout", noise_shape=(None, None, 1))
         wide, deep = (
             layers.LayerNormalization(epsilon=EPSILON, name=f"{part}_norm")(
-                SublinearMean(pad_token, name=part)(vectors, tokens)
+                own_layers.SublinearMean(pad_token, name=part)(vectors, tokens)
             )
             for part, vectors in (("wide", words), ("deep", x))
         )
@@ -104,8 +95,7 @@ def text_encoder(
     else:
         x = layers.Dense(width, activation="tanh", name="pooler")(x[:, 0])
     x = layers.Dropout(dropout, name="dropout")(x)
-    logits = layers.Dense(outputs, dtype="float32", name="logits")(x)
-    return keras.Model(tokens, logits, name="text_encoder")
+    return with_logits(tokens, x, outputs, "text_encoder")
 
 
 def check_heads(width: int, heads: int) -> None:
@@ -128,8 +118,6 @@ def check_length(input_shape: Sequence[int | None], max_length: int) -> None:
 
 
 def _block(x: Any, seen: Any, heads: int, units: int, dropout: float, name: str) -> Any:
-    from keras import layers
-
     width = x.shape[-1]
     attention = layers.MultiHeadAttention(heads, width // heads, dropout=dropout, name=f"{name}_attention")
     attended = layers.Dropout(dropout, name=f"{name}_dropout1")(attention(x, x, attention_mask=seen))
@@ -187,42 +175,34 @@ def gpt(
     Reference:
         Radford et al., "Language Models are Unsupervised Multitask Learners", 2019.
     """
-    import keras  # here, so that a list of the builders needs no TensorFlow
-    from keras import layers
-
-    from tfopt.models.layers import LearnedPositions
 
     check_heads(width, heads)
     if positions not in ("rope", "learned"):
         raise ConfigError(f"positions must be 'rope' or 'learned'. Received: positions={positions!r}.")
-    table = max_length or input_shape[0]
+    table = (max_length or input_shape[0]) if positions == "learned" else None
     if positions == "learned" and table is None:
         raise ConfigError(
             "max_length must be given with positions='learned' and input_shape=(None,). Received: max_length=None. "
             "Set the largest number of tokens."
         )
-    if positions == "learned" and table is not None:
+    if table is not None:
         check_length(input_shape, table)
-    tokens = keras.Input(tuple(input_shape), dtype="int32", name="tokens")
-    embedding = layers.ReversibleEmbedding if tied else layers.Embedding
-    embed = embedding(outputs, width, name="embedding")
+    tokens = layers.Input(tuple(input_shape), dtype="int32", name="tokens")
+    embed = (layers.ReversibleEmbedding if tied else layers.Embedding)(outputs, width, name="embedding")
     x = embed(tokens)
-    if positions == "learned" and table is not None:
-        x = LearnedPositions(table, name="positions")(x)
-    if dropout:
-        x = layers.Dropout(dropout, name="dropout")(x)
+    if table is not None:
+        x = own_layers.LearnedPositions(table, name="positions")(x)
+    x = dropped(x, dropout, "dropout")
     for number in range(1, depth + 1):
         x = _gpt_block(x, heads, units or 4 * width, positions == "rope", dropout, f"block{number}")
     x = layers.LayerNormalization(epsilon=GPT_EPSILON, name="norm")(x)
-    if tied:
-        logits = layers.Activation("linear", dtype="float32", name="logits")(embed(x, reverse=True))
-    else:
-        logits = layers.Dense(outputs, dtype="float32", name="logits")(x)
+    if not tied:
+        return with_logits(tokens, x, outputs, "gpt")
+    logits = layers.Activation("linear", dtype="float32", name="logits")(embed(x, reverse=True))
     return keras.Model(tokens, logits, name="gpt")
 
 
 def _gpt_block(x: Any, heads: int, units: int, rotary: bool, dropout: float, name: str) -> Any:
-    from keras import layers
 
     from tfopt.models.text.attention import CausalAttention
 
@@ -237,8 +217,4 @@ def _gpt_block(x: Any, heads: int, units: int, rotary: bool, dropout: float, nam
 
 
 def _added(x: Any, branch: Any, dropout: float, name: str) -> Any:
-    from keras import layers
-
-    if dropout:
-        branch = layers.Dropout(dropout, name=f"{name}_dropout")(branch)
-    return layers.Add(name=name)([x, branch])
+    return layers.Add(name=name)([x, dropped(branch, dropout, f"{name}_dropout")])

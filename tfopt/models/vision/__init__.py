@@ -1,4 +1,4 @@
 """Builders of models of images: classifiers and models of masks.
 
-Start in resnet.py.
+Start in convolutional.py.
 """

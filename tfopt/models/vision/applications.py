@@ -5,33 +5,32 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
 
 from tfopt.errors import unknown_name
-from tfopt.models.arguments import builder
-
-if TYPE_CHECKING:
-    import keras
+from tfopt.models.building import builder, keras, layers, with_logits
 
 
-def body(application: keras.Model, *, small_images: bool, norm_momentum: float, alpha: float = 1.0) -> keras.Model:
-    """Returns a new model with the layers of another one, and with the settings that keras.applications fixes.
+def _body(
+    make: Callable[..., keras.Model],
+    input_shape: Sequence[int],
+    small_images: bool,
+    norm_momentum: float,
+    *,
+    width: float = 1.0,
+    **arguments: Any,
+) -> tuple[Any, Any]:
+    """Returns the input of a model of keras.applications and the means of its last channels.
 
-    Keras numbers the layers without a name over all models of a process. Here the numbers begin again with each model,
-    so that two models name their layers alike.
-
-    Args:
-        application: A functional model without weights that count: the new model has new ones.
-        small_images: Whether the first convolution keeps the size of the image. Otherwise it halves the size.
-        norm_momentum: Momentum of the moving statistics of every normalization. Keras sets 0.999 in some models, whose
-            statistics need thousands of steps to reach those of the data.
-        alpha: Width: the number of filters of every layer is multiplied by it, and rounded to a multiple of 8. For
-            functions of Keras that have no such argument.
+    The layers are made anew, with settings that keras.applications fixes: the stride of the first convolution with
+    small images, the momentum (Keras sets 0.999 in some models, whose statistics need thousands of steps to reach those
+    of the data), and the width, for functions of Keras without an argument alpha. Keras numbers the layers without a
+    name over all models of a process. Here the numbers begin again with each model, so that two models name their
+    layers alike.
     """
-    import keras
-    from keras import layers
-
+    inputs = keras.Input(tuple(input_shape), name="image")
+    application = make(weights=None, include_top=False, input_tensor=inputs, **arguments)
     seen: Counter[str] = Counter()
     stem = next(layer for layer in application.layers if isinstance(layer, layers.Conv2D))
 
@@ -40,19 +39,20 @@ def body(application: keras.Model, *, small_images: bool, norm_momentum: float, 
         config["name"] = _own_name(layer, seen)
         if layer is stem and small_images:
             config["strides"] = (1, 1)
-        if alpha != 1 and "filters" in config:
-            config["filters"] = _scaled(config["filters"], alpha)
-        if alpha != 1 and isinstance(layer, layers.Reshape):  # the means of the channels, as an image of one pixel
-            config["target_shape"] = (1, 1, _scaled(config["target_shape"][-1], alpha))
+        if width != 1 and "filters" in config:
+            config["filters"] = _scaled(config["filters"], width)
+        if width != 1 and isinstance(layer, layers.Reshape):  # the means of the channels, as an image of one pixel
+            config["target_shape"] = (1, 1, _scaled(config["target_shape"][-1], width))
         if isinstance(layer, layers.BatchNormalization):
             config["momentum"] = norm_momentum
         return type(layer).from_config(config)
 
-    return keras.models.clone_model(application, clone_function=copy)
+    model = keras.models.clone_model(application, clone_function=copy)
+    return model.inputs[0], layers.GlobalAveragePooling2D(name="pool")(model.outputs[0])
 
 
-def _scaled(filters: int, alpha: float) -> int:
-    return max(8, 8 * round(filters * alpha / 8))
+def _scaled(filters: int, width: float) -> int:
+    return max(8, 8 * round(filters * width / 8))
 
 
 def _own_name(layer: Any, seen: Counter[str]) -> str:
@@ -100,22 +100,10 @@ def mobilenet_v2(
     Reference:
         Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks", CVPR 2018, arXiv:1801.04381.
     """
-    import keras  # here, so that a list of the builders needs no TensorFlow
-    from keras import layers
-
-    application = keras.applications.MobileNetV2(
-        weights=None,
-        include_top=False,
-        input_tensor=keras.Input(tuple(input_shape), name="image"),
-        alpha=alpha,
-        name="mobilenet_v2",
+    inputs, x = _body(
+        keras.applications.MobileNetV2, input_shape, small_images, norm_momentum, alpha=alpha, name="mobilenet_v2"
     )
-    model = body(application, small_images=small_images, norm_momentum=norm_momentum)
-    x = layers.GlobalAveragePooling2D(name="pool")(model.outputs[0])
-    if dropout:
-        x = layers.Dropout(dropout, name="dropout")(x)
-    logits = layers.Dense(outputs, dtype="float32", name="logits")(x)
-    return keras.Model(model.inputs[0], logits, name="mobilenet_v2")
+    return with_logits(inputs, x, outputs, "mobilenet_v2", dropout=dropout)
 
 
 @builder()
@@ -153,28 +141,14 @@ def mobilenet_v3(
     Reference:
         Howard et al., "Searching for MobileNetV3", ICCV 2019, arXiv:1905.02244.
     """
-    import keras  # here, so that a list of the builders needs no TensorFlow
-    from keras import layers
-
     if size not in get_args(MobileNetSize):
         raise unknown_name("size", str(size), get_args(MobileNetSize))
-    make = {"small": keras.applications.MobileNetV3Small, "large": keras.applications.MobileNetV3Large}[size]
-    application = make(
-        weights=None,
-        include_top=False,
-        include_preprocessing=False,
-        input_tensor=keras.Input(tuple(input_shape), name="image"),
-        alpha=alpha,
-        name=f"mobilenet_v3_{size}",
-    )
-    model = body(application, small_images=small_images, norm_momentum=norm_momentum)
-    x = layers.GlobalAveragePooling2D(name="pool")(model.outputs[0])
-    units = LAST_UNITS[size] if alpha <= 1 else 8 * round(LAST_UNITS[size] * alpha / 8)
+    make, name = getattr(keras.applications, f"MobileNetV3{size.capitalize()}"), f"mobilenet_v3_{size}"
+    settings: dict[str, Any] = {"include_preprocessing": False, "alpha": alpha, "name": name}
+    inputs, x = _body(make, input_shape, small_images, norm_momentum, **settings)
+    units = LAST_UNITS[size] if alpha <= 1 else _scaled(LAST_UNITS[size], alpha)
     x = layers.Dense(units, activation="hard_silu", name="dense")(x)
-    if dropout:
-        x = layers.Dropout(dropout, name="dropout")(x)
-    logits = layers.Dense(outputs, dtype="float32", name="logits")(x)
-    return keras.Model(model.inputs[0], logits, name=f"mobilenet_v3_{size}")
+    return with_logits(inputs, x, outputs, name, dropout=dropout)
 
 
 EfficientNetSize = Literal["b0", "b1", "b2", "b3", "s", "m", "l"]
@@ -215,20 +189,8 @@ def efficientnet_v2(
     Reference:
         Tan and Le, "EfficientNetV2: Smaller Models and Faster Training", ICML 2021, arXiv:2104.00298.
     """
-    import keras  # here, so that a list of the builders needs no TensorFlow
-    from keras import layers
-
     if size not in get_args(EfficientNetSize):
         raise unknown_name("size", str(size), get_args(EfficientNetSize))
-    application = getattr(keras.applications, f"EfficientNetV2{size.upper()}")(
-        weights=None,
-        include_top=False,
-        include_preprocessing=False,
-        input_tensor=keras.Input(tuple(input_shape), name="image"),
-    )
-    model = body(application, small_images=small_images, norm_momentum=norm_momentum, alpha=alpha)
-    x = layers.GlobalAveragePooling2D(name="pool")(model.outputs[0])
-    if dropout:
-        x = layers.Dropout(dropout, name="dropout")(x)
-    logits = layers.Dense(outputs, dtype="float32", name="logits")(x)
-    return keras.Model(model.inputs[0], logits, name=f"efficientnet_v2_{size}")
+    make = getattr(keras.applications, f"EfficientNetV2{size.upper()}")
+    inputs, x = _body(make, input_shape, small_images, norm_momentum, width=alpha, include_preprocessing=False)
+    return with_logits(inputs, x, outputs, f"efficientnet_v2_{size}", dropout=dropout)
