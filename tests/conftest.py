@@ -1,17 +1,16 @@
 """Two logical CPU devices, so that distributed code is tested anywhere, and a skip with a reason for GPU tests."""
 
 import gc
+import inspect
 import os
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import pytest
 import tensorflow as tf
-from forking.stand_in import write_stand_in
+from forking.fresh_python import FreshPython, write_interpreter
 
 # Seconds between two searches of all objects for garbage, and the time of the last.
 SEARCH_S = 240
@@ -66,19 +65,45 @@ def _garbage():
     gc.freeze()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _artifacts_run_in_forked_processes():
-    """Runs each artifact in a forked process, which finds TensorFlow imported; its import is most of the time.
-
-    Nothing else is forked, nor is an artifact's process if a test changes the environment. Then Python really starts.
-    """
-    if sys.platform != "linux":
-        yield
-        return
-    from tfopt.exporting.verification.process import SCRIPT, search_path
+@pytest.fixture(scope="session")
+def fresh_python(tmp_path_factory):
+    """Runs a program in a process that has used neither TensorFlow nor Keras. See forking/fresh_python.py."""
+    if sys.platform != "linux":  # the forks need its pidfd_open
+        return FreshPython(dict.fromkeys(("nothing", "tensorflow", "tfopt"), sys.executable))
     from tfopt.exporting.verification.tensorflow_only import BLOCKED
 
-    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-        python = write_stand_in(Path(directory), ["-I", SCRIPT], ["tensorflow"], BLOCKED, search_path())
-        patch.setattr(sys, "executable", str(python))
+    shared, tests = tmp_path_factory.getbasetemp(), os.getpid()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # one server for all workers
+        shared, tests = shared.parent, os.getppid()
+    return FreshPython(
+        {
+            "nothing": sys.executable,
+            "tensorflow": write_interpreter(shared / "tensorflow", ["tensorflow"], BLOCKED, tests=tests),
+            "tfopt": write_interpreter(shared / "tfopt", ["tensorflow", "keras", "tfopt.*"], tests=tests),
+        }
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _artifacts_run_in_forked_processes(fresh_python):
+    """Runs each artifact in a process that finds TensorFlow imported; its import is most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        python = str(fresh_python.interpreters["tensorflow"])
+        patch.setattr("tfopt.exporting.verification.process.PYTHON", python)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _artifacts_are_timed_briefly():
+    """By default, verification times each artifact for 1.5 seconds, of which a recipe has three."""
+    from tfopt.exporting import SavedModelProcess, verify
+
+    default = inspect.signature(verify).parameters["seconds"].default
+    time_calls = SavedModelProcess.time_calls
+
+    def briefly(process, inputs, seconds, at_least=3):
+        return time_calls(process, inputs, 0.02 if seconds == default else seconds, at_least)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SavedModelProcess, "time_calls", briefly)
         yield

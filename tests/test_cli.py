@@ -46,6 +46,7 @@ frequency = 1
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
+    monkeypatch.setattr("tfopt.runner.work.MEASURED_SECONDS", 0.2)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.toml").write_text(TINY)
     return tmp_path
@@ -61,9 +62,10 @@ def built(workplace):
     keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)], name="built").save("built.keras")
 
 
-def tfopt_process(*words, **options):
-    command = [sys.executable, "-m", "tfopt", *words]
-    return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, timeout=300, **options)
+@pytest.fixture
+def tfopt_process(fresh_python):
+    """Runs the command, as users start it."""
+    return lambda *words, **options: fresh_python("-m", "tfopt", *words, **options)
 
 
 # Words, and what the one line on standard error must hold: the value received, and the rule or the remedy.
@@ -143,15 +145,14 @@ for words in (
 """
 
 
-def test_tensorflow_is_not_imported_where_no_tensor_is_needed():
-    done = subprocess.run([sys.executable, "-c", WITHOUT_TENSORFLOW], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+def test_tensorflow_is_not_imported_where_no_tensor_is_needed(fresh_python):
+    done = fresh_python("-c", WITHOUT_TENSORFLOW, imported="nothing", check=True)
     assert all(line.startswith("tfopt: ") for line in done.stderr.splitlines())
 
 
-def test_standard_error_holds_the_error_alone(workplace):
+def test_standard_error_holds_the_error_alone(workplace, tfopt_process):
     """TensorFlow writes notices at import whatever its log level is; they must not bury the line."""
-    done = tfopt_process("export", "nowhere", "out", stdout=subprocess.PIPE)
+    done = tfopt_process("export", "nowhere", "out")
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
@@ -244,18 +245,18 @@ def test_warnings_are_lines_without_files_and_source(failing, capsys):
     "words",
     ["recipes", "run digits_cnn --help", pytest.param("run digits_cnn --export-dir None", marks=pytest.mark.slow)],
 )
-def test_a_reader_that_has_enough_is_no_error(words):
+def test_a_reader_that_has_enough_is_no_error(words, tfopt_process):
     reader, writer = os.pipe()
     os.close(reader)  # what `| head` does when it has read its lines
     try:
-        done = tfopt_process(*words.split(), stdout=writer)
+        done = tfopt_process(*words.split(), capture_output=False, stdout=writer, stderr=subprocess.PIPE)
     finally:
         os.close(writer)
     assert done.returncode == 141  # 128 + SIGPIPE
     assert done.stderr == ""
 
 
-def test_another_backend_of_keras_is_refused_with_the_remedy(tmp_path):
+def test_another_backend_of_keras_is_refused_with_the_remedy(tmp_path, fresh_python, tfopt_process):
     (tmp_path / "keras.json").write_text('{"backend": "torch"}')
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("KERAS_")}
     for settings, name in (({"KERAS_BACKEND": "jax"}, "jax"), ({"KERAS_HOME": str(tmp_path)}, "torch")):
@@ -266,11 +267,9 @@ def test_another_backend_of_keras_is_refused_with_the_remedy(tmp_path):
         assert f"'{name}'" in line
         assert "KERAS_BACKEND=tensorflow" in line
         code = "import tfopt\ntry:\n    tfopt.plan()\nexcept tfopt.ConfigError as error:\n    print(error)"
-        python = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-        )
+        python = fresh_python("-c", code, env=environment, check=True)
         assert f"tfopt: {python.stdout}" == done.stderr
-        assert tfopt_process("recipes", env=environment, stdout=subprocess.PIPE).returncode == 0
+        assert tfopt_process("recipes", env=environment).returncode == 0
 
 
 def test_run_export_verify(workplace, capsys):
@@ -328,14 +327,15 @@ def test_devices_are_listed(capsys):
 
 
 @pytest.mark.parametrize("command", ["recipes", "models"])
-def test_listings_wrap_at_the_width_of_a_terminal_and_nowhere_else(command):
+def test_listings_wrap_at_the_width_of_a_terminal_and_nowhere_else(command, fresh_python, tfopt_process):
     environment = os.environ | {"COLUMNS": "50"}
     controller, terminal = os.openpty()
-    with subprocess.Popen([sys.executable, "-m", "tfopt", command], stdout=terminal, env=environment) as process:
+    with fresh_python.running("-m", "tfopt", command, stdout=terminal, env=environment) as process:
         os.close(terminal)
         on_terminal = read_all(controller).decode().splitlines()
+        process.wait()
     os.close(controller)
-    piped = tfopt_process(command, stdout=subprocess.PIPE, env=environment).stdout.splitlines()
+    piped = tfopt_process(command, env=environment).stdout.splitlines()
     assert process.returncode == 0
     assert max(map(len, on_terminal)) <= 50
     assert max(map(len, piped)) > 50
@@ -406,11 +406,9 @@ def test_a_stage_that_is_off_is_turned_on_by_its_flag(workplace, capsys):
     assert list(json.loads(capsys.readouterr().out)["receipts"]) == ["float32", "pruned"]
 
 
-def test_the_script_takes_the_flags_of_the_recipe(workplace):
+def test_the_script_takes_the_flags_of_the_recipe(workplace, fresh_python):
     script = Path(__file__).parents[1] / "recipes" / "digits_cnn.py"
-    done = subprocess.run(
-        [sys.executable, script, "--target-sparsity", "90"], capture_output=True, text=True, check=False
-    )
+    done = fresh_python(script, "--target-sparsity", "90")
     assert done.returncode == 2
     assert "target_sparsity=90" in done.stderr
 

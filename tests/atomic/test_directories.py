@@ -198,10 +198,9 @@ with staged_directory(final) as directory:
 
 
 @pytest.mark.parametrize(("when", "number"), [("writing", None), ("moved aside", 1)])
-def test_what_a_killed_process_left_is_cleared_and_what_it_moved_aside_comes_back(when, number, tmp_path):
+def test_what_a_killed_process_left_is_cleared_and_what_it_moved_aside_comes_back(when, number, tmp_path, fresh_python):
     final = tmp_path / "a"
-    killed = subprocess.run([sys.executable, "-c", DIES_AT_WORK, str(final), when], check=False)
-    assert killed.returncode == 9
+    assert fresh_python("-c", DIES_AT_WORK, final, when, imported="nothing").returncode == 9
     assert len(list(tmp_path.iterdir())) == 1
     assert not final.exists()
     check_target(final)

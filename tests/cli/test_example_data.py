@@ -94,7 +94,7 @@ def no_waiting():
         raise TimeoutError("it waits for a writer")
 
     before = signal.signal(signal.SIGALRM, end)
-    signal.alarm(10)
+    signal.alarm(120)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)

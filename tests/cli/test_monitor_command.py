@@ -19,7 +19,7 @@ hits = []
 for each in (signal.SIGINT, signal.SIGTERM):
     signal.signal(each, lambda number, frame: hits.append(signal.Signals(number).name))
 print("ready", flush=True)
-until = time.monotonic() + 20
+until = time.monotonic() + 300
 while not hits and time.monotonic() < until:
     time.sleep(0.01)
 time.sleep(0.3)
@@ -30,13 +30,13 @@ sys.exit(7)
 
 def test_the_programs_output_and_exit_code_stay_and_all_samples_are_written(tmp_path, capfd):
     out = tmp_path / "load.json"
-    words = ["monitor", "--interval", "0.05", "--out", str(out), "--", "sh", "-c", "echo done; sleep 0.3; exit 5"]
+    words = ["monitor", "--interval", "0.05", "--out", str(out), "--", "sh", "-c", "echo done; sleep 0.5; exit 5"]
     assert main(words) == 5
     shown = capfd.readouterr()
     assert shown.out == "done\n"
     load = json.loads(out.read_text())
     assert shown.err.startswith(f"{load['source']}: {len(load['seconds'])} samples in ")
-    assert len(load["seconds"]) >= 4
+    assert len(load["seconds"]) >= 3
     if not detect().gpus:
         assert load["series"]["process_memory_bytes"][0] > 0
         assert load["series"]["process_memory_bytes"][-1] is None  # the program has ended
@@ -104,7 +104,7 @@ def test_a_signal_for_tfopt_reaches_the_program(number):
     with start(stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
     assert out == f"got {number.name}\n"
     assert process.returncode == 7
     assert "samples in" in err
@@ -126,11 +126,11 @@ def test_ctrl_c_in_a_terminal_reaches_the_program_once():
         screen.write(b"\x03")
         while b"samples in" not in shown:
             shown += screen.read(1024)
-        assert process.wait(60) == 7
+        assert process.wait(300) == 7
     assert b"got SIGINT\r\n" in shown
 
 
 def test_a_program_that_a_signal_ends_has_its_code():
     with start("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", stderr=subprocess.PIPE) as process:
-        assert "samples in" in process.communicate(timeout=60)[1]
+        assert "samples in" in process.communicate(timeout=300)[1]
     assert process.returncode == 128 + 9

@@ -1,8 +1,6 @@
 """`tfopt init`, the run of what it writes, runs of several recipes, and `tfopt recipes diff`."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -61,11 +59,9 @@ def test_own_sources_and_tasks_work_wherever_a_name_does(workplace, capsys):
 
 
 @pytest.mark.slow
-def test_the_script_runs_as_written(workplace):
+def test_the_script_runs_as_written(workplace, fresh_python):
     script, _ = write_project("project")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
+    fresh_python(script, check=True)
     receipts = json.loads((workplace / "saved_models/mine/receipts.json").read_text())
     assert list(receipts) == ["float32", "pruned", "int8"]
     assert receipts["int8"]["accuracy"] > 0.95

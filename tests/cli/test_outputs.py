@@ -76,10 +76,10 @@ def test_an_output_that_cannot_be_written_is_no_failed_check(command):
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_a_script_may_close_its_output(stream, tmp_path):
+def test_a_script_may_close_its_output(stream, tmp_path, fresh_python):
     script = tmp_path / "closes.py"
     script.write_text(f"import sys; print('done'); sys.{stream}.close(); sys.exit(5)")
-    done = subprocess.run([sys.executable, "-m", "tfopt", "accelerate", script], capture_output=True, text=True)
+    done = fresh_python("-m", "tfopt", "accelerate", script)
     assert (done.returncode, done.stdout) == (5, "done\n"), done.stderr
     assert "Error" not in done.stderr
 
@@ -153,14 +153,22 @@ class Terminal(io.StringIO):
         return True
 
 
+def wait_for(stream, words):
+    """Waits until a terminal shows words; a file never does."""
+    for _ in range(6000 if stream.isatty() else 10):
+        if words in stream.getvalue():
+            break
+        time.sleep(0.01)
+
+
 def test_a_terminal_shows_a_sign_of_life_and_a_file_does_not(monkeypatch):
     monkeypatch.setattr("tfopt.terminal.SECONDS_BETWEEN_DRAWINGS", 0.01)
     for stream in (Terminal(), io.StringIO()):
         monkeypatch.setattr(sys, "stderr", stream)
         with working("measuring") as now, working("within"):
-            time.sleep(0.1)
+            wait_for(stream, "measuring, 0 s")
             now("measuring the input")
-            time.sleep(0.1)
+            wait_for(stream, "measuring the input")
         shown = stream.getvalue()
         if stream.isatty():
             assert "tfopt: measuring, 0 s" in shown

@@ -1,8 +1,6 @@
 """A cache on disk is there whole or not at all, and goes when its source has changed."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import tensorflow as tf
@@ -78,7 +76,7 @@ def test_a_damaged_cache_is_written_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_writer_leaves_no_half_cache(tmp_path):
+def test_a_killed_writer_leaves_no_half_cache(tmp_path, fresh_python):
     code = f"""
 import os, signal, sys
 import tensorflow as tf
@@ -90,7 +88,7 @@ def stop(n):
 slow = lambda n: tf.reshape(tf.numpy_function(stop, [n], tf.int64), [])
 kept_on_disk(tf.data.Dataset.range(100).map(lambda n: n), slow, {str(tmp_path)!r}, "numbers")
 """
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == -9
+    assert fresh_python("-c", code).returncode == -9
     assert any(tmp_path.iterdir())
     source = tf.data.Dataset.range(100)
     assert numbers(kept_on_disk(source, tf.square, str(tmp_path), "numbers")) == [n * n for n in range(100)]

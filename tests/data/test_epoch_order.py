@@ -67,7 +67,7 @@ def test_the_epoch_and_the_seed_alone_decide_the_order(form):
 
 
 @pytest.mark.slow
-def test_another_process_has_the_same_order():
+def test_another_process_has_the_same_order(fresh_python):
     code = """
 import numpy as np
 from tfopt.data import pipeline
@@ -77,7 +77,7 @@ dataset = pipeline((np.arange(53.0), np.arange(53)), batch_size=8, epoch=counter
 counter.assign(7)
 print([int(label) for _, labels in dataset for label in labels])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = fresh_python("-c", code, check=True)
     counter = EpochCounter()
     assert json.loads(done.stdout) == at(counter, 7, pipeline(NUMBERS, batch_size=8, epoch=counter))
 
@@ -286,7 +286,7 @@ def test_two_workers_see_each_example_once_in_every_epoch():
         workers.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )
-    ended = [worker.communicate(timeout=120) for worker in workers]
+    ended = [worker.communicate(timeout=600) for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], ended
     seen = [json.loads(output) for output, _ in ended]
     counter = EpochCounter()

@@ -1,8 +1,6 @@
 """A stream needs the memory of its buffers, however long it is."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -42,9 +40,8 @@ print(json.dumps({"seen": seen, "count": count, "taken": peak - before, "buffers
 
 
 @pytest.mark.slow
-def test_a_stream_of_four_times_the_buffers_takes_their_memory_and_little_more():
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_a_stream_of_four_times_the_buffers_takes_their_memory_and_little_more(fresh_python):
+    done = fresh_python("-c", CODE, imported="nothing", check=True)  # whose memory is its own
     found = json.loads(done.stdout)
     assert found["seen"] == found["count"] == 4 * found["buffers"] // 2**20
     assert found["taken"] < found["buffers"] + 300 * 2**20, found

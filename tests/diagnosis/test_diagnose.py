@@ -22,8 +22,8 @@ STEPS = 120
 @pytest.fixture(autouse=True)
 def short_experiments(monkeypatch):
     """The tests look for large effects, so short experiments are enough."""
-    monkeypatch.setattr(experiments, "SECONDS", 0.2)
-    monkeypatch.setattr(input_time, "SECONDS", 0.3)
+    monkeypatch.setattr(experiments, "SECONDS", 0.1)
+    monkeypatch.setattr(input_time, "SECONDS", 0.1)
 
 
 def network(**options):

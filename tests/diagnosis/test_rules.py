@@ -28,7 +28,7 @@ GIB = 2**30
 @pytest.fixture(autouse=True)
 def short_experiments(monkeypatch):
     """The tests look for large effects, so short experiments are enough."""
-    monkeypatch.setattr(experiments, "SECONDS", 0.2)
+    monkeypatch.setattr(experiments, "SECONDS", 0.1)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_memory_that_is_left_over_fits_a_larger_batch(measured):
     measured.observation.load = load(tensorflow_memory_peak_bytes=[None, 4 * GIB, 10 * GIB])
     found = compute.unused_memory(measured)
     assert found.evidence.startswith("25% of the memory is used at most")
-    assert 0.2 < found.gain < 0.6  # twice the examples take hardly longer in so small a network
+    assert 0 < found.gain < 0.75  # 0.5 if twice the examples take no longer, as in so small a network
     assert found.settings == {"training.global_batch_size": 64}
     assert found.changes_training
     measured.observation.load = load(tensorflow_memory_peak_bytes=[30 * GIB])
@@ -161,7 +161,7 @@ def test_a_map_that_changes_state_is_neither_cached_nor_called_in_parallel(measu
         return x + tf.cast(count.assign_add(1), tf.float32) + 0 * tf.reduce_sum(tf.random.normal((100, 100))), y
 
     def plain(x, y):
-        return x + 0 * tf.reduce_sum(tf.linalg.expm(tf.fill((32, 32), x[0]))), y
+        return x + 0 * tf.reduce_sum(tf.linalg.svd(tf.fill((48, 48), x[0]), compute_uv=False)), y
 
     examples = tf.data.Dataset.from_tensor_slices((np.zeros((320, 8), np.float32), np.zeros((320, 4), np.float32)))
     parts = StepBreakdown(step_ms=10, input_ms=9, host_ms=0, compute_ms=1, steps=40, batch_size=32)

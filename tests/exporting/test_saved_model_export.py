@@ -7,7 +7,6 @@ import os
 import resource
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import keras
@@ -81,16 +80,12 @@ print(json.dumps({"signatures": list(model.signatures), "outputs": outputs}))
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])
-def test_loads_with_tensorflow_alone(precision, tmp_path):
+def test_loads_with_tensorflow_alone(precision, tmp_path, fresh_python):
     model = small()
     export(model, tmp_path / "artifact", ExportConfig(precision=precision, int8_nodes="all"), calibration_data=X)
     np.savez(tmp_path / "inputs.npz", image=X[:5])
-    result = subprocess.run(
-        [sys.executable, "-I", "-c", LOADS_ALONE, str(tmp_path / "artifact"), str(tmp_path / "inputs.npz")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    files = tmp_path / "artifact", tmp_path / "inputs.npz"
+    result = fresh_python("-I", "-c", LOADS_ALONE, *files, imported="tensorflow", check=True)
     received = json.loads(result.stdout.splitlines()[-1])
     assert received["signatures"] == ["serving_default"]
     if precision == "float32":
@@ -507,8 +502,6 @@ def test_int8_weights_are_held_as_int8(tmp_path):
 
 
 EXPORTS_FOR_EVER = """
-import os, sys
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import keras
 from tfopt.exporting import export
 models = [
@@ -523,18 +516,16 @@ while True:
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment(tmp_path):
+def test_killed_at_any_moment(tmp_path, fresh_python):
     """The final name holds a whole artifact, and the next export clears what was left."""
     final = tmp_path / "a"
     for delay in np.random.default_rng(0).uniform(0, 1.5, 5):
-        process = subprocess.Popen(
-            [sys.executable, "-c", EXPORTS_FOR_EVER, str(final)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        process.stdout.readline()
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(timeout=delay)
-        process.kill()
-        process.communicate()
+        with fresh_python.running("-c", EXPORTS_FOR_EVER, final, stderr=subprocess.DEVNULL) as process:
+            assert process.stdout.readline() == "ready\n"
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(timeout=delay)
+            process.kill()
+            process.communicate()
         for name, recorded in manifest_of(final)["files"].items():
             assert hashlib.sha256((final / name).read_bytes()).hexdigest() == recorded["sha256"]
         assert freeze(final).predict(np.ones((2, 200), "float32"))["output_0"].shape == (2, 10)

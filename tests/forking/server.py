@@ -1,20 +1,23 @@
 """Forks programs from a process that has imported TensorFlow, but has started none of its devices and threads.
 
-Argument: a directory with settings.json, which `stand_in.py` describes. It serves until the tests' process is gone.
+Argument: a directory with settings.json, which `fresh_python.py` writes. It serves until the tests' process is gone.
 """
 
+import atexit
 import gc
 import importlib
 import json
 import os
-import runpy
+import pkgutil
+import random
 import select
 import signal
 import socket
 import sys
-import traceback
+import threading
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 
 
 def serve(listener, is_needed):
@@ -37,35 +40,53 @@ def attend(connection):
     content, files, _, _ = socket.recv_fds(connection, 1 << 16, 3)
     while not content.endswith(b"\n"):
         content += connection.recv(1 << 16)
+    request = json.loads(content)
     program = os.fork()
     if program == 0:
         connection.close()
-        run(json.loads(content), files)
+        run(request, files)
     for file in files:
         os.close(file)
+    leads = join_group(program, request["group"])
     ended = os.pidfd_open(program)
+    with suppress(ConnectionError):  # the client is gone
+        connection.sendall(json.dumps({"process": program, "leads_group": leads}).encode() + b"\n")
     if ended not in select.select([ended, connection], [], [])[0]:
-        os.kill(program, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            (os.killpg if leads else os.kill)(program, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
-    with suppress(BrokenPipeError):  # the client is gone
+    with suppress(ConnectionError):
         connection.sendall(json.dumps(code).encode() + b"\n")
     os._exit(0)
+
+
+def join_group(program, group):
+    """Puts a program into a group, 0 for its own. Returns whether it leads one: it cannot join that of a session."""
+    try:
+        os.setpgid(program, group)
+    except PermissionError:
+        os.setpgid(program, 0)
+        return True
+    return group == 0
 
 
 def run(request, files):
     """Runs a program, `-c code` or a script, and ends this process as the interpreter would."""
     code = 1
     try:
-        with suppress(PermissionError):  # the client is in a session of its own
-            os.setpgid(0, request["group"])
+        join_group(0, request["group"])
         for target, file in enumerate(files):
             os.dup2(file, target)
             os.close(file)
         os.chdir(request["directory"])
         os.environ.clear()
         os.environ.update(request["environment"])
-        option, *rest = request["words"]
-        code = execute(rest if option == "-I" else request["words"])
+        random.seed()
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed()
+        code = execute(request["words"])
+        threading._shutdown()  # waits for threads
+        atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
@@ -75,33 +96,56 @@ def run(request, files):
 def execute(words):
     """Returns the exit code."""
     try:
-        if words[0] == "-c":
-            sys.argv = ["-c", *words[2:]]
-            exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
-        else:
-            sys.argv = words
-            runpy.run_path(words[0], run_name="__main__")
+        program = prepare(words)
+        exec(program, sys.modules["__main__"].__dict__)
     except SystemExit as stop:
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except BaseException:  # noqa: BLE001 - the interpreter, too, prints any exception
-        traceback.print_exc()
+        return stop.code & 0xFF if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException as error:  # noqa: BLE001 - the interpreter, too, prints any exception
+        sys.excepthook(type(error), error.with_traceback(error.__traceback__.tb_next), error.__traceback__)
+        if isinstance(error, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
         return 1
     return 0
+
+
+def prepare(words):
+    """Makes sys.argv, sys.path and an empty module __main__ for the program, and returns its code."""
+    isolated = words[0] == "-I"
+    name, *rest = words[isolated:]
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    if name == "-c":
+        source, file, place = rest.pop(0), "<string>", ""
+    else:
+        source, file, place = Path(name).read_bytes(), str(Path(name).absolute()), str(Path(name).resolve().parent)
+        main.__file__ = file
+    sys.argv = [name, *rest]
+    if not isolated:
+        sys.path.insert(0, place)
+    return compile(source, file, "exec")
+
+
+def import_all(name):
+    """Imports a module, or all those of a package: "package.*"."""
+    package = importlib.import_module(name.removesuffix(".*"))
+    if name.endswith(".*"):
+        for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            if not module.name.endswith((".__main__", ".tensorflow_only")):  # these are scripts
+                importlib.import_module(module.name)
 
 
 def main():
     directory = Path(sys.argv[1])
     settings = json.loads((directory / "settings.json").read_text())
-    sys.path[:] = settings["path"]
     sys.modules.update(dict.fromkeys(settings["blocked"]))
-    for module in settings["imports"]:
-        importlib.import_module(module)
+    for name in settings["imports"]:
+        import_all(name)
     gc.freeze()  # a collection in a forked process does not touch, and so copy, what is shared
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(directory / "binding"))
-        listener.listen()
+        listener.listen(64)
         (directory / "binding").rename(directory / "socket")  # it appears when it can be connected to
         serve(listener, lambda: (directory / "settings.json").exists() and Path(f"/proc/{settings['tests']}").exists())
 

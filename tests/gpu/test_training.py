@@ -1,8 +1,5 @@
 """What only a GPU can show of training: precision, XLA, replicas with XLA, memory growth, running out of memory."""
 
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -63,7 +60,7 @@ def test_mirrored_with_xla_trains_the_weights_of_one_device():
         np.testing.assert_allclose(one, other, atol=1e-4)
 
 
-def test_a_plan_turns_memory_growth_on():
+def test_a_plan_turns_memory_growth_on(fresh_python):
     # In a process of its own, since it can only be set before the GPU is used.
     script = """
 import tensorflow as tf, tfopt
@@ -72,18 +69,18 @@ print(any(tf.config.experimental.get_memory_growth(gpu) for gpu in gpus))
 tfopt.plan(tfopt.TrainingConfig(strategy="none"))
 print(all(tf.config.experimental.get_memory_growth(gpu) for gpu in gpus))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
+    done = fresh_python("-c", script, imported="nothing", check=True)
     assert done.stdout.split() == ["False", "True"]
 
 
-def test_memory_growth_after_a_gpu_is_in_use_is_reported_and_not_raised():
+def test_memory_growth_after_a_gpu_is_in_use_is_reported_and_not_raised(fresh_python):
     script = """
 import tensorflow as tf
 from tfopt.training.memory import set_memory_growth
 tf.zeros(1) + 1
 print(*set_memory_growth())
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
+    done = fresh_python("-c", script, imported="nothing", check=True)
     assert done.stdout.startswith("False TensorFlow already started its devices")
 
 

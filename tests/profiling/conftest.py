@@ -12,7 +12,7 @@ SOURCE = Path(__file__).with_name("fake_nvml.c")
 
 
 @pytest.fixture(scope="session")
-def run_with_fake_nvml(tmp_path_factory):
+def run_with_fake_nvml(tmp_path_factory, fresh_python):
     """Returns a function that runs a program in a fresh process that finds the stand-in as libnvidia-ml.so.1."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if not compiler or sys.platform != "linux":
@@ -25,13 +25,6 @@ def run_with_fake_nvml(tmp_path_factory):
 
     def run(program: str, driver: str = "new", **environment: str) -> subprocess.CompletedProcess:
         inherited = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-        return subprocess.run(
-            [sys.executable, "-c", program],
-            env={**inherited, "LD_LIBRARY_PATH": str(folders[driver]), **environment},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        return fresh_python("-c", program, env={**inherited, "LD_LIBRARY_PATH": str(folders[driver]), **environment})
 
     return run

@@ -47,7 +47,7 @@ def started():
 
 
 def wait_for(condition):
-    for _ in range(500):
+    for _ in range(12_000):
         if condition():
             return True
         time.sleep(0.01)

@@ -1,9 +1,5 @@
 """Keras 2 models: tfmot's quantization-aware training, and its result in our int8 kernels."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 # In a process of its own: importing tfmot loads tf_keras, which changes what TensorFlow takes for Keras.
@@ -66,12 +62,6 @@ print("done")
 
 
 @pytest.mark.slow
-def test_tfmot_trains_and_our_kernels_serve(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", TRAINS_AND_EXPORTS, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
+def test_tfmot_trains_and_our_kernels_serve(tmp_path, fresh_python):
+    done = fresh_python("-c", TRAINS_AND_EXPORTS, tmp_path, imported="nothing")
     assert done.stdout.endswith("done\n"), done.stderr[-3000:]

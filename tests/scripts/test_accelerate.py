@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
@@ -34,12 +32,11 @@ def without_times(text):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [path.stem for path in sorted(EXAMPLES.glob("*.py"))])
-def test_an_unmodified_script_does_the_same_in_a_process_of_its_own(tmp_path, name):
+def test_an_unmodified_script_does_the_same_in_a_process_of_its_own(tmp_path, name, fresh_python):
     script, more = EXAMPLES / f"{name}.py", ARGUMENTS.get(name, [])
     ends = {}
     for how, command in (("plain", []), ("accelerated", ["-m", "tfopt", "accelerate", "--report", "report.json"])):
-        words = [sys.executable, *command, script, f"{how}.npz", *more]
-        ends[how] = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+        ends[how] = fresh_python(*command, script, f"{how}.npz", *more, cwd=tmp_path)
     plain, accelerated = ends.values()
     assert accelerated.returncode == plain.returncode == CODES.get(name, 0), accelerated.stderr[-3000:]
     expected = without_times(plain.stdout).replace("plain.npz", "accelerated.npz")

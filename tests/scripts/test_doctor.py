@@ -1,8 +1,6 @@
 """`tfopt doctor` on scripts that know nothing of tfopt: they do what they do without it."""
 
 import json
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -16,12 +14,11 @@ from tfopt.scripts.doctor import diagnose_script
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [path.stem for path in sorted(EXAMPLES.glob("*.py"))])
-def test_an_unmodified_script_computes_the_same(tmp_path, name):
+def test_an_unmodified_script_computes_the_same(tmp_path, name, fresh_python):
     script, more = EXAMPLES / f"{name}.py", ARGUMENTS.get(name, [])
     ends = {}
     for how, command in (("plain", []), ("watched", ["-m", "tfopt", "doctor", "--steps", "20", "--out", "found"])):
-        words = [sys.executable, *command, script, f"{how}.npz", *more]
-        ends[how] = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+        ends[how] = fresh_python(*command, script, f"{how}.npz", *more, cwd=tmp_path)
     plain, watched = ends.values()
     assert watched.returncode == plain.returncode == CODES.get(name, 0), watched.stderr[-3000:]
     assert without_times(watched.stdout) == without_times(plain.stdout).replace("plain.npz", "watched.npz") != ""

@@ -1,6 +1,5 @@
 """Running a user's script in this process: as Python would run it, with a hook on Keras only while it runs."""
 
-import subprocess
 import sys
 
 import keras
@@ -122,9 +121,9 @@ def test_a_loaded_model_is_compiled_as_it_was_saved(tmp_path):
         ("import sys; sys.excepthook = lambda *_: sys.stderr.write('own hook\\n')\n1 / 0", 1, "own hook\n"),
     ],
 )
-def test_exit_code_and_error_are_those_of_python(tmp_path, capfd, methods_stay, text, code, stderr):
+def test_exit_code_and_error_are_those_of_python(tmp_path, capfd, methods_stay, text, code, stderr, fresh_python):
     script = write(tmp_path, text)
-    plain = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    plain = fresh_python(script, imported="nothing")
     assert run_script(script, [], Recorder()) == code
     shown = capfd.readouterr().err
     assert shown == plain.stderr
@@ -133,7 +132,7 @@ def test_exit_code_and_error_are_those_of_python(tmp_path, capfd, methods_stay, 
         assert shown == stderr
 
 
-def test_words_path_and_name_are_those_of_python(tmp_path, capfd, monkeypatch, methods_stay):
+def test_words_path_and_name_are_those_of_python(tmp_path, capfd, monkeypatch, methods_stay, fresh_python):
     write(tmp_path, "NAME = 'beside'", "beside.py")
     text = (
         "import beside, sys, os\n"
@@ -142,7 +141,7 @@ def test_words_path_and_name_are_those_of_python(tmp_path, capfd, monkeypatch, m
     write(tmp_path, text)
     monkeypatch.chdir(tmp_path)
     script = "script.py"
-    plain = subprocess.run([sys.executable, script, "--json", "a b"], capture_output=True, text=True, check=True)
+    plain = fresh_python(script, "--json", "a b", imported="nothing", check=True)
     assert run_script(script, ["--json", "a b"], Recorder()) == 0
     assert capfd.readouterr().out == plain.stdout
     del sys.modules["beside"]
@@ -162,7 +161,7 @@ def test_what_is_no_script_is_refused():
         run_script("-m", [], Recorder())
 
 
-def test_keras_is_hooked_when_the_script_imports_it_and_not_before(tmp_path):
+def test_keras_is_hooked_when_the_script_imports_it_and_not_before(tmp_path, fresh_python):
     """In a process of its own, since Keras is imported here. TensorFlow looks for Keras, and imports it later."""
     write(tmp_path, "import sys; assert 'keras' not in sys.modules\nimport tensorflow\n" + MODELS, "late.py")
     program = (
@@ -173,7 +172,5 @@ def test_keras_is_hooked_when_the_script_imports_it_and_not_before(tmp_path):
         "code = run_script(sys.argv[1], [], Hook())\n"
         "import keras; print(code, keras.Model.fit.__code__.co_name)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "late.py")], capture_output=True, text=True, check=False
-    )
+    done = fresh_python("-c", program, tmp_path / "late.py", imported="nothing")
     assert done.stdout.split() == ["fit"] * 3 + ["0", "error_handler"], done.stderr[-2000:]

@@ -1,8 +1,6 @@
 """The list of layers that XLA cannot compile is right: layers on the list, and others, are compiled here."""
 
 import signal
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -69,13 +67,15 @@ def test_a_layer_named_as_a_blocker_does_fail_and_the_error_leads_back_to_it(cas
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: layers.RandomFlip(),
-        lambda: layers.RandomErasing(),
-        lambda: layers.Resizing(4, 4),
-        lambda: layers.UpSampling2D(interpolation="bilinear"),
-        lambda: layers.BatchNormalization(),
-        lambda: layers.Dropout(0.5),
-        lambda: layers.TimeDistributed(layers.Dense(3)),
+        lambda: keras.Sequential([layers.RandomFlip(), layers.RandomErasing(), layers.Resizing(4, 4)]),
+        lambda: keras.Sequential(
+            [
+                layers.UpSampling2D(interpolation="bilinear"),
+                layers.BatchNormalization(),
+                layers.Dropout(0.5),
+                layers.TimeDistributed(layers.Dense(3)),
+            ]
+        ),
         # XLA gives tensors whose shape depends on values an upper bound.
         lambda: layers.Lambda(lambda x: x * tf.reduce_sum(tf.boolean_mask(x, x > 0.5)), output_shape=(8, 8, 3)),
         lambda: layers.Lambda(scale_by_unique_values, output_shape=(8, 8, 3)),
@@ -127,7 +127,7 @@ def test_text_as_input_is_named():
 
 
 @pytest.mark.slow
-def test_text_that_aborts_the_process_is_named_beforehand():
+def test_text_that_aborts_the_process_is_named_beforehand(fresh_python):
     script = """
 import keras, numpy as np, tensorflow as tf
 from tfopt.training.xla import xla_blockers
@@ -144,7 +144,7 @@ try:
 except tf.errors.OpError:
     print("only an error")
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = fresh_python("-c", script)
     assert done.stdout == "text\n"
     assert done.returncode == -signal.SIGABRT
 
@@ -183,7 +183,7 @@ def test_a_recurrent_layer_that_takes_the_cudnn_kernel_is_named_with_the_remedy(
 
 
 @pytest.mark.slow
-def test_op_determinism_is_a_blocker_and_does_fail():
+def test_op_determinism_is_a_blocker_and_does_fail(fresh_python):
     # It cannot be switched off again, so it is switched on in a process of its own.
     script = """
 import keras, numpy as np, tensorflow as tf
@@ -201,7 +201,7 @@ try:
 except tf.errors.OpError as error:
     print(compilation_failed(error), compilation_cause(error, model))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    done = fresh_python("-c", script, check=True)
     before, reason, failure = done.stdout.splitlines()
     assert before == "0"
     assert reason.startswith("op determinism is enabled")

@@ -138,7 +138,7 @@ def test_a_slow_stage_and_the_wait_for_it_are_found():
     assert [stage.name for stage in report.stages] == ["Range", "shuffle 20", "map slow_python", "batch 4"]
     assert report.batches_per_epoch == 100
     assert report.batch_ms > 4 * SLOW_MS
-    assert 0 < report.wait_ms < 1.5 * report.batch_ms  # a busy machine lengthens either
+    assert 0 < report.wait_ms < 3 * report.batch_ms  # a busy machine lengthens either
     assert "runs Python" in report.advice[0]
     assert "convert" in report.advice[0]
     assert report.to_dict()["stages"][2]["outputs_per_batch"] == 4

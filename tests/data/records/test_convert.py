@@ -1,10 +1,7 @@
 """`convert` and `tfrecord`: what comes back is what was written, bit for bit, and a killed conversion goes on."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -273,13 +270,13 @@ convert(digits(image_size=8), sys.argv[1], shards=5, progress=wait if len(sys.ar
 
 
 @pytest.mark.slow
-def test_a_killed_conversion_goes_on_and_gives_the_same_files(tmp_path):
+def test_a_killed_conversion_goes_on_and_gives_the_same_files(tmp_path, fresh_python):
     convert(digits(image_size=8), tmp_path / "whole", shards=5)
-    command = [sys.executable, "-c", SLOW, str(tmp_path / "killed"), "wait"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with fresh_python.running("-c", SLOW, tmp_path / "killed", "wait") as process:
         assert process.stdout.readline() == "500\n"
         time.sleep(0.2)
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
+        process.communicate()
     left = {path.name for path in (tmp_path / "killed").iterdir()}
     assert "train-00000-of-00005.tfrecord" in left
     assert "unfinished.json" in left

@@ -63,7 +63,7 @@ def service():
         yield process, f"grpc://localhost:{port}"
     finally:
         process.terminate()
-        assert process.wait(30) == 0  # SIGTERM ends it cleanly
+        assert process.wait(300) == 0  # SIGTERM ends it cleanly
         assert process.stdout.read().endswith("tf.data service: ended\n")
         assert not psutil.pid_exists(process.pid)
 

@@ -1,8 +1,6 @@
 """Which int8 kernels are right without VNNI, by running them so; and what reduce_range makes of a model."""
 
 import pickle
-import subprocess
-import sys
 from dataclasses import replace
 
 import keras
@@ -45,14 +43,11 @@ for _ in limits:
 """
 
 
-def outputs_under(limits, cases, directory):
+def outputs_under(limits, cases, directory, fresh_python):
     """Returns what lowered graphs compute under each instruction set, by limit and name."""
     path = directory / "cases"
     path.write_bytes(pickle.dumps(cases))
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, str(path), *limits], capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    fresh_python("-c", RUN, path, *limits, check=True)
     return {limit: pickle.loads(path.with_name(f"cases.{limit}").read_bytes()) for limit in limits}
 
 
@@ -118,9 +113,9 @@ def kernels():
 
 
 @pytest.fixture(scope="module")
-def results(kernels, tmp_path_factory):
+def results(kernels, tmp_path_factory, fresh_python):
     cases = {key: (graph, x) for key, (graph, x, _, _) in kernels.items()}
-    return outputs_under(WITHOUT_VNNI, cases, tmp_path_factory.mktemp("kernels"))
+    return outputs_under(WITHOUT_VNNI, cases, tmp_path_factory.mktemp("kernels"), fresh_python)
 
 
 def wrong_by(output, exact, span):
@@ -200,7 +195,9 @@ WAYS = {
     ],
     ids=", ".join,
 )
-def test_however_a_model_is_quantized_its_kernels_compute_the_annotated_graph_without_vnni(ways, tmp_path):
+def test_however_a_model_is_quantized_its_kernels_compute_the_annotated_graph_without_vnni(
+    ways, tmp_path, fresh_python
+):
     quantized = {name: WAYS[name]() for name in ways}
     lowered = {name: lower_to_int8(model.graph) for name, model in quantized.items()}
     assert {name for name, graph in lowered.items() if kernels_that_need_vnni(graph)} == {"full"}.intersection(ways)
@@ -208,7 +205,7 @@ def test_however_a_model_is_quantized_its_kernels_compute_the_annotated_graph_wi
         assert len(model.report.changed) == 7, name
         assert tops(model) == ({7} if name == "4 bits" else {127} if name == "full" else {63, 127}), name
     cases = {name: (graph, X) for name, graph in lowered.items()}
-    outputs = outputs_under(["AVX512_CORE", "AVX2"], cases, tmp_path)
+    outputs = outputs_under(["AVX512_CORE", "AVX2"], cases, tmp_path, fresh_python)
     errors = {}
     for name, model in quantized.items():
         expected = model.predict(X)

@@ -141,7 +141,7 @@ REFERENCES = {
 }
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     size=st.tuples(st.integers(5, 11), st.integers(5, 11)),
     kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
@@ -242,7 +242,7 @@ def test_depthwise_convolution(size, kernel, channels, padding, stride, dilation
     assert_agrees(lowered.predict(x)["y"], sums * (entering.scale * scale) + offset, leaving, activation)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(
     shape=st.tuples(st.integers(1, 9), st.integers(1, 40), st.integers(1, 40)),
     form=st.sampled_from(FORMS),

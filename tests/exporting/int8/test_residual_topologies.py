@@ -1,8 +1,6 @@
 """Fused sums: no residual topology may crash the kernel or make it compute something else than the annotated graph."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -59,9 +57,9 @@ BOUNDS = {
 
 
 @pytest.fixture(scope="module")
-def run():
+def run(fresh_python):
     """The topologies run in a process of their own: a wrong fused sum can end it."""
-    return subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=False, timeout=300)
+    return fresh_python(SCRIPT)
 
 
 @pytest.fixture(scope="module")

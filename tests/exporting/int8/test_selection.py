@@ -354,8 +354,8 @@ def test_graphs_are_called_in_turns_until_it_is_clear_that_none_is_fit():
             hidden = layers.Dense(width, activation="tanh")(hidden)
         return freeze(keras.Model(inputs, layers.Dense(2)(hidden)))
 
-    # Far apart, more than a loaded machine can hide: 10 million multiply-adds for each row, and 300.
-    small, large = graph_of(16, 1), graph_of(1024, 10)
+    # Far apart, more than a loaded machine can hide: 4 million multiply-adds for each row, and 300.
+    small, large = graph_of(16, 1), graph_of(1024, 4)
     feeds = {size: {"x": np.ones((size, 16), "float32")} for size in (1, 8)}
     with TimedGraph(small) as fast, TimedGraph(large) as slow:
         ratios = in_turns(fast, [slow, slow], feeds)

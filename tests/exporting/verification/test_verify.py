@@ -454,7 +454,7 @@ def test_the_callers_tensorflow_is_found_where_the_interpreter_itself_finds_none
     venv.create(tmp_path / "bare", symlinks=True)
     bare = str(tmp_path / "bare" / "bin" / "python")
     assert subprocess.run([bare, "-I", "-c", "import tensorflow"], check=False, stderr=subprocess.DEVNULL).returncode
-    monkeypatch.setattr(sys, "executable", bare)
+    monkeypatch.setattr("tfopt.exporting.verification.process.PYTHON", bare)
     with SavedModelProcess(artifacts / "float32") as process:
         assert process.loaded["tensorflow"] == tf.__version__
         assert process.loaded["imported"] == []

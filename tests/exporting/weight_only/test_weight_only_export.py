@@ -113,9 +113,15 @@ def round_rows(matrix, precision, config):
     return result
 
 
-@pytest.mark.parametrize("decode", ["load", "call"])
-@pytest.mark.parametrize("precision", WEIGHT_ONLY)
-@pytest.mark.parametrize("name", ["images", "words"])
+# Each model in each precision, each precision decoded in both ways.
+WAYS = [
+    (("images", "words")[(place + other) % 2], precision, decode)
+    for place, precision in enumerate(WEIGHT_ONLY)
+    for other, decode in enumerate(("load", "call"))
+]
+
+
+@pytest.mark.parametrize(("name", "precision", "decode"), WAYS)
 def test_computes_with_the_rounded_weights(name, precision, decode, request):
     model, inputs = request.getfixturevalue(name), X if name == "images" else TOKENS
     config = WeightOnlyConfig(decode=decode, group_size=16, minimum_size=256)

@@ -1,8 +1,5 @@
 """Keras 2 models become Keras 3 models: the outputs of tf_keras itself are the reference."""
 
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -384,11 +381,11 @@ def test_what_takes_keras_3_models_only_names_the_remedy(use):
         use(model)
 
 
-def test_tf_keras_is_not_imported_for_a_keras_3_model():
+def test_tf_keras_is_not_imported_for_a_keras_3_model(fresh_python):
     script = (
         "import sys, keras, tfopt\n"
         "try: tfopt.from_tf_keras(keras.Sequential())\n"
         "except tfopt.UnsupportedModelError: sys.exit('tf_keras' in sys.modules)\n"
         "sys.exit(2)"
     )
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+    fresh_python("-c", script, check=True)

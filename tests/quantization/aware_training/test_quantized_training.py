@@ -1,8 +1,6 @@
 """Quantization-aware training: what is made of a model, what trains, what is exported without calibration data."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import keras
@@ -382,7 +380,7 @@ def test_nested_models_whose_operations_have_the_same_names():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [WAYS[0], WAYS[2]])
-def test_a_saved_model_loads_in_a_fresh_process_with_tfopt_alone_bit_for_bit(trained, tmp_path, settings):
+def test_a_saved_model_loads_in_a_fresh_process_with_tfopt_alone_bit_for_bit(trained, tmp_path, settings, fresh_python):
     model = trained("residual", **settings)
     model.save(tmp_path / "model.keras")
     np.save(tmp_path / "x.npy", X)
@@ -393,8 +391,7 @@ def test_a_saved_model_loads_in_a_fresh_process_with_tfopt_alone_bit_for_bit(tra
         "np.save(sys.argv[1] + '/y.npy', model.predict(x, verbose=0))\n"
         "model.fit(x, np.zeros(len(x)), verbose=0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    fresh_python("-c", script, tmp_path, check=True)
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), model.predict(X, verbose=0))
     tfopt.export(tmp_path / "model.keras", tmp_path / "int8", INT8)
     assert json.loads((tmp_path / "int8" / "manifest.json").read_text())["precision"] == "int8"

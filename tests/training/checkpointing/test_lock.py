@@ -5,8 +5,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -30,9 +28,9 @@ HOLD_AND_FORK = """
 """
 
 
-def test_a_second_training_is_refused_until_the_first_is_killed(tmp_path):
-    command = [sys.executable, "-c", textwrap.dedent(HOLD_AND_FORK), str(tmp_path), lock.__file__]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+def test_a_second_training_is_refused_until_the_first_is_killed(tmp_path, fresh_python):
+    words = ["-c", textwrap.dedent(HOLD_AND_FORK), tmp_path, lock.__file__]
+    with fresh_python.running(*words, imported="nothing") as holder:
         fork = int(holder.stdout.readline())
         words = f"checkpoint_dir={tmp_path}, where process {holder.pid} on {socket.gethostname()} has been training"
         with pytest.raises(ConfigError, match=re.escape(words)), only_training(tmp_path):

@@ -1,11 +1,11 @@
 """A run that is stopped and resumed in a new process ends with the same bits as a run without interruption."""
 
+import contextlib
 import json
 import os
 import random
 import socket
 import subprocess
-import sys
 import textwrap
 
 import keras
@@ -96,26 +96,11 @@ CONTINUES = """
 """
 
 
-def run(code, *arguments, **environment):
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finish(*processes):
-    for process in processes:
-        error = process.communicate(timeout=120)[1]
-        assert process.returncode == 0, error[-3000:]
-
-
 @pytest.mark.slow
-def test_a_fresh_process_goes_on_bit_by_bit(tmp_path):
+def test_a_fresh_process_goes_on_bit_by_bit(tmp_path, fresh_python):
     kinds = ["momentum", "adam", "float16", "adam-replicas", "float16-replicas"]
     for mode in ("whole", "rest"):
-        finish(run(CONTINUES, mode, tmp_path, *kinds))
+        fresh_python("-c", textwrap.dedent(CONTINUES), mode, tmp_path, *kinds, check=True)
     for kind in kinds:
         start = CheckpointStore(tmp_path / kind).load_newest()
         whole, rest = (CheckpointStore(tmp_path / kind / mode).load_newest() for mode in ("whole", "rest"))
@@ -168,7 +153,7 @@ def optimizers():
     yield "scaled", lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Nadam(), dynamic_growth_steps=2)
 
 
-FAST_OPTIMIZERS = ("AdamW", "Adafactor", "Muon", "ScheduleFreeAdamW", "accumulation", "scaled")
+FAST_OPTIMIZERS = ("Adafactor", "ScheduleFreeAdamW", "accumulation", "scaled")
 
 
 @pytest.mark.parametrize(
@@ -363,23 +348,23 @@ WORKER = """
 
 
 @pytest.mark.slow
-def test_two_workers_gather_one_state(tmp_path):
+def test_two_workers_gather_one_state(tmp_path, fresh_python):
     sockets = [socket.socket() for _ in range(2)]
     for each in sockets:
         each.bind(("localhost", 0))
     addresses = [f"localhost:{each.getsockname()[1]}" for each in sockets]
     for each in sockets:
         each.close()
-    finish(
-        *[
-            run(
-                WORKER,
-                tmp_path,
-                TF_CONFIG=json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}),
-            )
-            for index in range(2)
-        ]
-    )
+    with contextlib.ExitStack() as stack:
+        workers = []
+        for index in range(2):
+            config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+            environment = {**os.environ, "TF_CONFIG": json.dumps(config)}
+            words = ["-c", textwrap.dedent(WORKER), tmp_path]
+            workers.append(stack.enter_context(fresh_python.running(*words, env=environment, stderr=subprocess.PIPE)))
+        for worker in workers:
+            error = worker.communicate(timeout=300)[1]
+            assert worker.returncode == 0, error[-3000:]
     first, second = (CheckpointStore(tmp_path / str(worker)).load_newest().arrays for worker in range(2))
     assert_equal(first, second)
     assert not np.array_equal(first["model/0002/0-of-2"], first["model/0002/1-of-2"])

@@ -56,7 +56,7 @@ def assert_same_bits(found, expected):
 
 
 @pytest.fixture(scope="module")
-def launched(tmp_path_factory):
+def launched(tmp_path_factory, fresh_python):
     """Returns the results of all cases, and of the long training without interruption, from one launch."""
     directory = tmp_path_factory.mktemp("results")
     cases = {
@@ -66,14 +66,7 @@ def launched(tmp_path_factory):
         "long": {**LONG, "checkpoint_dir": str(directory / "undisturbed")},
     }
     request = json.dumps({"results": str(directory), "cases": cases})
-    ended = subprocess.run(
-        [sys.executable, "-c", LAUNCH, "launch", "--workers", "2", str(SCRIPT), request],
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-5000:]
+    fresh_python("-c", LAUNCH, "launch", "--workers", "2", SCRIPT, request, timeout=1200, check=True)
     return directory
 
 
@@ -158,8 +151,8 @@ def test_a_killed_worker_ends_the_other_and_a_restart_ends_as_if_nothing_had_bee
     began = time.monotonic()
     workers[killed].kill()
     other = workers[1 - killed]
-    error = other.communicate(timeout=60)[1]
-    assert time.monotonic() - began < 60
+    error = other.communicate(timeout=300)[1]
+    assert time.monotonic() - began < 180  # it takes ten seconds where nothing else runs
     assert other.returncode > 0
     last = error.strip().splitlines()[-1]
     assert last.startswith("tfopt.errors.TrainingError: Another worker ended or cannot be reached")
@@ -182,7 +175,7 @@ def test_sigterm_to_both_ends_both_with_143_and_one_checkpoint(launched, tmp_pat
     workers[1].send_signal(signal.SIGTERM)  # at different moments, between which the other may go on
     time.sleep(0.05)
     workers[0].send_signal(signal.SIGTERM)
-    errors = [worker.communicate(timeout=60)[1] for worker in workers]
+    errors = [worker.communicate(timeout=300)[1] for worker in workers]
     assert [worker.returncode for worker in workers] == [143, 143], errors
     step = store.steps()[-1]
     assert all(f"SIGTERM: saved step {step} in {store.directory}" in error for error in errors), errors

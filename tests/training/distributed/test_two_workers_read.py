@@ -1,8 +1,6 @@
 """Over an epoch two workers see every example once, and a restored position goes on with the next batch."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +16,7 @@ COUNT, SKIP = 61, 3
 
 
 @pytest.fixture(scope="module")
-def read(tmp_path_factory):
+def read(tmp_path_factory, fresh_python):
     """Returns what each worker read, by the source."""
     directory = tmp_path_factory.mktemp("files")
     np.save(directory / "x.npy", np.repeat(np.arange(COUNT, dtype="float32")[:, None], 3, axis=1))
@@ -26,14 +24,7 @@ def read(tmp_path_factory):
     x, y = (str(directory / f"{name}.npy") for name in "xy")
     convert(SOURCES["numpy"](x=x, y=y, x_test=x, y_test=y), directory / "records", shards=3)
     request = json.dumps({"results": str(directory), "files": str(directory), "skip": SKIP})
-    ended = subprocess.run(
-        [sys.executable, "-c", LAUNCH, "launch", "--workers", "2", str(SCRIPT), request],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-5000:]
+    fresh_python("-c", LAUNCH, "launch", "--workers", "2", SCRIPT, request, check=True)
     return [json.loads((directory / f"{worker}.json").read_text()) for worker in range(2)]
 
 

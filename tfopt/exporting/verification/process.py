@@ -26,6 +26,7 @@ from tfopt.graph.frozen import reason_of
 from tfopt.graph.unsafe_ops import check_saved_model
 from tfopt.timing import in_turns
 
+PYTHON = sys.executable  # what runs SCRIPT; the tests put one here that has imported TensorFlow before
 SCRIPT = Path(__file__).with_name("tensorflow_only.py")
 ROUNDS = 5
 STEP_LIMIT_S = 600.0
@@ -123,7 +124,7 @@ class SavedModelProcess:
     def _command(self) -> tuple[list[str], dict[str, Any]]:
         """Returns the command and the settings of the process. Another runtime overrides this with its own command."""
         # -I: the child ignores PYTHONPATH, because search_path passes it the paths of this process.
-        words = [sys.executable, "-I", str(SCRIPT), json.dumps(search_path())]
+        words = [PYTHON, "-I", str(SCRIPT), json.dumps(search_path())]
         return words, {"env": {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}}
 
     def _options(self) -> dict[str, Any]:
