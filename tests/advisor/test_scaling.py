@@ -1,11 +1,11 @@
 """The scaling model against arithmetic, and its recorded predictions against the model of today."""
 
-import importlib
 import itertools
 import json
 from pathlib import Path
 
 import pytest
+import scaling
 
 from tfopt.advisor import LINKS, Hosts, Link, link_inside, scale
 from tfopt.errors import ConfigError
@@ -88,9 +88,7 @@ def test_wrong_arguments_are_refused():
         scale(0.0, 1, 1, cluster)
 
 
-def test_the_recorded_predictions_are_those_of_the_model(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    scaling = importlib.import_module("scaling")
+def test_the_recorded_predictions_are_those_of_the_model():
     recorded = json.loads((BENCHMARKS / "results" / "scaling.json").read_text())
     assert [scaling.predict(run) for run in scaling.PUBLISHED] == recorded["published"]
     assert scaling.ethernet() == recorded["ethernet"]

@@ -1,19 +1,13 @@
 """The compatibility matrix: its cells reach the weights of one device, and its page shows the recorded results."""
 
 import dataclasses
-import importlib
 import json
-import sys
-from pathlib import Path
 
+import compatibility as matrix
+import compatibility_cell as cells
+import compatibility_page as whole_page
 import numpy as np
 import pytest
-
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-matrix = importlib.import_module("compatibility")
-cells = importlib.import_module("compatibility_cell")
-whole_page = importlib.import_module("compatibility_page")
 
 FIELDS = [field.name for field in dataclasses.fields(cells.Cell)]
 QUICK = [("none", "float32", False, 4, 4)]

@@ -1,10 +1,10 @@
 """Models made hard to quantize: min-max alone fails on them, and the technique that is made for each recovers."""
 
-import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
 
+import hard_models
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -34,19 +34,12 @@ def test_the_recorded_figures_hold_what_is_promised():
 
 
 @pytest.fixture(scope="module")
-def hard_models():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
-        yield importlib.import_module("hard_models")
-
-
-@pytest.fixture(scope="module")
 def examples():
     return digits(image_size=16, test_fraction=0.5)
 
 
 @pytest.fixture(scope="module")
-def cnn(hard_models, examples):
+def cnn(examples):
     return hard_models.trained("simple_cnn", examples, epochs=8, shift=0)
 
 
@@ -63,7 +56,7 @@ def assert_recovers(model, config, examples):
 
 
 @pytest.mark.slow
-def test_equalization(hard_models, examples, cnn):
+def test_equalization(examples, cnn):
     hard = hard_models.wide_channels(cnn)
     exact = cnn.predict(examples.x_test, verbose=0)
     np.testing.assert_allclose(
@@ -74,7 +67,7 @@ def test_equalization(hard_models, examples, cnn):
 
 
 @pytest.mark.slow
-def test_percentile(hard_models, examples):
+def test_percentile(examples):
     model = hard_models.trained("mlp", examples, epochs=5, shift=0)
     hard, train = hard_models.hot_pixels(model, examples.x_train)
     test = hard_models.hot_pixels(model, examples.x_test)[1]
@@ -84,13 +77,13 @@ def test_percentile(hard_models, examples):
 
 
 @pytest.mark.slow
-def test_smooth_quant(hard_models, examples):
+def test_smooth_quant(examples):
     model = hard_models.trained("transformer", examples, epochs=15, shift=0)
     assert_recovers(hard_models.outlier_channels(model, 1000.0), replace(MIN_MAX, smooth_quant=0.5), examples)
 
 
 @pytest.mark.slow
-def test_budget(hard_models, examples, cnn):
+def test_budget(examples, cnn):
     hard = hard_models.wide_channels(cnn, writers=("conv2", "dense2"))
     half = len(examples.x_test) // 2
     evaluation = (examples.x_test[:half], examples.y_test[:half])
