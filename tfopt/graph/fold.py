@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tfopt.compat.tensorflow import op_definition
 from tfopt.graph.batched_products import canonicalize_batched_products
-from tfopt.graph.convolutions import canonicalize_dilations, canonicalize_sequences
+from tfopt.graph.convolutions import canonicalize_dilations, canonicalize_groups, canonicalize_sequences
 from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, integers, is_nhwc, producer, text
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.graph.products import canonicalize_products
@@ -46,6 +46,7 @@ def fold_constants(graph: FrozenGraph) -> FrozenGraph:
         return graph.edited(editor).shapes()
 
     canonicalize_dilations(editor, graph.output_nodes)
+    canonicalize_groups(editor, infer)
     canonicalize_sequences(editor, infer, graph.output_nodes)
     canonicalize_products(editor, infer, graph.output_nodes)
     canonicalize_batched_products(editor, graph.output_nodes)

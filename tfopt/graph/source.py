@@ -12,12 +12,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfopt.compat.convolutions import plain_convolutions
 from tfopt.compat.layers import input_signature
 from tfopt.compat.tensorflow import leaves_with_paths, with_constants
 from tfopt.errors import ArtifactError, ConfigError, UnsupportedModelError
 from tfopt.graph.edit import AttrValue, GraphEditor, producer
 from tfopt.graph.fold import fold_constants
 from tfopt.graph.frozen import FrozenGraph, free_graphs
+from tfopt.graph.islands import open_islands
 from tfopt.graph.tables import REMEDY, read_tables
 from tfopt.graph.unsafe_ops import check_graph, check_saved_model
 from tfopt.graph.updates import drop_updates
@@ -78,7 +80,9 @@ def freeze(
     check_graph(function.graph.as_graph_def(), name, trusted=trusted)
     returned, readers = [tensor.name for tensor in function.outputs], dict[str, Any]()
     try:
-        frozen = with_constants(function, lambda graph_def: readers.update(drop_updates(graph_def, returned, name)))
+        frozen = with_constants(
+            function, lambda graph_def: readers.update(drop_updates(graph_def, returned, name)), open_islands
+        )
     except ValueError as error:
         reason = str(error).splitlines()[0]
         raise UnsupportedModelError(
@@ -140,7 +144,8 @@ def _keras_function(model: keras.Model) -> Any:
     named = [tf.TensorSpec(spec.shape, spec.dtype, name=name) for name, spec in _name_inputs(specs)]
 
     def serve(*tensors: Any) -> Any:
-        return model(*tf.nest.pack_sequence_as(specs, tensors), training=False)
+        with plain_convolutions(gradients=False):
+            return model(*tf.nest.pack_sequence_as(specs, tensors), training=False)
 
     try:
         return tf.function(serve, autograph=False).get_concrete_function(*named)
