@@ -26,6 +26,7 @@ import tensorflow as tf
 from tfopt.compat.checks import check_reads, private, private_module
 from tfopt.compat.replace import replaced
 
+LAST = {3: "NWC", 4: "NHWC", 5: "NDHWC"}  # by the number of axes
 CONV_ARGUMENTS = ("inputs", "kernel", "strides", "padding", "data_format", "dilation_rate")
 
 
@@ -60,16 +61,6 @@ def plain_convolutions(*, gradients: bool) -> Iterator[None]:
         yield
 
 
-def on_cpu_alone() -> bool:
-    """Returns whether TensorFlow sees processors only: on other devices Keras' convolutions stay as they are.
-
-    Example:
-        >>> isinstance(on_cpu_alone(), bool)
-        True
-    """
-    return all(device.device_type == "CPU" for device in tf.config.list_logical_devices())
-
-
 def _conv(
     original: Callable[..., Any],
     gradients: bool,
@@ -85,20 +76,20 @@ def _conv(
     depth, filters = kernel.shape[-2:]
     grouped = channels != depth
     as_keras = functools.partial(original, inputs, kernel, strides, padding, data_format, dilation_rate)
-    if not grouped and not (first and rank == 5):  # Keras needs no XLA
+    if rank not in LAST or (not grouped and not (first and rank == 5)):  # Keras needs no XLA
         return as_keras()
     if channels is None or channels % depth or filters % (channels // depth):
         return as_keras()  # which knows nothing better, or says what is wrong
     groups = channels // depth
-    convolve = functools.partial(
-        tf.nn.convolution, strides=strides, padding=padding.upper(), dilations=dilation_rate
+    strides, dilations = (
+        (value,) * (rank - 2) if isinstance(value, int) else tuple(value) for value in (strides, dilation_rate)
     )
+    options = {"strides": strides, "padding": padding.upper(), "dilations": dilations}
+    convolve = functools.partial(tf.nn.convolution, data_format=LAST[rank], **options)
     if grouped and (rank == 5 or (gradients and not _has_grouped_gradient(inputs.dtype))):
-        strided, dilated = (
-            {value} if isinstance(value, int) else {*value} for value in (strides, dilation_rate)
-        )
-        if depth == 1 and rank < 5 and len(strided) == 1 and (strided == {1} or dilated == {1}):
-            convolve = functools.partial(_depthwise, strides=strides, padding=padding, dilation_rate=dilation_rate)
+        square = len({*strides}) == 1 and not (max(strides) > 1 and max(dilations) > 1)
+        if depth == 1 and rank < 5 and square:
+            convolve = functools.partial(_depthwise, **options)
         else:
             convolve = functools.partial(_one_by_one, convolve, groups)
     last = [*range(2, rank), 1]
@@ -108,9 +99,10 @@ def _conv(
     return tf.transpose(result, [0, rank - 1, *range(1, rank - 1)]) if first else result
 
 
-def _depthwise(inputs: Any, kernel: Any, **options: Any) -> Any:
-    shape = (*kernel.shape[:-2], inputs.shape[-1], kernel.shape[-1] // inputs.shape[-1])
-    return keras.ops.depthwise_conv(inputs, tf.reshape(kernel, shape), data_format="channels_last", **options)
+def _depthwise(inputs: Any, kernel: Any, strides: Any, padding: str, dilations: Any) -> Any:
+    channels = inputs.shape[-1]
+    kernel = tf.reshape(kernel, (*kernel.shape[:-2], channels, kernel.shape[-1] // channels))
+    return keras.ops.depthwise_conv(inputs, kernel, strides, padding.lower(), "channels_last", dilations)
 
 
 def _one_by_one(convolve: Callable[..., Any], groups: int, inputs: Any, kernel: Any) -> Any:
@@ -121,13 +113,16 @@ def _one_by_one(convolve: Callable[..., Any], groups: int, inputs: Any, kernel: 
 @functools.cache
 def _has_grouped_gradient(dtype: Any) -> bool:
     """Returns whether this machine's TensorFlow computes the gradient of a grouped Conv2D, found by computing one."""
-    with tf.init_scope(), tf.device("CPU"):
-        inputs, kernel = tf.ones((1, 3, 3, 4), dtype), tf.ones((2, 2, 2, 4), dtype)
-        try:
-            with tf.GradientTape() as tape:
-                tape.watch((inputs, kernel))
-                result = tf.nn.conv2d(inputs, kernel, 1, "VALID")
-            tape.gradient(result, (inputs, kernel))
-        except tf.errors.OpError:
-            return False
+    with tf.init_scope(), tf.device("CPU"):  # now, even where a function is traced
+        return _computes_grouped_gradient(dtype)
+
+
+def _computes_grouped_gradient(dtype: Any) -> bool:
+    kernel, result = tf.ones((2, 2, 2, 4), dtype), tf.ones((1, 2, 2, 4), dtype)
+    options = {"out_backprop": result, "strides": [1, 1, 1, 1], "padding": "VALID"}
+    try:
+        tf.raw_ops.Conv2DBackpropInput(input_sizes=(1, 3, 3, 4), filter=kernel, **options)
+        tf.raw_ops.Conv2DBackpropFilter(input=tf.ones((1, 3, 3, 4), dtype), filter_sizes=kernel.shape, **options)
+    except tf.errors.OpError:
+        return False
     return True

@@ -15,9 +15,11 @@ TensorFlow writes Conv1D and Conv2D of Keras with a dilation rate d as a plain c
 In this form neither batch norm nor bias can be folded, and every value is copied twice. With the attribute, the CPU's
 kernels compute the convolution in one pass, also in int8.
 
-A Conv2D whose kernel has one input channel where the image has C is a depthwise convolution: output channel c m + j sees
-channel c alone, of m filters for each. The same values in the shape [height, width, C, m] are the kernel of the op
-that has an int8 kernel. Any other grouped convolution stays a Conv2D with fewer input channels.
+A Conv2D whose kernel has one input channel where the image has C is a depthwise convolution: output channel c m + j
+sees channel c alone, through the j-th of its m filters. The same values in the shape [height, width, C, m] are the
+kernel of the depthwise op, which has an int8 kernel. Any other grouped convolution stays a Conv2D whose kernel has
+fewer input channels than the image. TensorFlow joins a Conv2D with the BiasAdd behind it, and only oneDNN computes the
+two with groups; with AddV2 in place of BiasAdd, a TensorFlow without oneDNN leaves them apart.
 """
 
 from __future__ import annotations
@@ -216,7 +218,7 @@ def _depth(editor: GraphEditor, node: Any) -> int | None:
 
 
 def _square_strides(node: Any, image: tf.TensorShape, kernel: tuple[int, ...]) -> list[int] | None:
-    """Returns the strides of a convolution as the depthwise op takes them, equal in both directions; None if they differ.
+    """Returns the strides of a convolution as the depthwise op takes them: equal in both directions; else None.
 
     The stride along an axis of one value under a kernel of one value may be any number.
     """
@@ -226,3 +228,19 @@ def _square_strides(node: Any, image: tf.TensorShape, kernel: tuple[int, ...]) -
     elif image[2] == kernel[1] == 1:
         across = down
     return [1, down, across, 1] if down == across else None
+
+
+def add_bias_of_groups_apart(editor: GraphEditor, shapes: Shapes) -> None:
+    """Turns the BiasAdd behind each grouped Conv2D into AddV2.
+
+    Args:
+        editor: The graph. Nodes keep their names.
+        shapes: The shape of each tensor of the graph, as far as TensorFlow infers it.
+    """
+    for node in editor.nodes.values():
+        source = editor.nodes.get(node.input[0]) if node.op == "BiasAdd" else None
+        if source is None or source.op != "Conv2D" or not is_nhwc(node):
+            continue
+        image, kernel = (shapes[tensor] for tensor in source.input[:2])
+        if image.rank == kernel.rank == 4 and image[-1] != kernel[2]:
+            editor.become(node.name, "AddV2", [*node.input], T=node.attr["T"])

@@ -34,7 +34,7 @@ from tfopt.training.step.fit import FitCallback
 from tfopt.training.step.guards import Guard, Watch
 from tfopt.training.step.ledger import ATTRIBUTE, Ledger
 from tfopt.training.step.per_batch import per_batch_callback
-from tfopt.training.step.step import KerasStep, Step
+from tfopt.training.step.step import KerasStep, Step, without_islands
 from tfopt.training.xla import compilation_cause, compilation_failed
 
 METHODS = ("fit", "evaluate", "predict", "make_train_function", "make_test_function", BUILD)
@@ -159,14 +159,15 @@ class Runtime:
         is_own = "make_test_function" not in vars(self.model)
         try:
             dividing = self._dividing(call.get("steps"), "test_function") if is_own else contextlib.nullcontext()
-            with dividing, self._guard.explaining():
+            with dividing, without_islands(self.model.jit_compile), self._guard.explaining():
                 return call.run()
         finally:
             self._evaluation = None
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         call = MethodCall(self.model, "predict", args, kwargs)
-        with self._dividing(call.get("steps"), "predict_function"), self._guard.explaining():
+        dividing = self._dividing(call.get("steps"), "predict_function")
+        with dividing, without_islands(self.model.jit_compile), self._guard.explaining():
             return call.run()
 
     def _dividing(self, steps: int | None, function: str) -> contextlib.AbstractContextManager[None]:
