@@ -29,13 +29,15 @@ def open_islands(graph_def: Any) -> None:
     """
     functions = {function.signature.name: function for function in graph_def.library.function}
     opened = {
-        name for name, function in functions.items() if function.attr[ISLAND].b and not _obstacle(function, functions)
+        name
+        for name, function in functions.items()
+        if attribute(function, ISLAND).b and not _obstacle(function, functions)
     }
     for name in opened:
         functions[name].attr.pop(ISLAND)
         functions[name].attr.pop("_noinline", None)
     for node in _nodes(graph_def):
-        if ISLAND in node.attr and node.attr["f"].func.name in opened:
+        if ISLAND in node.attr and attribute(node, "f").func.name in opened:
             node.attr.pop(ISLAND)
 
 
@@ -45,7 +47,8 @@ def islands(graph_def: Any) -> dict[str, str]:
     found = {}
     for node in _nodes(graph_def):
         if attribute(node, ISLAND).b:
-            found[node.name] = _obstacle(functions[node.attr["f"].func.name], functions) or "it is called by another"
+            function = functions.get(attribute(node, "f").func.name)
+            found[node.name] = (function is not None and _obstacle(function, functions)) or "its body is unknown"
     return found
 
 

@@ -145,6 +145,19 @@ def test_other_dtypes(dtype):
         np.testing.assert_allclose(np.asarray(value, "float64"), wanted, rtol=0, atol=tolerance)
 
 
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision(policy, groups):
+    layer, x = layers.Conv2D(8, 3, groups=groups, dtype=policy), tf.random.normal((2, 6, 7, 4))
+    layer.build(x.shape)
+    with plain_convolutions(gradients=True):
+        found = computed(layer, x)
+    for value, wanted in zip(found, computed(layer, x), strict=True):
+        wanted = np.asarray(wanted, "float32")
+        np.testing.assert_allclose(np.asarray(value, "float32"), wanted, rtol=0, atol=0.03 * np.abs(wanted).max())
+
+
 def block(x, convolution, inner):
     y = convolution(x)
     y = layers.Conv2D(inner, 1, activation="gelu")(layers.LayerNormalization()(y))
