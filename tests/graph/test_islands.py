@@ -1,5 +1,9 @@
 """Grouped convolutions become plain ops: none is left to XLA, and what Keras computes is computed."""
 
+import os
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -80,6 +84,30 @@ def test_one_channel_in_each_group_is_depthwise_and_takes_what_follows(multiplie
     ]
     x = GENERATOR.normal(size=(2, 9, 9, 4)).astype("float32")
     np.testing.assert_allclose(*graph.predict(x).values(), model(x), atol=1e-5)
+
+
+def test_the_bias_of_a_grouped_one_is_added_apart():
+    """TensorFlow joins Conv2D and BiasAdd, which its kernel without oneDNN refuses for groups."""
+    model = of((9, 9, 4), layers.Conv2D(6, 3, groups=2, activation="relu"))
+    for graph in (freeze(model), freeze(model, fold=False)):
+        found = [op for op in ops(graph) if op in ("Conv2D", "BiasAdd", "AddV2", "Relu")]
+        assert found == ["Conv2D", "AddV2", "Relu"]
+
+
+@pytest.mark.slow
+def test_a_tensorflow_without_onednn_computes_the_artifact(tmp_path):
+    model = of((9, 9, 4), layers.Conv2D(6, 3, groups=2, activation="relu"), layers.Conv2D(6, 3, strides=2, groups=6))
+    x = GENERATOR.normal(size=(2, 9, 9, 4)).astype("float32")
+    np.savez(tmp_path / "data.npz", x=x, expected=model(x))
+    tfopt.export(model, tmp_path / "float32")
+    code = """
+import numpy as np, tensorflow as tf
+data = np.load("data.npz")
+serve = tf.saved_model.load("float32").signatures["serving_default"]
+np.testing.assert_allclose(*serve(tf.constant(data["x"])).values(), data["expected"], atol=1e-5)
+"""
+    environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
 
 
 def test_zero_padding_before_a_depthwise_one_is_its_own_where_it_is_that_of_same():
