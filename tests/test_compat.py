@@ -20,7 +20,7 @@ import pytest
 import tensorflow as tf
 
 import tfopt
-from tfopt.compat import checks, datasets, layers, optimizers, tensorflow, trainer
+from tfopt.compat import checks, convolutions, datasets, layers, optimizers, tensorflow, trainer
 from tfopt.compat.replace import first_callback, replaced
 from tfopt.errors import UnsupportedVersionError
 
@@ -206,6 +206,7 @@ AVERAGE = "_overwrite_model_variables_with_average_value"
 CONSTANTS = "of_tf('framework.convert_to_constants')"
 SLURM = "of_tf('distribute.cluster_resolver.slurm_cluster_resolver')"
 CONSTANT = "tensorflow.with_constants(tf.function(abs).get_concrete_function(tf.TensorSpec(())))"
+PLAIN = "enter(convolutions.plain_convolutions(gradients=True))"
 FUNCTION = "tensorflow.function_graph(t.graph, t.called)"
 NAMES = [
     # layers and graphs
@@ -233,6 +234,8 @@ NAMES = [
         for name in ("query", "key", "value")
     ],
     Name("t.tf_keras", "_is_graph_network", "layers.is_tf_keras_graph(t.tf_keras)"),
+    Name("keras.src.backend.tensorflow.nn", "conv", PLAIN, takes=True),
+    Name("keras.ops", "conv", PLAIN, reader="conv"),
     # fit and evaluate
     Name("keras.Model", "_maybe_symbolic_build", FIT, takes=True),
     Name("keras.Model", "make_train_function", FIT, takes=True),
@@ -326,6 +329,14 @@ NAMES = [
     Name("of_tf('distribute.values')", "PerReplicaSpec", "tensorflow.spec_of_first_replica(t.per_replica)"),
     Name("t.per_replica", "_value_specs", "tensorflow.spec_of_first_replica(t.per_replica)"),
     Name("of_tf('framework.op_def_registry')", "get", "fresh(tensorflow.find_op)()", takes=True),
+    Name(
+        "of_tf('framework.kernels')",
+        "get_registered_kernels_for_op",
+        "fresh(tensorflow.has_cpu_kernel)('Abs')",
+        takes=True,
+    ),
+    Name(CONSTANTS, "_run_inline_graph_optimization", CONSTANT),
+    Name(CONSTANTS, "as_graph_def", CONSTANT, reader="_run_inline_graph_optimization"),
     Name(CONSTANTS, "_FunctionConverterDataInEager", CONSTANT),
     Name(CONSTANTS, "_replace_variables_by_constants", CONSTANT, takes=True),
     Name(CONSTANTS, "_construct_concrete_function", CONSTANT, takes=True),
@@ -373,6 +384,7 @@ KNOWN = {
     "keras": keras,
     "tf": tf,
     "importlib": importlib,
+    "convolutions": convolutions,
     "datasets": datasets,
     "layers": layers,
     "optimizers": optimizers,

@@ -293,3 +293,35 @@ def test_a_call_that_compiles_for_a_new_shape_is_found_without_its_shape():
     assert seen.builds(0.002) == [calls[2], calls[5]]  # the fourth has the shapes of the first: only a busy machine
     constant = [dataclasses.replace(each, shapes=each.shapes and one) for each in calls]
     assert Observation(limit=9, calls=constant).builds(0.002) == [constant[5]]
+
+
+@pytest.fixture(scope="module")
+def grouped():
+    """A training of Keras whose convolution has groups, judged as one of a processor."""
+    convolution = keras.layers.Conv2D(4, 3, groups=2, name="grouped")
+    model = keras.Sequential([keras.Input((8, 8, 4)), convolution, keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    doctor = DoctorHook(steps=10)
+    with hooked(doctor):
+        model.fit(np.zeros((320, 8, 8, 4)), np.zeros((320, 1)), batch_size=32, verbose=0)
+    found = Measured(doctor.observation, dataclasses.replace(detect(), gpus=()))
+    vars(found.experiments)["_done"]["in_graph"] = Pair(before_ms=2.0, after_ms=2.0)
+    return found
+
+
+def test_a_convolution_that_xla_compiles_alone_is_found_with_what_plain_operations_save(grouped):
+    found = compute.xla_islands(grouped)
+    assert found.title == "XLA compiles 1 grouped convolution alone"
+    assert found.evidence.startswith("grouped: ")
+    assert found.gain > 0.1
+    assert found.advice.startswith("tfopt.compile, or tfopt accelerate")
+    assert "train_step" not in vars(grouped.model)
+
+
+def test_convolutions_without_groups_are_left_to_tensorflow(measured):
+    assert compute.xla_islands(measured) == "no convolution has groups"
+
+
+def test_what_xla_does_alone_is_not_judged_on_a_gpu(grouped, measured):
+    with pytest.raises(CannotMeasureError, match="on processors alone"):
+        compute.xla_islands(Measured(grouped.observation, measured.hardware))

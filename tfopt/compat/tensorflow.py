@@ -9,7 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfopt.compat.checks import imported, private
+from tfopt.compat.checks import check_reads, imported, private
+from tfopt.compat.replace import replaced
 
 
 def eager_seed() -> int | None:
@@ -87,6 +88,14 @@ def op_definition(op: str) -> Any:
     return find_op()(op)
 
 
+@functools.cache  # asked for each node of a function
+def has_cpu_kernel(op: str) -> bool:
+    """Returns whether an operation runs on a CPU without XLA: `get_registered_kernels_for_op`; none is public."""
+    module = "tensorflow.python.framework.kernels"
+    kernels = imported(module, "get_registered_kernels_for_op", takes=("name",))(op).kernel
+    return any(kernel.device_type in ("CPU", "DEFAULT") for kernel in kernels)
+
+
 def register_functions(functions: Iterable[Any]) -> None:
     """Tells TensorFlow the bodies of a graph's loops and branches: methods of the eager context; none is public."""
     context = eager_context()
@@ -97,11 +106,14 @@ def register_functions(functions: Iterable[Any]) -> None:
             add(function)
 
 
-def with_constants(function: Any, edit: Callable[[Any], None] = lambda _: None) -> Any:
+def with_constants(
+    function: Any, edit: Callable[[Any], None] = lambda _: None, before: Callable[[Any], None] = lambda _: None
+) -> Any:
     """Returns a concrete function with constants for variables: `convert_variables_to_constants_v2`, not v1.
 
     `edit` changes the GraphDef, in which calls of functions are inlined, while its variables are still placeholders.
-    The function of TensorFlow has no place for this, so its three parts are called here one by one.
+    The function of TensorFlow has no place for this, so its three parts are called here one by one. `before` changes
+    the GraphDef before calls are inlined: what TensorFlow reads of the graph is replaced.
 
     Raises:
         ValueError: The function changes its variables.
@@ -115,7 +127,18 @@ def with_constants(function: Any, edit: Callable[[Any], None] = lambda _: None) 
     )
     # Keras' tables leave an initialiser that is None, about which TensorFlow warns.
     function.graph.get_collection_ref(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS).clear()
-    read_data = read(func=function, lower_control_flow=False, aggressive_inlining=False)
+    check_reads(imported(module, "_run_inline_graph_optimization"), "as_graph_def")
+    kind, graph = type(function.graph), function.graph
+    original = kind.as_graph_def
+
+    def as_graph_def(self: Any, *args: Any, **kwargs: Any) -> Any:
+        graph_def = original(self, *args, **kwargs)
+        if self is graph:
+            before(graph_def)
+        return graph_def
+
+    with replaced(kind, as_graph_def=as_graph_def):  # of the class, since a graph takes no attributes of its own
+        read_data = read(func=function, lower_control_flow=False, aggressive_inlining=False)
     edit(read_data.graph_def)
     list_nodes(read_data)
     return construct(function, *replace(converter_data=read_data))

@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.compat.convolutions import plain_convolutions
 from tfopt.compat.replace import kept, replaced
 from tfopt.compat.trainer import built_under
 from tfopt.diagnosis.batches import again, batches_in_memory
@@ -145,6 +146,18 @@ class Experiments:
             raise CannotMeasureError("tfopt.compile has set the step; the plan says why XLA is on or off")
         settings = {"jit_compile": not self.model.jit_compile, "run_eagerly": False}
         return self._pair("xla", Form(steps=IN_ONE_CALL), Form(steps=IN_ONE_CALL, settings=settings))
+
+    def without_islands(self) -> Pair:
+        """Times a step, and the same with plain operations where Keras lets XLA compile single convolutions."""
+        if self.is_distributed:
+            raise CannotMeasureError("the model runs under a distribution strategy")
+        train_step = self.model.train_step
+
+        def plain(data: Any) -> Any:
+            with plain_convolutions(gradients=True):
+                return train_step(data)
+
+        return self._pair("islands", Form(), Form(settings={"train_step": plain}))
 
     def as_graph(self) -> Pair:
         """Times a step that runs eagerly, and the same as a graph."""

@@ -1,4 +1,4 @@
-"""Rewrites convolutions of sequences, and dilated ones, in the form of one Conv2D, which folding and the kernels know.
+"""Rewrites convolutions of sequences, dilated and grouped ones in the form of one node that folding and kernels know.
 
 Sequences become images of one row. A Conv1D is ExpandDims -> Conv2D -> Squeeze. Bias, batch norm, activation and
 residual sum follow after the Squeeze, where neither folding nor the int8 kernels find them. So each Squeeze is moved
@@ -14,6 +14,12 @@ TensorFlow writes Conv1D and Conv2D of Keras with a dilation rate d as a plain c
 
 In this form neither batch norm nor bias can be folded, and every value is copied twice. With the attribute, the CPU's
 kernels compute the convolution in one pass, also in int8.
+
+A Conv2D whose kernel has one input channel where the image has C is a depthwise convolution: output channel c m + j
+sees channel c alone, through the j-th of its m filters. The same values in the shape [height, width, C, m] are the
+kernel of the depthwise op, which has an int8 kernel. Any other grouped convolution stays a Conv2D whose kernel has
+fewer input channels than the image. TensorFlow joins a Conv2D with the BiasAdd behind it, and only oneDNN computes the
+two with groups; with AddV2 in place of BiasAdd, a TensorFlow without oneDNN leaves them apart.
 """
 
 from __future__ import annotations
@@ -155,3 +161,65 @@ def _dilate(editor: GraphEditor, last: Any, outputs: frozenset[str]) -> None:
         editor.remove([last.name])
         return
     editor.become(last.name, "Identity", [last.input[0]], T=convolution.attr["T"])
+
+
+def canonicalize_groups(editor: GraphEditor, infer: Callable[[], Shapes]) -> None:
+    """Turns each Conv2D with constant weights and one channel in each group into a depthwise convolution.
+
+    Args:
+        editor: The graph. Nodes keep their names. Unused constants stay in the graph.
+        infer: Returns the shape of each tensor of the graph at the time of the call, as far as TensorFlow infers it.
+    """
+    single = [name for name, node in editor.nodes.items() if node.op == "Conv2D" and _depth(editor, node) == 1]
+    shapes = infer() if single else {}
+    for name in single:
+        node = editor.nodes[name]
+        image = shapes[node.input[0]]
+        channels = image[-1] if image.rank == 4 else None
+        strides = _square_strides(node, image, editor.value(node.input[1]).shape[:2]) if image.rank == 4 else None
+        dilations = {*attribute(node, "dilations").list.i} or {1}
+        padding = attribute(node, "padding").s
+        if not channels or channels == 1 or strides is None or dilations != {1} or padding == b"EXPLICIT":
+            continue
+        weights = editor.value(node.input[1])
+        if not is_nhwc(node) or weights.shape[-1] % channels:
+            continue
+        split = weights.reshape(*weights.shape[:2], channels, weights.shape[-1] // channels)
+        kernel = editor.add_constant(f"{name}/depthwise_weights", split)
+        kept = {key: node.attr[key] for key in ("T", "padding", "data_format", "dilations") if key in node.attr}
+        editor.become(name, "DepthwiseConv2dNative", [node.input[0], kernel], strides=integers(strides), **kept)
+
+
+def _depth(editor: GraphEditor, node: Any) -> int | None:
+    """Returns the number of input channels of a convolution's constant weights; None if they are computed."""
+    weights = editor.constant(node.input[1])
+    return None if weights is None else int(weights.shape[2])
+
+
+def _square_strides(node: Any, image: Any, kernel: tuple[int, ...]) -> list[int] | None:
+    """Returns the strides of a convolution as the depthwise op takes them: equal in both directions; else None.
+
+    The stride along an axis of one value under a kernel of one value may be any number.
+    """
+    down, across = attribute(node, "strides").list.i[1:3]
+    if image[1] == kernel[0] == 1:
+        down = across
+    elif image[2] == kernel[1] == 1:
+        across = down
+    return [1, down, across, 1] if down == across else None
+
+
+def add_bias_of_groups_apart(editor: GraphEditor, shapes: Shapes) -> None:
+    """Turns the BiasAdd behind each grouped Conv2D into AddV2.
+
+    Args:
+        editor: The graph. Nodes keep their names.
+        shapes: The shape of each tensor of the graph, as far as TensorFlow infers it.
+    """
+    for node in editor.nodes.values():
+        source = editor.nodes.get(node.input[0]) if node.op == "BiasAdd" else None
+        if source is None or source.op != "Conv2D" or not is_nhwc(node):
+            continue
+        image, kernel = (shapes[tensor] for tensor in source.input[:2])
+        if image.rank == kernel.rank == 4 and image[-1] != kernel[2]:
+            editor.become(node.name, "AddV2", [*node.input], T=node.attr["T"])

@@ -21,7 +21,12 @@ import tensorflow as tf
 
 from tfopt.compat.tensorflow import op_definition
 from tfopt.graph.batched_products import canonicalize_batched_products
-from tfopt.graph.convolutions import canonicalize_dilations, canonicalize_sequences
+from tfopt.graph.convolutions import (
+    add_bias_of_groups_apart,
+    canonicalize_dilations,
+    canonicalize_groups,
+    canonicalize_sequences,
+)
 from tfopt.graph.edit import GraphEditor, attribute, dtype_attr, integers, is_nhwc, producer, text
 from tfopt.graph.frozen import FrozenGraph
 from tfopt.graph.inputs import zeros
@@ -47,6 +52,7 @@ def fold_constants(graph: FrozenGraph) -> FrozenGraph:
         return graph.edited(editor).shapes()
 
     canonicalize_dilations(editor, graph.output_nodes)
+    canonicalize_groups(editor, infer)
     canonicalize_sequences(editor, infer, graph.output_nodes)
     canonicalize_products(editor, infer, graph.output_nodes)
     canonicalize_batched_products(editor, graph.output_nodes)
@@ -57,6 +63,7 @@ def fold_constants(graph: FrozenGraph) -> FrozenGraph:
             _fold_affine(editor, name, graph.output_nodes)
             if node.op in CONVOLUTIONS:
                 _fold_padding(editor, name, shapes)
+    add_bias_of_groups_apart(editor, infer())
     editor.share_constants()
     return graph.edited(editor)
 

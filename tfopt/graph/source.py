@@ -12,12 +12,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfopt.compat.convolutions import plain_convolutions
 from tfopt.compat.layers import input_signature
 from tfopt.compat.tensorflow import leaves_with_paths, with_constants
-from tfopt.errors import ArtifactError, ConfigError, UnsupportedModelError
+from tfopt.errors import ArtifactError, ConfigError, UnsupportedModelError, warn
+from tfopt.graph.convolutions import add_bias_of_groups_apart
 from tfopt.graph.edit import AttrValue, GraphEditor, producer
 from tfopt.graph.fold import fold_constants
 from tfopt.graph.frozen import FrozenGraph, free_graphs
+from tfopt.graph.islands import islands, open_islands
 from tfopt.graph.tables import REMEDY, read_tables
 from tfopt.graph.unsafe_ops import check_graph, check_saved_model
 from tfopt.graph.updates import drop_updates
@@ -74,7 +77,9 @@ def freeze(
     check_graph(function.graph.as_graph_def(), name, trusted=trusted)
     returned, readers = [tensor.name for tensor in function.outputs], dict[str, Any]()
     try:
-        frozen = with_constants(function, lambda graph_def: readers.update(drop_updates(graph_def, returned, name)))
+        frozen = with_constants(
+            function, lambda graph_def: readers.update(drop_updates(graph_def, returned, name)), open_islands
+        )
     except ValueError as error:
         reason = str(error).splitlines()[0]
         raise UnsupportedModelError(
@@ -108,6 +113,8 @@ def freeze(
         specs = dict(sorted(specs.items(), key=lambda item: _numbers_by_value(item[0])))
     widened = _widen(graph_def)
     _inline_control_flow(widened)
+    for node, reason in islands(widened).items():
+        warn(f"XLA still compiles {node!r} of {name!r} alone, as in the source: {reason}. It may run slowly on a CPU.")
     graph = FrozenGraph(
         graph_def=widened,
         inputs=specs,
@@ -122,7 +129,14 @@ def freeze(
     free_graphs(graph_def)
     if len(tables) < len(handles):  # nodes that no output needs read a table or change one
         graph = graph.edited(GraphEditor(graph.graph_def))
-    return fold_constants(graph) if fold else graph
+    return fold_constants(graph) if fold else _runs_anywhere(graph)
+
+
+def _runs_anywhere(graph: FrozenGraph) -> FrozenGraph:
+    """Returns a graph whose grouped convolutions every processor computes, as folding leaves them."""
+    editor = GraphEditor(graph.graph_def, graph.origins)
+    add_bias_of_groups_apart(editor, graph.shapes())
+    return graph.edited(editor)
 
 
 def _keras_function(model: keras.Model) -> Any:
@@ -136,7 +150,8 @@ def _keras_function(model: keras.Model) -> Any:
     named = [tf.TensorSpec(spec.shape, spec.dtype, name=name) for name, spec in _name_inputs(specs)]
 
     def serve(*tensors: Any) -> Any:
-        return model(*tf.nest.pack_sequence_as(specs, tensors), training=False)
+        with plain_convolutions(gradients=False):
+            return model(*tf.nest.pack_sequence_as(specs, tensors), training=False)
 
     try:
         return tf.function(serve, autograph=False).get_concrete_function(*named)

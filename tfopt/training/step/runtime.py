@@ -32,7 +32,7 @@ from tfopt.training.step.data_errors import explain_specs
 from tfopt.training.step.fit_callback import FitCallback, per_batch_callback
 from tfopt.training.step.guards import Guard, Watch
 from tfopt.training.step.ledger import ATTRIBUTE, Ledger
-from tfopt.training.step.step import KerasStep, Step
+from tfopt.training.step.step import KerasStep, Step, without_islands
 from tfopt.training.step.step_runner import CallSizes, StepRunner, loss_is_finite, of_one_replica
 from tfopt.training.xla import compilation_cause, compilation_failed
 
@@ -142,12 +142,14 @@ class Runtime:
         call = MethodCall(self.model, "evaluate", args, kwargs)
         is_own = "make_test_function" not in vars(self.model)
         dividing = self._dividing(call.get("steps"), "test_function") if is_own else contextlib.nullcontext()
-        with dividing, self._guard.explaining(), replaced(self, _evaluation=None):
+        islands = without_islands(self.model.jit_compile)
+        with dividing, islands, self._guard.explaining(), replaced(self, _evaluation=None):
             return call.run()
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         call = MethodCall(self.model, "predict", args, kwargs)
-        with self._dividing(call.get("steps"), "predict_function"), self._guard.explaining():
+        dividing = self._dividing(call.get("steps"), "predict_function")
+        with dividing, without_islands(self.model.jit_compile), self._guard.explaining():
             return call.run()
 
     def _dividing(self, steps: int | None, function: str) -> contextlib.AbstractContextManager[None]:
