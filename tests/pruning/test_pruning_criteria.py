@@ -11,7 +11,7 @@ from keras import layers
 import tfopt
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.pruning import PruningConfig, PruningSchedule, prune
-from tfopt.pruning.gradients import LossGradients, mean_products
+from tfopt.pruning.gradients import LossGradients
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.normal(size=(30, 6, 6, 2)).astype("float32")
@@ -40,6 +40,10 @@ def compiled(model, optimizer="adam", **settings):
 
 def kernels(model):
     return [variable for variable in model.trainable_variables if variable.name == "kernel"]
+
+
+def mean_products(model, variables, data, batches=8):
+    return LossGradients(model, variables).mean_products(data, batches)
 
 
 def gradients_by_hand(model, variables, batch):

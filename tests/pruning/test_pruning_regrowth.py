@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfopt
 from tfopt.pruning import PruningConfig, PruningSchedule, prune
-from tfopt.pruning.updates import exchange
+from tfopt.pruning.callback import exchange
 
 X = np.random.default_rng(0).normal(size=(96, 8)).astype("float32")
 Y = np.random.default_rng(1).integers(0, 4, 96)

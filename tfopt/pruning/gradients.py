@@ -33,31 +33,6 @@ from tfopt.pruning.criteria import Products
 A_DATA_SET = "Pass data=: a tf.data.Dataset or a list of batches (inputs, targets)."
 
 
-def mean_products(
-    model: keras.Model, variables: Sequence[keras.Variable], data: Any, batches: int = 8
-) -> list[Products]:
-    """Returns, for each variable, the means over batches of its gradient and of its squared product with it.
-
-    Args:
-        model: A built and compiled Keras model.
-        variables: Variables of the model. One that the loss does not depend on has gradients of zero.
-        data: Batches of (inputs, targets) or (inputs, targets, weights).
-        batches: Number of batches to read. If there are fewer, all are read.
-
-    Raises:
-        ConfigError: There is no data, a batch has no targets, or the loss cannot be computed on it.
-        UnsupportedModelError: The model is not compiled, the loss depends on no variable, or a gradient is not finite.
-
-    Example:
-        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
-        >>> model.compile("sgd", "mse")
-        >>> (products,) = mean_products(model, [model.layers[0].kernel], [(np.ones((4, 2)), np.zeros((4, 1)))])
-        >>> products.gradient.ravel(), products.squared.ravel()
-        (array([4., 4.], dtype=float32), array([16., 16.], dtype=float32))
-    """
-    return LossGradients(model, variables).mean_products(data, batches)
-
-
 def check_data(data: Any) -> None:
     """Raises ConfigError unless data can be read more than once, and its first batch has inputs and targets."""
     if isinstance(data, Iterator):
@@ -69,21 +44,23 @@ def check_data(data: Any) -> None:
 
 
 class LossGradients:
-    """The gradients of a model's loss, batch by batch. The computation is traced once and can be used many times.
+    """The gradients of a compiled model's loss, batch by batch. The computation is traced once, for many uses.
 
-    Args:
-        model: A built and compiled Keras model.
-        variables: Variables of the model.
+    A variable that the loss does not depend on has gradients of zero. Batches are (inputs, targets) or (inputs,
+    targets, weights).
 
     Raises:
-        UnsupportedModelError: The model is not compiled.
+        UnsupportedModelError: The model is not compiled, the loss depends on no variable, or a gradient is not finite.
+        ConfigError: There is no data, a batch has no targets, or the loss cannot be computed on it.
 
     Example:
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
         >>> model.compile("sgd", "mse")
-        >>> gradients = LossGradients(model, [model.layers[0].bias])
-        >>> list(gradients.of_batches([(np.ones((4, 2)), np.zeros((4, 1)))], 8))
-        [[array([4.], dtype=float32)]]
+        >>> gradients, data = LossGradients(model, [model.layers[0].kernel]), [(np.ones((4, 2)), np.zeros((4, 1)))]
+        >>> [kernel.ravel() for kernel, in gradients.of_batches(data, 8)]
+        [array([4., 4.], dtype=float32)]
+        >>> gradients.mean_products(data, 8)[0].squared.ravel()
+        array([16., 16.], dtype=float32)
     """
 
     def __init__(self, model: keras.Model, variables: Sequence[keras.Variable]) -> None:
@@ -105,7 +82,10 @@ class LossGradients:
         )
 
     def mean_products(self, data: Any, batches: int) -> list[Products]:
-        """Returns the means over batches for each variable: see the function of the same name."""
+        """Returns, for each variable, the means over batches of its gradient and of its squared product with it.
+
+        If there are fewer batches than `batches`, all are read.
+        """
         values = [np.asarray(variable.numpy(), np.float32) for variable in self._variables]
         sums = [np.zeros_like(value) for value in values]
         squares = [np.zeros_like(value) for value in values]
@@ -119,8 +99,7 @@ class LossGradients:
 
     def of_batches(self, data: Any, batches: int) -> Iterator[list[np.ndarray]]:
         """Yields the float32 gradients of all variables for each of the first batches of the data."""
-        for batch in _read(data, batches):
-            yield self._finite(batch)
+        yield from map(self._finite, _read(data, batches))
 
     def _finite(self, batch: tuple[Any, ...]) -> list[np.ndarray]:
         try:

@@ -14,9 +14,8 @@ at the end of a training by the schedules, since callbacks may have written weig
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -54,8 +53,7 @@ class Mask(keras.constraints.Constraint):
         self.inner = inner
         self.counter: Any = None
         self.movement: Any = None
-        with _beside(variable):
-            self.kept = keras.Variable("ones", shape=variable.shape, dtype="bool", trainable=False, name="mask")
+        self.kept = _beside(variable, "ones", variable.shape, "bool", "mask")
 
     def __call__(self, w: Any) -> Any:
         if self.inner is not None:
@@ -93,38 +91,24 @@ def attach_counter(mask: Mask) -> Any:
 
     The counter holds three integers. Two are from the end of an epoch: the number of steps done, and the step of the
     next update. The third is the number of steps whose updates are done; zero after a fit.
-
-    Example:
-        >>> kernel = keras.Variable([1.0, -2.0, 3.0])
-        >>> attach_counter(attach_mask(kernel)).numpy()
-        array([0, 0, 0])
     """
     if mask.counter is None:
-        with _beside(mask.variable):
-            mask.counter = keras.Variable("zeros", shape=(3,), dtype="int64", trainable=False, name="pruning_steps")
+        mask.counter = _beside(mask.variable, "zeros", (3,), "int64", "pruning_steps")
     return mask.counter
 
 
 def attach_movement(mask: Mask) -> Any:
-    """Returns the sum of movements of a mask, of the shape of the weights. A mask without one gets zeros.
-
-    Example:
-        >>> attach_movement(attach_mask(keras.Variable([1.0, -2.0]))).numpy()
-        array([0., 0.], dtype=float32)
-    """
+    """Returns the sum of movements of a mask, of the shape of the weights. A mask without one gets zeros."""
     if mask.movement is None:
-        shape = mask.variable.shape
-        with _beside(mask.variable):
-            mask.movement = keras.Variable("zeros", shape=shape, dtype="float32", trainable=False, name="movement")
+        mask.movement = _beside(mask.variable, "zeros", mask.variable.shape, "float32", "movement")
     return mask.movement
 
 
-@contextlib.contextmanager
-def _beside(variable: Any) -> Iterator[None]:
-    """Places new variables beside a weight: on its device, or on every replica if the weight is mirrored."""
+def _beside(variable: Any, value: str, shape: Sequence[int], dtype: str, name: str) -> Any:
+    """Makes a variable beside a weight: on its device, or on every replica if the weight is mirrored."""
     strategy = strategy_of(variable.value)
     with strategy.scope(), strategy.extended.colocate_vars_with(variable.value):
-        yield
+        return keras.Variable(value, shape=shape, dtype=dtype, trainable=False, name=name)
 
 
 def choose_masks(
@@ -202,12 +186,7 @@ def keep_highest(scores: Any, sparsity: float, least: int = 1) -> Any:
     """Returns a boolean array of the same shape that is False at the `round(sparsity * size)` lowest scores.
 
     The number is exact: among equal scores, the first are dropped and the last are kept. (tfmot rounds the number of
-    kept elements, which differs by one if `sparsity * size` ends in .5.)
-
-    Args:
-        scores: The scores.
-        sparsity: Share to drop.
-        least: Number of elements that are kept in any case.
+    kept elements, which differs by one if `sparsity * size` ends in .5.) At least `least` elements are kept.
 
     Example:
         >>> keep_highest(np.array([3.0, 1.0, 1.0, 1.0]), sparsity=0.5)

@@ -137,7 +137,7 @@ class NOfM(Pattern):
         return stack.reshape(stack.shape[0], -1, self.m, stack.shape[2])
 
 
-class TransposableNOfM(Pattern):
+class TransposableNOfM(NOfM):
     """n:m along the reduction axis and along the outputs, so that the gradient for the inputs is a sparse product too.
 
     Each square of m inputs and m outputs gets the mask with the largest sum of scores among all those with n weights in
@@ -146,10 +146,6 @@ class TransposableNOfM(Pattern):
     Reference:
         Hubara et al., "Accelerated Sparse Neural Training", NeurIPS 2021, arXiv:2102.08124.
     """
-
-    def __init__(self, n: int, m: int) -> None:
-        self.n, self.m = n, m
-        self.zeros = 1 - n / m
 
     def units(self, scores: Any, reduction: Sequence[int]) -> Any:
         squares = self._squares(scores, reduction)
@@ -190,9 +186,6 @@ def _square_masks(n: int, m: int) -> Any:
 def parse_pattern(text: str, transposable: bool = False) -> Pattern:
     """Returns the pattern that a text names: "unstructured", "2:4", "4x4".
 
-    Raises:
-        ConfigError: The text is no pattern, n is not below m, or transposable is set for a pattern without it.
-
     Example:
         >>> parse_pattern("2:4").zeros
         0.5
@@ -228,12 +221,7 @@ def parse_pattern(text: str, transposable: bool = False) -> Pattern:
 
 
 def as_stack(array: Any, reduction: Sequence[int]) -> Any:
-    """Returns an array of a kernel's shape as [others, reduction, outputs]: the last reduction axis, and those before.
-
-    Example:
-        >>> as_stack(np.zeros((3, 3, 16, 32)), (0, 1, 2)).shape
-        (9, 16, 32)
-    """
+    """Returns an array of a kernel's shape as [others, reduction, outputs]: the last axis of it, and those before."""
     *others, last = reduction
     outputs = [axis for axis in range(array.ndim) if axis not in reduction]
     moved = np.transpose(array, (*others, last, *outputs))

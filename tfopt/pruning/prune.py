@@ -18,7 +18,7 @@ from tfopt.compat.replace import forget
 from tfopt.errors import ConfigError, warn
 from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.criteria import needs_data, score_weights
-from tfopt.pruning.gradients import mean_products
+from tfopt.pruning.gradients import LossGradients
 from tfopt.pruning.masks import Mask, attach_mask, choose_masks, pruned
 from tfopt.pruning.patterns import parse_pattern
 from tfopt.pruning.payoff import payoff_of_zeros, warn_of_no_speed
@@ -85,7 +85,7 @@ def prune(model: Any, config: PruningConfig | None = None, data: Any = None, *, 
         report = prune_tf_keras(model, config)
     else:
         weights, skipped = select_weights(model, config)
-        masks = _choose(model, weights, config, data)
+        masks = _masks(weights, scores_of(model, weights, config, data), config.target_sparsity, config)
         _warn_if_sparser(weights, masks, config)
         if dry_run:
             return _dry_report(model, weights, masks, skipped, config)
@@ -126,9 +126,9 @@ def keep_zeros(model: Any, exclude: Sequence[LayerPattern] = ()) -> PassReport:
           changed  head (Dense): 87.5% zeros in kernel (8, 4)
     """
     weights, skipped = find_weights(model, exclude, include=("*",))  # the kernels too that are pruned only if named
-    masks = [~pruned(weight) for weight in weights]
     held = []
-    for weight, kept in zip(weights, masks, strict=True):
+    for weight in weights:
+        kept = ~pruned(weight)
         if kept.all() or not kept.any():
             what = "no zero" if kept.all() else "nothing but zeros"
             reason = f"there is {what} in {weight.attribute} {tuple(weight.variable.shape)}"
@@ -162,7 +162,7 @@ def _warn_if_sparser(weights: Sequence[Weight], masks: Sequence[Any], config: Pr
     zeros = [weight.read() == 0 for weight in weights]
     count = sum(int(np.count_nonzero(each)) for each in zeros)
     if count > sum(int(np.count_nonzero(~mask)) for mask in masks):
-        free = sum(int(np.count_nonzero(each & _kept(w))) for each, w in zip(zeros, weights, strict=True)) > 0
+        free = any((each & _kept(weight)).any() for each, weight in zip(zeros, weights, strict=True))
         what = (
             "asks for. Later training holds only as many of them as it asks for. To hold them all, call "
             "tfopt.keep_zeros(model) in place of this; for fewer, load"
@@ -181,11 +181,13 @@ def _kept(weight: Weight) -> Any:
     return ops.convert_to_numpy(mask.kept) if isinstance(mask, Mask) else np.ones(weight.variable.shape, dtype=bool)
 
 
-def _choose(model: Any, weights: Sequence[Weight], config: PruningConfig, data: Any) -> list[Any]:
+def scores_of(model: Any, weights: Sequence[Weight], config: PruningConfig, data: Any) -> list[np.ndarray]:
+    """Returns the scores of the weights, with gradients of the loss if the criterion needs them."""
     products = None
     if needs_data(config.criterion):
-        products = mean_products(model, [weight.variable for weight in weights], data, config.gradient_batches)
-    return _masks(weights, score_weights(weights, config.criterion, products), config.target_sparsity, config)
+        gradients = LossGradients(model, [weight.variable for weight in weights])
+        products = gradients.mean_products(data, config.gradient_batches)
+    return score_weights(weights, config.criterion, products)
 
 
 def _dry_report(

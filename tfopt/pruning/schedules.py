@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from tfopt.errors import ConfigError
+from tfopt.errors import ConfigError, warn
 
 Schedule: TypeAlias = Callable[[int], float]
 
@@ -28,11 +28,8 @@ def polynomial(initial_sparsity: float, target_sparsity: float, begin_step: int,
     Reference:
         Zhu & Gupta, "To prune, or not to prune", arXiv:1710.01878.
     """
-
-    def sparsity(done: float) -> float:
-        return target_sparsity + (initial_sparsity - target_sparsity) * (1 - done) ** 3
-
-    return _between(begin_step, end_step, target_sparsity, sparsity)
+    lift = initial_sparsity - target_sparsity
+    return _between(begin_step, end_step, target_sparsity, lambda done: target_sparsity + lift * (1 - done) ** 3)
 
 
 def constant(initial_sparsity: float, target_sparsity: float, begin_step: int, end_step: int) -> Schedule:
@@ -58,11 +55,9 @@ def exponential(initial_sparsity: float, target_sparsity: float, begin_step: int
         >>> [round(schedule(step), 3) for step in (0, 50, 100, 150)]
         [0.0, 0.5, 0.75, 0.75]
     """
-
-    def sparsity(done: float) -> float:
-        return float(1 - (1 - initial_sparsity) * ((1 - target_sparsity) / (1 - initial_sparsity)) ** done)
-
-    return _between(begin_step, end_step, target_sparsity, sparsity)
+    kept = 1 - initial_sparsity
+    factor = (1 - target_sparsity) / kept
+    return _between(begin_step, end_step, target_sparsity, lambda done: float(1 - kept * factor**done))
 
 
 def one_cycle(initial_sparsity: float, target_sparsity: float, begin_step: int, end_step: int) -> Schedule:
@@ -103,15 +98,10 @@ def cyclic(initial_sparsity: float, target_sparsity: float, begin_step: int, end
     Reference:
         Srinivas et al., "Cyclical Pruning for Sparse Neural Networks", CVPR Workshops 2022, arXiv:2202.01290.
     """
-    length = (end_step - begin_step) / CYCLES
-
-    def sparsity(step: int) -> float:
-        if not begin_step <= step < end_step:
-            return target_sparsity if step >= end_step else 0.0
-        remaining = 1 - (step - begin_step) % length / length
-        return target_sparsity + (initial_sparsity - target_sparsity) * remaining**3
-
-    return sparsity
+    lift = initial_sparsity - target_sparsity
+    return _between(
+        begin_step, end_step, target_sparsity, lambda done: target_sparsity + lift * (1 - done * CYCLES % 1) ** 3
+    )
 
 
 def _between(begin_step: int, end_step: int, target_sparsity: float, curve: Callable[[float], float]) -> Schedule:
@@ -128,9 +118,8 @@ def _between(begin_step: int, end_step: int, target_sparsity: float, curve: Call
 def from_callable(schedule: Callable[[int], Any]) -> Schedule:
     """Returns a schedule for a user's own function of the step, or for a schedule of tensorflow-model-optimization.
 
-    A schedule of tensorflow-model-optimization (tfmot) returns (should_prune, sparsity), and its wrapper computes new
-    masks in the steps where should_prune is true. Here `frequency` of the config decides these steps, so only the
-    `begin_step` of the tfmot schedule is used.
+    The latter returns (should_prune, sparsity). Here `frequency` of the config decides in which steps masks change, so
+    only its `begin_step` is used.
 
     Raises:
         ConfigError: The schedule returns a value outside [0, 1) for a step.
@@ -163,3 +152,26 @@ SCHEDULES: dict[str, Callable[[float, float, int, int], Schedule]] = {
     "cyclic": cyclic,
     "constant": constant,
 }
+
+
+def last_step(end_step: int | None, fit: Mapping[str, Any], what: str) -> int:
+    """Returns the step at which pruning ends in a fit with these `params`: `end_step`, or else after two thirds."""
+    total = fit["steps"] * fit["epochs"] if fit.get("steps") else None
+    if end_step is not None:
+        warn_if_beyond(end_step, total, what)
+        return end_step
+    if total is None:
+        raise ConfigError(
+            "end_step must be given when the number of steps is unknown. Received: end_step=None and a data set of "
+            "unknown size. Give end_step, or give steps_per_epoch to fit."
+        )
+    return max(1, 2 * total // 3)
+
+
+def warn_if_beyond(end_step: int | None, total: int | None, what: str) -> None:
+    """Warns that pruning would end after the fit does."""
+    if end_step is not None and total is not None and end_step > total:
+        warn(
+            f"end_step={end_step} lies beyond the {total} steps of this fit. {what} at its end, with no step to "
+            f"recover. Set end_step to {total} or less."
+        )

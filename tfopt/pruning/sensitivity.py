@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import keras
@@ -13,14 +14,13 @@ import tensorflow as tf
 from annotated_types import Gt, Lt
 
 from tfopt.errors import ConfigError, UnsupportedModelError
-from tfopt.pruning.config import PruningConfig
-from tfopt.pruning.criteria import needs_data, score_weights
-from tfopt.pruning.gradients import check_data, mean_products
+from tfopt.pruning.config import PruningConfig, StructuredPruningConfig
+from tfopt.pruning.gradients import check_data
 from tfopt.pruning.masks import choose_masks
 from tfopt.pruning.patterns import parse_pattern
+from tfopt.pruning.prune import scores_of
 from tfopt.pruning.sensitivity_curves import Sensitivity
-from tfopt.pruning.structured.choice import channel_products, counts_at, kept_units, rank
-from tfopt.pruning.structured.config import StructuredPruningConfig
+from tfopt.pruning.structured.choice import counts_at, kept_units, rank
 from tfopt.pruning.structured.shrink import find_groups
 from tfopt.pruning.weights import Weight, select_weights
 from tfopt.report.formatting import is_share
@@ -88,25 +88,26 @@ def sensitivity(
         raise ConfigError("shares must not be empty. Received: shares=(). Pass for example (0.5, 0.9).")
     measure = _Scorer(model, data, score)
     cases: Mapping[str, Callable[[float], Masks]]
+    sizes: Counter[str] = Counter()
+    cost = None
     if isinstance(config, PruningConfig):
         weights, _ = select_weights(model, config)
         zeros = parse_pattern(config.pattern, config.transposable).zeros
         shares = tuple(sorted({min(share, zeros) for share in shares}))
-        cases, sizes, cost = _weight_cases(model, weights, config, data), _sizes(weights), None
+        cases = _weight_cases(model, weights, config, data)
+        for weight in weights:
+            sizes[weight.path] += math.prod(weight.variable.shape)
     else:
         cases, cost = _channel_cases(model, config, data)
-        sizes = {}
     if not cases:
         raise UnsupportedModelError(f"The model must have a layer to prune. Received: {model.name!r} without one.")
     baseline = measure()
-    better = _higher_is_better(measure.name, higher_is_better)
-    curves = {name: tuple(_pruned(masks(share), measure) for share in shares) for name, masks in cases.items()}
     return Sensitivity(
         score=measure.name,
-        higher_is_better=better,
+        higher_is_better=_higher_is_better(measure.name, higher_is_better),
         baseline=baseline,
         shares=shares,
-        curves=curves,
+        curves={name: tuple(_pruned(masks(share), measure) for share in shares) for name, masks in cases.items()},
         config=config,
         sizes=sizes,
         cost=cost,
@@ -131,18 +132,16 @@ class _Scorer:
 
     def __call__(self) -> float:
         if callable(self._score):
-            return self._checked(float(self._score(self._model)))
-        results = self._model.evaluate(self._data, verbose=0, return_dict=True)
-        if not self.name:
-            self.name = next((name for name in results if is_share(name)), "loss")
-        if self.name not in results:
-            raise ConfigError(
-                f"score must be a result of evaluate. Received: score={self.name!r}. The results are "
-                f"{', '.join(map(repr, results))}."
-            )
-        return self._checked(float(results[self.name]))
-
-    def _checked(self, value: float) -> float:
+            value = float(self._score(self._model))
+        else:
+            results = self._model.evaluate(self._data, verbose=0, return_dict=True)
+            self.name = self.name or next((name for name in results if is_share(name)), "loss")
+            if self.name not in results:
+                raise ConfigError(
+                    f"score must be a result of evaluate. Received: score={self.name!r}. The results are "
+                    f"{', '.join(map(repr, results))}."
+                )
+            value = float(results[self.name])
         if math.isnan(value):
             raise ConfigError(f"The score must be a number. Received: {self.name}=nan. Look for NaN in the data.")
         return value
@@ -179,30 +178,16 @@ def _weight_cases(
     model: keras.Model, weights: Sequence[Weight], config: PruningConfig, data: Any
 ) -> dict[str, Callable[[float], Masks]]:
     """Returns for each layer a function from a share of zeros to the masks of its weights."""
-    products = None
-    if needs_data(config.criterion):
-        products = mean_products(model, [weight.variable for weight in weights], data, config.gradient_batches)
-    scores = score_weights(weights, config.criterion, products)
+    scores = scores_of(model, weights, config, data)
     pattern = parse_pattern(config.pattern, config.transposable)
 
-    def of_layer(path: str) -> Callable[[float], Masks]:
-        own = [(weight, score) for weight, score in zip(weights, scores, strict=True) if weight.path == path]
-        found = [weight for weight, _ in own]
+    def masks(path: str, share: float) -> Masks:
+        own = [number for number, weight in enumerate(weights) if weight.path == path]
+        found = [weights[number] for number in own]
+        chosen = choose_masks(found, [scores[number] for number in own], share, "layer", pattern)
+        return [(weight.variable, mask) for weight, mask in zip(found, chosen, strict=True)]
 
-        def masks(share: float) -> Masks:
-            chosen = choose_masks(found, [score for _, score in own], share, "layer", pattern)
-            return [(weight.variable, mask) for weight, mask in zip(found, chosen, strict=True)]
-
-        return masks
-
-    return {path: of_layer(path) for path in dict.fromkeys(weight.path for weight in weights)}
-
-
-def _sizes(weights: Iterable[Weight]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for weight in weights:
-        sizes[weight.path] = sizes.get(weight.path, 0) + math.prod(weight.variable.shape)
-    return sizes
+    return {weight.path: functools.partial(masks, weight.path) for weight in weights}
 
 
 def _channel_cases(
@@ -213,40 +198,30 @@ def _channel_cases(
     The masked model computes what the smaller one would, so none needs to be built.
     """
     channels, groups, _ = find_groups(model, config)
-    products = channel_products(model, groups, data, config.gradient_batches) if config.criterion == "taylor" else None
-    ranked = rank(groups, config, products=products)
+    ranked = rank(model, groups, config, data)
 
     def kept(ratios: Mapping[str, float]) -> Any:
         own = config.with_ratios({each.group.name: ratios.get(each.group.name, 0.0) for each in ranked})
         return kept_units(channels, ranked, counts_at(ranked, own))
 
-    def of_group(name: str) -> Callable[[float], Masks]:
-        def masks(share: float) -> Masks:
-            left = kept({name: share})
-            every = [(weight.variable, channels.mask(weight, left)) for weight in channels.trace.weights.values()]
-            return [(variable, mask) for variable, mask in every if not mask.all()]
-
-        return masks
+    def masks(name: str, share: float) -> Masks:
+        left = kept({name: share})
+        every = [(weight.variable, channels.mask(weight, left)) for weight in channels.trace.weights.values()]
+        return [(variable, mask) for variable, mask in every if not mask.all()]
 
     def cost(ratios: Mapping[str, float]) -> float:
         return channels.multiply_adds(kept(ratios)) / channels.multiply_adds(channels.all_kept)
 
-    return {group.name: of_group(group.name) for group in groups}, cost
+    return {group.name: functools.partial(masks, group.name) for group in groups}, cost
 
 
 def _pruned(masks: Masks, measure: Callable[[], float]) -> float:
     """Returns the score with masked weights. The weights are the same afterwards."""
-    with _applied(masks):
-        return measure()
-
-
-@contextlib.contextmanager
-def _applied(masks: Masks) -> Iterator[None]:
     before = [variable.numpy() for variable, _ in masks]
     try:
         for (variable, mask), value in zip(masks, before, strict=True):
             variable.assign(np.where(mask, value, value.dtype.type(0)))
-        yield
+        return measure()
     finally:
         for (variable, _), value in zip(masks, before, strict=True):
             variable.assign(value)

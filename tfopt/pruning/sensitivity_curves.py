@@ -13,14 +13,13 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tfopt.atomic.own_files import check_replaceable, write_own
 from tfopt.errors import ConfigError
-from tfopt.pruning.config import PruningConfig
-from tfopt.pruning.structured.config import StructuredPruningConfig
+from tfopt.pruning.config import PruningConfig, StructuredPruningConfig
 from tfopt.report.formatting import is_share, score_label, show_score
 from tfopt.report.sheet import Sheet, Shown, Table
 
@@ -133,9 +132,8 @@ class Sensitivity(Shown):
         if path.suffix not in PLOTS:
             raise ConfigError(f"path must end in {', '.join(PLOTS)}. Received: path={str(path)!r}.")
         check_replaceable(path, _is_plot)
-        figure = draw(self.score, self.baseline, self.shares, self.curves, self.losses)
         content = io.BytesIO()
-        figure.savefig(content, format=path.suffix[1:], dpi=150, metadata={PLOTS[path.suffix]: WRITER})
+        draw(self).savefig(content, format=path.suffix[1:], dpi=150, metadata={PLOTS[path.suffix]: WRITER})
         write_own(path, content.getvalue(), _is_plot)
         return path
 
@@ -159,30 +157,24 @@ def _is_plot(content: bytes) -> bool:
 
 HALVINGS = 40
 
-Losses = Mapping[str, Sequence[float]]
 Shares = dict[str, float]
 
 
-@dataclass(frozen=True)
-class Part:
-    """A straight part of the hull of one curve.
-
-    Attributes:
-        price: Loss of score for each weight that is removed.
-        name: The layer.
-        begin, end: Shares at its ends.
-        loss: Loss of score from begin to end.
-    """
+class Segment(NamedTuple):
+    """A straight part of the hull of one curve: from a share to another, at a loss of score, in all and per weight."""
 
     price: float
-    name: str
     begin: float
     end: float
     loss: float
+    name: str
+
+    def at(self, fraction: float) -> Shares:
+        return {self.name: round(self.begin + fraction * (self.end - self.begin), 6)}
 
 
 def cheapest(
-    losses: Losses,
+    losses: Mapping[str, Sequence[float]],
     shares: Sequence[float],
     sizes: Mapping[str, float],
     removed: Callable[[Shares], float],
@@ -192,34 +184,28 @@ def cheapest(
 ) -> Shares:
     """Returns shares with the least sum of losses for which `removed` is at least `wanted`, or that the budget allows.
 
-    Args:
-        losses: The loss of score of each layer at each share.
-        shares: The measured shares.
-        sizes: How much the whole of each layer is.
-        removed: Function from shares to the part of the model that is removed.
-        wanted: The part to remove; infinite to spend the whole budget.
-        budget: The largest sum of losses.
-        target: The target for the error, as text.
-
-    Raises:
-        ConfigError: The budget, or the largest measured shares, remove too little.
+    The losses of score are those of each layer at each of the measured shares; `sizes` says how much the whole of a
+    layer is. `removed` is a function from shares to the part of the model that they remove. `wanted` is infinite to
+    spend the whole budget. The target is text for the error.
 
     Example:
         >>> sizes = {"a": 100, "b": 100}
         >>> cheapest({"a": (0.1,), "b": (0.2,)}, (0.5,), sizes, lambda found: sum(found.values()) / 2, 0.4, 1.0, "")
         {'a': 0.5, 'b': 0.3}
     """
-    parts = sorted(
-        (part for name, curve in losses.items() for part in hull(name, curve, shares, sizes[name])),
-        key=lambda part: (part.price, part.begin),
-    )
+    segments = [each for name, curve in losses.items() for each in hull(name, curve, shares, sizes[name])]
     found, spent = dict.fromkeys(losses, 0.0), 0.0
-    for part in parts:
-        affordable = 1.0 if part.loss <= budget - spent else (budget - spent) / part.loss
-        whole = found | {part.name: _at(part, affordable)}
+    for segment in sorted(segments, key=lambda each: (each.price, each.begin)):
+        affordable = 1.0 if segment.loss <= budget - spent else (budget - spent) / segment.loss
+        whole = found | segment.at(affordable)
         if removed(whole) >= wanted:
-            return _last(part, affordable, found, removed, wanted)
-        found, spent = whole, spent + affordable * part.loss
+            least, most = 0.0, affordable  # only so much of it as is needed
+            for _ in range(HALVINGS):
+                middle = (least + most) / 2
+                enough = removed(found | segment.at(middle)) >= wanted
+                least, most = (least, middle) if enough else (middle, most)
+            return found | segment.at(most)
+        found, spent = whole, spent + affordable * segment.loss
         if affordable < 1:
             break
     if wanted == float("inf"):
@@ -231,11 +217,11 @@ def cheapest(
     )
 
 
-def hull(name: str, curve: Sequence[float], shares: Sequence[float], size: float) -> list[Part]:
-    """Returns the parts of the convex hull of a curve from below. A loss below zero counts as zero.
+def hull(name: str, curve: Sequence[float], shares: Sequence[float], size: float) -> list[Segment]:
+    """Returns the segments of the convex hull of a curve from below. A loss below zero counts as zero.
 
     Example:
-        >>> [(part.end, part.loss) for part in hull("a", (0.3, 0.2, 0.6), (0.25, 0.5, 0.75), 10)]
+        >>> [(each.end, each.loss) for each in hull("a", (0.3, 0.2, 0.6), (0.25, 0.5, 0.75), 10)]
         [(0.5, 0.2), (0.75, 0.4)]
     """
     points = [(0.0, 0.0)]
@@ -243,33 +229,15 @@ def hull(name: str, curve: Sequence[float], shares: Sequence[float], size: float
         while len(points) > 1 and _slope(points[-2], points[-1]) >= _slope(points[-1], point):
             points.pop()
         points.append(point)
-    return [
-        Part(
-            max(0.0, _slope(one, other)) / max(size, 1e-12),
-            name,
-            one[0],
-            other[0],
-            round(max(0.0, other[1] - one[1]), 9),
-        )
-        for one, other in itertools.pairwise(points)
-    ]
+    segments = []
+    for one, other in itertools.pairwise(points):
+        price, loss = max(0.0, _slope(one, other)) / max(size, 1e-12), round(max(0.0, other[1] - one[1]), 9)
+        segments.append(Segment(price, one[0], other[0], loss, name))
+    return segments
 
 
 def _slope(one: tuple[float, float], other: tuple[float, float]) -> float:
     return (other[1] - one[1]) / (other[0] - one[0])
-
-
-def _at(part: Part, fraction: float) -> float:
-    return round(part.begin + fraction * (part.end - part.begin), 6)
-
-
-def _last(part: Part, most: float, found: Shares, removed: Callable[[Shares], float], wanted: float) -> Shares:
-    """Returns the shares with only so much of a part as is needed."""
-    least = 0.0
-    for _ in range(HALVINGS):
-        middle = (least + most) / 2
-        least, most = (least, middle) if removed(found | {part.name: _at(part, middle)}) >= wanted else (middle, most)
-    return found | {part.name: _at(part, most)}
 
 
 # Readable on white, also for readers who see few colours.
@@ -277,38 +245,31 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 GREY = "#b5b8bc"
 
 
-def draw(
-    score: str,
-    baseline: float,
-    shares: Sequence[float],
-    curves: Mapping[str, Sequence[float]],
-    losses: Mapping[str, Sequence[float]],
-) -> Figure:
+def draw(found: Sensitivity) -> Figure:
     """Returns a figure with one line per layer. Without pyplot, so that no window opens and no backend is chosen."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes: Any = figure.add_subplot()
-    coloured = sorted(losses, key=lambda name: -sum(losses[name]))[: len(COLOURS)]
-    others = [name for name in curves if name not in coloured]
+    coloured = sorted(found.losses, key=lambda name: -sum(found.losses[name]))[: len(COLOURS)]
+    others = [name for name in found.curves if name not in coloured]
+    lines = {name: ((0, *found.shares), (found.baseline, *curve)) for name, curve in found.curves.items()}
     for number, name in enumerate(others):
         label = f"{len(others)} other{'s' if len(others) > 1 else ''}" if number == 0 else None
-        axes.plot((0, *shares), (baseline, *curves[name]), color=GREY, linewidth=1, label=label, zorder=1)
+        axes.plot(*lines[name], color=GREY, linewidth=1, label=label, zorder=1)
     for name, colour in zip(coloured, COLOURS, strict=False):
-        axes.plot(
-            (0, *shares), (baseline, *curves[name]), color=colour, linewidth=2, marker="o", markersize=4, label=name
-        )
+        axes.plot(*lines[name], color=colour, linewidth=2, marker="o", markersize=4, label=name)
     axes.xaxis.set_major_formatter(PercentFormatter(1))
-    if is_share(score):
+    if is_share(found.score):
         axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set_xlabel("Pruned share of this layer alone")
-    axes.set_ylabel(score_label(score))
+    axes.set_ylabel(score_label(found.score))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e4e6e8", linewidth=0.8)
     axes.set_axisbelow(True)
-    lines, labels = axes.get_legend_handles_labels()
-    last = slice(bool(others), None)  # the others were drawn first, below
-    lines, labels = [*lines[last], *lines[: last.start]], [*labels[last], *labels[: last.start]]
-    axes.legend(lines, labels, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), title="Most sensitive first")
+    drawn, labels = axes.get_legend_handles_labels()
+    first = bool(others)  # the others were drawn first, below
+    drawn, labels = drawn[first:] + drawn[:first], labels[first:] + labels[:first]
+    axes.legend(drawn, labels, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), title="Most sensitive first")
     return figure

@@ -23,10 +23,6 @@ def prune_tf_keras(model: Any, config: PruningConfig) -> PassReport:
 
     tfmot wraps a copy of the model, and the pruned weights of the copy are written back. Zeros stay zero in training
     only inside a wrapper. For further training, wrap the model with `tfmot.sparsity.keras.prune_low_magnitude`.
-
-    Raises:
-        ConfigError: tfmot does not have the criterion or the scope, or `exclude` names no layer.
-        UnsupportedModelError: The model is not built, is subclassed, or has a layer that tfmot does not know.
     """
     import tf_keras
 

@@ -90,23 +90,11 @@ class Weight:
 
 
 def find_weights(
-    model: Any,
-    exclude: Sequence[LayerPattern] = (),
-    include: Sequence[LayerPattern] = (),
-    *,
-    keep_first: bool = False,
-    keep_last: bool = False,
+    model: Any, exclude: Sequence[LayerPattern] = (), include: Sequence[LayerPattern] = ()
 ) -> tuple[list[Weight], list[Skip]]:
     """Returns the prunable weights of a built Keras 3 model, and the skipped layers with the reasons.
 
-    A weight that several layers share is returned once.
-
-    Args:
-        model: A built functional, Sequential or subclassed Keras 3 model, which may contain other models.
-        exclude: Patterns of layer names, paths or classes, as in `PruningConfig`.
-        include: Patterns of the only layers to prune; without any, all.
-        keep_first: Whether the first layer with prunable weights is left out.
-        keep_last: Whether the last one is.
+    A weight that several layers share is returned once. The arguments are those of `PruningConfig`.
 
     Raises:
         UnsupportedModelError: The model is not a Keras 3 model or is not built.
@@ -146,28 +134,20 @@ def find_weights(
             f"model must be built, and its layers too. Received: {model.name!r}, whose layers have no weights. "
             "Call the model once on a batch first."
         )
-    kept = list(weights.values())
-    for end, keep, name in ((0, keep_first, "first"), (-1, keep_last, "last")):
-        if keep and kept:
-            left_out = kept[end]
-            reason = f"it is the {name} layer, and keep_{name} is set"
-            skipped.append(Skip(name=left_out.path, kind=left_out.kind, reason=reason))
-            kept = [each for each in kept if each.path != left_out.path]
-    return kept, skipped
+    return list(weights.values()), skipped
 
 
 def select_weights(model: Any, config: Any) -> tuple[list[Weight], list[Skip]]:
-    """Returns the weights that a `PruningConfig` chooses, and the skipped layers with the reasons.
-
-    Raises:
-        UnsupportedModelError: The model is not a Keras 3 model or is not built.
-        ConfigError: A pattern in `exclude`, `include` or `sparsities` names no layer.
-    """
-    weights, skipped = find_weights(
-        model, config.exclude, config.include, keep_first=config.keep_first, keep_last=config.keep_last
-    )
+    """Returns what `find_weights` finds for a `PruningConfig`, whose `sparsities` must name pruned layers too."""
+    weights, skipped = find_weights(model, config.exclude, config.include)
+    for end, keep, name in ((0, config.keep_first, "first"), (-1, config.keep_last, "last")):
+        if keep and weights:
+            left_out = weights[end]
+            reason = f"it is the {name} layer, and keep_{name} is set"
+            skipped.append(Skip(name=left_out.path, kind=left_out.kind, reason=reason))
+            weights = [each for each in weights if each.path != left_out.path]
     for pattern in config.sparsities:
-        if not any(_is_named(weight, pattern) for weight in weights):
+        if not any(is_matched(weight.path, pattern, weight.kind) for weight in weights):
             raise ConfigError(f"sparsities must name layers that are pruned. Received: {pattern!r}, which none has.")
     return weights, skipped
 
@@ -177,7 +157,7 @@ def layer_sparsities(weights: Sequence[Weight], config: Any, sparsity: float) ->
     if not config.sparsities:
         return None
     targets = [
-        next((share for pattern, share in config.sparsities.items() if _is_named(weight, pattern)), None)
+        next((share for each, share in config.sparsities.items() if is_matched(weight.path, each, weight.kind)), None)
         for weight in weights
     ]
     progress = sparsity / config.target_sparsity if config.target_sparsity else 1.0
@@ -190,16 +170,15 @@ def make_report(
     """Returns the report of a pruning pass: the zeros of each weight, now or of its mask, and the skipped layers."""
     masks = masks or [weight.variable.numpy() != 0 for weight in weights]
     zeros = [int(np.count_nonzero(~mask)) for mask in masks]
-    sizes = [int(np.prod(weight.variable.shape)) for weight in weights]
     changed, unchanged = [], []
-    for weight, count, size in zip(weights, zeros, sizes, strict=True):
+    for weight, mask, count in zip(weights, masks, zeros, strict=True):
         what = f"{weight.attribute} {tuple(weight.variable.shape)}"
         if count:
-            detail = f"{count / size:.1%} zeros in {what}"
+            detail = f"{count / mask.size:.1%} zeros in {what}"
             changed.append(Change(name=weight.path, kind=weight.kind, detail=detail))
         else:
             unchanged.append(Skip(name=weight.path, kind=weight.kind, reason=f"the sparsity gives no zero in {what}"))
-    metrics = {"sparsity": sum(zeros) / sum(sizes)} if weights else {}
+    metrics = {"sparsity": sum(zeros) / sum(mask.size for mask in masks)} if weights else {}
     return PassReport(name="prune", changed=tuple(changed), skipped=(*skipped, *unchanged), metrics=metrics)
 
 
@@ -245,9 +224,10 @@ def _matches(layer: Any, path: str, pattern: LayerPattern) -> bool:
     return isinstance(layer, pattern) if isinstance(pattern, type) else bool(pattern(layer))
 
 
-def _is_named(weight: Weight, pattern: str) -> bool:
-    parts = weight.path.split("/")
-    names = (weight.kind, *parts, *("/".join(parts[: end + 1]) for end in range(len(parts))))
+def is_matched(path: str, pattern: str, *kind: str) -> bool:
+    """Returns whether a pattern is the path, the name or the class of a layer, or those of a model around it."""
+    parts = path.split("/")
+    names = (*kind, *parts, *("/".join(parts[: end + 1]) for end in range(len(parts))))
     return any(fnmatchcase(name, pattern) for name in names)
 
 
@@ -265,7 +245,7 @@ def _reduction(layer: Any, attribute: str) -> tuple[int, ...]:
         return summed or (0,)
     if attribute == "embeddings":
         return (1,)
-    if attribute == "depthwise_kernel" or isinstance(layer, DEPTHWISE):
+    if isinstance(layer, DEPTHWISE):
         return tuple(range(rank - 2))
     if isinstance(layer, TRANSPOSED):  # [window, outputs, inputs]
         return (*range(rank - 2), rank - 1)
@@ -279,7 +259,9 @@ def _reason_to_keep(layer: Any, attributes: tuple[str, ...], excluded: bool) -> 
             return "excluded"
         if not layer.built:
             return NOT_BUILT
-        if not all(_is_float_variable(getattr(layer, attribute)) for attribute in attributes):
+        # With LoRA, the attribute is a sum that every access computes.
+        variables = [getattr(layer, attribute) for attribute in attributes]
+        if not all(isinstance(each, keras.Variable) and keras.backend.is_float_dtype(each.dtype) for each in variables):
             return "its weights are quantized or have a LoRA part"
         return None
     for classes, reason in KEPT.items():
@@ -289,8 +271,3 @@ def _reason_to_keep(layer: Any, attributes: tuple[str, ...], excluded: bool) -> 
     if any(len(variable.shape) > 1 for variable in own_trainable_variables(layer)):
         return "tfopt does not know the weights of this class"
     return None
-
-
-def _is_float_variable(variable: Any) -> bool:
-    """Returns False after quantization, and with LoRA, where the attribute is a sum that every access computes."""
-    return isinstance(variable, keras.Variable) and keras.backend.is_float_dtype(variable.dtype)

@@ -10,7 +10,7 @@ from masked_parent import outputs
 
 import tfopt
 from tfopt.errors import ConfigError, TfoptWarning
-from tfopt.pruning.structured import ShrinkSchedule, StructuredPruningConfig
+from tfopt.pruning import ShrinkSchedule, StructuredPruningConfig
 
 X = np.random.default_rng(0).normal(size=(64, 8, 8, 1)).astype("f4")
 Y = np.arange(64) % 4

@@ -12,7 +12,7 @@ from masked_parent import examples, outputs
 import tfopt
 from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
 from tfopt.profiling.cost import count_flops
-from tfopt.pruning.structured import ChannelGroups, StructuredPruningConfig, shrink
+from tfopt.pruning import ChannelGroups, StructuredPruningConfig, shrink
 
 
 def convolutions():

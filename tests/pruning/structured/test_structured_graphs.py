@@ -11,7 +11,7 @@ from keras import layers, ops
 from masked_parent import assert_equals_masked_parent, examples, give_statistics, outputs
 
 from tfopt.errors import TfoptWarning
-from tfopt.pruning.structured import StructuredPruningConfig, shrink
+from tfopt.pruning import StructuredPruningConfig, shrink
 
 WIDTHS = (4, 6, 8)
 

@@ -7,7 +7,7 @@ from keras import layers, ops
 from masked_parent import assert_equals_masked_parent, give_statistics, kept_units
 
 from tfopt.models.text.attention import CausalAttention
-from tfopt.pruning.structured import ChannelGroups, StructuredPruningConfig, shrink
+from tfopt.pruning import ChannelGroups, StructuredPruningConfig, shrink
 
 CONFIG = StructuredPruningConfig(ratio=0.5, round_to=1, criterion="random")
 

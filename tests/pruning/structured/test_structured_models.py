@@ -5,7 +5,7 @@ import pytest
 from masked_parent import assert_equals_masked_parent, examples, give_statistics, outputs
 
 import tfopt
-from tfopt.pruning.structured import StructuredPruningConfig, shrink
+from tfopt.pruning import StructuredPruningConfig, shrink
 
 CONFIG = StructuredPruningConfig(ratio=0.5)
 

@@ -1,7 +1,13 @@
 """What a rule sees of a model: one call of a layer or operation, with the axes of its tensors and weights.
 
-A rule couples the axes of the inputs to those of the weights, says which settings of the layer have which size, counts
-the multiply-adds, and returns the axes of each output. It knows nothing of groups, scores or surgery.
+Each index of an axis is an element: one output channel of a convolution, one row of a dense kernel. An axis is an array
+of the numbers of its elements. Concatenating axes is concatenating arrays, and flattening a map [height, width,
+channels] repeats the array of the channels for each pixel.
+
+A rule couples elements. `Add` couples channel i of both inputs; a convolution couples channel i of its input to row i
+of its kernel. Coupled elements form a unit: they are removed together, or stay together. An element that is fixed, such
+as a channel of the model's input, keeps its whole unit. A rule also says which settings of the layer have which size,
+counts the multiply-adds, and returns the axes of each output. It knows nothing of groups, scores or surgery.
 """
 
 from __future__ import annotations
@@ -13,9 +19,78 @@ from typing import Any, TypeAlias
 
 import keras
 import numpy as np
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
 
-from tfopt.pruning.channels.elements import Axis, Elements, Fixed, Ids
 from tfopt.report import Skip
+
+Ids: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """An axis that keeps all its elements, with the reason."""
+
+    reason: str
+
+
+Axis: TypeAlias = Ids | Fixed
+
+
+class Elements:
+    """All elements of the axes of a model.
+
+    Example:
+        >>> elements = Elements()
+        >>> one, other = elements.new(3), elements.new(3)
+        >>> elements.join(one, other)
+        >>> elements.join(other[:1], Fixed("it is an input"))
+        >>> units, reasons = elements.units()
+        >>> units.tolist(), reasons
+        ([0, 1, 2, 0, 1, 2], {0: 'it is an input'})
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._joined: list[tuple[Ids, Ids]] = []
+        self._fixed: list[tuple[Ids, str]] = []
+
+    def new(self, count: int) -> Ids:
+        """Returns the numbers of new elements."""
+        ids = np.arange(self._count, self._count + count)
+        self._count += count
+        return ids
+
+    def join(self, one: Axis, other: Axis) -> None:
+        """Couples each element of an axis to the element at the same index of another axis."""
+        if isinstance(one, Fixed):
+            one, other = other, one
+        if isinstance(one, Fixed):
+            return
+        if isinstance(other, Fixed):
+            self._fixed.append((one.ravel(), other.reason))
+            return
+        assert one.size == other.size, (one.shape, other.shape)
+        self._joined.append((one.ravel(), other.ravel()))
+
+    def tie(self, rows: Ids) -> None:
+        """Couples all elements of each row of a two-dimensional array."""
+        if rows.shape[1] > 1:
+            self.join(rows[:, 1:], np.repeat(rows[:, :1], rows.shape[1] - 1, axis=1))
+
+    def units(self) -> tuple[Ids, dict[int, str]]:
+        """Returns the unit of each element, and for each fixed unit the first reason."""
+        if not self._joined:
+            labels = np.arange(self._count)
+        else:
+            rows, columns = (np.concatenate(ids) for ids in zip(*self._joined, strict=True))
+            edges = coo_matrix((np.ones(rows.size, bool), (rows, columns)), shape=(self._count, self._count))
+            _, labels = connected_components(edges, directed=False)
+        reasons: dict[int, str] = {}
+        for ids, reason in self._fixed:
+            for unit in np.unique(labels[ids]).tolist():
+                reasons.setdefault(unit, reason)
+        return labels.astype(np.int64), reasons
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,14 +144,6 @@ class Resized:
     settings: dict[tuple[str, ...], Setting]
 
 
-@dataclass(frozen=True)
-class Work:
-    """Multiply-adds of one call: a constant times the sizes of axes."""
-
-    constant: int
-    axes: tuple[Ids, ...]
-
-
 @dataclass
 class Trace:
     """What the rules found in a model.
@@ -85,7 +152,7 @@ class Trace:
         elements: The elements of all axes.
         weights: The variables with their axes, by id, in the order of computation.
         resized: The operations whose config holds sizes, by id.
-        work: The multiply-adds.
+        work: The multiply-adds of each call: a constant, times the sizes of axes.
         heads: Axes whose elements are groups or heads. Their number need not be a multiple of anything.
         normalized: Axes over which a layer computes statistics, with the layer's name.
         strided: Axes that a convolution of single pixels reads with a stride.
@@ -100,7 +167,7 @@ class Trace:
     elements: Elements = field(default_factory=Elements)
     weights: dict[int, TracedWeight] = field(default_factory=dict)
     resized: dict[int, Resized] = field(default_factory=dict)
-    work: list[Work] = field(default_factory=list)
+    work: list[tuple[int, tuple[Ids, ...]]] = field(default_factory=list)
     heads: list[Ids] = field(default_factory=list)
     normalized: list[tuple[Ids, str]] = field(default_factory=list)
     strided: list[Ids] = field(default_factory=list)
@@ -149,6 +216,14 @@ class LayerCall:
 
     def tie(self, rows: Ids) -> None:
         self.trace.elements.tie(rows)
+
+    def same(self, axes: Sequence[Axis]) -> Axis:
+        """Couples axes element by element, and returns one for all: a fixed one fixes the others, so not that one."""
+        kept: Axis = next((axis for axis in axes if isinstance(axis, np.ndarray)), axes[0])
+        for axis in axes:
+            if axis is not kept:
+                self.join(axis, kept)
+        return kept
 
     def fix(self, axis: Axis, reason: str) -> Fixed:
         """Keeps all elements of an axis. The reason follows the name of the operation."""
@@ -210,7 +285,7 @@ class LayerCall:
         """Counts sizes times the sizes of axes as multiply-adds. The batch is one of the sizes."""
         known = [*sizes, *(axis for axis in axes if isinstance(axis, int))]
         ids = tuple(axis for axis in axes if isinstance(axis, np.ndarray))
-        self.trace.work.append(Work(math.prod(known), ids))
+        self.trace.work.append((math.prod(known), ids))
 
 
 Rule: TypeAlias = Callable[[LayerCall], Sequence[tuple[Axis, ...]]]

@@ -9,41 +9,17 @@ import numpy as np
 from keras import activations, layers
 
 from tfopt.models.layers import LayerScale, LearnedPositions
-from tfopt.pruning.channels.call import LayerCall, Rule, Tensor
-from tfopt.pruning.channels.elements import Axis, Fixed
+from tfopt.pruning.channels.call import Axis, Fixed, LayerCall, Rule, Tensor
 
 # Functions of one value. Others, such as softmax, compute with all values of an axis.
 OF_ONE_VALUE = {
     activations.get(name)
-    for name in [
-        "celu",
-        "elu",
-        "exponential",
-        "gelu",
-        "hard_shrink",
-        "hard_sigmoid",
-        "hard_silu",
-        "hard_tanh",
-        "leaky_relu",
-        "linear",
-        "log_sigmoid",
-        "mish",
-        "relu",
-        "relu6",
-        "selu",
-        "sigmoid",
-        "silu",
-        "soft_shrink",
-        "softplus",
-        "softsign",
-        "sparse_plus",
-        "sparse_sigmoid",
-        "squareplus",
-        "tanh",
-        "tanh_shrink",
-        "threshold",
-    ]
-}
+    for name in (
+        "celu", "elu", "exponential", "gelu", "hard_shrink", "hard_sigmoid", "hard_silu", "hard_tanh", "leaky_relu",
+        "linear", "log_sigmoid", "mish", "relu", "relu6", "selu", "sigmoid", "silu", "soft_shrink", "softplus",
+        "softsign", "sparse_plus", "sparse_sigmoid", "squareplus", "tanh", "tanh_shrink", "threshold",
+    )
+}  # fmt: skip
 
 
 def activated(call: LayerCall, axis: Axis, activation: Any) -> Axis:
@@ -66,10 +42,17 @@ def activation(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
 
 def broadcast(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     """Values at the same place of all inputs. A size of 1 is repeated along the axis of the others."""
-    given = [_tensor(each) for each in _operands(call)]
+    args, _ = call.arguments
+    operands = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
+    if not any(isinstance(each, Tensor) for each in operands):  # they are given by name
+        operands = call.tensors
+    given = [each if isinstance(each, Tensor) else _constant(np.shape(each)) for each in operands]
     rank = max(len(tensor.shape) for tensor in given)
-    out = tuple(_broadcast_axis(call, given, number) for number in range(rank, 0, -1))
-    return [out]
+    return [tuple(_broadcast_axis(call, given, number) for number in range(rank, 0, -1))]
+
+
+def _constant(shape: tuple[int, ...]) -> Tensor:
+    return Tensor(shape, (Fixed("it meets a constant"),) * len(shape), shape)
 
 
 def _broadcast_axis(call: LayerCall, given: Sequence[Tensor], number: int) -> Axis:
@@ -82,27 +65,7 @@ def _broadcast_axis(call: LayerCall, given: Sequence[Tensor], number: int) -> Ax
         for size, axis in present:
             if size == 1:
                 call.fix(axis, "repeats this one channel for all others")
-    # A fixed axis fixes all others, so one of the others stands for them.
-    kept: Axis = next((axis for axis in full if isinstance(axis, np.ndarray)), full[0])
-    for axis in full:
-        if axis is not kept:
-            call.join(axis, kept)
-    return kept
-
-
-def _operands(call: LayerCall) -> list[Any]:
-    """Returns the tensors and constants that an operation computes with, in order."""
-    args, _ = call.arguments
-    flat = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
-    return list(flat) if any(isinstance(each, Tensor) for each in flat) else call.tensors
-
-
-def _tensor(value: Any) -> Tensor:
-    """Returns a constant as a tensor. Its axes are fixed."""
-    if isinstance(value, Tensor):
-        return value
-    shape = tuple(np.shape(value))
-    return Tensor(shape, (Fixed("it meets a constant"),) * len(shape), shape)
+    return call.same(full)
 
 
 def where(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
@@ -135,32 +98,18 @@ def rescaling(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     return unchanged(call) if numbers else call.fix_all("has a number for each channel")
 
 
-def layer_scale(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
-    call.follow(call.operation.factors, call.x.channels)
-    return [call.x.axes]
-
-
-def learned_positions(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
-    call.follow(call.operation.positions, call.x.channels)
+def vectors(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
+    """A trained vector scales all positions, or each position has one that is added."""
+    call.follow(call.operation.weights[0], call.x.channels)
     return [call.x.axes]
 
 
 ELEMENTWISE: dict[type, Rule] = {
     **dict.fromkeys(
         (
-            layers.ActivityRegularization,
-            layers.AlphaDropout,
-            layers.Dropout,
-            layers.ELU,
-            layers.GaussianDropout,
-            layers.GaussianNoise,
-            layers.Identity,
-            layers.LeakyReLU,
-            layers.Masking,
-            layers.ReLU,
-            layers.SpatialDropout1D,
-            layers.SpatialDropout2D,
-            layers.SpatialDropout3D,
+            layers.ActivityRegularization, layers.AlphaDropout, layers.Dropout, layers.ELU, layers.GaussianDropout,
+            layers.GaussianNoise, layers.Identity, layers.LeakyReLU, layers.Masking, layers.ReLU,
+            layers.SpatialDropout1D, layers.SpatialDropout2D, layers.SpatialDropout3D,
         ),
         unchanged,
     ),
@@ -171,81 +120,28 @@ ELEMENTWISE: dict[type, Rule] = {
     layers.Softmax: softmax,
     layers.PReLU: prelu,
     layers.Rescaling: rescaling,
-    LayerScale: layer_scale,
-    LearnedPositions: learned_positions,
-}
+    LayerScale: vectors,
+    LearnedPositions: vectors,
+}  # fmt: skip
 
 OPERATIONS: dict[str, Rule] = {
     **dict.fromkeys(
-        [
-            "Absolute",
-            "Cast",
-            "Celu",
-            "Ceil",
-            "Clip",
-            "ConvertToTensor",
-            "Cos",
-            "Elu",
-            "Erf",
-            "Exp",
-            "Expm1",
-            "Floor",
-            "Gelu",
-            "HardSigmoid",
-            "HardSilu",
-            "HardTanh",
-            "Identity",
-            "LeakyRelu",
-            "Log",
-            "Log1p",
-            "LogSigmoid",
-            "LogicalNot",
-            "Mish",
-            "Negative",
-            "Reciprocal",
-            "Relu",
-            "Relu6",
-            "Round",
-            "Rsqrt",
-            "Selu",
-            "Sigmoid",
-            "Sign",
-            "Silu",
-            "Sin",
-            "Softplus",
-            "Softsign",
-            "Sqrt",
-            "Square",
-            "StopGradient",
-            "Tanh",
-            "TanhShrink",
-            "ZerosLike",
-            "OnesLike",
-        ],
+        (
+            "Absolute", "Cast", "Celu", "Ceil", "Clip", "ConvertToTensor", "Cos", "Elu", "Erf", "Exp", "Expm1",
+            "Floor", "Gelu", "HardSigmoid", "HardSilu", "HardTanh", "Identity", "LeakyRelu", "Log", "Log1p",
+            "LogSigmoid", "LogicalNot", "Mish", "Negative", "Reciprocal", "Relu", "Relu6", "Round", "Rsqrt", "Selu",
+            "Sigmoid", "Sign", "Silu", "Sin", "Softplus", "Softsign", "Sqrt", "Square", "StopGradient", "Tanh",
+            "TanhShrink", "ZerosLike", "OnesLike",
+        ),
         unchanged,
     ),
     **dict.fromkeys(
-        [
-            "Add",
-            "Subtract",
-            "Multiply",
-            "Divide",
-            "TrueDivide",
-            "Maximum",
-            "Minimum",
-            "Power",
-            "Mod",
-            "Equal",
-            "NotEqual",
-            "Greater",
-            "GreaterEqual",
-            "Less",
-            "LessEqual",
-            "LogicalAnd",
-            "LogicalOr",
-        ],
+        (
+            "Add", "Subtract", "Multiply", "Divide", "TrueDivide", "Maximum", "Minimum", "Power", "Mod", "Equal",
+            "NotEqual", "Greater", "GreaterEqual", "Less", "LessEqual", "LogicalAnd", "LogicalOr",
+        ),
         broadcast,
     ),
     **dict.fromkeys(("Softmax", "LogSoftmax"), softmax),
     "Where": where,
-}
+}  # fmt: skip

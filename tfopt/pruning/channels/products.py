@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from keras import layers
 
-from tfopt.pruning.channels.call import LayerCall, Part, Rule
-from tfopt.pruning.channels.elements import Axis, Fixed, Ids
+from tfopt.pruning.channels.call import Axis, Fixed, Ids, LayerCall, Part, Rule
 from tfopt.pruning.channels.elementwise import activated
-
-CHANNELS_FIRST = "has its channels first, and tfopt follows channels_last only"
 
 
 def dense(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
@@ -51,10 +49,24 @@ def einsum_dense(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     return [(*out[:-1], activated(call, out[-1], layer.activation))]
 
 
-def convolution(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
+def _convolution(follow: Callable[[LayerCall], Ids]) -> Rule:
+    """Makes a rule of a function that couples the input with the kernels, and returns the output's channels."""
+
+    def rule(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
+        layer = call.operation
+        if layer.data_format != "channels_last":
+            return call.fix_all("has its channels first, and tfopt follows channels_last only")
+        out = follow(call)
+        call.follow(layer.bias, out)
+        windows = call.fix_axes(call.x.axes[1:-1], "slides its window over this axis")
+        return [(call.x.axes[0], *windows, activated(call, out, layer.activation))]
+
+    return rule
+
+
+@_convolution
+def convolution(call: LayerCall) -> Ids:
     layer, x = call.operation, call.x
-    if layer.data_format != "channels_last":
-        return call.fix_all(CHANNELS_FIRST)
     out = call.weight(layer.kernel, -1)
     window = math.prod(layer.kernel_size)
     if layer.groups == 1:
@@ -63,11 +75,10 @@ def convolution(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     else:
         _tie_groups(call, x.channels, out)
         call.work(call.sizes[0][:-1], window, int(layer.kernel.shape[-2]), out)
-    call.follow(layer.bias, out)
     call.resize("filters", out)
     if window == 1 < max(layer.strides) and isinstance(x.channels, np.ndarray):
         call.trace.strided.append(x.channels)
-    return [(*_windows(call), activated(call, out, layer.activation))]
+    return out
 
 
 def _tie_groups(call: LayerCall, channels: Axis, out: Ids) -> None:
@@ -85,49 +96,43 @@ def _tie_groups(call: LayerCall, channels: Axis, out: Ids) -> None:
     call.trace.heads.append(out)
 
 
-def transposed_convolution(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
+@_convolution
+def transposed_convolution(call: LayerCall) -> Ids:
     layer, x = call.operation, call.x
-    if layer.data_format != "channels_last":
-        return call.fix_all(CHANNELS_FIRST)
     out = call.weight(layer.kernel, -2)
     call.follow(layer.kernel, x.channels, at=-1)
-    call.follow(layer.bias, out)
     call.resize("filters", out)
     call.work(x.sizes[:-1], math.prod(layer.kernel_size), call.weight(layer.kernel, -1), out)
-    return [(*_windows(call), activated(call, out, layer.activation))]
+    return out
 
 
-def depthwise_convolution(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
-    layer, x = call.operation, call.x
-    if layer.data_format != "channels_last":
-        return call.fix_all(CHANNELS_FIRST)
-    inside = call.weight(layer.kernel, -2)
-    call.join(inside, x.channels)
-    out = np.repeat(inside, layer.depth_multiplier)
-    call.follow(layer.bias, out)
-    call.work(call.sizes[0][:-1], math.prod(layer.kernel_size), out)
-    return [(*_windows(call), activated(call, out, layer.activation))]
+@_convolution
+def depthwise_convolution(call: LayerCall) -> Ids:
+    out = _followed_depthwise(call, call.operation.kernel)
+    call.work(call.sizes[0][:-1], math.prod(call.operation.kernel_size), out)
+    return out
 
 
-def separable_convolution(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
-    layer, x = call.operation, call.x
-    if layer.data_format != "channels_last":
-        return call.fix_all(CHANNELS_FIRST)
+@_convolution
+def separable_convolution(call: LayerCall) -> Ids:
+    layer = call.operation
     out = call.weight(layer.pointwise_kernel, -1)
-    inside = call.weight(layer.depthwise_kernel, -2)
-    call.join(inside, x.channels)
-    between = np.repeat(inside, layer.depth_multiplier)
+    between = _followed_depthwise(call, layer.depthwise_kernel)
     call.follow(layer.pointwise_kernel, between, at=-2)
-    call.follow(layer.bias, out)
     call.resize("filters", out)
     call.work(call.sizes[0][:-1], math.prod(layer.kernel_size), between)
     call.work(call.sizes[0][:-1], between, out)
-    return [(*_windows(call), activated(call, out, layer.activation))]
+    return out
+
+
+def _followed_depthwise(call: LayerCall, kernel: Any) -> Ids:
+    inside = call.weight(kernel, -2)
+    call.join(inside, call.x.channels)
+    return np.repeat(inside, call.operation.depth_multiplier)
 
 
 def embedding(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
-    table = call.operation.embeddings
-    out = call.weight(table, 1)
+    out = call.weight(call.operation.embeddings, 1)
     call.resize("output_dim", out)
     return [(*call.x.axes, out)]
 
@@ -146,24 +151,13 @@ def reversible_embedding(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     return [(*x.axes[:-1], Fixed("its axis is the vocabulary"))]
 
 
-def _windows(call: LayerCall) -> tuple[Axis, ...]:
-    """Returns the axes over which a window slides. They keep all their elements."""
-    return (call.x.axes[0], *call.fix_axes(call.x.axes[1:-1], "slides its window over this axis"))
-
-
 PRODUCTS: dict[type, Rule] = {
     layers.Dense: dense,
     layers.EinsumDense: einsum_dense,
-    layers.Conv1D: convolution,
-    layers.Conv2D: convolution,
-    layers.Conv3D: convolution,
-    layers.Conv1DTranspose: transposed_convolution,
-    layers.Conv2DTranspose: transposed_convolution,
-    layers.Conv3DTranspose: transposed_convolution,
-    layers.DepthwiseConv1D: depthwise_convolution,
-    layers.DepthwiseConv2D: depthwise_convolution,
-    layers.SeparableConv1D: separable_convolution,
-    layers.SeparableConv2D: separable_convolution,
+    **dict.fromkeys((layers.Conv1D, layers.Conv2D, layers.Conv3D), convolution),
+    **dict.fromkeys((layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose), transposed_convolution),
+    **dict.fromkeys((layers.DepthwiseConv1D, layers.DepthwiseConv2D), depthwise_convolution),
+    **dict.fromkeys((layers.SeparableConv1D, layers.SeparableConv2D), separable_convolution),
     layers.Embedding: embedding,
     layers.ReversibleEmbedding: reversible_embedding,
 }

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from keras import layers
 
 from tfopt.models.layers import ClassToken
-from tfopt.pruning.channels.call import LayerCall, Rule, Tensor
-from tfopt.pruning.channels.elements import Axis, Fixed
+from tfopt.pruning.channels.call import Axis, Fixed, LayerCall, Rule, Tensor
 
 NOT_FOLLOWED = "cuts or mixes this axis in a way that tfopt does not follow"
 
@@ -136,11 +134,7 @@ def concatenate(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
         if number == along:
             out.append(_joined_end_to_end(call, axes, [tensor.shape[number] for tensor in tensors]))
             continue
-        kept: Axis = next((axis for axis in axes if isinstance(axis, np.ndarray)), axes[0])
-        for axis in axes:
-            if axis is not kept:
-                call.join(axis, kept)
-        out.append(kept)
+        out.append(call.same(axes))
     return [tuple(out)]
 
 
@@ -150,16 +144,13 @@ def _joined_end_to_end(call: LayerCall, axes: Sequence[Axis], sizes: Sequence[in
     if None in sizes:
         call.fix_axes(axes, NOT_FOLLOWED)
         return Fixed(f"{call} {NOT_FOLLOWED}")
-    return np.concatenate([_numbered(call, axis, size or 0) for axis, size in zip(axes, sizes, strict=True)])
-
-
-def _numbered(call: LayerCall, axis: Axis, size: int) -> Any:
-    """Returns a fixed axis with a number for each element, since it becomes a part of an axis with numbers."""
-    if isinstance(axis, np.ndarray):
-        return axis
-    ids = call.trace.elements.new(size)
-    call.join(ids, axis)
-    return ids
+    parts = []
+    for axis, size in zip(axes, sizes, strict=True):
+        if isinstance(axis, Fixed):  # its elements get numbers, since it becomes a part of an axis with numbers
+            fixed, axis = axis, call.trace.elements.new(size or 0)
+            call.join(axis, fixed)
+        parts.append(axis)
+    return np.concatenate(parts)
 
 
 def split(call: LayerCall) -> Sequence[tuple[Axis, ...]]:

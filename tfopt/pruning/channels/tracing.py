@@ -9,31 +9,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from tfopt.compat.layers import calls_in_order, operation_name
 from tfopt.models.copying import as_functional, inputs_in_order, is_plain
-from tfopt.pruning.channels.attention import ATTENTION
-from tfopt.pruning.channels.call import LayerCall, Tensor, Trace
-from tfopt.pruning.channels.elements import Axis, Fixed
+from tfopt.pruning.channels.call import Axis, Fixed, LayerCall, Tensor, Trace
 from tfopt.pruning.channels.elementwise import ELEMENTWISE, OPERATIONS
 from tfopt.pruning.channels.products import NORMALIZATIONS, PRODUCTS
-from tfopt.pruning.channels.recurrent import RECURRENT
+from tfopt.pruning.channels.sequences import SEQUENCES
 from tfopt.pruning.channels.shapes import SHAPE_OPERATIONS, SHAPES
 
 # A rule is chosen by the exact class: a subclass may compute something else.
-LAYER_RULES = {**PRODUCTS, **NORMALIZATIONS, **ELEMENTWISE, **SHAPES, **ATTENTION, **RECURRENT}
+LAYER_RULES = {**PRODUCTS, **NORMALIZATIONS, **ELEMENTWISE, **SHAPES, **SEQUENCES}
 OPERATION_RULES = {**OPERATIONS, **SHAPE_OPERATIONS}
 
 
 def trace_model(model: keras.Model, widths: bool = False, open_size: int | None = None) -> Trace:
-    """Returns how the channels of a model depend on each other.
-
-    Args:
-        model: A built functional or Sequential model.
-        widths: Whether axes over which a layer computes statistics may lose channels.
-        open_size: Size of the open dimensions besides the batch, for which multiply-adds are counted. None counts 1.
-    """
+    """Returns how the channels of a model depend on each other. The arguments are those of `ChannelGroups`."""
     trace = Trace(widths=widths, rules=LAYER_RULES)
     walk = _Walk(trace, open_size or 1)
     graph = as_functional(model)
@@ -44,17 +35,14 @@ def trace_model(model: keras.Model, widths: bool = False, open_size: int | None 
     for name, tensor in zip(graph.output_names, graph.outputs, strict=True):
         for axis in walk.tensors[id(tensor)].axes:
             trace.elements.join(axis, Fixed(f"it is the model's output {name!r}"))
-    trace.tensors = walk.tensors
     return trace
 
 
 class _Walk:
-    """The tensors of all graphs that were walked through, by the id of the symbolic tensor."""
-
     def __init__(self, trace: Trace, open_size: int) -> None:
         self.trace = trace
         self._open_size = open_size
-        self.tensors: dict[int, Tensor] = {}
+        self.tensors = trace.tensors
         self._graphs: dict[int, Any] = {}  # the graph of each nested model
 
     def run(self, graph: Any, path: str) -> None:
@@ -101,7 +89,8 @@ class _Walk:
         operation = call.operation
         if isinstance(operation, keras.Layer):
             rule = LAYER_RULES.get(type(operation))
-            if rule is not None and _is_quantized(operation):
+            quantized = operation.dtype_policy.quantization_mode or getattr(operation, "lora_enabled", False)
+            if rule is not None and quantized:  # its weights are not what its class says
                 return call.fix_all("is quantized or has a LoRA part")
         else:
             rule = OPERATION_RULES.get(operation_name(operation) or "")
@@ -109,9 +98,7 @@ class _Walk:
             return call.fix_all("is an operation that tfopt does not follow")
         axes = [tuple(each) for each in rule(call)]
         for each, shape in zip(axes, call.shapes, strict=True):
-            sizes = [
-                axis.size if isinstance(axis, np.ndarray) else size for axis, size in zip(each, shape, strict=True)
-            ]
+            sizes = [size if isinstance(axis, Fixed) else axis.size for axis, size in zip(each, shape, strict=True)]
             assert tuple(sizes) == shape, (str(call), sizes, shape)
         return axes
 
@@ -123,7 +110,11 @@ class _Walk:
         inputs = inputs_in_order(graph, call.arguments[0][0])
         for tensor, x in zip(graph.inputs, keras.tree.flatten(inputs), strict=True):
             if first:
-                axes = tuple(self._like(axis, size) for axis, size in zip(x.axes, tensor.shape, strict=True))
+                new = self.trace.elements.new
+                axes = tuple(
+                    axis if isinstance(axis, Fixed) or size is None else new(size)
+                    for axis, size in zip(x.axes, tensor.shape, strict=True)
+                )
             else:
                 axes = self.tensors[id(tensor)].axes
             for one, other in zip(axes, x.axes, strict=True):
@@ -131,11 +122,3 @@ class _Walk:
             self.tensors[id(tensor)] = Tensor(tuple(tensor.shape), axes, x.sizes)
         self.run(graph, call.path)
         return [self.tensors[id(tensor)] for tensor in graph.outputs]
-
-    def _like(self, axis: Axis, size: int | None) -> Axis:
-        return axis if isinstance(axis, Fixed) or size is None else self.trace.elements.new(size)
-
-
-def _is_quantized(layer: Any) -> bool:
-    """Returns whether a layer's weights are not what its class says: they are quantized or have a LoRA part."""
-    return layer.dtype_policy.quantization_mode is not None or getattr(layer, "lora_enabled", False)

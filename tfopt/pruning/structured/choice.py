@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -12,9 +12,9 @@ import keras
 import numpy as np
 
 from tfopt.errors import ConfigError
+from tfopt.pruning.config import StructuredPruningConfig
+from tfopt.pruning.criteria import CHANNEL_CRITERIA
 from tfopt.pruning.gradients import LossGradients
-from tfopt.pruning.structured.config import StructuredPruningConfig
-from tfopt.pruning.structured.criteria import CRITERIA
 from tfopt.pruning.structured.groups import ChannelGroups, Group
 
 HALVINGS = 20  # of the interval in which a target is sought
@@ -30,63 +30,49 @@ class Ranked:
 
 
 def rank(
-    groups: Sequence[Group], config: StructuredPruningConfig, *, kept: Any = None, products: Sequence[Any] | None = None
+    model: keras.Model, groups: Sequence[Group], config: StructuredPruningConfig, data: Any, kept: Any = None
 ) -> list[Ranked]:
-    """Scores the units of each group.
+    """Scores the units of each group. The criterion "taylor" needs a compiled model and data.
 
-    Args:
-        groups: The groups.
-        config: Its criterion.
-        kept: Boolean for each unit of the model, False where it was removed before. Such units come last.
-        products: For the criterion "taylor", what `channel_products` returns.
-
-    Raises:
-        ConfigError: The criterion did not return a finite score for each unit, or it does not apply to the group.
+    `kept` has a boolean for each unit of the model, False where it was removed before. Such units come last.
     """
-    return [
-        _ranked(group, _scores(group, config, None if products is None else products[number]), kept)
-        for number, group in enumerate(groups)
-    ]
+    values: Iterable[Any]
+    if config.criterion == "taylor":
+        values = _channel_products(model, groups, data, config.gradient_batches)
+    else:
+        values = (group.scales() if config.criterion == "bn_scale" else group.values() for group in groups)
+    criterion = CHANNEL_CRITERIA[config.criterion] if isinstance(config.criterion, str) else config.criterion
+    return [_ranked(group, criterion(value), kept) for group, value in zip(groups, values, strict=True)]
 
 
 def _ranked(group: Group, scores: Any, kept: Any) -> Ranked:
+    scores = np.asarray(scores, dtype=np.float64)
+    if scores.shape != (len(group.units),) or not np.isfinite(scores).all():
+        raise ConfigError(
+            f"criterion must return one finite score per channel. Received: shape {scores.shape} for the "
+            f"{len(group.units)} channels of {group.name!r}. Return an array of this length."
+        )
     if kept is not None:
         scores = np.where(kept[group.units], scores, min(scores.min(), 0.0) - 1)
     order = np.argsort(-scores, kind="stable")
     return Ranked(group, order, scores[order])
 
 
-def _scores(group: Group, config: StructuredPruningConfig, products: Any) -> Any:
-    criterion = CRITERIA[config.criterion] if isinstance(config.criterion, str) else config.criterion
-    if config.criterion == "taylor":
-        values = products
-    else:
-        values = group.scales() if config.criterion == "bn_scale" else group.values()
-    scores = np.asarray(criterion(values), dtype=np.float64)
-    if scores.shape != (len(group.units),) or not np.isfinite(scores).all():
-        raise ConfigError(
-            f"criterion must return one finite score per channel. Received: shape {scores.shape} for the "
-            f"{len(group.units)} channels of {group.name!r}. Return an array of this length."
-        )
-    return scores
-
-
 def choose(channels: ChannelGroups, ranked: Sequence[Ranked], config: StructuredPruningConfig) -> Any:
-    """Returns a boolean for each unit of the model, True where it stays.
-
-    Raises:
-        ConfigError: A group would keep no channel, or the target cannot be reached.
-    """
+    """Returns a boolean for each unit of the model, True where it stays."""
     target, value = config.target
     if target == "ratio":
-        _check_ratio(ranked, config, value)
+        for each in ranked if config.scope == "layer" else ():
+            units, ratio = len(each.group.units), _ratio(config, each.group, value)
+            if units > 1 and units * (1 - ratio) < 0.5:
+                raise ConfigError(
+                    f"ratio must leave at least one channel of each group. Received: ratio={ratio:g}, and "
+                    f"{each.group.name!r} has {units}. Set {math.floor(100 * (units - 1) / units) / 100:g} or less, or "
+                    "exclude it."
+                )
         return kept_units(channels, ranked, counts_at(ranked, config))
-    cost = _costs(channels)[target]
+    cost = {"target_flops": channels.multiply_adds, "target_parameters": channels.parameters}[target]
     return meet(channels, ranked, config, cost, value * cost(channels.all_kept))
-
-
-def _costs(channels: ChannelGroups) -> Mapping[str, Callable[[Any], int]]:
-    return {"target_flops": channels.multiply_adds, "target_parameters": channels.parameters}
 
 
 def meet(
@@ -122,7 +108,12 @@ def meet(
         else:
             low = middle
     # The last step of the search may remove from many groups at once. What is not needed comes back.
-    for number in sorted(range(len(ranked)), key=lambda each: -_best_removed(ranked[each], counts[each])):
+    # The group whose best removed unit is the most important, as a share of the mean of the group, comes first.
+    best = [
+        each.scores[count] / (each.scores.mean() or 1.0) if count < len(each.scores) else -math.inf
+        for each, count in zip(ranked, counts, strict=True)
+    ]
+    for number in sorted(range(len(ranked)), key=lambda each: -best[each]):
         more = min(counts[number] + ranked[number].group.step(config.round_to), len(ranked[number].group.units))
         tried = [*counts[:number], more, *counts[number + 1 :]]
         tried_kept = kept_units(channels, ranked, tried)
@@ -134,11 +125,6 @@ def meet(
 def smallest(channels: ChannelGroups, ranked: Sequence[Ranked], config: StructuredPruningConfig) -> Any:
     """Returns the units of the smallest model that `max_ratio` and `round_to` allow."""
     return kept_units(channels, ranked, _counts(ranked, config, 1.0, limit=True))
-
-
-def _best_removed(ranked: Ranked, count: int) -> float:
-    """Returns the highest score of a removed unit, as a share of the mean of its group."""
-    return ranked.scores[count] / (ranked.scores.mean() or 1.0) if count < len(ranked.scores) else -math.inf
 
 
 def counts_at(ranked: Sequence[Ranked], config: StructuredPruningConfig) -> list[int]:
@@ -175,17 +161,6 @@ def _rounded(group: Group, count: float, config: StructuredPruningConfig, least:
     return min(steps * step, units)
 
 
-def _check_ratio(ranked: Sequence[Ranked], config: StructuredPruningConfig, value: float) -> None:
-    for each in ranked if config.scope == "layer" else ():
-        units, ratio = len(each.group.units), _ratio(config, each.group, value)
-        if units > 1 and units * (1 - ratio) < 0.5:
-            raise ConfigError(
-                f"ratio must leave at least one channel of each group. Received: ratio={ratio:g}, and "
-                f"{each.group.name!r} has {units}. Set {math.floor(100 * (units - 1) / units) / 100:g} or less, or "
-                "exclude it."
-            )
-
-
 def kept_units(channels: ChannelGroups, ranked: Sequence[Ranked], counts: Sequence[int]) -> Any:
     """Returns a boolean for each unit of the model, True where it stays: the best of each group."""
     kept = channels.all_kept
@@ -194,13 +169,8 @@ def kept_units(channels: ChannelGroups, ranked: Sequence[Ranked], counts: Sequen
     return kept
 
 
-def channel_products(model: keras.Model, groups: Sequence[Group], data: Any, batches: int) -> list[Any]:
-    """Returns an array [units, batches] for each group: the sums of weight * gradient over the weights of each unit.
-
-    Raises:
-        UnsupportedModelError: The model is not compiled.
-        ConfigError: There is no data, or the loss cannot be computed on it.
-    """
+def _channel_products(model: keras.Model, groups: Sequence[Group], data: Any, batches: int) -> list[Any]:
+    """Returns an array [units, batches] for each group: the sums of weight * gradient over the weights of each unit."""
     held = {id(member.weight.variable): member.weight.variable for group in groups for member in group.members}
     variables = [variable for variable in held.values() if variable.trainable]
     sums: list[list[Any]] = [[] for _ in groups]

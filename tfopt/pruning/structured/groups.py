@@ -20,8 +20,7 @@ import numpy as np
 
 from tfopt.compat.kinds import check_keras_3
 from tfopt.profiling.cost import FlopCount, count_flops
-from tfopt.pruning.channels.call import Resized, Trace, TracedWeight, axes_in
-from tfopt.pruning.channels.elements import Ids
+from tfopt.pruning.channels.call import Ids, Resized, Trace, TracedWeight, axes_in
 from tfopt.pruning.channels.tracing import trace_model
 from tfopt.report import Skip
 
@@ -41,8 +40,7 @@ class Member:
     indices: Ids
 
     def __str__(self) -> str:
-        variable = self.weight.variable
-        return f"{self.weight.layer}.{variable.name} axis {self.dimension}"
+        return f"{self.weight.layer}.{self.weight.variable.name} axis {self.dimension}"
 
 
 @dataclass(frozen=True)
@@ -89,21 +87,13 @@ class Group:
 
     def scales(self) -> Any:
         """Returns the scales of the batch normalizations, [units, values]; None without any."""
-        found = [
-            member
-            for member in self.members
-            if member.weight.kind == "BatchNormalization" and member.weight.variable.name == "gamma"
-        ]
+        wanted = ("BatchNormalization", "gamma")
+        found = [each for each in self.members if (each.weight.kind, each.weight.variable.name) == wanted]
         return self._rows(found) if found else None
 
     def _rows(self, members: Sequence[Member]) -> Any:
-        rows = [
-            np.moveaxis(member.weight.variable.numpy().astype(np.float32), member.dimension, 0)[member.indices].reshape(
-                len(self.units), -1
-            )
-            for member in members
-        ]
-        return np.concatenate(rows, axis=1)
+        values = (np.moveaxis(each.weight.variable.numpy(), each.dimension, 0)[each.indices] for each in members)
+        return np.concatenate([each.astype(np.float32).reshape(len(self.units), -1) for each in values], axis=1)
 
     def multiple(self, round_to: int | None) -> int:
         """Returns the number that the width stays a multiple of: by default one that suits it."""
@@ -193,11 +183,7 @@ class ChannelGroups:
 
     @cached_property
     def counted(self) -> FlopCount:
-        """The multiply-adds of the model as it is, as `tfopt.count_flops` counts them.
-
-        Raises:
-            ConfigError: The model has an open dimension, and open_size is None.
-        """
+        """The multiply-adds of the model as it is. A ConfigError if a dimension is open and open_size is None."""
         return count_flops(self._model, open_size=self._open_size)
 
     def multiply_adds(self, kept: Any) -> int:
@@ -205,7 +191,7 @@ class ChannelGroups:
         return self.counted.multiply_adds - self._followed(self.all_kept) + self._followed(kept)
 
     def _followed(self, kept: Any) -> int:
-        return sum(work.constant * math.prod(self.size(axis, kept) for axis in work.axes) for work in self.trace.work)
+        return sum(count * math.prod(self.size(axis, kept) for axis in axes) for count, axes in self.trace.work)
 
     def _find_groups(self) -> tuple[Group, ...]:
         places: dict[int, list[tuple[int, int, int]]] = defaultdict(list)  # unit -> (weight, dimension, index)
@@ -221,6 +207,7 @@ class ChannelGroups:
                 alike[tuple((number, dimension) for number, dimension, _ in found)].append(unit)
         whole = self._units_of(self.trace.heads)
         strided = self._units_of(self.trace.strided)
+        normalized = [(name, self._units_of([axis])) for axis, name in self.trace.normalized]
         groups: list[Group] = []
         for signature, units in alike.items():
             indices = np.array([[index for _, _, index in places[unit]] for unit in units])
@@ -238,11 +225,7 @@ class ChannelGroups:
                     channels=min(member.indices.shape[1] for member in members),
                     whole=bool(whole & set(units)),
                     least_channels=LEAST_STRIDED if strided & set(units) else 1,
-                    normalized=tuple(
-                        dict.fromkeys(
-                            name for axis, name in self.trace.normalized if self._units_of([axis]) & set(units)
-                        )
-                    ),
+                    normalized=tuple(dict.fromkeys(name for name, found in normalized if found & set(units))),
                 )
             )
         return tuple(groups)

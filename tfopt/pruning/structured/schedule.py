@@ -10,12 +10,13 @@ import keras
 import numpy as np
 
 from tfopt.compat.replace import forget
-from tfopt.errors import ConfigError, warn
+from tfopt.errors import ConfigError
 from tfopt.models.copying import copy_model
+from tfopt.pruning.config import StructuredPruningConfig
 from tfopt.pruning.gradients import check_data
 from tfopt.pruning.masks import attach_mask
-from tfopt.pruning.structured.choice import Ranked, channel_products, choose, rank
-from tfopt.pruning.structured.config import StructuredPruningConfig
+from tfopt.pruning.schedules import last_step
+from tfopt.pruning.structured.choice import choose, rank
 from tfopt.pruning.structured.shrink import ShrinkResult, find_groups, finished
 
 
@@ -80,8 +81,8 @@ class ShrinkSchedule(keras.callbacks.Callback):
         forget(model, "train_function")
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        choose(self._channels, self._rank(self.config), self.config)  # an unreachable target is an error now
-        end = self._end_step() if self.config.rounds > 1 else 0
+        self._choose(self.config)  # an unreachable target is an error now
+        end = last_step(self.config.end_step, self.params, "The last channels leave") if self.config.rounds > 1 else 0
         self._rounds = np.linspace(0, end, self.config.rounds).round().astype(int).tolist()
         self._done = self._epoch_begin = self._steps_done = 0
 
@@ -116,40 +117,19 @@ class ShrinkSchedule(keras.callbacks.Callback):
         wanted = value * progress if name == "ratio" else 1 - (1 - value) * progress
         ratios = {group: ratio * progress for group, ratio in self.config.ratios.items()}
         change: dict[str, Any] = {name: wanted, "ratios": ratios}
-        config = replace(self.config, **change)
         # From the weights, because a checkpoint may have been restored since.
         self._kept = self._masked_units()
-        self._kept &= choose(self._channels, self._rank(config), config)
+        self._kept &= self._choose(replace(self.config, **change))
         for weight, mask in self._masks:
             mask.assign(self._channels.mask(weight, self._kept) & mask.kept.numpy())
 
-    def _rank(self, config: StructuredPruningConfig) -> list[Ranked]:
-        products = None
-        if config.criterion == "taylor":
-            products = channel_products(self._parent, self._groups, self._data, config.gradient_batches)
-        return rank(self._groups, config, kept=self._kept, products=products)
+    def _choose(self, config: StructuredPruningConfig) -> Any:
+        ranked = rank(self._parent, self._groups, config, self._data, self._kept)
+        return choose(self._channels, ranked, config)
 
     def _masked_units(self) -> Any:
         """Returns the units that earlier masks have left."""
         kept = self._channels.all_kept
         for group in self._groups:
-            alive = np.abs(group.values()).max(axis=1) > 0
-            kept[group.units] = alive
+            kept[group.units] = np.abs(group.values()).max(axis=1) > 0
         return kept
-
-    def _end_step(self) -> int:
-        steps = self.params.get("steps")
-        if self.config.end_step is not None:
-            total = steps * self.params["epochs"] if steps else None
-            if total is not None and self.config.end_step > total:
-                warn(
-                    f"end_step={self.config.end_step} lies beyond the {total} steps of this fit. The last channels "
-                    f"leave at its end, with no step to recover. Set end_step to {total} or less."
-                )
-            return self.config.end_step
-        if not steps:
-            raise ConfigError(
-                "end_step must be given when the number of steps is unknown. Received: end_step=None and a data set of "
-                "unknown size. Give end_step, or give steps_per_epoch to fit."
-            )
-        return max(1, 2 * steps * self.params["epochs"] // 3)

@@ -22,10 +22,11 @@ from tfopt.models.copying import Rebuild, copy_model, is_plain, on_devices_of, p
 from tfopt.profiling.cost import count_flops
 from tfopt.pruning.call_times import Latency, in_turns, timed_function
 from tfopt.pruning.channels.call import Part, Setting
+from tfopt.pruning.config import StructuredPruningConfig
 from tfopt.pruning.payoff import payoff_of_channels
-from tfopt.pruning.structured.choice import Ranked, channel_products, choose, meet, rank, smallest
-from tfopt.pruning.structured.config import StructuredPruningConfig
+from tfopt.pruning.structured.choice import Ranked, choose, meet, rank, smallest
 from tfopt.pruning.structured.groups import ChannelGroups, Group
+from tfopt.pruning.weights import is_matched
 from tfopt.report import Change, PassReport, Skip
 from tfopt.settings.validation import check_type
 
@@ -89,8 +90,7 @@ def shrink(
     check_type("config", config, StructuredPruningConfig, "Pass for example tfopt.StructuredPruningConfig(ratio=0.5).")
     channels, groups, skipped = find_groups(model, config)
     copy_model(model, data)  # refuses a model whose copy computes something else, before anything is removed
-    products = channel_products(model, groups, data, config.gradient_batches) if config.criterion == "taylor" else None
-    ranked = rank(groups, config, products=products)
+    ranked = rank(model, groups, config, data)
     times = {}
     if config.target_latency is None:
         kept = choose(channels, ranked, config)
@@ -204,17 +204,11 @@ def _excluded(channels: ChannelGroups, patterns: tuple[str, ...]) -> set[str]:
     paths |= {resized.path for resized in channels.trace.resized.values()}
     excluded: set[str] = set()
     for pattern in patterns:
-        named = {path for path in paths if any(fnmatchcase(part, pattern) for part in _names(path))}
+        named = {path for path in paths if is_matched(path, pattern)}
         if not named:
             raise ConfigError(f"exclude must name layers of the model. Received: {pattern!r}, which no layer has.")
         excluded.update(name for path in named for name in channels.groups_of(path))
     return excluded
-
-
-def _names(path: str) -> list[str]:
-    """Returns the names under which a pattern finds a layer: its own, its path, and those of the models around it."""
-    parts = path.split("/")
-    return [*parts, *("/".join(parts[: number + 1]) for number in range(len(parts)))]
 
 
 def _report(
@@ -230,10 +224,9 @@ def _report(
         if group.normalized:
             detail += f"; the statistics of {group.normalized[0]} change"
         changed.append(Change(name=group.name, kind=group.kind, detail=detail))
-    everything = channels.all_kept
     metrics = {
         "parameters": float(channels.parameters(kept)),
-        "parameters_before": float(channels.parameters(everything)),
+        "parameters_before": float(channels.parameters(channels.all_kept)),
         **figures,
     }
     return PassReport(name="shrink", changed=tuple(changed), skipped=(*skipped, *unchanged), metrics=metrics)
@@ -244,15 +237,7 @@ def _indices(group: Group, kept: Any) -> tuple[int, ...]:
 
 
 def without_channels(model: keras.Model, channels: ChannelGroups, kept: Any) -> keras.Model:
-    """Returns a new model of the kept units. Layers, names, inputs and outputs are those of the model.
-
-    Args:
-        model: The model that `channels` describes.
-        channels: Its groups.
-        kept: Boolean for each unit, True where it stays.
-    Raises:
-        UnsupportedLayerError: A layer cannot be rebuilt from its config.
-    """
+    """Returns a new model of the kept units. Layers, names, inputs and outputs are those of the model."""
     return on_devices_of(model, _Smaller(channels, kept).model, model)
 
 
