@@ -158,3 +158,13 @@ def _run(script, *arguments):
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
     command = [sys.executable, str(BENCHMARKS / script), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_grouped_convolutions_compares_the_exports(tmp_path):
+    out = tmp_path / "grouped.json"
+    run = _run("grouped_convolutions.py", "--quick", "--models", "regnet", "--out", str(out))
+    assert run.returncode == 0, run.stderr
+    (export,) = json.loads(out.read_text())["export"]
+    assert set(export["batch"]) == {"1", "8"}
+    assert all(row["difference"] < 1e-5 for row in export["batch"].values())
