@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfopt.compat.tensorflow import inputs_of
 from tfopt.data import Examples, caching, pipeline
-from tfopt.data.caching import choose_cache, keep_examples
+from tfopt.data.caching import cache_examples, choose_cache
 from tfopt.errors import ConfigError, TfoptWarning
 
 
@@ -77,14 +77,14 @@ def test_examples_without_room_in_memory_are_shuffled_as_records(free):
     free(5_000)
     examples = Examples(name="strings", train=records(), test=records(1), outputs=1, decode=decode)
     with pytest.warns(TfoptWarning, match="not kept in memory"):
-        kept = keep_examples(examples, "train", mode="memory")
+        kept = cache_examples(examples, "train", mode="memory")
     assert (kept.choice.place, kept.dataset.element_spec.dtype, kept.decode) == ("off", tf.string, decode)
 
 
 def test_a_cache_that_counts_is_none_for_files_that_workers_share():
     strings = records().filter(lambda content: True)
     examples = Examples(name="strings", train=strings, test=strings, outputs=1)
-    counting, plain = (keep_examples(examples, "train", mode="memory", count=count) for count in (True, False))
+    counting, plain = (cache_examples(examples, "train", mode="memory", may_count=count) for count in (True, False))
     assert [type(inputs_of(kept.dataset)[0]).__name__ for kept in (counting, plain)] == [
         "_ScanDataset",
         "_FilterDataset",

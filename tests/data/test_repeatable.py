@@ -72,11 +72,11 @@ def test_a_cache_on_disk_is_not_that_of_another_python_function_in_another_proce
 import sys
 import numpy as np
 import tensorflow as tf
-from tfopt.data.caching import kept_on_disk
+from tfopt.data.disk_cache import cached_on_disk
 last = int(sys.argv[1])
 number = lambda n: np.int64(n if n < 90 else last)
 decode = lambda n: tf.ensure_shape(tf.numpy_function(number, [n], tf.int64), ())
-print(sum(int(n) for n in kept_on_disk(tf.data.Dataset.range(100), decode, {str(tmp_path)!r}, "numbers")))
+print(sum(int(n) for n in cached_on_disk(tf.data.Dataset.range(100), decode, {str(tmp_path)!r}, "numbers")))
 """
     found = [
         int(fresh_python("-c", code, last, imported="nothing", check=True).stdout)  # hashes differ too

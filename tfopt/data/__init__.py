@@ -1,6 +1,6 @@
 """Data sources, and the tf.data pipeline that feeds a model.
 
-Start in pipeline.py; examples.py says what a source returns.
+Start in pipeline.py; examples.py says what a source returns, and stored.py how its examples are stored.
 """
 
 import lazy_loader

@@ -121,9 +121,8 @@ class DataConfig:
 
         if not self.augments:
             return None
-        config = replace(self.augment, crop=self.augment.crop or self.random_shift)
         return Augmentation(
-            config,
+            replace(self.augment, crop=self.augment.crop or self.random_shift),
             outputs=examples.outputs,
             masks=_are_masks(examples.element_spec),
             ignored_target=examples.ignored_target,
@@ -137,14 +136,7 @@ class DataConfig:
             >>> DataConfig(cache="off").pipeline_arguments()["cache"]
             'off'
         """
-        names = (
-            "cache",
-            "cache_dir",
-            "shuffle_buffer",
-            "deterministic",
-            "bucket_boundaries",
-            "service",
-        )
+        names = ("cache", "cache_dir", "shuffle_buffer", "deterministic", "bucket_boundaries", "service")
         return {name: getattr(self, name) for name in names}
 
 

@@ -88,11 +88,15 @@ class EpochCounter:
 
     @property
     def _variable(self) -> tf.Variable:
+        def make() -> tf.Variable:
+            with tf.device("CPU:0"):  # where tf.data runs
+                return tf.Variable(UNCONTROLLED, dtype=tf.int64, trainable=False, name="epoch")
+
         if self._made is None:
             # In another thread: the scope of a strategy holds only for the thread that entered it. Inside the scope
             # the variable would have a copy on each replica, and need a broadcast between the workers.
             with ThreadPoolExecutor(1) as outside:
-                self._made = outside.submit(_make_variable).result()
+                self._made = outside.submit(make).result()
         return self._made
 
 
@@ -114,8 +118,6 @@ class PerEpoch(SameElements):
 
     Args:
         dataset: Data set that reads the counter, for strategies and for data sets derived from this one.
-        counter: Counter of the epoch.
-        seed: Seed of `dataset`.
         of_seed: Function from the seed of an epoch to the data set of that epoch.
         device: Device to copy the elements to in advance; None leaves them on the processor.
     """
@@ -130,9 +132,7 @@ class PerEpoch(SameElements):
     ) -> None:
         dataset = on_device(dataset, device)
         super().__init__(dataset, tf.data.experimental.to_variant(dataset))
-        self._device = device
-        self._counter = counter
-        self._seed = seed
+        self._device, self._counter, self._seed = device, counter, seed
         # A partial: TensorFlow counts the traces of a Python function over all data sets, and warns at too many.
         self._of_seed = tf.function(functools.partial(lambda drawn: tf.data.experimental.to_variant(of_seed(drawn))))
 
@@ -161,8 +161,3 @@ def on_device(dataset: tf.data.Dataset, device: str | None) -> tf.data.Dataset:
 def seed_of(seed: int, epoch: tf.Tensor) -> tf.Tensor:
     """Returns the seed of one epoch."""
     return tf.random.stateless_uniform((), seed=[seed, epoch], minval=None, maxval=None, dtype=tf.int64)
-
-
-def _make_variable() -> tf.Variable:
-    with tf.device("CPU:0"):  # where tf.data runs
-        return tf.Variable(UNCONTROLLED, dtype=tf.int64, trainable=False, name="epoch")

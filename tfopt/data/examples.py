@@ -12,7 +12,7 @@ from tfopt.errors import ConfigError
 if TYPE_CHECKING:  # a list of the sources needs no TensorFlow, whose import takes seconds
     import tensorflow as tf
 
-    from tfopt.data.records.stored import Stored
+    from tfopt.data.stored import Stored
 
 
 Split = Literal["train", "validation", "test"]
@@ -105,13 +105,8 @@ class Examples:
         return records.map(self.decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
     def batches(self, split: Split, batch_size: int = 32) -> tf.data.Dataset:
-        """Returns the examples of a part in batches. Examples that differ in length are filled up with `padding`.
-
-        Args:
-            split: The part.
-            batch_size: Examples of a batch; the last batch may be smaller.
-        """
-        from tfopt.data.buckets import batched  # here, because it imports TensorFlow
+        """Returns the examples of a part in batches. Examples that differ in length are filled up with `padding`."""
+        from tfopt.data.batching import batched  # here, because it imports TensorFlow
 
         return batched(self.decoded(split), batch_size, padding=self.padding)
 

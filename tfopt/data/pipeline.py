@@ -17,14 +17,14 @@ from annotated_types import Ge
 
 from tfopt.data.augment.augmentation import Augmentation
 from tfopt.data.augment.config import AugmentConfig
-from tfopt.data.batches import check_examples
-from tfopt.data.buckets import batched, check_buckets
-from tfopt.data.caching import CacheChoice, CacheMode, Kept, cache_mode, keep_dataset, keep_examples
+from tfopt.data.batching import batched, check_buckets
+from tfopt.data.caching import CachedData, CacheMode, cache_dataset, cache_examples, cache_mode
 from tfopt.data.config import DataConfig
 from tfopt.data.epoch_order import EpochCounter, PerEpoch, on_device, seeds_of_passes
 from tfopt.data.examples import Examples, Split
-from tfopt.data.files.finite import finite_batch
+from tfopt.data.finite import finite_batch
 from tfopt.data.service.client import ThroughService, check_records_can_be_sent
+from tfopt.data.user_data import check_examples
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.hardware import logical_cores
 from tfopt.report import Decision
@@ -32,12 +32,7 @@ from tfopt.settings.validation import check_value
 
 PREFETCH = 2
 WORKERS_READ = "each worker reads other records in every epoch"
-AUTO_SHARD = {
-    "auto": tf.data.experimental.AutoShardPolicy.AUTO,
-    "data": tf.data.experimental.AutoShardPolicy.DATA,
-    "file": tf.data.experimental.AutoShardPolicy.FILE,
-    "off": tf.data.experimental.AutoShardPolicy.OFF,
-}
+AUTO_SHARD = {name: tf.data.experimental.AutoShardPolicy[name.upper()] for name in ("auto", "data", "file", "off")}
 
 
 def pipeline(
@@ -123,12 +118,15 @@ def pipeline(
     )
     _check(config, augment, auto_shard, epoch, training=training, repeat=repeat, device=device)
     part = split or ("train" if training else "validation")
-    kept = _kept(data, part, _cache_mode(config, training=training), cache_dir, count=auto_shard != "file")
+    cached = _cached(data, part, _cache_mode(config, training=training), cache_dir, may_count=auto_shard != "file")
     batches = _Batches(
-        kept=kept,
-        window=config.shuffle_buffer if config.shuffle_buffer != "auto" else kept.window if training else 1,
+        dataset=cached.dataset,
+        decode=cached.decode,
+        window=config.shuffle_buffer if config.shuffle_buffer != "auto" else cached.window if training else 1,
         source=data if isinstance(data, Examples) else None,
-        config=config,
+        boundaries=config.bucket_boundaries,
+        deterministic=deterministic,
+        in_service=service is not None,
         batch_size=batch_size,
         training=training,
         augment=Augmentation(AugmentConfig(crop=random_shift)) if random_shift else augment,
@@ -139,7 +137,7 @@ def pipeline(
         auto_shard=auto_shard,
     )
     batches.check()
-    count = int(kept.dataset.cardinality())
+    count = int(cached.dataset.cardinality())
     if not training:
         return batches.in_order()
     if service is not None:
@@ -153,12 +151,15 @@ def pipeline(
 
 @dataclass(frozen=True, kw_only=True)
 class _Batches:
-    """The batches of a data set with its cache. `pipeline` explains the settings; each ending is a method."""
+    """The batches of a data set behind its cache. `pipeline` explains the settings; each ending is a method."""
 
-    kept: Kept
+    dataset: tf.data.Dataset
+    decode: Callable[..., Any] | None
     window: int  # found before any graph is traced, because it may read examples
     source: Examples | None
-    config: DataConfig
+    boundaries: tuple[int, ...]
+    deterministic: bool
+    in_service: bool
     batch_size: int
     training: bool
     augment: Callable[..., Any] | None
@@ -170,15 +171,14 @@ class _Batches:
 
     def check(self) -> None:
         """Raises ConfigError if the buckets or the augmentation do not fit the examples."""
-        dataset, decode = self.kept.dataset, self.kept.decode
-        decoded = dataset if decode is None else dataset.map(decode)
-        check_buckets(decoded.element_spec, self.config.bucket_boundaries, self._padding)
+        decoded = self._decoded(self.dataset)
+        check_buckets(decoded.element_spec, self.boundaries, self._padding)
         if self.training and isinstance(self.augment, Augmentation):
             self.augment.check(decoded.batch(1).element_spec)  # tf.data would replace an error from its function
 
     def in_order(self) -> tf.data.Dataset:
         """Returns the examples in their order, as an evaluation needs them."""
-        return on_device(self._batch(self._decoded(self.kept.dataset)), self.device)
+        return on_device(self._batch(self._decoded(self.dataset)), self.device)
 
     def of_iterator(self) -> tf.data.Dataset:
         """Returns examples in a new order for each iterator."""
@@ -202,8 +202,8 @@ class _Batches:
 
     def through_service(self, address: str, epoch: EpochCounter | None, count: int) -> tf.data.Dataset:
         """Returns the batches that a tf.data service prepares."""
-        check_records_can_be_sent(self.kept.dataset)
-        joins = not self.config.bucket_boundaries and self._padding is None
+        check_records_can_be_sent(self.dataset)
+        joins = not self.boundaries and self._padding is None
         return ThroughService(
             lambda drawn: self._batch(self._randomized(drawn)),
             address,
@@ -216,9 +216,9 @@ class _Batches:
 
     def _randomized(self, seed: Any) -> tf.data.Dataset:
         """Returns the examples shuffled and decoded, each with a seed of its own if they are augmented."""
-        examples = self._decoded(self.kept.dataset.shuffle(self.window, seed=seed))
+        examples = self._decoded(self.dataset.shuffle(self.window, seed=seed))
         if self.augment is not None:
-            examples = _with_seeds(examples, seed, in_service=self.config.service is not None)
+            examples = _with_seeds(examples, seed, in_service=self.in_service)
         return examples if self._per_example is None else self._mapped(examples, self._per_example)
 
     def _seeded(self, seed: tf.Tensor) -> tf.data.Dataset:
@@ -233,7 +233,7 @@ class _Batches:
             self.batch_size,
             drop_remainder=self.drop_remainder,
             padding=self._padding,
-            boundaries=self.config.bucket_boundaries,
+            boundaries=self.boundaries,
             seeded=augment is not None,
         )
         if not self.training and isinstance(self.augment, Augmentation) and self.augment.needs_one_hot:
@@ -249,14 +249,14 @@ class _Batches:
         # short epoch that is up to half of the time (benchmarks/plan_choices.py).
         options.autotune.enabled = self.prefetch == tf.data.AUTOTUNE
         options.experimental_distribute.auto_shard_policy = AUTO_SHARD[self.auto_shard]
-        options.deterministic = self.config.deterministic
+        options.deterministic = self.deterministic
         return batches.prefetch(self.prefetch).with_options(options)
 
     def _decoded(self, examples: tf.data.Dataset) -> tf.data.Dataset:
-        return examples if self.kept.decode is None else self._mapped(examples, self.kept.decode)
+        return examples if self.decode is None else self._mapped(examples, self.decode)
 
     def _mapped(self, examples: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
-        return examples.map(function, num_parallel_calls=logical_cores(), deterministic=self.config.deterministic)
+        return examples.map(function, num_parallel_calls=logical_cores(), deterministic=self.deterministic)
 
     @property
     def _padding(self) -> Any:
@@ -270,8 +270,8 @@ class _Batches:
 def decide(examples: Examples, config: DataConfig | None = None, *, split: Split = "train") -> tuple[Decision, ...]:
     """Returns the settings of the pipeline for a part of examples, with the reasons.
 
-    The pipelines of the same examples follow these decisions. If shapes do not determine the size of the examples, the
-    first of them are read and decoded.
+    The pipelines of the same examples follow these decisions. No cache is made or written. If shapes do not determine
+    the size of the examples, the first of them are read and decoded.
 
     Args:
         examples: Examples of a source.
@@ -286,49 +286,46 @@ def decide(examples: Examples, config: DataConfig | None = None, *, split: Split
     """
     config = config or DataConfig()
     mode = _cache_mode(config, training=split == "train")
-    kept = keep_examples(examples, split, mode=mode, cache_dir=config.cache_dir)
-    why = kept.choice.reason if mode == cache_mode(config.cache) else WORKERS_READ
-    decisions = [Decision(setting="cache", value=kept.choice.place, reason=why)]
-    if split == "train":
-        decisions.append(_shuffle_decision(examples, config, kept.window))
-    if not config.deterministic:
-        reason = "as asked; the order differs from run to run, so a resumed epoch has other examples"
-        decisions.append(Decision(setting="deterministic", value="False", reason=reason))
-    if config.bucket_boundaries:
-        reason = f"as asked; {len(config.bucket_boundaries) + 1} buckets, each batch from one of them"
-        value = ", ".join(map(str, config.bucket_boundaries))
-        decisions.append(Decision(setting="bucket_boundaries", value=value, reason=reason))
-    if config.service is not None:
-        reason = "as asked; its workers prepare the batches, in an order that differs from run to run"
-        decisions.append(Decision(setting="service", value=config.service, reason=reason))
-    return tuple(decisions)
+    cached = cache_examples(examples, split, mode=mode, cache_dir=config.cache_dir)
+    decisions: list[Decision] = []
 
+    def add(setting: str, value: object, reason: str) -> None:
+        decisions.append(Decision(setting=setting, value=str(value), reason=reason))
 
-def _shuffle_decision(examples: Examples, config: DataConfig, window: int) -> Decision:
+    add("cache", cached.choice.place, cached.choice.reason if mode == cache_mode(config.cache) else WORKERS_READ)
     size = examples.size("train")
-    if config.shuffle_buffer != "auto":
-        window, reason = config.shuffle_buffer, "as asked"
-    elif size is not None and window >= size:
-        reason = "all training examples"
-    else:
+    if split == "train" and config.shuffle_buffer != "auto":
+        add("shuffle_buffer", config.shuffle_buffer, "as asked")
+    elif split == "train" and size is not None and cached.window >= size:
+        add("shuffle_buffer", cached.window, "all training examples")
+    elif split == "train":
         total = "an unknown number" if size is None else f"{size:,}"
         reason = f"of {total} of training examples; more would take long to fill, or much memory"
-    return Decision(setting="shuffle_buffer", value=str(window), reason=reason)
+        add("shuffle_buffer", cached.window, reason)
+    if not config.deterministic:
+        reason = "as asked; the order differs from run to run, so a resumed epoch has other examples"
+        add("deterministic", False, reason)
+    if config.bucket_boundaries:
+        reason = f"as asked; {len(config.bucket_boundaries) + 1} buckets, each batch from one of them"
+        add("bucket_boundaries", ", ".join(map(str, config.bucket_boundaries)), reason)
+    if config.service is not None:
+        reason = "as asked; its workers prepare the batches, in an order that differs from run to run"
+        add("service", config.service, reason)
+    return tuple(decisions)
 
 
 def _cache_mode(config: DataConfig, *, training: bool) -> CacheMode:
     return "off" if config.service is not None and training else cache_mode(config.cache)
 
 
-def _kept(data: Any, split: Split, mode: CacheMode, cache_dir: str | None, *, count: bool) -> Kept:
+def _cached(data: Any, split: Split, mode: CacheMode, cache_dir: str | None, *, may_count: bool) -> CachedData:
     """Returns the records of a source, or a data set of examples, with the cache that is asked for."""
     if isinstance(data, Examples):
-        return keep_examples(data, split, mode=mode, cache_dir=cache_dir, count=count)
+        return cache_examples(data, split, mode=mode, cache_dir=cache_dir, may_count=may_count)
     data = check_examples(data)
     if isinstance(data, tf.data.Dataset):
-        return keep_dataset(data, mode=mode, cache_dir=cache_dir, count=count)
-    choice = CacheChoice(place="off", reason="the examples are in memory already")
-    return Kept(dataset=tf.data.Dataset.from_tensor_slices(data), decode=None, choice=choice)
+        return cache_dataset(data, mode=mode, cache_dir=cache_dir, may_count=may_count)
+    return cache_dataset(tf.data.Dataset.from_tensor_slices(data), mode="off")  # they are in memory already
 
 
 def _with_seeds(examples: tf.data.Dataset, seed: Any, *, in_service: bool) -> tf.data.Dataset:
@@ -382,14 +379,12 @@ def _check(
         )
     if config.service is None or not training:
         return
-    refused = {
-        f"cache={config.cache!r}": (
-            config.cache in ("memory", "disk"),
-            f"{WORKERS_READ}. Set cache='off'",
-        ),
-        "repeat=True": (repeat, "its workers share the records of one epoch. Leave steps_per_epoch out"),
-        f"device={device!r}": (device is not None, "its batches come from other processes. Leave device out"),
-    }
-    for received, (is_refused, reason) in refused.items():
-        if is_refused:
-            raise ConfigError(f"A tf.data service cannot follow every setting. Received: {received}, but {reason}.")
+    refused = ""
+    if config.cache in ("memory", "disk"):
+        refused = f"cache={config.cache!r}, but {WORKERS_READ}. Set cache='off'"
+    elif repeat:
+        refused = "repeat=True, but its workers share the records of one epoch. Leave steps_per_epoch out"
+    elif device is not None:
+        refused = f"device={device!r}, but its batches come from other processes. Leave device out"
+    if refused:
+        raise ConfigError(f"A tf.data service cannot follow every setting. Received: {refused}.")

@@ -1,4 +1,4 @@
-"""The bytes that examples take, computed from their shapes or estimated from the first; and a cache in free memory."""
+"""The bytes that examples take, computed from their shapes or estimated from the first; and the memory that is free."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import psutil
 import tensorflow as tf
 
 from tfopt.compat.tensorflow import inputs_of
-from tfopt.errors import warn
-from tfopt.report.formatting import memory_size
 
 # The bytes that tf.data holds for each tensor in addition to its content: 200, measured with scalars.
 BYTES_PER_TENSOR = 200
@@ -28,20 +26,14 @@ SHARE = 0.8
 class Size:
     """The number of examples and the bytes of each.
 
-    Attributes:
-        count: Number of examples; None if the data set does not know it, or if it has no end.
-        content: Mean bytes of the content of an example; None if its shape does not determine them.
-        tensors: Mean number of tensors of an example. tf.data holds further bytes for each in memory.
-        endless: Whether the data set has no end.
-
     Example:
         >>> size_of(tf.data.Dataset.range(10)).total
         2080
     """
 
-    count: int | None
-    content: float | None
-    tensors: float
+    count: int | None  # None if the data set does not know it, or has no end
+    content: float | None  # mean bytes of the content of an example; None if its shape does not determine them
+    tensors: float  # mean number in an example: tf.data holds further bytes for each in memory
     endless: bool = False
 
     @property
@@ -54,13 +46,17 @@ class Size:
         """Bytes of all examples in memory; None if they are not known."""
         return None if self.count is None or self.each is None else int(self.count * self.each)
 
+    def with_more(self, examples: int) -> int:
+        """Returns the bytes in memory of these and of more examples, if their size is known."""
+        assert self.total is not None
+        assert self.each is not None
+        return self.total + int(examples * self.each)
+
 
 def size_of(records: tf.data.Dataset, decode: Callable[..., Any] | None = None, *, sampled: bool = False) -> Size:
     """Returns the size of the examples that `decode` makes of records, or of the records if there is no function.
 
     Args:
-        records: Data set of records.
-        decode: Function from a record to an example.
         sampled: Whether to read and decode the first records if shapes do not determine the bytes.
     """
     decoded = records if decode is None else records.map(decode)
@@ -69,7 +65,7 @@ def size_of(records: tf.data.Dataset, decode: Callable[..., Any] | None = None, 
     content, tensors = _content_by_specs(specs), float(len(specs))
     if content is None and sampled:
         found = [tf.nest.flatten(example, expand_composites=True) for example in decoded.take(SAMPLE)]
-        content = sum(_content(tensor) for each in found for tensor in each) / max(len(found), 1)
+        content = sum(int(content_of(tensor)) for each in found for tensor in each) / max(len(found), 1)
         tensors = sum(map(len, found)) / max(len(found), 1)
     return Size(
         count=cardinality if cardinality >= 0 else None,
@@ -83,13 +79,13 @@ def _content_by_specs(specs: Sequence[Any]) -> float | None:
     total = 0
     for each in specs:
         elements = each.shape.num_elements() if isinstance(each, tf.TensorSpec) else None
-        if elements is None or not has_size(each.dtype):
+        if elements is None or not _has_size(each.dtype):
             return None
         total += elements * each.dtype.size
     return float(total)
 
 
-def has_size(dtype: tf.DType) -> bool:
+def _has_size(dtype: tf.DType) -> bool:
     """Returns whether the values of a type all have the same number of bytes."""
     return dtype not in (tf.string, tf.variant, tf.resource)
 
@@ -108,52 +104,16 @@ def is_in_memory(dataset: tf.data.Dataset) -> bool:
     return any(word in kind for word in CHOOSING) and all(map(is_in_memory, inputs))
 
 
-def _content(tensor: tf.Tensor) -> int:
+def content_of(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the bytes that a tensor holds, int64, in TensorFlow."""
     if tensor.dtype == tf.string:
-        return int(tf.reduce_sum(tf.strings.length(tensor)))
-    return int(tf.size(tensor)) * tensor.dtype.size if has_size(tensor.dtype) else 0
-
-
-def cached(dataset: tf.data.Dataset, *, count: bool = True) -> tf.data.Dataset:
-    """Returns a data set that keeps its examples in memory, or the same data set if they do not fit.
-
-    If the data set knows the number and the shape of its examples, their size is computed first. Otherwise the bytes
-    are counted while the examples are read, and reading ends with an error when the limit is exceeded.
-
-    Args:
-        dataset: Data set of examples.
-        count: Whether the bytes may be counted. TensorFlow does not find the files of a data set behind the counting,
-            so it cannot divide them among workers.
-    Warns:
-        TfoptWarning: The examples do not fit, or the data set is infinite.
-    Example:
-        >>> dataset = cached(tf.data.Dataset.range(1000))
-        >>> len(dataset)
-        1000
-    """
-    examples, each = int(dataset.cardinality()), size_of(dataset).each
-    limit = int(SHARE * available_memory_bytes())
-    if examples == tf.data.INFINITE_CARDINALITY:
-        _warn("the data set is infinite")
-        return dataset
-    if examples == tf.data.UNKNOWN_CARDINALITY or each is None:
-        return (_limited(dataset, limit) if count else dataset).cache()
-    if examples * each > limit:
-        sizes = f"they take {memory_size(examples * each)}, and {memory_size(limit)} may be used"
-        _warn(f"{sizes} ({SHARE:.0%} of the free memory)")
-        return dataset
-    return dataset.cache()
+        return tf.reduce_sum(tf.cast(tf.strings.length(tensor), tf.int64))
+    size = tensor.dtype.size if _has_size(tensor.dtype) else 0
+    return tf.size(tensor, tf.int64) * size if size else tf.constant(0, tf.int64)
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Returns the memory that this process can still take: the free memory, within the limits of its control groups.
-
-    Args:
-        root: Directory that holds `proc` and `sys`.
-    Example:
-        >>> available_memory_bytes() > 0
-        True
-    """
+    """Returns the memory that this process can still take: the free memory, within the limits of its control groups."""
     free = [psutil.virtual_memory().available, *_left_in_groups(root)]
     return max(min(free), 0)
 
@@ -184,44 +144,3 @@ def _left_in_groups(root: Path) -> Iterator[int]:
                 yield int((each / limit).read_text()) - in_use
             except (OSError, ValueError):  # a container shows no such group, or no limit ("max") is set
                 continue
-
-
-def _limited(dataset: tf.data.Dataset, limit: int) -> tf.data.Dataset:
-    """Counts the bytes of the examples, and fails at the example that exceeds the limit."""
-    if any(
-        isinstance(spec, tf.RaggedTensorSpec) and not spec.ragged_rank for spec in tf.nest.flatten(dataset.element_spec)
-    ):
-        # A row of a ragged tensor is a plain tensor, and `scan` would forget that the rows differ in length. A batch of
-        # one row is a ragged tensor, which it keeps.
-        rows, counted = dataset.cardinality(), _limited(dataset.batch(1), limit).unbatch()
-        known = rows != tf.data.UNKNOWN_CARDINALITY
-        return counted.apply(tf.data.experimental.assert_cardinality(rows)) if known else counted
-    words = (
-        f"The examples must fit in memory with cache=True. Received: more than {memory_size(limit)}, {SHARE:.0%} of "
-        "the free memory. Set cache=False."
-    )
-
-    @tf.autograph.experimental.do_not_convert
-    def add(total: tf.Tensor, example: Any) -> tuple[tf.Tensor, Any]:
-        total += tf.add_n([_bytes(tensor) for tensor in tf.nest.flatten(example, expand_composites=True)])
-        with tf.control_dependencies([tf.debugging.Assert(total <= limit, [words])]):
-            return tf.identity(total), example
-
-    return dataset.scan(tf.constant(0, tf.int64), add)
-
-
-def _bytes(tensor: tf.Tensor) -> tf.Tensor:
-    if tensor.dtype == tf.string:
-        content = tf.reduce_sum(tf.cast(tf.strings.length(tensor), tf.int64))
-    elif has_size(tensor.dtype):
-        content = tf.size(tensor, tf.int64) * tensor.dtype.size
-    else:
-        content = tf.constant(0, tf.int64)
-    return content + BYTES_PER_TENSOR
-
-
-def _warn(reason: str) -> None:
-    warn(
-        f"The examples are not kept in memory: {reason}. They are read again in every epoch. Set cache=False to do so "
-        "without this warning, or cache them in a file: dataset.cache(filename)."
-    )

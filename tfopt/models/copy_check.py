@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.compat.layers import input_signature, layers_inside
-from tfopt.data.batches import iterate_batches
+from tfopt.data.user_data import iterate_batches
 from tfopt.errors import TfoptError, UnsupportedLayerError, UnsupportedModelError, warn
 
 EXAMPLES = 4

@@ -100,11 +100,10 @@ class Work:
             metrics=self.task.metrics(self.examples),
             augment=self._on_device,
         )
-        options = {**data.pipeline_arguments(), "augment": self._on_host}
-        batches = decided.pipeline(self.examples, **options)
+        batches = self._batches(decided)
         history = self.model.fit(
             batches,
-            validation_data=decided.pipeline(self.examples, training=False, **options),
+            validation_data=self._batches(decided, training=False),
             epochs=epochs,
             steps_per_epoch=training.steps_per_epoch,
             shuffle=False,  # the pipeline shuffles
@@ -127,6 +126,11 @@ class Work:
                 compile_seconds=steps_taken.compile_seconds,
             )
         )
+
+    def _batches(self, decided: Plan, *, training: bool = True) -> Any:
+        """Returns batches of the examples, with the recipe's settings of the pipeline."""
+        settings = self.recipe.data.pipeline_arguments()
+        return decided.pipeline(self.examples, training=training, augment=self._on_host, **settings)
 
     def _loss(self) -> Any:
         soft_loss = self.task.soft_loss
@@ -152,10 +156,9 @@ class Work:
 
     def measure_input(self) -> InputReport:
         """Measures the pipeline of the training, and how long a step would wait for it."""
-        options = {**self.recipe.data.pipeline_arguments(), "augment": self._on_host}
         with self.console.status("measuring the input pipeline"):
             report = measure(
-                replace(self.plan, epoch=EpochCounter()).pipeline(self.examples, **options),
+                self._batches(replace(self.plan, epoch=EpochCounter())),
                 step_time_ms=self.phases[0].step_time_ms,
                 seconds=MEASURED_SECONDS,
             )

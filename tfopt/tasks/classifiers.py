@@ -15,7 +15,6 @@ tell either, the metric is an error: the caller must choose another name of METR
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,42 +23,21 @@ from tfopt.errors import ConfigError
 
 THRESHOLDS = {"binary_accuracy": 0.5, "binary_accuracy_from_logits": 0.0}
 
-PROBABILITIES = frozenset({"Sigmoid", "Softmax"})
-PRODUCTS = frozenset(
-    {
-        "MatMul",
-        "BatchMatMul",
-        "BatchMatMulV2",
-        "Einsum",
-        "Conv2D",
-        "Conv3D",
-        "Conv2DBackpropInput",
-        "Conv3DBackpropInputV2",
-        "DepthwiseConv2dNative",
-    }
-)
+PROBABILITIES = ("Sigmoid", "Softmax")
+PRODUCTS: tuple[str, ...] = ("MatMul", "BatchMatMul", "BatchMatMulV2", "Einsum")
+PRODUCTS += ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput", "Conv3DBackpropInputV2")
 OWN_FUNCTION = "For another measure pass a function (labels, outputs) -> float as the metric."
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClassRule:
-    """The rule by which an output becomes a decision.
-
-    Attributes:
-        threshold: An output above it means "yes". None: the index of the largest output on the last axis is the class.
-    """
-
-    threshold: float | None
-
-    def of(self, output: np.ndarray) -> np.ndarray:
-        """Returns class numbers, or booleans."""
-        return np.asarray(output.argmax(axis=-1) if self.threshold is None else output > self.threshold)
+def decisions(output: np.ndarray, threshold: float | None) -> np.ndarray:
+    """Returns whether values are above a threshold; without one the classes, each the index of the largest value."""
+    return np.asarray(output.argmax(axis=-1) if threshold is None else output > threshold)
 
 
 def read_labels(
     metric: str, name: str, labels: Any, output: np.ndarray, op: str | None = None
-) -> tuple[ClassRule, np.ndarray]:
-    """Returns the rule by which an output becomes a decision, and the right decisions as a flat array.
+) -> tuple[float | None, np.ndarray]:
+    """Returns the threshold by which an output becomes decisions, and the right decisions as a flat array.
 
     Args:
         metric: One of METRICS.
@@ -84,9 +62,9 @@ def read_labels(
     alike = _trimmed(labels.shape) == _trimmed(output.shape)
     labels = labels.reshape(output.shape) if alike else labels
     if metric in THRESHOLDS:
-        return ClassRule(threshold=THRESHOLDS[metric]), _truths(name, labels, output)
+        return THRESHOLDS[metric], _truths(name, labels, output)
     if metric == "categorical_accuracy" or (not single and not alike):
-        return ClassRule(threshold=None), _classes(name, labels, output)
+        return None, _classes(name, labels, output)
     if not single and _sums_to_one(labels):
         unknown = op != "Softmax" and op not in PRODUCTS
         if op == "Sigmoid" or (unknown and _in_unit(output) and not _sums_to_one(output)):
@@ -96,14 +74,22 @@ def read_labels(
                 "metric='categorical_accuracy' if each example has one class, 'binary_accuracy' if an example can have "
                 "several labels."
             )
-        return ClassRule(threshold=None), _classes(name, labels, output)
+        return None, _classes(name, labels, output)
     targets = _truths(name, labels, output)
     if op == "Softmax" and not single:
         raise ConfigError(
             f"Labels of the softmax output {name!r} must be class numbers, or one-hot. "
             f"Received: {_such_as(labels)}. Give metric='binary_accuracy' if an example can have several labels."
         )
-    return ClassRule(threshold=_threshold(name, output, op)), targets
+    if op in PROBABILITIES:
+        return 0.5, targets
+    if op in PRODUCTS or not _in_unit(output):
+        return 0.0, targets
+    raise ConfigError(
+        f"metric='accuracy' must know whether outputs are logits or probabilities. Received: output {name!r} "
+        f"with values in [0, 1], computed by {op or 'an unknown op'}. Give metric='binary_accuracy' for probabilities, "
+        "'binary_accuracy_from_logits' for logits."
+    )
 
 
 def _classes(name: str, labels: np.ndarray, output: np.ndarray) -> np.ndarray:
@@ -134,18 +120,6 @@ def _truths(name: str, labels: np.ndarray, output: np.ndarray) -> np.ndarray:
             "(labels, outputs) -> float as the metric."
         )
     return labels.reshape(-1).astype(bool)
-
-
-def _threshold(name: str, output: np.ndarray, op: str | None) -> float:
-    if op in PROBABILITIES:
-        return 0.5
-    if op in PRODUCTS or not _in_unit(output):
-        return 0.0
-    raise ConfigError(
-        f"metric='accuracy' must know whether outputs are logits or probabilities. Received: output {name!r} "
-        f"with values in [0, 1], computed by {op or 'an unknown op'}. Give metric='binary_accuracy' for probabilities, "
-        "'binary_accuracy_from_logits' for logits."
-    )
 
 
 def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfopt.errors import ConfigError
 from tfopt.settings.validation import check_name
-from tfopt.tasks.classifiers import ClassRule, read_labels
+from tfopt.tasks.classifiers import decisions, read_labels
 from tfopt.tasks.scores import SCORES, Score
 
 Metric = Callable[[Any, Any], float]
@@ -49,7 +49,7 @@ class Scorer:
         check_metric(metric)
         self._several = len(outputs) > 1
         self._targets: dict[str, np.ndarray] = {}
-        self.decisions: dict[str, ClassRule] = {}
+        self.decisions: dict[str, float | None] = {}  # the threshold of each output
         if new_score(metric) is not None:
             self._targets = by_output(labels, list(outputs))
         elif isinstance(metric, str):
@@ -73,12 +73,14 @@ class Scorer:
             return found
         if not isinstance(self.metric, str):
             assert not isinstance(self.metric, Score)  # it has returned
-            return {_name_of(self.metric): _measure(self.metric, self._labels, outputs)}
+            own = getattr(self.metric, "name", None) or getattr(self.metric, "__name__", None)
+            title = own if isinstance(own, str) and own.isidentifier() else "metric"
+            return {title: _measure(self.metric, self._labels, outputs)}
         return {
             score_name(self.metric, name, self._several): float(
-                np.mean(decision.of(outputs[name]).reshape(-1) == self._targets[name])
+                np.mean(decisions(outputs[name], threshold).reshape(-1) == self._targets[name])
             )
-            for name, decision in self.decisions.items()
+            for name, threshold in self.decisions.items()
         }
 
     def value(self, outputs: Mapping[str, np.ndarray]) -> float:
@@ -89,8 +91,11 @@ class Scorer:
         """Returns the share of equal decisions of classifiers; None if the metric tells no classes."""
         if not self.decisions:
             return None
-        same = [decision.of(outputs[name]) == decision.of(others[name]) for name, decision in self.decisions.items()]
-        return float(np.mean([np.mean(each) for each in same]))
+        same = [
+            np.mean(decisions(outputs[name], threshold) == decisions(others[name], threshold))
+            for name, threshold in self.decisions.items()
+        ]
+        return float(np.mean(same))
 
 
 def new_score(metric: str | Metric | Score) -> Score | None:
@@ -140,11 +145,7 @@ def score_name(metric: str, output: str, several: bool) -> str:
 
 
 def finite(score: Score) -> float:
-    """Returns the result of a score.
-
-    Raises:
-        ConfigError: It is no finite number.
-    """
+    """Returns the result of a score. Raises ConfigError if it is no finite number."""
     value = float(score.result())
     if not np.isfinite(value):
         raise ConfigError(
@@ -155,11 +156,7 @@ def finite(score: Score) -> float:
 
 
 def by_output(labels: Any, names: list[str]) -> dict[str, Any]:
-    """Returns the labels of each output that has labels.
-
-    Raises:
-        ConfigError: The labels do not name the outputs, or are not as many.
-    """
+    """Returns the labels of each output that has any. Raises ConfigError if they do not fit the outputs' names."""
     if isinstance(labels, Mapping):
         unknown = sorted(map(str, labels.keys() - set(names)))
         if unknown or not labels:
@@ -203,8 +200,3 @@ def _measure(metric: Metric, labels: Any, outputs: Mapping[str, np.ndarray]) -> 
             f"metric must be a finite number. Received: {value} from {metric!r}. Check it on the model's own outputs."
         )
     return value
-
-
-def _name_of(metric: Metric) -> str:
-    name = getattr(metric, "name", None) or getattr(metric, "__name__", None)
-    return name if isinstance(name, str) and name.isidentifier() else "metric"

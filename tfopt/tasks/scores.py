@@ -162,7 +162,8 @@ class MeanAbsoluteError:
     def update(self, targets: Any, outputs: Any) -> None:
         """Adds a batch of targets and outputs of one shape, [batch, ...]; a last axis of 1 may be missing in one."""
         targets, outputs = np.asarray(targets, np.float64), np.asarray(outputs, np.float64)
-        if targets.shape != outputs.shape and not _differ_in_last_one(targets.shape, outputs.shape):
+        one, other = targets.shape, outputs.shape
+        if one != other and (*one, 1) != other and (*other, 1) != one:
             raise ConfigError(
                 f"{self.name} needs targets of the outputs' shape. Received: targets of shape {targets.shape}, outputs "
                 f"of shape {outputs.shape}. Give one target for each output."
@@ -211,7 +212,3 @@ def _log_sum(rows: np.ndarray) -> np.ndarray:
     """Returns the logarithm of the sum of the exponentials of each row."""
     largest = rows.max(-1, initial=-math.inf, keepdims=True)
     return np.asarray(largest[:, 0] + np.log(np.exp(rows - largest).sum(-1)))
-
-
-def _differ_in_last_one(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    return (*one, 1) == other or (*other, 1) == one

@@ -26,7 +26,6 @@ from tfopt.errors import ConfigError
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(20, 230, (6, 9, 10, 3)).astype("uint8")
 SEED = tf.constant([3, 4])
-BORDER = {"fill_mode": "constant", "fill_value": 0.0, "mask_fill": 0}
 CONFIG = AugmentConfig(brightness=0.3, contrast=0.5, saturation=0.8, hue=0.4)
 
 
@@ -73,7 +72,7 @@ def test_channels_without_meaning_are_refused():
 def applied(name, images, magnitude):
     operation = tf.fill((len(images),), OPERATIONS.index(name))
     magnitudes = tf.fill((len(images),), tf.cast(magnitude, tf.float32))
-    return apply_operations(tf.constant(images), None, operation, magnitudes, **BORDER)[0].numpy()
+    return apply_operations(tf.constant(images), None, operation, magnitudes, AugmentConfig())[0].numpy()
 
 
 STILL = dict.fromkeys(("offset_y", "offset_x", "radians", "shift_y", "shift_x", "shear_y", "shear_x"), 0.0)
@@ -136,7 +135,7 @@ def test_each_image_of_a_batch_gets_its_own_operation():
     )
     magnitude = tf.constant([0.5, 0.5, 0.5, 0.5, -0.5])
     masks = tf.constant((IMAGES[:5, :, :, :1] > 128).astype("int32"))
-    changed, moved = apply_operations(tf.constant(IMAGES[:5]), masks, operation, magnitude, **BORDER)
+    changed, moved = apply_operations(tf.constant(IMAGES[:5]), masks, operation, magnitude, AugmentConfig())
     for place, name in enumerate(("solarize", "rotate", "identity", "equalize", "rotate")):
         wanted = applied(name, IMAGES[place : place + 1], magnitude[place])
         np.testing.assert_array_equal(changed[place], wanted[0])

@@ -12,7 +12,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 
 from tfopt.data import EncodedImage, EncodedMask, Examples, Stored, convert, digits, tfrecord, tfrecord_files
-from tfopt.data.files.images import decode_image
+from tfopt.data.images import decode_image
 from tfopt.data.records.frames import frames_of
 from tfopt.errors import ConfigError
 

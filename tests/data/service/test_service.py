@@ -69,7 +69,7 @@ def service():
 
 
 def workers(process):
-    return [each for each in psutil.Process(process.pid).children() if "tfopt.data.service.worker" in each.cmdline()]
+    return [each for each in psutil.Process(process.pid).children() if "tfopt.data.service.serve" in each.cmdline()]
 
 
 def seconds(worker):

@@ -14,14 +14,7 @@ import tensorflow as tf
 
 from tfopt.data.augment.config import AugmentConfig
 from tfopt.data.augment.geometry import Moves, crop_and_flip, draw_moves, project, transforms
-from tfopt.data.augment.mixing import (
-    cut_out,
-    draw_cutout,
-    draw_mixture,
-    mix_images,
-    mix_targets,
-    paste,
-)
+from tfopt.data.augment.mixing import cut_out, draw_cutout, draw_mixture, mix_images, mix_targets, paste
 from tfopt.data.augment.pixels import change_colours, largest
 from tfopt.data.augment.rand_augment import aug_mix, rand_augment
 from tfopt.errors import ConfigError, warn
@@ -105,9 +98,7 @@ class Augmentation:
             return self._augmented(unchanged, tf.convert_to_tensor(seed))
         # Under a strategy, a replica may have no examples.
         changed: tuple[Any, ...] = tf.cond(
-            tf.shape(first)[0] > 0,
-            lambda: self._augmented(unchanged, tf.convert_to_tensor(seed)),
-            lambda: unchanged,
+            tf.shape(first)[0] > 0, lambda: self._augmented(unchanged, tf.convert_to_tensor(seed)), lambda: unchanged
         )
         return changed
 
@@ -210,23 +201,16 @@ class Augmentation:
             images = [self._move(each, moves, largest(each.dtype) * config.fill_value) for each in images]
             maps = [(self._move(each, moves, fill or 0, nearest=True), fill) for each, fill in maps]
         if config.rand_augment:
-            followed = [rand_augment(images[0], each, seeds[OPERATIONS], config, fill or 0)[1] for each, fill in maps]
-            maps = [(each, fill) for each, (_, fill) in zip(followed, maps, strict=True)]
-            images = [rand_augment(each, None, seeds[OPERATIONS], config)[0] for each in images]
+            seed = seeds[OPERATIONS]
+            maps = [(rand_augment(images[0], each, seed, config, fill or 0)[1], fill) for each, fill in maps]
+            images = [rand_augment(each, None, seed, config)[0] for each in images]
         return images, maps
 
     def _move(self, images: tf.Tensor, moves: Moves, fill: float, *, nearest: bool = False) -> tf.Tensor:
         config, shape = self.config, tf.shape(images)
         if not config.is_projective:
-            return crop_and_flip(
-                images,
-                moves,
-                crop=config.crop,
-                flip=config.flip,
-                fill_mode=config.fill_mode,
-                fill_value=fill,
-                on_gpu=self._on_gpu,
-            )
+            border = (config.fill_mode, fill)
+            return crop_and_flip(images, moves, config.crop, config.flip, *border, on_gpu=self._on_gpu)
         matrices = transforms(moves, shape[0], shape[1:3])
         return project(images, matrices, fill_mode=config.fill_mode, fill_value=fill, nearest=nearest)
 

@@ -81,10 +81,6 @@ def draw_moves(config: AugmentConfig, seed: tf.Tensor, batch: tf.Tensor) -> Move
 def transforms(moves: Moves, batch: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
     """Returns the projective transform of each image, [batch, 8], as ImageProjectiveTransformV3 takes it.
 
-    Args:
-        moves: The change of each image.
-        batch: Number of images.
-        size: Height and width of the images.
     Example:
         >>> transforms(Moves(mirror_x=True), tf.constant(1), tf.constant([4, 4])).numpy()[0, [0, 2, 4]].tolist()
         [-1.0, 3.0, 1.0]
@@ -107,14 +103,11 @@ def transforms(moves: Moves, batch: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
 def project(
     images: tf.Tensor, matrices: tf.Tensor, *, fill_mode: str, fill_value: float, nearest: bool = False
 ) -> tf.Tensor:
-    """Moves the pixels of each image, in one kernel.
+    """Moves the pixels of images [batch, height, width, channels] by `transforms`, in one kernel.
 
     Args:
-        images: Tensor [batch, height, width, channels].
-        matrices: One transform for each image; see `transforms`.
         fill_mode, fill_value: Content of the free border; the value is in the unit of the pixels.
         nearest: Whether a pixel is copied from the nearest place, as in masks. Otherwise four pixels are averaged.
-    Returns: The moved images, in the same dtype.
     Example:
         >>> image = tf.reshape(tf.constant([1, 2, 3], tf.uint8), (1, 1, 3, 1))
         >>> mirror = transforms(Moves(mirror_x=True), tf.constant(1), tf.constant([1, 3]))
@@ -141,17 +134,16 @@ def project(
 def crop_and_flip(
     images: tf.Tensor,
     moves: Moves,
-    *,
     crop: int,
     flip: str | None,
     fill_mode: str,
     fill_value: float,
+    *,
     on_gpu: bool = False,
 ) -> tf.Tensor:
-    """Pads each image, crops it at its offset, and mirrors it.
+    """Pads each image [batch, height, width, channels] of any dtype, crops it at its offset, and mirrors it.
 
     Args:
-        images: Tensor [batch, height, width, channels] of any dtype.
         moves: The offsets, and which images are mirrored. The other changes are not looked at.
         crop: Padding of each side, in pixels.
         flip: "horizontal", "vertical" or "both" if images may be mirrored, else None.
@@ -180,9 +172,9 @@ def crop_and_flip(
         order, as_they_are = tf.concat(places, axis=0), tf.size(places[0])
         ordered = _slices(padded, order, down, right, images) if crop else tf.gather(images, order)
         ordered = tf.reshape(ordered, shape)
-        moved = tf.dynamic_stitch(places, [ordered[:as_they_are], _mirrored_x(ordered[as_they_are:])])
+        moved = tf.dynamic_stitch(places, [ordered[:as_they_are], _mirrored(ordered[as_they_are:], axis=2)])
     if flip in ("vertical", "both"):
-        moved = by_group(moved, tf.cast(moves.mirror_y, tf.int32), [None, lambda part, _: _mirrored_y(part)])
+        moved = by_group(moved, tf.cast(moves.mirror_y, tf.int32), [None, lambda part, _: _mirrored(part, axis=1)])
     return tf.ensure_shape(moved, images.shape)
 
 
@@ -193,8 +185,7 @@ def _pad(images: tf.Tensor, pixels: int, fill_mode: str, fill_value: float) -> t
         around = pixels * shape[3]
         paddings = [[0, 0], [pixels, pixels], [around, around]]
         padded = tf.pad(rows, paddings, constant_values=tf.cast(fill_value, images.dtype))
-        sizes = (shape[0], shape[1] + 2 * pixels, shape[2] + 2 * pixels, shape[3])
-        return tf.reshape(padded, sizes)
+        return tf.reshape(padded, (shape[0], shape[1] + 2 * pixels, shape[2] + 2 * pixels, shape[3]))
     for axis in (1, 2):
         images = tf.gather(images, _source(tf.shape(images)[axis], pixels, fill_mode), axis=axis)
     return images
@@ -241,13 +232,7 @@ def _slices(padded: tf.Tensor, order: tf.Tensor, down: tf.Tensor, right: tf.Tens
     return done.concat()[: shape[0]]
 
 
-def _mirrored_x(images: tf.Tensor) -> tf.Tensor:
-    shape = tf.shape(images)
-    rows = tf.reshape(images, (shape[0] * shape[1], shape[2], shape[3]))
-    return tf.reshape(tf.reverse(rows, [1]), shape)
-
-
-def _mirrored_y(images: tf.Tensor) -> tf.Tensor:
-    shape = tf.shape(images)
-    rows = tf.reshape(images, (shape[0], shape[1], shape[2] * shape[3]))
-    return tf.reshape(tf.reverse(rows, [1]), shape)
+def _mirrored(images: tf.Tensor, axis: int) -> tf.Tensor:
+    batch, height, width, channels = tf.unstack(tf.shape(images), num=4)
+    three = (batch * height, width, channels) if axis == 2 else (batch, height, width * channels)
+    return tf.reshape(tf.reverse(tf.reshape(images, three), [1]), tf.shape(images))

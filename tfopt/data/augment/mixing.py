@@ -49,9 +49,7 @@ class Mixture(NamedTuple):
 def draw_cutout(seed: tf.Tensor, side: float, batch: tf.Tensor, size: tf.Tensor) -> Boxes:
     """Draws a square with its centre anywhere in each image. The part outside of the image is cut off.
 
-    Args:
-        side: Side of the square in pixels, or below 1 as a fraction of the shorter side of the image.
-        size: Height and width of the images.
+    Its side is in pixels, or below 1 a fraction of the shorter side of the image.
     """
     shorter = tf.cast(tf.reduce_min(size), tf.float32)
     pixels = tf.maximum(tf.round(side * shorter), 1.0) if side < 1 else tf.constant(float(side))

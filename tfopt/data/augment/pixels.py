@@ -77,7 +77,6 @@ def by_group(images: tf.Tensor, groups: tf.Tensor, changes: list[Any]) -> tf.Ten
     """Changes each image of a batch by the function of its group. Each function sees its images only, as one batch.
 
     Args:
-        images: Tensor [batch, ...].
         groups: Number of the group of each image, int32 [batch].
         changes: For each group a function of (images, their places in the batch). None changes nothing.
     Example:
@@ -108,10 +107,6 @@ def places_by_group(groups: tf.Tensor, count: int) -> list[tf.Tensor]:
 def change_colours(images: tf.Tensor, seed: tf.Tensor, config: AugmentConfig) -> tf.Tensor:
     """Changes brightness, contrast, saturation and hue of each image by random numbers.
 
-    Args:
-        images: Tensor [batch, height, width, channels], uint8 or floating-point from 0 to 1.
-        seed: Tensor of two whole numbers.
-        config: The ranges of the random numbers.
     Example:
         >>> white = tf.ones((1, 2, 2, 3))
         >>> change_colours(white, tf.constant([0, 1]), AugmentConfig(hue=0.5)).numpy().round(2).tolist()[0][0][0]
@@ -140,12 +135,9 @@ def colour_matrix(
 
 
 def recolour(images: tf.Tensor, matrix: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
-    """Multiplies each pixel by the matrix of its image, adds the offset of its image, and clips.
+    """Multiplies each pixel by the matrix of its image, [batch, channels, channels], adds its offset, and clips.
 
-    Args:
-        images: Tensor [batch, height, width, channels].
-        matrix: Tensor [batch, channels, channels].
-        offset: Tensor [batch, channels], or [batch, 1] for all channels, in the unit of the pixels.
+    The offset is [batch, channels], or [batch, 1] for all channels, in the unit of the pixels.
     """
     shape = tf.shape(images)
     pixels = tf.reshape(tf.cast(images, tf.float32), (shape[0], shape[1] * shape[2], shape[3]))

@@ -38,34 +38,18 @@ from tfopt.data.augment.pixels import (
 
 STRONGEST = 10  # magnitude of the largest change
 CHAINS, LONGEST_CHAIN = 3, 3
-# In AugMix's order: first the operations that both use, then those of RandAugment only.
-OPERATIONS = (
-    "identity",
-    "autocontrast",
-    "equalize",
-    "posterize",
-    "solarize",
-    "rotate",
-    "shear_x",
-    "shear_y",
-    "translate_x",
-    "translate_y",
-    "saturation",
-    "contrast",
-    "brightness",
-    "sharpness",
-)
+# The place of an operation is drawn: AugMix takes those of both only.
+MOVES = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
+OF_BOTH = ("identity", "autocontrast", "equalize", "posterize", "solarize", *MOVES)
+OPERATIONS = (*OF_BOTH, "saturation", "contrast", "brightness", "sharpness")
 KERNELS = ("identity", "geometry", "colour", "bits", "equalize", "sharpness")
 _KERNEL_OF = {
-    "autocontrast": "colour",
-    "saturation": "colour",
-    "contrast": "colour",
-    "brightness": "colour",
-    "posterize": "bits",
-    "solarize": "bits",
-} | dict.fromkeys(("rotate", "shear_x", "shear_y", "translate_x", "translate_y"), "geometry")
+    **dict.fromkeys(MOVES, "geometry"),
+    **dict.fromkeys(("autocontrast", "saturation", "contrast", "brightness"), "colour"),
+    **dict.fromkeys(("posterize", "solarize"), "bits"),
+}
 KERNEL_OF = np.array([KERNELS.index(_KERNEL_OF.get(name, name)) for name in OPERATIONS], np.int32)
-AUG_MIX_OPERATIONS = OPERATIONS.index("saturation")
+AUG_MIX_OPERATIONS = len(OF_BOTH)
 # The largest changes, as in the papers: 30 degrees, a tangent of 0.3, 150 of 331 pixels, 90%, 4 of 8 bits.
 DEGREES, SHEAR, SHIFT, COLOUR, BITS = 30, 0.3, 150 / 331, 0.9, 4
 SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32)[:, :, None, None] / 13
@@ -80,7 +64,7 @@ def rand_augment(
         images: Tensor [batch, height, width, channels] of 1 or 3 channels, uint8 or floating-point from 0 to 1.
         masks: Tensor [batch, height, width, 1] that follows the geometric operations, or None.
         seed: Tensor of two whole numbers.
-        config: Number and strength of the operations.
+        config: Number and strength of the operations, and the content of the free border.
         mask_fill: Class number of the free border of a mask.
     Example:
         >>> images = tf.zeros((2, 8, 8, 3), tf.uint8)
@@ -94,27 +78,15 @@ def rand_augment(
     directions = tf.random.stateless_uniform(shape, _part(seed, 1), 0, 2, tf.int32)
     magnitudes = tf.cast(2 * directions - 1, tf.float32) * (config.rand_augment_magnitude / STRONGEST)
     for step in range(config.rand_augment):
-        levels, masks = apply_operations(
-            levels,
-            masks,
-            operations[step],
-            magnitudes[step],
-            fill_mode=config.fill_mode,
-            fill_value=config.fill_value,
-            mask_fill=mask_fill,
-        )
+        levels, masks = apply_operations(levels, masks, operations[step], magnitudes[step], config, mask_fill)
     return from_levels(levels, images.dtype), masks
 
 
 def aug_mix(images: tf.Tensor, seed: tf.Tensor, config: AugmentConfig) -> tf.Tensor:
     """Averages each image with three copies, each changed by one to three random operations.
 
-    The loss of AugMix that compares predictions is not part of it.
+    The loss of AugMix that compares predictions is not part of it. For the arguments see `rand_augment`.
 
-    Args:
-        images: Tensor [batch, height, width, channels] of 1 or 3 channels, uint8 or floating-point from 0 to 1.
-        seed: Tensor of two whole numbers.
-        config: Strength of the operations.
     Example:
         >>> aug_mix(tf.zeros((2, 8, 8, 1)), tf.constant([0, 1]), AugmentConfig(aug_mix=3)).shape
         TensorShape([2, 8, 8, 1])
@@ -130,15 +102,8 @@ def aug_mix(images: tf.Tensor, seed: tf.Tensor, config: AugmentConfig) -> tf.Ten
     changed = tf.tile(levels, (CHAINS, 1, 1, 1))
     for step in range(LONGEST_CHAIN):
         # A chain that has ended goes on with "identity".
-        changed, _ = apply_operations(
-            changed,
-            None,
-            tf.where(step < lengths, operations[step], OPERATIONS.index("identity")),
-            magnitudes[step],
-            fill_mode=config.fill_mode,
-            fill_value=config.fill_value,
-            mask_fill=0,
-        )
+        operation = tf.where(step < lengths, operations[step], OPERATIONS.index("identity"))
+        changed, _ = apply_operations(changed, None, operation, magnitudes[step], config)
     chains, share = chain_weights(seed, batch)
     weights = tf.reshape(chains * share, (CHAINS, batch, 1, 1, 1))
     changed = tf.reshape(changed, tf.concat([[CHAINS], tf.shape(images)], axis=0))
@@ -170,32 +135,26 @@ def apply_operations(
     masks: tf.Tensor | None,
     operation: tf.Tensor,
     magnitude: tf.Tensor,
-    *,
-    fill_mode: str,
-    fill_value: float,
-    mask_fill: int,
+    config: AugmentConfig,
+    mask_fill: int = 0,
 ) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """Applies to each image its operation.
+    """Applies to each image its operation. For the other arguments see `rand_augment`.
 
     Args:
         images: uint8 tensor [batch, height, width, channels] of 1 or 3 channels.
-        masks: Tensor [batch, height, width, 1] that follows the geometric operations, or None.
         operation: Place of the operation of each image in OPERATIONS, int32 [batch].
         magnitude: Strength and direction of each operation, from -1 to 1, [batch].
-        fill_mode, fill_value, mask_fill: Content of the free border after a geometric operation; the value is from 0
-            (black) to 1 (white).
     Example:
         >>> images, magnitude = tf.constant([[[[10], [200]]]], tf.uint8), tf.constant([0.5])
         >>> solarize = tf.constant([OPERATIONS.index("solarize")])
-        >>> border = dict(fill_mode="constant", fill_value=0.0, mask_fill=0)
-        >>> apply_operations(images, None, solarize, magnitude, **border)[0][0, 0, :, 0].numpy().tolist()
+        >>> apply_operations(images, None, solarize, magnitude, AugmentConfig())[0][0, 0, :, 0].numpy().tolist()
         [10, 55]
     """
 
     def move(part: tf.Tensor, place: tf.Tensor, fill: float, nearest: bool) -> tf.Tensor:
         moves = _moves(tf.gather(operation, place), tf.gather(magnitude, place))
         matrices = transforms(moves, tf.size(place), tf.shape(part)[1:3])
-        return project(part, matrices, fill_mode=fill_mode, fill_value=fill, nearest=nearest)
+        return project(part, matrices, fill_mode=config.fill_mode, fill_value=fill, nearest=nearest)
 
     def drawn(place: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.gather(operation, place), tf.gather(magnitude, place)
@@ -206,7 +165,7 @@ def apply_operations(
         kernels,
         [
             None,
-            lambda part, place: move(part, place, round(fill_value * largest(tf.uint8)), nearest=False),
+            lambda part, place: move(part, place, round(config.fill_value * largest(tf.uint8)), nearest=False),
             lambda part, place: _recolour(part, *drawn(place)),
             lambda part, place: _change_bits(part, *drawn(place)),
             lambda part, _: _equalize(part),

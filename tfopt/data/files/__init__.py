@@ -1,4 +1,4 @@
 """Your own files as examples: images, arrays in .npy files, tables, text and TFRecord files.
 
-Start in image_folder.py; splits.py divides the examples of all sources into parts.
+Start in image_folder.py; folders.py finds the files and the parts of a folder.
 """

@@ -9,13 +9,13 @@ import sysconfig
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from tfopt.data.arguments import check_arguments, optional_package
+from tfopt.data.arguments import optional_package
 from tfopt.data.examples import Split
-from tfopt.data.files.splits import check_limit, existing_directory, is_clutter, not_used, part_folders, tolerate
+from tfopt.data.files.folders import check_limit, existing_directory, is_clutter, not_used, part_folders, tolerate
 from tfopt.errors import ConfigError
 
 BYTES = "bytes"
@@ -27,7 +27,7 @@ LARGEST_BYTES = 2**32
 
 
 class Document(NamedTuple):
-    """A text file: its tokens, and where it belongs."""
+    """A text file: its name in the directory, its tokens, its part, and its label: its first folder."""
 
     name: str
     tokens: np.ndarray
@@ -80,7 +80,6 @@ class Words:
         self._encoding = encoding or "utf-8"
 
     def encode(self, content: bytes) -> np.ndarray:
-        """Returns the tokens of a file. Raises ValueError with the reason if it is no text."""
         parts = self.part.findall(content.decode(self._encoding))
         numbers = {part: 1 + zlib.crc32(part.lower().encode()) % (self.size - 1) for part in set(parts)}
         return np.array([numbers[part] for part in parts], self.dtype)
@@ -114,24 +113,8 @@ class Tokenizer:
         self.separator: int = found[0]
 
     def encode(self, content: bytes) -> np.ndarray:
-        """Returns the tokens of a file. Raises ValueError with the reason if it is no text."""
         text = content.decode(self._encoding)
         return np.asarray(self._reader.encode(text, add_special_tokens=False).ids, self.dtype)
-
-
-def _check_encoding(encoding: str | None) -> None:
-    try:
-        codecs.lookup(encoding or "utf-8")
-    except LookupError as error:
-        raise ConfigError(
-            f"encoding must be one that Python knows. Received: encoding={encoding!r}. 'utf-8' is usual."
-        ) from error
-
-
-def _vocabulary(tokens: str | Path, encoding: str | None, separator: str | None) -> Bytes | Words | Tokenizer:
-    if tokens == BYTES:
-        return Bytes(encoding)
-    return Words(encoding) if tokens == WORDS else Tokenizer(tokens, encoding, separator)
 
 
 def read_corpus(
@@ -152,23 +135,23 @@ def read_corpus(
     Args:
         by_label: Whether every label has the same share in each part. The label of a file is its first folder.
     """
-    check_arguments(
-        pattern=pattern,
-        tokens=tokens,
-        encoding=encoding,
-        separator=separator,
-        test_fraction=test_fraction,
-        validation_fraction=validation_fraction,
-        seed=seed,
-    )
     check_limit(max_unreadable)
-    _check_encoding(encoding)
+    try:
+        codecs.lookup(encoding or "utf-8")
+    except LookupError as error:
+        raise ConfigError(
+            f"encoding must be one that Python knows. Received: encoding={encoding!r}. 'utf-8' is usual."
+        ) from error
     if tokens == WORDS and not by_label:
         raise ConfigError(
             "tokens must be 'bytes' or the path of a tokenizer.json for a language model. Received: tokens='words', "
             "whose numbers are hashes: no text can be read back from them."
         )
-    vocabulary = _vocabulary(tokens, encoding, separator)
+    vocabulary: Bytes | Words | Tokenizer
+    if tokens in (BYTES, WORDS):
+        vocabulary = Bytes(encoding) if tokens == BYTES else Words(encoding)
+    else:
+        vocabulary = Tokenizer(tokens, encoding, separator)
     root = _standard_library() if directory is None else existing_directory("directory", directory)
     files, links = _files(root, "**/*.py" if directory is None and pattern == "**/*" else pattern, directory is None)
     own = part_folders(root)
@@ -193,15 +176,17 @@ def read_corpus(
     parts = {path: part for part, folder in own.items() for path in read if folder in path.parents}
     notes += not_used(links, root, "Links to folders")
     notes += not_used(beside, root, "Files beside the folders of the parts")
-    labels = {path: _label(path, own.get(parts.get(path, "train"), root)) for path in read}
+    labels = {}
+    for path in read:
+        inside = path.relative_to(own.get(parts.get(path, "train"), root)).parts
+        labels[path] = inside[0] if len(inside) > 1 else ""
     rest = [path for path in read if not own or parts.get(path) == "train"]
-    groups = {labels[path] if by_label else "" for path in rest}
-    for group in sorted(groups):
+    shares: dict[Split, float] = {
+        "test": 0 if "test" in own else test_fraction,
+        "validation": 0 if "validation" in own else validation_fraction,
+    }
+    for group in {labels[path] if by_label else "" for path in rest}:
         chosen = {path.relative_to(root).as_posix(): path for path in rest if not by_label or labels[path] == group}
-        shares = {
-            "test": 0 if "test" in own else test_fraction,
-            "validation": 0 if "validation" in own else validation_fraction,
-        }
         parts |= {chosen[name]: part for name, part in _by_hash(list(chosen), shares, seed).items()}
     documents = [
         Document(path.relative_to(root).as_posix(), tokens, parts[path], labels[path])
@@ -242,12 +227,7 @@ def _files(root: Path, pattern: str, standard: bool) -> tuple[list[Path], list[P
     return files, [path for path in found if path.is_dir() and path.is_symlink() and not standard]
 
 
-def _label(path: Path, root: Path) -> str:
-    inside = path.relative_to(root).parts
-    return inside[0] if len(inside) > 1 else ""
-
-
-def _by_hash(names: Sequence[str], shares: dict[Any, float], seed: int) -> dict[str, Split]:
+def _by_hash(names: Sequence[str], shares: dict[Split, float], seed: int) -> dict[str, Split]:
     """Divides files by a hash of their names: the parts depend on neither the place nor the order of the files."""
     ordered = sorted(names, key=lambda name: hashlib.sha256(f"{seed}:{name}".encode()).digest())
     parts: dict[str, Split] = {}

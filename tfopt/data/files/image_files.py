@@ -11,7 +11,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import NamedTuple
 
-from tfopt.data.files.splits import files_below
+from tfopt.data.files.folders import files_below
 
 JPEG_ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".jif")
 DECODED = (*JPEG_ENDINGS, ".png", ".gif", ".bmp", ".dib", ".webp")
@@ -75,23 +75,6 @@ def _starts_like_an_image(path: Path) -> bool:
     return start.startswith(STARTS) or is_bmp or (start.startswith(b"RIFF") and start[8:12] == b"WEBP")
 
 
-def unreadable(paths: Sequence[Path], check: str) -> dict[Path, str]:
-    """Returns the files that are no whole image, with the reason.
-
-    Args:
-        paths: Image files.
-        check: "header" looks at the first and the last bytes of each file. "decode" also decodes each image.
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as directory:
-        ...     empty = Path(directory, "empty.png")
-        ...     empty.touch()
-        ...     list(unreadable([empty], "header").values())
-        ['it is empty']
-    """
-    return first_problems(paths, [header_problem] + ([decoding_problem] if check == "decode" else []))
-
-
 def first_problems(paths: Iterable[Path], checks: Sequence[Callable[[Path], str | None]]) -> dict[Path, str]:
     """Returns the first problem that the checks find in each file that has one."""
 
@@ -106,8 +89,15 @@ def are_plain_jpegs(paths: Sequence[Path]) -> bool:
     """Returns whether all files are JPEGs without other data behind their end marker."""
     if any(path.suffix.lower() not in JPEG_ENDINGS for path in paths):
         return False  # found without reading a file
+
+    def is_plain(path: Path) -> bool:
+        with path.open("rb") as file:
+            start = file.read(3)
+            file.seek(-2, 2)
+            return start == JPEG and file.read(2) == END_OF_JPEG
+
     with ThreadPoolExecutor(THREADS) as pool:
-        return all(pool.map(_is_plain_jpeg, paths))
+        return all(pool.map(is_plain, paths))
 
 
 def header_problem(path: Path) -> str | None:
@@ -145,18 +135,11 @@ def header_problem(path: Path) -> str | None:
     return "its first bytes are of no JPEG, PNG, GIF, BMP or WebP"
 
 
-def _is_plain_jpeg(path: Path) -> bool:
-    with path.open("rb") as file:
-        start = file.read(3)
-        file.seek(-2, 2)
-        return start == JPEG and file.read(2) == END_OF_JPEG
-
-
 def decoding_problem(path: Path) -> str | None:
     """Returns why TensorFlow cannot decode an image file; None if it can."""
     import tensorflow as tf
 
-    from tfopt.data.files.images import decode_image
+    from tfopt.data.images import decode_image
 
     try:
         decode_image(tf.io.read_file(str(path)), str(path))

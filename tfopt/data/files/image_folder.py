@@ -1,10 +1,15 @@
-"""Images in folders: one folder per class, or masks beside the images."""
+"""Images in folders: one folder per class, or masks beside the images.
+
+A mask is a PNG file whose pixels are class numbers. TensorFlow decodes grey masks of 8 bits. It turns the numbers of a
+palette, as in the masks of Pascal VOC, into colours, and scales grey pixels of 16 bits, so Pillow reads these masks.
+Both scale grey pixels of fewer bits, so such files are refused.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -12,22 +17,32 @@ import numpy as np
 
 from tfopt.data.arguments import check_arguments, height_and_width
 from tfopt.data.examples import Examples, Split
-from tfopt.data.files.image_files import DECODED, Found, are_plain_jpegs, image_files, unreadable
-from tfopt.data.files.masks import Masks, mask_problems, masks_without_image
-from tfopt.data.files.splits import (
+from tfopt.data.files.folders import (
     check_limit,
     content,
     existing_directory,
+    files_below,
     not_used,
     part_folders,
-    split_files,
     tolerate,
 )
-from tfopt.data.records.stored import EncodedImage, Stored
+from tfopt.data.files.image_files import (
+    DECODED,
+    PNG,
+    Found,
+    are_plain_jpegs,
+    decoding_problem,
+    first_problems,
+    header_problem,
+    image_files,
+)
+from tfopt.data.splits import split_files
+from tfopt.data.stored import EncodedImage, EncodedMask, Stored
 from tfopt.errors import ConfigError
 from tfopt.settings.validation import check_value
 
 CHECKS = ("header", "decode")
+GREY, PALETTE = 0, 3
 
 
 def image_folder(
@@ -85,12 +100,9 @@ def image_folder(
         ...     examples.class_names, examples.x_train.shape
         (('cats', 'dogs'), (8, 16, 16, 3))
     """
-    check_arguments(
-        test_fraction=test_fraction,
-        validation_fraction=validation_fraction,
-        ignored_target=ignored_target,
-        seed=seed,
-    )
+    check_arguments(locals())
+    import tensorflow as tf
+
     check_value("exact", exact, bool)
     check_value("class_names", class_names, tuple[str, ...])
     height, width = height_and_width(image_size)
@@ -108,69 +120,68 @@ def image_folder(
             f"names. Received: class_names={tuple(class_names)!r} for the folders {', '.join(map(repr, names))}."
         )
     listed, notes = _list(root, None if mask_root else names)
-    problems = unreadable([file.path for file in listed], check)
+    paths = [file.path for file in listed]
+    checks: list[Callable[[Path], str | None]] = [header_problem, *([decoding_problem] if check == "decode" else [])]
     if mask_root:
-        problems |= mask_problems([file.path for file in listed if file.path not in problems], root, mask_root)
-        notes += masks_without_image([file.path for file in listed], root, mask_root)
+        checks.append(partial(_mask_problem, images=root, masks=mask_root))
+        used = {_mask_of(path, root, mask_root) for path in paths}
+        unused = [file for file in files_below(mask_root) if file not in used]
+        notes += not_used(unused, mask_root, "Masks that belong to no image")
+    problems = first_problems(paths, checks)
     relative = [(path.relative_to(root).as_posix(), reason) for path, reason in problems.items()]
     notes += tolerate(relative, len(listed), max_unreadable, "images")
     files = [file for file in listed if file.path not in problems]
+    paths = [file.path for file in files]
     classes = np.array([file.label for file in files], np.int32)
-    if not mask_root:
-        _check_classes(root, names, classes)
+    empty = [] if mask_root else [name for number, name in enumerate(names) if number not in classes]
+    if empty:
+        raise ConfigError(
+            f"Every class folder must hold readable images ({', '.join(DECODED)}). Received: directory={str(root)!r} "
+            f"without images in {', '.join(map(repr, empty))}. Add images, or remove the folder."
+        )
     chosen = split_files(
-        [file.part for file in files],
-        None if mask_root else classes,
-        test_fraction=test_fraction,
-        validation_fraction=validation_fraction,
-        seed=seed,
+        [file.part for file in files], None if mask_root else classes, test_fraction, validation_fraction, seed
     )
-    paths = [os.fsencode(file.path) for file in files]  # a name may be no UTF-8
-    only_jpegs = channels == 3 and are_plain_jpegs([file.path for file in files])
-    images = _Images(root, EncodedImage(size=(height, width), channels=channels, exact=exact, only_jpegs=only_jpegs))
-    if mask_root is None:
-        return _examples(root, chosen, (paths, classes), images.with_label, len(names), names, notes, images.stored())
-    masks_of = Masks([file.path for file in files], root, mask_root, (height, width), names, ignored_target)
-    notes += () if masks_of.note is None else (masks_of.note,)
+    only_jpegs = channels == 3 and are_plain_jpegs(paths)
+    image = EncodedImage(size=(height, width), channels=channels, exact=exact, only_jpegs=only_jpegs)
+    mask = None
+    if mask_root:
+        mask = _Masks([_mask_of(path, root, mask_root) for path in paths], (height, width), names, ignored_target)
+        notes += mask.notes
+    records = [os.fsencode(path) for path in paths], classes if mask is None else mask.paths  # a name may be no UTF-8
 
-    def with_mask(path: Any, mask: Any) -> Any:
-        return images.read(path), masks_of.decode(mask)
+    def decode(path: Any, target: Any) -> Any:
+        return image(tf.io.read_file(path), path), target if mask is None else mask.decode(target)
 
-    examples = _examples(
-        root, chosen, (paths, masks_of.paths), with_mask, masks_of.outputs, names, notes, images.stored(masks_of)
+    folder_bytes = len(os.fsencode(root / "x")) - 1
+
+    def stored(path: Any, target: Any) -> Any:
+        # Without the folder, so that the stored bytes do not depend on its place.
+        name = tf.strings.substr(path, folder_bytes, tf.int32.max)
+        return name, tf.io.read_file(path), target if mask is None else mask.stored(target)
+
+    def part(name: Split) -> Any:
+        return tf.data.Dataset.from_tensor_slices(tuple(np.asarray(values)[chosen[name]] for values in records))
+
+    return Examples(
+        name=f"image_folder {root.absolute().name}",
+        train=part("train"),
+        test=part("test"),
+        validation=part("validation") if len(chosen["validation"]) else None,
+        outputs=len(names) if mask is None else mask.outputs,
+        class_names=names,
+        decode=decode,
+        ignored_target=None if mask is None else ignored_target,
+        notes=notes,
+        stored=Stored(read=stored, inputs=image, targets=None if mask is None else mask.decoder),
+        check_finite=False,
     )
-    return replace(examples, ignored_target=ignored_target)
 
 
 class _File(NamedTuple):
     path: Path
     label: int
     part: Split | None
-
-
-class _Images(NamedTuple):
-    """Reads image files: a record becomes an example, or what `convert` stores."""
-
-    root: Path
-    decoder: EncodedImage
-
-    def read(self, path: Any) -> Any:
-        import tensorflow as tf
-
-        return self.decoder(tf.io.read_file(path), path)
-
-    def with_label(self, path: Any, label: Any) -> Any:
-        return self.read(path), label
-
-    def stored(self, masks: Masks | None = None) -> Stored:
-        import tensorflow as tf
-
-        def content(path: Any, target: Any) -> Any:
-            # Without the folder, so that the stored bytes do not depend on its place.
-            name = tf.strings.substr(path, len(os.fsencode(self.root / "x")) - 1, tf.int32.max)
-            return name, tf.io.read_file(path), target if masks is None else masks.stored(target)
-
-        return Stored(read=content, inputs=self.decoder, targets=None if masks is None else masks.decoder)
 
 
 def _class_folders(root: Path) -> tuple[str, ...]:
@@ -221,39 +232,97 @@ def _list(root: Path, classes: tuple[str, ...] | None) -> tuple[list[_File], tup
     )
 
 
-def _check_classes(root: Path, names: tuple[str, ...], labels: np.ndarray) -> None:
-    empty = [name for name, count in zip(names, np.bincount(labels, minlength=len(names)), strict=True) if not count]
-    if empty:
-        raise ConfigError(
-            f"Every class folder must hold readable images ({', '.join(DECODED)}). Received: directory={str(root)!r} "
-            f"without images in {', '.join(map(repr, empty))}. Add images, or remove the folder."
-        )
+def _mask_of(image: Path, images: Path, masks: Path) -> Path:
+    """Returns the mask of an image: the same name below the folder of the masks, as .png or .PNG."""
+    mask = (masks / image.relative_to(images)).with_suffix(".png")
+    capital = mask.with_suffix(".PNG")
+    return capital if capital.is_file() and not mask.is_file() else mask
 
 
-def _examples(
-    root: Path,
-    chosen: dict[Split, np.ndarray],
-    records: tuple[Any, ...],
-    decode: Any,
-    outputs: int,
-    names: tuple[str, ...],
-    notes: tuple[str, ...],
-    stored: Stored,
-) -> Examples:
-    import tensorflow as tf
+class _Masks:
+    """The masks of images: files, each of which is usable. All are read if there are no names, to count the classes."""
 
-    def part(name: Split) -> Any:
-        return tf.data.Dataset.from_tensor_slices(tuple(np.asarray(values)[chosen[name]] for values in records))
+    def __init__(
+        self, files: Sequence[Path], size: tuple[int, int], class_names: tuple[str, ...], ignored_target: int | None
+    ) -> None:
+        self.paths = [os.fsencode(file) for file in files]  # a name may be no UTF-8
+        self._size = size
+        self._ignored = ignored_target
+        self._plain = all(_header(file)[2:] == (8, GREY) for file in files)
+        # Decoder of what `stored` returns; None if that is the mask itself.
+        self.decoder = EncodedMask(size=size) if self._plain else None
+        found: set[int] = set()
+        for path in () if class_names else self.paths:
+            found |= {*np.flatnonzero(np.bincount(_read(path).ravel())).tolist()} - {ignored_target}
+        self.outputs = len(class_names) or 1 + max(found, default=0)
+        # 255 is white, or the border of Pascal VOC, much oftener than one of 256 classes.
+        self.notes: tuple[str, ...] = ()
+        if self.outputs == 256 and len(found) < 128:
+            self.notes = (
+                f"The masks hold {len(found)} of the class numbers 0 to 255. If 255 marks pixels of no class, set "
+                "ignored_target=255; if it is the second of two classes, write it as 1.",
+            )
 
-    return Examples(
-        name=f"image_folder {root.absolute().name}",
-        train=part("train"),
-        test=part("test"),
-        validation=part("validation") if len(chosen["validation"]) else None,
-        outputs=outputs,
-        class_names=names,
-        decode=decode,
-        notes=notes,
-        stored=stored,
-        check_finite=False,
-    )
+    def decode(self, path: Any) -> Any:
+        """Returns a mask as class numbers, int32 [height, width], in TensorFlow."""
+        import tensorflow as tf
+
+        if self._plain:
+            mask = tf.cast(tf.io.decode_png(tf.io.read_file(path), channels=1), tf.int32)
+        else:
+            mask = tf.ensure_shape(tf.numpy_function(_read, [path], tf.int32), (None, None))[..., None]
+        mask = tf.image.resize(mask, self._size, method="nearest")[..., 0]
+        known = mask < self.outputs
+        if self._ignored is not None:
+            known |= mask == self._ignored
+        words = f"A mask must hold class numbers below {self.outputs}. Received, with a higher one:"
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(known), [words, path])]):
+            return tf.identity(mask)
+
+    def stored(self, path: Any) -> Any:
+        """Returns what TFRecord files hold of a mask, in TensorFlow: the file, or the mask if only Pillow reads it."""
+        import tensorflow as tf
+
+        return tf.io.read_file(path) if self._plain else self.decode(path)
+
+
+def _mask_problem(image: Path, images: Path, masks: Path) -> str | None:
+    from PIL import Image
+
+    mask = _mask_of(image, images, masks)
+    if not mask.is_file():
+        return f"its mask {mask.relative_to(masks).as_posix()} is missing"
+    width, height, bits, kind = _header(mask)
+    if not width:
+        return "its mask is no PNG"
+    problem = header_problem(mask)
+    if problem:
+        return f"of its mask: {problem}"
+    if kind not in (GREY, PALETTE) or (kind == GREY and bits < 8):
+        return "its mask must be grey with 8 or 16 bits, or have a palette"
+    try:
+        with Image.open(image) as opened:
+            size = opened.size
+    except OSError as error:
+        return f"it cannot be read: {error}"
+    return None if size == (width, height) else f"it has {size[0]}x{size[1]} pixels, its mask {width}x{height}"
+
+
+def _header(path: Path) -> tuple[int, int, int, int]:
+    """Returns width, height, bits and kind of colour of a PNG; zeros if it is none."""
+    with path.open("rb") as file:
+        start = file.read(26)
+    if len(start) < 26 or not start.startswith(PNG):
+        return 0, 0, 0, 0
+    return int.from_bytes(start[16:20], "big"), int.from_bytes(start[20:24], "big"), start[24], start[25]
+
+
+def _read(path: bytes) -> np.ndarray:
+    from PIL import Image
+
+    name = os.fsdecode(path)
+    try:
+        with Image.open(name) as opened:
+            return np.asarray(opened).astype(np.int32)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ConfigError(f"A mask must be a whole PNG file. Received: {name!r} ({error}). Write it again.") from error

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from tfopt.data.arguments import check_arguments
-from tfopt.data.examples import Examples, Split
-from tfopt.data.files.finite import CHECK_OFF, CHUNK_BYTES, not_finite
-from tfopt.data.files.in_memory import check_classes, holds_classes, is_known
-from tfopt.data.files.splits import split
+from tfopt.data.examples import Examples
+from tfopt.data.finite import CHECK_OFF, CHUNK_BYTES, narrowed, not_finite
+from tfopt.data.in_memory import check_classes, holds_classes, is_known
+from tfopt.data.splits import split
 from tfopt.errors import ConfigError
 from tfopt.settings.validation import check_stored, check_value
 
@@ -74,11 +74,12 @@ def numpy_files(
         ...     examples.x_train.shape, examples.outputs
         ((80, 8), 4)
     """
+    import tensorflow as tf
+
     if (x_test is None) != (y_test is None):
         raise ConfigError("x_test and y_test must be given together. Received: one of them. Give both, or none.")
     own_test = x_test is not None
-    check_value("check_finite", check_finite, bool)
-    check_arguments(test_fraction=test_fraction, validation_fraction=validation_fraction, outputs=outputs, seed=seed)
+    check_arguments(locals())
     for name, given in {"x": x, "y": y, "x_test": x_test, "y_test": y_test}.items():
         for path in given.values() if isinstance(given, Mapping) else (given,):
             check_value(name, path, str | None if name.endswith("_test") else str)
@@ -90,13 +91,8 @@ def numpy_files(
         raise ConfigError(f"Class numbers must be at least 0. Received: {targets.min()} in {str(y)!r}. Count from 0.")
     count = _outputs(targets, rows.y) if outputs is None else outputs
     check_classes(repr(str(y)), targets, count)
-    numbers = split(
-        len(targets),
-        targets if holds_classes(targets) else None,
-        test_fraction=0 if own_test else test_fraction,
-        validation_fraction=validation_fraction,
-        seed=seed,
-    )
+    classes = targets if holds_classes(targets) else None
+    numbers = split(len(targets), classes, 0 if own_test else test_fraction, validation_fraction, seed)
     if x_test is not None and y_test is not None:
         test_rows = _Rows(x_test, y_test, check_finite)
         rows.check_same(test_rows)
@@ -105,16 +101,16 @@ def numpy_files(
     else:
         test = rows.dataset(numbers["test"])
 
-    def part(name: Split) -> Any:
-        return rows.dataset(numbers[name])
+    def narrow(*row: Any) -> Any:
+        return tf.nest.map_structure(narrowed, row)
 
     return Examples(
         name="numpy",
-        train=part("train"),
+        train=rows.dataset(numbers["train"]),
         test=test,
-        validation=part("validation") if validation_fraction else None,
+        validation=rows.dataset(numbers["validation"]) if validation_fraction else None,
         outputs=count,
-        decode=_narrow if rows.holds_float64 else None,
+        decode=narrow if rows.holds_float64 else None,
         check_finite=False,  # the rows are looked at here
     )
 
@@ -122,8 +118,6 @@ def numpy_files(
 class ArrayFile:
     """An array in a .npy file, of which rows are read.
 
-    Args:
-        path: File that `numpy.save` wrote.
     Raises:
         ConfigError: The file is missing, cut off, too long, no .npy file, or holds no rows of numbers in C order.
     """
@@ -147,14 +141,8 @@ class ArrayFile:
             )
         self.shape: tuple[int, ...] = array.shape
         self.dtype: np.dtype[Any] = array.dtype
-        if (
-            not array.size
-            or not array.ndim
-            or array.dtype.kind not in "biufc"
-            or not is_known(array.dtype)
-            or not array.dtype.isnative
-            or not array.flags.c_contiguous
-        ):
+        holds_numbers = array.dtype.kind in "biufc" and is_known(array.dtype) and array.dtype.isnative
+        if not (array.size and array.ndim and holds_numbers and array.flags.c_contiguous):
             order = "" if array.flags.c_contiguous else ", Fortran order"
             raise ConfigError(
                 f"A .npy file of examples must hold rows of numbers in native byte order and C order. Received: "
@@ -168,42 +156,29 @@ class ArrayFile:
                 f"A .npy file of examples must end with its array. Received: {self.path!r} with {size - needed:,} more "
                 "bytes: its header is damaged, or it holds further arrays. Save each array in a file of its own."
             )
-        self._row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+        self.row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
         self._file = Path(self.path).open("rb", buffering=0)  # noqa: SIM115 it closes when nothing reads rows any more
 
     def __len__(self) -> int:
         return self.shape[0]
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row."""
-        return self._row_bytes
-
     def rows(self, numbers: np.ndarray) -> np.ndarray:
-        """Reads rows.
-
-        Raises:
-            OSError: The file has become shorter, or cannot be read.
-        """
-        out = np.empty((len(numbers), self._row_bytes), np.uint8)
+        """Reads rows. Raises OSError if the file has become shorter, or cannot be read."""
+        out = np.empty((len(numbers), self.row_bytes), np.uint8)
         descriptor = self._file.fileno()
         for place, number in enumerate(numbers.tolist()):
-            read = os.preadv(descriptor, [out[place]], self._offset + number * self._row_bytes)
-            if read != self._row_bytes:
+            read = os.preadv(descriptor, [out[place]], self._offset + number * self.row_bytes)
+            if read != self.row_bytes:
                 raise OSError(f"{self.path!r} ends within row {number}: the file has become shorter. Write it again.")
         return out.view(self.dtype).reshape(len(numbers), *self.shape[1:])
 
     def chunks(self) -> Iterator[tuple[int, np.ndarray]]:
         """Reads the rows in their order, in parts of a few MB, each with the number of its first row."""
-        rows = max(1, CHUNK_BYTES // max(1, self._row_bytes))
+        rows = max(1, CHUNK_BYTES // max(1, self.row_bytes))
         for start in range(0, len(self), rows):
             shape = (min(rows, len(self) - start), *self.shape[1:])
-            offset = self._offset + start * self._row_bytes
+            offset = self._offset + start * self.row_bytes
             yield start, np.fromfile(self.path, self.dtype, int(np.prod(shape)), offset=offset).reshape(shape)
-
-    def all_rows(self) -> np.ndarray:
-        """Reads the whole file."""
-        return np.fromfile(self.path, self.dtype, offset=self._offset).reshape(self.shape)
 
 
 class _Rows:
@@ -211,13 +186,15 @@ class _Rows:
 
     def __init__(self, x: Any, y: str | Path, check_finite: bool) -> None:
         self.names = tuple(x) if isinstance(x, Mapping) else None
-        self.x = [ArrayFile(path) for path in (x.values() if isinstance(x, Mapping) else (x,))]
+        inputs = [ArrayFile(path) for path in (x.values() if isinstance(x, Mapping) else (x,))]
         self.y = ArrayFile(y)
-        lengths = {file.path: len(file) for file in (*self.x, self.y)}
+        self.files = (*inputs, self.y)
+        self.holds_float64 = any(file.dtype == np.float64 for file in self.files)
+        lengths = {file.path: len(file) for file in self.files}
         if len({*lengths.values()}) != 1 or not len(self.y):
             found = ", ".join(f"{length} in {path!r}" for path, length in lengths.items())
             raise ConfigError(f"The files must hold as many rows, at least one. Received: {found}. Check the files.")
-        floats = [file for file in (*self.x, self.y) if file.dtype.kind in "fc"] if check_finite else []
+        floats = [file for file in self.files if file.dtype.kind in "fc"] if check_finite else []
         small = sum(len(file) * file.row_bytes for file in floats) <= LARGEST_CHECK_BYTES
         self._checked_later = [] if small else floats
         for file in floats if small else ():
@@ -227,14 +204,9 @@ class _Rows:
     def __len__(self) -> int:
         return len(self.y)
 
-    @property
-    def holds_float64(self) -> bool:
-        """Whether a file holds float64, which no model takes."""
-        return any(file.dtype == np.float64 for file in (*self.x, self.y))
-
     def check_same(self, other: _Rows) -> None:
         """Raises ConfigError unless the rows of other files have the same shapes and types."""
-        for mine, theirs in zip((*self.x, self.y), (*other.x, other.y), strict=False):
+        for mine, theirs in zip(self.files, other.files, strict=False):
             if (mine.shape[1:], mine.dtype) != (theirs.shape[1:], theirs.dtype) or self.names != other.names:
                 raise ConfigError(
                     f"The files of both parts must hold rows of one shape and type. Received: {mine.path!r} of shape "
@@ -243,14 +215,15 @@ class _Rows:
 
     def targets(self) -> np.ndarray:
         """Returns the targets [n] if they are class numbers or numbers, which are small; otherwise an empty array."""
-        single = self.y.shape[1:] in ((), (1,))
-        return self.y.all_rows().reshape(-1) if single else np.empty((len(self.y), 0), self.y.dtype)
+        if self.y.shape[1:] not in ((), (1,)):
+            return np.empty((len(self.y), 0), self.y.dtype)
+        return np.concatenate([rows for _, rows in self.y.chunks()]).reshape(-1)
 
     def dataset(self, numbers: np.ndarray) -> Any:
         """Returns a data set of rows."""
         import tensorflow as tf
 
-        files = (*self.x, self.y)
+        files = self.files
         per_call = max(1, min(ROWS_PER_CALL, LARGEST_CALL_BYTES // max(1, sum(file.row_bytes for file in files))))
 
         def read(numbers: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -278,15 +251,6 @@ def _not_finite_words(path: str, problem: str | None) -> str:
         f"{path!r} must hold finite float32 numbers. Received: {problem}. Write the file again without these rows, or "
         f"{CHECK_OFF}."
     )
-
-
-def _narrow(inputs: Any, targets: Any) -> Any:
-    import tensorflow as tf
-
-    def narrow(values: Any) -> Any:
-        return tf.cast(values, tf.float32) if values.dtype == tf.float64 else values
-
-    return tf.nest.map_structure(narrow, (inputs, targets))
 
 
 def _outputs(targets: np.ndarray, y: ArrayFile) -> int:

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfopt.data.arguments import Names, optional_package
-from tfopt.data.files.finite import in_float32
-from tfopt.data.files.splits import content, not_used
+from tfopt.data.files.folders import content, not_used
+from tfopt.data.finite import in_float32
 from tfopt.errors import ConfigError
 from tfopt.settings.validation import check_stored, check_value
 
-MISSING = ("error", "drop")
 LOOKED_AT = 1000  # cells that tell whether a column with words is meant to hold numbers
 LARGEST_BLOCK = 2**31 - 1
 DELIMITERS = (";", "\t", "|", ",")
@@ -39,13 +38,7 @@ NO_NAME = re.compile(r"|Unnamed: \d+")  # how pandas and R name a column of row 
 
 
 class Table(NamedTuple):
-    """The rows of one file.
-
-    Attributes:
-        columns: Values of the rows that were kept: float32 for numbers, and the values of other columns.
-        kept: Which rows of the file were kept, bool.
-        note: Remark for the user.
-    """
+    """The rows of one file: the values of those that were kept (float32 for numbers), which ones these are, a note."""
 
     columns: dict[str, np.ndarray]
     kept: np.ndarray
@@ -84,13 +77,10 @@ def table_paths(path: str | Path | Sequence[str | Path], ending: str) -> tuple[l
 
 
 class CsvReader:
-    """Reads columns of CSV files. The first row of values stands in line 2.
+    """Reads columns of CSV files. Raises ConfigError if pyarrow is missing, or the file is no CSV file in UTF-8."""
 
-    Raises:
-        ConfigError: pyarrow is missing, or the file is no CSV file in UTF-8.
-    """
-
-    first_row = 2
+    name = "csv"
+    first_row = 2  # line 1 holds the names
 
     def __init__(self, delimiter: str) -> None:
         self._delimiter = delimiter
@@ -170,14 +160,13 @@ class CsvReader:
         block = min(path.stat().st_size + 1, LARGEST_BLOCK)
         # In a file of one column, a line without text is a row with an empty cell.
         several = len(self.names(path)) > 1
-        parse_options = arrow.ParseOptions(
-            delimiter=self._delimiter, newlines_in_values=True, ignore_empty_lines=several
-        )
         try:
             return arrow.read_csv(
                 path,
                 read_options=arrow.ReadOptions(use_threads=False, block_size=block),
-                parse_options=parse_options,
+                parse_options=arrow.ParseOptions(
+                    delimiter=self._delimiter, newlines_in_values=True, ignore_empty_lines=several
+                ),
                 convert_options=arrow.ConvertOptions(include_columns=list(columns), **options),
             )
         except (OSError, ValueError, pyarrow.ArrowException) as error:
@@ -188,12 +177,9 @@ class CsvReader:
 
 
 class ParquetReader:
-    """Reads columns of Parquet files. Rows count from 0.
+    """Reads columns of Parquet files. Raises ConfigError if pyarrow is missing, or the file is damaged."""
 
-    Raises:
-        ConfigError: pyarrow is missing, or the file is damaged.
-    """
-
+    name = "parquet"
     first_row = 0
 
     def names(self, path: Path) -> list[str]:
@@ -244,11 +230,12 @@ def is_mostly_numbers(column: Any) -> bool:
     if is_number(column):
         return True
     cells = [cell for cell in column.slice(0, LOOKED_AT).to_pylist() if cell not in (None, "")]
-    written = [isinstance(cell, str) and bool(WRITTEN_NUMBER.fullmatch(cell.strip())) for cell in cells]
-    return 2 * sum(
-        is_written or (isinstance(cell, str) and not np.isnan(_float(cell)))
-        for cell, is_written in zip(cells, written, strict=True)
-    ) > len(cells)
+    numbers = [
+        cell
+        for cell in cells
+        if isinstance(cell, str) and (WRITTEN_NUMBER.fullmatch(cell.strip()) or not np.isnan(_float(cell)))
+    ]
+    return 2 * len(numbers) > len(cells)
 
 
 def as_arrays(
@@ -257,9 +244,6 @@ def as_arrays(
     """Returns the columns of a pyarrow table as arrays.
 
     Args:
-        table: Table of pyarrow.
-        path: File of the table, for messages.
-        columns: Names of the columns.
         numbers: Names of the columns that must hold numbers.
         missing: "error" or "drop": what to do with rows that have an empty cell.
         first_row: Number of the first row, for messages.
@@ -269,7 +253,7 @@ def as_arrays(
     empty = {name: table[name].is_null().to_numpy() for name in columns}
     incomplete = np.any(list(empty.values()), axis=0)
     rows = np.flatnonzero(incomplete)
-    note = ""
+    notes = []
     if len(rows):
         name = next(each for each in columns if empty[each][rows[0]])
         if missing == "error":
@@ -278,10 +262,8 @@ def as_arrays(
                 f"the first in column {name!r}, row {rows[0] + first_row}. Fill them, or set missing='drop'."
             )
         table = table.filter(_pyarrow().array(~incomplete))
-        note = f"Rows with empty cells were left out: {len(rows)} of {len(incomplete)} in {path.name}."
+        notes.append(f"Rows with empty cells were left out: {len(rows)} of {len(incomplete)} in {path.name}.")
     kept = np.flatnonzero(~incomplete) + first_row
-
-    notes = [note]
 
     def values(name: str) -> np.ndarray:
         if name not in numbers:
@@ -302,10 +284,8 @@ def _numbers(column: Any, name: str, path: Path, row_numbers: np.ndarray) -> np.
     if is_number(column) or pyarrow.types.is_boolean(column.type):
         # Not safe: whole numbers above 2**53 are rounded.
         found = column.cast(pyarrow.float64(), safe=False).to_numpy() if len(column) else np.empty(0)
-    elif len(column):
-        found = np.array([_float(value) for value in column.to_pylist()])
     else:
-        found = np.empty(0)
+        found = np.array([_float(value) for value in column.to_pylist()], np.float64)
     wrong = np.flatnonzero(~np.isfinite(in_float32(found)))
     if len(wrong):
         too_large = " below 3.4e38, the largest of float32" if np.isfinite(found[wrong[0]]) else ""
@@ -319,7 +299,6 @@ def _numbers(column: Any, name: str, path: Path, row_numbers: np.ndarray) -> np.
 
 
 def _rounding(numbers: np.ndarray, name: str, path: Path) -> str:
-    """Returns a note about whole numbers that float32 does not hold, or nothing."""
     rounded = np.count_nonzero((in_float32(numbers) != numbers) | (np.abs(numbers) >= 2**53))
     return (
         f"Column {name!r} of {path.name} holds whole numbers above {2**24:,}, which float32 rounds: {rounded} of "

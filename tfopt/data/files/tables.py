@@ -1,19 +1,23 @@
-"""Tables in CSV and Parquet files: columns become inputs and targets."""
+"""Tables in CSV and Parquet files: rows become examples, or windows of rows for forecasting.
+
+The rows of a forecast are in the order of time. Each file is a series of its own, and its first rows are for training,
+the next for validation and the last for testing. A window lies in one part as a whole, so no row of the test part is
+seen in training, neither as an input nor as a target. Rows that were left out keep their place in time. A window that
+would hold one of them is left out, and the other windows are those of the whole series.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from tfopt.data.arguments import Names, check_arguments
-from tfopt.data.examples import Examples
-from tfopt.data.files.in_memory import arrays
+from tfopt.data.examples import Examples, Split
 from tfopt.data.files.table_files import (
-    MISSING,
     CsvReader,
     ParquetReader,
     Table,
@@ -22,7 +26,7 @@ from tfopt.data.files.table_files import (
     is_number,
     table_paths,
 )
-from tfopt.data.files.windows import Series, window_examples
+from tfopt.data.in_memory import arrays
 from tfopt.errors import ConfigError
 from tfopt.settings.validation import check_value
 
@@ -88,14 +92,11 @@ def csv(
     """
     if not isinstance(delimiter, str) or len(delimiter) != 1:
         raise ConfigError(f"delimiter must be one character. Received: delimiter={delimiter!r}. ',' is usual.")
-    paths, notes = table_paths(path, ".csv")
-    request = _Request(
-        name="csv",
-        paths=paths,
-        notes=notes,
-        read=CsvReader(delimiter),
-        inputs=inputs,
-        targets=_targets(target),
+    return _examples(
+        CsvReader(delimiter),
+        path,
+        target,
+        inputs,
         classes=classes,
         window=window,
         horizon=horizon,
@@ -105,7 +106,6 @@ def csv(
         missing=missing,
         seed=seed,
     )
-    return request.examples()
 
 
 def parquet(
@@ -135,14 +135,11 @@ def parquet(
         ...     parquet(path=file, target="y").x_train.shape
         (8, 1)
     """
-    paths, notes = table_paths(path, ".parquet")
-    request = _Request(
-        name="parquet",
-        paths=paths,
-        notes=notes,
-        read=ParquetReader(),
-        inputs=inputs,
-        targets=_targets(target),
+    return _examples(
+        ParquetReader(),
+        path,
+        target,
+        inputs,
         classes=classes,
         window=window,
         horizon=horizon,
@@ -152,142 +149,160 @@ def parquet(
         missing=missing,
         seed=seed,
     )
-    return request.examples()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Request:
-    """The arguments of a source of tables."""
-
-    name: str
-    paths: list[Path]
-    notes: tuple[str, ...]
-    read: CsvReader | ParquetReader
-    inputs: Inputs
-    targets: tuple[str, ...]
-    classes: bool | None
-    window: int | None
-    horizon: int
-    stride: int
-    test_fraction: float
-    validation_fraction: float
-    missing: str
-    seed: int
-
-    def __post_init__(self) -> None:
-        check_arguments(
-            window=self.window,
-            horizon=self.horizon,
-            stride=self.stride,
-            test_fraction=self.test_fraction,
-            validation_fraction=self.validation_fraction,
-            seed=self.seed,
+def _examples(
+    reader: CsvReader | ParquetReader,
+    place: Paths,
+    target: str | Sequence[str],
+    given: Inputs,
+    *,
+    classes: bool | None,
+    window: int | None,
+    horizon: int,
+    stride: int,
+    test_fraction: float,
+    validation_fraction: float,
+    missing: str,
+    seed: int,
+) -> Examples:
+    """Reads, checks and splits the rows. The arguments are those of `csv` and `parquet`."""
+    check_arguments(locals())
+    paths, notes = table_paths(place, f".{reader.name}")
+    notes += tuple(note for path in paths for note in reader.notes(path))
+    named = check_value("target", target, Names)
+    targets = [named] if isinstance(named, str) else list(named)
+    check_value("classes", classes, bool | None)
+    for names in given.values() if isinstance(given, Mapping) else (given,):
+        check_value("inputs", names, tuple[str, ...] if names is not None else None)
+    if missing not in ("error", "drop"):
+        raise ConfigError(f"missing must be 'error' or 'drop'. Received: missing={missing!r}.")
+    if classes and (window is not None or len(targets) != 1):
+        raise ConfigError(
+            "classes must be False for a forecast and for several targets. "
+            f"Received: classes=True, window={window}, {len(targets)} targets. Leave classes out."
         )
-        check_value("classes", self.classes, bool | None)
-        for columns in self.inputs.values() if isinstance(self.inputs, Mapping) else (self.inputs,):
-            check_value("inputs", columns, tuple[str, ...] if columns is not None else None)
-        if self.missing not in MISSING:
-            raise ConfigError(f"missing must be 'error' or 'drop'. Received: missing={self.missing!r}.")
-        if self.classes and (self.window is not None or len(self.targets) != 1):
-            raise ConfigError(
-                "classes must be False for a forecast and for several targets. "
-                f"Received: classes=True, window={self.window}, {len(self.targets)} targets. Leave classes out."
-            )
-
-    def examples(self) -> Examples:
-        groups = self._groups()
-        inputs = [column for columns in groups.values() for column in columns]
-        if not inputs or not self.targets:
-            raise ConfigError("A table must have columns for inputs and a target. Received: none. Name the columns.")
-        columns = list(dict.fromkeys([*inputs, *self.targets]))
-        files = [self.read.table(path, columns) for path in self.paths]
-        text = len(self.targets) == 1 and any(not is_number(file[self.targets[0]]) for file in files if len(file))
-        # A column of numbers with a few words is a column with wrong cells, which are named below.
-        text = text and not all(is_mostly_numbers(file[self.targets[0]]) for file in files if len(file))
-        is_class = self.classes if self.classes is not None else text and self.window is None
-        if is_class:
-            files = [
-                self.read.with_classes(path, file, self.targets[0])
-                for path, file in zip(self.paths, files, strict=True)
-            ]
-        numbers = {*inputs} if is_class else {*inputs, *self.targets}
-        tables = [
-            as_arrays(file, path, columns, numbers, self.missing, self.read.first_row)
-            for path, file in zip(self.paths, files, strict=True)
-        ]
-        of_names = (note for path in self.paths for note in self.read.notes(path))
-        notes = (*self.notes, *of_names, *self._row_names_note(), *(table.note for table in tables if table.note))
-        if self.window is not None:
-            return self._windows(tables, groups, notes)
-        if not any(table.kept.any() for table in tables):
-            found = ", ".join(repr(str(path)) for path in self.paths)
-            raise ConfigError(
-                f"A table must have rows without empty cells. Received: {found} with none. {' '.join(notes)}".strip()
-            )
-        joined = {name: np.concatenate([table.columns[name] for table in tables]) for name in columns}
-        x = {name: np.stack([joined[each] for each in group], axis=1) for name, group in groups.items()}
-        names: tuple[str, ...] = ()
-        if is_class:
-            y, names = _classes(joined[self.targets[0]])
-            notes += _alike(names)
-        else:
-            y = np.stack([joined[each] for each in self.targets], axis=1)
-        if (leaks := [name for name in self.targets if name in inputs]) and len(inputs) > len(leaks):
-            notes += (f"The target is also an input: {', '.join(map(repr, leaks))}. A model only has to copy it.",)
-        counts = [name for name in inputs if self.inputs is None and _counts_rows(joined[name])]
-        if counts:
-            notes += (
-                f"An input only counts the rows: {', '.join(map(repr, counts))}. If it is no property of a row, name "
-                "the others with inputs=[...].",
-            )
-        examples = arrays(
-            x if isinstance(self.inputs, Mapping) else x[""],
-            y,
-            test_fraction=self.test_fraction,
-            validation_fraction=self.validation_fraction,
-            class_names=names,
-            seed=self.seed,
-            name=self.name,
-        )
-        return replace(examples, notes=notes)
-
-    def _groups(self) -> dict[str, list[str]]:
-        """Returns the columns of each input; the name of a single input is empty."""
-        if isinstance(self.inputs, Mapping):
-            return {name: list(columns) for name, columns in self.inputs.items()}
-        if self.inputs is not None:
-            return {"": list(self.inputs)}
-        left_out = {*self.targets, *self.read.row_names(self.paths[0])}
-        return {"": [name for name in self.read.names(self.paths[0]) if name not in left_out]}
-
-    def _row_names_note(self) -> tuple[str, ...]:
-        names = [] if self.inputs is not None else self.read.row_names(self.paths[0])
-        found = ", ".join(repr(name) for name in names if name not in self.targets)
-        return (f"Row names are no inputs: column {found}. To use it, name it in inputs=[...].",) if found else ()
-
-    def _windows(self, tables: list[Table], groups: dict[str, list[str]], notes: tuple[str, ...]) -> Examples:
-        if self.window is None or isinstance(self.inputs, Mapping):
+    if given is None:
+        row_names = [name for name in reader.row_names(paths[0]) if name not in targets]
+        inputs = {"": [name for name in reader.names(paths[0]) if name not in (*targets, *row_names)]}
+        if row_names:
+            found = ", ".join(map(repr, row_names))
+            notes += (f"Row names are no inputs: column {found}. To use it, name it in inputs=[...].",)
+    else:
+        inputs = {name: list(given[name]) for name in given} if isinstance(given, Mapping) else {"": list(given)}
+    all_inputs = [name for names in inputs.values() for name in names]
+    if not all_inputs or not targets:
+        raise ConfigError("A table must have columns for inputs and a target. Received: none. Name the columns.")
+    columns = list(dict.fromkeys([*all_inputs, *targets]))
+    files = [reader.table(path, columns) for path in paths]
+    text = len(targets) == 1 and any(not is_number(file[targets[0]]) for file in files if len(file))
+    # A column of numbers with a few words is a column with wrong cells, which are named below.
+    text = text and not all(is_mostly_numbers(file[targets[0]]) for file in files if len(file))
+    is_class = classes if classes is not None else text and window is None
+    if is_class:
+        files = [reader.with_classes(path, file, targets[0]) for path, file in zip(paths, files, strict=True)]
+    numbers = {*all_inputs} if is_class else {*all_inputs, *targets}
+    tables = [
+        as_arrays(file, path, columns, numbers, missing, reader.first_row)
+        for path, file in zip(paths, files, strict=True)
+    ]
+    notes += tuple(table.note for table in tables if table.note)
+    if window is not None:
+        if isinstance(given, Mapping):
             raise ConfigError("inputs must be a list of columns for a forecast. Received: a dict. Join its columns.")
-
-        def matrix(table: Table, columns: Sequence[str]) -> np.ndarray:
-            return np.stack([table.columns[each] for each in columns], axis=1)
-
-        return window_examples(
-            [Series(matrix(table, groups[""]), matrix(table, self.targets), table.kept) for table in tables],
-            window=self.window,
-            horizon=self.horizon,
-            stride=self.stride,
-            test_fraction=self.test_fraction,
-            validation_fraction=self.validation_fraction,
-            seed=self.seed,
-            name=self.name,
-            notes=notes,
+        shares = (test_fraction, validation_fraction)
+        examples = _windows(tables, all_inputs, targets, window, horizon, stride, *shares, seed)
+        return replace(examples, name=reader.name, notes=notes + examples.notes)
+    if not any(table.kept.any() for table in tables):
+        found = ", ".join(repr(str(path)) for path in paths)
+        raise ConfigError(
+            f"A table must have rows without empty cells. Received: {found} with none. {' '.join(notes)}".strip()
         )
+    joined = {name: np.concatenate([table.columns[name] for table in tables]) for name in columns}
+    x = {name: _matrix(joined, names) for name, names in inputs.items()}
+    y, class_names = _classes(joined[targets[0]]) if is_class else (_matrix(joined, targets), ())
+    notes += _alike(class_names)
+    if (leaks := [name for name in targets if name in all_inputs]) and len(all_inputs) > len(leaks):
+        notes += (f"The target is also an input: {', '.join(map(repr, leaks))}. A model only has to copy it.",)
+    counts = [name for name in all_inputs if given is None and _counts_rows(joined[name])]
+    if counts:
+        notes += (
+            f"An input only counts the rows: {', '.join(map(repr, counts))}. If it is no property of a row, name "
+            "the others with inputs=[...].",
+        )
+    examples = arrays(
+        x if isinstance(given, Mapping) else x[""],
+        y,
+        test_fraction=test_fraction,
+        validation_fraction=validation_fraction,
+        class_names=class_names,
+        seed=seed,
+        name=reader.name,
+    )
+    return replace(examples, notes=notes)
 
 
-def _targets(target: str | Sequence[str]) -> tuple[str, ...]:
-    columns = check_value("target", target, Names)
-    return (columns,) if isinstance(columns, str) else tuple(columns)
+def _matrix(columns: Mapping[str, np.ndarray], names: Sequence[str]) -> np.ndarray:
+    return np.stack([columns[name] for name in names], axis=1)
+
+
+def _windows(
+    tables: Sequence[Table],
+    inputs: Sequence[str],
+    targets: Sequence[str],
+    window: int,
+    horizon: int,
+    stride: int,
+    test_fraction: float,
+    validation_fraction: float,
+    seed: int,
+) -> Examples:
+    import tensorflow as tf
+
+    shares: dict[Split, tuple[float, float]] = {
+        "train": (0, 1 - test_fraction - validation_fraction),
+        "validation": (1 - test_fraction - validation_fraction, 1 - test_fraction),
+        "test": (1 - test_fraction, 1),
+    }
+    starts: dict[Split, list[np.ndarray]] = {part: [] for part in shares}
+    first_row = total = left_out = 0
+    for table in tables:
+        missing_before = np.concatenate([[0], np.cumsum(~table.kept)])
+        for part, (low, high) in shares.items():
+            begin, end = round(low * len(table.kept)), round(high * len(table.kept))
+            found = np.arange(begin, end - window - horizon + 1, stride, dtype=np.int64)
+            whole = found[missing_before[found] == missing_before[found + window + horizon]]
+            starts[part].append(whole - missing_before[whole] + first_row)
+            total, left_out = total + len(found), left_out + len(found) - len(whole)
+        first_row += int(np.count_nonzero(table.kept))
+    gaps = f"Windows that hold a row with an empty cell were left out: {left_out} of {total}."
+    generator = np.random.default_rng(seed)
+    parts = {part: generator.permutation(np.concatenate(found)) for part, found in starts.items()}
+    empty = [part for part in parts if not len(parts[part]) and (part != "validation" or validation_fraction)]
+    if empty:
+        raise ConfigError(
+            f"Each part of a series must have at least window + horizon rows. Received: window={window}, "
+            f"horizon={horizon}, and {max(len(each.kept) for each in tables)} rows in the longest series, too few "
+            f"for the {empty[0]} part. {gaps + ' ' if left_out else ''}Set a smaller window, or another share."
+        )
+    all_inputs = tf.constant(np.concatenate([_matrix(table.columns, inputs) for table in tables]))
+    all_targets = tf.constant(np.concatenate([_matrix(table.columns, targets) for table in tables]))
+
+    def cut(start: Any) -> Any:
+        end = start + window
+        cut_inputs = tf.ensure_shape(all_inputs[start:end], (window, len(inputs)))
+        return cut_inputs, tf.ensure_shape(all_targets[end : end + horizon], (horizon, len(targets)))
+
+    return Examples(
+        name="windows",
+        train=tf.data.Dataset.from_tensor_slices(parts["train"]),
+        test=tf.data.Dataset.from_tensor_slices(parts["test"]),
+        validation=tf.data.Dataset.from_tensor_slices(parts["validation"]) if validation_fraction else None,
+        outputs=horizon * len(targets),
+        decode=cut,
+        notes=(gaps,) if left_out else (),
+        check_finite=False,
+    )
 
 
 def _classes(cells: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfopt.data.arguments import check_arguments
 from tfopt.data.examples import Examples, Split
-from tfopt.data.files.documents import BYTES, Corpus, Document, read_corpus
+from tfopt.data.files.documents import BYTES, Document, read_corpus
 from tfopt.errors import ConfigError
 
 IGNORED = -1
@@ -66,7 +66,9 @@ def text(
         >>> bool((inputs[1:] == targets[:-1]).all())
         True
     """
-    check_arguments(length=length, pack=pack)
+    check_arguments(locals())
+    import tensorflow as tf
+
     corpus = read_corpus(
         directory,
         pattern=pattern,
@@ -82,7 +84,13 @@ def text(
 
     def part(name: Split) -> Any:
         documents = [document for document in corpus.documents if document.part == name]
-        return (_packed if pack else _pieces)(name, documents, corpus, length, seed)
+        end = np.array([corpus.tokens.separator], corpus.tokens.dtype)
+        joined = np.concatenate([part for document in documents for part in (document.tokens, end)] or [end[:0]])
+        return (_packed if pack else _pieces)(name, documents, joined, length, seed)
+
+    def pair(tokens: Any) -> Any:
+        tokens = tf.cast(tokens, tf.int32)
+        return tokens[:-1], tokens[1:]
 
     return Examples(
         name=f"text {corpus.name}",
@@ -90,7 +98,7 @@ def text(
         test=part("test"),
         validation=part("validation") if any(each.part == "validation" for each in corpus.documents) else None,
         outputs=corpus.tokens.size,
-        decode=_example,
+        decode=pair,
         padding=None if pack else (corpus.tokens.separator, IGNORED),
         ignored_target=None if pack else IGNORED,
         bytes_per_target=corpus.bytes_per_token,
@@ -98,16 +106,10 @@ def text(
     )
 
 
-def _joined(documents: list[Document], corpus: Corpus) -> np.ndarray:
-    end = np.array([corpus.tokens.separator], corpus.tokens.dtype)
-    return np.concatenate([part for document in documents for part in (document.tokens, end)] or [end[:0]])
-
-
-def _packed(name: Split, documents: list[Document], corpus: Corpus, length: int, seed: int) -> Any:
+def _packed(name: Split, documents: list[Document], joined: np.ndarray, length: int, seed: int) -> Any:
     """Returns a data set of rows of length + 1 tokens. The last token of a row is the first one of the next row."""
     import tensorflow as tf
 
-    joined = _joined(documents, corpus)
     count = (len(joined) - 1) // length
     if count < 1:
         raise ConfigError(
@@ -119,18 +121,10 @@ def _packed(name: Split, documents: list[Document], corpus: Corpus, length: int,
     return tf.data.Dataset.from_tensor_slices(rows[np.random.default_rng(seed).permutation(count)])
 
 
-def _example(tokens: Any) -> Any:
-    import tensorflow as tf
-
-    tokens = tf.cast(tokens, tf.int32)
-    return tokens[:-1], tokens[1:]
-
-
-def _pieces(name: Split, documents: list[Document], corpus: Corpus, length: int, seed: int) -> Any:
+def _pieces(name: Split, documents: list[Document], joined: np.ndarray, length: int, seed: int) -> Any:
     """Returns a data set of pieces of documents: each holds at most length + 1 tokens."""
     import tensorflow as tf
 
-    joined = _joined(documents, corpus)
     pieces, start = [], 0
     for document in documents:
         stop = start + len(document.tokens) + 1
@@ -194,7 +188,9 @@ def text_classes(
         >>> examples.class_names
         ('email', 'encodings', 'json')
     """
-    check_arguments(length=length, overlap=overlap, min_files=min_files)
+    check_arguments(locals())
+    import tensorflow as tf
+
     if overlap >= length:
         raise ConfigError(
             f"overlap must be smaller than length. Received: overlap={overlap}, length={length}. "
@@ -226,7 +222,18 @@ def text_classes(
     notes += (f"Files in no folder were left out: {outside}.",) if outside else ()
 
     def part(name: Split) -> Any:
-        return _part_of_classes(name, corpus, names, length, overlap if name == "train" else 0, seed)
+        documents = [each for each in corpus.documents if each.part == name and each.label in names]
+        shared, separator = overlap if name == "train" else 0, corpus.tokens.separator
+        pieces = [_padded_pieces(document.tokens, length, shared, separator) for document in documents]
+        if not sum(map(len, pieces)):
+            raise ConfigError(f"The {name} part must hold text. Received: {len(pieces)} files without any. Add files.")
+        labels = np.array([names.index(document.label) for document in documents], np.int32)
+        order = np.random.default_rng(seed).permutation(sum(map(len, pieces)))
+        classes = np.repeat(labels, [len(each) for each in pieces])
+        return tf.data.Dataset.from_tensor_slices((np.concatenate(pieces)[order], classes[order]))
+
+    def labelled(tokens: Any, label: Any) -> Any:
+        return tf.cast(tokens, tf.int32), label
 
     return Examples(
         name=f"text_classes {corpus.name}",
@@ -235,26 +242,9 @@ def text_classes(
         validation=part("validation") if any(each.part == "validation" for each in corpus.documents) else None,
         outputs=len(names),
         class_names=names,
-        decode=_labelled,
+        decode=labelled,
         notes=notes,
     )
-
-
-def _part_of_classes(name: Split, corpus: Corpus, names: tuple[str, ...], length: int, overlap: int, seed: int) -> Any:
-    import tensorflow as tf
-
-    numbers = {label: number for number, label in enumerate(names)}
-    rows, labels = [], []
-    for document in corpus.documents:
-        if document.part != name or document.label not in numbers:
-            continue
-        pieces = _padded_pieces(document.tokens, length, overlap, corpus.tokens.separator)
-        rows.append(pieces)
-        labels.append(np.full(len(pieces), numbers[document.label], np.int32))
-    if not sum(map(len, rows)):
-        raise ConfigError(f"The {name} part must hold text. Received: {len(rows)} files without any. Add files.")
-    order = np.random.default_rng(seed).permutation(sum(map(len, rows)))
-    return tf.data.Dataset.from_tensor_slices((np.concatenate(rows)[order], np.concatenate(labels)[order]))
 
 
 def _padded_pieces(tokens: np.ndarray, length: int, overlap: int, separator: int) -> np.ndarray:
@@ -264,9 +254,3 @@ def _padded_pieces(tokens: np.ndarray, length: int, overlap: int, separator: int
     padded = np.full(count * step + overlap, separator, tokens.dtype)
     padded[: len(tokens)] = tokens
     return padded[np.arange(count)[:, None] * step + np.arange(length)]
-
-
-def _labelled(tokens: Any, label: Any) -> Any:
-    import tensorflow as tf
-
-    return tf.cast(tokens, tf.int32), label

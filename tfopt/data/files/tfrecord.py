@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from glob import glob
 from pathlib import Path
 from typing import Any, Literal
 
 from tfopt.data.arguments import Size, check_arguments, height_and_width
 from tfopt.data.examples import Examples
-from tfopt.data.files.splits import shortened
+from tfopt.data.files.folders import shortened
+from tfopt.data.stored import STORED, EncodedImage, Scaled, Stored, decoder_of_json
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.settings.validation import check_value
 
@@ -60,14 +62,16 @@ def tfrecord(
         >>> tfrecord(directory=directory).x_test.shape
         (360, 8, 8, 1)
     """
-    from tfopt.data.records.reading import usable_files
-    from tfopt.data.records.schema import SCHEMA, UNFINISHED, read_schema
-
     if check not in CHECKS:
         raise unknown_name("check", check, CHECKS)
-    check_arguments(directory=directory, exact=exact, skip_damaged=skip_damaged, files_at_a_time=files_at_a_time)
+    check_arguments(locals())
+    check_value("directory", directory, str)
     check_value("dtype", dtype, Literal["float32", "uint8"] | None)
     size = None if image_size is None else height_and_width(image_size)
+    from tfopt.data.records.encoding import parser, spec_of
+    from tfopt.data.records.reading import records_of, usable_files
+    from tfopt.data.records.schema import SCHEMA, UNFINISHED, read_schema
+
     root = Path(directory)
     if not (root / SCHEMA).is_file():
         unfinished = (root / UNFINISHED).is_file()
@@ -82,32 +86,22 @@ def tfrecord(
     parts, notes = usable_files(
         root, schema.parts, check=check, skip_damaged=skip_damaged, compression=schema.compression
     )
-    check_value("check_finite", check_finite, bool)
-    examples = _examples(schema, parts, notes, files_at_a_time, {"size": size, "exact": exact, "dtype": dtype})
-    # Pixels of images are whole numbers.
-    return replace(examples, check_finite=check_finite and (schema.decoders or {}).get("inputs") is None)
-
-
-def _examples(
-    schema: Any,
-    parts: Any,
-    notes: tuple[str, ...],
-    files_at_a_time: int,
-    changes: dict[str, Any],
-) -> Examples:
-    from tfopt.data.records.encoding import parser, spec_of
-    from tfopt.data.records.reading import records_of
-    from tfopt.data.records.stored import Stored, decoder_of_json
-
     parse = parser(spec_of(schema.structure))
     decoders = {role: decoder_of_json(settings) for role, settings in (schema.decoders or {}).items()}
+    changes = {"size": size, "exact": exact, "dtype": dtype}
     decoders = _changed(decoders, {name: value for name, value in changes.items() if value is not None})
-    stored = None
-    decode = parse
-    if schema.decoders is not None:
-        # A conversion of these examples stores the same again.
-        stored = Stored(read=lambda serialized: tuple(_ordered(parse(serialized))), **decoders)
-        decode = lambda serialized: stored.decode(**parse(serialized))  # noqa: E731
+
+    def ordered(serialized: Any) -> tuple[Any, ...]:
+        parsed = parse(serialized)
+        return tuple(parsed[name] for name in STORED if name in parsed)
+
+    # A conversion of these examples stores the same again.
+    stored = None if schema.decoders is None else Stored(read=ordered, **decoders)
+
+    def decode(serialized: Any) -> Any:
+        parsed = parse(serialized)
+        return parsed if stored is None else stored.decode(**parsed)
+
     datasets = {
         part: records_of(files.files, files.counts, schema.compression, files_at_a_time)
         for part, files in parts.items()
@@ -125,13 +119,13 @@ def _examples(
         bytes_per_target=schema.bytes_per_target,
         notes=(*schema.notes, *notes),
         stored=stored,
+        # Pixels of images are whole numbers.
+        check_finite=check_finite and (schema.decoders or {}).get("inputs") is None,
     )
 
 
 def _changed(decoders: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Returns the decoders with other settings for images. Masks get the size of their images."""
-    from tfopt.data.records.stored import EncodedImage, Scaled
-
     if not changes:
         return decoders
     if changes == {"dtype": "uint8"} and decoders.get("inputs") == Scaled(divisor=255):  # the pixels of images
@@ -146,10 +140,6 @@ def _changed(decoders: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any
     if "size" in changes and changed["targets"] is not None:
         changed["targets"] = replace(changed["targets"], size=changes["size"])
     return changed
-
-
-def _ordered(parsed: dict[str, Any]) -> list[Any]:
-    return [parsed[name] for name in ("name", "inputs", "targets", "weight") if name in parsed]
 
 
 def tfrecord_files(
@@ -197,14 +187,13 @@ def tfrecord_files(
         >>> tfrecord_files(train=path, test=path, decode=decode, outputs=1).y_test.tolist()
         [[0], [1], [4], [9]]
     """
-    from tfopt.data.records.reading import records_of
-
-    check_arguments(files_at_a_time=files_at_a_time, name=name)
+    check_arguments(locals())
     check_value("outputs", outputs, Size)
     check_value("class_names", class_names, tuple[str, ...])
-    check_value("check_finite", check_finite, bool)
     if compression not in COMPRESSIONS:
         raise unknown_name("compression", str(compression), COMPRESSIONS)
+    from tfopt.data.records.reading import records_of
+
     notes: list[str] = []
 
     def part(argument: str, given: Any) -> Any:
@@ -235,8 +224,6 @@ def tfrecord_files(
 
 
 def _listed(argument: str, given: Any) -> list[Path]:
-    from glob import glob
-
     patterns = [given] if isinstance(given, str | Path) else list(given)
     files = [Path(name) for pattern in patterns for name in sorted(glob(str(pattern)))]  # noqa: PTH207 (absolute too)
     if not files or not all(file.is_file() for file in files):

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfopt.data.batches import readable
 from tfopt.data.epoch_order import PerEpoch
 from tfopt.data.measurement.report import InputReport, StageSpeed, advise
 from tfopt.data.measurement.stages import Stage, stages_of
+from tfopt.data.user_data import readable
 from tfopt.errors import ConfigError
 from tfopt.hardware import logical_cores
 
@@ -39,26 +38,14 @@ SMALL_BATCH = 2**16
 BATCHES = ("batch", "padded batch", "map and batch")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """The waits for batches, in seconds, of some epochs or parts of epochs.
+class _Run(NamedTuple):
+    """The waits for batches, in seconds, of some epochs or parts of epochs."""
 
-    Attributes:
-        first: The wait for the first batch of each epoch.
-        steady: The waits of the second half of each epoch, after the batches that were prepared in advance.
-        examples: Mean number of examples of a batch.
-        batches: Number of batches of an epoch; None if no epoch ended.
-    """
-
-    first: list[float]
-    steady: list[float]
-    examples: float
-    batches: int | None
-
-    @property
-    def wait(self) -> float:
-        """Mean wait for a batch after the start of an epoch."""
-        return sum(self.steady) / len(self.steady)
+    first: float  # median wait for the first batch of an epoch
+    wait: float  # mean wait in the second half of an epoch, after the batches that were prepared in advance
+    waits: int  # number of the waits of this mean
+    examples: float  # mean number of a batch
+    batches: int | None  # of an epoch; None if no epoch ended
 
 
 @readable()
@@ -98,10 +85,16 @@ def measure(
     for_stages, full_speed, with_steps = (share * seconds for share in SHARES)
     # `dataset` keeps its name: TensorFlow frees the functions of a data set together with it, and the stages call them.
     epoch = dataset.of_epoch(0) if isinstance(dataset, PerEpoch) else dataset
-    stages, why_none = _stages(epoch)
+    stages: list[Stage] = []
+    why_none = ""
+    try:
+        stages = list(stages_of(epoch).walk())
+    except (tf.errors.OpError, ValueError) as error:  # ValueError: the graph is larger than 2 GiB
+        why_none = " ".join(str(error).split())[:200]
     measured = [stage for stage in stages if not stage.is_passive]
     if any(stage.kind == "cache" for stage in stages):
-        _fill_cache(epoch, 3 * seconds)
+        for _ in _for(epoch, 3 * seconds):  # a cache gives its elements after one epoch; a long one is left
+            pass
     free = _run(epoch, full_speed, lambda batch: None)
     cardinality = int(epoch.cardinality())
     batches = cardinality if cardinality >= 0 else free.batches
@@ -109,7 +102,7 @@ def measure(
     if step is not None or step_time_ms is not None:
         idle = (step_time_ms or 0.0) / 1e3
         waiting = _run(epoch, with_steps, step if step is not None else lambda batch: time.sleep(idle))
-    speeds = stage_speeds(stages, free.examples, for_stages) if measured else []
+    speeds = _stage_speeds(stages, free.examples, for_stages) if measured else []
     slowest = _slowest(measured, speeds, free if waiting is None else waiting, batches)
     unavailable = {} if speeds else {"stages": why_none}
     if waiting is None:
@@ -118,27 +111,19 @@ def measure(
         stages=speeds,
         examples_per_second=free.examples / max(free.wait, 1e-9),
         batch_ms=free.wait * 1e3,
-        first_batch_ms=_median(free.first) * 1e3,
+        first_batch_ms=free.first * 1e3,
         batches_per_epoch=batches,
         slowest=slowest.name if slowest is not None else "unknown",
         step_time_ms=step_time_ms,
         wait_ms=None if waiting is None else waiting.wait * 1e3,
-        wait_of_first_ms=None if waiting is None else _median(waiting.first) * 1e3,
+        wait_of_first_ms=None if waiting is None else waiting.first * 1e3,
         unavailable=unavailable,
         cores=logical_cores(),
     )
     return advise(report, slowest, stages)
 
 
-def _stages(dataset: tf.data.Dataset) -> tuple[list[Stage], str]:
-    """Returns the stages, or the reason why there are none."""
-    try:
-        return list(stages_of(dataset).walk()), ""
-    except (tf.errors.OpError, ValueError) as error:  # ValueError: the graph is larger than 2 GiB
-        return [], " ".join(str(error).split())[:200]
-
-
-def _run(dataset: tf.data.Dataset, seconds: float, step: Callable[[Any], Any]) -> Run:
+def _run(dataset: tf.data.Dataset, seconds: float, step: Callable[[Any], Any]) -> _Run:
     """Takes batches for some seconds, epoch after epoch, with a step after each, and notes the waits."""
     first: list[float] = []
     steady: list[float] = []
@@ -169,28 +154,20 @@ def _run(dataset: tf.data.Dataset, seconds: float, step: Callable[[Any], Any]) -
             )
         first.append(waits[0])
         steady += waits[max(1, len(waits) // 2) :] or waits
-    return Run(first=first, steady=steady, examples=examples / count, batches=ended)
+    median = sorted(first)[len(first) // 2]
+    return _Run(median, sum(steady) / len(steady), len(steady), examples / count, ended)
 
 
-def _fill_cache(dataset: tf.data.Dataset, seconds: float) -> None:
-    """Reads one epoch, after which a cache gives its elements. A long epoch is left in its middle."""
-    end = time.perf_counter() + seconds
-    for _ in dataset:
-        if time.perf_counter() > end:
-            return
-
-
-def _slowest(stages: list[Stage], speeds: list[StageSpeed], run: Run, batches: int | None) -> Stage | None:
+def _slowest(stages: list[Stage], speeds: list[StageSpeed], run: _Run, batches: int | None) -> Stage | None:
     """Returns the stage that limits the speed. A shuffle does if its buffer takes most of the waiting to fill."""
     known = [pair for pair in zip(stages, speeds, strict=True) if not pair[1].only_first_epoch]
     by_stage = dict(known)
-    start = _median(run.first)
-    later = run.wait * ((batches if batches is not None else len(run.steady)) - 1)
+    later = run.wait * ((batches if batches is not None else run.waits) - 1)
     for stage, speed in known:
         before = [by_stage[inner] for inner in stage.walk() if inner is not stage and inner in by_stage]
         if stage.kind == "shuffle" and stage.size and before:
             fill = stage.size / speed.outputs_per_batch * max(each.batch_ms for each in before) / 1e3
-            if start > max(SLOW_START_S, later) and fill > start / 2:
+            if run.first > max(SLOW_START_S, later) and fill > run.first / 2:
                 return stage
     return max(known, key=lambda pair: pair[1].batch_ms)[0] if known else None
 
@@ -203,33 +180,29 @@ def _length(batch: Any) -> int:
     return int(first.shape[0]) if first.shape.rank else 1
 
 
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
-
-
-def stage_speeds(pipeline: list[Stage], examples: float, seconds: float) -> list[StageSpeed]:
+def _stage_speeds(every: list[Stage], examples: float, seconds: float) -> list[StageSpeed]:
     """Returns the speed of each stage alone, without those that only hand elements on.
 
     Args:
-        pipeline: The stages of a pipeline, the sources first.
+        every: All stages, the sources first.
         examples: Mean number of examples of an element of the last stage.
         seconds: About how long to measure all stages.
     """
-    stages = [stage for stage in pipeline if not stage.is_passive]
+    stages = [stage for stage in every if not stage.is_passive]
     share = max(seconds / len(stages), 0.1)
     samples: dict[int, tf.data.Dataset] = {}
     rates: dict[int, float] = {}
     for stage in stages:
-        feeds = [samples[id(each)] for each in active_inputs(stage)]
+        feeds = [samples[id(each)] for each in _active_inputs(stage)]
         rates[id(stage)], size = _rate(stage, feeds, share)
         samples[id(stage)] = _sample(stage, feeds, rates[id(stage)], size, share)
     per_batch = {id(stages[-1]): 1.0}  # elements of each stage for one batch
     for stage in reversed(stages):
-        inputs = active_inputs(stage)
+        inputs = _active_inputs(stage)
         reads = _inputs_per_output(stage, [samples[id(each)] for each in inputs], share) if inputs else 1.0
         for each in inputs:
             per_batch[id(each)] = per_batch[id(stage)] * reads
-    kept = {id(inner) for stage in pipeline if stage.kind == "cache" for inner in stage.walk()}
+    kept = {id(inner) for stage in every if stage.kind == "cache" for inner in stage.walk()}
     return [
         StageSpeed(
             name=stage.name,
@@ -242,9 +215,9 @@ def stage_speeds(pipeline: list[Stage], examples: float, seconds: float) -> list
     ]
 
 
-def active_inputs(stage: Stage) -> list[Stage]:
+def _active_inputs(stage: Stage) -> list[Stage]:
     """Returns the stages that a stage reads, without those between that only hand elements on."""
-    return [inner for each in stage.inputs for inner in (active_inputs(each) if each.is_passive else [each])]
+    return [inner for each in stage.inputs for inner in (_active_inputs(each) if each.is_passive else [each])]
 
 
 def _rate(stage: Stage, feeds: list[tf.data.Dataset], seconds: float) -> tuple[float, int]:

@@ -82,7 +82,7 @@ class InputReport(Record, Shown):
             for each in (*self.stages, together)
         ]
         wait = f"wait of a step: unavailable ({self.unavailable.get('wait_ms', 'not measured')})"
-        if self.wait_ms is not None and self.wait_share is not None:
+        if self.wait_ms is not None and self.wait_share is not None and self.step_time_ms is not None:
             wait = (
                 f"a step of {_ms(self.step_time_ms)} waits {_ms(self.wait_ms)} for its batch, "
                 f"{self.wait_share:.0%} of the time"
@@ -97,9 +97,7 @@ class InputReport(Record, Shown):
         return "first epoch only" if stage.only_first_epoch else ""
 
 
-def _ms(value: float | None) -> str:
-    if value is None:
-        return "unavailable"
+def _ms(value: float) -> str:
     return f"{value:,.3g} ms" if value < 1000 else f"{value:,.0f} ms"
 
 
@@ -108,19 +106,13 @@ def advise(report: InputReport, slowest: Stage | None, stages: list[Stage]) -> I
     share = report.wait_share
     if share is not None and share < WORTH_A_CHANGE and not _starts_slowly(report):
         return replace(report, advice=(f"none: a step waits for its batch for {share:.1%} of the time",))
-    if _is_ready_in_time(report):
+    waits_briefly = report.wait_ms is not None and report.wait_ms < CALL_MS and not _starts_slowly(report)
+    if waits_briefly and report.step_time_ms is not None and FASTER * report.batch_ms < report.step_time_ms:
         words = "none: the pipeline is much faster than the step; the wait is what taking a batch in Python costs"
         return replace(report, advice=(words,))
     if slowest is None:
         return report
     return replace(report, advice=tuple(_changes(report, slowest, stages)))
-
-
-def _is_ready_in_time(report: InputReport) -> bool:
-    """Whether a wait comes from the call that takes a batch, and not from the pipeline, which is much faster."""
-    if report.wait_ms is None or report.step_time_ms is None or _starts_slowly(report):
-        return False
-    return report.wait_ms < CALL_MS and FASTER * report.batch_ms < report.step_time_ms
 
 
 def _starts_slowly(report: InputReport) -> bool:

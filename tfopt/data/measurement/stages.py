@@ -38,57 +38,29 @@ KINDS = {
     "DataService": "tf.data service",
 }
 # Stages that only hand elements on. They are not measured; a cache would take all memory for an input without end.
-PASSIVE = (
-    "Options",
-    "Cache",
-    "Prefetch",
-    "Take",
-    "Skip",
-    "Repeat",
-    "AssertCardinality",
-    "AssertNext",
-    "Model",
-    "Optimize",
-    "Finalize",
-    "MaxIntraOpParallelism",
-    "PrivateThreadPool",
-)
+PASSIVE = {
+    *("Options", "Cache", "Prefetch", "Take", "Skip", "Repeat", "AssertCardinality", "AssertNext"),
+    *("Model", "Optimize", "Finalize", "MaxIntraOpParallelism", "PrivateThreadPool"),
+}
 PYTHON_OPS = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 RANDOM_OPS = ("Random", "StatelessRandom", "StatefulRandom", "StatefulUniform", "Multinomial", "SampleDistorted")
-STATE_OPS = (
-    "Assign",
-    "ResourceScatter",
-    "ResourceApply",
-    "LookupTableInsert",
-    "LookupTableImport",
-    "LookupTableRemove",
-)
+STATE_OPS: tuple[str, ...] = ("Assign", "ResourceScatter", "ResourceApply")
+STATE_OPS += ("LookupTableInsert", "LookupTableImport", "LookupTableRemove")
 PREFIX = re.compile(r"^__(?:inference|forward)_(?:Dataset_)?")
 WIDE, NARROW = tf.float64.as_datatype_enum, tf.float32.as_datatype_enum
 
 
 @dataclass(eq=False)
 class Stage:
-    """One stage of a pipeline.
-
-    Attributes:
-        node: Its node in the graph.
-        graph: The graph of the whole pipeline.
-        kind: What it does, for example "map" or "shuffle".
-        function: Name of the function that it calls; empty if there is none.
-        calls_python: Whether this function calls Python.
-        is_random: Whether this function draws random numbers.
-        changes_state: Whether this function changes a variable or a table, so that the order of its calls matters.
-        inputs: The stages that it reads.
-    """
+    """One stage of a pipeline."""
 
     node: Any
-    graph: Any
-    kind: str
-    function: str
+    graph: Any  # of the whole pipeline
+    kind: str  # for example "map" or "shuffle"
+    function: str  # name of the function that it calls; empty if there is none
     calls_python: bool
     is_random: bool = False
-    changes_state: bool = False
+    changes_state: bool = False  # whether the function changes a variable or a table: the order of its calls matters
     inputs: list[Stage] = field(default_factory=list)
 
     @property
@@ -271,12 +243,8 @@ def up_to(stage: Stage) -> tf.data.Dataset:
 
 
 def continued(stage: Stage, last: Stage, dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns a pipeline in which a data set takes the place of a stage and of all before it.
+    """Returns a pipeline, by its last stage, in which a data set takes the place of a stage and of all before it.
 
-    Args:
-        stage: The stage.
-        last: The last stage of the pipeline.
-        dataset: A data set with the elements of the stage.
     Example:
         >>> last = stages_of(tf.data.Dataset.range(4).map(tf.square).batch(2))
         >>> cached = up_to(last.inputs[0]).cache().repeat(2)
@@ -301,12 +269,7 @@ def continued(stage: Stage, last: Stage, dataset: tf.data.Dataset) -> tf.data.Da
 
 
 def in_parallel(stage: Stage, last: Stage) -> tf.data.Dataset:
-    """Returns a pipeline in which a map, which handles one element at a time, handles several.
-
-    Args:
-        stage: A map without parallel calls.
-        last: The last stage of the pipeline.
-    """
+    """Returns a pipeline, by its last stage, in which a map that handles one element at a time handles several."""
     graph = _copy_of(stage.graph)
     calls = graph.node.add(name="parallel_calls", op="Const")
     calls.attr["dtype"].type = tf.int64.as_datatype_enum
@@ -320,10 +283,8 @@ def in_parallel(stage: Stage, last: Stage) -> tf.data.Dataset:
 
 
 def in_float32(last: Stage) -> tf.data.Dataset:
-    """Returns a pipeline that computes in float32 whatever it computed in float64.
+    """Returns a pipeline, by its last stage, that computes in float32 whatever it computed in float64.
 
-    Args:
-        last: The last stage of the pipeline.
     Example:
         >>> wide = tf.data.Dataset.from_tensors(0).map(lambda one: tf.sqrt(tf.cast(one, tf.float64) + 4.0))
         >>> next(iter(in_float32(stages_of(wide))))[0]
@@ -337,7 +298,7 @@ def in_float32(last: Stage) -> tf.data.Dataset:
         signature = function.signature
         signature.name = names[signature.name]
         for argument in [*signature.input_arg, *signature.output_arg]:
-            argument.type = _narrow(argument.type)
+            argument.type = NARROW if argument.type == WIDE else argument.type
         _narrow_values(function.attr.values(), names)
         for argument_attr in function.arg_attr.values():
             _narrow_values(argument_attr.attr.values(), names)
@@ -348,30 +309,19 @@ def in_float32(last: Stage) -> tf.data.Dataset:
     return _from_graph(graph, last.node.name)
 
 
-def _narrow(kind: int) -> int:
-    return NARROW if kind == WIDE else kind
-
-
 def _narrow_values(values: Any, names: dict[str, str]) -> None:
     """Replaces float64 in the attributes of a node, and the names of functions."""
     for value in values:
         held = value.WhichOneof("value")
         if held == "type":
-            value.type = _narrow(value.type)
+            value.type = NARROW if value.type == WIDE else value.type
         elif held == "tensor" and value.tensor.dtype == WIDE:
             value.tensor.CopyFrom(tf.make_tensor_proto(tf.make_ndarray(value.tensor), tf.float32))
         elif held == "list":
-            value.list.type[:] = [_narrow(kind) for kind in value.list.type]
-        for function in _functions(value, held):
+            value.list.type[:] = [NARROW if kind == WIDE else kind for kind in value.list.type]
+        for function in [value.func] if held == "func" else value.list.func if held == "list" else []:
             function.name = names.get(function.name, function.name)
             _narrow_values(function.attr.values(), names)
-
-
-def _functions(value: Any, held: str | None) -> Iterator[Any]:
-    if held == "func":
-        yield value.func
-    elif held == "list":
-        yield from value.list.func
 
 
 def _copy_of(graph: Any) -> Any:

@@ -7,35 +7,43 @@ process is killed, the next call goes on after the last finished shard.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+import re
+import uuid
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
 from tfopt.atomic.directories import exclusive
+from tfopt.atomic.files import TEMPORARY_SUFFIX, flush_to_disk
+from tfopt.atomic.own_files import check_replaceable
 from tfopt.compat.tensorflow import words_of
 from tfopt.data.examples import SPLITS, Examples, Split
-from tfopt.data.records.directory import (
-    PlannedShard,
-    earlier_shards,
-    is_whole,
-    new_file,
-    number_of_records,
-    number_of_shards,
-    other_source,
-    planned_shards,
-)
 from tfopt.data.records.encoding import features_of, flatten, serialize, structure_of
-from tfopt.data.records.schema import SCHEMA, UNFINISHED, Schema, Shard, file_checksums, write_schema
-from tfopt.data.records.stored import as_dict, decoder_to_json, no_encoded_images
-from tfopt.errors import ConfigError, unknown_name
+from tfopt.data.records.schema import (
+    SCHEMA,
+    UNFINISHED,
+    Schema,
+    Shard,
+    file_checksums,
+    is_schema,
+    read_schema,
+    write_schema,
+)
+from tfopt.data.stored import STORED, decoder_to_json, no_encoded_images
+from tfopt.errors import ConfigError, ExportError, unknown_name
 from tfopt.report import Record
 
 SAMPLE = 64
+SHARD = re.compile(r"(train|validation|test)-\d{5}-of-\d{5}\.tfrecord")
+TEMPORARY = re.compile(rf"\..*{TEMPORARY_SUFFIX}")
+# Files are read in large blocks, and several at a time. Files of this size give both to sets of a gigabyte and more.
+SHARD_BYTES = 2**27
+MOST_SHARDS = 1024
 Progress = Callable[[int, int], None]
 
 
@@ -119,6 +127,14 @@ def convert(
         return _Conversion(examples, target, shards, compression, check, progress).run(overwrite)
 
 
+class _PlannedShard(NamedTuple):
+    """A shard to write: the records of its part from `start` on."""
+
+    file: str
+    start: int
+    records: int
+
+
 class _Conversion:
     def __init__(
         self,
@@ -137,6 +153,10 @@ class _Conversion:
         self.source_features = features_of(examples.train.element_spec)
         self.plan = {part: self._planned(part, shards) for part in self.parts}
         self.total = sum(shard.records for planned in self.plan.values() for shard in planned)
+        stored = examples.stored
+        decoders: dict[str, Any] | None = None
+        if stored is not None:
+            decoders = {"inputs": decoder_to_json(stored.inputs), "targets": decoder_to_json(stored.targets)}
         self.schema = Schema(
             name=examples.name,
             outputs=int(examples.outputs),
@@ -146,16 +166,16 @@ class _Conversion:
             bytes_per_target=float(examples.bytes_per_target),
             notes=tuple(examples.notes),
             structure=structure_of(spec),
-            decoders=self._decoders(),
+            decoders=decoders,
             compression=compression,
         )
 
     def run(self, overwrite: bool) -> ConversionReport:
         files = {shard.file for planned in self.plan.values() for shard in planned}
-        finished = earlier_shards(self.directory, self.schema, files, overwrite=overwrite)
+        finished = _earlier_shards(self.directory, self.schema, files, overwrite=overwrite)
         kept = 0
         for part in self.parts:
-            whole = {shard.file: is_whole(self.directory, finished.get(shard.file)) for shard in self.plan[part]}
+            whole = {shard.file: _is_whole(self.directory, finished.get(shard.file)) for shard in self.plan[part]}
             for is_kept, group in groupby(self.plan[part], lambda shard: whole[shard.file]):  # noqa: B023 (used here)
                 shards = list(group)
                 if is_kept:
@@ -175,14 +195,7 @@ class _Conversion:
             kept=kept,
         )
 
-    def _decoders(self) -> dict[str, Any] | None:
-        stored = self.examples.stored
-        if stored is None:
-            return None
-        return {"inputs": decoder_to_json(stored.inputs), "targets": decoder_to_json(stored.targets)}
-
     def _stored(self, part: Split) -> tf.data.Dataset:
-        """Returns what is stored of the records of a part."""
         if self.examples.stored is None:
             return self.examples.decoded(part)
         return self.examples.records(part).map(self._read, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
@@ -190,18 +203,35 @@ class _Conversion:
     def _read(self, *record: Any) -> dict[str, Any]:
         stored = self.examples.stored
         assert stored is not None
-        return as_dict(*stored.read(*record))
+        return dict(zip(STORED, stored.read(*record), strict=False))
 
-    def _planned(self, part: Split, shards: Literal["auto"] | int) -> list[PlannedShard]:
-        records = number_of_records(self.examples, part)
+    def _planned(self, part: Split, shards: Literal["auto"] | int) -> list[_PlannedShard]:
+        """Divides the records of a part into shards that differ by one record at most."""
+        records = self._number_of_records(part)
         if shards == "auto":
             first = self._stored(part).map(flatten).take(SAMPLE)
             sample = list(self._named(part, 0, first.as_numpy_iterator()))
             mean = sum(len(serialize(self.features, values)) for values in sample) / max(len(sample), 1)
-            shards = number_of_shards(records * mean)
-        return planned_shards(part, records, shards)
+            shards = min(max(round(records * mean / SHARD_BYTES), 1), MOST_SHARDS)
+        count: int = max(min(shards, records), 1)
+        edges = [records * i // count for i in range(count + 1)]
+        names = [f"{part}-{i:05d}-of-{count:05d}.tfrecord" for i in range(count)]
+        return [_PlannedShard(names[i], edges[i], edges[i + 1] - edges[i]) for i in range(count)]
 
-    def _compare(self, part: Split, shards: list[PlannedShard], finished: dict[str, Shard]) -> None:
+    def _number_of_records(self, part: Split) -> int:
+        """Returns the number of records of a part. They are read once if the source does not know it."""
+        records = self.examples.records(part)
+        count = int(records.cardinality())
+        if count == tf.data.INFINITE_CARDINALITY:
+            raise ConfigError(
+                f"A part must have an end to be written. Received: the {part} part of {self.examples.name!r}, which "
+                "has none. Take a number of its examples: dataset.take(1000)."
+            )
+        if count == tf.data.UNKNOWN_CARDINALITY:
+            count = int(records.reduce(tf.constant(0, tf.int64), lambda total, *_: total + 1))
+        return count
+
+    def _compare(self, part: Split, shards: list[_PlannedShard], finished: dict[str, Shard]) -> None:
         """Raises ConfigError unless finished shards were written from the records that the source has now."""
         records = self.examples.records(part).map(flatten).skip(shards[0].start).as_numpy_iterator()
         for shard in shards:
@@ -209,10 +239,10 @@ class _Conversion:
             for _, values in zip(range(shard.records), records, strict=False):
                 _add(checksum, serialize(self.source_features, values))
             if checksum.hexdigest() != finished[shard.file].source_sha256:
-                raise other_source(self.examples.name, f"{self.directory / shard.file} was written from other records")
+                raise _other_source(self.examples.name, f"{self.directory / shard.file} was written from other records")
             self._count(shard.records)
 
-    def _write(self, part: Split, shards: list[PlannedShard]) -> Iterator[Shard]:
+    def _write(self, part: Split, shards: list[_PlannedShard]) -> Iterator[Shard]:
         start = shards[0].start
         records = self.examples.records(part).skip(start)
         pairs = records.map(self._pair, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
@@ -248,9 +278,9 @@ class _Conversion:
                 f"{words_of(error)}. Repair it, or leave it out of the source."
             ) from error
 
-    def _write_shard(self, shard: PlannedShard, iterator: Iterator[Any]) -> Shard:
+    def _write_shard(self, shard: _PlannedShard, iterator: Iterator[Any]) -> Shard:
         checksum = hashlib.sha256()
-        with new_file(self.directory / shard.file) as path:
+        with _new_file(self.directory / shard.file) as path:
             with tf.io.TFRecordWriter(str(path), tf.io.TFRecordOptions(compression_type=self.compression)) as writer:
                 for _ in range(shard.records):
                     pair = next(iterator, None)
@@ -292,3 +322,74 @@ class _Conversion:
 
 def _add(checksum: Any, content: bytes) -> None:
     checksum.update(len(content).to_bytes(8, "little") + content)
+
+
+def _earlier_shards(directory: Path, schema: Schema, files: Set[str], *, overwrite: bool) -> dict[str, Shard]:
+    """Returns the shards that an earlier call wrote, and removes what it left unfinished; with `overwrite` all files.
+
+    Raises:
+        ConfigError: The directory holds other files, or shards of other examples that may not be overwritten.
+    """
+    names = {path.name for path in directory.iterdir()}
+    shards = {name for name in names if SHARD.fullmatch(name)}
+    temporary = {name for name in names if TEMPORARY.fullmatch(name)}
+    existing = next((name for name in (SCHEMA, UNFINISHED) if name in names), None)
+    for name in names & {SCHEMA, UNFINISHED}:
+        check_replaceable(directory / name, is_schema)
+    others = names - temporary - {SCHEMA, UNFINISHED} - (set() if existing is None else shards)
+    if others:
+        raise ConfigError(
+            "directory must be new, empty or one that convert wrote. "
+            f"Received: directory={directory}, which holds {min(others)}. Choose another directory."
+        )
+    earlier = {}
+    if overwrite:
+        temporary = names
+    elif existing is not None:
+        found = read_schema(directory / existing)
+        earlier = found.shards()
+        if not found.same_source(schema) or not {*earlier} <= files:
+            raise _other_source(
+                schema.name, f"{directory / existing} describes other examples, or another number of files"
+            )
+    for name in temporary:
+        (directory / name).unlink()
+    return earlier
+
+
+def _is_whole(directory: Path, shard: Shard | None) -> bool:
+    """Whether a shard of an earlier call is there as it was written."""
+    if shard is None:
+        return False
+    path = directory / shard.file
+    try:
+        return path.stat().st_size == shard.bytes and file_checksums(path)[0] == shard.sha256
+    except OSError:  # it is missing
+        return False
+
+
+def _other_source(name: str, reason: str) -> ConfigError:
+    """Returns the error for files that were written from other examples."""
+    return ConfigError(
+        f"The source must be the one that the files were written from. Received: {name!r}, but {reason}. "
+        "Set overwrite=True (--overwrite) to write all files again, or choose another directory."
+    )
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[Path]:
+    """Gives a temporary path to write. The file gets its final name when the block ends without an error."""
+    temporary = path.with_name(f".{path.name}.tfopt-{uuid.uuid4().hex}")
+    try:
+        yield temporary
+        flush_to_disk(temporary)
+        temporary.replace(path)
+        flush_to_disk(path.parent)
+    except (OSError, tf.errors.OpError) as error:
+        raise ExportError(
+            f"The file could not be written. Received: {path} ({error}). Make room, or choose another directory. "
+            "The finished files stay, and the next call goes on after them."
+        ) from error
+    finally:
+        with suppress(OSError):  # it has its final name, or was never made
+            temporary.unlink()

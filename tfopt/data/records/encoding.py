@@ -80,13 +80,13 @@ def _features(name: str, spec: Any) -> list[Feature]:
             "Cast it."
         )
     if isinstance(spec, tf.TensorSpec):
-        return [_feature(name, spec)]
-    parts = tf.nest.flatten(spec, expand_composites=True)
-    return [_feature(f"{name}.{i}", part) for i, part in enumerate(parts)]
-
-
-def _feature(name: str, spec: tf.TensorSpec) -> Feature:
-    return Feature(name or "value", spec.dtype, None if spec.shape.rank is None else tuple(spec.shape))
+        parts = {name or "value": spec}
+    else:
+        parts = {f"{name}.{i}": part for i, part in enumerate(tf.nest.flatten(spec, expand_composites=True))}
+    return [
+        Feature(each, part.dtype, None if part.shape.rank is None else tuple(part.shape))
+        for each, part in parts.items()
+    ]
 
 
 def flatten(*example: Any) -> tuple[tf.Tensor, ...]:
@@ -96,12 +96,7 @@ def flatten(*example: Any) -> tuple[tf.Tensor, ...]:
 
 
 def serialize(features: Sequence[Feature], values: Sequence[Any]) -> bytes:
-    """Returns an example as the bytes of a tf.train.Example. The same example always has the same bytes.
-
-    Args:
-        features: The features of the example.
-        values: Its plain tensors as NumPy values.
-    """
+    """Returns an example, its plain tensors, as a tf.train.Example. The same example always has the same bytes."""
     written = {}
     for feature, value in zip(features, values, strict=True):
         # As objects: NumPy's own strings lose zero bytes at their end, which files of images may have.

@@ -18,7 +18,6 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -52,10 +51,7 @@ def frames_of(path: Path) -> list[Frame]:
         >>> frames_of(path)
         [Frame(start=0, size=19), Frame(start=19, size=16)]
     """
-    return list(_frames(path))
-
-
-def _frames(path: Path) -> Iterator[Frame]:
+    frames = []
     with path.open("rb") as file:
         end, start = file.seek(0, 2), 0
         while start + HEADER + FOOTER <= end:
@@ -63,9 +59,10 @@ def _frames(path: Path) -> Iterator[Frame]:
             header = file.read(HEADER)
             size = HEADER + int.from_bytes(header[:8], "little") + FOOTER
             if start + size > end or _checksum(header[:8]) != int.from_bytes(header[8:], "little"):
-                return
-            yield Frame(start, size)
+                break
+            frames.append(Frame(start, size))
             start += size
+    return frames
 
 
 def whole_records(path: Path, compression: str = "") -> tuple[int, str | None]:
@@ -74,9 +71,6 @@ def whole_records(path: Path, compression: str = "") -> tuple[int, str | None]:
     A file that ends between two records is whole, unless it is compressed. The bytes of the records of a file without
     compression are not looked at.
 
-    Args:
-        path: The file.
-        compression: "", "GZIP" or "ZLIB".
     Raises:
         OSError: The file cannot be read.
     Example:
@@ -119,7 +113,7 @@ def _records_of_stream(path: Path, compression: str) -> tuple[int, str | None]:
     except EOFError:
         return count, f"it is cut off after record {count - 1}" if count else "it is cut off or empty"
     except (gzip.BadGzipFile, zlib.error) as error:
-        if not count and next(_frames(path), None) is not None:
+        if not count and frames_of(path):
             return 0, "it is not compressed: compression=''"
         with path.open("rb") as raw:
             other = "" if count else _looks_compressed(raw.read(2), other_than=compression)

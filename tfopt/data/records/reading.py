@@ -14,7 +14,6 @@ import atexit
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +39,6 @@ def records_of(
     Args:
         files: The files.
         counts: Number of records of each file.
-        compression: "", "GZIP" or "ZLIB".
         files_at_a_time: Number of files that are read at the same time. It decides the order.
     Raises:
         tf.errors.InvalidArgumentError: While reading: a file is damaged, or holds another number of records.
@@ -85,8 +83,7 @@ class Part(NamedTuple):
     counts: list[int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Problem:
+class _Problem(NamedTuple):
     path: Path
     words: str
     can_be_skipped: bool = True
@@ -95,27 +92,38 @@ class _Problem:
 def usable_files(
     directory: Path, parts: Mapping[str, Sequence[Shard]], *, check: str, skip_damaged: int, compression: str
 ) -> tuple[dict[str, Part], tuple[str, ...]]:
-    """Returns the files of each part, and notes about records that are left out.
+    """Returns the files of each part, and notes about records that are left out. For the rest see `tfrecord`.
 
     Args:
-        directory: The directory of the files.
         parts: The shards of each part, as they were written.
-        check: "size" compares the sizes and the first 64 KiB, "checksum" all bytes, "off" nothing.
-        skip_damaged: Largest number of records that may be left out. Above 0, all bytes are checked.
-        compression: "" or "GZIP".
     Raises:
         ConfigError: A file is missing, damaged or of other examples, and its records may not be left out.
     """
     check = "checksum" if skip_damaged else check
     problems = {}
-    for shards in parts.values():
-        for shard in shards:
-            problem = _problem(directory / shard.file, shard, check, compression)
-            if problem is not None:
-                problems[shard.file] = problem
+    for shard in (shard for shards in parts.values() for shard in shards):
+        problem = _problem(directory / shard.file, shard, check, compression)
+        if problem is not None:
+            problems[shard.file] = problem
     if problems and (not skip_damaged or not all(problem.can_be_skipped for problem in problems.values())):
         raise _error(list(problems.values()), "")
-    return _without(directory, parts, problems, skip_damaged, compression)
+    usable, notes, lost = {}, [], 0
+    for part, shards in parts.items():
+        files, counts = [], []
+        for shard in shards:
+            path, count = directory / shard.file, shard.records
+            if shard.file in problems:
+                path, count, words = _repaired(path, shard, skip_damaged - lost, compression)
+                lost += shard.records - count
+                notes.append(f"{shard.file}: {words} Left out: {shard.records - count} of {shard.records} records.")
+                if lost > skip_damaged:
+                    limit = f" At most skip_damaged={skip_damaged} records may be left out, and {lost} are damaged."
+                    raise _error(list(problems.values()), limit)
+            if count:
+                files.append(path)
+                counts.append(count)
+        usable[part] = Part(files, counts)
+    return usable, tuple(notes)
 
 
 def _problem(path: Path, shard: Shard, check: str, compression: str) -> _Problem | None:
@@ -130,44 +138,17 @@ def _problem(path: Path, shard: Shard, check: str, compression: str) -> _Problem
         elif same:
             same = file_checksums(path)[0] == shard.sha256
     except FileNotFoundError:
-        return _Problem(path=path, words="it is missing")
+        return _Problem(path, "it is missing")
     except OSError as error:
-        return _Problem(path=path, words=f"it cannot be read: {error.strerror}")
+        return _Problem(path, f"it cannot be read: {error.strerror}")
     if same:
         return None
     good = good_records(path, compression)
     if good < shard.records:
-        words = f"it is damaged at record {good} of {shard.records} (counted from 0)"
-        return _Problem(
-            path=path, words=words + ("" if size == shard.bytes else f", with {size:,} of {shard.bytes:,} bytes")
-        )
+        bytes_left = "" if size == shard.bytes else f", with {size:,} of {shard.bytes:,} bytes"
+        return _Problem(path, f"it is damaged at record {good} of {shard.records} (counted from 0){bytes_left}")
     words = f"it holds {good} whole records, but others than were written. Is it of another conversion?"
-    return _Problem(path=path, words=words, can_be_skipped=False)
-
-
-def _without(
-    directory: Path,
-    parts: Mapping[str, Sequence[Shard]],
-    problems: Mapping[str, _Problem],
-    skip_damaged: int,
-    compression: str,
-) -> tuple[dict[str, Part], tuple[str, ...]]:
-    usable, notes, lost = {}, [], 0
-    for part, shards in parts.items():
-        files, counts = [], []
-        for shard in shards:
-            path, count = directory / shard.file, shard.records
-            if shard.file in problems:
-                path, count, words = _repaired(path, shard, skip_damaged - lost, compression)
-                lost += shard.records - count
-                notes.append(f"{shard.file}: {words} Left out: {shard.records - count} of {shard.records} records.")
-                if lost > skip_damaged:
-                    limit = f" At most skip_damaged={skip_damaged} records may be left out, and {lost} are damaged."
-                    raise _error(list(problems.values()), limit)
-            files.append(path)
-            counts.append(count)
-        usable[part] = Part([file for file, count in zip(files, counts, strict=True) if count], [*filter(None, counts)])
-    return usable, tuple(notes)
+    return _Problem(path, words, can_be_skipped=False)
 
 
 def _repaired(path: Path, shard: Shard, allowed: int, compression: str) -> tuple[Path, int, str]:

@@ -27,23 +27,14 @@ START_BYTES = 2**16
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One file of records.
-
-    Attributes:
-        file: Its name.
-        records: Number of its records.
-        bytes: Its size.
-        sha256: Checksum of the file.
-        start_sha256: Checksum of its first 64 KiB, which tells files of one size apart.
-        source_sha256: Checksum of the records of the source that it was written from.
-    """
+    """One file: its name, the number of its records, its size and its checksums."""
 
     file: str
     records: int
     bytes: int
     sha256: str
-    start_sha256: str
-    source_sha256: str
+    start_sha256: str  # of the first 64 KiB, which tells files of one size apart
+    source_sha256: str  # of the records of the source that it was written from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +43,7 @@ class Schema:
 
     Attributes:
         structure: Types and shapes of a stored example, see tfopt.data.records.encoding.
-        decoders: Decoders of the inputs and of the targets, see tfopt.data.records.stored. None means that examples are
+        decoders: Decoders of the inputs and of the targets, see tfopt.data.stored. None means that examples are
             stored as they are.
         compression: "" or "GZIP".
         parts: The shards of each part, in their order.
@@ -85,32 +76,14 @@ ADAPTER = TypeAdapter(Schema)
 is_schema = json_with("sha256", "version", "name", "outputs", "structure", "parts")  # see tfopt.atomic.own_files
 
 
-def shard_name(part: str, number: int, count: int) -> str:
-    """Returns the file name of a shard.
-
-    Example:
-        >>> shard_name("train", 0, 8)
-        'train-00000-of-00008.tfrecord'
-    """
-    return f"{part}-{number:05d}-of-{count:05d}.tfrecord"
-
-
 def write_schema(path: Path, schema: Schema) -> None:
-    """Writes a schema with a checksum of its own.
-
-    Raises:
-        ConfigError: The file is there, and tfopt did not write it.
-        ExportError: The file cannot be written.
-    """
-    content = _plain(schema)
-    write_own(path, json.dumps(with_checksum(content), indent=1) + "\n", is_schema)
+    """Writes a schema with a checksum of its own, to no file that tfopt did not write."""
+    write_own(path, json.dumps(with_checksum(_plain(schema)), indent=1) + "\n", is_schema)
 
 
 def read_schema(path: Path) -> Schema:
-    """Reads a schema.
+    """Reads a schema. Raises ConfigError if the file is damaged, or of another version.
 
-    Raises:
-        ConfigError: The file is damaged, or of another version.
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp(), SCHEMA)
@@ -136,11 +109,7 @@ def read_schema(path: Path) -> Schema:
 
 
 def file_checksums(path: Path) -> tuple[str, str]:
-    """Returns the checksum of a file, and that of its first 64 KiB.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
+    """Returns the checksum of a file, and that of its first 64 KiB."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest(), start_checksum(path)
 

@@ -34,12 +34,8 @@ class ThroughService(SameElements):
 
     Args:
         of_seed: Function from the seed of an epoch to its batches.
-        address: Address of the service.
-        seed: Seed of all epochs.
-        counter: Counter of the epochs; None without one.
         batch_size: Examples per batch; None if the batches cannot be joined, because their shapes differ.
         count: Number of examples of an epoch; None if it is unknown, or if some are left out.
-        prefetch: Batches to prepare in advance.
     """
 
     runs_elsewhere = True  # `measure` asks
@@ -55,16 +51,12 @@ class ThroughService(SameElements):
         count: int | None,
         prefetch: int,
     ) -> None:
-        self._of_seed = of_seed
-        self._address = address
-        self._seed = seed
-        self._counter = counter
-        self._batch_size = batch_size
-        self._count = count
-        self._prefetch = prefetch
+        self._of_seed, self._address, self._prefetch = of_seed, address, prefetch
+        self._seed, self._counter = seed, counter
+        self._batch_size, self._count = batch_size, count
         self._made = 0
         local = of_seed(tf.constant(0, tf.int64))
-        check_can_be_sent(local)
+        _check_can_be_sent(local)
         # Only an iterator made in Python knows its epoch. Every other use of this data set fails with the reason.
         # Each worker has a last batch of its own. Their number is known only if they are joined and none is left out.
         steps = tf.data.UNKNOWN_CARDINALITY if batch_size is None or count is None else -(-count // batch_size)
@@ -80,7 +72,7 @@ class ThroughService(SameElements):
         return iter(self._of_epoch(seed_of(self._seed, tf.constant(number, tf.int64))))
 
     def _of_epoch(self, seed: tf.Tensor) -> tf.data.Dataset:
-        check_is_reached(self._address)
+        _check_is_reached(self._address)
         service = tf.data.experimental.service
         batches = self._of_seed(seed).apply(service.distribute("distributed_epoch", self._address))
         if self._batch_size is not None:
@@ -90,11 +82,11 @@ class ThroughService(SameElements):
         return batches.prefetch(self._prefetch)
 
 
-def check_is_reached(address: str, seconds: float | None = None) -> None:
+def _check_is_reached(address: str, seconds: float | None = None) -> None:
     """Raises ConfigError if nothing listens at the address of a service. TensorFlow would wait for it without end.
 
     Example:
-        >>> check_is_reached("grpc://localhost:1", seconds=0)
+        >>> _check_is_reached("grpc://localhost:1", seconds=0)
         Traceback (most recent call last):
         ...
         tfopt.errors.ConfigError: A tf.data service must listen at its address. Received: service='grpc://localhost:1'
@@ -115,12 +107,8 @@ def check_is_reached(address: str, seconds: float | None = None) -> None:
             time.sleep(0.2)
 
 
-def check_can_be_sent(dataset: tf.data.Dataset) -> None:
-    """Raises ConfigError if other processes cannot run a data set.
-
-    Example:
-        >>> check_can_be_sent(tf.data.Dataset.range(3))
-    """
+def _check_can_be_sent(dataset: tf.data.Dataset) -> None:
+    """Raises ConfigError if other processes cannot run a data set."""
     for stage in stages_of(dataset).walk():
         if stage.calls_python or stage.kind == "generator":
             raise ConfigError(

@@ -2,6 +2,8 @@
 
 A client waits for a worker that has ended until there is one at the same address again; TensorFlow knows no other way
 to go on. So each worker has a port of its own, and a new process takes the port of the one that has ended.
+
+`python -m tfopt.data.service.serve DISPATCHER ADDRESS` is one worker. It ends when the process that started it has.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ LAST_PORT = 65_535
 # A worker that ends so often, each time so soon, has a lasting problem.
 MOST_STARTS, SOON_S = 5, 20.0
 END_S = 5.0
+HEARTBEAT_MS = 500
 STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -98,7 +101,7 @@ def _dispatcher(host: str, port: int) -> object:
 
 def _start(dispatcher: str, address: str) -> subprocess.Popen[str]:
     """Starts a worker. It does not get the signals of this process's terminal: this process ends it."""
-    command = [sys.executable, "-m", "tfopt.data.service.worker", dispatcher.removeprefix("grpc://"), address]
+    command = [sys.executable, "-m", "tfopt.data.service.serve", dispatcher.removeprefix("grpc://"), address]
     environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
 
@@ -157,3 +160,28 @@ def _stop(number: int, frame: FrameType | None) -> None:
     for each in STOPS:
         signal.signal(each, signal.SIG_IGN)  # a second one must not break off the end of the workers
     raise _Stop
+
+
+def _work(dispatcher: str, address: str) -> None:
+    """Serves as a worker until the parent process ends."""
+    parent = os.getppid()
+    import tensorflow as tf  # takes seconds, and the parent may have ended meanwhile
+
+    service = tf.data.experimental.service
+    host, _, port = address.rpartition(":")
+    config = service.WorkerConfig(
+        dispatcher_address=dispatcher,
+        worker_address=address,
+        port=int(port),
+        heartbeat_interval_ms=HEARTBEAT_MS,
+    )
+    server = service.WorkerServer(config)
+    listen_only_on(address_of(host), int(port))
+    print("ready", flush=True)  # noqa: T201 - the parent waits for this line
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    del server
+
+
+if __name__ == "__main__":
+    _work(*sys.argv[1:])

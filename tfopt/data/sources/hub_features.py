@@ -7,39 +7,21 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tfopt.data.arguments import height_and_width
+from tfopt.data.finite import narrowed
 from tfopt.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature of a data set of a hub.
+    """A feature of a data set of a hub: an encoded image, a string, a class number, or numbers of any shape.
 
-    Attributes:
-        name: Name of the feature.
-        kind: "image" stands for an encoded image, "text" for a string, "class" for a class number, "values" for
-            numbers of any shape.
-        shape: Shape of the values or of the image; None at an open size.
-        class_names: Names of the classes.
+    `shape` is that of an image or of values; None at an open size.
     """
 
     name: str
     kind: Literal["image", "text", "class", "values"]
     shape: tuple[int | None, ...] = ()
     class_names: tuple[str, ...] = ()
-
-
-def check_features(inputs: Feature, targets: Feature) -> None:
-    """Raises ConfigError unless the inputs and the targets are of kinds that a model can have."""
-    if inputs.kind == "class":
-        raise ConfigError(
-            f"inputs must name images, text or numbers. Received: inputs={inputs.name!r}, a class. "
-            "Name another feature."
-        )
-    if targets.kind not in ("class", "values"):
-        raise ConfigError(
-            f"targets must name classes or numbers. Received: targets={targets.name!r}, {targets.kind}. Name another "
-            "feature."
-        )
 
 
 def named_feature(features: Sequence[str], name: str | None, usual: Sequence[str], argument: str) -> str:
@@ -61,32 +43,42 @@ def named_feature(features: Sequence[str], name: str | None, usual: Sequence[str
 def decoder(
     inputs: Feature, targets: Feature, image_size: int | Sequence[int] | None, length: int
 ) -> Callable[[Any, Any], Any]:
-    """Returns the function from a record (inputs, targets) of a hub to an example.
+    """Returns the function from a record (inputs, targets) of a hub to an example. A text becomes `length` bytes.
 
-    Args:
-        inputs: Feature of the inputs.
-        targets: Feature of the targets.
-        image_size: Side of images, or (height, width). None takes the size of the feature.
-        length: Number of bytes of a text.
     Raises:
-        ConfigError: The images have no fixed size and `image_size` is None.
+        ConfigError: A model cannot have these kinds, or the images have no fixed size and `image_size` is None.
     """
+    if inputs.kind == "class":
+        raise ConfigError(
+            f"inputs must name images, text or numbers. Received: inputs={inputs.name!r}, a class. "
+            "Name another feature."
+        )
+    if targets.kind not in ("class", "values"):
+        raise ConfigError(
+            f"targets must name classes or numbers. Received: targets={targets.name!r}, {targets.kind}. Name another "
+            "feature."
+        )
     size, channels = _image_shape(inputs, image_size) if inputs.kind == "image" else ((0, 0), 0)
 
+    import tensorflow as tf
+
+    from tfopt.data.images import decode_image
+
     def decode(value: Any, target: Any) -> Any:
-        import tensorflow as tf
-
-        from tfopt.data.files.images import decode_image
-
         if inputs.kind == "image":
             value = tf.cast(decode_image(value, f"a record of {inputs.name}", size, channels), tf.float32) / 255
         elif inputs.kind == "text":
             value = tf.cast(tf.io.decode_raw(value, tf.uint8, fixed_length=length), tf.int32)
             value = tf.ensure_shape(value, (length,))
         else:
-            value = tf.ensure_shape(_narrow(value), inputs.shape)
+            value = tf.ensure_shape(narrowed(value), inputs.shape)
         if targets.kind == "class":
-            return value, tf.ensure_shape(_class_number(tf.cast(target, tf.int32), targets), ())
+            number, classes = tf.cast(target, tf.int32), len(targets.class_names)
+            rule = f"The class numbers in {targets.name!r} must be from 0 to {classes - 1}. Leave out the others."
+            # Some data sets have -1 where the class of an example is not known.
+            known = tf.debugging.Assert((number >= 0) & (number < classes), [f"{rule} Received:", number])
+            with tf.control_dependencies([known]):
+                return value, tf.ensure_shape(tf.identity(number), ())
         return value, tf.ensure_shape(tf.cast(target, tf.float32), targets.shape)
 
     return decode
@@ -107,19 +99,3 @@ def _image_shape(feature: Feature, image_size: int | Sequence[int] | None) -> tu
             "image_size=None. 224 is usual."
         )
     return (height, width), 1 if channels == 1 else 3
-
-
-def _class_number(number: Any, feature: Feature) -> Any:
-    """Returns a class number. Some data sets have -1 where the class of an example is not known."""
-    import tensorflow as tf
-
-    classes = len(feature.class_names)
-    words = f"The class numbers in {feature.name!r} must be from 0 to {classes - 1}. Leave out the others. Received:"
-    with tf.control_dependencies([tf.debugging.Assert((number >= 0) & (number < classes), [words, number])]):
-        return tf.identity(number)
-
-
-def _narrow(value: Any) -> Any:
-    import tensorflow as tf
-
-    return tf.cast(value, tf.float32) if value.dtype == tf.float64 else value

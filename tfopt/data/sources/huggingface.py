@@ -10,8 +10,8 @@ import numpy as np
 
 from tfopt.data.arguments import check_arguments, height_and_width, optional_package
 from tfopt.data.examples import Examples
-from tfopt.data.files.splits import split
-from tfopt.data.sources.hub_features import Feature, check_features, decoder, named_feature, outputs_of
+from tfopt.data.sources.hub_features import Feature, decoder, named_feature, outputs_of
+from tfopt.data.splits import split
 from tfopt.errors import ConfigError
 
 ROWS_PER_CALL = 64
@@ -64,33 +64,18 @@ def huggingface(
         ...     examples.x_train.shape
         (16, 8)
     """
-    check_arguments(
-        name=name,
-        config=config,
-        revision=revision,
-        inputs=inputs,
-        targets=targets,
-        length=length,
-        test_fraction=test_fraction,
-        validation_fraction=validation_fraction,
-        seed=seed,
-    )
+    check_arguments(locals())
     if image_size is not None:
         height_and_width(image_size)
-    package = _package()
+    package = optional_package("datasets", "huggingface", "The source 'huggingface'")
     splits = _load(package, name, config, data_files, revision)
     train = splits["train"]
     x, y = _features(package, train, inputs, targets)
-    check_features(x, y)
     decode = decoder(x, y, image_size, length)
     by_class = np.asarray(train[y.name][:]) if y.kind == "class" else None
-    chosen = split(
-        len(train),
-        None if by_class is None else np.unique(by_class, return_inverse=True)[1],
-        test_fraction=0 if "test" in splits else test_fraction,
-        validation_fraction=0 if "validation" in splits else validation_fraction,
-        seed=seed,
-    )
+    classes = None if by_class is None else np.unique(by_class, return_inverse=True)[1]
+    shares = (0 if "test" in splits else test_fraction, 0 if "validation" in splits else validation_fraction)
+    chosen = split(len(train), classes, *shares, seed)
     rows = {part: (train, numbers) for part, numbers in chosen.items()}
     for part in ("validation", "test"):
         if part in splits:
@@ -106,10 +91,6 @@ def huggingface(
         class_names=y.class_names,
         decode=decode,
     )
-
-
-def _package() -> Any:
-    return optional_package("datasets", "huggingface", "The source 'huggingface'")
 
 
 def _load(package: Any, name: str | Path, config: str | None, data_files: Any, revision: str | None) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import numpy as np
 
 from tfopt.data.arguments import check_arguments
 from tfopt.data.examples import Examples
-from tfopt.data.files.splits import split
-from tfopt.data.sources.known_sets import Parts, checked, download, load_npz, parts_of, reading, tar_members
+from tfopt.data.sources.known_sets import Parts, checked, download, load_npz, members, reading
+from tfopt.data.splits import split
 
 CLASSES = ("negative", "positive")
 FOLDERS = ("neg", "pos")
@@ -54,12 +54,12 @@ def imdb(
     Reference:
         Maas et al., "Learning Word Vectors for Sentiment Analysis", ACL 2011.
     """
+    check_arguments(locals())
     from keras import datasets
 
-    check_arguments(path=path, num_words=num_words, length=length, validation_fraction=validation_fraction, seed=seed)
     parts = download("imdb", datasets.imdb.load_data, ARCHIVE) if path is None else _read(Path(path).expanduser())
     (x_train, y_train), (x_test, y_test) = (checked("imdb", x, y, len(CLASSES)) for x, y in parts)
-    chosen = split(len(y_train), y_train, test_fraction=0, validation_fraction=validation_fraction, seed=seed)
+    chosen = split(len(y_train), y_train, 0, validation_fraction, seed)
 
     def part(reviews: Any, labels: np.ndarray, numbers: np.ndarray) -> Any:
         return _sequences([_limited(reviews[number], num_words, length) for number in numbers], labels[numbers])
@@ -97,8 +97,11 @@ def _sequences(reviews: list[np.ndarray], labels: np.ndarray) -> Any:
 def _read(path: Path) -> Parts:
     with reading(path, f"{ARCHIVE}, its unpacked folder or Keras' imdb.npz"):
         if path.suffix == ".npz":
-            return _with_start(parts_of(load_npz(path)))
-        reviews = _reviews_of_folder(path) if path.is_dir() else _reviews_of_archive(path)
+            return _with_start(load_npz(path))
+        files = members(path, lambda name: re.search(r"(^|/)(train|test)/(neg|pos)/[^/]+\.txt$", name) is not None)
+        reviews: dict[str, list[bytes]] = {f"{part}/{each}": [] for part in ("train", "test") for each in FOLDERS}
+        for name in sorted(files):
+            reviews["/".join(name.split("/")[-3:-1])].append(files[name])
         missing = [name for name, found in reviews.items() if not found]
         if missing:
             raise ValueError(f"it holds no reviews in {', '.join(missing)}")
@@ -128,19 +131,3 @@ def _with_start(parts: Parts) -> Parts:
 
 def _words(text: bytes) -> list[str]:
     return re.findall(r"[a-z0-9']+", text.decode("utf-8").lower().replace("<br />", " "))
-
-
-def _reviews_of_archive(path: Path) -> dict[str, list[bytes]]:
-    members = tar_members(path, lambda name: re.search(r"(train|test)/(neg|pos)/[^/]+\.txt$", name) is not None)
-    found: dict[str, list[bytes]] = {f"{part}/{folder}": [] for part in ("train", "test") for folder in FOLDERS}
-    for name in sorted(members):
-        found["/".join(name.split("/")[-3:-1])].append(members[name])
-    return found
-
-
-def _reviews_of_folder(path: Path) -> dict[str, list[bytes]]:
-    return {
-        f"{part}/{folder}": [file.read_bytes() for file in sorted((path / part / folder).glob("*.txt"))]
-        for part in ("train", "test")
-        for folder in FOLDERS
-    }

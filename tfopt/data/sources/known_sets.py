@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import pickle
 import socket
@@ -17,13 +16,16 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tfopt.data.examples import Examples
-from tfopt.data.files.splits import split
+from tfopt.data.splits import split
+from tfopt.data.stored import Scaled, Stored
 from tfopt.errors import ConfigError
 from tfopt.settings.validation import check_stored
 
 Parts = tuple[tuple[Any, Any], tuple[Any, Any]]
 """((x_train, y_train), (x_test, y_test))."""
 CONNECTION_TIMEOUT_S = 20.0
+DAMAGED: tuple[type[Exception], ...] = (OSError, EOFError, ValueError, KeyError, zlib.error)
+DAMAGED += (zipfile.BadZipFile, tarfile.TarError, pickle.UnpicklingError)
 # The names in pickles of NumPy arrays, as NumPy 1 and 2 and Python 2 and 3 write them.
 ARRAY_NAMES = {
     ("numpy", "ndarray"),
@@ -35,14 +37,10 @@ ARRAY_NAMES = {
 
 
 def download(name: str, load: Callable[[], Parts], archive: str) -> Parts:
-    """Returns a data set that Keras downloads, or finds in its cache.
+    """Returns a data set that a function of `keras.datasets` downloads, or finds in its cache.
 
-    Args:
-        name: Name of the source.
-        load: Function of `keras.datasets`.
-        archive: What the user may fetch instead, for the error.
     Raises:
-        ConfigError: The data cannot be downloaded.
+        ConfigError: The data cannot be downloaded. It names the archive that the user may fetch instead.
     """
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(CONNECTION_TIMEOUT_S)  # Keras sets none, and would wait as long as the system does
@@ -63,16 +61,7 @@ def reading(path: Path, what: str) -> Iterator[None]:
     check_stored(what, path)
     try:
         yield
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        KeyError,
-        zlib.error,
-        zipfile.BadZipFile,
-        tarfile.TarError,
-        pickle.UnpicklingError,
-    ) as error:
+    except DAMAGED as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(
@@ -97,8 +86,8 @@ def load_arrays(file: BinaryIO) -> Any:
     return _ArrayUnpickler(file, encoding="bytes").load()
 
 
-def load_npz(path: Path) -> dict[str, np.ndarray]:
-    """Returns the arrays of a .npz file, also of lists of numbers."""
+def load_npz(path: Path) -> Parts:
+    """Returns the parts of a .npz file of Keras, also of lists of numbers. Raises KeyError if an array is missing."""
     found = {}
     with zipfile.ZipFile(path) as archive:
         for member in archive.namelist():
@@ -114,24 +103,14 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
             else:
                 content.seek(0)
                 found[member.removesuffix(".npy")] = np.load(content, allow_pickle=False)
-    return found
+    return (found["x_train"], found["y_train"]), (found["x_test"], found["y_test"])
 
 
-def parts_of(arrays: dict[str, np.ndarray]) -> Parts:
-    """Returns the parts of a .npz file of Keras. Raises KeyError if an array is missing."""
-    return (arrays["x_train"], arrays["y_train"]), (arrays["x_test"], arrays["y_test"])
-
-
-def read_bytes(path: Path) -> bytes:
-    """Returns the content of a file, also of one compressed by gzip."""
-    if path.suffix == ".gz":
-        with gzip.open(path) as file:
-            return file.read()
-    return path.read_bytes()
-
-
-def tar_members(path: Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
-    """Returns the content of files in a tar archive. Nothing is written to disk."""
+def members(path: Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
+    """Returns the content of files in a tar archive, or in its unpacked folder. Nothing is written to disk."""
+    if path.is_dir():
+        names = {file.relative_to(path).as_posix(): file for file in path.rglob("*")}
+        return {name: file.read_bytes() for name, file in names.items() if wanted(name) and file.is_file()}
     found = {}
     with tarfile.open(path) as archive:
         for member in archive:
@@ -142,29 +121,27 @@ def tar_members(path: Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
 
 
 def image_examples(
-    name: str, parts: Parts, class_names: tuple[str, ...], *, validation_fraction: float, seed: int
+    name: str, parts: Parts, class_names: tuple[str, ...], validation_fraction: float, seed: int
 ) -> Examples:
-    """Returns images in memory as examples. They stay uint8 until they are decoded.
+    """Returns images uint8 [n, height, width(, channels)] as examples. They stay uint8 until they are decoded.
 
-    Args:
-        name: Name of the data.
-        parts: Images uint8 [n, height, width(, channels)] and class numbers, for training and testing.
-        class_names: Names of the classes.
-        validation_fraction: Share of the training part that becomes the validation part.
-        seed: Seed of the split and of the order.
     Raises:
         ConfigError: Images and labels differ in number, or a label is no class.
     """
     import tensorflow as tf
 
-    from tfopt.data.records.stored import Scaled, Stored
-
     (x_train, y_train), (x_test, y_test) = (checked(name, x, y, len(class_names)) for x, y in parts)
-    chosen = split(len(y_train), y_train, test_fraction=0, validation_fraction=validation_fraction, seed=seed)
+    chosen = split(len(y_train), y_train, 0, validation_fraction, seed)
 
     def part(x: np.ndarray, y: np.ndarray, numbers: np.ndarray) -> Any:
         images = x[numbers]
         return tf.data.Dataset.from_tensor_slices((images if images.ndim == 4 else images[..., None], y[numbers]))
+
+    def decode(image: Any, label: Any) -> Any:
+        return tf.cast(image, tf.float32) / 255, label
+
+    def stored(image: Any, label: Any) -> Any:
+        return "", image, label
 
     return Examples(
         name=name,
@@ -173,8 +150,8 @@ def image_examples(
         test=part(x_test, y_test, np.random.default_rng(seed).permutation(len(y_test))),
         outputs=len(class_names),
         class_names=class_names,
-        decode=_pixels,
-        stored=Stored(read=_stored, inputs=Scaled()),
+        decode=decode,
+        stored=Stored(read=stored, inputs=Scaled()),
         check_finite=False,
     )
 
@@ -193,16 +170,6 @@ def checked(name: str, x: Any, y: Any, classes: int) -> tuple[Any, np.ndarray]:
             "Fetch its data again."
         )
     return x, labels
-
-
-def _pixels(image: Any, label: Any) -> Any:
-    import tensorflow as tf
-
-    return tf.cast(image, tf.float32) / 255, label
-
-
-def _stored(image: Any, label: Any) -> Any:
-    return "", image, label
 
 
 class _ArrayUnpickler(pickle.Unpickler):

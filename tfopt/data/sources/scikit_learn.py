@@ -9,7 +9,7 @@ import numpy as np
 
 from tfopt.data.arguments import Size, check_arguments
 from tfopt.data.examples import Examples
-from tfopt.data.files.in_memory import arrays
+from tfopt.data.in_memory import arrays
 from tfopt.settings.validation import check_value
 
 # A pixel counts as paper or as ink where its grey leaves no doubt. Between the two lies the edge of a stroke.
@@ -35,11 +35,11 @@ def digits(
     Reference:
         Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998.
     """
+    check_arguments(locals())
+    check_value("image_size", image_size, Size)
     import tensorflow as tf  # this import and sklearn's take seconds, and a list of the sources needs neither
     from sklearn.datasets import load_digits
 
-    check_value("image_size", image_size, Size)
-    check_arguments(test_fraction=test_fraction, validation_fraction=validation_fraction, seed=seed)
     images, labels = load_digits(return_X_y=True)
     pixels = (images.reshape(-1, 8, 8, 1) / 16).astype(np.float32)
     enlarged = tf.image.resize(pixels, (image_size, image_size)).numpy()
@@ -72,24 +72,24 @@ def digit_masks(
         >>> digit_masks().y_train.shape
         (1437, 32, 32)
     """
+    import tensorflow as tf
+
     examples = digits(
         image_size=image_size, test_fraction=test_fraction, validation_fraction=validation_fraction, seed=seed
     )
+
+    def with_mask(image: Any, digit: Any) -> Any:
+        grey = image[..., 0]
+        return image, tf.where(grey >= INK, digit + 1, tf.where(grey < PAPER, 0, EDGE))
+
     return replace(
         examples,
         name="digit_masks",
         outputs=11,
         class_names=("paper", *examples.class_names),
         ignored_target=EDGE,
-        decode=_with_mask,
+        decode=with_mask,
     )
-
-
-def _with_mask(image: Any, digit: Any) -> Any:
-    import tensorflow as tf
-
-    grey = image[..., 0]
-    return image, tf.where(grey >= INK, digit + 1, tf.where(grey < PAPER, 0, EDGE))
 
 
 def diabetes(*, test_fraction: float = 0.2, validation_fraction: float = 0.0, seed: int = 0) -> Examples:
@@ -111,9 +111,9 @@ def diabetes(*, test_fraction: float = 0.2, validation_fraction: float = 0.0, se
     Reference:
         Efron et al., "Least Angle Regression", Annals of Statistics, 2004.
     """
+    check_arguments(locals())
     from sklearn.datasets import load_diabetes  # takes seconds, and a list of the sources needs it not
 
-    check_arguments(test_fraction=test_fraction, validation_fraction=validation_fraction, seed=seed)
     rows, progression = load_diabetes(return_X_y=True, scaled=False)
     return arrays(
         _standardized(rows),

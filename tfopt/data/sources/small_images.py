@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,17 +11,7 @@ import numpy as np
 
 from tfopt.data.arguments import check_arguments
 from tfopt.data.examples import Examples
-from tfopt.data.sources.known_sets import (
-    Parts,
-    download,
-    image_examples,
-    load_arrays,
-    load_npz,
-    parts_of,
-    read_bytes,
-    reading,
-    tar_members,
-)
+from tfopt.data.sources.known_sets import Parts, download, image_examples, load_arrays, load_npz, members, reading
 from tfopt.errors import ConfigError
 
 CLOTHES = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
@@ -53,12 +44,11 @@ def mnist(*, path: str | Path | None = None, validation_fraction: float = 0.0, s
     Reference:
         LeCun et al., "Gradient-based learning applied to document recognition", Proceedings of the IEEE, 1998.
     """
+    check_arguments(locals())
     from keras import datasets
 
-    check_arguments(path=path, validation_fraction=validation_fraction, seed=seed)
     parts = download("mnist", datasets.mnist.load_data, ARCHIVE) if path is None else _read(path)
-    names = tuple(map(str, range(10)))
-    return image_examples("mnist", parts, names, validation_fraction=validation_fraction, seed=seed)
+    return image_examples("mnist", parts, tuple(map(str, range(10))), validation_fraction, seed)
 
 
 def fashion_mnist(*, path: str | Path | None = None, validation_fraction: float = 0.0, seed: int = 0) -> Examples:
@@ -81,18 +71,18 @@ def fashion_mnist(*, path: str | Path | None = None, validation_fraction: float 
     Reference:
         Xiao et al., "Fashion-MNIST", 2017, arXiv:1708.07747.
     """
+    check_arguments(locals())
     from keras import datasets
 
-    check_arguments(path=path, validation_fraction=validation_fraction, seed=seed)
     parts = download("fashion_mnist", datasets.fashion_mnist.load_data, ARCHIVE) if path is None else _read(path)
-    return image_examples("fashion_mnist", parts, CLOTHES, validation_fraction=validation_fraction, seed=seed)
+    return image_examples("fashion_mnist", parts, CLOTHES, validation_fraction, seed)
 
 
 def _read(path: str | Path) -> Parts:
     place = Path(path).expanduser()
     if place.is_file():
         with reading(place, "Keras' mnist.npz"):
-            return parts_of(load_npz(place))
+            return load_npz(place)
     found = [next((file for file in (place / f"{name}.gz", place / name) if file.is_file()), None) for name in FILES]
     if None in found:
         raise ConfigError(
@@ -106,7 +96,7 @@ def _read(path: str | Path) -> Parts:
 def _read_idx(file: Path, rank: int) -> Any:
     """Reads an IDX file: two zero bytes, the type, the rank, the shape in big-endian numbers, then the values."""
     with reading(file, "an IDX file"):
-        content = read_bytes(file)
+        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
         if content[:4] != bytes([0, 0, UNSIGNED_BYTES, rank]):
             raise ValueError(f"it begins with {content[:4].hex()}, and not with 0000{UNSIGNED_BYTES:02x}{rank:02x}")
         shape = np.frombuffer(content, ">i4", rank, offset=4)
@@ -117,16 +107,18 @@ def _read_idx(file: Path, rank: int) -> Any:
 
 
 class _CifarKind(NamedTuple):
-    """The names inside the archives of one of the data sets."""
+    """The names of the archive of one of the data sets, and inside it."""
 
+    archive: str
     train: tuple[str, ...]
     test: str
     labels: bytes
     label_bytes: int
 
 
-CIFAR_10 = _CifarKind(tuple(f"data_batch_{number}" for number in range(1, 6)), "test_batch", b"labels", 1)
-CIFAR_100 = _CifarKind(("train",), "test", b"fine_labels", 2)
+TRAIN_10 = tuple(f"data_batch_{number}" for number in range(1, 6))
+CIFAR_10 = _CifarKind("cifar-10-python.tar.gz", TRAIN_10, "test_batch", b"labels", 1)
+CIFAR_100 = _CifarKind("cifar-100-python.tar.gz", ("train",), "test", b"fine_labels", 2)
 NAMES_10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
@@ -150,16 +142,13 @@ def cifar10(*, path: str | Path | None = None, validation_fraction: float = 0.0,
     Reference:
         Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
     """
+    check_arguments(locals())
     from keras import datasets
 
-    check_arguments(path=path, validation_fraction=validation_fraction, seed=seed)
-    archive = "cifar-10-python.tar.gz"
     parts = (
-        download("cifar10", datasets.cifar10.load_data, archive)
-        if path is None
-        else _read_cifar(path, CIFAR_10, archive)
+        download("cifar10", datasets.cifar10.load_data, CIFAR_10.archive) if path is None else _cifar(path, CIFAR_10)
     )
-    return image_examples("cifar10", parts, NAMES_10, validation_fraction=validation_fraction, seed=seed)
+    return image_examples("cifar10", parts, NAMES_10, validation_fraction, seed)
 
 
 def cifar100(*, path: str | Path | None = None, validation_fraction: float = 0.0, seed: int = 0) -> Examples:
@@ -182,29 +171,21 @@ def cifar100(*, path: str | Path | None = None, validation_fraction: float = 0.0
     Reference:
         Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
     """
+    check_arguments(locals())
     from keras import datasets
 
-    check_arguments(path=path, validation_fraction=validation_fraction, seed=seed)
-    archive = "cifar-100-python.tar.gz"
-    parts = (
-        download("cifar100", datasets.cifar100.load_data, archive)
-        if path is None
-        else _read_cifar(path, CIFAR_100, archive)
-    )
-    names = tuple(map(str, range(100)))
-    return image_examples("cifar100", parts, names, validation_fraction=validation_fraction, seed=seed)
+    load = datasets.cifar100.load_data
+    parts = download("cifar100", load, CIFAR_100.archive) if path is None else _cifar(path, CIFAR_100)
+    return image_examples("cifar100", parts, tuple(map(str, range(100))), validation_fraction, seed)
 
 
-def _read_cifar(path: str | Path, kind: _CifarKind, archive: str) -> Parts:
+def _cifar(path: str | Path, kind: _CifarKind) -> Parts:
     place = Path(path).expanduser()
-    binary = archive.replace("python", "binary")
-    with reading(place, f"{archive}, {binary} or the unpacked folder"):
+    binary = kind.archive.replace("python", "binary")
+    with reading(place, f"{kind.archive}, {binary} or the unpacked folder"):
         wanted = {*kind.train, kind.test, *(f"{name}.bin" for name in (*kind.train, kind.test))}
-        if place.is_dir():
-            content = {file.name: file.read_bytes() for file in place.rglob("*") if file.name in wanted}
-        else:
-            members = tar_members(place, lambda name: name.rsplit("/", 1)[-1] in wanted)
-            content = {name.rsplit("/", 1)[-1]: value for name, value in members.items()}
+        found = members(place, lambda name: name.rsplit("/", 1)[-1] in wanted)
+        content = {name.rsplit("/", 1)[-1]: value for name, value in found.items()}
         is_binary = any(name.endswith(".bin") for name in content)
         batches = []
         for name in (*kind.train, kind.test):

@@ -8,7 +8,7 @@ import numpy as np
 
 from tfopt.data.arguments import check_arguments
 from tfopt.data.examples import Examples
-from tfopt.data.files.in_memory import arrays
+from tfopt.data.in_memory import arrays
 
 
 def synthetic(
@@ -39,15 +39,7 @@ def synthetic(
         >>> synthetic(examples=100, input_shape=(8,)).x_train.shape
         (80, 8)
     """
-    check_arguments(
-        examples=examples,
-        input_shape=input_shape,
-        num_classes=num_classes,
-        noise=noise,
-        test_fraction=test_fraction,
-        validation_fraction=validation_fraction,
-        seed=seed,
-    )
+    check_arguments(locals())
     generator = np.random.default_rng(seed)
     patterns = generator.random((num_classes, *input_shape), dtype=np.float32)
     labels = np.arange(examples, dtype=np.int32) % num_classes

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfopt.data.arguments import check_arguments, height_and_width, optional_package
 from tfopt.data.examples import Examples
-from tfopt.data.sources.hub_features import Feature, check_features, decoder, named_feature, outputs_of
+from tfopt.data.sources.hub_features import Feature, decoder, named_feature, outputs_of
 from tfopt.errors import ConfigError
 
 
@@ -58,22 +58,12 @@ def tfds(
     Reference:
         https://www.tensorflow.org/datasets
     """
-    check_arguments(
-        name=name,
-        data_dir=data_dir,
-        download=download,
-        inputs=inputs,
-        targets=targets,
-        length=length,
-        test_fraction=test_fraction,
-        validation_fraction=validation_fraction,
-    )
+    check_arguments(locals())
     if image_size is not None:
         height_and_width(image_size)
-    package = _package()
+    package = optional_package("tensorflow_datasets", "tfds", "The source 'tfds'")
     builder = _builder(package, name, data_dir, download)
     x, y = _features(package, builder, inputs, targets)
-    check_features(x, y)
     decode = decoder(x, y, image_size, length)
     decoders = {x.name: package.decode.SkipDecoding()} if x.kind == "image" else None
 
@@ -93,10 +83,6 @@ def tfds(
         class_names=y.class_names,
         decode=decode,
     )
-
-
-def _package() -> Any:
-    return optional_package("tensorflow_datasets", "tfds", "The source 'tfds'")
 
 
 def _builder(package: Any, name: str | Path, data_dir: str | Path | None, download: bool) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.data.batches import iterate_batches
+from tfopt.data.user_data import iterate_batches
 from tfopt.errors import ConfigError
 from tfopt.exporting.manifest import TensorRecord
 from tfopt.tasks.scorer import Metric, Scorer, by_output, finite, higher_is_better, new_score, score_name

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.data.batches import iterate_batches
+from tfopt.data.user_data import iterate_batches
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.graph.frozen import FrozenGraph, reason_of
 from tfopt.quantization.annotation.grids import Range

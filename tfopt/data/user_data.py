@@ -60,8 +60,12 @@ def iterate_batches(data: Any, limit: int | None = None, inputs: int = 1) -> Ite
 
 
 def _batches(data: Any, inputs: int) -> Iterable[Any]:
+    def read() -> Iterator[Any]:
+        with readable():
+            yield from data
+
     if isinstance(data, tf.data.Dataset):
-        return _read(data)
+        return read()
     if isinstance(data, (np.ndarray, tf.Tensor, dict)) or _is_tuple_of_arrays(data, inputs):
         arrays = tf.nest.map_structure(_array, data)
         lengths = {len(part) for part in tf.nest.flatten(_split(arrays, inputs)[0]) if part.ndim}
@@ -71,22 +75,23 @@ def _batches(data: Any, inputs: int) -> Iterable[Any]:
                 "Give arrays of one length."
             )
         return (_slice(arrays, slice(start, start + CHUNK)) for start in range(0, _length(arrays), CHUNK))
-    if inputs > 1 and _is_list_of_arrays(data):
+    is_list = isinstance(data, list) and all(isinstance(part, (np.ndarray, tf.Tensor)) for part in data)
+    if inputs > 1 and is_list and data:
         raise ConfigError(
             f"data must hold the {inputs} inputs of the model together. Received: a list of {len(data)} arrays, which "
             "are read as batches. Pass a tuple (a, b) of arrays, or a dict by input name."
         )
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes)):
         return data
+    remedy = "Put the examples in an array whose first axis counts them."
+    if isinstance(data, (str, bytes)):
+        remedy = "Read the file first and pass the array: np.load(file)."
+    elif callable(data):
+        remedy = "Call the function and pass its result: an array, or a generator of batches."
     raise ConfigError(
         "data must be an array, a tuple (inputs, labels), a tf.data.Dataset or an iterable of batches. "
-        f"Received: {type(data).__name__}. {_remedy(data)}"
+        f"Received: {type(data).__name__}. {remedy}"
     )
-
-
-def _read(dataset: tf.data.Dataset) -> Iterator[Any]:
-    with readable():
-        yield from dataset
 
 
 @contextmanager
@@ -113,14 +118,6 @@ def readable() -> Iterator[None]:
         ) from error
 
 
-def _remedy(data: Any) -> str:
-    if isinstance(data, (str, bytes)):
-        return "Read the file first and pass the array: np.load(file)."
-    if callable(data):
-        return "Call the function and pass its result: an array, or a generator of batches."
-    return "Put the examples in an array whose first axis counts them."
-
-
 def _array(values: Any) -> np.ndarray:
     array = np.asarray(values)
     # TensorFlow's strings are objects in NumPy. None stands for the labels of an output that has none.
@@ -138,10 +135,6 @@ def _is_tuple_of_arrays(data: Any, inputs: int) -> bool:
     head = data[0] if data and isinstance(data[0], (tuple, list)) and len(data[0]) == inputs > 1 else ()
     parts = (*head, *data[1:]) if head else data
     return all(isinstance(part, (np.ndarray, tf.Tensor, dict)) for part in parts)
-
-
-def _is_list_of_arrays(data: Any) -> bool:
-    return isinstance(data, list) and bool(data) and all(isinstance(part, (np.ndarray, tf.Tensor)) for part in data)
 
 
 def _length(arrays: Any) -> int:
@@ -184,14 +177,11 @@ def check_examples(data: Any) -> Any:
         _check_single(data)
         return data
     if isinstance(data, keras.utils.PyDataset):
-        raise ConfigError(
-            f"{RULE} Received: a {type(data).__name__}, which makes batches itself. Pass it to fit without a pipeline."
-        )
+        raise _refused(f"a {type(data).__name__}, which makes batches itself. Pass it to fit without a pipeline.")
     if isinstance(data, Iterator) or callable(data):
-        raise ConfigError(
-            f"{RULE} Received: a {type(data).__name__}. Make a data set from a function that yields single examples: "
-            "tf.data.Dataset.from_generator(function, output_signature=...)."
-        )
+        remedy = "tf.data.Dataset.from_generator(function, output_signature=...)"
+        received = f"a {type(data).__name__}. Make a data set from a function that yields single examples"
+        raise _refused(f"{received}: {remedy}.")
     arrays = _arrays(data)
     lengths = [array.shape[0] for array in tf.nest.flatten(arrays)]
     if len(set(lengths)) != 1 or not lengths[0]:
@@ -209,22 +199,22 @@ def _arrays(data: Any) -> Any:
         return tuple(map(_arrays, data))
     # tf.data would read a list of arrays as one array, and stack them.
     if isinstance(data, list) and not all(isinstance(item, int | float | str | bytes | np.generic) for item in data):
-        raise ConfigError(f"{RULE} Received: a list. Write the arrays as a tuple: (inputs, labels).")
+        raise _refused("a list. Write the arrays as a tuple: (inputs, labels).")
     if data is None:
-        raise ConfigError(f"{RULE} Received: None. Leave None out of the tuple or dict.")
+        raise _refused("None. Leave None out of the tuple or dict.")
     if isinstance(data, tf.data.Dataset):
-        raise ConfigError(
-            f"{RULE} Received: a data set in a tuple or dict. Join them: tf.data.Dataset.zip((inputs, labels))."
-        )
+        raise _refused("a data set in a tuple or dict. Join them: tf.data.Dataset.zip((inputs, labels)).")
     if isinstance(data, tf.RaggedTensor | tf.SparseTensor):
         return data
     array = data if isinstance(data, tf.Tensor) else np.asarray(data)
     if not array.shape or array.dtype == object:
         remedy = OBJECT_REMEDY if array.shape else "Convert it to an array whose first axis counts the examples."
-        raise ConfigError(
-            f"{RULE} Received: a {type(data).__name__} of dtype {array.dtype} and shape {tuple(array.shape)}. {remedy}"
-        )
+        raise _refused(f"a {type(data).__name__} of dtype {array.dtype} and shape {tuple(array.shape)}. {remedy}")
     return array
+
+
+def _refused(received: str) -> ConfigError:
+    return ConfigError(f"{RULE} Received: {received}")
 
 
 def _check_single(dataset: tf.data.Dataset) -> None:
@@ -236,7 +226,7 @@ def _check_single(dataset: tf.data.Dataset) -> None:
     found = ", ".join(str(tuple(shape)) for shape in shapes)
     remedy = "The pipeline makes the batches: remove batching from the data set (batch_size=None in Keras' loaders)"
     if sizes == {None} and last is not None:
-        raise ConfigError(f"{RULE} Received: a batched data set, with elements of shape {found}. {remedy}.")
+        raise _refused(f"a batched data set, with elements of shape {found}. {remedy}.")
     if len(shapes) > 1 and last == 0:
         warn(
             f"The data set's elements, of shape {found}, look like batches, and each is used as one example. "

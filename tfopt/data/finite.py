@@ -27,6 +27,13 @@ def in_float32(values: np.ndarray) -> np.ndarray:
         return values.astype(np.float32)
 
 
+def narrowed(values: tf.Tensor) -> tf.Tensor:
+    """Returns float64 as float32, and other values as they are."""
+    import tensorflow as tf
+
+    return tf.cast(values, tf.float32) if values.dtype == tf.float64 else values
+
+
 def chunks(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """Yields the rows of an array in parts of a few MB, each with the number of its first row."""
     rows = max(1, CHUNK_BYTES // max(1, array[:1].nbytes))
@@ -35,11 +42,8 @@ def chunks(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def not_finite(parts: Iterator[tuple[int, np.ndarray]], rows: int) -> str | None:
-    """Returns words about the rows of an array with values that are not finite; None if there are none.
+    """Returns words about the rows of an array, given in `chunks`, that are not finite; None if there are none.
 
-    Args:
-        parts: The rows in parts, each with the number of its first row.
-        rows: Number of all rows.
     Example:
         >>> not_finite(chunks(np.array([[0, 1], [2, np.nan], [np.inf, 5]])), 3)
         '2 of 3 rows that are not: the first is row 1 (counted from 0), with nan at [1]'
@@ -60,11 +64,11 @@ def not_finite(parts: Iterator[tuple[int, np.ndarray]], rows: int) -> str | None
     return f"{count} of {rows} rows that are not: the first is {first}" if count else None
 
 
-def check_finite(arrays: Mapping[str, np.ndarray]) -> None:
+def check_all_finite(arrays: Mapping[str, np.ndarray]) -> None:
     """Raises ConfigError if an array, by its name, holds values that are not finite.
 
     Example:
-        >>> check_finite({"x": np.zeros((3, 2)), "y": np.array([0.0, np.inf, 1e39])})
+        >>> check_all_finite({"x": np.zeros((3, 2)), "y": np.array([0.0, np.inf, 1e39])})
         Traceback (most recent call last):
         ...
         tfopt.errors.ConfigError: y must hold finite float32 numbers. Received: 2 of 3 rows that are not: ...
@@ -79,10 +83,8 @@ def check_finite(arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def finite_batch(name: str) -> Any:
-    """Returns a function in TensorFlow that gives a batch of examples back, and fails if a value is not finite.
+    """Returns a function in TensorFlow that gives a batch back, and fails, with a name, if a value is not finite.
 
-    Args:
-        name: Name of the source, for the error.
     Example:
         >>> import tensorflow as tf
         >>> inputs, targets = finite_batch("mine")(tf.ones((2, 3)), tf.ones(2))
@@ -91,18 +93,17 @@ def finite_batch(name: str) -> Any:
 
     def check(*batch: Any) -> Any:
         parts = zip(("inputs", "targets", "sample weights"), batch, strict=False)
-        checks = [_finite(name, part, tensor) for part, values in parts for tensor in _floats(values)]
+        checks = [
+            _finite(name, part, tensor)
+            for part, values in parts
+            for tensor in tf.nest.flatten(values, expand_composites=True)
+            if tensor.dtype.is_floating
+        ]
         with tf.control_dependencies(checks):
             same = tf.nest.map_structure(tf.identity, batch, expand_composites=True)
         return same if len(batch) > 1 else same[0]
 
     return check
-
-
-def _floats(values: Any) -> list[tf.Tensor]:
-    import tensorflow as tf
-
-    return [each for each in tf.nest.flatten(values, expand_composites=True) if each.dtype.is_floating]
 
 
 def _finite(name: str, part: str, values: tf.Tensor) -> tf.Operation | tf.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -45,12 +45,9 @@ def batched(
     boundaries: Sequence[int] = (),
     seeded: bool = False,
 ) -> tf.data.Dataset:
-    """Returns batches of examples.
+    """Returns batches of examples (inputs, targets[, weight]).
 
     Args:
-        examples: Data set of (inputs, targets[, weight]).
-        batch_size: Examples per batch.
-        drop_remainder: Whether to leave out smaller batches.
         padding: Values that fill inputs and targets up to the longest of a batch. None if all have one shape.
         boundaries: Lengths between which the examples of a batch lie. If empty, all lengths come together.
         seeded: Whether the elements are pairs (example, seed).
@@ -60,14 +57,22 @@ def batched(
         [[2, 2], [2, 1]]
     """
     spec = examples.element_spec
-    if padding is None or not _is_open(spec):
+    tensors = [each for each in tf.nest.flatten(spec) if isinstance(each, tf.TensorSpec)]
+    if padding is None or all(each.shape.is_fully_defined() for each in tensors):
         return examples.batch(batch_size, drop_remainder=drop_remainder)
     shapes = tf.nest.map_structure(lambda each: each.shape, spec)
     values = (_fill_values(spec[0], padding), _filled(spec[1], 0)) if seeded else _fill_values(spec, padding)
     if not boundaries:
         return examples.padded_batch(batch_size, shapes, values, drop_remainder)
+    place = _length_axis(spec)
+    assert place is not None  # check_buckets has found one
+    number, axis = place
+
+    def length(*example: Any) -> tf.Tensor:
+        return tf.shape(tf.nest.flatten(example)[number])[axis]
+
     return examples.bucket_by_sequence_length(
-        _length(spec),
+        length,
         # TensorFlow's buckets end below their boundary. Here a boundary is the largest length of its bucket.
         [boundary + 1 for boundary in boundaries],
         [batch_size] * (len(boundaries) + 1),
@@ -75,10 +80,6 @@ def batched(
         padding_values=values,
         drop_remainder=drop_remainder,
     )
-
-
-def _is_open(spec: Any) -> bool:
-    return any(not each.shape.is_fully_defined() for each in tf.nest.flatten(spec) if isinstance(each, tf.TensorSpec))
 
 
 def _length_axis(spec: Any) -> tuple[int, int] | None:
@@ -89,17 +90,6 @@ def _length_axis(spec: Any) -> tuple[int, int] | None:
                 if size is None:
                     return number, axis
     return None
-
-
-def _length(spec: Any) -> Callable[..., tf.Tensor]:
-    place = _length_axis(spec)
-    assert place is not None  # check_buckets has found one
-    number, axis = place
-
-    def length(*example: Any) -> tf.Tensor:
-        return tf.shape(tf.nest.flatten(example)[number])[axis]
-
-    return length
 
 
 def _fill_values(spec: Any, padding: Padding) -> Any:

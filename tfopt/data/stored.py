@@ -1,4 +1,4 @@
-"""What TFRecord files hold of records that name a file: the content of the file, still encoded."""
+"""How an example is stored in place of a record that names a file: the content of the file, and its decoders."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class EncodedImage:
     Attributes:
         size: (height, width) of the result.
         channels: 3 for colour, 1 for grey.
-        exact: Whether to decode JPEGs exactly as Keras does, see `tfopt.data.files.images.decode_image`.
+        exact: Whether to decode JPEGs exactly as Keras does, see `tfopt.data.images.decode_image`.
         dtype: "float32" gives values in [0, 1]. "uint8" gives pixels in 0 to 255, a quarter of the bytes.
         only_jpegs: Whether all files are JPEGs with no other data behind them. They are decoded faster then, see
-            `tfopt.data.files.images.decode_jpeg`.
+            `tfopt.data.images.decode_jpeg`.
         stored_size: (height, width) of all images in the files, if they are known to be equal. None if not.
     """
 
@@ -44,7 +44,7 @@ class EncodedImage:
         """Returns the image as uint8 [height, width, channels]."""
         import tensorflow as tf
 
-        from tfopt.data.files.images import decode_image, decode_jpeg
+        from tfopt.data.images import decode_image, decode_jpeg
 
         decode = decode_jpeg if self.only_jpegs else decode_image
         if self.stored_size == self.size:  # nothing to resize
@@ -54,11 +54,7 @@ class EncodedImage:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedMask:
-    """Decodes a grey PNG of class numbers to int32 [height, width]. Resizing takes the nearest pixel.
-
-    Attributes:
-        size: (height, width) of the result.
-    """
+    """Decodes a grey PNG of class numbers to int32 `size`, (height, width). Resizing takes the nearest pixel."""
 
     kind: ClassVar[str] = "mask"
     size: tuple[int, int]
@@ -72,11 +68,7 @@ class EncodedMask:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaled:
-    """Divides whole numbers, such as uint8 pixels, by a number; the result is float32.
-
-    Attributes:
-        divisor: The number.
-    """
+    """Divides whole numbers, such as uint8 pixels, by `divisor`; the result is float32."""
 
     kind: ClassVar[str] = "scaled"
     divisor: float = 255.0
@@ -89,6 +81,8 @@ class Scaled:
 
 Decoder = EncodedImage | EncodedMask | Scaled
 DECODERS: dict[str, type[Decoder]] = {each.kind: each for each in (EncodedImage, EncodedMask, Scaled)}
+STORED = ("name", "inputs", "targets", "weight")
+"""What `Stored.read` returns; the last one may be missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +117,8 @@ class Stored:
         Raises:
             ConfigError: The inputs are no encoded images.
         """
+        import tensorflow as tf
+
         image = self.inputs
         if not isinstance(image, EncodedImage):
             raise no_encoded_images(kind, "a source whose inputs are stored as arrays")
@@ -133,7 +129,7 @@ class Stored:
         def read(*record: Any) -> tuple[Any, ...]:
             name, inputs, *others = self.read(*record)
             pixels = image.pixels(inputs, name)
-            return name, pixels if kind == "pixels" else _as_jpeg(pixels), *others
+            return name, pixels if kind == "pixels" else tf.io.encode_jpeg(pixels, quality=JPEG_QUALITY), *others
 
         return Stored(read=read, inputs=decoder, targets=self.targets)
 
@@ -144,17 +140,6 @@ def no_encoded_images(kind: str, received: str) -> ConfigError:
         f"images={kind!r} needs a source of encoded images. Received: {received}. Leave images out; arrays are stored "
         "as they are."
     )
-
-
-def _as_jpeg(pixels: tf.Tensor) -> tf.Tensor:
-    import tensorflow as tf
-
-    return tf.io.encode_jpeg(pixels, quality=JPEG_QUALITY)
-
-
-def as_dict(name: Any, inputs: Any, targets: Any, *weight: Any) -> dict[str, Any]:
-    """Returns what `Stored.read` returned by the names of its components, which the features of a file get."""
-    return {"name": name, "inputs": inputs, "targets": targets} | ({"weight": weight[0]} if weight else {})
 
 
 def decoder_to_json(decoder: Decoder | None) -> dict[str, Any] | None:
@@ -168,16 +153,10 @@ def decoder_to_json(decoder: Decoder | None) -> dict[str, Any] | None:
 
 
 def decoder_of_json(settings: dict[str, Any] | None) -> Decoder | None:
-    """Returns the decoder of `decoder_to_json`.
-
-    Raises:
-        ConfigError: This version of tfopt has no such decoder.
-    """
+    """Returns the decoder of `decoder_to_json`. Raises ConfigError if this version of tfopt has no such decoder."""
     if settings is None:
         return None
-    arguments: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()
-    }
+    arguments: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
     try:
         return DECODERS[arguments.pop("kind")](**arguments)
     except (KeyError, TypeError) as error:

@@ -114,15 +114,8 @@ def decode_jpeg(
     """Decodes a JPEG that ends with its end marker, to the same pixels as `decode_image`, and faster.
 
     `decode_image` has branches for the formats, and each branch in TensorFlow costs a call of a function. This function
-    is for files of which the format is known.
+    is for files of which the format is known. Its arguments are the same, but a JPEG in CMYK cannot become grey.
 
-    Args:
-        content: The bytes of a file, a string scalar.
-        name: The file or record for the error message, a string scalar.
-        size: (height, width) of the result. None leaves the size of the file.
-        channels: 3 for colour. 1 for grey, but not of a JPEG in CMYK.
-        exact: Whether to decode all pixels with the precise method, as in `decode_image`.
-    Returns: uint8 [height, width, channels].
     Raises:
         tf.errors.InvalidArgumentError: The content is no JPEG, or does not end with its end marker.
     Example:
@@ -142,7 +135,7 @@ def decode_jpeg(
 def _is_whole_jpeg(content: Any) -> Any:
     length = tf.strings.length(content)
     end = tf.strings.substr(content, tf.maximum(length - 2, 0), 2)
-    return _at(content, 0, JPEG) & (end == END_OF_JPEG) & (length >= SMALLEST_FILE)
+    return (tf.strings.substr(content, 0, len(JPEG)) == JPEG) & (end == END_OF_JPEG) & (length >= SMALLEST_FILE)
 
 
 def _number_of_ratio(jpeg: Any, size: tuple[int, int] | None, ratios: tuple[int, ...]) -> Any:
@@ -200,7 +193,7 @@ def _other(content: Any, name: Any, size: tuple[int, int] | None, channels: int)
 def _with_palette(content: Any) -> tf.Tensor:
     """Decodes a BMP of 8 bits per pixel. TensorFlow returns its numbers of colours, in place of the colours."""
     indices = tf.io.decode_bmp(content)[..., 0]
-    start = 14 + _number(content, 14, tf.int32)
+    start = 14 + tf.io.decode_raw(tf.strings.substr(content, 14, 4), tf.int32)[0]
     stored = tf.strings.substr(content, start, 4 * 256)  # four bytes per colour: blue, green, red and nothing
     palette = tf.reshape(tf.io.decode_raw(tf.strings.join([stored, b"\0" * 1024]), tf.uint8)[:1024], (256, 4))
     return tf.gather(palette[:, 2::-1], tf.cast(indices, tf.int32))
@@ -210,12 +203,3 @@ def _resize(pixels: tf.Tensor, size: tuple[int, int] | None) -> tf.Tensor:
     if size is None:
         return pixels
     return tf.cast(tf.round(tf.image.resize(pixels, size)), tf.uint8)
-
-
-def _at(start: Any, position: int, expected: bytes) -> tf.Tensor:
-    return tf.strings.substr(start, position, len(expected)) == expected
-
-
-def _number(content: Any, position: int, dtype: tf.DType) -> tf.Tensor:
-    """Returns the whole number that the bytes at a position hold, the lowest first."""
-    return tf.io.decode_raw(tf.strings.substr(content, position, dtype.size), dtype)[0]

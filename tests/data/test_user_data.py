@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt.data import measure
-from tfopt.data.batches import iterate_batches
+from tfopt.data.user_data import iterate_batches
 from tfopt.errors import ConfigError
 
 

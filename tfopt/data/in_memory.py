@@ -1,4 +1,4 @@
-"""Arrays in memory as examples: their split into parts."""
+"""Arrays in memory as examples."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import numpy as np
 
 from tfopt.data.arguments import check_arguments
 from tfopt.data.examples import Examples, Split
-from tfopt.data.files import finite
-from tfopt.data.files.splits import split
+from tfopt.data.finite import check_all_finite
+from tfopt.data.splits import split
 from tfopt.errors import ConfigError
-from tfopt.settings.validation import check_value
 
 
 def arrays(
@@ -47,13 +46,10 @@ def arrays(
         >>> arrays(np.zeros((10, 4)), np.arange(10) % 2).x_test.shape
         (2, 4)
     """
+    check_arguments(locals())
     import tensorflow as tf
 
-    check_arguments(
-        test_fraction=test_fraction, validation_fraction=validation_fraction, outputs=outputs, seed=seed, name=name
-    )
-    given = {f"x[{key!r}]": value for key, value in x.items()} if isinstance(x, dict) else {"x": x}
-    for each, value in {**given, "y": y}.items():
+    for each, value in _named(x, y).items():
         if np.ma.is_masked(value):
             raise ConfigError(
                 f"{each} must hold a value in every cell. Received: a masked array with "
@@ -63,19 +59,15 @@ def arrays(
     x = {key: np.asarray(value) for key, value in x.items()} if isinstance(x, dict) else np.asarray(x)
     y = np.asarray(y)
     _check(x, y, test_fraction)
-    check_value("check_finite", check_finite, bool)
-    inputs = {f"x[{key!r}]": value for key, value in x.items()} if isinstance(x, dict) else {"x": x}
     if check_finite:
-        finite.check_finite({**inputs, "y": y})
+        check_all_finite(_named(x, y))
     if outputs is not None or class_names:
         check_classes("y", y, outputs or len(class_names))
-    parts = split(
-        len(y),
-        y if holds_classes(y) else None,
-        test_fraction=test_fraction,
-        validation_fraction=validation_fraction,
-        seed=seed,
-    )
+    parts = split(len(y), y if holds_classes(y) else None, test_fraction, validation_fraction, seed)
+
+    found = int(y.shape[-1]) if y.ndim > 1 else 1
+    if y.dtype.kind in "iu" and y.size:
+        found = int(y.max()) + 1
 
     def part(name: Split) -> Any:
         chosen = parts[name]
@@ -87,10 +79,15 @@ def arrays(
         train=part("train"),
         test=part("test"),
         validation=part("validation") if validation_fraction else None,
-        outputs=_outputs(y) if outputs is None else outputs,
+        outputs=outputs or found,
         class_names=class_names,
         check_finite=False,  # it is done
     )
+
+
+def _named(x: Any, y: Any) -> dict[str, Any]:
+    inputs = {f"x[{key!r}]": value for key, value in x.items()} if isinstance(x, dict) else {"x": x}
+    return {**inputs, "y": y}
 
 
 def check_classes(name: str, y: np.ndarray, outputs: int) -> None:
@@ -138,12 +135,7 @@ def _check(x: Any, y: np.ndarray, test_fraction: float) -> None:
 
 
 def is_known(dtype: np.dtype[Any]) -> bool:
-    """Returns whether TensorFlow has a type.
-
-    Example:
-        >>> is_known(np.dtype("float16")), is_known(np.dtype("longdouble"))
-        (True, False)
-    """
+    """Returns whether TensorFlow has a type: it has no longdouble."""
     import tensorflow as tf
 
     try:
@@ -154,9 +146,3 @@ def is_known(dtype: np.dtype[Any]) -> bool:
 
 def holds_classes(y: np.ndarray) -> bool:
     return y.ndim == 1 and y.dtype.kind in "iu"
-
-
-def _outputs(y: np.ndarray) -> int:
-    if y.dtype.kind in "iu" and y.size:
-        return int(y.max()) + 1
-    return int(y.shape[-1]) if y.ndim > 1 else 1

@@ -8,7 +8,7 @@ import tensorflow as tf
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
-from tfopt.data.files.images import decode_image
+from tfopt.data.images import decode_image
 
 PHOTO = Image.fromarray(load_sample_image("china.jpg")).crop((100, 100, 333, 301))
 GREY, PALETTE = PHOTO.convert("L"), PHOTO.convert("P")
