@@ -161,8 +161,9 @@ def test_the_measured_peak_is_reached_by_no_other_product():
         tf.matmul(matrix, matrix)
     rate = 20 * 2 * 512**3 / (time.perf_counter() - start) / 1e9
     assert rate < 3 * peak.float32_gflops  # other processes may have taken half of the machine meanwhile
-    # A product of large matrices needs hundreds of operations per byte, or the peak would be that of the memory.
-    assert peak.float32_gflops > peak.memory_gb_per_s
+    # A product of large matrices needs hundreds of operations per byte, or the peak would be that of the memory: a
+    # twelfth of an operation per byte, where three arrays are read and written.
+    assert peak.float32_gflops > peak.memory_gb_per_s / 4
 
 
 @pytest.mark.slow

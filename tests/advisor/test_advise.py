@@ -43,6 +43,13 @@ def recipe():
     )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _short_measurements():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tfopt.advisor.recipe_step.MEASURED_SECONDS", 0.5)
+        yield
+
+
 @pytest.fixture(scope="module")
 def advice(recipe):
     return advise(recipe)

@@ -119,7 +119,7 @@ def test_a_shuffle_is_timed_with_a_smaller_buffer():
     smaller = smaller_buffer(found, 16)
     assert [each.size for each in stages_of(smaller).walk() if each.kind == "shuffle"] == [30]
     assert sorted(np.concatenate([batch[0] for batch in smaller.as_numpy_iterator()])) == list(range(600))
-    assert start_saved(data, smaller) > 0.5
+    assert start_saved(data, smaller) > 0.2  # 0.9 where nothing else runs
 
 
 def watched(batches, steps):

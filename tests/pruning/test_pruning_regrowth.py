@@ -175,11 +175,8 @@ def test_movement_is_summed_over_the_updates():
 CELLS = {
     "one device": {},
     "xla and 4 steps per execution": {"jit_compile": True, "steps_per_execution": 4},
-    "micro-batches": {"accumulate": 2},
     "moving averages": {"ema_momentum": 0.9},
-    "mixed_float16": {"precision": "mixed_float16"},
     "mixed_bfloat16 and micro-batches": {"precision": "mixed_bfloat16", "accumulate": 2},
-    "two replicas": {"strategy": "mirrored"},
     "two replicas, 4 steps per execution, mixed_float16": {
         "strategy": "mirrored",
         "steps_per_execution": 4,

@@ -83,7 +83,6 @@ def test_the_plan_changes_nothing_about_the_weights():
 @pytest.mark.parametrize(
     "examples",
     [
-        160,  # 20 batches, twice ten
         56,  # 7 batches, fewer than ten
         133,  # 17 batches, the last of five examples
     ],

@@ -36,9 +36,12 @@ def resnet():
     return tfopt.models.resnet_cifar((32, 32, 3), 10, depth=14)
 
 
-@pytest.mark.parametrize("scope", ["layer", "global"])
 @pytest.mark.parametrize(
-    ("target", "share"), [("target_flops", 0.5), ("target_flops", 0.3), ("target_parameters", 0.4)]
+    ("target", "share", "scope"),
+    [
+        *(("target_flops", 0.5, "layer"), ("target_flops", 0.3, "global")),
+        *(("target_parameters", 0.4, "layer"), ("target_parameters", 0.4, "global")),
+    ],
 )
 def test_a_target_is_met_as_nearly_as_the_steps_allow(resnet, target, share, scope):
     result = shrink(resnet, StructuredPruningConfig(**{target: share, "scope": scope}))

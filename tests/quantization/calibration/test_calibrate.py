@@ -103,11 +103,17 @@ FORMS = {
 }
 
 
+@pytest.fixture(scope="module")
+def named():
+    """Returns a model whose input has a name, and the ranges from an array."""
+    model = keras.Model(inputs := keras.Input((8, 8, 3), name="image"), convolutional()(inputs))
+    return model, ranges(quantize(model, calibration_data=X))
+
+
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_data_gives_the_same_ranges(form):
-    model = convolutional()
-    model = keras.Model(inputs := keras.Input((8, 8, 3), name="image"), model(inputs))
-    expected, received = (ranges(quantize(model, calibration_data=data)) for data in (X, FORMS[form]()))
+def test_every_form_of_data_gives_the_same_ranges(form, named):
+    model, expected = named
+    received = ranges(quantize(model, calibration_data=FORMS[form]()))
     assert [name for name, *_ in received] == [name for name, *_ in expected]
     np.testing.assert_allclose([r[1:] for r in received], [r[1:] for r in expected], rtol=1e-6)
 
@@ -129,11 +135,16 @@ SEVERAL = {
 }
 
 
+@pytest.fixture(scope="module")
+def of_two_inputs():
+    return two_inputs()
+
+
 @pytest.mark.parametrize("form", SEVERAL)
-def test_several_inputs(form):
+def test_several_inputs(form, of_two_inputs):
     """30 of the 40 examples, so that a batch is cut, with its labels, whatever structure these have."""
     config = replace(MIN_MAX, calibration_examples=30)
-    quantized = quantize(two_inputs(), config, calibration_data=SEVERAL[form]())
+    quantized = quantize(of_two_inputs, config, calibration_data=SEVERAL[form]())
     found = {name: high for name, _, high in ranges(quantized)}
     assert found["image"] == pytest.approx(np.abs(X[:30]).max())
     assert set(quantized.predict({"image": X, "vector": V})) == {"output_0", "output_1"}

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,6 +59,19 @@ def interrupted(directory, step, **settings):
         train(directory, callbacks=[Interrupt(step)], **settings)
 
 
+@pytest.fixture(scope="module")
+def stopped_at_13(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("stopped") / "run"
+    interrupted(directory, 13)
+    return directory
+
+
+@pytest.fixture
+def checkpoints(stopped_at_13, tmp_path):
+    """The directory of a training that was interrupted at step 13, for one test."""
+    return Path(shutil.copytree(stopped_at_13, tmp_path / "run"))
+
+
 def assert_same(found, expected):
     (model, history), (other, wanted) = found, expected
     assert history == wanted
@@ -75,8 +89,8 @@ def state(model):
         ({}, (2, 8, 16)),  # before the first checkpoint, within and at the end of an epoch
         pytest.param({}, (5, 13, 28), marks=pytest.mark.slow),
         ({"pruning": True}, (5, 17)),
-        ({"pruning": "by gradients"}, (5, 17)),
-        ({"pruning": True, "size_known": False}, (5, 17)),
+        ({"pruning": "by gradients"}, (17,)),
+        ({"pruning": True, "size_known": False}, (17,)),
         pytest.param(
             {"pruning": True, "size_known": False, "steps_per_execution": 3, "checkpoint_every": "epoch"},
             (15,),
@@ -116,14 +130,13 @@ def test_a_checkpoint_saves_no_more_than_it_must(tmp_path):
     [lambda content: content[: len(content) // 2], lambda content: flipped(content, len(content) // 2)],
     ids=["cut", "flipped"],
 )
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, damage):
-    interrupted(tmp_path, 13)
-    store = CheckpointStore(tmp_path)
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(checkpoints, damage):
+    store = CheckpointStore(checkpoints)
     assert store.steps() == [6, 9, 12]
     newest = store.path(12)
     newest.write_bytes(damage(newest.read_bytes()))
     with pytest.warns(TfoptWarning, match=newest.name):
-        resumed = train(tmp_path)
+        resumed = train(checkpoints)
     assert ledger(resumed[0]).resumed_from == 9
     assert_same(resumed, undisturbed())
 
@@ -132,13 +145,14 @@ def flipped(content, place):
     return content[:place] + bytes([content[place] ^ 0xFF]) + content[place + 1 :]
 
 
-def test_resume_false_wants_an_empty_directory_and_true_a_checkpoint(tmp_path):
+def test_resume_false_wants_an_empty_directory_and_true_a_checkpoint(tmp_path, checkpoints):
     with pytest.raises(ConfigError, match="resume=True"):
         train(tmp_path / "none", resume=True)
-    interrupted(tmp_path / "some", 5, resume=False)
-    with pytest.raises(ConfigError, match=r"resume=False.*steps 3"):
-        train(tmp_path / "some", resume=False)
-    assert_same(train(tmp_path / "some", resume=True), undisturbed())
+    interrupted(tmp_path / "new", 5, resume=False)
+    assert CheckpointStore(tmp_path / "new").steps() == [3]
+    with pytest.raises(ConfigError, match=r"resume=False.*steps 6"):
+        train(checkpoints, resume=False)
+    assert_same(train(checkpoints, resume=True), undisturbed())
 
 
 def test_a_finished_training_is_not_trained_again(tmp_path):
@@ -166,8 +180,8 @@ def test_another_number_of_steps_per_execution_goes_on_all_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("change", [{"width": 17}, {"optimizer": "sgd"}])
-def test_a_changed_model_is_refused_untouched(tmp_path, change):
-    interrupted(tmp_path, 5)
+def test_a_changed_model_is_refused_untouched(checkpoints, change):
+    files = {path: path.read_bytes() for path in checkpoints.iterdir()}
     touched = []
 
     class Look(keras.callbacks.Callback):
@@ -176,12 +190,12 @@ def test_a_changed_model_is_refused_untouched(tmp_path, change):
             touched.append((model, [variable.numpy() for variable in model.variables]))
 
     with pytest.raises(ArtifactError, match=r"another|same|Received"):
-        train(tmp_path, callbacks=[Look()], **change)
+        train(checkpoints, callbacks=[Look()], **change)
     model, before = touched[0]
     for variable, value in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
     assert model.optimizer.iterations.numpy() == 0
-    assert_same(train(tmp_path), undisturbed())  # nor is the checkpoint
+    assert {path: path.read_bytes() for path in checkpoints.iterdir()} == files  # nor is the checkpoint
 
 
 def test_a_training_that_was_stopped_early_stays_stopped(tmp_path):
@@ -336,7 +350,7 @@ def lives(tmp_path):
     yield lives
     lives.process.stdin.close()
     lives.process.stdout.close()
-    lives.process.wait(timeout=60)
+    lives.process.wait(timeout=300)
 
 
 def results(path):
@@ -399,12 +413,12 @@ def test_sigterm_saves_and_ends_with_exit_code_143(tmp_path):
     while not store.steps() and first.poll() is None:
         time.sleep(0.001)
     first.send_signal(signal.SIGTERM)  # a second one, while the process ends
-    assert first.wait(timeout=60) == 143, first.communicate()[1]
+    assert first.wait(timeout=300) == 143, first.communicate()[1]
     (step,) = store.steps()
     assert 0 < step < 200 * STEPS
-    assert undisturbed.wait(timeout=120) == 0
+    assert undisturbed.wait(timeout=300) == 0
     second = start(resume=True)
-    assert second.wait(timeout=120) == 0, second.stderr.read()
+    assert second.wait(timeout=300) == 0, second.stderr.read()
     (history, state), (found_history, found) = results(tmp_path / "undisturbed.npz"), results(tmp_path / "result.npz")
     assert found_history == history
     assert all(found[name].tobytes() == value.tobytes() for name, value in state.items())
