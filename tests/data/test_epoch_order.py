@@ -286,7 +286,7 @@ def test_two_workers_see_each_example_once_in_every_epoch():
         workers.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )
-    ended = [worker.communicate(timeout=120) for worker in workers]
+    ended = [worker.communicate(timeout=300) for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], ended
     seen = [json.loads(output) for output, _ in ended]
     counter = EpochCounter()

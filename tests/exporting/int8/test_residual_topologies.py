@@ -61,7 +61,7 @@ BOUNDS = {
 @pytest.fixture(scope="module")
 def run():
     """The topologies run in a process of their own: a wrong fused sum can end it."""
-    return subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=False, timeout=600)
 
 
 @pytest.fixture(scope="module")

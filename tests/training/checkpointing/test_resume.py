@@ -336,7 +336,7 @@ def lives(tmp_path):
     yield lives
     lives.process.stdin.close()
     lives.process.stdout.close()
-    lives.process.wait(timeout=60)
+    lives.process.wait(timeout=180)
 
 
 def results(path):
@@ -399,12 +399,12 @@ def test_sigterm_saves_and_ends_with_exit_code_143(tmp_path):
     while not store.steps() and first.poll() is None:
         time.sleep(0.001)
     first.send_signal(signal.SIGTERM)  # a second one, while the process ends
-    assert first.wait(timeout=60) == 143, first.communicate()[1]
+    assert first.wait(timeout=180) == 143, first.communicate()[1]
     (step,) = store.steps()
     assert 0 < step < 200 * STEPS
-    assert undisturbed.wait(timeout=120) == 0
+    assert undisturbed.wait(timeout=300) == 0
     second = start(resume=True)
-    assert second.wait(timeout=120) == 0, second.stderr.read()
+    assert second.wait(timeout=300) == 0, second.stderr.read()
     (history, state), (found_history, found) = results(tmp_path / "undisturbed.npz"), results(tmp_path / "result.npz")
     assert found_history == history
     assert all(found[name].tobytes() == value.tobytes() for name, value in state.items())
