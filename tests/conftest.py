@@ -39,6 +39,13 @@ def two_replicas():
     return strategy if strategy.num_replicas_in_sync == 2 else tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _runs_measure_their_input_briefly():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tfopt.runner.work.MEASURED_SECONDS", 0.3)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _keras_state():
     """Fixed seeds, and a check that no test (so nothing that tfopt does) leaves a dtype policy behind."""

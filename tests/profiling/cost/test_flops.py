@@ -173,21 +173,6 @@ def _operations(node, names):
     return node.float_ops * (node.name in names) + sum(_operations(child, names) for child in node.children)
 
 
-@pytest.mark.slow
-def test_published_counts_of_keras_applications():
-    # Sandler et al. 2018, table 4: 300 million multiply-adds.
-    assert count_flops(keras.applications.MobileNetV2(weights=None)).multiply_adds == pytest.approx(300e6, rel=0.02)
-    # He et al. 2016, table 1: 3.8 * 10^9 multiply-adds.
-    assert count_flops(keras.applications.ResNet50(weights=None)).multiply_adds == pytest.approx(3.86e9, rel=0.005)
-
-
-@pytest.mark.slow
-def test_the_published_count_of_bert_base():
-    # Jiao et al. 2020 (TinyBERT), table 1: 22.5 * 10^9 floating-point operations for 128 tokens.
-    model = replace(PUBLISHED_MODELS["bert_base"], input_shape=(128,)).build()
-    assert count_flops(model).flops == pytest.approx(22.5e9, rel=0.02)
-
-
 @pytest.mark.parametrize("length", [128, 384])
 def test_bert_base_has_the_products_of_its_formula(length):
     """Each of 12 layers of width d: projections (4 d d), dense layers (8 d d), scores and values (2 n d)."""
@@ -195,7 +180,10 @@ def test_bert_base_has_the_products_of_its_formula(length):
     width = 768
     layer = length * (12 * width * width + 2 * length * width)
     head = width * width + 2 * width  # the pooled first token, and two classes
-    assert count_flops(model).multiply_adds == pytest.approx(12 * layer + head, rel=1e-3)
+    count = count_flops(model)
+    assert count.multiply_adds == pytest.approx(12 * layer + head, rel=1e-3)
+    if length == 128:  # Jiao et al. 2020 (TinyBERT), table 1: 22.5 * 10^9 floating-point operations
+        assert count.flops == pytest.approx(22.5e9, rel=0.02)
 
 
 def test_the_published_count_of_vit_base_at_384_pixels():

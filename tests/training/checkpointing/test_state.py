@@ -1,11 +1,7 @@
 """A run that is stopped and resumed in a new process ends with the same bits as a run without interruption."""
 
-import contextlib
 import json
-import os
 import random
-import socket
-import subprocess
 import textwrap
 
 import keras
@@ -291,6 +287,9 @@ def test_two_replicas_to_one_and_back(two_replicas):
         assert np.array_equal(replica.numpy(), one.layers[1].moving_mean.numpy())
     train(model)
 
+    with pytest.raises(ArtifactError, match=r"all 2 replicas.*gather_state"):
+        write_state(one, {key: value for key, value in state.items() if "/1-of-2" not in key})
+
 
 def test_global_random_generators_go_on():
     def draw():
@@ -310,66 +309,6 @@ def test_global_random_generators_go_on():
     draw()
     write_random(state)
     assert [draw(), draw()] == expected
-
-
-WORKER = """
-    import sys
-    import numpy as np, tensorflow as tf, keras
-    from pathlib import Path
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    from tfopt.training.checkpointing.store import CheckpointStore
-    from tfopt.training.checkpointing.state import gather_state, hold_state, read_state, write_state
-
-    worker, store = strategy.cluster_resolver.task_id, CheckpointStore(Path(sys.argv[1]))
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
-        model.compile("adam", "mse")
-
-    @tf.function
-    def step(x):
-        def replica(x):
-            model(x, training=True)
-            model._loss_tracker.update_state(tf.reduce_sum(x))
-        strategy.run(replica, args=(x,))
-
-    step(tf.constant(np.random.default_rng(worker).normal(size=(8, 4)), tf.float32))
-    local = read_state(model)
-    assert not any(key.endswith(f"/{1 - worker}-of-2") for key in local)
-    state = gather_state(local, strategy)
-    assert all(np.array_equal(state[key], local[key]) for key in local)
-    CheckpointStore(Path(sys.argv[1]) / str(worker)).save(1, state, {})
-    step(tf.ones((8, 4)))
-    write_state(model, state)
-    again = read_state(model)
-    assert again.keys() == local.keys()
-    assert all(np.array_equal(again[key], local[key]) for key in local)
-"""
-
-
-@pytest.mark.slow
-def test_two_workers_gather_one_state(tmp_path, fresh_python):
-    sockets = [socket.socket() for _ in range(2)]
-    for each in sockets:
-        each.bind(("localhost", 0))
-    addresses = [f"localhost:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    with contextlib.ExitStack() as stack:
-        workers = []
-        for index in range(2):
-            config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-            environment = {**os.environ, "TF_CONFIG": json.dumps(config)}
-            words = ["-c", textwrap.dedent(WORKER), tmp_path]
-            workers.append(stack.enter_context(fresh_python.running(*words, env=environment, stderr=subprocess.PIPE)))
-        for worker in workers:
-            error = worker.communicate(timeout=300)[1]
-            assert worker.returncode == 0, error[-3000:]
-    first, second = (CheckpointStore(tmp_path / str(worker)).load_newest().arrays for worker in range(2))
-    assert_equal(first, second)
-    assert not np.array_equal(first["model/0002/0-of-2"], first["model/0002/1-of-2"])
-    with pytest.raises(ArtifactError, match=r"all 2 replicas.*gather_state"):
-        write_state(small(), {key: value for key, value in first.items() if "/1-of-2" not in key})
 
 
 class Counting(keras.losses.Loss):
