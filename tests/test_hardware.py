@@ -1,7 +1,6 @@
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -11,6 +10,7 @@ import tensorflow as tf
 from tfopt import plan
 from tfopt.errors import ConfigError
 from tfopt.hardware import CPU_FEATURES, GPU_CARDS, Gpu, Hardware, cpu_peak, detect, find_card, has_vnni, peak_tflops
+from tfopt.timing import call_seconds
 
 
 @pytest.fixture(autouse=True)
@@ -152,15 +152,16 @@ def test_every_card_of_the_table_is_found_by_its_own_key_and_is_complete():
 
 def test_the_measured_peak_is_reached_by_no_other_product():
     """Nothing that TensorFlow computes here is much faster than the peak, and small products are slower."""
-    peak = cpu_peak()
-    assert peak is cpu_peak()  # measured once
+    assert cpu_peak() is cpu_peak()  # measured once
     matrix = tf.random.stateless_uniform((512, 512), (1, 2))
     tf.matmul(matrix, matrix)
-    start = time.perf_counter()
-    for _ in range(20):
-        tf.matmul(matrix, matrix)
-    rate = 20 * 2 * 512**3 / (time.perf_counter() - start) / 1e9
-    assert rate < 3 * peak.float32_gflops  # other processes may have taken half of the machine meanwhile
+    for _ in range(5):  # other processes may have taken the machine while one of the two was measured
+        cpu_peak.cache_clear()
+        peak = cpu_peak()
+        rate = 2 * 512**3 / min(call_seconds(lambda: tf.matmul(matrix, matrix), 0.1)) / 1e9
+        if rate < 2 * peak.float32_gflops:
+            break
+    assert rate < 2 * peak.float32_gflops
     # A product of large matrices needs hundreds of operations per byte, or the peak would be that of the memory: a
     # twelfth of an operation per byte, where three arrays are read and written.
     assert peak.float32_gflops > peak.memory_gb_per_s / 4
