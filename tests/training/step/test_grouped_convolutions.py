@@ -170,11 +170,9 @@ def small(kind):
     x = layers.Conv2D(8, 2, 2)(inputs)
     if kind == "ConvNeXt":
         x = block(x, layers.Conv2D(8, 7, padding="same", groups=8), 16)
-        x = block(x, layers.Conv2D(8, 7, padding="same", groups=8), 16)
     else:
-        for _ in range(2):
-            y = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(8, 3, padding="same", groups=4)(x)))
-            x = layers.Add()([x, layers.BatchNormalization()(layers.Conv2D(8, 1)(y))])
+        y = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(8, 3, padding="same", groups=4)(x)))
+        x = layers.Add()([x, layers.BatchNormalization()(layers.Conv2D(8, 1)(y))])
     return keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling2D()(x)))
 
 
