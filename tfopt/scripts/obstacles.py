@@ -49,7 +49,7 @@ def obstacle(model: keras.Model, compile_place: str) -> Skip | None:
         reason = "it has no optimizer. Pass one to compile"
     elif model.jit_compile and strategy is not None:
         reason = "jit_compile=True under a strategy. Leave it out, as Keras' choice does"
-    elif is_multi_worker(strategy) and strategy.cluster_resolver.cluster_spec().jobs:
+    elif strategy is not None and is_multi_worker(strategy) and strategy.cluster_resolver.cluster_spec().jobs:
         reason = "the fit of Keras fails with several workers. Call tfopt.plan and tfopt.compile in the script"
     elif not _takes_callbacks(type(model).fit):
         return Skip(
