@@ -212,8 +212,9 @@ class _Conversion:
             first = self._stored(part).map(flatten).take(SAMPLE)
             sample = list(self._named(part, 0, first.as_numpy_iterator()))
             mean = sum(len(serialize(self.features, values)) for values in sample) / max(len(sample), 1)
-            shards = min(max(round(records * mean / SHARD_BYTES), 1), MOST_SHARDS)
-        count: int = max(min(shards, records), 1)
+            usual: int = min(max(round(records * mean / SHARD_BYTES), 1), MOST_SHARDS)
+            shards = usual
+        count = max(min(shards, records), 1)
         edges = [records * i // count for i in range(count + 1)]
         names = [f"{part}-{i:05d}-of-{count:05d}.tfrecord" for i in range(count)]
         return [_PlannedShard(names[i], edges[i], edges[i + 1] - edges[i]) for i in range(count)]
