@@ -502,6 +502,7 @@ def test_int8_weights_are_held_as_int8(tmp_path):
 
 
 EXPORTS_FOR_EVER = """
+import sys
 import keras
 from tfopt.exporting import export
 models = [
