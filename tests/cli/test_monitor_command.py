@@ -77,7 +77,7 @@ def test_a_disk_that_is_full_in_the_end_loses_neither_summary_nor_exit_code(
     def fail(path, text):
         raise ExportError("The file could not be written.")
 
-    monkeypatch.setattr("tfopt.atomic.own_files.write_text", fail)
+    monkeypatch.setattr("tfopt.atomic.files.write_bytes", fail)
     assert main(["monitor", "--out", str(tmp_path / "load"), "--", "sh", "-c", f"exit {of_program}"]) == code
     shown = capfd.readouterr().err
     assert "samples in" in shown
