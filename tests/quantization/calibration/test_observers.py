@@ -34,6 +34,14 @@ def test_values_that_fill_their_range_keep_all_of_it(name, signed):
 
 
 @pytest.mark.parametrize("name", OBSERVERS)
+@pytest.mark.parametrize("ends", [(-4.0, 1.0), (-0.1, 4.0)])
+def test_a_side_reaches_no_further_than_its_values(name, ends):
+    values = RNG.uniform(*ends, size=(20, 500))
+    span, expected = observe(name, values), covering(*ends)
+    assert (span.low, span.limit) == (pytest.approx(expected.low, rel=0.05), pytest.approx(expected.limit, rel=0.05))
+
+
+@pytest.mark.parametrize("name", OBSERVERS)
 def test_zeros_alone_and_one_value_alone_have_a_range(name):
     assert observe(name, [np.zeros(9), np.zeros(9)]) == Range(limit=1.0, signed=False)
     assert observe(name, [np.zeros(9), [-0.25]]).low < 0
