@@ -42,7 +42,7 @@ def line(receipt, label):
 
 def test_a_receipt_prints_every_figure():
     assert str(RECEIPT).splitlines()[0] == "out/int8"
-    assert line(RECEIPT, "accuracy") == "98.89%"
+    assert line(RECEIPT, "accuracy") == "98.89% (baseline 99.17%)"
     assert line(RECEIPT, "parity (relative error)") == "1.25% on random inputs"
     assert line(RECEIPT, "precision") == "int8 in 2 of 3 products"
     assert line(RECEIPT, "agreement with baseline") == "99.00%"

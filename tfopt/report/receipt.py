@@ -141,7 +141,7 @@ class Receipt(Record, Shown):
         """Returns the figures as text, by what they are."""
         scores = {}
         for name in score_names([self]):
-            baseline = self.baseline_scores.get(name)
+            baseline = self.baseline_score(name)
             beside = "" if baseline is None else f" (baseline {show_score(name, baseline)})"
             scores[score_label(name).lower()] = self.show_score(name) + beside
         return {

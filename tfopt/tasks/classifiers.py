@@ -117,7 +117,7 @@ def _truths(name: str, labels: np.ndarray, output: np.ndarray) -> np.ndarray:
         raise ConfigError(
             f"Labels must be 0 or 1 for each value of the output {name!r}, of shape {output.shape}. "
             f"Received: {_such_as(labels)}. The model is read as a classifier; for regression pass a function "
-            "(labels, outputs) -> float as the metric."
+            "(labels, outputs) -> float as the metric. To score other outputs alone, leave this one out of the dict."
         )
     return labels.reshape(-1).astype(bool)
 

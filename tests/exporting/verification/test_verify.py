@@ -113,6 +113,19 @@ def test_every_figure_of_the_int8_receipt(model, artifacts):
     assert json.loads(receipt.to_json())["accuracy"] == receipt.accuracy
 
 
+def test_the_latencies_are_those_of_the_calls(artifacts, monkeypatch):
+    calls, time_calls = [], SavedModelProcess.time_calls
+
+    def kept(*arguments, **options):
+        calls.append(time_calls(*arguments, **options))
+        return calls[-1]
+
+    monkeypatch.setattr(SavedModelProcess, "time_calls", kept)
+    receipt = verify(artifacts / "float32", seconds=0.1)
+    assert receipt.latency_ms_median == pytest.approx(np.median(np.concatenate(calls)))
+    assert receipt.latency_ms_p99 == pytest.approx(np.percentile(np.concatenate(calls), 99))
+
+
 @pytest.mark.parametrize("precision", ["float32", "int8_weight_only"])
 def test_the_weights_of_a_loop_are_counted(tmp_path, precision):
     recurrent = keras.Sequential([keras.Input((5, 16)), layers.LSTM(32), layers.Dense(4)])

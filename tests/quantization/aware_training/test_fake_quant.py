@@ -73,6 +73,17 @@ def test_the_learned_limit_moves_as_the_step_of_the_paper(bits, signed):
     np.testing.assert_allclose((float(limit.numpy()) - 0.8) / top, moved - step, rtol=0.02)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_channel_of_zeros_stays_zero(training):
+    layer = QuantizedDense(2, use_bias=False)
+    layer.build((None, 3))
+    layer.kernel.assign([[1.0, 0.0], [-2.0, 0.0], [0.5, 0.0]])
+    with tf.GradientTape() as tape:
+        result = layer(np.eye(3, dtype="float32"), training=training)
+    np.testing.assert_array_equal(result[:, 1], np.zeros(3))
+    assert np.isfinite(tape.gradient(result, layer.kernel.value)).all()
+
+
 def test_learned_weight_limits_get_the_gradient_of_their_own_channel():
     layer = QuantizedDense(3, learned_ranges=True, weight_bits=4, use_bias=False)
     layer.build((None, 40))

@@ -623,3 +623,39 @@ def test_with_run_eagerly_layers_see_values_and_the_weights_are_the_same(setting
     assert seen
     assert not eager.jit_compile
     np.testing.assert_allclose(eager.get_weights()[0], as_graph.get_weights()[0], rtol=1e-5)
+
+
+def test_with_run_eagerly_a_model_that_reads_values_is_built_with_values():
+    class Reads(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1, kernel_initializer="ones")
+
+        def call(self, x):
+            x = self.dense(x)
+            return x * float(np.sign(x.numpy().mean()) or 1)
+
+    weights = []
+    for of_tfopt in (False, True):
+        model = Reads()
+        if of_tfopt:
+            compile(model, plan(), optimizer=keras.optimizers.SGD(0.1), loss="mse", run_eagerly=True)
+        else:
+            model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse", run_eagerly=True)
+        model.fit(X, X[:, :1], batch_size=16, shuffle=False, verbose=0)
+        weights.append(model.get_weights()[0])
+    np.testing.assert_allclose(weights[1], weights[0], rtol=1e-6)
+
+
+def test_without_a_ledger_the_error_names_the_models_own_step():
+    class Own(keras.Model):
+        def train_step(self, data):
+            return super().train_step(data)
+
+    inputs = keras.Input((4,))
+    for model, why in (
+        (Own(inputs, keras.layers.Dense(1)(inputs)), "has its own train_step. .* put the loss into compute_loss"),
+        (keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), "Compile it with tfopt.compile"),
+    ):
+        with pytest.raises(UnsupportedModelError, match=why):
+            ledger(model)

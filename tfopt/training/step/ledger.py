@@ -174,8 +174,11 @@ def ledger(model: keras.Model) -> Ledger:
     """
     found = getattr(model, ATTRIBUTE, None)
     if found is None:
+        own = getattr(type(model), "train_step", None) not in (None, keras.Model.train_step)
+        why, remedy = "which is not", "Compile it with tfopt.compile."
+        if own:
+            why, remedy = "which has its own train_step", "For a ledger, put the loss into compute_loss instead."
         raise UnsupportedModelError(
-            f"model must be trained by tfopt's step. Received: {getattr(model, 'name', model)!r}, which is not. "
-            "Compile it with tfopt.compile."
+            f"model must be trained by tfopt's step. Received: {getattr(model, 'name', model)!r}, {why}. {remedy}"
         )
     return found.ledger

@@ -186,7 +186,12 @@ class Runtime:
         with self._strategy.scope():
             spec = self._spec = step.spec(batch)
             with loss_calls() as calls, self._explaining():
-                symbolic_build(self.model, spec)
+                try:
+                    symbolic_build(self.model, spec)
+                except RuntimeError:
+                    if not self.model.run_eagerly or step.divided:
+                        raise
+                    self.model(_zeros(keras.utils.unpack_x_y_sample_weight(spec)[0]))  # it may need values, not symbols
             if step.divided:
                 check_losses(calls, step.divided)
             if spec is not None:
@@ -356,6 +361,11 @@ def _as_one_replica_sees(iterator: Any, data_batch: Any) -> Any:
     if iterator is not None:
         return keras.tree.map_structure(of_one_replica, element_spec(iterator))
     return keras.tree.map_structure(lambda item: None if item is None else tf.convert_to_tensor(item), data_batch)
+
+
+def _zeros(specs: Any) -> Any:
+    """Returns inputs of zeros, with one example where the size is open."""
+    return keras.tree.map_structure(lambda spec: tf.zeros([size or 1 for size in spec.shape], spec.dtype), specs)
 
 
 def _is_of_tensorflow(iterator: Any) -> bool:
