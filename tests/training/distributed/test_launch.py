@@ -68,6 +68,20 @@ def test_workers_get_a_cluster_and_the_arguments(script, capsys):
     assert all(arguments == [path, "--workers", "7", "-m"] for _, arguments in configs)
 
 
+@pytest.mark.parametrize(("named", "expected"), [(None, ["0,1", "2,3"]), ("7,5,3,1", ["7,5", "3,1"])])
+def test_each_worker_has_gpus_of_its_own(script, capsys, monkeypatch, named, expected):
+    if named is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: ["GPU"] * 4)
+    path = script("print(os.environ['CUDA_VISIBLE_DEVICES'])")
+    assert launch([path], workers=2) == 0
+    assert sorted(capsys.readouterr().out.splitlines()) == [f"[worker {i}] {gpus}" for i, gpus in enumerate(expected)]
+    with pytest.raises(ConfigError, match="workers=3, devices_per_worker=2, 4 GPUs"):
+        launch([path], workers=3, devices_per_worker=2)
+
+
 def test_a_character_that_the_output_cannot_hold_is_written_as_an_escape(script, monkeypatch):
     output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stdout", output)
