@@ -1,8 +1,10 @@
 """A file that is written appears whole or not at all."""
 
 import errno
+import os
 import resource
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +29,23 @@ def test_until_the_end_the_name_holds_what_it_held(report):
     # The old file was not written to: a program that has opened it still reads it whole.
     assert report.stat().st_ino != before
     assert list(report.parent.iterdir()) == [report]
+
+
+def test_the_content_is_on_the_disk_before_the_name_and_the_name_before_the_end(report, monkeypatch):
+    flushed, fsync = [], os.fsync
+
+    def watched(descriptor):
+        flushed.append((str(Path(f"/proc/self/fd/{descriptor}").readlink()), report.read_text()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    write_text(report, "new")
+    (first, named_so_far), last = flushed
+    assert (first.startswith(f"{report.parent}/.report.html.tfopt-"), named_so_far) == (
+        True,
+        "the report of the run before",
+    )
+    assert last == (str(report.parent), "new")
 
 
 def stopped(path, stop):
