@@ -94,7 +94,7 @@ def test_what_is_unknown_prints_as_unavailable_and_never_as_0():
 
 def test_what_is_zero_is_not_unknown():
     receipt = dataclasses.replace(RECEIPT, accuracy=0.0, zero_count=0)
-    assert line(receipt, "accuracy") == "0.00%"
+    assert line(receipt, "accuracy") == "0.00% (baseline 99.17%)"
     assert receipt.sparsity == 0.0
 
 

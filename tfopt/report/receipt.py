@@ -142,7 +142,7 @@ class Receipt(Record, Shown):
         scores = {}
         for name in score_names([self]):
             baseline = self.baseline_score(name)
-            beside = "" if baseline is None else f" (baseline {show_score(name, baseline)})"
+            beside = "" if baseline is None or self.score(name) is None else f" (baseline {show_score(name, baseline)})"
             scores[score_label(name).lower()] = self.show_score(name) + beside
         return {
             "precision": self.computes
