@@ -10,7 +10,7 @@ import pytest
 
 from tfopt.atomic.files import write_text
 from tfopt.errors import ExportError, TfoptWarning
-from tfopt.report import Change, Decision, PassReport, Phase, Receipt, RunReport, Skip, Utilization
+from tfopt.report import Change, Decision, PassReport, Phase, Receipt, RunReport, Skip, Utilization, lost_score
 
 RECEIPT = Receipt(
     artifact="out/int8",
@@ -204,3 +204,12 @@ def test_write_text_from_several_threads(tmp_path):
 )
 def test_a_verdict_needs_a_difference_that_every_round_showed(speedup, rounds, verdict):
     assert dataclasses.replace(RECEIPT, speedup=speedup, speedup_range=rounds).verdict == verdict
+
+
+@pytest.mark.parametrize(("error", "is_lost"), [(202.0, False), (202.1, True), (100.0, False)])
+def test_a_loss_of_another_score_counts_in_per_cent(error, is_lost):
+    scored = {"accuracy": None, "baseline_accuracy": None, "higher_is_better": False}
+    before, after = (
+        dataclasses.replace(RECEIPT, scores={"mean_absolute_error": value}, **scored) for value in (200.0, error)
+    )
+    assert lost_score("mean_absolute_error", before, after) == is_lost
