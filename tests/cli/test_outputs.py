@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -69,7 +70,10 @@ def test_an_output_that_cannot_be_written_is_no_failed_check(command):
     code, words = STREAMS[command]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run(
-        ["/bin/sh", "-c", f"{sys.executable} -m tfopt {command}"], capture_output=True, text=True, env=environment
+        ["/bin/sh", "-c", f"{shlex.quote(sys.executable)} -m tfopt {command}"],
+        capture_output=True,
+        text=True,
+        env=environment,
     )
     assert (done.returncode, len(done.stderr.splitlines())) == (code, 1 if words else 0), done.stderr
     assert words in done.stderr
