@@ -12,7 +12,7 @@ Keras lets XLA compile each grouped convolution alone; see docs/export_reference
 benchmarks/results/grouped_convolutions.json, those of a machine with a GPU to grouped_convolutions-gpu.json. There XLA
 compiles Keras' whole step, so `tfopt_plain` answers whether plain operations would be a gain: the same step with XLA
 off and without islands. Some parts may be left out with --models. --quick runs small images and two epochs, as a test.
-The run takes about twenty minutes on two cores, most of it for Keras' own gradients.
+The run takes some fifteen minutes on two cores, most of it for Keras' own gradients.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import tyro
+
+from tfopt.timing import in_turns
 
 RESULTS = Path(__file__).parent / "results"
 EXPORTED = ("convnext_tiny", "resnext50", "regnet")
@@ -46,7 +49,7 @@ class Options:
     """Examples per call of the artifacts."""
     size: int = 160
     """Height and width of the images of the exported networks."""
-    rounds: int = 5
+    rounds: int = 3
     """Number of timing rounds of the artifacts, and of fresh processes of each side of a training."""
     seconds: float = 3.0
     """Timing per artifact and round, in seconds."""
@@ -114,13 +117,8 @@ def exported(name: str, options: Options) -> dict[str, Any]:
 
 
 def trained(name: str, sides: tuple[str, ...], options: Options) -> dict[str, Any]:
-    runs: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
-    for number in range(options.rounds):
-        for side in sides[:: 1 if number % 2 else -1]:
-            words = [sys.executable, __file__, "--side", side, "--models", name]
-            words += ["--epochs", str(options.epochs), "--examples", str(options.examples)]
-            done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
-            runs[side].append(json.loads(done.stdout.splitlines()[-1]))
+    turns = in_turns([partial(fresh_process, name, side, options) for side in sides], options.rounds)
+    runs = dict(zip(sides, turns, strict=True))
     epochs = {side: median(run["epoch_ms"] for run in of_side) for side, of_side in runs.items()}
     losses = {side: of_side[0]["losses"] for side, of_side in runs.items()}
     row = {
@@ -135,6 +133,13 @@ def trained(name: str, sides: tuple[str, ...], options: Options) -> dict[str, An
     }
     print(row, file=sys.stderr, flush=True)
     return row
+
+
+def fresh_process(name: str, side: str, options: Options) -> dict[str, Any]:
+    words = [sys.executable, __file__, "--side", side, "--models", name]
+    words += ["--epochs", str(options.epochs), "--examples", str(options.examples)]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def timed(name: str, side: str, options: Options) -> dict[str, Any]:

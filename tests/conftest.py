@@ -42,7 +42,7 @@ def two_replicas():
 @pytest.fixture(scope="session", autouse=True)
 def _runs_measure_their_input_briefly():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tfopt.runner.work.MEASURED_SECONDS", 0.3)
+        patch.setattr("tfopt.runner.work.MEASURED_SECONDS", 0.2)
         yield
 
 
@@ -76,7 +76,7 @@ def _garbage():
 def fresh_python(tmp_path_factory):
     """Runs a program in a process that has used neither TensorFlow nor Keras. See forking/fresh_python.py."""
     if sys.platform != "linux":  # the forks need its pidfd_open
-        return FreshPython(dict.fromkeys(("nothing", "tensorflow", "tfopt"), sys.executable))
+        return FreshPython(dict.fromkeys(("nothing", "tensorflow", "keras", "tfopt"), sys.executable))
     from tfopt.exporting.verification.tensorflow_only import BLOCKED
 
     shared, tests = tmp_path_factory.getbasetemp(), os.getpid()
@@ -86,6 +86,7 @@ def fresh_python(tmp_path_factory):
         {
             "nothing": sys.executable,
             "tensorflow": write_interpreter(shared / "tensorflow", ["tensorflow"], BLOCKED, tests=tests),
+            "keras": write_interpreter(shared / "keras", ["tensorflow", "keras"], tests=tests),
             "tfopt": write_interpreter(shared / "tfopt", ["tensorflow", "keras", "tfopt.*"], tests=tests),
         }
     )

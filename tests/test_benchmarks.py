@@ -146,10 +146,13 @@ def _run(script, *arguments):
 
 
 @pytest.mark.slow
-def test_the_benchmark_of_grouped_convolutions_compares_the_exports(tmp_path):
+def test_the_benchmark_of_grouped_convolutions_compares_exports_and_trainings(tmp_path):
     out = tmp_path / "grouped.json"
-    run = _run("grouped_convolutions.py", "--quick", "--models", "regnet", "--out", str(out))
+    run = _run("grouped_convolutions.py", "--quick", "--models", "regnet", "convnext", "--out", str(out))
     assert run.returncode == 0, run.stderr
-    (export,) = json.loads(out.read_text())["export"]
+    results = json.loads(out.read_text())
+    (export,), (training,) = results["export"], results["training"]
+    assert set(training["loss_difference"]) == {"tfopt", "accelerate"}
+    assert max(training["loss_difference"].values()) < 1e-5
     assert set(export["batch"]) == {"1", "8"}
     assert all(row["difference"] < 1e-5 for row in export["batch"].values())

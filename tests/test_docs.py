@@ -16,7 +16,7 @@ def blocks(page, language):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
 def test_python_blocks_run(page, tmp_path, fresh_python):
-    fresh_python("-c", "\n".join(blocks(page, "python")), cwd=tmp_path, check=True)
+    fresh_python("-c", "\n".join(blocks(page, "python")), imported="keras", cwd=tmp_path, check=True)
 
 
 def test_toml_in_docs_is_a_recipe(tmp_path):
@@ -49,11 +49,11 @@ def test_commands_in_the_docs_parse():
 
 
 def test_the_page_of_commands_lists_every_command_and_every_exit_code():
-    from tfopt.cli import COMMANDS, printing
+    from tfopt.cli import COMMANDS, exit_codes
 
     text = (ROOT / "docs" / "command_line.md").read_text()
     assert set(re.findall(r"^\| `([a-z]+)\b", text, re.MULTILINE)) == set(COMMANDS)
-    codes = {value for value in vars(printing).values() if type(value) is int and value < 256}
+    codes = {value for value in vars(exit_codes).values() if type(value) is int and value < 256}
     assert codes <= {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
 
 

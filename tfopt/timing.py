@@ -42,7 +42,9 @@ def estimate(values: Sequence[float], confidence: float = 0.95) -> Estimate:
         >>> estimate(range(1, 16))
         Estimate(median=8, least=4, most=12)
     """
-    ordered, count, rank = sorted(values), len(values), 0
+    ordered = sorted(values)
+    count = len(values)
+    rank = 0
     while sum(math.comb(count, below) for below in range(rank + 1)) / 2**count <= (1 - confidence) / 2:
         rank += 1
     return Estimate(

@@ -60,7 +60,7 @@ def test_own_code_runs_from_the_command_and_works_wherever_a_name_does(workplace
 @pytest.mark.slow
 def test_the_script_runs_as_written(workplace, fresh_python):
     script, _ = write_project("project")
-    fresh_python(script, check=True)
+    fresh_python(script, imported="keras", check=True)
     receipts = json.loads((workplace / "saved_models/mine/receipts.json").read_text())
     assert list(receipts) == ["float32", "pruned", "int8"]
     assert receipts["int8"]["accuracy"] > 0.95

@@ -17,7 +17,7 @@ from pathlib import Path
 
 SERVER = Path(__file__).with_name("server.py")
 READ_LATE = {"_", "COLUMNS", "LINES", "OLDPWD", "PWD", "SHLVL"}  # a shell sets these, or a terminal
-READ_LATE |= {"http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"}
+READ_LATE |= {"http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"}  # these are read at each request
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 

@@ -67,8 +67,9 @@ class FreshPython:
 
         Args:
             words: Those after `python`: "-c" and the code, or a script, and its arguments.
-            imported: What the program finds imported: "tfopt" (all of it, and so TensorFlow and Keras), "tensorflow"
-                (alone: Keras and tfopt cannot be imported), or "nothing", which is for tests of imports, of the
+            imported: What the program finds imported: "tfopt" (all of it, and so TensorFlow and Keras), "keras"
+                (with TensorFlow, so that a user's program shows which imports of tfopt it lacks), "tensorflow" (alone:
+                Keras and tfopt cannot be imported), or "nothing", which is for tests of imports, of the
                 environment that libraries read at their import, of hashes that differ between processes, and of
                 programs that need none of this. Python really starts then, as it does for other options, `-m` for
                 example, and with another environment.

@@ -1,5 +1,6 @@
 """A forked program behaves as one that was started: its streams, its end, its signals, and what it can import."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -74,11 +75,11 @@ def test_it_ends_as_the_program_does(python, code, returned, error):
 WAITS = "import os; print(forked, os.getpid(), flush=True); sys.stdin.read()"
 
 
-@pytest.mark.parametrize("options", [{}, {"process_group": 0}, {"start_new_session": True}], ids=str)
-@pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["the process", "its group"])
+@pytest.mark.parametrize(
+    ("kill", "options"),
+    [(os.kill, {}), *itertools.product((os.kill, os.killpg), ({"process_group": 0}, {"start_new_session": True}))],
+)
 def test_the_program_ends_with_it(python, kill, options):
-    if kill is os.killpg and not options:
-        return  # the group is that of the tests
     with python.running("-c", IS_FORKED + WAITS, stdin=-1, **options) as process:
         forked, program = process.stdout.readline().split()
         assert forked == "True"

@@ -13,7 +13,7 @@ from tfopt.scripts.doctor import diagnose_script
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["functional", "own_train_step", "custom_loop"])  # `accelerate` runs all of them
+@pytest.mark.parametrize("name", ["functional", "sequential", "own_train_step", "custom_loop"])
 def test_an_unmodified_script_computes_the_same(tmp_path, name, fresh_python):
     script = EXAMPLES / f"{name}.py"
     ends = {}

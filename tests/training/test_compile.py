@@ -84,6 +84,7 @@ def test_the_plan_changes_nothing_about_the_weights():
     "examples",
     [
         56,  # 7 batches, fewer than ten
+        80,  # 10 batches, just one call
         133,  # 17 batches, the last of five examples
     ],
 )

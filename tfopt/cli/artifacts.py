@@ -8,8 +8,9 @@ from typing import Annotated
 
 import tyro
 
+from tfopt.cli.exit_codes import CHECK_FAILED, SUCCESS, CheckError
 from tfopt.cli.preparation import start_tensorflow
-from tfopt.cli.printing import CHECK_FAILED, SUCCESS, CheckError, print_json, say
+from tfopt.cli.printing import print_json, say
 from tfopt.errors import ArtifactError, ConfigError
 from tfopt.settings.flags import parse
 from tfopt.terminal import working

@@ -13,8 +13,9 @@ import tyro
 from annotated_types import Ge
 
 from tfopt.atomic.files import write_text
+from tfopt.cli.exit_codes import CHECK_FAILED, SUCCESS, WRONG_USE
 from tfopt.cli.preparation import look_beside, read_recipe, start_tensorflow
-from tfopt.cli.printing import CHECK_FAILED, SUCCESS, WRONG_USE, ProgressConsole, print_json, print_rows, say
+from tfopt.cli.printing import ProgressConsole, print_json, print_rows, say
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.settings.flags import expand, parse, stages
 from tfopt.settings.validation import check_fields

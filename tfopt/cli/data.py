@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal
 import tyro
 from annotated_types import Ge, Gt, Le
 
+from tfopt.cli.exit_codes import SUCCESS, WRONG_USE
 from tfopt.cli.preparation import arguments_of, look_beside, read_recipe, start_tensorflow
-from tfopt.cli.printing import SUCCESS, WRONG_USE, print_json, print_rows, say
+from tfopt.cli.printing import print_json, print_rows, say
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.settings.flags import Arguments, parse
 from tfopt.settings.validation import check_fields

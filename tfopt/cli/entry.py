@@ -15,9 +15,10 @@ from importlib.metadata import version
 from tfopt.cli.artifacts import export_command, report_command, verify_command
 from tfopt.cli.commands import devices_command, init_command, run_command
 from tfopt.cli.data import data_command
+from tfopt.cli.exit_codes import BROKEN_PIPE, SUCCESS, WRONG_USE, report_error
 from tfopt.cli.lists import models_command, recipes_command
 from tfopt.cli.preparation import FLAG, code_of_files_allowed
-from tfopt.cli.printing import BROKEN_PIPE, SUCCESS, WRONG_USE, OutputError, report_error, say
+from tfopt.cli.printing import OutputError, say
 from tfopt.cli.programs import (
     DoctorOptions,
     accelerate_command,

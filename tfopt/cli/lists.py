@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from annotated_types import Ge
 
+from tfopt.cli.exit_codes import SUCCESS
 from tfopt.cli.preparation import arguments_of, look_beside, read_recipe, start_tensorflow
-from tfopt.cli.printing import SUCCESS, print_json, print_rows, say
+from tfopt.cli.printing import print_json, print_rows, say
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.report.formatting import short_bytes, short_count
 from tfopt.report.sheet import Table

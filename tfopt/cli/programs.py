@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tfopt.atomic.own_files import Form, check_replaceable, json_with, write_own
+from tfopt.cli.exit_codes import NOT_FINISHED, SUCCESS, WRONG_USE, report_error
 from tfopt.cli.preparation import look_beside, read_recipe, start_tensorflow
-from tfopt.cli.printing import NOT_FINISHED, SUCCESS, WRONG_USE, report_error, say
+from tfopt.cli.printing import say
 from tfopt.errors import ConfigError, TfoptError, TrainingError
 from tfopt.settings.flags import parse
 from tfopt.terminal import working

@@ -81,9 +81,8 @@ def _conv(
     if channels is None or channels % depth or filters % (channels // depth):
         return as_keras()  # which knows nothing better, or says what is wrong
     groups = channels // depth
-    strides, dilations = (
-        (value,) * (rank - 2) if isinstance(value, int) else tuple(value) for value in (strides, dilation_rate)
-    )
+    strides = _for_each_axis(strides, rank - 2)
+    dilations = _for_each_axis(dilation_rate, rank - 2)
     options = {"strides": strides, "padding": padding.upper(), "dilations": dilations}
     convolve = functools.partial(tf.nn.convolution, data_format=LAST[rank], **options)
     if grouped and (rank == 5 or (gradients and not _has_grouped_gradient(inputs.dtype))):
@@ -97,6 +96,10 @@ def _conv(
     if result.shape.is_fully_defined() and 0 in result.shape and 0 not in inputs.shape:
         return as_keras()  # which says that the image is too small
     return tf.transpose(result, [0, rank - 1, *range(1, rank - 1)]) if first else result
+
+
+def _for_each_axis(value: Any, axes: int) -> tuple[int, ...]:
+    return (value,) * axes if isinstance(value, int) else tuple(value)
 
 
 def _depthwise(inputs: Any, kernel: Any, strides: Any, padding: str, dilations: Any) -> Any:
@@ -114,15 +117,11 @@ def _one_by_one(convolve: Callable[..., Any], groups: int, inputs: Any, kernel: 
 def _has_grouped_gradient(dtype: Any) -> bool:
     """Returns whether this machine's TensorFlow computes the gradient of a grouped Conv2D, found by computing one."""
     with tf.init_scope(), tf.device("CPU"):  # now, even where a function is traced
-        return _computes_grouped_gradient(dtype)
-
-
-def _computes_grouped_gradient(dtype: Any) -> bool:
-    kernel, result = tf.ones((2, 2, 2, 4), dtype), tf.ones((1, 2, 2, 4), dtype)
-    options = {"out_backprop": result, "strides": [1, 1, 1, 1], "padding": "VALID"}
-    try:
-        tf.raw_ops.Conv2DBackpropInput(input_sizes=(1, 3, 3, 4), filter=kernel, **options)
-        tf.raw_ops.Conv2DBackpropFilter(input=tf.ones((1, 3, 3, 4), dtype), filter_sizes=kernel.shape, **options)
-    except tf.errors.OpError:
-        return False
+        kernel, result = tf.ones((2, 2, 2, 4), dtype), tf.ones((1, 2, 2, 4), dtype)
+        options = {"out_backprop": result, "strides": [1, 1, 1, 1], "padding": "VALID"}
+        try:
+            tf.raw_ops.Conv2DBackpropInput(input_sizes=(1, 3, 3, 4), filter=kernel, **options)
+            tf.raw_ops.Conv2DBackpropFilter(input=tf.ones((1, 3, 3, 4), dtype), filter_sizes=kernel.shape, **options)
+        except tf.errors.OpError:
+            return False
     return True

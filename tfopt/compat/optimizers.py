@@ -66,7 +66,8 @@ def update_hooks(
 
     It replaces `update_step` and `_apply_weight_decay`; `update_step` alone is public.
     """
-    base, names = keras.optimizers.Optimizer, {"update_step": update_step, "_apply_weight_decay": apply_weight_decay}
+    base = keras.optimizers.Optimizer
+    names = {"update_step": update_step, "_apply_weight_decay": apply_weight_decay}
     private(base, "update_step", takes=("gradient", "variable", "learning_rate"))
     private(base, "_apply_weight_decay", takes=("variables",))
     check_reads(private(base, "_distributed_tf_update_step"), "update_step")

@@ -149,8 +149,7 @@ class Experiments:
 
     def without_islands(self) -> Pair:
         """Times a step, and the same with plain operations where Keras lets XLA compile single convolutions."""
-        if self.is_distributed:
-            raise CannotMeasureError("the model runs under a distribution strategy")
+        self._check_alone()
         train_step = self.model.train_step
 
         def plain(data: Any) -> Any:

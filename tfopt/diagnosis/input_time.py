@@ -112,7 +112,10 @@ def input_time(data: Any) -> InputTime:
 
 
 def _read(dataset: tf.data.Dataset) -> tuple[float, float]:
-    """Reads batches for about a second, after the first ones, which fill buffers and caches."""
+    """Reads batches for about a second, after the first ones, which fill buffers and caches.
+
+    Returns the milliseconds for a batch, and those of the processor in all threads.
+    """
     iterator = iter(dataset.repeat())
     for _ in range(SAMPLE if dataset.cardinality() == tf.data.INFINITE_CARDINALITY else 2):
         next(iterator)

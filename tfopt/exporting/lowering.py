@@ -128,7 +128,8 @@ def _with_int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str,
         precision = "int8" if in_int8 else "int8_weight_only" if stored_weights else "float32"
     if quantized and precision == "float32":
         verdict = "; ".join(step.detail for step in report.steps if step.kind == CLOCK)
-        report.warn_if_unchanged(verdict and f"{verdict}. {STILL_SMALLER}")
+        advice = "" if config.float_weights == "int8" else f". {STILL_SMALLER}"
+        report.warn_if_unchanged(verdict and verdict + advice)
     # XLA has none of the int8 kernels. A graph without them is its own fallback, and shares all its weights.
     for name, wanted in ((FLOAT_SIGNATURE, config.float_fallback), (XLA_SIGNATURE, config.xla_signature)):
         if wanted:

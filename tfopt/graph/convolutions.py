@@ -175,14 +175,15 @@ def canonicalize_groups(editor: GraphEditor, infer: Callable[[], Shapes]) -> Non
     for name in single:
         node = editor.nodes[name]
         image = shapes[node.input[0]]
-        channels = image[-1] if image.rank == 4 else None
-        strides = _square_strides(node, image, editor.value(node.input[1]).shape[:2]) if image.rank == 4 else None
+        if image.rank != 4 or not is_nhwc(node):
+            continue
+        weights, channels = editor.value(node.input[1]), image[-1]
+        strides = _square_strides(node, image, weights.shape[:2])
         dilations = {*attribute(node, "dilations").list.i} or {1}
         padding = attribute(node, "padding").s
         if not channels or channels == 1 or strides is None or dilations != {1} or padding == b"EXPLICIT":
             continue
-        weights = editor.value(node.input[1])
-        if not is_nhwc(node) or weights.shape[-1] % channels:
+        if weights.shape[-1] % channels:
             continue
         split = weights.reshape(*weights.shape[:2], channels, weights.shape[-1] // channels)
         kernel = editor.add_constant(f"{name}/depthwise_weights", split)
@@ -192,8 +193,8 @@ def canonicalize_groups(editor: GraphEditor, infer: Callable[[], Shapes]) -> Non
 
 def _depth(editor: GraphEditor, node: Any) -> int | None:
     """Returns the number of input channels of a convolution's constant weights; None if they are computed."""
-    weights = editor.constant(node.input[1])
-    return None if weights is None else int(weights.shape[2])
+    weights = editor.nodes[producer(node.input[1])]  # decoding the weights of all convolutions would take long
+    return weights.attr["value"].tensor.tensor_shape.dim[2].size if weights.op == "Const" else None
 
 
 def _square_strides(node: Any, image: Any, kernel: tuple[int, ...]) -> list[int] | None:
@@ -209,17 +210,17 @@ def _square_strides(node: Any, image: Any, kernel: tuple[int, ...]) -> list[int]
     return [1, down, across, 1] if down == across else None
 
 
-def add_bias_of_groups_apart(editor: GraphEditor, shapes: Shapes) -> None:
-    """Turns the BiasAdd behind each grouped Conv2D into AddV2.
+def add_bias_of_groups_apart(editor: GraphEditor, infer: Callable[[], Shapes]) -> None:
+    """Turns the BiasAdd behind each grouped Conv2D into AddV2. Nodes keep their names.
 
-    Args:
-        editor: The graph. Nodes keep their names.
-        shapes: The shape of each tensor of the graph, as far as TensorFlow infers it.
+    `infer` returns the shape of each tensor of the graph, as far as TensorFlow infers it.
     """
-    for node in editor.nodes.values():
-        source = editor.nodes.get(node.input[0]) if node.op == "BiasAdd" else None
-        if source is None or source.op != "Conv2D" or not is_nhwc(node):
-            continue
+    biases = [node for node in editor.nodes.values() if node.op == "BiasAdd" and is_nhwc(node)]
+    behind = [(bias, editor.nodes[producer(bias.input[0])]) for bias in biases]
+    behind = [(bias, source) for bias, source in behind if source.op == "Conv2D"]
+    shapes = infer() if behind else {}
+    for bias, source in behind:
         image, kernel = (shapes[tensor] for tensor in source.input[:2])
-        if image.rank == kernel.rank == 4 and image[-1] != kernel[2]:
-            editor.become(node.name, "AddV2", [*node.input], T=node.attr["T"])
+        is_known = image.rank == kernel.rank == 4 and None not in (image[-1], kernel[2])
+        if is_known and image[-1] != kernel[2]:
+            editor.become(bias.name, "AddV2", [*bias.input], T=bias.attr["T"])

@@ -63,7 +63,7 @@ def fold_constants(graph: FrozenGraph) -> FrozenGraph:
             _fold_affine(editor, name, graph.output_nodes)
             if node.op in CONVOLUTIONS:
                 _fold_padding(editor, name, shapes)
-    add_bias_of_groups_apart(editor, infer())
+    add_bias_of_groups_apart(editor, infer)
     editor.share_constants()
     return graph.edited(editor)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tfopt.compat.tensorflow import has_cpu_kernel
-from tfopt.graph.edit import attribute, is_nhwc
+from tfopt.graph.edit import attribute, functions_of, is_nhwc
 
 ISLAND = "_XlaMustCompile"
 
@@ -48,7 +48,8 @@ def islands(graph_def: Any) -> dict[str, str]:
     for node in _nodes(graph_def):
         if attribute(node, ISLAND).b:
             function = functions.get(attribute(node, "f").func.name)
-            found[node.name] = (function is not None and _obstacle(function, functions)) or "its body is unknown"
+            reason = "its body is unknown" if function is None else _obstacle(function, functions)
+            found[node.name] = reason or "only its call is marked"
     return found
 
 
@@ -61,7 +62,7 @@ def _obstacle(function: Any, functions: Mapping[str, Any]) -> str:
                 return "TensorFlow's Conv3D knows no groups, and no channels first on a CPU"
             if node.op.startswith("Conv2D") and not is_nhwc(node):
                 return "TensorFlow's Conv2D knows no channels first on every CPU"
-            called = [each.name for value in node.attr.values() for each in (value.func, *value.list.func) if each.name]
+            called = [name for name in functions_of(node) if name]
             if not called and not has_cpu_kernel(node.op):
                 return f"no CPU kernel computes {node.op} without XLA"
             for name in called:

@@ -134,8 +134,10 @@ def freeze(
 
 def _runs_anywhere(graph: FrozenGraph) -> FrozenGraph:
     """Returns a graph whose grouped convolutions every processor computes, as folding leaves them."""
+    if not any(node.op == "Conv2D" for node in graph.graph_def.node):
+        return graph
     editor = GraphEditor(graph.graph_def, graph.origins)
-    add_bias_of_groups_apart(editor, graph.shapes())
+    add_bias_of_groups_apart(editor, graph.shapes)
     return graph.edited(editor)
 
 

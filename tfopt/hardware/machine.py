@@ -181,7 +181,9 @@ def _cpu() -> tuple[str | None, tuple[str, ...], dict[str, str]]:
 
 def logical_cores() -> int:
     """Returns the number of processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # Linux has it
+    if hasattr(os, "sched_getaffinity"):  # Linux only
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _gpu(device: tf.config.PhysicalDevice, driver_memory: Mapping[str, int | None]) -> Gpu:

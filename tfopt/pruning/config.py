@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Lt
 
 from tfopt.errors import ConfigError
-from tfopt.pruning.criteria import CHANNEL_CRITERIA, CRITERIA, Criterion
+from tfopt.pruning.criteria import CHANNEL_CRITERIA, CRITERIA, ChannelCriterion, Criterion
 from tfopt.pruning.patterns import parse_pattern
 from tfopt.pruning.schedules import SCHEDULES
 from tfopt.settings.flags import BY_NAME, Layers, Shares
@@ -176,7 +176,7 @@ class StructuredPruningConfig:
     """Share of the parameters that the smaller model may have."""
     target_latency: OptionalShare = None
     """Share of the time of a call that the smaller model may take, measured on this machine."""
-    criterion: Annotated[str | Criterion, BY_NAME] = "l2"
+    criterion: Annotated[str | ChannelCriterion, BY_NAME] = "l2"
     """Order in which channels are removed: l1 or l2 (the norm of their weights), fpgm (those that others can replace),
     bn_scale (the scale of the batch normalization), taylor (the change of the loss; needs data) or random. In Python
     also a function from the weights of a group, [channels, values], to scores [channels]; the lowest leave first."""

@@ -176,6 +176,9 @@ def _checked(weight: Weight, scores: np.ndarray) -> np.ndarray:
     return scores
 
 
+ChannelCriterion: TypeAlias = Callable[[Any], Any]
+
+
 def l1(weights: Any) -> Any:
     """Scores a channel by the sum of its absolute weights.
 
@@ -256,7 +259,7 @@ def taylor_of_channels(products: Any) -> Any:
     return np.square(products).mean(axis=1)
 
 
-CHANNEL_CRITERIA: dict[str, Criterion] = {
+CHANNEL_CRITERIA: dict[str, ChannelCriterion] = {
     "l1": l1,
     "l2": l2,
     "fpgm": fpgm,

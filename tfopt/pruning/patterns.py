@@ -221,7 +221,10 @@ def parse_pattern(text: str, transposable: bool = False) -> Pattern:
 
 
 def as_stack(array: Any, reduction: Sequence[int]) -> Any:
-    """Returns an array of a kernel's shape as [others, reduction, outputs]: the last axis of it, and those before."""
+    """Returns an array of a kernel's shape as [others, reduction, outputs].
+
+    `reduction` is the last of the reduction axes, `others` are those before it: (3, 3, 16, 32) becomes (9, 16, 32).
+    """
     *others, last = reduction
     outputs = [axis for axis in range(array.ndim) if axis not in reduction]
     moved = np.transpose(array, (*others, last, *outputs))

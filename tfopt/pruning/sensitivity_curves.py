@@ -163,10 +163,10 @@ Shares = dict[str, float]
 class Segment(NamedTuple):
     """A straight part of the hull of one curve: from a share to another, at a loss of score, in all and per weight."""
 
-    price: float
+    price: float  # loss of score for each weight that is removed
     begin: float
     end: float
-    loss: float
+    loss: float  # loss of score from begin to end
     name: str
 
     def at(self, fraction: float) -> Shares:
@@ -231,8 +231,9 @@ def hull(name: str, curve: Sequence[float], shares: Sequence[float], size: float
         points.append(point)
     segments = []
     for one, other in itertools.pairwise(points):
-        price, loss = max(0.0, _slope(one, other)) / max(size, 1e-12), round(max(0.0, other[1] - one[1]), 9)
-        segments.append(Segment(price, one[0], other[0], loss, name))
+        price = max(0.0, _slope(one, other)) / max(size, 1e-12)
+        loss = round(max(0.0, other[1] - one[1]), 9)
+        segments.append(Segment(price=price, begin=one[0], end=other[0], loss=loss, name=name))
     return segments
 
 

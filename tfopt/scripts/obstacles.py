@@ -40,7 +40,8 @@ def obstacle(model: keras.Model, compile_place: str) -> Skip | None:
         method = getattr(model, name)
         if getattr(method, "__func__", method) is not getattr(keras.Model, name):
             return Skip(name=_place_of(method, compile_place), kind=kind, reason=f"it has its own {name}. {remedy}")
-    reason, strategy = None, built_under(model)
+    reason = None
+    strategy = built_under(model)
     if model.run_eagerly:
         reason = "run_eagerly=True runs each operation from Python. Leave it out once the model works"
     elif model.steps_per_execution != 1:  # Keras may run more steps than steps_per_epoch, and counts them otherwise

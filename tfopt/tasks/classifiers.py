@@ -24,8 +24,10 @@ from tfopt.errors import ConfigError
 THRESHOLDS = {"binary_accuracy": 0.5, "binary_accuracy_from_logits": 0.0}
 
 PROBABILITIES = ("Sigmoid", "Softmax")
-PRODUCTS: tuple[str, ...] = ("MatMul", "BatchMatMul", "BatchMatMulV2", "Einsum")
-PRODUCTS += ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput", "Conv3DBackpropInputV2")
+PRODUCTS = (
+    *("MatMul", "BatchMatMul", "BatchMatMulV2", "Einsum"),
+    *("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput", "Conv3DBackpropInputV2"),
+)
 OWN_FUNCTION = "For another measure pass a function (labels, outputs) -> float as the metric."
 
 
@@ -117,7 +119,7 @@ def _truths(name: str, labels: np.ndarray, output: np.ndarray) -> np.ndarray:
         raise ConfigError(
             f"Labels must be 0 or 1 for each value of the output {name!r}, of shape {output.shape}. "
             f"Received: {_such_as(labels)}. The model is read as a classifier; for regression pass a function "
-            "(labels, outputs) -> float as the metric. To score other outputs alone, leave this one out of the dict."
+            "(labels, outputs) -> float as the metric. Of several outputs, labels as a dict may leave this one out."
         )
     return labels.reshape(-1).astype(bool)
 

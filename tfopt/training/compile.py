@@ -263,7 +263,8 @@ def _check_model(model: keras.Model, plan: Plan) -> None:
 
 
 def _check_own_step(model: keras.Model, plan: Plan, augmentation: StepAugmentation | None) -> None:
-    config, distributed = plan.config, plan.strategy is not None
+    config = plan.config
+    distributed = plan.strategy is not None
     asked = {
         "augment": augmentation is not None,
         "accumulate": config.accumulate > 1,

@@ -16,7 +16,6 @@ AtLeastOne = Annotated[int, Ge(1)]
 PRECISIONS = ("auto", "float32", "mixed_bfloat16", "mixed_float16")
 STRATEGIES = ("auto", "none", "mirrored", "multi_worker", "pipeline")
 COMMUNICATIONS = ("auto", "nccl", "hierarchical_copy", "ring")
-AUTO_SHARDS = ("auto", "data", "file", "off")
 # The optimizers of Keras that do not wrap another optimizer. Listed here, so that settings can be read without Keras.
 OPTIMIZERS = (
     "adadelta",

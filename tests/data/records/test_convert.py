@@ -13,6 +13,7 @@ from hypothesis import Phase, given, settings
 
 from tfopt.data import Examples, Scaled, Stored, convert, digits, tfrecord
 from tfopt.data.records.encoding import RAW, READ_AS, flatten
+from tfopt.data.records.schema import SCHEMA, read_schema
 from tfopt.errors import ConfigError, ExportError
 
 DTYPES = sorted({*RAW, *READ_AS} - {tf.bool}, key=lambda dtype: dtype.name)
@@ -285,3 +286,18 @@ def test_a_killed_conversion_goes_on_and_gives_the_same_files(tmp_path, fresh_py
         tfrecord(directory=tmp_path / "killed")
     assert convert(digits(image_size=8), tmp_path / "killed", shards=5).kept == 1
     assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
+
+
+def test_shards_have_the_usual_size_and_differ_by_one_record_at_most(tmp_path, monkeypatch):
+    def counts(name):
+        return [shard.records for shard in read_schema(tmp_path / name / SCHEMA).parts["train"]]
+
+    convert(numbers(), tmp_path / "one")
+    assert counts("one") == [20]
+    convert(numbers(), tmp_path / "three", shards=3)
+    assert sorted(counts("three")) == [6, 7, 7]
+    monkeypatch.setattr("tfopt.data.records.convert.SHARD_BYTES", 200)
+    convert(numbers(), tmp_path / "small")
+    bytes_of_shards = [path.stat().st_size for path in (tmp_path / "small").glob("train-*")]
+    assert 3 < len(bytes_of_shards) < 20
+    assert max(bytes_of_shards) < 400

@@ -359,7 +359,9 @@ def test_graphs_are_called_in_turns_until_it_is_clear_that_none_is_fit():
     feeds = {size: {"x": np.ones((size, 16), "float32")} for size in (1, 8)}
     with TimedGraph(small) as fast, TimedGraph(large) as slow:
         ratios = in_turns(fast, [slow, slow], feeds)
-        assert fastest_fit(ratios) is None, ratios
+        assert [len(each) for each in ratios] == [2, 2]
+        assert all(ratio > 1.2 for each in ratios for ratio in each), ratios
+        assert fastest_fit(ratios) is None
         assert fastest_fit(in_turns(slow, [fast], feeds)) == 0
         assert fastest_fit(in_turns(slow, [slow, fast], feeds)) == 1
 

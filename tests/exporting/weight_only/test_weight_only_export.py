@@ -118,7 +118,7 @@ WAYS = [
     (("images", "words")[(place + other) % 2], precision, decode)
     for place, precision in enumerate(WEIGHT_ONLY)
     for other, decode in enumerate(("load", "call"))
-]
+] + [("images", "int4_weight_only", "load")]  # convolutions in pieces
 
 
 @pytest.mark.parametrize(("name", "precision", "decode"), WAYS)

@@ -160,6 +160,7 @@ def test_a_lost_worker_is_recognised_behind_other_errors():
     assert lost_worker(error)
     assert not lost_worker(RuntimeError("Collective ops is aborted"))
     assert not lost_worker(tf.errors.UnavailableError(None, None, "the file system is away"))
+    assert not lost_worker(tf.errors.InvalidArgumentError(None, None, "Collective ops is aborted by: shapes differ"))
 
 
 TRAIN = """

@@ -209,8 +209,15 @@ class Augmentation:
     def _move(self, images: tf.Tensor, moves: Moves, fill: float, *, nearest: bool = False) -> tf.Tensor:
         config, shape = self.config, tf.shape(images)
         if not config.is_projective:
-            border = (config.fill_mode, fill)
-            return crop_and_flip(images, moves, config.crop, config.flip, *border, on_gpu=self._on_gpu)
+            return crop_and_flip(
+                images,
+                moves,
+                crop=config.crop,
+                flip=config.flip,
+                fill_mode=config.fill_mode,
+                fill_value=fill,
+                on_gpu=self._on_gpu,
+            )
         matrices = transforms(moves, shape[0], shape[1:3])
         return project(images, matrices, fill_mode=config.fill_mode, fill_value=fill, nearest=nearest)
 

@@ -134,11 +134,11 @@ def project(
 def crop_and_flip(
     images: tf.Tensor,
     moves: Moves,
+    *,
     crop: int,
     flip: str | None,
     fill_mode: str,
     fill_value: float,
-    *,
     on_gpu: bool = False,
 ) -> tf.Tensor:
     """Pads each image [batch, height, width, channels] of any dtype, crops it at its offset, and mirrors it.

@@ -167,7 +167,7 @@ def _examples(
     seed: int,
 ) -> Examples:
     """Reads, checks and splits the rows. The arguments are those of `csv` and `parquet`."""
-    check_arguments(locals())
+    check_arguments(locals())  # the rules of `path` and `inputs` are those of other sources
     paths, notes = table_paths(place, f".{reader.name}")
     notes += tuple(note for path in paths for note in reader.notes(path))
     named = check_value("target", target, Names)
@@ -210,8 +210,17 @@ def _examples(
     if window is not None:
         if isinstance(given, Mapping):
             raise ConfigError("inputs must be a list of columns for a forecast. Received: a dict. Join its columns.")
-        shares = (test_fraction, validation_fraction)
-        examples = _windows(tables, all_inputs, targets, window, horizon, stride, *shares, seed)
+        examples = _windows(
+            tables,
+            all_inputs,
+            targets,
+            window=window,
+            horizon=horizon,
+            stride=stride,
+            test_fraction=test_fraction,
+            validation_fraction=validation_fraction,
+            seed=seed,
+        )
         return replace(examples, name=reader.name, notes=notes + examples.notes)
     if not any(table.kept.any() for table in tables):
         found = ", ".join(repr(str(path)) for path in paths)
@@ -250,6 +259,7 @@ def _windows(
     tables: Sequence[Table],
     inputs: Sequence[str],
     targets: Sequence[str],
+    *,
     window: int,
     horizon: int,
     stride: int,
@@ -257,6 +267,7 @@ def _windows(
     validation_fraction: float,
     seed: int,
 ) -> Examples:
+    """Returns windows of `window` rows, each with the `horizon` rows that follow as its targets."""
     import tensorflow as tf
 
     shares: dict[Split, tuple[float, float]] = {

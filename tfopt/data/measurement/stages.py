@@ -44,8 +44,10 @@ PASSIVE = {
 }
 PYTHON_OPS = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 RANDOM_OPS = ("Random", "StatelessRandom", "StatefulRandom", "StatefulUniform", "Multinomial", "SampleDistorted")
-STATE_OPS: tuple[str, ...] = ("Assign", "ResourceScatter", "ResourceApply")
-STATE_OPS += ("LookupTableInsert", "LookupTableImport", "LookupTableRemove")
+STATE_OPS = (
+    *("Assign", "ResourceScatter", "ResourceApply"),
+    *("LookupTableInsert", "LookupTableImport", "LookupTableRemove"),
+)
 PREFIX = re.compile(r"^__(?:inference|forward)_(?:Dataset_)?")
 WIDE, NARROW = tf.float64.as_datatype_enum, tf.float32.as_datatype_enum
 

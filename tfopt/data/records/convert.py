@@ -203,7 +203,8 @@ class _Conversion:
     def _read(self, *record: Any) -> dict[str, Any]:
         stored = self.examples.stored
         assert stored is not None
-        return dict(zip(STORED, stored.read(*record), strict=False))
+        name, inputs, targets, *weight = stored.read(*record)
+        return dict(zip(STORED, (name, inputs, targets, *weight), strict=False))
 
     def _planned(self, part: Split, shards: Literal["auto"] | int) -> list[_PlannedShard]:
         """Divides the records of a part into shards that differ by one record at most."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -51,7 +52,10 @@ def frames_of(path: Path) -> list[Frame]:
         >>> frames_of(path)
         [Frame(start=0, size=19), Frame(start=19, size=16)]
     """
-    frames = []
+    return list(_frames(path))
+
+
+def _frames(path: Path) -> Iterator[Frame]:
     with path.open("rb") as file:
         end, start = file.seek(0, 2), 0
         while start + HEADER + FOOTER <= end:
@@ -59,10 +63,9 @@ def frames_of(path: Path) -> list[Frame]:
             header = file.read(HEADER)
             size = HEADER + int.from_bytes(header[:8], "little") + FOOTER
             if start + size > end or _checksum(header[:8]) != int.from_bytes(header[8:], "little"):
-                break
-            frames.append(Frame(start, size))
+                return
+            yield Frame(start, size)
             start += size
-    return frames
 
 
 def whole_records(path: Path, compression: str = "") -> tuple[int, str | None]:
@@ -113,7 +116,7 @@ def _records_of_stream(path: Path, compression: str) -> tuple[int, str | None]:
     except EOFError:
         return count, f"it is cut off after record {count - 1}" if count else "it is cut off or empty"
     except (gzip.BadGzipFile, zlib.error) as error:
-        if not count and frames_of(path):
+        if not count and next(_frames(path), None) is not None:
             return 0, "it is not compressed: compression=''"
         with path.open("rb") as raw:
             other = "" if count else _looks_compressed(raw.read(2), other_than=compression)

@@ -11,6 +11,7 @@ Damaged files are found before they are read, and their damaged records left out
 from __future__ import annotations
 
 import atexit
+import itertools
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -101,7 +102,7 @@ def usable_files(
     """
     check = "checksum" if skip_damaged else check
     problems = {}
-    for shard in (shard for shards in parts.values() for shard in shards):
+    for shard in itertools.chain.from_iterable(parts.values()):
         problem = _problem(directory / shard.file, shard, check, compression)
         if problem is not None:
             problems[shard.file] = problem

@@ -74,8 +74,10 @@ def huggingface(
     decode = decoder(x, y, image_size, length)
     by_class = np.asarray(train[y.name][:]) if y.kind == "class" else None
     classes = None if by_class is None else np.unique(by_class, return_inverse=True)[1]
-    shares = (0 if "test" in splits else test_fraction, 0 if "validation" in splits else validation_fraction)
-    chosen = split(len(train), classes, *shares, seed)
+    own_test, own_validation = "test" in splits, "validation" in splits
+    chosen = split(
+        len(train), classes, 0 if own_test else test_fraction, 0 if own_validation else validation_fraction, seed
+    )
     rows = {part: (train, numbers) for part, numbers in chosen.items()}
     for part in ("validation", "test"):
         if part in splits:

@@ -98,8 +98,12 @@ def _read(path: Path) -> Parts:
     with reading(path, f"{ARCHIVE}, its unpacked folder or Keras' imdb.npz"):
         if path.suffix == ".npz":
             return _with_start(load_npz(path))
-        files = members(path, lambda name: re.search(r"(^|/)(train|test)/(neg|pos)/[^/]+\.txt$", name) is not None)
         reviews: dict[str, list[bytes]] = {f"{part}/{each}": [] for part in ("train", "test") for each in FOLDERS}
+        if path.is_dir():
+            texts = [(place, file) for place in reviews for file in (path / place).glob("*.txt")]
+            files = {f"{place}/{file.name}": file.read_bytes() for place, file in texts}
+        else:
+            files = members(path, lambda name: re.search(r"(^|/)(train|test)/(neg|pos)/[^/]+\.txt$", name) is not None)
         for name in sorted(files):
             reviews["/".join(name.split("/")[-3:-1])].append(files[name])
         missing = [name for name, found in reviews.items() if not found]

@@ -24,8 +24,10 @@ from tfopt.settings.validation import check_stored
 Parts = tuple[tuple[Any, Any], tuple[Any, Any]]
 """((x_train, y_train), (x_test, y_test))."""
 CONNECTION_TIMEOUT_S = 20.0
-DAMAGED: tuple[type[Exception], ...] = (OSError, EOFError, ValueError, KeyError, zlib.error)
-DAMAGED += (zipfile.BadZipFile, tarfile.TarError, pickle.UnpicklingError)
+DAMAGED: tuple[type[Exception], ...] = (
+    *(OSError, EOFError, ValueError, KeyError),
+    *(zlib.error, zipfile.BadZipFile, tarfile.TarError, pickle.UnpicklingError),
+)
 # The names in pickles of NumPy arrays, as NumPy 1 and 2 and Python 2 and 3 write them.
 ARRAY_NAMES = {
     ("numpy", "ndarray"),

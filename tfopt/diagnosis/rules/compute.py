@@ -218,17 +218,17 @@ def xla(measured: Measured) -> Diagnosis | str:
 
 
 def xla_islands(measured: Measured) -> Diagnosis | str:
-    """Keras lets XLA compile each grouped convolution alone, which is slow on a processor."""
+    """Keras lets XLA compile single convolutions, which is slow on a processor."""
     model = measured.model
     islands = [layer for layer in layers_inside(model) if _is_island(layer)]
     if not islands:
-        return "no convolution has groups"
+        return "Keras gives XLA no convolution alone"
     if model.jit_compile:
         return "XLA compiles the whole step"
     if measured.hardware.gpus:
         raise CannotMeasureError("it was measured on processors alone")
     if is_trained_by_tfopt(model):
-        return "tfopt's step computes grouped convolutions without XLA"
+        return "tfopt's step computes these convolutions without XLA"
     pair = measured.experiments.without_islands()
     gain = share(measured.breakdown.compute_ms * pair.saved, measured.breakdown.step_ms)
     figures = f"{pair.after_ms:.3g} ms with plain operations, {pair.before_ms:.3g} ms as it is"
@@ -237,7 +237,7 @@ def xla_islands(measured: Measured) -> Diagnosis | str:
     own = type(model).train_step is not keras.Model.train_step
     return Diagnosis(
         cause="xla_islands",
-        title=f"XLA compiles {len(islands)} grouped convolution{'s' if len(islands) > 1 else ''} alone",
+        title=f"XLA compiles {len(islands)} convolution{'s' if len(islands) > 1 else ''} alone",
         evidence=f"{layer_path(model, islands[0])}: {figures} (threshold {XLA:.0%})",
         gain=gain,
         advice=("override compute_loss in place of train_step, then " if own else "")

@@ -74,7 +74,7 @@ def select_int8(
         table = read_table(stored, fusions, list(feeds))
         model, lowered = _fittest(quantized, _choose(quantized, editor, fusions, table, feeds), table)
     else:
-        (model, lowered), table = _measure_and_choose(quantized, editor, fusions, feeds)
+        model, lowered, table = _measure_and_choose(quantized, editor, fusions, feeds)
         if stored is not None:
             write_text(stored, json.dumps(with_checksum(table.to_dict()), indent=2) + "\n")
     changed = [replace(each, detail=f"{each.detail}; {table.fusions[each.name]}") for each in model.report.changed]
@@ -83,7 +83,7 @@ def select_int8(
 
 def _measure_and_choose(
     quantized: QuantizedModel, editor: GraphEditor, fusions: Sequence[Fusion], feeds: Feeds
-) -> tuple[tuple[QuantizedModel, FrozenGraph | None], TimeTable]:
+) -> tuple[QuantizedModel, FrozenGraph | None, TimeTable]:
     everything = lower_to_int8(quantized.graph)
     norms = find_layer_norms(quantized.float_graph, editor)
     # The float graph takes as long as the graph of a float32 export. It differs in the values of weights, and in added
@@ -102,7 +102,7 @@ def _measure_and_choose(
         timed = [stack.enter_context(TimedGraph(graph)) for graph in lowered.values()]
         ratios = in_turns(single, timed, feeds)
     table = replace(table, whole=dict(zip(lowered, ratios, strict=True)))
-    return _fittest(quantized, chosen, table, lowered), table
+    return *_fittest(quantized, chosen, table, lowered), table
 
 
 def _candidates(quantized: QuantizedModel, chosen: QuantizedModel) -> dict[str, QuantizedModel]:

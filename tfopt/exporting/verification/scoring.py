@@ -65,7 +65,7 @@ class Scoreboard:
                 scores = self._streamed.setdefault(artifact, {})
                 if name not in scores:
                     fresh = new_score(self._metric)
-                    assert fresh is not None
+                    assert fresh is not None  # only a Score is updated chunk by chunk: see the beginning
                     scores[name] = fresh
                 scores[name].update(targets, given[name])
                 decide = getattr(scores[name], "decisions", None)

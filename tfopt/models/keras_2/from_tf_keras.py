@@ -130,8 +130,8 @@ class _Conversion:
 
 def _is_graph(layer: Any) -> bool:
     """Returns whether a layer is a functional or Sequential model that runs its graph as Keras 2 does."""
-    own = not type(layer).call.__module__.startswith("tf_keras.")
-    return hasattr(layer, "inputs") and is_tf_keras_graph(layer) and not own
+    is_graph = hasattr(layer, "inputs") and is_tf_keras_graph(layer)
+    return is_graph and type(layer).call.__module__.startswith("tf_keras.")
 
 
 def _is_sequential(model: Any) -> bool:

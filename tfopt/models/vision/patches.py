@@ -26,6 +26,7 @@ def vit(
     """Builds the vision transformer: the image is cut into patches, and a transformer encoder reads their sequence.
 
     The sizes of DeiT have 12 blocks; the numbers are those of 224x224 images with patches of 16 and 1,000 classes:
+
     | size | width | heads | parameters | multiply-adds |
     | --- | ---: | ---: | ---: | ---: |
     | tiny | 192 | 3 | 5,717,416 | 1.3 billion |
@@ -132,6 +133,7 @@ def convnext(
     """Builds ConvNeXt: stages of depthwise convolutions, each followed by two dense layers on every pixel.
 
     The sizes of the paper, with their parameters at 1,000 classes. `convnext` builds tiny by default:
+
     | size | depths | widths | parameters | multiply-adds at 224x224 |
     | --- | --- | --- | ---: | ---: |
     | tiny | 3, 3, 9, 3 | 96, 192, 384, 768 | 28,589,128 | 4.5 billion |

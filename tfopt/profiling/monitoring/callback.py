@@ -189,10 +189,11 @@ class GpuMonitor(keras.callbacks.Callback):
         """
         summary: dict[str, float | None] = {}
         load = self.utilization
+        known = load.known
         for name in load.series:
-            known = load.known.get(name)
-            summary[f"{name}_mean"] = statistics.fmean(known) if known else None
-            summary[f"{name}_max"] = max(known) if known else None
+            values = known.get(name)
+            summary[f"{name}_mean"] = statistics.fmean(values) if values else None
+            summary[f"{name}_max"] = max(values) if values else None
         return summary
 
     def __str__(self) -> str:

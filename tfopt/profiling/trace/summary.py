@@ -122,8 +122,8 @@ def host_operators(line: Line, of_input: Set[Any]) -> Iterator[Operator]:
         outer = [each for each, _ in around]
         name, kind = _named(event, outer)
         index = None
-        is_input = any(each.stats["id"] in of_input for each in outer if "id" in each.stats)
-        if kind and kind not in WAITING and event.end_ps > event.start_ps and not is_input:
+        is_work = kind and kind not in WAITING and event.end_ps > event.start_ps
+        if is_work and not any(each.stats["id"] in of_input for each in outer if "id" in each.stats):
             index, duration = len(found), event.end_ps - event.start_ps
             parent = next((each for _, each in reversed(around) if each is not None), None)
             if parent is not None:

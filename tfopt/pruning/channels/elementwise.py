@@ -98,10 +98,14 @@ def rescaling(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
     return unchanged(call) if numbers else call.fix_all("has a number for each channel")
 
 
-def vectors(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
-    """A trained vector scales all positions, or each position has one that is added."""
-    call.follow(call.operation.weights[0], call.x.channels)
-    return [call.x.axes]
+def _vectors(name: str) -> Rule:
+    """Returns the rule of a layer that scales all positions by a trained vector, or adds one of its own to each."""
+
+    def follow(call: LayerCall) -> Sequence[tuple[Axis, ...]]:
+        call.follow(getattr(call.operation, name), call.x.channels)
+        return [call.x.axes]
+
+    return follow
 
 
 ELEMENTWISE: dict[type, Rule] = {
@@ -120,8 +124,8 @@ ELEMENTWISE: dict[type, Rule] = {
     layers.Softmax: softmax,
     layers.PReLU: prelu,
     layers.Rescaling: rescaling,
-    LayerScale: vectors,
-    LearnedPositions: vectors,
+    LayerScale: _vectors("factors"),
+    LearnedPositions: _vectors("positions"),
 }  # fmt: skip
 
 OPERATIONS: dict[str, Rule] = {

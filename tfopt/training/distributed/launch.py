@@ -240,7 +240,8 @@ def _watch(workers: Sequence[_Worker], pipes: selectors.BaseSelector, received: 
             failed_at = now
         wait_s: float | None = None  # from the signal that the workers are sent now
         if len(received) > sent:
-            wait_s, sent = 0.0 if sent else SAVE_S, len(received)
+            wait_s = 0.0 if sent else SAVE_S  # a second signal kills them
+            sent = len(received)
         elif unread and kill_at is None:
             wait_s = SAVE_S
         elif failed_at is not None and kill_at is None and now > failed_at + SETTLE_S:
@@ -263,7 +264,9 @@ def _watch(workers: Sequence[_Worker], pipes: selectors.BaseSelector, received: 
 
 
 def _result(workers: Sequence[_Worker], received: Sequence[int]) -> int:
-    expected = 0 if not received else INTERRUPTED if received[0] == signal.SIGINT else TERMINATED
+    expected = 0
+    if received:
+        expected = INTERRUPTED if received[0] == signal.SIGINT else TERMINATED
     # If the launcher received a signal, a worker failed unless it ended by that signal. If not, the workers that the
     # launcher stopped did not fail.
     failed = [

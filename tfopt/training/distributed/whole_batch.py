@@ -119,12 +119,12 @@ def approximated_metrics(model: keras.Model, metrics: Any, how: str) -> Iterator
             yield Skip(name=str(name), kind="metric", reason=reason)
 
 
-def _never_adds_up(adds_up: Callable[..., bool | None], made: Any, outputs: Iterable[Shape]) -> bool:
+def _never_adds_up(check: Callable[..., bool | None], made: Any, outputs: Iterable[Shape]) -> bool:
     """Returns whether a loss or metric of an output adds up for none of the labels that are likely."""
     for y_pred in outputs:
         # A number for each output, or one for each example.
         likely = [y_pred, y_pred[:-1], (*y_pred[:-1], 1)] if len(y_pred) > 1 else [y_pred]
-        found = [adds_up(made, y_true, y_pred) for y_true in dict.fromkeys(likely)]
+        found = [check(made, y_true, y_pred) for y_true in dict.fromkeys(likely)]
         if False in found and True not in found:
             return True
     return False

@@ -125,9 +125,8 @@ class Ledger:
 
     def __str__(self) -> str:
         traces, compilations = self.of_kind("trace"), self.of_kind("compilation")
-        of_compilations = f", {self.compile_seconds:.2f} s" if compilations else ""
-        lines = [f"{_count(traces, 'trace')}, {self.trace_seconds:.2f} s; {_count(compilations, 'compilation')}"]
-        lines[0] += of_compilations
+        first = f"{_count(traces, 'trace')}, {self.trace_seconds:.2f} s; {_count(compilations, 'compilation')}"
+        lines = [f"{first}, {self.compile_seconds:.2f} s" if compilations else first]
         lines += [f"  compiled for {build.shapes}" for build in compilations]
         if self.resumed_from:
             lines.append(f"resumed after step {self.resumed_from}")

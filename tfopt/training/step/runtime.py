@@ -189,9 +189,11 @@ class Runtime:
                 try:
                     symbolic_build(self.model, spec)
                 except RuntimeError:
-                    if not self.model.run_eagerly or step.divided:
+                    # The model may need values, not symbols. Its metrics are then built in the first step, too late for
+                    # a checkpoint that is restored before.
+                    if not self.model.run_eagerly or step.divided or self._guard.checkpoints is not None:
                         raise
-                    self.model(_zeros(keras.utils.unpack_x_y_sample_weight(spec)[0]))  # it may need values, not symbols
+                    self.model(_zeros(keras.utils.unpack_x_y_sample_weight(spec)[0]))
             if step.divided:
                 check_losses(calls, step.divided)
             if spec is not None:

@@ -24,7 +24,7 @@ This module must not create variables: inside loops, conditions and compiled fun
 the model, the metrics and the optimizer before.
 
 Keras lets XLA compile each grouped convolution alone. On CPUs the step traces plain operations in their place, unless
-XLA compiles the step itself: the gradient of such a convolution is up to several hundred times faster.
+XLA compiles the step itself: the gradient of such a convolution is many times faster.
 """
 
 from __future__ import annotations
