@@ -5,6 +5,7 @@ import inspect
 import os
 import sys
 import time
+from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -16,10 +17,22 @@ from forking.fresh_python import FreshPython, write_interpreter
 SEARCH_S = 240
 searched = time.monotonic()
 
+# Folders whose tests depend on the numbers and the speed of single graphs no more than the rest of them does: data,
+# files, state, what is reported. TensorFlow's graph optimizers, a sixth of a test's time, are off there.
+TESTS = Path(__file__).parent
+UNOPTIMIZED = [
+    TESTS / each
+    for each in (
+        *("data", "models", "reporting", "runner", "tasks"),
+        *("training/checkpointing", "training/distributed", "training/pipeline_parallel"),
+    )
+]
+
 
 def pytest_configure(config):
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    gc.set_threshold(20_000, 50, 1_000)  # a traced graph has many objects, and _garbage searches after each test
 
 
 def pytest_collection_modifyitems(items):
@@ -55,6 +68,12 @@ def _keras_state():
     before = keras.config.dtype_policy().name
     yield
     assert keras.config.dtype_policy().name == before
+
+
+@pytest.fixture(autouse=True)
+def _graph_optimizers(request):
+    off = any(folder in request.path.parents for folder in UNOPTIMIZED)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
 
 
 @pytest.fixture(autouse=True)

@@ -88,7 +88,7 @@ def by_one_convolution(layer, x):
 
 
 @pytest.mark.usefixtures("_kernels")
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", [*range(3), *(pytest.param(part, marks=pytest.mark.slow) for part in range(3, 10))])
 def test_two_hundred_random_layers_and_their_gradients(part):
     for seed in range(20 * part, 20 * part + 20):
         layer, x = drawn(seed)
