@@ -57,8 +57,9 @@ def main(options: Options) -> dict[str, Any]:
     if options.quick:
         options = Options(steps=(12,), units=(8,), layers=(2,), turns=3, seconds=0.001, out=options.out)
     sizes = list(product(KINDS, options.steps, options.units, options.layers))
-    rows = {"/".join(map(str, size)): compared(*size, options) for size in sizes}
-    times = [figures["times"] for row in rows.values() for figures in row.values()]
+    names = ("kind", "steps", "units", "layers")
+    rows = [dict(zip(names, size, strict=True)) | {"batch": compared(*size, options)} for size in sizes]
+    times = [figures["times"] for row in rows for figures in row["batch"].values()]
     results = {
         "what": "milliseconds of a call, medians; times is the median of Keras' over ours in each turn",
         "hardware": detect().to_dict(),

@@ -5,7 +5,7 @@ many small ops of a turn. Here the same mathematics takes fewer:
 
 - The product of the inputs and the kernel does not depend on the state. It is one product over all steps, before the
   loop. There it is fused and quantized like any other.
-- A turn computes four steps, which share the counter, the condition, and the reads and writes of sequences.
+- A turn takes four steps, which share the counter, the condition, and the reads and writes of sequences.
 - Without `return_sequences` nothing is written, and what a mask does to the outputs is done after the loop, at once.
 - The loop reads no variables, so that TensorFlow runs independent loops, such as both directions, at the same time.
 
@@ -126,53 +126,57 @@ def _loop(
         keep: Whether all outputs are needed.
     """
     steps = read[0].shape[0]
+    if unroll:
+        outputs, states = _take(step, [tf.unstack(each) for each in read], states)
+        return tf.stack(outputs if keep else outputs[-1:]), states
     if steps is None:
-        outputs, states = _turns(step, read, states, 1, tf.shape(read[0])[0], keep)
-        return outputs if keep else states[0][None], states
-    together = steps if unroll else STEPS_PER_TURN
-    kept, whole = [], steps - steps % together
-    for first, last, count in ((0, whole, together), (whole, steps, steps - whole)):
-        if first < last:
-            part = read if last - first == steps else [each[first:last] for each in read]
-            outputs, states = _turns(step, part, states, count, (last - first) // count, keep)
-            kept.append(outputs)
+        parts = [(read, 1, tf.shape(read[0])[0])]
+    else:
+        whole = steps - steps % STEPS_PER_TURN
+        parts = [
+            ([each[first:last] for each in read], count, (last - first) // count)
+            for first, last, count in ((0, whole, STEPS_PER_TURN), (whole, steps, steps - whole))
+            if first < last
+        ]
+    kept = []
+    for part, count, turns in parts:
+        outputs, states = _turns(step, part, states, count, turns, keep)
+        kept.append(outputs)
     return tf.concat(kept, 0) if keep else states[0][None], states
 
 
 def _turns(
     step: Step, read: Sequence[Any], states: tuple[Any, ...], count: int, turns: Any, keep: bool
 ) -> tuple[Any, tuple[Any, ...]]:
-    """Runs a loop with `count` steps in each turn, or no loop for a single turn. Returns the outputs and the states."""
+    """Runs a loop with `count` steps in each turn. Returns the outputs, None if they are not kept, and the states."""
     batch, units = read[0].shape[1], states[0].shape[1]
-
-    def turn(given: Sequence[Any], states: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-        outputs = []
-        for now in zip(*([each] if count == 1 else tf.unstack(each, count) for each in given), strict=True):
-            new = step(now[0], *states)
-            states = new if len(now) == 1 else tuple(map(functools.partial(tf.where, now[1]), new, states))
-            outputs.append(states[0])
-        return (outputs[0] if count == 1 else tf.stack(outputs)) if keep else None, states
-
-    if isinstance(turns, int) and turns == 1:
-        outputs, states = turn([each[0] for each in read] if count == 1 else read, states)
-        return outputs[None] if keep and count == 1 else outputs, states
-
-    def divided(each: Any) -> Any:
-        return each if count == 1 else tf.reshape(each, [turns, count, -1, each.shape[2]])
-
-    arrays = [tf.TensorArray(each.dtype, turns).unstack(divided(each)) for each in read]
+    if count > 1:
+        read = [tf.reshape(each, [turns, count, -1, each.shape[2]]) for each in read]
+    arrays = [tf.TensorArray(each.dtype, turns).unstack(each) for each in read]
     block = (batch, units) if count == 1 else (count, batch, units)
     written = (tf.TensorArray(states[0].dtype, turns, element_shape=block),) if keep else ()
 
     def body(number: Any, written: Any, states: Any) -> Any:
-        outputs, states = turn([array.read(number) for array in arrays], states)
-        return number + 1, tuple(array.write(number, outputs) for array in written), states
+        found = [array.read(number) for array in arrays]
+        outputs, states = _take(step, [[each] if count == 1 else tf.unstack(each, count) for each in found], states)
+        kept = (array.write(number, outputs[0] if count == 1 else tf.stack(outputs)) for array in written)
+        return number + 1, tuple(kept), states
 
     _, written, states = tf.while_loop(lambda number, *_: number < turns, body, (tf.constant(0), written, states))
     if not keep:
         return None, states
     outputs = written[0].stack()
     return outputs if count == 1 else tf.reshape(outputs, [turns * count, -1, units]), states
+
+
+def _take(step: Step, read: Sequence[Sequence[Any]], states: tuple[Any, ...]) -> tuple[list[Any], tuple[Any, ...]]:
+    """Takes steps one after the other, and returns their outputs and the last states. Masked ones keep the states."""
+    outputs = []
+    for inputs, *masks in zip(*read, strict=True):
+        new = step(inputs, *states)
+        states = tuple(map(functools.partial(tf.where, masks[0]), new, states)) if masks else new
+        outputs.append(states[0])
+    return outputs, states
 
 
 def _lstm(cell: Any) -> Step:
