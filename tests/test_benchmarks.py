@@ -156,3 +156,13 @@ def test_the_benchmark_of_grouped_convolutions_compares_exports_and_trainings(tm
     assert max(training["loss_difference"].values()) < 1e-5
     assert set(export["batch"]) == {"1", "8"}
     assert all(row["difference"] < 1e-5 for row in export["batch"].values())
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_recurrent_layers_compares_both_exports(tmp_path):
+    out = tmp_path / "recurrent.json"
+    run = _run("recurrent.py", "--quick", "--out", str(out))
+    assert run.returncode == 0, run.stderr
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["kind"] for row in rows] == ["LSTM", "GRU", "Bidirectional LSTM", "Bidirectional GRU"]
+    assert all(figures["difference"] < 1e-5 for row in rows for figures in row["batch"].values())

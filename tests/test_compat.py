@@ -20,7 +20,7 @@ import pytest
 import tensorflow as tf
 
 import tfopt
-from tfopt.compat import checks, convolutions, datasets, layers, optimizers, tensorflow, trainer
+from tfopt.compat import checks, convolutions, datasets, layers, optimizers, recurrent, tensorflow, trainer
 from tfopt.compat.replace import first_callback, replaced
 from tfopt.errors import UnsupportedVersionError
 
@@ -207,6 +207,7 @@ CONSTANTS = "of_tf('framework.convert_to_constants')"
 SLURM = "of_tf('distribute.cluster_resolver.slurm_cluster_resolver')"
 CONSTANT = "tensorflow.with_constants(tf.function(abs).get_concrete_function(tf.TensorSpec(())))"
 PLAIN = "enter(convolutions.plain_convolutions(gradients=True))"
+SHORT = "enter(recurrent.short_loops())"
 FUNCTION = "tensorflow.function_graph(t.graph, t.called)"
 NAMES = [
     # layers and graphs
@@ -236,6 +237,8 @@ NAMES = [
     Name("t.tf_keras", "_is_graph_network", "layers.is_tf_keras_graph(t.tf_keras)"),
     Name("keras.src.backend.tensorflow.nn", "conv", PLAIN, takes=True),
     Name("keras.ops", "conv", PLAIN, reader="conv"),
+    Name("keras.layers.RNN", "inner_loop", SHORT, takes=True),
+    Name("keras.layers.RNN", "inner_loop", SHORT, reader="call"),
     # fit and evaluate
     Name("keras.Model", "_maybe_symbolic_build", FIT, takes=True),
     Name("keras.Model", "make_train_function", FIT, takes=True),
@@ -385,6 +388,7 @@ KNOWN = {
     "tf": tf,
     "importlib": importlib,
     "convolutions": convolutions,
+    "recurrent": recurrent,
     "datasets": datasets,
     "layers": layers,
     "optimizers": optimizers,

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfopt.compat.convolutions import plain_convolutions
 from tfopt.compat.layers import input_signature
+from tfopt.compat.recurrent import short_loops
 from tfopt.compat.tensorflow import leaves_with_paths, with_constants
 from tfopt.errors import ArtifactError, ConfigError, UnsupportedModelError, warn
 from tfopt.graph.convolutions import add_bias_of_groups_apart
@@ -21,6 +22,7 @@ from tfopt.graph.edit import AttrValue, GraphEditor, producer
 from tfopt.graph.fold import fold_constants
 from tfopt.graph.frozen import FrozenGraph, free_graphs
 from tfopt.graph.islands import islands, open_islands
+from tfopt.graph.loops import free_control_flow
 from tfopt.graph.tables import REMEDY, read_tables
 from tfopt.graph.unsafe_ops import check_graph, check_saved_model
 from tfopt.graph.updates import drop_updates
@@ -28,7 +30,6 @@ from tfopt.settings.validation import check_stored
 
 HALF = (tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum)
 FLOAT = tf.float32.as_datatype_enum
-LOWERED = "_lower_using_switch_merge"
 WIDENED = "_float32"
 TABLE_OPS = frozenset({"HashTable", "HashTableV2", "MutableHashTable", "MutableHashTableV2"})
 
@@ -112,7 +113,7 @@ def freeze(
     if not isinstance(source, keras.Model):  # a loaded SavedModel sorts its inputs alphabetically: x_10 before x_9
         specs = dict(sorted(specs.items(), key=lambda item: _numbers_by_value(item[0])))
     widened = _widen(graph_def)
-    _inline_control_flow(widened)
+    free_control_flow(widened)
     for node, reason in islands(widened).items():
         warn(f"XLA still compiles {node!r} of {name!r} alone, as in the source: {reason}. It may run slowly on a CPU.")
     graph = FrozenGraph(
@@ -152,7 +153,7 @@ def _keras_function(model: keras.Model) -> Any:
     named = [tf.TensorSpec(spec.shape, spec.dtype, name=name) for name, spec in _name_inputs(specs)]
 
     def serve(*tensors: Any) -> Any:
-        with plain_convolutions(gradients=False):
+        with plain_convolutions(gradients=False), short_loops():
             return model(*tf.nest.pack_sequence_as(specs, tensors), training=False)
 
     try:
@@ -258,17 +259,6 @@ def _short(tensor: str) -> str:
 
 def _widened(dtype: Any) -> Any:
     return tf.float32 if dtype.as_datatype_enum in HALF else dtype
-
-
-def _inline_control_flow(graph_def: Any) -> None:
-    """Lets TensorFlow put the bodies of loops and branches into the graph before it optimizes the graph.
-
-    To make the weights constants, TensorFlow turns this off. The nodes of a loop then run unoptimized: an LSTM of 128
-    units on 16 steps takes four times as long for one example.
-    """
-    for node in (*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)):
-        if LOWERED in node.attr:
-            node.attr[LOWERED].b = True
 
 
 def _widen(graph_def: Any) -> Any:

@@ -62,7 +62,7 @@ def reference(model, precision, config):
         if node.op != "Const":
             continue
         value = tf.make_ndarray(node.attr["value"].tensor)
-        taken = [r for r in readers.get(name, ()) if r[0] in OPS and (r[0] == "While" or r[1] == OPS[r[0]])]
+        taken = [r for r in readers.get(name, ()) if r[0] in OPS and (r[0] == "StatelessWhile" or r[1] == OPS[r[0]])]
         if value.dtype != np.float32 or value.size < config.minimum_size or not taken:
             continue
         if precision in HALVES:
@@ -89,7 +89,7 @@ OPS = {
     "Conv2DBackpropInput": 1,
     "MatMul": 1,
     "GatherV2": 0,
-    "While": None,
+    "StatelessWhile": None,
 }
 
 

@@ -1,0 +1,223 @@
+"""Keras' recurrent layers with less work in each turn of their loop, inside a scope.
+
+Keras' LSTM, GRU and SimpleRNN on a CPU are a loop over the steps, and on small layers most of its time goes into the
+many small ops of a turn. Here the same mathematics takes fewer:
+
+- The product of the inputs and the kernel does not depend on the state. It is one product over all steps, before the
+  loop. There it is fused and quantized like any other.
+- A turn takes four steps, which share the counter, the condition, and the reads and writes of sequences.
+- Without `return_sequences` nothing is written, and what a mask does to the outputs is done after the loop, at once.
+- The loop reads no variables, so that TensorFlow runs independent loops, such as both directions, at the same time.
+
+The results are equal up to rounding. A cell of one's own, stacked cells, and a layer for which Keras has cuDNN are left
+as they are. So is training: TensorFlow's gradient of a loop gains nothing from longer turns (0.86 to 1.65 times the
+speed on two cores, least for a Bidirectional LSTM).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt.compat.checks import check_reads, private
+from tfopt.compat.replace import replaced
+
+STEPS_PER_TURN = 4
+ARGUMENTS = ("sequences", "initial_state", "mask", "training")
+Step = Callable[..., tuple[Any, ...]]  # (inputs times kernel, *states) -> the next states, of which the first is output
+
+
+@contextlib.contextmanager
+def short_loops() -> Iterator[None]:
+    """While a model is called or traced for inference, gives the recurrent layers of Keras shorter loops.
+
+    It replaces `inner_loop` of keras.layers.RNN, which Keras' layers call where there is no cuDNN; there is no public
+    switch. Inside another such scope, the outer one goes on.
+
+    Example:
+        >>> layer = keras.layers.LSTM(4)
+        >>> layer.build((None, 8, 3))
+        >>> def ops():
+        ...     call = tf.function(lambda x: layer(x)).get_concrete_function(tf.TensorSpec((1, 8, 3)))
+        ...     return {operation.type for operation in call.graph.get_operations()}
+        >>> with short_loops():
+        ...     sorted(ops() & {"While", "StatelessWhile"})
+        ['StatelessWhile']
+        >>> sorted(ops() & {"While", "StatelessWhile"})
+        ['While']
+    """
+    kind = keras.layers.RNN
+    if isinstance(vars(kind).get("inner_loop"), functools.partialmethod):
+        yield
+        return
+    original = private(kind, "inner_loop", takes=ARGUMENTS)
+    check_reads(kind.call, "inner_loop")
+    with replaced(kind, inner_loop=functools.partialmethod(_inner_loop, original)):
+        yield
+
+
+def _inner_loop(
+    layer: Any, original: Callable[..., Any], sequences: Any, initial_state: Any, mask: Any, training: Any = False
+) -> tuple[Any, Any, list[Any]]:
+    """Returns the last output, the outputs of all steps (without `return_sequences` of one), and the last states."""
+    states = tuple(initial_state) if isinstance(initial_state, (list, tuple)) else (initial_state,)
+    if not _is_known(layer, sequences, states, mask, training):
+        return original(layer, sequences, initial_state, mask, training=training)
+    cell = layer.cell
+    bias = None if cell.bias is None else tf.convert_to_tensor(cell.bias)
+    if bias is not None and bias.shape.rank == 2:  # of a GRU, with another one for the state
+        bias = bias[0]
+    read = [_product(_time_first(sequences, layer.go_backwards), tf.convert_to_tensor(cell.kernel), bias)]
+    if mask is not None:
+        read.append(_time_first(tf.cast(mask, tf.bool)[..., None], layer.go_backwards))
+    step = STEPS[type(cell)](cell)
+    outputs, states = _loop(step, read, states, unroll=layer.unroll, keep=layer.return_sequences)
+    if mask is not None:  # Keras' outputs are zero up to the first step that counts, whatever the initial state
+        counts = read[1] if layer.zero_output_for_mask else tf.cumsum(tf.cast(read[1], tf.int32)) > 0
+        outputs = tf.where(counts if layer.return_sequences else counts[-1:], outputs, tf.zeros_like(outputs))
+    return outputs[-1], tf.transpose(outputs, [1, 0, 2]), list(states)
+
+
+def _is_known(layer: Any, sequences: Any, states: Sequence[Any], mask: Any, training: Any) -> bool:
+    """Returns whether the layer's loop is one that is written anew here."""
+    cell = layer.cell
+    if type(cell) not in STEPS or cell.compute_dtype != layer.compute_dtype or training not in (None, False):
+        return False
+    if layer.unroll and mask is not None:  # backwards, Keras blanks other outputs without a loop than with one
+        return False
+    given = [(sequences, 3), *((state, 2) for state in states), *([] if mask is None else [(mask, 2)])]
+    if not all(tf.is_tensor(each) and each.shape.rank == rank and 0 not in each.shape for each, rank in given):
+        return False
+    # Sizes that only some of them have would change from turn to turn.
+    return sequences.shape[2] is not None and all(state.shape[0] == sequences.shape[0] for state in states)
+
+
+def _time_first(sequences: Any, backwards: bool) -> Any:
+    sequences = tf.transpose(sequences, [1, 0, 2])
+    return tf.reverse(sequences, [0]) if backwards else sequences
+
+
+def _product(inputs: Any, kernel: Any, bias: Any) -> Any:
+    """Returns each step of a sequence times a kernel, plus a bias, from one matrix product."""
+    steps, batch, features = inputs.shape
+    product = tf.matmul(tf.reshape(inputs, [-1, features]), kernel)
+    if bias is not None:
+        product = tf.nn.bias_add(product, bias)
+    if steps is not None:
+        return tf.reshape(product, [steps, -1, kernel.shape[1]])
+    return tf.reshape(product, [-1, tf.shape(inputs)[1] if batch is None else batch, kernel.shape[1]])
+
+
+def _loop(
+    step: Step, read: Sequence[Any], states: tuple[Any, ...], *, unroll: bool, keep: bool
+) -> tuple[Any, tuple[Any, ...]]:
+    """Returns the outputs of all steps, or of the last one if they need not be kept, and the last states.
+
+    Args:
+        step: From the inputs of a step times the kernel, and the states, to the next states.
+        read: The inputs times the kernel, and the mask if there is one: steps first, then the batch.
+        states: The states before the first step.
+        unroll: Whether there is to be no loop.
+        keep: Whether all outputs are needed.
+    """
+    steps = read[0].shape[0]
+    if unroll:
+        outputs, states = _take(step, [tf.unstack(each) for each in read], states)
+        return tf.stack(outputs if keep else outputs[-1:]), states
+    if steps is None:
+        parts = [(read, 1, tf.shape(read[0])[0])]
+    else:
+        whole = steps - steps % STEPS_PER_TURN
+        parts = [
+            ([each[first:last] for each in read], count, (last - first) // count)
+            for first, last, count in ((0, whole, STEPS_PER_TURN), (whole, steps, steps - whole))
+            if first < last
+        ]
+    kept = []
+    for part, count, turns in parts:
+        outputs, states = _turns(step, part, states, count, turns, keep)
+        kept.append(outputs)
+    return tf.concat(kept, 0) if keep else states[0][None], states
+
+
+def _turns(
+    step: Step, read: Sequence[Any], states: tuple[Any, ...], count: int, turns: Any, keep: bool
+) -> tuple[Any, tuple[Any, ...]]:
+    """Runs a loop with `count` steps in each turn. Returns the outputs, None if they are not kept, and the states."""
+    batch, units = read[0].shape[1], states[0].shape[1]
+    if count > 1:
+        read = [tf.reshape(each, [turns, count, -1, each.shape[2]]) for each in read]
+    arrays = [tf.TensorArray(each.dtype, turns).unstack(each) for each in read]
+    block = (batch, units) if count == 1 else (count, batch, units)
+    written = (tf.TensorArray(states[0].dtype, turns, element_shape=block),) if keep else ()
+
+    def body(number: Any, written: Any, states: Any) -> Any:
+        found = [array.read(number) for array in arrays]
+        outputs, states = _take(step, [[each] if count == 1 else tf.unstack(each, count) for each in found], states)
+        kept = (array.write(number, outputs[0] if count == 1 else tf.stack(outputs)) for array in written)
+        return number + 1, tuple(kept), states
+
+    _, written, states = tf.while_loop(lambda number, *_: number < turns, body, (tf.constant(0), written, states))
+    if not keep:
+        return None, states
+    outputs = written[0].stack()
+    return outputs if count == 1 else tf.reshape(outputs, [turns * count, -1, units]), states
+
+
+def _take(step: Step, read: Sequence[Sequence[Any]], states: tuple[Any, ...]) -> tuple[list[Any], tuple[Any, ...]]:
+    """Takes steps one after the other, and returns their outputs and the last states. Masked ones keep the states."""
+    outputs = []
+    for inputs, *masks in zip(*read, strict=True):
+        new = step(inputs, *states)
+        states = tuple(map(functools.partial(tf.where, masks[0]), new, states)) if masks else new
+        outputs.append(states[0])
+    return outputs, states
+
+
+def _lstm(cell: Any) -> Step:
+    recurrent = tf.convert_to_tensor(cell.recurrent_kernel)
+
+    def step(inputs: Any, output: Any, carry: Any) -> tuple[Any, ...]:
+        gates = tf.split(inputs + tf.matmul(output, recurrent), 4, 1)
+        admit, keep, emit = (cell.recurrent_activation(gates[place]) for place in (0, 1, 3))
+        carry = keep * carry + admit * cell.activation(gates[2])
+        return emit * cell.activation(carry), carry
+
+    return step
+
+
+def _gru(cell: Any) -> Step:
+    recurrent = tf.convert_to_tensor(cell.recurrent_kernel)
+    bias = tf.convert_to_tensor(cell.bias)[1] if cell.use_bias and cell.reset_after else None
+    parts = [2 * cell.units, cell.units]
+    for_gates, for_new = tf.split(recurrent, parts, 1)
+
+    def step(inputs: Any, state: Any) -> tuple[Any, ...]:
+        gates, new = tf.split(inputs, parts, 1)
+        if cell.reset_after:
+            product = tf.matmul(state, recurrent)
+            of_gates, of_new = tf.split(product if bias is None else tf.nn.bias_add(product, bias), parts, 1)
+        else:
+            of_gates = tf.matmul(state, for_gates)
+        keep, reset = tf.split(cell.recurrent_activation(gates + of_gates), 2, 1)
+        new = cell.activation(new + (reset * of_new if cell.reset_after else tf.matmul(reset * state, for_new)))
+        return (new + keep * (state - new),)
+
+    return step
+
+
+def _simple(cell: Any) -> Step:
+    recurrent = tf.convert_to_tensor(cell.recurrent_kernel)
+    return lambda inputs, output: (cell.activation(inputs + tf.matmul(output, recurrent)),)
+
+
+STEPS: dict[type, Callable[[Any], Step]] = {
+    keras.layers.LSTMCell: _lstm,
+    keras.layers.GRUCell: _gru,
+    keras.layers.SimpleRNNCell: _simple,
+}
