@@ -33,9 +33,9 @@ class ExportConfig:
     format: Literal["saved_model"] = "saved_model"
     """Format of the artifact."""
     precision: Precision = "float32"
-    """Precision of the artifact. "int8" runs int8 kernels and needs calibration data. The others differ in the stored
-    weights, and compute in float32 unless compute says otherwise: "int8_weight_only" and "int4_weight_only" store
-    integers with scales, "float16" and "bfloat16" store half the bits of float32."""
+    """Precision of the artifact. "int8" runs int8 kernels and needs calibration data. The others compute in float32 and
+    differ in the stored weights: "int8_weight_only" and "int4_weight_only" store integers with scales, "float16" and
+    "bfloat16" store half the bits of float32. The setting compute gives the products another type than float32."""
     compute: Compute = "float32"
     """Type of the products and of what lies between them. Sums, norms, softmax, inputs and outputs stay in float32.
     "bfloat16" or "float16" belong to precision="float32" or to the same type. "auto" is bfloat16 if this machine
