@@ -14,6 +14,7 @@ from tfopt.quantization.weight_only import WeightOnlyConfig
 from tfopt.settings.validation import check_fields
 
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int8_weight_only", "int4_weight_only"]
+Compute = Literal["float32", "auto", "bfloat16", "float16"]
 Int8Nodes = Literal["faster", "all"]
 FloatWeights = Literal["float32", "int8"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
@@ -34,7 +35,11 @@ class ExportConfig:
     precision: Precision = "float32"
     """Precision of the artifact. "int8" runs int8 kernels and needs calibration data. The others compute in float32 and
     differ in the stored weights: "int8_weight_only" and "int4_weight_only" store integers with scales, "float16" and
-    "bfloat16" store half the bits of float32."""
+    "bfloat16" store half the bits of float32. The setting compute gives the products another type than float32."""
+    compute: Compute = "float32"
+    """Type of the products and of what lies between them. Sums, norms, softmax, inputs and outputs stay in float32.
+    "bfloat16" or "float16" belong to precision="float32" or to the same type. "auto" is bfloat16 if this machine
+    multiplies it and is measured to be faster, and float32 otherwise."""
     quantization: QuantizationConfig = field(default_factory=QuantizationConfig)
     """Settings of the quantization, for int8 only."""
     int8_nodes: Int8Nodes = "faster"
@@ -45,7 +50,7 @@ class ExportConfig:
     all nodes ran in int8, and it decodes these weights once, before the first call. Nodes that the quantization
     excludes keep float32 weights, and so do weights of fewer values than weight_only.minimum_size."""
     batch_sizes: Annotated[tuple[Annotated[int, Ge(1)], ...], MinLen(1)] = (1, 8)
-    """Batch sizes at which int8_nodes="faster" measures the model. Each batch size counts the same."""
+    """Batch sizes at which int8_nodes="faster" and compute="auto" measure the model. Each counts the same."""
     node_times: Annotated[str, MinLen(1)] | None = None
     """JSON file with the measured times of the nodes. If the file exists, its times are used, and nothing is measured.
     If not, the times are measured and the file is written."""
@@ -77,6 +82,11 @@ class ExportConfig:
                     f"{name} belongs to precision={owners}. Received: precision={self.precision!r}, {reason}. "
                     f"Leave {name} out."
                 )
+        if self.compute not in ("float32", "auto") and self.precision not in ("float32", self.compute):
+            raise ConfigError(
+                f"compute={self.compute!r} belongs to precision='float32' or {self.compute!r}. Received: "
+                f"precision={self.precision!r}, whose weights are stored for other products. Leave compute out."
+            )
         if self.quantization.training:
             raise ConfigError(
                 "training must be False in an export. Received: quantization=QuantizationConfig(training=True, ...). "

@@ -12,6 +12,7 @@ from typing import Any
 
 from tfopt.errors import ConfigError
 from tfopt.exporting.config import DEFAULT_SIGNATURE, FLOAT_SIGNATURE, XLA_SIGNATURE, ExportConfig
+from tfopt.exporting.half.choice import in_compute_type
 from tfopt.exporting.int8.kernels import lower_to_int8
 from tfopt.exporting.int8.selection import CLOCK, select_int8
 from tfopt.exporting.int8.time_table import feeds_of
@@ -42,6 +43,7 @@ class Lowered:
         sample: The first batch of the calibration data, by input name. None without data.
         held_out: Examples that were not calibrated on.
         needs_vnni: Whether the int8 kernels need VNNI or AMX for right results.
+        compute: The type of the products that are not in int8.
     """
 
     source: FrozenGraph
@@ -52,6 +54,7 @@ class Lowered:
     sample: Mapping[str, Any] | None = None
     held_out: HeldOut | None = None
     needs_vnni: bool = False
+    compute: str = "float32"
 
 
 def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_data: Any) -> Lowered:
@@ -71,6 +74,11 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
         raise ConfigError(
             f"A QuantizedModel is exported in int8. Received: precision={config.precision!r}. Export the float model."
         )
+    if isinstance(model, QuantizedModel) and config.compute not in ("float32", "auto"):
+        raise ConfigError(
+            f"The products of a QuantizedModel compute in int8 or float32. Received: compute={config.compute!r}. Leave "
+            "compute out, or export the float model."
+        )
     given = model if isinstance(model, QuantizedModel) else None
     source = freeze_unfolded(model, trusted=config.trusted) if given is None else given.source
     strings = [name for name, spec in source.inputs.items() if spec.dtype.name == "string"]
@@ -85,7 +93,7 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
     data = read_calibration_data(source, calibration_data, evaluation_data, calibration)
     if given is None and config.precision == "int8":
         given = quantize_frozen(source, config.quantization, data if calibrates else None)
-    lowered = _without_int8(source, config) if given is None else _with_int8(given, config, data.sample)
+    lowered = _without_int8(source, config, data.sample) if given is None else _with_int8(given, config, data.sample)
     unseen = data.held_out(calibrated=lowered.precision == "int8" and not has_ranges(source))
     held_out = (data.evaluation and unseen) or lowered.held_out or unseen
     needs_vnni = bool(kernels_that_need_vnni(lowered.graphs[DEFAULT_SIGNATURE]))  # while the weights are constants
@@ -158,17 +166,28 @@ def _encode_rest(
     return encoded, steps, report.notes
 
 
-def _without_int8(source: FrozenGraph, config: ExportConfig) -> Lowered:
-    graph, report = fold_constants(source), None
+def _without_int8(source: FrozenGraph, config: ExportConfig, sample: Mapping[str, Any] | None) -> Lowered:
+    graph = fold_constants(source)
     if graph.graph_def.ByteSize() > 1.1 * source.graph_def.ByteSize():
         graph = source  # its weights are stored in few bits, for example by Keras in int4, and folding decoded them
+    graph, compute, report = in_compute_type(graph, config, sample)
     if config.precision != "float32":
-        graph, report = encode_weights(graph, config.precision, config.weight_only)
-        report.warn_if_unchanged()
+        graph, stored = encode_weights(graph, config.precision, config.weight_only)
+        if compute == "float32":
+            stored.warn_if_unchanged()
+        report = stored if report is None else _joined(report, stored)
     return Lowered(
         source=source,
         graphs={DEFAULT_SIGNATURE: graph, **({XLA_SIGNATURE: graph} if config.xla_signature else {})},
-        in_variables=report is not None and config.weight_only.decode == "call",
+        in_variables=config.precision != "float32" and config.weight_only.decode == "call",
         precision=config.precision,
         report=report,
+        compute=compute,
     )
+
+
+def _joined(report: PassReport, stored: PassReport) -> PassReport:
+    """Adds to the report about the products what became of the other weights."""
+    steps = [replace(each, detail=f"stored in {each.detail}") for each in stored.changed]
+    notes = [*report.notes, *stored.notes]
+    return replace(report, steps=[*report.steps, *steps], notes=notes, metrics={**report.metrics, **stored.metrics})

@@ -31,6 +31,13 @@ SOURCE, ARTIFACT = "source", "artifact"  # the check has their outputs, and thos
 RANDOM = "random inputs"
 RECOMBINED = f"{RANDOM} with the values of calibration_data"
 MODEL_FILE = "saved_model.pb"
+# What a machine needs for products in a half type.
+NEEDS = {
+    "bfloat16": "bfloat16 products run on every processor; they need AMX or AVX512_BF16, or a GPU of compute "
+    "capability 8.0, to be faster than in float32, and are slower elsewhere",
+    "float16": "float16 products run on every processor; they need AMX_FP16 or AVX512_FP16, or a GPU of compute "
+    "capability 7.0, to be faster than in float32, and are slower elsewhere",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +172,7 @@ class Manifest(Record):
     precision: str
     requires: str
     needs_vnni: bool | None = None
+    compute: str = "float32"
     signatures: tuple[str, ...] = (DEFAULT_SIGNATURE,)
     baseline: str | None = None
     signature: SignatureRecord
@@ -277,9 +285,9 @@ def read_intact_manifest(path: Path, role: str = "artifact") -> Manifest:
     return manifest
 
 
-def requirements(graphs: Mapping[str, FrozenGraph], needs_vnni: bool) -> str:
+def requirements(graphs: Mapping[str, FrozenGraph], needs_vnni: bool, compute: str = "float32") -> str:
     """Returns the software and hardware that an artifact needs for serving."""
-    needs = "TensorFlow"
+    needs = "TensorFlow" if compute == "float32" else f"TensorFlow; {NEEDS[compute]}"
     # Not every build of TensorFlow has kernels for the ops whose names begin so.
     kernels = sorted({node.op for node in graphs[DEFAULT_SIGNATURE].graph_def.node if node.op.startswith("_")})
     if kernels:
@@ -314,6 +322,8 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
     check, inputs, outputs = manifest.check, manifest.signature.inputs, manifest.signature.outputs
     if manifest.precision not in PRECISIONS:
         yield f"precision is {manifest.precision!r}, which is none of {', '.join(PRECISIONS)}"
+    if manifest.compute not in ("float32", *NEEDS):
+        yield f"compute is {manifest.compute!r}, which is none of float32, {', '.join(NEEDS)}"
     if DEFAULT_SIGNATURE not in manifest.signatures:
         yield f"signatures do not hold {DEFAULT_SIGNATURE!r}"
     if MODEL_FILE not in manifest.files:

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting.config import DEFAULT_SIGNATURE
+from tfopt.exporting.half.overflow import refuse_overflow
 from tfopt.exporting.manifest import (
     ARTIFACT,
     FIRST_FORMAT,
@@ -61,6 +62,7 @@ def make_check(
     graphs: Mapping[str, FrozenGraph],
     sample: Mapping[str, np.ndarray] | None,
     held_out: HeldOut | None = None,
+    compute: str = "float32",
 ) -> CheckRecord:
     """Returns the outputs of the source and of the artifact's graphs on the same inputs. verify compares with them.
 
@@ -68,7 +70,8 @@ def make_check(
     examples, because an int8 model can be right in the range of its calibration data, and wrong on all others.
 
     Raises:
-        ConfigError: The data holds NaN or infinity, or the model cannot compute with the examples.
+        ConfigError: The data holds NaN or infinity, or the model cannot compute with the examples, or `compute` is
+            "float16" and a node overflows where the source's outputs are finite.
         UnsupportedModelError: The model fails on inputs of its own shapes, or its outputs hold NaN.
     """
     specs = {name: TensorRecord.of(spec) for name, spec in graphs[DEFAULT_SIGNATURE].inputs.items()}
@@ -99,7 +102,10 @@ def make_check(
         sizes = {name: tuple(shape) for name, shape in shapes.items()}
         check = CheckRecord(ranges=ranges, shapes=sizes, outputs={}, words=words)
         try:
-            outputs = _outputs(models, draw_inputs(specs, check), check)
+            drawn = draw_inputs(specs, check)
+            if compute == "float16":
+                _refuse_overflow(source, graphs, drawn)
+            outputs = _outputs(models, drawn, check)
         except UnsupportedModelError as error:
             problem = problem or error
             continue
@@ -107,6 +113,8 @@ def make_check(
             kind: {name: record_output(value) for name, value in values.items()} for kind, values in outputs.items()
         }
         compared = _on_held_out(models, specs, held_out)
+        if compute == "float16" and held_out is not None and compared:
+            _refuse_overflow(source, graphs, held_out.inputs)
         scales = _scales(source, [outputs[SOURCE], *([compared[SOURCE]] if compared else [])])
         recorded[SOURCE] = {name: replace(each, scale=_short(scales[name])) for name, each in recorded[SOURCE].items()}
         others = {kind: given for kind, given in compared.items() if kind != SOURCE}
@@ -233,6 +241,15 @@ def _outputs(
                     "weights. If the outputs are numbers on real inputs, pass such inputs as calibration_data."
                 )
     return outputs
+
+
+def _refuse_overflow(source: FrozenGraph, graphs: Mapping[str, FrozenGraph], inputs: Mapping[str, Any]) -> None:
+    try:
+        outputs = source.predict(inputs)
+    except tf.errors.OpError:
+        return  # it does not run on these inputs, which `_outputs` reports
+    if all(np.isfinite(value).all() for value in outputs.values() if value.dtype.kind == "f"):
+        refuse_overflow(graphs[DEFAULT_SIGNATURE], inputs)
 
 
 def _ranges_without_data(source: FrozenGraph, specs: Mapping[str, TensorRecord]) -> list[Ranges]:

@@ -84,8 +84,8 @@ def export(
     The graph holds the weights as constants, each once, with batch normalisation folded into them. In int8, the
     convolutions and matrix products run TensorFlow's own int8 kernels (oneDNN, x86-64). Nodes that cannot be lowered
     stay float, and the report lists them. In the other precisions only the weights are stored in fewer bits. The file
-    is then smaller, runs on every processor, and is as fast as float32. The directory appears complete or not at all.
-    An earlier artifact is replaced.
+    is then smaller, runs on every processor, and is as fast as float32. The products compute in float32, unless
+    `compute` names a half type. The directory appears complete or not at all. An earlier artifact is replaced.
 
     Args:
         model: A built Keras model, the result of `tfopt.quantize`, a .keras file or a SavedModel directory.
@@ -100,7 +100,8 @@ def export(
     Raises:
         UnsupportedModelError: The model is not built, would touch files, the network or Python when it runs, or exceeds
             2 GiB, the limit of a protobuf.
-        ConfigError: int8 has no usable calibration data, or the data do not fit the model, or they hold NaN.
+        ConfigError: int8 has no usable calibration data, or the data do not fit the model, or they hold NaN. Or the
+            model overflows in float16; the message names the node.
         ExportError: The directory cannot be written, holds other files, or is inside another artifact.
     Example:
         >>> import keras, tempfile
@@ -140,8 +141,9 @@ def export(
             tensorflow=tf.__version__,
             model=graph.name,
             precision=lowered.precision,
-            requires=requirements(lowered.graphs, lowered.needs_vnni),
+            requires=requirements(lowered.graphs, lowered.needs_vnni, lowered.compute),
             needs_vnni=lowered.needs_vnni,
+            compute=lowered.compute,
             signatures=tuple(lowered.graphs),
             baseline=None if baseline is None else os.path.relpath(Path(baseline).resolve(), final),
             signature=SignatureRecord.of(graph, lowered.source),
@@ -170,7 +172,7 @@ def _lower_and_record(
                 f"The graph with its weights must be smaller than 2 GiB, the limit of a SavedModel's file. Received: "
                 f"{graph.name!r} with {graph.graph_def.ByteSize():,} bytes. Export it, or its weights only, in int8."
             )
-    return lowered, make_check(lowered.source, lowered.graphs, lowered.sample, lowered.held_out)
+    return lowered, make_check(lowered.source, lowered.graphs, lowered.sample, lowered.held_out, lowered.compute)
 
 
 def _save(lowered: Lowered, directory: Path) -> None:

@@ -5,7 +5,15 @@ peaks of a processor.
 """
 
 from tfopt.hardware.gpus import GPU_CARDS, KERNEL_START_US, Gpu, GpuCard, find_card, peak_tflops
-from tfopt.hardware.machine import CPU_FEATURES, Hardware, detect, has_vnni, logical_cores
+from tfopt.hardware.machine import (
+    CPU_FEATURES,
+    Hardware,
+    computes_bfloat16,
+    detect,
+    has_vnni,
+    logical_cores,
+    multiplies_bfloat16,
+)
 from tfopt.hardware.processor_peak import CpuPeak, cpu_peak
 
 __all__ = [
@@ -16,10 +24,12 @@ __all__ = [
     "Gpu",
     "GpuCard",
     "Hardware",
+    "computes_bfloat16",
     "cpu_peak",
     "detect",
     "find_card",
     "has_vnni",
     "logical_cores",
+    "multiplies_bfloat16",
     "peak_tflops",
 ]

@@ -40,6 +40,8 @@ _LEFT_BY_LIMIT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("avx2_vnni", "avx2_vnni_2"), ("avx_vnni",)),
     **dict.fromkeys(("avx512_core_vnni", "avx512_core_bf16"), ("avx512_vnni",)),
 }
+_WITHOUT_AVX512 = ("sse41", "avx", "avx2", "avx2_vnni")
+_WITHOUT_BFLOAT16 = (*_WITHOUT_AVX512, "avx2_vnni_2", "avx512_core", "avx512_core_vnni")
 VARIABLE = "TFOPT_PRETEND_HARDWARE"
 
 _AVX512 = ("avx2", "avx512f", "avx512_vnni")
@@ -147,13 +149,22 @@ def has_vnni() -> bool | None:
     return any(feature in features for feature in _LEFT_BY_LIMIT.get(_limit(), _BYTE_PRODUCTS))
 
 
+def multiplies_bfloat16() -> bool:
+    """Returns whether oneDNN multiplies bfloat16 with instructions for it (AVX512_BF16, AMX) on this machine.
+
+    Limits for oneDNN count as in `has_vnni`.
+    """
+    features = _cpu()[1]
+    return _limit() not in _WITHOUT_BFLOAT16 and not {"avx512_bf16", "amx_bf16"}.isdisjoint(features)
+
+
 def computes_bfloat16() -> bool:
     """Returns whether TensorFlow can multiply in bfloat16 under the limit that the environment sets for oneDNN.
 
     TensorFlow asks the processor and not the limit. Where oneDNN may not use what the processor has, TensorFlow ends
     the process (measured with AVX512 and ONEDNN_MAX_CPU_ISA=AVX2).
     """
-    return _limit() not in ("sse41", "avx", "avx2", "avx2_vnni")
+    return _limit() not in _WITHOUT_AVX512
 
 
 def _limit() -> str:

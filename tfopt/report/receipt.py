@@ -22,6 +22,7 @@ class Receipt(Record, Shown):
     Attributes:
         artifact: Directory of the artifact.
         precision: "float32", "int8" or another precision of ExportConfig.
+        compute: The type of its products that are not in int8.
         signature: The signature that was called.
         baseline: Directory of the float artifact for the comparison, if there is one.
         parity_max_abs_error: Largest difference between the outputs and those of the source model at export.
@@ -57,6 +58,7 @@ class Receipt(Record, Shown):
 
     artifact: str
     precision: str
+    compute: str = "float32"
     signature: str = "serving_default"
     baseline: str | None = None
     parity_max_abs_error: float | None = None
@@ -91,13 +93,13 @@ class Receipt(Record, Shown):
 
     @property
     def computes(self) -> str:
-        """What it computes in, for example "int8 in 3 of 20 products", or "float32, weights in int8"."""
+        """What it computes in, for example "int8 in 3 of 20 products", "bfloat16", or "float32, weights in int8"."""
         stored = self.precision.removesuffix("_weight_only")
         int8 = sum(count for name, count in self.kernels.items() if name in INT8_KERNELS)
         others = sum(count for name, count in self.kernels.items() if name not in CONVERSIONS) - int8
         if self.precision == "int8" and (int8 or not self.kernels):
             return f"int8 in {int8} of {int8 + others} products" if others else "int8"
-        return "float32" if stored == "float32" else f"float32, weights in {stored}"
+        return self.compute if stored in ("float32", self.compute) else f"{self.compute}, weights in {stored}"
 
     @property
     def sparsity(self) -> float:

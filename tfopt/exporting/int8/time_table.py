@@ -166,7 +166,7 @@ def _covered(editor: GraphEditor, fusion: Fusion, times: Mapping[str, float]) ->
 
 
 class TimedGraph:
-    """A frozen graph in a session, to be timed as a whole or node by node.
+    """A frozen graph in a session, to be timed as a whole or node by node, on the CPU unless `gpu` says otherwise.
 
     Example:
         >>> import keras
@@ -178,19 +178,20 @@ class TimedGraph:
         True
     """
 
-    def __init__(self, graph: FrozenGraph) -> None:
+    def __init__(self, graph: FrozenGraph, *, gpu: bool = False) -> None:
         self._names = {name: full_name(spec.name) for name, spec in graph.inputs.items()}
         self._outputs = [full_name(tensor) for tensor, _ in graph.outputs.values()]
         self._graph_def, self._tables = graph.graph_def, graph.tables
+        self._gpu = gpu
 
     def __enter__(self) -> Self:
         with tf.Graph().as_default() as graph:
             handles = {full_name(name): table.make().resource_handle for name, table in self._tables.items()}
             tf.graph_util.import_graph_def(self._graph_def, handles, name="")
             fill_tables = v1.tables_initializer()
-        # Without a GPU, because the kernels of the CPU are compared. The session optimizes its graph only once for both
+        # Without a GPU where the kernels of the CPU are compared. The session optimizes its graph only once for both
         # thread pools. TensorFlow chooses the number of threads where it is 0.
-        options = v1.ConfigProto(device_count={"GPU": 0})
+        options = v1.ConfigProto(device_count={} if self._gpu else {"GPU": 0})
         for threads in (0, 1):  # AS_SERVED, IN_ORDER
             options.session_inter_op_thread_pool.add(num_threads=threads)
         self._session = v1.Session(graph=graph, config=options)

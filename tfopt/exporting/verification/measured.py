@@ -12,15 +12,17 @@ import tensorflow as tf
 
 from tfopt.errors import ArtifactError, ConfigError
 from tfopt.exporting.config import DEFAULT_SIGNATURE, FLOAT_SIGNATURE
+from tfopt.exporting.half.choice import ENDS_THE_PROCESS
 from tfopt.exporting.manifest import ARTIFACT, FIRST_FORMAT, SOURCE, Manifest, TensorRecord
 from tfopt.exporting.parity import are_numbers, compare, draw_inputs
 from tfopt.exporting.verification.process import MissingKernelError, NotServedError, SavedModelProcess
 from tfopt.exporting.verification.scoring import Scores
 from tfopt.graph.frozen import reason_of
-from tfopt.hardware import has_vnni
+from tfopt.hardware import computes_bfloat16, has_vnni
 
 # The largest difference between the outputs and those recorded at export, as a ratio of norms. Another processor adds
-# numbers in another order. In int8, a sum on the edge between two steps may then round to the other step.
+# numbers in another order. In int8, a sum on the edge between two steps may then round to the other step. In a half
+# type it may too, and what one kernel computes here, and rounds once, may be several there.
 FLOAT_TOLERANCE, INT8_TOLERANCE = 1e-3, 5e-2
 LARGE_ERROR = 0.3  # of the outputs' scale; rounding alone, in int8 as in 4 bits, stays well below
 AGREEMENT = 0.98  # with this share of equal decisions, a large error is in values that do not matter
@@ -70,8 +72,13 @@ class MeasuredArtifact:
         Without a signature it calls the default one, or the float one where kernels are missing.
 
         Raises:
-            ArtifactError: TensorFlow lacks a kernel, or the graph is not as the manifest describes it.
+            ArtifactError: TensorFlow lacks a kernel or cannot run it, or the graph is not as the manifest describes it.
         """
+        if self.manifest.compute == "bfloat16" and not computes_bfloat16():
+            raise ArtifactError(
+                f"The machine must be able to multiply bfloat16. Received: {self.path} where {ENDS_THE_PROCESS}. Unset "
+                "the variable, or serve it on another machine."
+            )
         inputs = draw_inputs(self.manifest.signature.inputs, self.manifest.check)
         try:
             with ExitStack() as tried:
@@ -140,7 +147,7 @@ class MeasuredArtifact:
             return
         _, reproduced = compare(outputs, recorded[called], first)
         in_int8 = self.manifest.precision == "int8" and called == ARTIFACT
-        tolerance = INT8_TOLERANCE if in_int8 else FLOAT_TOLERANCE
+        tolerance = INT8_TOLERANCE if in_int8 or self.manifest.compute != "float32" else FLOAT_TOLERANCE
         if not reproduced <= tolerance:
             self.problems.append(
                 f"The outputs differ from those recorded at export by {reproduced:.1e} of their norm; at most "

@@ -16,6 +16,7 @@ import numpy as np
 from tfopt.atomic.directories import MARK
 from tfopt.errors import ArtifactError, ConfigError, unknown_name
 from tfopt.exporting.manifest import (
+    NEEDS,
     RANDOM,
     Manifest,
     TensorRecord,
@@ -221,6 +222,7 @@ def _receipt(artifact: MeasuredArtifact, batch_size: int) -> Receipt:
     return Receipt(
         artifact=str(artifact.path),
         precision=artifact.manifest.precision,
+        compute=artifact.manifest.compute,
         signature=artifact.process.signature,
         baseline=None if baseline is None else str(baseline.path),
         parity_max_abs_error=artifact.max_abs_error,
@@ -254,6 +256,8 @@ def _notes(artifact: MeasuredArtifact) -> list[str]:
     """Returns what the export noted: of the calibration data, and of weights that became 0."""
     report = artifact.manifest.report or {}
     notes = [f"{note['name']}: {note['detail']}" for note in report.get("notes", ())]
+    if artifact.manifest.compute in NEEDS:
+        notes.append(f"machine: {NEEDS[artifact.manifest.compute]}")
     if artifact.manifest.precision == "int8" and not artifact.manifest.check.held_out:
         notes.append("parity: no examples but the same data as calibration were given")
     return notes
