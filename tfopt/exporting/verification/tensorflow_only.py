@@ -194,6 +194,7 @@ def count_kernels(function: Any) -> dict[str, int]:
 
 def count_weights(function: Any) -> dict[str, int]:
     """Counts the weights of a function's computing ops, and the zeros among them."""
+    keep_quantized(function.graph.variables)
     inlined = convert_variables_to_constants_v2(function, lower_control_flow=False)
     bodies = {body.signature.name: body for body in inlined.graph.as_graph_def().library.function}
     sources = {}
@@ -210,6 +211,17 @@ def count_weights(function: Any) -> dict[str, int]:
     weights = [value.numpy() for value in inlined.prune([], list(sources.values()))()] if sources else []
     counts = [(array.size, array.size - np.count_nonzero(array.view(plain(array.dtype)))) for array in weights]
     return {"weights": int(sum(size for size, _ in counts)), "zeros": int(sum(zeros for _, zeros in counts))}
+
+
+def keep_quantized(variables: Iterable[Any]) -> None:
+    """Lets the NumPy array of a quantized variable be of its dtype. TensorFlow gives plain integers, and fails on them.
+
+    As `tfopt.compat.tensorflow.with_constants` does.
+    """
+    for variable in variables:
+        if variable.dtype.is_quantized:
+            values = variable.numpy().view(variable.dtype.as_numpy_dtype)
+            variable.numpy = lambda values=values: values
 
 
 def weights_of_loop(body: Any) -> set[int]:
