@@ -48,6 +48,10 @@ def test_int8_weights_are_in_variables_and_can_be_read_again(model, tmp_path):
     with SavedModelProcess(tmp_path / "int8") as process:
         served = process.predict({"tokens": TOKENS})["output_0"]
         assert process.count_weights()["weights"] == DENSE + 256 * 3
+        cold = process.cold_start()
+    assert cold["load_ms"] > 0
+    assert cold["first_call_ms"] > 0
+    assert cold["memory_peak_bytes"] is None or 1e8 < cold["memory_peak_bytes"] < 1e11
     np.testing.assert_array_equal(freeze(tmp_path / "int8").predict(TOKENS)["output_0"], served)
 
 
