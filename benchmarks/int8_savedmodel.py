@@ -8,8 +8,8 @@ environments under --cache. Each runtime has its own process with one thread per
 so that a change in the machine's load affects all of them. Runtimes that are faster with a static batch size get one.
 tfopt_int8_caller_thread is tfopt's int8 artifact in a process whose environment lets the calling thread compute too.
 The times of loading and of the first call, and the peak memory after it, are medians over fresh processes, of the
-runtimes that are SavedModels. The results also hold each runtime's distance from the float model on inputs outside the calibration data. A runtime
-that cannot be installed, converted or run is listed with the reason.
+runtimes that are SavedModels. The results also hold each runtime's distance from the float model on inputs outside the
+calibration data. A runtime that cannot be installed, converted or run is listed with the reason.
 
 Results go to benchmarks/results/int8_savedmodel.json, one entry per model. Entries of other models stay. The run takes
 about ten minutes per model on two cores, most of it for conversion, and ten more minutes for the installation. --work

@@ -45,7 +45,7 @@ class Receipt(Record, Shown):
         latency_ms_median: Median time of a call.
         latency_ms_p99: 99th percentile of the times of the same calls.
         load_ms: Time to load the artifact in a fresh process, which has imported TensorFlow. None in older receipts.
-        first_call_ms: Time of the first call in that process, on the check's inputs. TensorFlow optimizes the graph then.
+        first_call_ms: Time of the first call in that process, on the check's inputs. It optimizes the graph too.
         memory_peak_bytes: Peak memory of that process after the first call, TensorFlow's own share included.
         speedup: Median latency of the baseline divided by that of the artifact, measured alternately. Above 1 the
             artifact is faster.
