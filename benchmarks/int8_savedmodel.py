@@ -7,8 +7,9 @@ SavedModel on the same calibration data. They are installed on demand, with pinn
 environments under --cache. Each runtime has its own process with one thread per core. The processes are timed in turns,
 so that a change in the machine's load affects all of them. Runtimes that are faster with a static batch size get one.
 tfopt_int8_caller_thread is tfopt's int8 artifact in a process whose environment lets the calling thread compute too.
-The results also hold each runtime's distance from the float model on inputs outside the calibration data. A runtime
-that cannot be installed, converted or run is listed with the reason.
+The times of loading and of the first call, and the peak memory after it, are medians over fresh processes, of the
+runtimes that are SavedModels. The results also hold each runtime's distance from the float model on inputs outside the
+calibration data. A runtime that cannot be installed, converted or run is listed with the reason.
 
 Results go to benchmarks/results/int8_savedmodel.json, one entry per model. Entries of other models stay. The run takes
 about ten minutes per model on two cores, most of it for conversion, and ten more minutes for the installation. --work
@@ -33,6 +34,7 @@ from int8_artifacts import (
     FLOAT,
     HELD_OUT_EXAMPLES,
     RUNTIMES,
+    TENSORFLOW,
     open_process,
     prepare,
 )
@@ -59,6 +61,8 @@ class Options:
     """Examples per call."""
     rounds: int = 8
     """Number of timing rounds; 0 converts and does not measure."""
+    cold_starts: int = 3
+    """Fresh processes for the first call of each SavedModel, in turns."""
     seconds: float = 1.5
     """Timing per runtime and round, in seconds."""
     out: Path = RESULTS / "int8_savedmodel.json"
@@ -114,6 +118,7 @@ def measure(folder: Path, records: dict[str, dict[str, Any]], cache: Path, optio
         latency = [time_calls(processes, held_out, batch_size, options) for batch_size in options.batch_sizes]
     kept = {runtime: records[runtime] for runtime in processes}
     return {
+        "cold_start": start_cold([name for name in kept if name in TENSORFLOW], folder, cache, held_out, options),
         "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
         "cpu_features": detect().cpu_features,
         "versions": {name: number for record in kept.values() for name, number in record["versions"].items()},
@@ -123,6 +128,23 @@ def measure(folder: Path, records: dict[str, dict[str, Any]], cache: Path, optio
         "failed": failed,
         "latency": latency,
         "against_float": {runtime: compare(outputs[FLOAT], outputs[runtime]) for runtime in kept},
+    }
+
+
+def start_cold(
+    runtimes: list[str], folder: Path, cache: Path, held_out: dict[str, np.ndarray], options: Options
+) -> dict[str, dict[str, float]]:
+    """Returns the median times of loading and of the first call on one example, and the median peak of memory."""
+    started: dict[str, list[dict[str, float | None]]] = {runtime: [] for runtime in runtimes}
+    for _ in range(options.cold_starts):
+        for runtime, figures in started.items():
+            with open_process(runtime, folder, cache) as process:
+                process.predict(first(1, held_out), 1)
+                figures.append(process.cold_start())
+    return {
+        runtime: {key: round(float(np.median([each[key] for each in figures])), 1) for key in figures[0]}
+        for runtime, figures in started.items()
+        if figures and None not in figures[0].values()
     }
 
 

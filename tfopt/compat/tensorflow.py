@@ -127,6 +127,10 @@ def with_constants(
     )
     # Keras' tables leave an initialiser that is None, about which TensorFlow warns.
     function.graph.get_collection_ref(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS).clear()
+    for variable in function.graph.variables:
+        if variable.dtype.is_quantized:  # its array has plain integers, which the readers of the constant do not take
+            values = variable.numpy().view(variable.dtype.as_numpy_dtype)
+            variable.numpy = lambda values=values: values
     check_reads(imported(module, "_run_inline_graph_optimization"), "as_graph_def")
     kind, graph = type(function.graph), function.graph
     original = kind.as_graph_def

@@ -88,7 +88,8 @@ def _evaluate_constants(editor: GraphEditor, graph: FrozenGraph) -> None:
         return
     values = graph.as_function(fetch=frontier)(**zeros(graph, 1))  # their values do not matter
     for tensor, value in zip(frontier, values, strict=True):
-        editor.redirect(tensor, editor.add_constant(f"{producer(tensor)}/folded", value.numpy()))
+        quantized = value.dtype if value.dtype.is_quantized else None  # NumPy gives plain integers
+        editor.redirect(tensor, editor.add_constant(f"{producer(tensor)}/folded", value.numpy(), quantized))
 
 
 def _is_pure(node: Any) -> bool:

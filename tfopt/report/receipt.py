@@ -45,6 +45,9 @@ class Receipt(Record, Shown):
         batch_size: Number of examples in each timed call.
         latency_ms_median: Median time of a call.
         latency_ms_p99: 99th percentile of the times of the same calls.
+        load_ms: Time to load the artifact in a fresh process, which has imported TensorFlow. None in older receipts.
+        first_call_ms: Time of the first call in that process, on the check's inputs. It optimizes the graph too.
+        memory_peak_bytes: Peak memory of that process after the first call, TensorFlow's own share included.
         speedup: Median latency of the baseline divided by that of the artifact, measured alternately. Above 1 the
             artifact is faster.
         speedup_range: Smallest and largest ratio of a single round. A difference within this range is noise.
@@ -77,6 +80,9 @@ class Receipt(Record, Shown):
     batch_size: int
     latency_ms_median: float
     latency_ms_p99: float
+    load_ms: float | None = None
+    first_call_ms: float | None = None
+    memory_peak_bytes: int | None = None
     speedup: float | None = None
     speedup_range: tuple[float, float] | None = None
     kernels: Mapping[str, int] = field(default_factory=dict)
@@ -110,6 +116,11 @@ class Receipt(Record, Shown):
     def speed(self) -> str:
         """The speed against the baseline with the verdict, for example "0.72x (slower)"."""
         return self.show("speedup", "{:.2f}x") + (f" ({self.verdict})" if self.verdict else "")
+
+    @property
+    def _cold_start(self) -> str:
+        times = f"load {self.show('load_ms', '{:,.0f} ms')}, first call {self.show('first_call_ms', '{:,.0f} ms')}"
+        return f"{times}, peak memory {self.show('memory_peak_bytes', '{:,} bytes')}"
 
     @property
     def verdict(self) -> str:
@@ -157,6 +168,7 @@ class Receipt(Record, Shown):
             "zeros": f"{self.zero_count:,} of {self.weight_count:,} weights ({self.sparsity:.1%})",
             "latency": f"{self.latency_ms_median:.3f} ms median, {self.latency_ms_p99:.3f} ms p99"
             f" (batch {self.batch_size})",
+            "cold start": self._cold_start,
             "speed against baseline": self.speed,
             "kernels": ", ".join(f"{count} {name}" for name, count in self.kernels.items()) or "none",
             "device": f"{self.device}, TensorFlow {self.tensorflow_version}",

@@ -56,6 +56,7 @@ class MeasuredArtifact:
     problems: list[str] = field(default_factory=list)
     weight_count: int = field(init=False)
     zero_count: int = field(init=False)
+    cold_start: Mapping[str, float | None] = field(init=False)
     milliseconds: list[list[float]] = field(init=False)
 
     @property

@@ -145,6 +145,13 @@ class SavedModelProcess:
         """Returns the number of "weights" of its products and convolutions, and the number of "zeros" among them."""
         return dict(self._ask(do="count"))
 
+    def cold_start(self) -> dict[str, float | None]:
+        """Returns "load_ms", and from the first prediction on "first_call_ms" and "memory_peak_bytes".
+
+        The peak is that of the whole process after the first call, TensorFlow included; None where it is unknown.
+        """
+        return dict(self._ask(do="cold_start"))
+
     def predict(self, inputs: Mapping[str, np.ndarray], batch_size: int = 32) -> dict[str, np.ndarray]:
         """Returns the outputs by name for all examples, in calls of `batch_size` or of the model's fixed size."""
         target = Path(self._directory.name, "outputs.npz")

@@ -1,7 +1,7 @@
 """Runs one SavedModel in its own process, which imports TensorFlow and NumPy, but not tfopt or Keras.
 
-The process reads one JSON command per line from standard input: "load", "count", "predict" or "time". It answers with
-one JSON line. A command that takes long first sends lines that show that the process is alive.
+The process reads one JSON command per line from standard input: "load", "count", "predict", "cold_start" or "time".
+It answers with one JSON line. A command that takes long first sends lines that show that the process is alive.
 
 In its own process, a model is not slowed by the thread pool of another model. The process also proves that the artifact
 needs only TensorFlow. `tfopt.exporting.verification.process` starts it.
@@ -53,17 +53,20 @@ class Runner:
 
     def __init__(self, show_life: Callable[[], None]) -> None:
         self.show_life = show_life
+        self.cold: dict[str, float | None] = {}
 
     def load(self, path: str, signature: str) -> dict[str, Any]:
         for gpu in tf.config.list_physical_devices("GPU"):
             tf.config.experimental.set_memory_growth(gpu, True)  # it is shared with other artifacts' processes
         try:
+            started = time.perf_counter()
             self.model = tf.saved_model.load(path)  # keeps its variables alive
             signatures = self.model.signatures
         except RuntimeError as error:
             if UNKNOWN_OP not in str(error):
                 raise
             signatures = {signature: load_signature(path, signature)}
+        self.cold = {"load_ms": (time.perf_counter() - started) * 1e3}
         check_signature(signature, signatures)
         self.serve = signatures[signature]
         # Every signature has the same weights, but they cannot be read in the signature that XLA compiles.
@@ -77,6 +80,10 @@ class Runner:
             "imported": [name for name in BLOCKED if sys.modules.get(name) is not None],
             "kernels": count_kernels(self.serve),
         }
+
+    def cold_start(self) -> dict[str, float | None]:
+        """Returns the time of loading, and that of the first call of "predict" with the peak of memory after it."""
+        return self.cold
 
     def count(self) -> dict[str, int]:
         return count_weights(self.default)
@@ -93,8 +100,12 @@ class Runner:
         parts: dict[str, list[Any]] = {}
         for start in range(0, length, size):
             batch = {name: tf.constant(value[start : start + size]) for name, value in fed.items()}
+            started = time.perf_counter()
             for name, value in self.serve(**batch).items():
                 parts.setdefault(name, []).append(value.numpy())
+            if "first_call_ms" not in self.cold:
+                self.cold["first_call_ms"] = (time.perf_counter() - started) * 1e3
+                self.cold["memory_peak_bytes"] = memory_peak()
             self.show_life()
         joined: Any = {name: np.concatenate(values)[: -short or None] for name, values in parts.items()}
         np.savez(outputs, **joined)
@@ -116,6 +127,18 @@ class Runner:
             milliseconds.append((time.perf_counter() - start) * 1e3)
             self.show_life()
         return {"ms": milliseconds}
+
+
+def memory_peak() -> int | None:
+    """Returns the most bytes of memory that this process has had, as Linux counts them; None on other systems.
+
+    getrusage would count the memory of the process that started this one.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), None)
 
 
 def describe(spec: tf.TensorSpec) -> dict[str, Any]:
@@ -194,6 +217,7 @@ def count_kernels(function: Any) -> dict[str, int]:
 
 def count_weights(function: Any) -> dict[str, int]:
     """Counts the weights of a function's computing ops, and the zeros among them."""
+    keep_quantized(function.graph.variables)
     inlined = convert_variables_to_constants_v2(function, lower_control_flow=False)
     bodies = {body.signature.name: body for body in inlined.graph.as_graph_def().library.function}
     sources = {}
@@ -210,6 +234,17 @@ def count_weights(function: Any) -> dict[str, int]:
     weights = [value.numpy() for value in inlined.prune([], list(sources.values()))()] if sources else []
     counts = [(array.size, array.size - np.count_nonzero(array.view(plain(array.dtype)))) for array in weights]
     return {"weights": int(sum(size for size, _ in counts)), "zeros": int(sum(zeros for _, zeros in counts))}
+
+
+def keep_quantized(variables: Iterable[Any]) -> None:
+    """Lets the NumPy array of a quantized variable be of its dtype. TensorFlow gives plain integers, and fails on them.
+
+    As `tfopt.compat.tensorflow.with_constants` does.
+    """
+    for variable in variables:
+        if variable.dtype.is_quantized:
+            values = variable.numpy().view(variable.dtype.as_numpy_dtype)
+            variable.numpy = lambda values=values: values
 
 
 def weights_of_loop(body: Any) -> set[int]:

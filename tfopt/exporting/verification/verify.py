@@ -154,6 +154,7 @@ def verify_together(
         for each in measured:
             counted = each.process.count_weights()
             each.weight_count, each.zero_count = counted["weights"], counted["zeros"]
+            each.cold_start = each.process.cold_start()
         batch = _one_batch(measured[0], batch_size)
         on_step(f"timing {', '.join(str(each.path) for each in served)}")
         times = alternate([each.process for each in served], batch, seconds)
@@ -218,6 +219,9 @@ def _receipt(artifact: MeasuredArtifact, batch_size: int) -> Receipt:
     absent = dict.fromkeys(() if baseline else ("baseline", "speedup", "speedup_range"), artifact.no_baseline)
     if artifact.max_abs_error is None:
         absent |= dict.fromkeys(("parity_max_abs_error", "parity_relative_error"), "the outputs hold NaN or infinity")
+    memory = artifact.cold_start["memory_peak_bytes"]
+    if memory is None:
+        absent["memory_peak_bytes"] = "read from Linux only"
     hardware, on_gpu = detect(), "GPU" in artifact.process.loaded["devices"]
     return Receipt(
         artifact=str(artifact.path),
@@ -240,6 +244,9 @@ def _receipt(artifact: MeasuredArtifact, batch_size: int) -> Receipt:
         zero_count=artifact.zero_count,
         batch_size=batch_size,
         latency_ms_median=artifact.median_ms,
+        load_ms=artifact.cold_start["load_ms"],
+        first_call_ms=artifact.cold_start["first_call_ms"],
+        memory_peak_bytes=None if memory is None else int(memory),
         latency_ms_p99=float(np.percentile(artifact.calls_ms, 99)),
         speedup=baseline.median_ms / artifact.median_ms if baseline else None,
         speedup_range=ratio_range(baseline.milliseconds, artifact.milliseconds) if baseline else None,
