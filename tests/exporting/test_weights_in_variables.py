@@ -30,6 +30,7 @@ def held(directory):
     ("settings", "in_variables"),
     [
         ({}, DENSE + TABLE),
+        ({"weights_in": "constants"}, 0),
         ({"precision": "float16"}, TABLE),  # its matrices are decoded once, from constants
     ],
 )

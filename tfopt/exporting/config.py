@@ -17,6 +17,7 @@ Precision = Literal["float32", "float16", "bfloat16", "int8", "int8_weight_only"
 Compute = Literal["float32", "auto", "bfloat16", "float16"]
 Int8Nodes = Literal["faster", "all"]
 FloatWeights = Literal["float32", "int8"]
+WeightsIn = Literal["variables", "constants"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 DEFAULT_SIGNATURE, FLOAT_SIGNATURE, XLA_SIGNATURE = "serving_default", "serving_float", "serving_xla"
 
@@ -59,6 +60,10 @@ class ExportConfig:
     sparse_weights: bool = False
     """With float32 or int8: whether weights with many zeros are stored without them, for a smaller artifact. They are
     decoded once, before the first call, to exactly the same values. Calls are as fast as without."""
+    weights_in: WeightsIn = "variables"
+    """Where weights are that a kernel reads as they are stored. From "variables" they are loaded once. With "constants"
+    float32 convolutions keep their weights in the layout that they compute with, so calls with one example are faster;
+    but the first call takes several times as long, and needs several times the memory."""
     float_fallback: bool = False
     """With int8: whether to write a second signature "serving_float", which computes in float32 with the same int8
     weights. A TensorFlow without the int8 kernels can call it."""

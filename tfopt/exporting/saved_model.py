@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfopt.atomic.checked_json import with_checksum
 from tfopt.atomic.directories import MARK, check_target, staged_directory
 from tfopt.errors import ConfigError, UnsupportedModelError
-from tfopt.exporting.config import DEFAULT_SIGNATURE, ExportConfig
+from tfopt.exporting.config import DEFAULT_SIGNATURE, ExportConfig, WeightsIn
 from tfopt.exporting.lowering import Lowered, lower
 from tfopt.exporting.manifest import (
     MANIFEST_FORMAT,
@@ -120,7 +120,7 @@ def export(
     lowered, check = _lower_and_record(model, config, calibration_data, evaluation_data)
     graph = lowered.graphs[DEFAULT_SIGNATURE]
     with staged_directory(final, max(each.graph_def.ByteSize() for each in lowered.graphs.values())) as temporary:
-        _save(lowered, temporary)
+        _save(lowered, temporary, config.weights_in)
         free_graphs(graph.graph_def)
         manifest = Manifest(
             format=MANIFEST_FORMAT,
@@ -162,10 +162,10 @@ def _lower_and_record(
     return lowered, make_check(lowered.source, lowered.graphs, lowered.sample, lowered.held_out, lowered.compute)
 
 
-def _save(lowered: Lowered, directory: Path) -> None:
+def _save(lowered: Lowered, directory: Path, weights_in: WeightsIn) -> None:
     # Custom gradients, for example of swish, are for training. Those of a frozen graph cannot be saved.
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
-    module, signatures = make_signatures(lowered.graphs, decoded_at_call=lowered.in_variables)
+    module, signatures = make_signatures(lowered.graphs, weights_in, decoded_at_call=lowered.in_variables)
     try:
         tf.saved_model.save(module, str(directory), signatures=signatures, options=options)
     except tf.errors.OpError as error:

@@ -3,7 +3,8 @@
 A weight that a kernel reads as it is stored is in a variable. TensorFlow then loads it once. It would copy a constant
 many times before the first call: when it reads the graph, and in each step of its graph optimizer. The int8 kernels
 bring a weight into the layout that they compute with once, and keep that, whether the weight is a constant or not. The
-float32 kernels keep it for constants only; what they do at every call otherwise takes little time beside the call.
+float32 convolutions keep it for constants only, so a call with one example takes longer from variables.
+`ExportConfig.weights_in` is the choice between the two.
 
 Other constants stay: small ones, and all that TensorFlow should compute with before the first call, such as weights
 that are decoded once (see stored_weights.py). Weights that are decoded at every call are in variables, because from
@@ -24,7 +25,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfopt.exporting.config import FLOAT_SIGNATURE, XLA_SIGNATURE
+from tfopt.exporting.config import FLOAT_SIGNATURE, XLA_SIGNATURE, WeightsIn
 from tfopt.exporting.stored_weights import READERS
 from tfopt.graph import FrozenGraph
 from tfopt.graph.edit import GraphDef, NodeDef, producer
@@ -36,12 +37,12 @@ Digests = Mapping[str, str]  # of large constants: their type, shape and values,
 
 
 def make_signatures(
-    graphs: Mapping[str, FrozenGraph], *, decoded_at_call: bool = False
+    graphs: Mapping[str, FrozenGraph], weights_in: WeightsIn = "variables", *, decoded_at_call: bool = False
 ) -> tuple[tf.Module, dict[str, Callable[..., Any]]]:
     """Returns the module to save, and a concrete function for each graph, by signature name.
 
     The graphs have the same inputs and outputs. XLA compiles the one named `XLA_SIGNATURE`. With `decoded_at_call` all
-    large constants are in variables.
+    large constants are in variables, whatever `weights_in` says.
     """
     module = tf.Module()
     module.tables = [table.held for graph in graphs.values() for table in graph.tables.values()]
@@ -53,7 +54,9 @@ def make_signatures(
         if node.name in digests[name]
     }
     counts = Counter(digest for found in digests.values() for digest in set(found.values()))
-    in_variables = list(nodes) if decoded_at_call else _read_as_stored(graphs, digests)
+    in_variables = list(nodes) if decoded_at_call else []
+    if weights_in == "variables" and not decoded_at_call:
+        in_variables = _read_as_stored(graphs, digests)
     shared = [digest for digest in nodes if counts[digest] > 1 and digest not in in_variables]
     if len(graphs) == 1 and not in_variables:
         return module, {name: graph.as_function() for name, graph in graphs.items()}
