@@ -119,7 +119,9 @@ class Receipt(Record, Shown):
 
     @property
     def _cold_start(self) -> str:
-        times = f"load {self.show('load_ms', '{:,.0f} ms')}, first call {self.show('first_call_ms', '{:,.0f} ms')}"
+        if self.load_ms is None:
+            return self.show("load_ms")
+        times = f"load {self.load_ms:,.0f} ms, first call {self.show('first_call_ms', '{:,.0f} ms')}"
         return f"{times}, peak memory {self.show('memory_peak_bytes', '{:,} bytes')}"
 
     @property
