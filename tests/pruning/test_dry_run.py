@@ -13,7 +13,7 @@ from keras import layers
 import tfopt
 from tfopt import PruningConfig, StructuredPruningConfig
 from tfopt.errors import ConfigError, TfoptWarning
-from tfopt.pruning.call_times import Latency, in_turns, timed_function
+from tfopt.pruning.call_times import Latency, compare_latency, timed_function
 
 
 def dense(sizes=(8, 8, 3)):
@@ -75,7 +75,7 @@ def test_channels_buy_both():
 
 def test_equal_models_are_about_even_however_noisy_the_machine():
     function = timed_function(dense(), 1)
-    assert in_turns(function, function).speed.startswith("about even")
+    assert compare_latency(function, function).speed.startswith("about even")
     clear = Latency(before_ms=2, after_ms=1, ratio=0.5, least=0.4, most=0.6)
     assert clear.speed == "2.00x as fast, 1.67x to 2.50x"
     assert replace(clear, most=0.95).speed == "about even, 1.05x to 2.50x"

@@ -68,7 +68,7 @@ def timed_function(model: keras.Model, batch_size: int, open_size: int | None = 
     return lambda: [value.numpy() for value in function(**inputs).values()]
 
 
-def in_turns(one: Callable[[], Any], other: Callable[[], Any]) -> Latency:
+def compare_latency(one: Callable[[], Any], other: Callable[[], Any]) -> Latency:
     """Times two functions in turns."""
     for warm_up in (one, other, one, other):
         warm_up()

@@ -11,7 +11,7 @@ import numpy as np
 
 from tfopt.errors import TfoptError, warn
 from tfopt.profiling.cost import count_flops
-from tfopt.pruning.call_times import in_turns, timed_function
+from tfopt.pruning.call_times import compare_latency, timed_function
 from tfopt.pruning.weights import Weight
 from tfopt.report import Change, Skip
 
@@ -41,7 +41,7 @@ def payoff_of_zeros(model: keras.Model, weights: Sequence[Weight], masks: Sequen
         function = timed_function(model, 1)
     except TfoptError as error:  # for example an open size
         return figures, [_unknown(model, error)]
-    return {**figures, "latency_ms": in_turns(function, function).before_ms}, []
+    return {**figures, "latency_ms": compare_latency(function, function).before_ms}, []
 
 
 def payoff_of_channels(
@@ -50,7 +50,7 @@ def payoff_of_channels(
     """Returns the bytes and the latency of a model and of the smaller one, and what the latency says, in words."""
     figures = _bytes([each.numpy() for each in model.variables], [each.numpy() for each in smaller.variables])
     try:
-        latency = in_turns(*(timed_function(each, batch_size, open_size) for each in (model, smaller)))
+        latency = compare_latency(*(timed_function(each, batch_size, open_size) for each in (model, smaller)))
     except TfoptError as error:
         return figures, [_unknown(model, error)], []
     speed = Change(name=model.name, kind=f"latency at batch size {batch_size}", detail=latency.speed)

@@ -107,7 +107,7 @@ def test_verify_refuses_to_run_what_would_end_the_process(bfloat16, monkeypatch)
 )
 def test_auto_asks_the_machine_and_the_clock(images, tmp_path, monkeypatch, ratios, multiplies, chosen, reason):
     monkeypatch.setattr(choice, "multiplies_bfloat16", lambda: multiplies)
-    monkeypatch.setattr(choice, "in_turns", lambda single, graphs, feeds: [ratios])
+    monkeypatch.setattr(choice, "time_ratios", lambda single, graphs, feeds: [ratios])
     artifact = export(images, tmp_path / "auto", ExportConfig(compute="auto"))
     (step,) = artifact.report.steps
     assert step.detail.startswith(f"{chosen}: ")

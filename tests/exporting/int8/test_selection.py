@@ -14,7 +14,7 @@ from keras import layers
 from tfopt.atomic.checked_json import with_checksum
 from tfopt.errors import ConfigError, TfoptWarning
 from tfopt.exporting import ExportConfig, export
-from tfopt.exporting.int8.selection import SINK, SOURCE, FlowNetwork, fastest_fit, in_turns, select_int8, stay_float
+from tfopt.exporting.int8.selection import SINK, SOURCE, FlowNetwork, fastest_fit, select_int8, stay_float, time_ratios
 from tfopt.exporting.int8.time_table import TimedGraph, feeds_of
 from tfopt.exporting.lowering import STORED, lower
 from tfopt.graph import freeze
@@ -358,12 +358,12 @@ def test_graphs_are_called_in_turns_until_it_is_clear_that_none_is_fit():
     small, large = graph_of(16, 1), graph_of(1024, 4)
     feeds = {size: {"x": np.ones((size, 16), "float32")} for size in (1, 8)}
     with TimedGraph(small) as fast, TimedGraph(large) as slow:
-        ratios = in_turns(fast, [slow, slow], feeds)
+        ratios = time_ratios(fast, [slow, slow], feeds)
         assert [len(each) for each in ratios] == [2, 2]
         assert all(ratio > 1.2 for each in ratios for ratio in each), ratios
         assert fastest_fit(ratios) is None
-        assert fastest_fit(in_turns(slow, [fast], feeds)) == 0
-        assert fastest_fit(in_turns(slow, [slow, fast], feeds)) == 1
+        assert fastest_fit(time_ratios(slow, [fast], feeds)) == 0
+        assert fastest_fit(time_ratios(slow, [slow, fast], feeds)) == 1
 
 
 def test_a_table_of_an_older_version_says_chains(tmp_path, quantized):

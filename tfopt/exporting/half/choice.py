@@ -16,7 +16,7 @@ import numpy as np
 from tfopt.errors import ConfigError
 from tfopt.exporting.config import ExportConfig
 from tfopt.exporting.half.rewrite import compute_in_half
-from tfopt.exporting.int8.selection import WHOLE_TIE, in_turns
+from tfopt.exporting.int8.selection import WHOLE_TIE, time_ratios
 from tfopt.exporting.int8.time_table import TimedGraph, feeds_of
 from tfopt.graph import FrozenGraph
 from tfopt.hardware import Hardware, computes_bfloat16, detect, multiplies_bfloat16
@@ -99,7 +99,7 @@ def _time_ratios(
 ) -> dict[int, float]:
     with computable(), ExitStack() as stack:
         single, half = (stack.enter_context(TimedGraph(each, gpu=True)) for each in (graph, converted))
-        (ratios,) = in_turns(single, [half], feeds)
+        (ratios,) = time_ratios(single, [half], feeds)
     return dict(zip(feeds, ratios, strict=True))
 
 

@@ -100,7 +100,7 @@ def _measure_and_choose(
             for name, model in _candidates(quantized, chosen).items()
         }
         timed = [stack.enter_context(TimedGraph(graph)) for graph in lowered.values()]
-        ratios = in_turns(single, timed, feeds)
+        ratios = time_ratios(single, timed, feeds)
     table = replace(table, whole=dict(zip(lowered, ratios, strict=True)))
     return *_fittest(quantized, chosen, table, lowered), table
 
@@ -175,7 +175,7 @@ def fastest_fit(ratios: Sequence[Sequence[float]]) -> int | None:
     return max(index for index in fit if sum(ratios[index]) <= least * TIE)
 
 
-def in_turns(single: TimedGraph, graphs: Sequence[TimedGraph], feeds: Feeds) -> list[list[float]]:
+def time_ratios(single: TimedGraph, graphs: Sequence[TimedGraph], feeds: Feeds) -> list[list[float]]:
     """Returns the time of each graph divided by the time of the float graph, for each batch size.
 
     They are called in turns until it is clear which of them make the model slower, or until there are enough turns.

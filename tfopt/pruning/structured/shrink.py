@@ -20,7 +20,7 @@ from tfopt.compat.kinds import check_keras_3
 from tfopt.errors import ConfigError, UnsupportedModelError, warn
 from tfopt.models.copying import Rebuild, copy_model, is_plain, on_devices_of, plain_copy
 from tfopt.profiling.cost import count_flops
-from tfopt.pruning.call_times import Latency, in_turns, timed_function
+from tfopt.pruning.call_times import Latency, compare_latency, timed_function
 from tfopt.pruning.channels.call import Part, Setting
 from tfopt.pruning.config import StructuredPruningConfig
 from tfopt.pruning.payoff import payoff_of_channels
@@ -306,7 +306,7 @@ def meet_latency(
 
     def measured(kept: Any) -> tuple[float, Any, Latency]:
         smaller = timed_function(without_channels(model, channels, kept), config.batch_size, config.open_size)
-        return channels.multiply_adds(kept) / everything, kept, in_turns(parent, smaller)
+        return channels.multiply_adds(kept) / everything, kept, compare_latency(parent, smaller)
 
     least, _, latency = best = measured(smallest(channels, ranked, config))
     if latency.ratio > target:
