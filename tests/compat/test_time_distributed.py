@@ -192,7 +192,7 @@ def test_a_network_trains_as_with_keras_and_the_layer_is_as_before():
     config = tfopt.TrainingConfig(precision="float32", jit_compile=False)
     tfopt.compile(own, plan(config), optimizer=keras.optimizers.SGD(0.05), loss="mse")
     before = vars(layers.TimeDistributed)["call"]
-    losses = [each.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0).history["loss"] for each in (model, own)]
+    losses = [each.fit(x, y, batch_size=4, shuffle=False, verbose=0).history["loss"] for each in (model, own)]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
     with pytest.raises(ZeroDivisionError), folded_time(), folded_time():
         raise ZeroDivisionError
