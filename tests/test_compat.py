@@ -20,7 +20,18 @@ import pytest
 import tensorflow as tf
 
 import tfopt
-from tfopt.compat import checks, convolutions, datasets, layers, optimizers, recurrent, tensorflow, trainer
+from tfopt.compat import (
+    checks,
+    convolutions,
+    datasets,
+    layers,
+    optimizers,
+    pooling,
+    recurrent,
+    tensorflow,
+    time_distributed,
+    trainer,
+)
 from tfopt.compat.replace import first_callback, replaced
 from tfopt.errors import UnsupportedVersionError
 
@@ -208,6 +219,8 @@ SLURM = "of_tf('distribute.cluster_resolver.slurm_cluster_resolver')"
 CONSTANT = "tensorflow.with_constants(tf.function(abs).get_concrete_function(tf.TensorSpec(())))"
 PLAIN = "enter(convolutions.plain_convolutions(gradients=True))"
 SHORT = "enter(recurrent.short_loops())"
+POOLING = "enter(pooling.plain_pooling(gradients=True))"
+FOLDED = "enter(time_distributed.folded_time())"
 FUNCTION = "tensorflow.function_graph(t.graph, t.called)"
 NAMES = [
     # layers and graphs
@@ -217,6 +230,7 @@ NAMES = [
     Name("t.layer", "_trainable_variables", "layers.own_trainable_variables(t.layer)"),
     Name("t.layer", "_non_trainable_variables", "layers.own_non_trainable_variables(t.layer)"),
     Name("t.model", "_call_has_training_arg", "layers.takes_training(t.model)"),
+    Name("t.model", "_call_has_mask_arg", "layers.takes_mask(t.model)"),
     Name("t.layer", "_call_context_args", "layers.is_given_training(t.layer)"),
     Name("keras.src.backend", "get_keras_mask", "layers.mask_of(t.tensor)", takes=True),
     Name("keras.src.backend", "set_keras_mask", "layers.set_mask(t.tensor, None)", takes=True),
@@ -239,6 +253,11 @@ NAMES = [
     Name("keras.ops", "conv", PLAIN, reader="conv"),
     Name("keras.layers.RNN", "inner_loop", SHORT, takes=True),
     Name("keras.layers.RNN", "inner_loop", SHORT, reader="call"),
+    Name("keras.src.backend.tensorflow.nn", "adaptive_average_pool", POOLING, takes=True),
+    Name("keras.ops", "adaptive_average_pool", POOLING, reader="adaptive_average_pool"),
+    Name("keras.src.backend.tensorflow.nn", "adaptive_max_pool", POOLING, takes=True),
+    Name("keras.ops", "adaptive_max_pool", POOLING, reader="adaptive_max_pool"),
+    Name("keras.layers.TimeDistributed", "call", FOLDED, takes=True),
     # fit and evaluate
     Name("keras.Model", "_maybe_symbolic_build", FIT, takes=True),
     Name("keras.Model", "make_train_function", FIT, takes=True),
@@ -388,7 +407,9 @@ KNOWN = {
     "tf": tf,
     "importlib": importlib,
     "convolutions": convolutions,
+    "pooling": pooling,
     "recurrent": recurrent,
+    "time_distributed": time_distributed,
     "datasets": datasets,
     "layers": layers,
     "optimizers": optimizers,

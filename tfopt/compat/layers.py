@@ -41,6 +41,11 @@ def takes_training(layer: keras.Layer) -> bool:
     return bool(private(layer, "_call_has_training_arg"))
 
 
+def takes_mask(layer: keras.Layer) -> bool:
+    """Returns whether `call` has an argument `mask`: `_call_has_mask_arg`, which TimeDistributed asks of its layer."""
+    return bool(private(layer, "_call_has_mask_arg"))
+
+
 def is_given_training(operation: Any) -> bool:
     """Returns whether a graph hands `training` on to it: `_call_context_args` of layers; other operations have none."""
     return isinstance(operation, keras.Layer) and "training" in private(operation, "_call_context_args")

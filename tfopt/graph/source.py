@@ -12,9 +12,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.compat.convolutions import plain_convolutions
 from tfopt.compat.layers import input_signature
-from tfopt.compat.recurrent import short_loops
+from tfopt.compat.plain import plain_operations
 from tfopt.compat.tensorflow import leaves_with_paths, with_constants
 from tfopt.errors import ArtifactError, ConfigError, UnsupportedModelError, warn
 from tfopt.graph.convolutions import add_bias_of_groups_apart
@@ -153,7 +152,7 @@ def _keras_function(model: keras.Model) -> Any:
     named = [tf.TensorSpec(spec.shape, spec.dtype, name=name) for name, spec in _name_inputs(specs)]
 
     def serve(*tensors: Any) -> Any:
-        with plain_convolutions(gradients=False), short_loops():
+        with plain_operations(gradients=False):
             return model(*tf.nest.pack_sequence_as(specs, tensors), training=False)
 
     try:

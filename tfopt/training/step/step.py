@@ -37,9 +37,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.compat.convolutions import plain_convolutions
 from tfopt.compat.layers import takes_training
 from tfopt.compat.optimizers import gradients_already_summed
+from tfopt.compat.plain import plain_operations
 from tfopt.compat.trainer import built_under, loss_tracker, losses_not_scaled, symbolic_call
 from tfopt.training.checkpointing.state import differs_between_replicas
 from tfopt.training.losses import Part, compute_loss, counts_of, parts_in_words, visible_reductions
@@ -342,15 +342,15 @@ class KerasStep:
 
 
 def without_islands(jit_compile: bool) -> contextlib.AbstractContextManager[None]:
-    """Returns a scope for tracing a model, in which Keras does not let XLA compile single convolutions.
+    """Returns a scope for tracing a model, in which Keras' layers make no detours, such as XLA for one convolution.
 
-    It is for CPUs, where that was measured. XLA, where it compiles the whole step, inlines them anyway.
+    It is for CPUs, where that was measured. XLA, where it compiles the whole step, inlines such convolutions anyway.
 
     Args:
         jit_compile: Whether XLA compiles what is traced.
     """
     on_cpus = all(device.device_type == "CPU" for device in tf.config.list_logical_devices())
-    return plain_convolutions(gradients=True) if on_cpus and not jit_compile else contextlib.nullcontext()
+    return plain_operations(gradients=True) if on_cpus and not jit_compile else contextlib.nullcontext()
 
 
 def _dense(gradient: Any) -> Any:
