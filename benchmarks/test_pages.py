@@ -6,6 +6,7 @@ import re
 import builders_page
 import compatibility_page
 import front_door
+import layers_page
 import pytest
 from page_figures import FIGURE, problems, visible
 from page_tables import ROOT, read
@@ -132,6 +133,11 @@ def test_a_claim_without_a_source_is_found(page):
     text = page.read_text()
     for claim in ("It is 1.37x as fast.", "It takes 12.5 ms.", "It loses 0.3% of the accuracy."):
         assert wrong(page, f"{text}\n\n{claim}\n") != [], claim
+
+
+def test_each_layer_that_takes_longer_than_its_operations_has_a_reason():
+    assert layers_page.unexplained() == []
+    assert set(layers_page.REASONS) <= set(read("layer_sweep")["layers"])
 
 
 def test_the_readme_shows_what_its_blocks_printed():

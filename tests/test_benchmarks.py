@@ -146,6 +146,19 @@ def _run(script, *arguments):
 
 
 @pytest.mark.slow
+def test_the_sweep_over_layers_times_plain_operations_that_compute_the_same(tmp_path):
+    out, names = tmp_path / "sweep.json", ["Conv2D, 64 groups", "TimeDistributed", "GRU"]
+    quick = ["--networks", "--rounds", "1", "--seconds", "0.01", "--out", str(out)]
+    run = _run("layer_sweep.py", "--layers", *names, *quick)
+    assert run.returncode == 0, run.stderr
+    results = json.loads(out.read_text())["layers"]
+    assert set(results) == set(names)
+    for row in results.values():
+        assert max(row["forward"]["difference"].values()) < 1e-5
+        assert set(row["training"]["over_plain"]) == {"keras", "tfopt"}
+
+
+@pytest.mark.slow
 def test_the_benchmark_of_grouped_convolutions_compares_exports_and_trainings(tmp_path):
     out = tmp_path / "grouped.json"
     run = _run("grouped_convolutions.py", "--quick", "--models", "regnet", "convnext", "--out", str(out))
