@@ -69,7 +69,13 @@ NUMBERS = np.array([_weights(2, 4), _weights(4, 4), _weights(20, 1), _weights(28
 
 
 def decode_image(
-    content: Any, name: Any, size: tuple[int, int] | None = None, channels: int = 3, *, exact: bool = False
+    content: Any,
+    name: Any,
+    size: tuple[int, int] | None = None,
+    channels: int = 3,
+    *,
+    exact: bool = False,
+    central_crop: float | None = None,
 ) -> tf.Tensor:
     """Decodes an image and resizes it bilinearly, inside tf.data or eagerly.
 
@@ -84,6 +90,8 @@ def decode_image(
         exact: Whether to decode all pixels of a JPEG with the precise method, as `keras.utils.load_img` and
             `keras.utils.image_dataset_from_directory` do. Otherwise a JPEG of at least twice the size is decoded at a
             smaller size.
+        central_crop: Share of the largest centred part with the aspect ratio of `size`, which alone is resized, so that
+            the content keeps its aspect ratio. None resizes the whole image.
     Returns: uint8 [height, width, channels].
     Raises:
         tf.errors.InvalidArgumentError: The content is no image, is cut off, or is of a kind that TensorFlow cannot
@@ -100,16 +108,22 @@ def decode_image(
     ratios = RATIOS[:1] if size is None or exact else RATIOS
     is_jpeg = _is_whole_jpeg(content)
     jpeg = tf.where(is_jpeg, content, TINY_JPEG)
-    branch = tf.where(is_jpeg, _number_of_ratio(jpeg, size, ratios), len(ratios))
+    branch = tf.where(is_jpeg, _number_of_ratio(jpeg, size, ratios, central_crop), len(ratios))
     if channels == 1:  # TensorFlow turns CMYK into colour, but not into grey
         branch = tf.where(tf.image.extract_jpeg_shape(jpeg)[2] == 4, len(ratios), branch)
-    branches = [partial(_jpeg, content, size, channels, ratio, exact) for ratio in ratios]
-    pixels = tf.switch_case(branch, [*branches, partial(_other, content, name, size, channels)])
+    branches = [partial(_jpeg, content, size, channels, ratio, exact, central_crop) for ratio in ratios]
+    pixels = tf.switch_case(branch, [*branches, partial(_other, content, name, size, channels, central_crop)])
     return tf.ensure_shape(pixels, (*(size or (None, None)), channels))
 
 
 def decode_jpeg(
-    content: Any, name: Any, size: tuple[int, int] | None = None, channels: int = 3, *, exact: bool = False
+    content: Any,
+    name: Any,
+    size: tuple[int, int] | None = None,
+    channels: int = 3,
+    *,
+    exact: bool = False,
+    central_crop: float | None = None,
 ) -> tf.Tensor:
     """Decodes a JPEG that ends with its end marker, to the same pixels as `decode_image`, and faster.
 
@@ -127,8 +141,12 @@ def decode_jpeg(
     words = [f"{RULE} Received, it is cut off, or no JPEG:", name]
     with tf.control_dependencies([tf.raw_ops.Assert(condition=_is_whole_jpeg(content), data=words)]):
         jpeg = tf.identity(content)
-    branches = [partial(_jpeg, jpeg, size, channels, ratio, exact) for ratio in ratios]
-    pixels = branches[0]() if len(ratios) == 1 else tf.switch_case(_number_of_ratio(jpeg, size, ratios), branches)
+    branches = [partial(_jpeg, jpeg, size, channels, ratio, exact, central_crop) for ratio in ratios]
+    pixels = (
+        branches[0]()
+        if len(ratios) == 1
+        else tf.switch_case(_number_of_ratio(jpeg, size, ratios, central_crop), branches)
+    )
     return tf.ensure_shape(pixels, (*(size or (None, None)), channels))
 
 
@@ -138,22 +156,31 @@ def _is_whole_jpeg(content: Any) -> Any:
     return (tf.strings.substr(content, 0, len(JPEG)) == JPEG) & (end == END_OF_JPEG) & (length >= SMALLEST_FILE)
 
 
-def _number_of_ratio(jpeg: Any, size: tuple[int, int] | None, ratios: tuple[int, ...]) -> Any:
+def _number_of_ratio(
+    jpeg: Any, size: tuple[int, int] | None, ratios: tuple[int, ...], central_crop: float | None
+) -> Any:
     """Returns the number of the largest ratio at which a decoded JPEG is at least as large as the size."""
     if size is None or len(ratios) == 1:
         return 0
     # A decoder rounds sizes up: 375 pixels at 1/2 are 188. So an image of 2 * (188 - 1) + 1 pixels is large enough.
     smallest = [[ratio * (side - 1) + 1 for side in size] for ratio in ratios[1:]]
-    fits = tf.reduce_all(tf.image.extract_jpeg_shape(jpeg)[:2] >= tf.constant(smallest), axis=1)
+    sides = tf.image.extract_jpeg_shape(jpeg)[:2]
+    if central_crop is not None:
+        sides = _central_sides(sides, size, central_crop)
+    fits = tf.reduce_all(sides >= tf.constant(smallest), axis=1)
     return tf.reduce_sum(tf.cast(fits, tf.int32))
 
 
-def _jpeg(content: Any, size: tuple[int, int] | None, channels: int, ratio: int, exact: bool) -> tf.Tensor:
+def _jpeg(
+    content: Any, size: tuple[int, int] | None, channels: int, ratio: int, exact: bool, central_crop: float | None
+) -> tf.Tensor:
     faster: dict[str, Any] = {} if exact else {"dct_method": "INTEGER_FAST", "fancy_upscaling": False}
-    return _resize(tf.io.decode_jpeg(content, channels=channels, ratio=ratio, **faster), size)
+    return _resize(tf.io.decode_jpeg(content, channels=channels, ratio=ratio, **faster), size, central_crop)
 
 
-def _other(content: Any, name: Any, size: tuple[int, int] | None, channels: int) -> tf.Tensor:
+def _other(
+    content: Any, name: Any, size: tuple[int, int] | None, channels: int, central_crop: float | None
+) -> tf.Tensor:
     """Decodes a file of another kind, and a JPEG whose end is not the end of the file.
 
     All starts and all numbers of the header are compared at once, since each operation here costs time for every image,
@@ -187,7 +214,7 @@ def _other(content: Any, name: Any, size: tuple[int, int] | None, channels: int)
             lambda: tf.io.decode_image(content, channels=0, expand_animations=False)[..., :3],
         ],
     )
-    return _resize(tf.image.rgb_to_grayscale(pixels) if channels == 1 else pixels, size)
+    return _resize(tf.image.rgb_to_grayscale(pixels) if channels == 1 else pixels, size, central_crop)
 
 
 def _with_palette(content: Any) -> tf.Tensor:
@@ -199,7 +226,18 @@ def _with_palette(content: Any) -> tf.Tensor:
     return tf.gather(palette[:, 2::-1], tf.cast(indices, tf.int32))
 
 
-def _resize(pixels: tf.Tensor, size: tuple[int, int] | None) -> tf.Tensor:
+def _resize(pixels: tf.Tensor, size: tuple[int, int] | None, central_crop: float | None) -> tf.Tensor:
     if size is None:
         return pixels
+    if central_crop is not None:
+        sides = _central_sides(tf.shape(pixels)[:2], size, central_crop)
+        top, left = tf.unstack((tf.shape(pixels)[:2] - sides) // 2, num=2)
+        pixels = pixels[top : top + sides[0], left : left + sides[1]]
     return tf.cast(tf.round(tf.image.resize(pixels, size)), tf.uint8)
+
+
+def _central_sides(sides: tf.Tensor, size: tuple[int, int], central_crop: float) -> tf.Tensor:
+    """Returns (height, width) of the centred part of an image that `central_crop` keeps."""
+    scale = central_crop * tf.reduce_min(tf.cast(sides, tf.float32) / tf.constant(size, tf.float32))
+    kept = tf.cast(tf.round(scale * tf.constant(size, tf.float32)), tf.int32)
+    return tf.clip_by_value(kept, 1, sides)

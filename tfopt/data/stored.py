@@ -26,6 +26,8 @@ class EncodedImage:
         only_jpegs: Whether all files are JPEGs with no other data behind them. They are decoded faster then, see
             `tfopt.data.images.decode_jpeg`.
         stored_size: (height, width) of all images in the files, if they are known to be equal. None if not.
+        central_crop: Share of the largest centred part with the aspect ratio of `size`, which alone is resized. None
+            resizes the whole image.
     """
 
     kind: ClassVar[str] = "image"
@@ -35,6 +37,7 @@ class EncodedImage:
     dtype: str = "float32"
     only_jpegs: bool = False
     stored_size: tuple[int, int] | None = None
+    central_crop: float | None = None
 
     def __call__(self, content: Any, name: Any) -> tf.Tensor:
         pixels = self.pixels(content, name)
@@ -49,7 +52,8 @@ class EncodedImage:
         decode = decode_jpeg if self.only_jpegs else decode_image
         if self.stored_size == self.size:  # nothing to resize
             return tf.ensure_shape(decode(content, name, None, self.channels, exact=self.exact), (*self.size, None))
-        return decode(content, name, self.size, self.channels, exact=self.exact)
+        options: dict[str, Any] = {"exact": self.exact, "central_crop": self.central_crop}
+        return decode(content, name, self.size, self.channels, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +128,7 @@ class Stored:
             raise no_encoded_images(kind, "a source whose inputs are stored as arrays")
         decoder: Decoder | None = None if image.dtype == "uint8" else Scaled(divisor=255)
         if kind == "jpeg":
-            decoder = replace(image, exact=False, only_jpegs=True, stored_size=image.size)
+            decoder = replace(image, exact=False, only_jpegs=True, stored_size=image.size, central_crop=None)
 
         def read(*record: Any) -> tuple[Any, ...]:
             name, inputs, *others = self.read(*record)
@@ -149,7 +153,12 @@ def decoder_to_json(decoder: Decoder | None) -> dict[str, Any] | None:
         >>> decoder_to_json(EncodedMask(size=(8, 8)))
         {'kind': 'mask', 'size': (8, 8)}
     """
-    return None if decoder is None else {"kind": decoder.kind, **asdict(decoder)}
+    if decoder is None:
+        return None
+    settings = {"kind": decoder.kind, **asdict(decoder)}
+    if settings.get("central_crop", 0) is None:  # schemas written before this setting do not have it
+        del settings["central_crop"]
+    return settings
 
 
 def decoder_of_json(settings: dict[str, Any] | None) -> Decoder | None:

@@ -41,7 +41,11 @@ def named_feature(features: Sequence[str], name: str | None, usual: Sequence[str
 
 
 def decoder(
-    inputs: Feature, targets: Feature, image_size: int | Sequence[int] | None, length: int
+    inputs: Feature,
+    targets: Feature,
+    image_size: int | Sequence[int] | None,
+    length: int,
+    central_crop: float | None = None,
 ) -> Callable[[Any, Any], Any]:
     """Returns the function from a record (inputs, targets) of a hub to an example. A text becomes `length` bytes.
 
@@ -66,7 +70,8 @@ def decoder(
 
     def decode(value: Any, target: Any) -> Any:
         if inputs.kind == "image":
-            value = tf.cast(decode_image(value, f"a record of {inputs.name}", size, channels), tf.float32) / 255
+            name = f"a record of {inputs.name}"
+            value = tf.cast(decode_image(value, name, size, channels, central_crop=central_crop), tf.float32) / 255
         elif inputs.kind == "text":
             value = tf.cast(tf.io.decode_raw(value, tf.uint8, fixed_length=length), tf.int32)
             value = tf.ensure_shape(value, (length,))
