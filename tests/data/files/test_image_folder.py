@@ -8,7 +8,7 @@ import tensorflow as tf
 from PIL import Image
 
 from tfopt.data import convert, image_folder, tfrecord
-from tfopt.data.images import decode_image
+from tfopt.data.images import central_box, decode_image
 from tfopt.data.stored import decoder_to_json
 from tfopt.errors import ConfigError
 
@@ -351,7 +351,9 @@ def test_a_central_crop_keeps_the_aspect_ratio_also_in_a_conversion(folder, tmp_
     examples = image_folder(directory=folder, image_size=24, central_crop=0.5)
     path, (image, _) = next(zip(paths(examples.test), examples.decoded("test"), strict=True))
     content = tf.io.read_file(path)
-    np.testing.assert_allclose(image, decode_image(content, path, (24, 24), central_crop=0.5) / 255, atol=1e-6)
+    np.testing.assert_allclose(
+        image, decode_image(content, path, (24, 24), box=central_box(0.5, (24, 24))) / 255, atol=1e-6
+    )
     assert np.abs(whole.x_test - examples.x_test).mean() > 0.02
     for form in ("files", "pixels"):
         convert(examples, tmp_path / f"records_{form}", images=form)

@@ -9,6 +9,9 @@ Values are computed in float32 and rounded once after each of these stages:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -302,6 +305,30 @@ class Augmentation:
                 "Masks must have the height and width of the images, so that they move alike. Received: masks of "
                 f"height and width {size}, and images of {sizes[0]}. Resize the masks after the augmentation."
             )
+
+
+def separate_boxes(augment: Any) -> tuple[Callable[..., tf.Tensor] | None, Any]:
+    """Separates the random resized crop from other changes, for a source that cuts an image before it is resized.
+
+    Returns: A function from a seed [2] and the size (height, width) of one image to its random box, (top, left, height,
+        width), int32 [4]; and the augmentation of what is cut out. Without such a crop, and for masks, which are cut
+        together with their images, None and the augmentation as it is.
+    Example:
+        >>> config = AugmentConfig(crop_scale=(1, 1), crop_ratio=(1, 1), flip="horizontal")
+        >>> box, others = separate_boxes(Augmentation(config))
+        >>> box(tf.constant([0, 1]), tf.constant([8, 8])).numpy().tolist(), others.config.flip, others.config.crop_scale
+        ([0, 0, 8, 8], 'horizontal', None)
+    """
+    if not isinstance(augment, Augmentation) or augment.config.crop_scale is None or augment._masks:
+        return None, augment
+    scale, ratio = augment.config.crop_scale, augment.config.crop_ratio
+    others = copy(augment)
+    others.config = replace(augment.config, crop_scale=None)
+
+    def box(seed: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+        return draw_boxes(tf.random.experimental.stateless_fold_in(seed, RESIZED_CROP), scale, ratio, 1, size)[0]
+
+    return box, others
 
 
 def _images(inputs: Any) -> list[tf.Tensor]:

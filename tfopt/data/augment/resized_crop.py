@@ -18,7 +18,7 @@ TRIES = 10
 
 
 def draw_boxes(
-    seed: tf.Tensor, scale: tuple[float, float], ratio: tuple[float, float], batch: tf.Tensor, size: tf.Tensor
+    seed: tf.Tensor, scale: tuple[float, float], ratio: tuple[float, float], batch: tf.Tensor | int, size: tf.Tensor
 ) -> tf.Tensor:
     """Draws a box for each image of a batch.
 

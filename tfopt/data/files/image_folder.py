@@ -161,8 +161,8 @@ def image_folder(
         notes += mask.notes
     records = [os.fsencode(path) for path in paths], classes if mask is None else mask.paths  # a name may be no UTF-8
 
-    def decode(path: Any, target: Any) -> Any:
-        return image(tf.io.read_file(path), path), target if mask is None else mask.decode(target)
+    def decode(path: Any, target: Any, *, box: Any = None) -> Any:
+        return image(tf.io.read_file(path), path, box), target if mask is None else mask.decode(target)
 
     folder_bytes = len(os.fsencode(root / "x")) - 1
 
@@ -182,6 +182,7 @@ def image_folder(
         outputs=len(names) if mask is None else mask.outputs,
         class_names=names,
         decode=decode,
+        decodes_boxes=mask is None,
         ignored_target=None if mask is None else ignored_target,
         notes=notes,
         stored=Stored(read=stored, inputs=image, targets=None if mask is None else mask.decoder),

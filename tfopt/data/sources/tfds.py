@@ -86,6 +86,7 @@ def tfds(
         outputs=outputs_of(y),
         class_names=y.class_names,
         decode=decode,
+        decodes_boxes=x.kind == "image",
     )
 
 
