@@ -13,14 +13,15 @@ Whole call: `plan.pipeline((images, labels), augment=...)` against what a user o
 shuffled and batched, and Keras' layers are mapped over the batches. Images are uint8 or float32, and tfopt keeps their
 type. Keras has no random resized crop; its nearest layers, RandomZoom and RandomTranslation, take its place.
 
-Sources: benchmarks/input_sources.py and benchmarks/input_records.py give the cases.
+Sources: benchmarks/input_sources.py, benchmarks/input_records.py and benchmarks/input_crops.py give the cases.
 
 Placement: a small network is trained with the same augmentation in the pipeline (host) and in the training step
 (device).
 
 The sides take turns. Each round gives one ratio; its median and quartiles are over the rounds. Other programs on the
 machine disturb single turns. The results also hold the ratio of processor time. Results go to
-benchmarks/results/input_pipeline.json.
+benchmarks/results/input_pipeline.json. With `--only`, the file keeps the other cases, if it is of the same device and
+versions.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ SIZES, BATCH, IMAGES = (128, 224), 64, 512
 PADDING = 4
 TURN_S = 1.5
 FIRST = 2  # batches of a turn that are read before the clock starts
-MODULES = ("input_sources", "input_records")
+MODULES = ("input_sources", "input_records", "input_crops")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +80,7 @@ def main(options: Options) -> dict[str, Any]:
         "rounds": options.rounds - 1,
         "cases": {},
     }
+    keep_others(results, options)
     with tempfile.TemporaryDirectory() as directory:
         for name, ours, theirs in all_cases(Path(directory)):
             if re.search(options.only, name):
@@ -88,6 +90,20 @@ def main(options: Options) -> dict[str, Any]:
         results["placement"] = placement(options.rounds)
     write(results, options.out)
     return results
+
+
+def keep_others(results: dict[str, Any], options: Options) -> None:
+    """Adds what the results file holds of cases that are not measured now, unless another machine measured them."""
+    if not options.only or not options.out.is_file():
+        return
+    known = json.loads(options.out.read_text())
+    differs = [name for name in ("device", "gpus", "tensorflow", "keras") if known.get(name) != results[name]]
+    if differs:
+        raise SystemExit(
+            f"--only needs results of the same {', '.join(differs)}, to keep the other cases. Received: "
+            f"{options.out}, with {', '.join(str(known.get(name)) for name in differs)}. Name another file with --out."
+        )
+    results |= {name: known[name] for name in ("cases", "placement") if name in known}
 
 
 def write(results: dict[str, Any], path: Path) -> None:

@@ -193,9 +193,12 @@ def _jpeg(
         return _resize(tf.io.decode_jpeg(content, channels=channels), size, part)
     faster: dict[str, Any] = {"ratio": ratio, "dct_method": "INTEGER_FAST", "fancy_upscaling": False}
     if part is None:
-        return _resize(tf.io.decode_jpeg(content, channels=channels, **faster), size)
-    window = tf.concat([part[:2] // ratio, (part[2:] + ratio - 1) // ratio], axis=0)
-    return _resize(tf.io.decode_and_crop_jpeg(content, window, channels=channels, **faster), size)
+        pixels = tf.io.decode_jpeg(content, channels=channels, **faster)
+    else:
+        window = tf.concat([part[:2] // ratio, (part[2:] + ratio - 1) // ratio], axis=0)
+        pixels = tf.io.decode_and_crop_jpeg(content, window, channels=channels, **faster)
+    # TensorFlow resizes float32 faster than uint8, to the same values.
+    return pixels if size is None else _resize(tf.cast(pixels, tf.float32), size)
 
 
 def _other(content: Any, name: Any, size: tuple[int, int] | None, channels: int, box: Box | None) -> tf.Tensor:
