@@ -9,14 +9,19 @@ tfopt's side here: its last step is a cast. tfopt's own pipeline gives uint8 to 
 device; one case measures that. Keras' RandomCrop takes one place for the whole batch, and its RandAugment the same
 operations for the whole batch. tfopt draws for each image.
 
-Sources: benchmarks/input_sources.py and benchmarks/input_records.py give the cases.
+Whole call: `plan.pipeline((images, labels), augment=...)` against what a user of Keras writes: arrays are sliced,
+shuffled and batched, and Keras' layers are mapped over the batches. Images are uint8 or float32, and tfopt keeps their
+type. Keras has no random resized crop; its nearest layers, RandomZoom and RandomTranslation, take its place.
+
+Sources: benchmarks/input_sources.py, benchmarks/input_records.py and benchmarks/input_crops.py give the cases.
 
 Placement: a small network is trained with the same augmentation in the pipeline (host) and in the training step
 (device).
 
 The sides take turns. Each round gives one ratio; its median and quartiles are over the rounds. Other programs on the
 machine disturb single turns. The results also hold the ratio of processor time. Results go to
-benchmarks/results/input_pipeline.json.
+benchmarks/results/input_pipeline.json. With `--only`, the file keeps the other cases, if it is of the same device and
+versions.
 """
 
 from __future__ import annotations
@@ -51,7 +56,7 @@ SIZES, BATCH, IMAGES = (128, 224), 64, 512
 PADDING = 4
 TURN_S = 1.5
 FIRST = 2  # batches of a turn that are read before the clock starts
-MODULES = ("input_sources", "input_records")
+MODULES = ("input_sources", "input_records", "input_crops")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +80,7 @@ def main(options: Options) -> dict[str, Any]:
         "rounds": options.rounds - 1,
         "cases": {},
     }
+    keep_others(results, options)
     with tempfile.TemporaryDirectory() as directory:
         for name, ours, theirs in all_cases(Path(directory)):
             if re.search(options.only, name):
@@ -86,6 +92,20 @@ def main(options: Options) -> dict[str, Any]:
     return results
 
 
+def keep_others(results: dict[str, Any], options: Options) -> None:
+    """Adds what the results file holds of cases that are not measured now, unless another machine measured them."""
+    if not options.only or not options.out.is_file():
+        return
+    known = json.loads(options.out.read_text())
+    differs = [name for name in ("device", "gpus", "tensorflow", "keras") if known.get(name) != results[name]]
+    if differs:
+        raise SystemExit(
+            f"--only needs results of the same {', '.join(differs)}, to keep the other cases. Received: "
+            f"{options.out}, with {', '.join(str(known.get(name)) for name in differs)}. Name another file with --out."
+        )
+    results |= {name: known[name] for name in ("cases", "placement") if name in known}
+
+
 def write(results: dict[str, Any], path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
     write_text(path, json.dumps(results, indent=2) + "\n")
@@ -94,6 +114,7 @@ def write(results: dict[str, Any], path: Path) -> None:
 def all_cases(directory: Path) -> Iterator[Case]:
     for size in SIZES:
         yield from augmentation_cases(size)
+    yield from whole_call_cases(SIZES[0])
     for module in MODULES:
         if (Path(__file__).parent / f"{module}.py").is_file():
             yield from importlib.import_module(module).cases(directory / module)
@@ -141,6 +162,39 @@ def augmentation_cases(size: int) -> Iterator[Case]:
         yield f"{name}, {size}x{size}", lambda config=config: augmented(images, config), theirs
         if name == "padded crop + flip":
             yield f"{name}, {size}x{size}, uint8", lambda config=config: augmented(images, config, tf.uint8), theirs
+
+
+def whole_call_cases(size: int) -> Iterator[Case]:
+    """Yields the cases in which both sides do all that a user calls: shuffle, augment, batch."""
+    layers = keras.layers
+    cases: dict[str, tuple[AugmentConfig, list[Any]]] = {
+        "padded crop + flip": (
+            AugmentConfig(crop=PADDING, flip="horizontal"),
+            [layers.ZeroPadding2D(PADDING), layers.RandomCrop(size, size), layers.RandomFlip("horizontal")],
+        ),
+        "random resized crop": (
+            AugmentConfig(crop_scale=(0.08, 1)),
+            [
+                layers.RandomZoom((-0.7, 0), (-0.7, 0), fill_mode="nearest"),
+                layers.RandomTranslation(0.2, 0.2, fill_mode="nearest"),
+            ],
+        ),
+    }
+    pixels = photos(size)
+    labels = np.arange(len(pixels)) % 10
+    decided = tfopt.plan(tfopt.TrainingConfig(global_batch_size=BATCH, strategy="none"))
+    for name, (config, chain) in cases.items():
+        for images in (pixels, (pixels / 255).astype("float32")):
+
+            def ours(images: np.ndarray = images, config: AugmentConfig = config) -> tf.data.Dataset:
+                return decided.pipeline((images, labels), augment=Augmentation(config), repeat=True)
+
+            def theirs(images: np.ndarray = images, chain: list[Any] = chain) -> tf.data.Dataset:
+                model = keras.Sequential(chain)
+                examples = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(IMAGES).repeat().batch(BATCH)
+                return examples.map(lambda x, y: (model(x, training=True), y), num_parallel_calls=tf.data.AUTOTUNE)
+
+            yield f"whole call: {name}, {size}x{size}, {images.dtype}", ours, theirs
 
 
 def augmented(images: np.ndarray, config: AugmentConfig, dtype: tf.DType = tf.float32) -> tf.data.Dataset:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import gpu_profile
 import gpu_training
+import input_pipeline
 import int8_models
 import int8_savedmodel
 import keras
@@ -20,6 +21,20 @@ import tfopt
 from tfopt.hardware import detect
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+def test_a_part_of_the_input_cases_keeps_the_others_of_the_same_machine(tmp_path):
+    out = tmp_path / "results.json"
+    options = input_pipeline.Options(only="none has this name", out=out)
+    header = input_pipeline.main(options)
+    assert header["cases"] == {}
+    out.write_text(json.dumps({**header, "cases": {"crop": 1}, "placement": 2}))
+    results = input_pipeline.main(options)
+    assert (results["cases"], results["placement"]) == ({"crop": 1}, 2)
+    assert json.loads(out.read_text()) == results
+    out.write_text(json.dumps({**header, "device": "another one"}))
+    with pytest.raises(SystemExit, match=r"--only needs results of the same device.*another one"):
+        input_pipeline.main(options)
 
 
 def test_bert_base_has_two_operations_per_weight_and_token_and_those_of_attention():

@@ -8,7 +8,7 @@ import tensorflow as tf
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
-from tfopt.data.images import decode_image
+from tfopt.data.images import central_box, decode_image
 
 PHOTO = Image.fromarray(load_sample_image("china.jpg")).crop((100, 100, 333, 301))
 GREY, PALETTE = PHOTO.convert("L"), PHOTO.convert("P")
@@ -114,3 +114,23 @@ def test_no_damage_crashes(kind):
                 assert decode_image(each, "name", (8, 8)).shape == (8, 8, 3)
             except tf.errors.OpError as error:
                 assert error.message  # noqa: PT017 (either is right)
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+@pytest.mark.parametrize(("size", "share"), [((40, 40), 0.875), ((30, 60), 1.0), ((90, 20), 0.5)])
+def test_a_central_crop_is_the_centre_of_the_image_with_its_aspect_ratio(kind, size, share):
+    pixels = tf.constant(np.asarray(PHOTO))
+    content = tf.io.encode_png(pixels) if kind == "png" else tf.io.encode_jpeg(pixels, quality=100)
+    height, width = pixels.shape[:2]
+    scale = share * min(height / size[0], width / size[1])
+    h, w = round(scale * size[0]), round(scale * size[1])
+    top, left = (height - h) // 2, (width - w) // 2
+    decoded = tf.io.decode_image(content).numpy()
+    wanted = np.round(tf.image.resize(decoded[top : top + h, left : left + w], size))
+    found = decode_image(content, "photo", size, exact=True, box=central_box(share, size))
+    np.testing.assert_allclose(tf.cast(found, tf.float32), wanted, atol=1)
+    if kind == "jpeg":
+        # A large one is decoded at a smaller size, whose pixels are means. The box moves by less than one of them.
+        means = tf.image.resize(decoded[top : top + h, left : left + w], size, "area")
+        faster = tf.cast(decode_image(content, "photo", size, box=central_box(share, size)), tf.float32)
+        assert np.corrcoef(np.ravel(faster), np.ravel(means))[0, 1] > 0.85

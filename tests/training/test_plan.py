@@ -80,6 +80,8 @@ def test_a_run_augments_on_a_gpu_that_has_the_images():
     }
     on_device = {key for key, place in places.items() if place == "device"}
     assert on_device == {key for key in places if key[0] == "device"} | {("auto", ((9, 0),), False)}
+    cutting = choose_augmentation_place("auto", machine((9, 0)), in_stages=False, cuts_boxes=True)
+    assert cutting == ("host", "the boxes of crop_scale are cut while images are decoded")
 
 
 def test_none_keeps_two_gpus_to_one():

@@ -157,13 +157,14 @@ def measure_command(words: list[str]) -> int:
     config, training = _named(options.name, options.arguments)
     start_tensorflow()
     from tfopt.data import measure, pipeline
+    from tfopt.data.config import cuts_boxes
     from tfopt.hardware import detect
     from tfopt.training.choices import choose_augmentation_place
 
     config = replace(config, service=None)  # the stages are measured here, wherever they run in a training
     examples = config.load()
-    in_stages = training.strategy == "pipeline"
-    place, _ = choose_augmentation_place(config.augment.where, detect(), in_stages=in_stages)
+    in_stages, cutting = training.strategy == "pipeline", cuts_boxes(config, examples)
+    place, _ = choose_augmentation_place(config.augment.where, detect(), in_stages=in_stages, cuts_boxes=cutting)
     batches = pipeline(
         examples,
         batch_size=options.batch_size or training.global_batch_size,

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from annotated_types import Ge, Lt
+from annotated_types import Ge, Gt, Le, Lt
 
 from tfopt.errors import ConfigError
 from tfopt.settings.validation import Remedy, check_value
@@ -27,6 +27,7 @@ RULES: dict[str, Any] = {
     **dict.fromkeys(("num_classes", "num_words", "stride"), Size),
     **dict.fromkeys(("outputs", "window"), Size | None),
     **dict.fromkeys(("overlap", "skip_damaged"), Annotated[int, Ge(0)]),
+    "central_crop": Annotated[float | None, Gt(0), Le(1), Remedy("It is a share; 0.875 is usual. None is off.")],
     "exact": bool | None,
     "ignored_target": int | None,
     "input_shape": tuple[Size, ...],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -28,7 +28,9 @@ SHUFFLE_BUFFER_OF_RECORDS = 100_000
 # A window of large examples is smaller. The limit is no share of the free memory: the order must not depend on it.
 SHUFFLE_BYTES = 2**29
 # The caches of each `Examples`. Later trainings with the same examples use them again.
-_CACHES: WeakKeyDictionary[Examples, dict[tuple[Split, CacheMode, str | None, bool], CachedData]] = WeakKeyDictionary()
+_CACHES: WeakKeyDictionary[Examples, dict[tuple[Split, CacheMode, str | None, bool, bool], CachedData]] = (
+    WeakKeyDictionary()
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +199,13 @@ def cache_mode(cache: CacheMode | bool) -> CacheMode:
 
 
 def cache_examples(
-    examples: Examples, split: Split, *, mode: CacheMode = "auto", cache_dir: str | None = None, may_count: bool = True
+    examples: Examples,
+    split: Split,
+    *,
+    mode: CacheMode = "auto",
+    cache_dir: str | None = None,
+    may_count: bool = True,
+    boxes: bool = False,
 ) -> CachedData:
     """Returns the records of a part, or its decoded examples, with the cache that suits their size.
 
@@ -208,15 +216,22 @@ def cache_examples(
         cache_dir: Directory for caches on disk.
         may_count: Whether bytes of unknown number may be counted while they are read. TensorFlow does not find the
             files of a data set behind the counting, so it cannot divide them among workers.
+        boxes: Whether each epoch decodes another part of each image. "auto" then keeps no decoded examples.
     """
     known = _CACHES.setdefault(examples, {})
-    key = (split, mode, cache_dir, may_count)
+    boxes = boxes and mode == "auto"
+    key = (split, mode, cache_dir, may_count, boxes)
     if key not in known:
         records, name = examples.records(split), re.sub(r"[^\w .-]", "_", f"{examples.name}-{split}")
         # The training and the validation part are in memory at the same time.
         other = examples.size("validation" if split == "train" else "train") or 0
-        choice = choose_cache(records, examples.decode, mode=mode, cache_dir=cache_dir, name=name, beside=other)
-        choice = _with_room(choice, records, examples.decode)
+        if boxes:
+            choice = choose_cache(records, name=name, beside=other)
+            if choice.place == "memory":
+                choice = replace(choice, place="records in memory")
+        else:
+            choice = choose_cache(records, examples.decode, mode=mode, cache_dir=cache_dir, name=name, beside=other)
+            choice = _with_room(choice, records, examples.decode)
         known[key] = CachedData(records, examples.decode, choice, cache_dir, name, may_count, of_source=True)
     return known[key]
 

@@ -140,6 +140,17 @@ class DataConfig:
         return {name: getattr(self, name) for name in names}
 
 
+def cuts_boxes(config: DataConfig, examples: Examples) -> bool:
+    """Returns whether the pipeline cuts the boxes of augment.crop_scale out of images before they are resized.
+
+    Example:
+        >>> config = DataConfig(augment=AugmentConfig(crop_scale=(0.08, 1)))
+        >>> cuts_boxes(config, config.load())  # arrays
+        False
+    """
+    return examples.decodes_boxes and config.augment.crop_scale is not None and config.augment.where != "device"
+
+
 def _are_masks(spec: Any) -> bool:
     """Returns whether the targets of single examples are masks of their images."""
     import tensorflow as tf

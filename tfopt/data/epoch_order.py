@@ -110,6 +110,28 @@ def seeds_of_passes(seed: int) -> tf.data.Dataset:
     return tf.data.Dataset.counter(dtype=tf.int64).map(lambda number: seed_of(seed, number))
 
 
+def with_seeds(examples: tf.data.Dataset, seed: Any, *, in_service: bool) -> tf.data.Dataset:
+    """Returns pairs of an example and a seed [2] of its own.
+
+    Args:
+        in_service: Whether a tf.data service reads the examples.
+    Example:
+        >>> examples = tf.data.Dataset.range(3)
+        >>> [seed.shape[0] for _, seed in with_seeds(examples, 0, in_service=False)]
+        [2, 2, 2]
+    """
+    if not in_service:
+        seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).batch(2, drop_remainder=True)
+        return tf.data.Dataset.zip(examples, seeds)
+    # A service divides every source among its workers, and random numbers cannot be divided. Each worker counts.
+    start = tf.cast(seed, tf.int64)
+
+    def count(number: tf.Tensor, *example: Any) -> Any:
+        return number + 1, (example[0] if len(example) == 1 else example, tf.stack([start, number]))
+
+    return examples.scan(tf.constant(0, tf.int64), count)
+
+
 class PerEpoch(SameElements):
     """A data set that reads the epoch number, with a faster path to the same elements outside strategies.
 

@@ -40,6 +40,9 @@ class Examples:
         class_names: Names of the classes, in the order of their numbers; empty if there are none.
         decode: Function in TensorFlow from a record (one argument for each of its components) to an example. None
             means that records are examples.
+        decodes_boxes: Whether `decode` takes the keyword `box`, a function in TensorFlow from the (height, width) of an
+            encoded image to the part of it that is decoded and resized: (top, left, height, width). A random resized
+            crop is then cut out of the image as it is stored, see AugmentConfig.crop_scale.
         padding: For examples that differ in length: the values that fill the inputs and the targets of a batch.
         ignored_target: Class number of targets that count neither in the loss nor in the score, such as 255 in a mask.
         bytes_per_target: Mean number of bytes of text that a token stands for.
@@ -70,6 +73,7 @@ class Examples:
     outputs: int
     class_names: tuple[str, ...] = ()
     decode: Callable[..., Any] | None = None
+    decodes_boxes: bool = False
     padding: tuple[Any, Any] | None = None
     ignored_target: int | None = None
     bytes_per_target: float = 1.0

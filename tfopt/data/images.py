@@ -13,6 +13,7 @@ BMP with a palette or with compression. A look at the first bytes finds them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,7 @@ PROBLEMS = (
     "",
 )
 HEADER_BYTES = 34
+Box = Callable[[tf.Tensor], tf.Tensor]
 
 
 def _pattern(start: bytes, position: int = 0, second: bytes = b"") -> list[int]:
@@ -68,8 +70,30 @@ STARTS = np.array(
 NUMBERS = np.array([_weights(2, 4), _weights(4, 4), _weights(20, 1), _weights(28, 2), _weights(30, 4)], np.int32)
 
 
+def central_box(share: float, size: tuple[int, int]) -> Box:
+    """Returns the function to a share of the largest centred part of an image with the aspect ratio of `size`.
+
+    Example:
+        >>> central_box(0.5, (10, 10))(tf.constant([20, 40])).numpy().tolist()
+        [5, 15, 10, 10]
+    """
+
+    def box(sides: tf.Tensor) -> tf.Tensor:
+        scale = share * tf.reduce_min(tf.cast(sides, tf.float32) / tf.constant(size, tf.float32))
+        kept = tf.clip_by_value(tf.cast(tf.round(scale * tf.constant(size, tf.float32)), tf.int32), 1, sides)
+        return tf.concat([(sides - kept) // 2, kept], axis=0)
+
+    return box
+
+
 def decode_image(
-    content: Any, name: Any, size: tuple[int, int] | None = None, channels: int = 3, *, exact: bool = False
+    content: Any,
+    name: Any,
+    size: tuple[int, int] | None = None,
+    channels: int = 3,
+    *,
+    exact: bool = False,
+    box: Box | None = None,
 ) -> tf.Tensor:
     """Decodes an image and resizes it bilinearly, inside tf.data or eagerly.
 
@@ -84,6 +108,8 @@ def decode_image(
         exact: Whether to decode all pixels of a JPEG with the precise method, as `keras.utils.load_img` and
             `keras.utils.image_dataset_from_directory` do. Otherwise a JPEG of at least twice the size is decoded at a
             smaller size.
+        box: Function from the (height, width) of an image, int32 [2], to the part of it that is resized: (top, left,
+            height, width), int32 [4]. Of a JPEG no other part is decoded, unless `exact`. None takes the whole image.
     Returns: uint8 [height, width, channels].
     Raises:
         tf.errors.InvalidArgumentError: The content is no image, is cut off, or is of a kind that TensorFlow cannot
@@ -100,16 +126,23 @@ def decode_image(
     ratios = RATIOS[:1] if size is None or exact else RATIOS
     is_jpeg = _is_whole_jpeg(content)
     jpeg = tf.where(is_jpeg, content, TINY_JPEG)
-    branch = tf.where(is_jpeg, _number_of_ratio(jpeg, size, ratios), len(ratios))
+    part, number = _part(jpeg, size, ratios, box)
+    branch = tf.where(is_jpeg, number, len(ratios))
     if channels == 1:  # TensorFlow turns CMYK into colour, but not into grey
         branch = tf.where(tf.image.extract_jpeg_shape(jpeg)[2] == 4, len(ratios), branch)
-    branches = [partial(_jpeg, content, size, channels, ratio, exact) for ratio in ratios]
-    pixels = tf.switch_case(branch, [*branches, partial(_other, content, name, size, channels)])
+    branches = [partial(_jpeg, content, size, channels, ratio, exact, part) for ratio in ratios]
+    pixels = tf.switch_case(branch, [*branches, partial(_other, content, name, size, channels, box)])
     return tf.ensure_shape(pixels, (*(size or (None, None)), channels))
 
 
 def decode_jpeg(
-    content: Any, name: Any, size: tuple[int, int] | None = None, channels: int = 3, *, exact: bool = False
+    content: Any,
+    name: Any,
+    size: tuple[int, int] | None = None,
+    channels: int = 3,
+    *,
+    exact: bool = False,
+    box: Box | None = None,
 ) -> tf.Tensor:
     """Decodes a JPEG that ends with its end marker, to the same pixels as `decode_image`, and faster.
 
@@ -127,8 +160,9 @@ def decode_jpeg(
     words = [f"{RULE} Received, it is cut off, or no JPEG:", name]
     with tf.control_dependencies([tf.raw_ops.Assert(condition=_is_whole_jpeg(content), data=words)]):
         jpeg = tf.identity(content)
-    branches = [partial(_jpeg, jpeg, size, channels, ratio, exact) for ratio in ratios]
-    pixels = branches[0]() if len(ratios) == 1 else tf.switch_case(_number_of_ratio(jpeg, size, ratios), branches)
+    part, number = _part(jpeg, size, ratios, box)
+    branches = [partial(_jpeg, jpeg, size, channels, ratio, exact, part) for ratio in ratios]
+    pixels = branches[0]() if len(ratios) == 1 else tf.switch_case(number, branches)
     return tf.ensure_shape(pixels, (*(size or (None, None)), channels))
 
 
@@ -138,22 +172,36 @@ def _is_whole_jpeg(content: Any) -> Any:
     return (tf.strings.substr(content, 0, len(JPEG)) == JPEG) & (end == END_OF_JPEG) & (length >= SMALLEST_FILE)
 
 
-def _number_of_ratio(jpeg: Any, size: tuple[int, int] | None, ratios: tuple[int, ...]) -> Any:
-    """Returns the number of the largest ratio at which a decoded JPEG is at least as large as the size."""
-    if size is None or len(ratios) == 1:
-        return 0
+def _part(jpeg: Any, size: tuple[int, int] | None, ratios: tuple[int, ...], box: Box | None) -> tuple[Any, Any]:
+    """Returns the box of a JPEG, and the number of the largest ratio at which it is at least as large as the size."""
+    if size is None or (box is None and len(ratios) == 1):
+        return None, 0
+    sides = tf.image.extract_jpeg_shape(jpeg)[:2]
+    part = None if box is None else box(sides)
     # A decoder rounds sizes up: 375 pixels at 1/2 are 188. So an image of 2 * (188 - 1) + 1 pixels is large enough.
-    smallest = [[ratio * (side - 1) + 1 for side in size] for ratio in ratios[1:]]
-    fits = tf.reduce_all(tf.image.extract_jpeg_shape(jpeg)[:2] >= tf.constant(smallest), axis=1)
-    return tf.reduce_sum(tf.cast(fits, tf.int32))
+    smallest = [[ratio * (side - 1) + 1 for side in size] for ratio in ratios]
+    fits = tf.reduce_all(
+        (sides if part is None else part[2:]) >= tf.constant(smallest[1:], tf.int32, (len(ratios) - 1, 2)), axis=1
+    )
+    return part, tf.reduce_sum(tf.cast(fits, tf.int32))
 
 
-def _jpeg(content: Any, size: tuple[int, int] | None, channels: int, ratio: int, exact: bool) -> tf.Tensor:
-    faster: dict[str, Any] = {} if exact else {"dct_method": "INTEGER_FAST", "fancy_upscaling": False}
-    return _resize(tf.io.decode_jpeg(content, channels=channels, ratio=ratio, **faster), size)
+def _jpeg(
+    content: Any, size: tuple[int, int] | None, channels: int, ratio: int, exact: bool, part: tf.Tensor | None
+) -> tf.Tensor:
+    if exact:  # cut afterwards: at its edges, a part that is decoded alone lacks the colours of the pixels beside it
+        return _resize(tf.io.decode_jpeg(content, channels=channels), size, part)
+    faster: dict[str, Any] = {"ratio": ratio, "dct_method": "INTEGER_FAST", "fancy_upscaling": False}
+    if part is None:
+        pixels = tf.io.decode_jpeg(content, channels=channels, **faster)
+    else:
+        window = tf.concat([part[:2] // ratio, (part[2:] + ratio - 1) // ratio], axis=0)
+        pixels = tf.io.decode_and_crop_jpeg(content, window, channels=channels, **faster)
+    # TensorFlow resizes float32 faster than uint8, to the same values.
+    return pixels if size is None else _resize(tf.cast(pixels, tf.float32), size)
 
 
-def _other(content: Any, name: Any, size: tuple[int, int] | None, channels: int) -> tf.Tensor:
+def _other(content: Any, name: Any, size: tuple[int, int] | None, channels: int, box: Box | None) -> tf.Tensor:
     """Decodes a file of another kind, and a JPEG whose end is not the end of the file.
 
     All starts and all numbers of the header are compared at once, since each operation here costs time for every image,
@@ -187,7 +235,8 @@ def _other(content: Any, name: Any, size: tuple[int, int] | None, channels: int)
             lambda: tf.io.decode_image(content, channels=0, expand_animations=False)[..., :3],
         ],
     )
-    return _resize(tf.image.rgb_to_grayscale(pixels) if channels == 1 else pixels, size)
+    part = None if box is None else box(tf.shape(pixels)[:2])
+    return _resize(tf.image.rgb_to_grayscale(pixels) if channels == 1 else pixels, size, part)
 
 
 def _with_palette(content: Any) -> tf.Tensor:
@@ -199,7 +248,10 @@ def _with_palette(content: Any) -> tf.Tensor:
     return tf.gather(palette[:, 2::-1], tf.cast(indices, tf.int32))
 
 
-def _resize(pixels: tf.Tensor, size: tuple[int, int] | None) -> tf.Tensor:
+def _resize(pixels: tf.Tensor, size: tuple[int, int] | None, part: tf.Tensor | None = None) -> tf.Tensor:
     if size is None:
         return pixels
+    if part is not None:
+        top, left, height, width = tf.unstack(part, num=4)
+        pixels = pixels[top : top + height, left : left + width]
     return tf.cast(tf.round(tf.image.resize(pixels, size)), tf.uint8)

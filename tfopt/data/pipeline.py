@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import tensorflow as tf
 from annotated_types import Ge
 
-from tfopt.data.augment.augmentation import Augmentation
+from tfopt.data.augment.augmentation import Augmentation, separate_boxes
 from tfopt.data.augment.config import AugmentConfig
 from tfopt.data.batching import batched, check_buckets
 from tfopt.data.caching import CachedData, CacheMode, cache_dataset, cache_examples, cache_mode
-from tfopt.data.config import DataConfig
-from tfopt.data.epoch_order import EpochCounter, PerEpoch, on_device, seeds_of_passes
+from tfopt.data.config import DataConfig, cuts_boxes
+from tfopt.data.epoch_order import EpochCounter, PerEpoch, on_device, seeds_of_passes, with_seeds
 from tfopt.data.examples import Examples, Split
 from tfopt.data.finite import finite_batch
 from tfopt.data.service.client import ThroughService, check_records_can_be_sent
@@ -118,7 +119,12 @@ def pipeline(
     )
     _check(config, augment, auto_shard, epoch, training=training, repeat=repeat, device=device)
     part = split or ("train" if training else "validation")
-    cached = _cached(data, part, _cache_mode(config, training=training), cache_dir, may_count=auto_shard != "file")
+    cuts = training and isinstance(data, Examples) and data.decodes_boxes
+    box, others = separate_boxes(augment) if cuts else (None, augment)
+    mode = _cache_mode(config, training=training)
+    cached = _cached(data, part, mode, cache_dir, may_count=auto_shard != "file", boxes=box is not None)
+    if cached.decode is None:
+        box, others = None, augment
     batches = _Batches(
         dataset=cached.dataset,
         decode=cached.decode,
@@ -129,7 +135,8 @@ def pipeline(
         in_service=service is not None,
         batch_size=batch_size,
         training=training,
-        augment=Augmentation(AugmentConfig(crop=random_shift)) if random_shift else augment,
+        augment=Augmentation(AugmentConfig(crop=random_shift)) if random_shift else others,
+        box=box,
         seed=seed,
         prefetch=prefetch,
         device=device,
@@ -163,6 +170,7 @@ class _Batches:
     batch_size: int
     training: bool
     augment: Callable[..., Any] | None
+    box: Callable[..., tf.Tensor] | None  # draws the part of each image that is decoded
     seed: int
     prefetch: int
     device: str | None
@@ -216,10 +224,20 @@ class _Batches:
 
     def _randomized(self, seed: Any) -> tf.data.Dataset:
         """Returns the examples shuffled and decoded, each with a seed of its own if they are augmented."""
-        examples = self._decoded(self.dataset.shuffle(self.window, seed=seed))
+        records = self.dataset.shuffle(self.window, seed=seed)
+        if self.box is not None:
+            return self._mapped(with_seeds(records, seed, in_service=self.in_service), self._decoded_box)
+        examples = self._decoded(records)
         if self.augment is not None:
-            examples = _with_seeds(examples, seed, in_service=self.in_service)
+            examples = with_seeds(examples, seed, in_service=self.in_service)
         return examples if self._per_example is None else self._mapped(examples, self._per_example)
+
+    def _decoded_box(self, record: Any, seed: tf.Tensor) -> Any:
+        """Returns the example of the box that its seed draws, and the seed."""
+        assert self.decode is not None
+        assert self.box is not None
+        parts = record if isinstance(record, tuple) else (record,)
+        return self.decode(*parts, box=partial(self.box, seed)), seed
 
     def _seeded(self, seed: tf.Tensor) -> tf.data.Dataset:
         # TensorFlow mixes its global seed into the seed of an operation. Here it sets the seed of this function only.
@@ -286,7 +304,8 @@ def decide(examples: Examples, config: DataConfig | None = None, *, split: Split
     """
     config = config or DataConfig()
     mode = _cache_mode(config, training=split == "train")
-    cached = cache_examples(examples, split, mode=mode, cache_dir=config.cache_dir)
+    boxes = split == "train" and cuts_boxes(config, examples)
+    cached = cache_examples(examples, split, mode=mode, cache_dir=config.cache_dir, boxes=boxes)
     decisions: list[Decision] = []
 
     def add(setting: str, value: object, reason: str) -> None:
@@ -318,28 +337,16 @@ def _cache_mode(config: DataConfig, *, training: bool) -> CacheMode:
     return "off" if config.service is not None and training else cache_mode(config.cache)
 
 
-def _cached(data: Any, split: Split, mode: CacheMode, cache_dir: str | None, *, may_count: bool) -> CachedData:
+def _cached(
+    data: Any, split: Split, mode: CacheMode, cache_dir: str | None, *, may_count: bool, boxes: bool
+) -> CachedData:
     """Returns the records of a source, or a data set of examples, with the cache that is asked for."""
     if isinstance(data, Examples):
-        return cache_examples(data, split, mode=mode, cache_dir=cache_dir, may_count=may_count)
+        return cache_examples(data, split, mode=mode, cache_dir=cache_dir, may_count=may_count, boxes=boxes)
     data = check_examples(data)
     if isinstance(data, tf.data.Dataset):
         return cache_dataset(data, mode=mode, cache_dir=cache_dir, may_count=may_count)
     return cache_dataset(tf.data.Dataset.from_tensor_slices(data), mode="off")  # they are in memory already
-
-
-def _with_seeds(examples: tf.data.Dataset, seed: Any, *, in_service: bool) -> tf.data.Dataset:
-    """Returns pairs of an example and a seed [2] of its own."""
-    if not in_service:
-        seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).batch(2, drop_remainder=True)
-        return tf.data.Dataset.zip(examples, seeds)
-    # A service divides every source among its workers, and random numbers cannot be divided. Each worker counts.
-    start = tf.cast(seed, tf.int64)
-
-    def count(number: tf.Tensor, *example: Any) -> Any:
-        return number + 1, (example[0] if len(example) == 1 else example, tf.stack([start, number]))
-
-    return examples.scan(tf.constant(0, tf.int64), count)
 
 
 def _check(

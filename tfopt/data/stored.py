@@ -11,6 +11,8 @@ from tfopt.errors import ConfigError
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from tfopt.data.images import Box
+
 JPEG_QUALITY = 95
 
 
@@ -26,6 +28,8 @@ class EncodedImage:
         only_jpegs: Whether all files are JPEGs with no other data behind them. They are decoded faster then, see
             `tfopt.data.images.decode_jpeg`.
         stored_size: (height, width) of all images in the files, if they are known to be equal. None if not.
+        central_crop: Share of the largest centred part with the aspect ratio of `size`, which alone is resized. None
+            resizes the whole image. A `box` in a call comes before it, see `tfopt.data.images.decode_image`.
     """
 
     kind: ClassVar[str] = "image"
@@ -35,21 +39,24 @@ class EncodedImage:
     dtype: str = "float32"
     only_jpegs: bool = False
     stored_size: tuple[int, int] | None = None
+    central_crop: float | None = None
 
-    def __call__(self, content: Any, name: Any) -> tf.Tensor:
-        pixels = self.pixels(content, name)
+    def __call__(self, content: Any, name: Any, box: Box | None = None) -> tf.Tensor:
+        pixels = self.pixels(content, name, box)
         return pixels if self.dtype == "uint8" else Scaled(divisor=255)(pixels, name)
 
-    def pixels(self, content: Any, name: Any) -> tf.Tensor:
+    def pixels(self, content: Any, name: Any, box: Box | None = None) -> tf.Tensor:
         """Returns the image as uint8 [height, width, channels]."""
         import tensorflow as tf
 
-        from tfopt.data.images import decode_image, decode_jpeg
+        from tfopt.data.images import central_box, decode_image, decode_jpeg
 
         decode = decode_jpeg if self.only_jpegs else decode_image
-        if self.stored_size == self.size:  # nothing to resize
+        if box is None and self.central_crop is not None:
+            box = central_box(self.central_crop, self.size)
+        if box is None and self.stored_size == self.size:  # nothing to resize
             return tf.ensure_shape(decode(content, name, None, self.channels, exact=self.exact), (*self.size, None))
-        return decode(content, name, self.size, self.channels, exact=self.exact)
+        return decode(content, name, self.size, self.channels, exact=self.exact, box=box)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +111,10 @@ class Stored:
     inputs: Decoder | None = None
     targets: Decoder | None = None
 
-    def decode(self, name: Any, inputs: Any, targets: Any, **weight: Any) -> tuple[Any, ...]:
-        """Returns the example of what `read` returned."""
-        decoded = inputs if self.inputs is None else self.inputs(inputs, name)
+    def decode(self, name: Any, inputs: Any, targets: Any, *, box: Box | None = None, **weight: Any) -> tuple[Any, ...]:
+        """Returns the example of what `read` returned. A box takes a part of an encoded image."""
+        options = {} if box is None else {"box": box}
+        decoded = inputs if self.inputs is None else self.inputs(inputs, name, **options)
         return decoded, targets if self.targets is None else self.targets(targets, name), *weight.values()
 
     def with_images(self, kind: Literal["jpeg", "pixels"]) -> Stored:
@@ -124,7 +132,7 @@ class Stored:
             raise no_encoded_images(kind, "a source whose inputs are stored as arrays")
         decoder: Decoder | None = None if image.dtype == "uint8" else Scaled(divisor=255)
         if kind == "jpeg":
-            decoder = replace(image, exact=False, only_jpegs=True, stored_size=image.size)
+            decoder = replace(image, exact=False, only_jpegs=True, stored_size=image.size, central_crop=None)
 
         def read(*record: Any) -> tuple[Any, ...]:
             name, inputs, *others = self.read(*record)
@@ -149,7 +157,12 @@ def decoder_to_json(decoder: Decoder | None) -> dict[str, Any] | None:
         >>> decoder_to_json(EncodedMask(size=(8, 8)))
         {'kind': 'mask', 'size': (8, 8)}
     """
-    return None if decoder is None else {"kind": decoder.kind, **asdict(decoder)}
+    if decoder is None:
+        return None
+    settings = {"kind": decoder.kind, **asdict(decoder)}
+    if settings.get("central_crop", 0) is None:  # schemas written before this setting do not have it
+        del settings["central_crop"]
+    return settings
 
 
 def decoder_of_json(settings: dict[str, Any] | None) -> Decoder | None:

@@ -32,11 +32,12 @@ RECIPE = Recipe(
             },
             "data": {
                 "source": "image_folder",
-                "arguments": {"directory": "imagenet", "image_size": 224},
+                "arguments": {"directory": "imagenet", "image_size": 224, "central_crop": 0.875},
                 "augment": {
-                    "crop": 28,
+                    "crop": 0,
+                    "crop_scale": [0.08, 1.0],
                     "rotation_degrees": 0.0,
-                    "zoom": 0.2,
+                    "zoom": 0.0,
                     "flip": "horizontal",
                     "mixup": 0.8,
                     "cutmix": 1.0,

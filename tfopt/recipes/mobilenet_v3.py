@@ -18,8 +18,13 @@ RECIPE = Recipe(
             "model": {"arguments": {"size": "large", "alpha": 1.0, "norm_momentum": 0.99}},
             "data": {
                 "source": "tfds",
-                "arguments": {"name": "imagenet2012", "image_size": 224, "test_split": "validation"},
-                "augment": {"crop": 28, "flip": "horizontal", "zoom": 0.25, "rand_augment": 2},
+                "arguments": {
+                    "name": "imagenet2012",
+                    "image_size": 224,
+                    "central_crop": 0.875,
+                    "test_split": "validation",
+                },
+                "augment": {"crop": 0, "crop_scale": [0.08, 1.0], "flip": "horizontal", "rand_augment": 2},
             },
             "training": {
                 "epochs": 300,

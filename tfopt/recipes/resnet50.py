@@ -20,8 +20,13 @@ RECIPE = Recipe(
             "model": {"arguments": {"depths": [3, 4, 6, 3], "width": 64, "small_images": False, "norm_momentum": 0.9}},
             "data": {
                 "source": "tfds",
-                "arguments": {"name": "imagenet2012", "image_size": 224, "test_split": "validation"},
-                "augment": {"crop": 28, "flip": "horizontal", "zoom": 0.25},
+                "arguments": {
+                    "name": "imagenet2012",
+                    "image_size": 224,
+                    "central_crop": 0.875,
+                    "test_split": "validation",
+                },
+                "augment": {"crop": 0, "crop_scale": [0.08, 1.0], "flip": "horizontal"},
             },
             "training": {
                 "epochs": 90,

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from tfopt.data import EpochCounter, Examples, InputReport, epoch_steps, measure
 from tfopt.data.augment.augmentation import Augmentation
+from tfopt.data.config import cuts_boxes
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting import ExportConfig, export
 from tfopt.profiling import GpuMonitor
@@ -192,8 +193,12 @@ def place_augmentation(recipe: Recipe, examples: Examples, plan: Plan) -> tuple[
     Raises:
         ConfigError: The augmentation does not fit the examples or the task.
     """
-    asked = recipe.data.augment.where
-    place, reason = choose_augmentation_place(asked, plan.hardware, in_stages=bool(plan.stage_devices))
+    place, reason = choose_augmentation_place(
+        recipe.data.augment.where,
+        plan.hardware,
+        in_stages=bool(plan.stage_devices),
+        cuts_boxes=cuts_boxes(recipe.data, examples),
+    )
     augmentation = recipe.data.augmentation(examples, on_gpu=place == "device" and bool(plan.hardware.gpus))
     if augmentation is None:
         return None, []

@@ -47,7 +47,7 @@ def choose_precision(requested: str, hardware: Hardware) -> tuple[str, str]:
 
 
 def choose_augmentation_place(
-    requested: str, hardware: Hardware, *, in_stages: bool
+    requested: str, hardware: Hardware, *, in_stages: bool, cuts_boxes: bool = False
 ) -> tuple[Literal["host", "device"], str]:
     """Decides whether `tfopt run` augments in the pipeline ("host") or in the training step, and gives the reason."""
     if requested != "auto":
@@ -56,6 +56,8 @@ def choose_augmentation_place(
         return "host", "no GPU; the pipeline augments while the step computes"
     if in_stages:
         return "host", "only the first stage of a pipeline has the images"
+    if cuts_boxes:
+        return "host", "the boxes of crop_scale are cut while images are decoded"
     return "device", "leaves the processor free for decoding"
 
 

@@ -17,6 +17,7 @@ LABELS = np.arange(6, dtype="int32") % 4
 SEED = tf.constant([3, 4], tf.int64)
 SETTINGS = {
     "crop": {"crop": 2},
+    "resized_crop": {"crop_scale": (0.2, 0.9), "crop_ratio": (0.8, 1.5)},
     "flip": {"flip": "both"},
     "crop_and_flip": {"crop": 2, "flip": "horizontal", "fill_mode": "reflect"},
     "transform": {"rotation_degrees": 30, "zoom": 0.2, "translation": 0.1, "shear_degrees": 10, "flip": "horizontal"},
@@ -172,7 +173,9 @@ def test_masks_follow_exactly(name, form):
     elif name != "cutout":
         # What the mask calls an object is bright in the image. Between the two, interpolation is grey.
         bright = found.numpy()[..., 0] > 130
-        assert (bright == (moved == 1))[is_inside].mean() > (0.96 if "translation" in settings else 0.9999)
+        equal = (bright == (moved == 1))[is_inside].mean()
+        # At an edge halfway between two pixels, either may be the nearest one.
+        assert equal > (0.96 if "translation" in settings else 0.999 if "crop_scale" in settings else 0.9999)
     if not {"cutmix", "cutout"} & {*settings}:
         assert weights.shape == weight.shape
         np.testing.assert_array_equal(weights.numpy() == 1, is_inside)

@@ -8,6 +8,8 @@ import tensorflow as tf
 from PIL import Image
 
 from tfopt.data import convert, image_folder, tfrecord
+from tfopt.data.images import central_box, decode_image
+from tfopt.data.stored import decoder_to_json
 from tfopt.errors import ConfigError
 
 ENDINGS = ("jpg", "png", "gif", "bmp", "webp")
@@ -342,3 +344,28 @@ def test_the_working_directory_has_its_name_and_that_of_its_files(folder, monkey
     assert examples.name == "image_folder images"
     path, label = next(iter(examples.train))
     assert examples.stored.read(path, label)[0] == path  # such as cats/cats_0.jpg
+
+
+def test_a_central_crop_keeps_the_aspect_ratio_also_in_a_conversion(folder, tmp_path):
+    whole = image_folder(directory=folder, image_size=24)
+    examples = image_folder(directory=folder, image_size=24, central_crop=0.5)
+    path, (image, _) = next(zip(paths(examples.test), examples.decoded("test"), strict=True))
+    content = tf.io.read_file(path)
+    np.testing.assert_allclose(
+        image, decode_image(content, path, (24, 24), box=central_box(0.5, (24, 24))) / 255, atol=1e-6
+    )
+    assert np.abs(whole.x_test - examples.x_test).mean() > 0.02
+    for form in ("files", "pixels"):
+        convert(examples, tmp_path / f"records_{form}", images=form)
+        records = tfrecord(directory=tmp_path / f"records_{form}")
+        np.testing.assert_array_equal(records.x_test, examples.x_test)
+    # A schema says nothing of a setting that older versions do not know, if it is off.
+    assert "central_crop" not in (decoder_to_json(whole.stored.inputs) or {})
+    assert (decoder_to_json(examples.stored.inputs) or {})["central_crop"] == 0.5
+
+
+def test_a_central_crop_that_is_no_share_or_would_leave_the_masks_behind_is_refused(folder, tmp_path):
+    with pytest.raises(ConfigError, match=r"central_crop must be .*Received: central_crop=1\.5.*0\.875 is usual"):
+        image_folder(directory=folder, central_crop=1.5)
+    with pytest.raises(ConfigError, match=r"central_crop must be None with masks.*central_crop=0\.5"):
+        image_folder(directory=folder, masks=folder, central_crop=0.5)

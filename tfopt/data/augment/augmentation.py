@@ -3,11 +3,15 @@
 Images may be uint8 from 0 to 255, or floating-point numbers from 0 to 1; the dtype decides. They keep their dtype.
 Values are computed in float32 and rounded once after each of these stages:
 
-    crop, flip, rotation, zoom, translation, shear -> RandAugment or AugMix -> colours -> cutout -> mixup, cutmix
+    resized crop -> crop, flip, rotation, zoom, translation, shear -> RandAugment or AugMix -> colours -> cutout
+    -> mixup, cutmix
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -17,11 +21,12 @@ from tfopt.data.augment.geometry import Moves, crop_and_flip, draw_moves, projec
 from tfopt.data.augment.mixing import cut_out, draw_cutout, draw_mixture, mix_images, mix_targets, paste
 from tfopt.data.augment.pixels import change_colours, largest
 from tfopt.data.augment.rand_augment import aug_mix, rand_augment
+from tfopt.data.augment.resized_crop import draw_boxes, resized_crop
 from tfopt.errors import ConfigError, warn
 from tfopt.settings.validation import check_type
 
 # Each stage has random numbers of its own, so that a change of one setting leaves the other stages as they are.
-GEOMETRY, OPERATIONS, COLOURS, CUTOUT, MIXTURE = range(5)
+STAGES = GEOMETRY, OPERATIONS, COLOURS, CUTOUT, MIXTURE, RESIZED_CROP = range(6)
 
 # Usual numbers of channels: grey, colours, colours with transparency.
 CHANNELS = (1, 3, 4)
@@ -144,7 +149,7 @@ class Augmentation:
     def _augmented(self, example: tuple[Any, ...], seed: tf.Tensor) -> tuple[Any, ...]:
         inputs, targets, *others = example
         weight = others[0] if others else None
-        seeds = [tf.random.experimental.stateless_fold_in(seed, stage) for stage in range(MIXTURE + 1)]
+        seeds = [tf.random.experimental.stateless_fold_in(seed, stage) for stage in STAGES]
         images, maps = [self._in_range(each) for each in _images(inputs)], self._maps(targets, weight)
         images, maps = self._moved(images, maps, seeds)
         if self.config.aug_mix:
@@ -196,7 +201,10 @@ class Augmentation:
 
     def _moved(self, images: list[tf.Tensor], maps: list[Any], seeds: list[tf.Tensor]) -> tuple[Any, Any]:
         config = self.config
-        if config.is_geometric:
+        if config.crop_scale is not None:
+            images = [self._resized_crop(each, seeds[RESIZED_CROP]) for each in images]
+            maps = [(self._resized_crop(each, seeds[RESIZED_CROP], nearest=True), fill) for each, fill in maps]
+        if config.crop or config.flip or config.is_projective:
             moves = draw_moves(config, seeds[GEOMETRY], tf.shape(images[0])[0])
             images = [self._move(each, moves, largest(each.dtype) * config.fill_value) for each in images]
             maps = [(self._move(each, moves, fill or 0, nearest=True), fill) for each, fill in maps]
@@ -205,6 +213,12 @@ class Augmentation:
             maps = [(rand_augment(images[0], each, seed, config, fill or 0)[1], fill) for each, fill in maps]
             images = [rand_augment(each, None, seed, config)[0] for each in images]
         return images, maps
+
+    def _resized_crop(self, images: tf.Tensor, seed: tf.Tensor, *, nearest: bool = False) -> tf.Tensor:
+        assert self.config.crop_scale is not None
+        shape = tf.shape(images)  # images and masks of one size have the same boxes
+        boxes = draw_boxes(seed, self.config.crop_scale, self.config.crop_ratio, shape[0], shape[1:3])
+        return resized_crop(images, boxes, nearest=nearest)
 
     def _move(self, images: tf.Tensor, moves: Moves, fill: float, *, nearest: bool = False) -> tf.Tensor:
         config, shape = self.config, tf.shape(images)
@@ -291,6 +305,30 @@ class Augmentation:
                 "Masks must have the height and width of the images, so that they move alike. Received: masks of "
                 f"height and width {size}, and images of {sizes[0]}. Resize the masks after the augmentation."
             )
+
+
+def separate_boxes(augment: Any) -> tuple[Callable[..., tf.Tensor] | None, Any]:
+    """Separates the random resized crop from other changes, for a source that cuts an image before it is resized.
+
+    Returns: A function from a seed [2] and the size (height, width) of one image to its random box, (top, left, height,
+        width), int32 [4]; and the augmentation of what is cut out. Without such a crop, and for masks, which are cut
+        together with their images, None and the augmentation as it is.
+    Example:
+        >>> config = AugmentConfig(crop_scale=(1, 1), crop_ratio=(1, 1), flip="horizontal")
+        >>> box, others = separate_boxes(Augmentation(config))
+        >>> box(tf.constant([0, 1]), tf.constant([8, 8])).numpy().tolist(), others.config.flip, others.config.crop_scale
+        ([0, 0, 8, 8], 'horizontal', None)
+    """
+    if not isinstance(augment, Augmentation) or augment.config.crop_scale is None or augment._masks:
+        return None, augment
+    scale, ratio = augment.config.crop_scale, augment.config.crop_ratio
+    others = copy(augment)
+    others.config = replace(augment.config, crop_scale=None)
+
+    def box(seed: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+        return draw_boxes(tf.random.experimental.stateless_fold_in(seed, RESIZED_CROP), scale, ratio, 1, size)[0]
+
+    return box, others
 
 
 def _images(inputs: Any) -> list[tf.Tensor]:

@@ -6,12 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt
 
 from tfopt.errors import ConfigError
 from tfopt.settings.validation import Remedy, check_fields
 
 Fraction = Annotated[float, Ge(0), Le(1), Remedy("It is a fraction; 0 is off.")]
+Area = Annotated[float, Gt(0), Le(1)]
+Aspect = Annotated[float, Gt(0), Lt(math.inf)]
 Alpha = Annotated[float, Ge(0), Lt(math.inf), Remedy("0 is off; 0.2 is usual for mixup, 1 for cutmix.")]
 
 
@@ -30,6 +32,14 @@ class AugmentConfig:
 
     crop: Annotated[int, Ge(0)] = 0
     """Padding of each side in pixels, before a random crop to the size of the image. 0 is off."""
+    crop_scale: Annotated[tuple[Area, Area] | None, Remedy("It is a share of the area; (0.08, 1) is usual.")] = None
+    """Smallest and largest share of the area that a random box has, which is resized to the size of the image (random
+    resized crop). None is off."""
+    crop_ratio: Annotated[tuple[Aspect, Aspect], Remedy("It is width over height; (3/4, 4/3) is usual.")] = (
+        3 / 4,
+        4 / 3,
+    )
+    """Smallest and largest aspect ratio (width over height) of the box of crop_scale."""
     flip: Literal["horizontal", "vertical", "both"] | None = None
     """Direction in which half of the images are mirrored. both draws for each direction."""
     rotation_degrees: Annotated[float, Ge(0), Le(180)] = 0.0
@@ -74,6 +84,17 @@ class AugmentConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for name in ("crop_scale", "crop_ratio"):
+            limits = getattr(self, name)
+            if limits is not None and limits[0] > limits[1]:
+                raise ConfigError(
+                    f"{name} must be (smallest, largest). Received: {name}={limits}. Exchange the two numbers."
+                )
+        if self.crop and self.crop_scale is not None:
+            raise ConfigError(
+                "crop must be 0 with crop_scale: both cut a random part out of the image. Received: "
+                f"crop={self.crop} and crop_scale={self.crop_scale}. Leave out one of the two."
+            )
         if self.fill_value and self.fill_mode != "constant":
             raise ConfigError(
                 f"fill_value must be 0 unless fill_mode is 'constant'. Received: fill_value={self.fill_value} and "
@@ -99,13 +120,20 @@ class AugmentConfig:
 
     @property
     def is_geometric(self) -> bool:
-        """Whether pixels move: crop, flip, rotation, zoom, translation or shear."""
-        return bool(self.crop or self.flip or self.is_projective)
+        """Whether pixels move: crop, resized crop, flip, rotation, zoom, translation or shear."""
+        return bool(self.crop_scale or self.crop or self.flip or self.is_projective)
 
     @property
     def copies_pixels(self) -> bool:
         """Whether pixels are only moved by whole numbers, and filled with zeros, which suits any dtype."""
-        others = self.is_projective or self.is_colour or self.mixes_examples or self.cutout or self.chooses_operations
+        others = (
+            self.crop_scale
+            or self.is_projective
+            or self.is_colour
+            or self.mixes_examples
+            or self.cutout
+            or self.chooses_operations
+        )
         return not others and not self.fill_value
 
     @property

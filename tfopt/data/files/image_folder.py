@@ -58,6 +58,7 @@ def image_folder(
     max_unreadable: float = 0,
     check: Literal["header", "decode"] = "header",
     exact: bool = False,
+    central_crop: float | None = None,
     seed: int = 0,
 ) -> Examples:
     """Reads images from folders: for classification one folder per class, for segmentation with masks beside them.
@@ -71,8 +72,8 @@ def image_folder(
 
     Args:
         directory: Folder with one sub-folder per class. The classes are numbered in the order of their names.
-        image_size: Side of the images in pixels, or (height, width). Images are resized to it, without regard to their
-            aspect ratio.
+        image_size: Side of the images in pixels, or (height, width). Images are resized to it; see `central_crop`
+            for their aspect ratio.
         channels: 3 for colour, 1 for grey.
         test_fraction: Share of the test part, the same for every class.
         validation_fraction: Share of the validation part. With 0 there is none.
@@ -84,6 +85,9 @@ def image_folder(
         check: "header" looks at the first and last bytes of each file when the source is made. "decode" decodes every
             image, which takes as long as one epoch of reading.
         exact: Whether to decode JPEGs exactly as `keras.utils.image_dataset_from_directory` does. It is slower.
+        central_crop: Share of the largest centred part with the aspect ratio of `image_size`, which alone is resized,
+            so that the content keeps its aspect ratio. Published scores on ImageNet use 0.875 (256 pixels, of which
+            224 are kept). None resizes the whole image.
         seed: Seed of the split and of the order.
     Returns: Images float32 [height, width, channels] in [0, 1], and class numbers, or masks int32 [height, width].
     Raises:
@@ -112,6 +116,11 @@ def image_folder(
         raise ConfigError(f"channels must be 1 or 3. Received: channels={channels!r}. Colour images have 3.")
     if check not in CHECKS:
         raise ConfigError(f"check must be 'header' or 'decode'. Received: check={check!r}.")
+    if masks is not None and central_crop is not None:
+        raise ConfigError(
+            "central_crop must be None with masks, which are resized as a whole. Received: "
+            f"central_crop={central_crop}. Leave it out."
+        )
     mask_root = None if masks is None else existing_directory("masks", masks)
     names = tuple(class_names) if mask_root else _class_folders(root)
     if class_names and not mask_root and tuple(class_names) != names:
@@ -143,15 +152,17 @@ def image_folder(
         [file.part for file in files], None if mask_root else classes, test_fraction, validation_fraction, seed
     )
     only_jpegs = channels == 3 and are_plain_jpegs(paths)
-    image = EncodedImage(size=(height, width), channels=channels, exact=exact, only_jpegs=only_jpegs)
+    image = EncodedImage(
+        size=(height, width), channels=channels, exact=exact, only_jpegs=only_jpegs, central_crop=central_crop
+    )
     mask = None
     if mask_root:
         mask = _Masks([_mask_of(path, root, mask_root) for path in paths], (height, width), names, ignored_target)
         notes += mask.notes
     records = [os.fsencode(path) for path in paths], classes if mask is None else mask.paths  # a name may be no UTF-8
 
-    def decode(path: Any, target: Any) -> Any:
-        return image(tf.io.read_file(path), path), target if mask is None else mask.decode(target)
+    def decode(path: Any, target: Any, *, box: Any = None) -> Any:
+        return image(tf.io.read_file(path), path, box), target if mask is None else mask.decode(target)
 
     folder_bytes = len(os.fsencode(root / "x")) - 1
 
@@ -171,6 +182,7 @@ def image_folder(
         outputs=len(names) if mask is None else mask.outputs,
         class_names=names,
         decode=decode,
+        decodes_boxes=mask is None,
         ignored_target=None if mask is None else ignored_target,
         notes=notes,
         stored=Stored(read=stored, inputs=image, targets=None if mask is None else mask.decoder),

@@ -98,9 +98,9 @@ def tfrecord(
     # A conversion of these examples stores the same again.
     stored = None if schema.decoders is None else Stored(read=ordered, **decoders)
 
-    def decode(serialized: Any) -> Any:
+    def decode(serialized: Any, *, box: Any = None) -> Any:
         parsed = parse(serialized)
-        return parsed if stored is None else stored.decode(**parsed)
+        return parsed if stored is None else stored.decode(**parsed, box=box)
 
     datasets = {
         part: records_of(files.files, files.counts, schema.compression, files_at_a_time)
@@ -114,6 +114,7 @@ def tfrecord(
         outputs=schema.outputs,
         class_names=schema.class_names,
         decode=decode,
+        decodes_boxes=isinstance(decoders.get("inputs"), EncodedImage) and decoders.get("targets") is None,
         padding=None if schema.padding is None else tuple(schema.padding),
         ignored_target=schema.ignored_target,
         bytes_per_target=schema.bytes_per_target,

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from tfopt.data.arguments import height_and_width
 from tfopt.data.finite import narrowed
+from tfopt.data.stored import EncodedImage
 from tfopt.errors import ConfigError
 
 
@@ -41,9 +42,15 @@ def named_feature(features: Sequence[str], name: str | None, usual: Sequence[str
 
 
 def decoder(
-    inputs: Feature, targets: Feature, image_size: int | Sequence[int] | None, length: int
+    inputs: Feature,
+    targets: Feature,
+    image_size: int | Sequence[int] | None,
+    length: int,
+    central_crop: float | None = None,
 ) -> Callable[[Any, Any], Any]:
     """Returns the function from a record (inputs, targets) of a hub to an example. A text becomes `length` bytes.
+
+    For images the function has the argument `box`, see `tfopt.data.Examples.decodes_boxes`.
 
     Raises:
         ConfigError: A model cannot have these kinds, or the images have no fixed size and `image_size` is None.
@@ -58,15 +65,16 @@ def decoder(
             f"targets must name classes or numbers. Received: targets={targets.name!r}, {targets.kind}. Name another "
             "feature."
         )
-    size, channels = _image_shape(inputs, image_size) if inputs.kind == "image" else ((0, 0), 0)
+    image: EncodedImage | None = None
+    if inputs.kind == "image":
+        size, channels = _image_shape(inputs, image_size)
+        image = EncodedImage(size=size, channels=channels, central_crop=central_crop)
 
     import tensorflow as tf
 
-    from tfopt.data.images import decode_image
-
-    def decode(value: Any, target: Any) -> Any:
-        if inputs.kind == "image":
-            value = tf.cast(decode_image(value, f"a record of {inputs.name}", size, channels), tf.float32) / 255
+    def decode(value: Any, target: Any, *, box: Any = None) -> Any:
+        if image is not None:
+            value = image(value, f"a record of {inputs.name}", box)
         elif inputs.kind == "text":
             value = tf.cast(tf.io.decode_raw(value, tf.uint8, fixed_length=length), tf.int32)
             value = tf.ensure_shape(value, (length,))

@@ -28,6 +28,7 @@ def huggingface(
     inputs: str | None = None,
     targets: str | None = None,
     image_size: int | Sequence[int] | None = None,
+    central_crop: float | None = None,
     length: int = 512,
     test_fraction: float = 0.2,
     validation_fraction: float = 0.0,
@@ -46,6 +47,8 @@ def huggingface(
         inputs: Feature of the inputs: images, text or numbers. None takes a usual name, such as "image" or "text".
         targets: Feature of the targets: classes, strings that name classes, or numbers.
         image_size: Side of the images in pixels, or (height, width).
+        central_crop: Share of the largest centred part with the aspect ratio of `image_size`, which alone is resized,
+            so that the content keeps its aspect ratio. None resizes the whole image.
         length: Number of bytes of a text. A shorter text is filled with 0.
         test_fraction: Share of the train split for testing, if there is no test split.
         validation_fraction: Share of the train split for validation, if there is no validation split.
@@ -71,7 +74,7 @@ def huggingface(
     splits = _load(package, name, config, data_files, revision)
     train = splits["train"]
     x, y = _features(package, train, inputs, targets)
-    decode = decoder(x, y, image_size, length)
+    decode = decoder(x, y, image_size, length, central_crop)
     by_class = np.asarray(train[y.name][:]) if y.kind == "class" else None
     classes = None if by_class is None else np.unique(by_class, return_inverse=True)[1]
     own_test, own_validation = "test" in splits, "validation" in splits
@@ -92,6 +95,7 @@ def huggingface(
         outputs=outputs_of(y),
         class_names=y.class_names,
         decode=decode,
+        decodes_boxes=x.kind == "image",
     )
 
 

@@ -22,6 +22,7 @@ def tfds(
     inputs: str | None = None,
     targets: str | None = None,
     image_size: int | Sequence[int] | None = None,
+    central_crop: float | None = None,
     length: int = 512,
     test_split: str = "test",
     test_fraction: float = 0.2,
@@ -40,6 +41,9 @@ def tfds(
         inputs: Feature of the inputs: images, text or numbers. None takes the one that the data set names.
         targets: Feature of the targets: classes or numbers.
         image_size: Side of the images in pixels, or (height, width). None keeps their size if all have the same.
+        central_crop: Share of the largest centred part with the aspect ratio of `image_size`, which alone is resized,
+            so that the content keeps its aspect ratio. Published scores on ImageNet use 0.875 (256 pixels, of which
+            224 are kept). None resizes the whole image.
         length: Number of bytes of a text. A shorter text is filled with 0.
         test_split: Split for testing. Of imagenet2012 this is "validation": its test split has no classes.
         test_fraction: Share of the train split for testing, if there is no split "test".
@@ -64,7 +68,7 @@ def tfds(
     package = optional_package("tensorflow_datasets", "tfds", "The source 'tfds'")
     builder = _builder(package, name, data_dir, download)
     x, y = _features(package, builder, inputs, targets)
-    decode = decoder(x, y, image_size, length)
+    decode = decoder(x, y, image_size, length, central_crop)
     decoders = {x.name: package.decode.SkipDecoding()} if x.kind == "image" else None
 
     def part(split: str) -> Any:
@@ -82,6 +86,7 @@ def tfds(
         outputs=outputs_of(y),
         class_names=y.class_names,
         decode=decode,
+        decodes_boxes=x.kind == "image",
     )
 
 
