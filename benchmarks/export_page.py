@@ -68,13 +68,25 @@ def resnet50() -> Table:
     return rows
 
 
+def cold_starts() -> Table:
+    """The time to the first result of a fresh process, and its peak memory."""
+    rows = [["model", "artifact", "load", "first call", "peak memory"]]
+    sides = {"keras_export": "`model.export` of Keras", "tfopt_float32": "tfopt float32", "tfopt_int8": "tfopt int8"}
+    for name, title in MODELS.items():
+        for side, artifact in sides.items():
+            found = read("int8_savedmodel")["models"][name]["cold_start"][side]
+            times = [f"{found[key]:.0f} ms" for key in ("load_ms", "first_call_ms")]
+            rows.append([title, artifact, *times, f"{found['memory_peak_bytes'] / 1e6:.0f} MB"])
+    return rows
+
+
 def runtimes() -> Table:
     """The int8 of other runtimes: speed against Keras' own export."""
     rows = [["int8 by", *(f"{MODELS[name]}, {size}" for name in ("resnet50", "mobilenetv2") for size in (1, 8))]]
     for runtime, title in RUNTIMES.items():
         cells = []
         for name in ("resnet50", "mobilenetv2"):
-            for each in read("int8_savedmodel")["models"][name]["latency"]:
+            for each in read("int8_runtimes")["models"][name]["latency"]:
                 ratio = each["speed_against_keras_export"].get(runtime)
                 cells.append("not run" if ratio is None else f"{ratio}x")
         rows.append([title, *cells])
@@ -154,6 +166,7 @@ def your_own_model() -> str:
 TABLES = {
     "your own model": your_own_model,
     "int8 speeds": speeds,
+    "cold starts": cold_starts,
     "ResNet-50": resnet50,
     "other runtimes": runtimes,
     "keras.applications": applications,
