@@ -9,8 +9,8 @@ training  its output and the gradients by its weights and inputs, in a compiled 
           Networks of keras.applications, one of each module, have no plain counterpart: their export is timed against
           Keras' own
 
-A layer that takes over 1.2 times as long as its plain operations needs a reason in REASONS below. Layers that compute
-nothing at inference, or only look things up, are in NOT_TIMED with the reason. Results go to
+A layer that takes over 1.2 times as long as its plain operations needs a reason in layers_page.py. Layers that compute
+nothing at inference, or only look things up, are left out (docs/layers.md). Results go to
 benchmarks/results/layer_sweep.json. The run takes some half an hour on two cores.
 """
 
@@ -42,7 +42,6 @@ from tfopt.training.step.step import without_islands
 
 RESULTS = Path(__file__).parent / "results"
 BATCH = 8
-LIMIT = 1.2
 SIDES = ("plain", "keras", "tfopt")
 
 

@@ -5,7 +5,25 @@ from __future__ import annotations
 from page_tables import Table, read
 
 LIMIT = 1.2  # a row over it needs a reason
-REASONS: dict[str, str] = {}
+LOOP = "a loop; the plain operations are a copy of the step for each time step"
+REASONS: dict[str, str] = {
+    "Conv2D, 64 groups": "one grouped convolution, whose gradient takes longer than that of a depthwise one",
+    **dict.fromkeys(
+        ("AdaptiveMaxPooling2D", "AdaptiveMaxPooling3D"),
+        "at equal values, the gradient is Keras': a pooling for each axis",
+    ),
+    "LayerNormalization": "varies around the limit between runs",
+    "Normalization": "divides where a multiplication would do",
+    "Rescaling": "gradients through it, which training does not need",
+    "Activation, hard_silu": "Keras' formula takes more operations",
+    **dict.fromkeys(
+        ("LSTM", "GRU", "SimpleRNN", "Bidirectional", "RNN", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D"), LOOP
+    ),
+    "RepeatVector": "varies around the limit between runs",
+    "UpSampling2D": "repeats rows, then columns; resizing is wrong by a pixel at some factors",
+    "UpSampling3D": "repeats along each axis",
+    "STFTSpectrogram": "Keras computes it as a convolution; the plain window differs by 1%",
+}
 
 
 def sides(found: dict[str, dict[str, dict[str, float]]]) -> list[tuple[float, float] | None]:
