@@ -42,6 +42,12 @@ def test_equal_windows_are_pooled_once(kind, rank, data_format):
     assert count <= before / 2
 
 
+def test_a_mean_of_float16_does_not_overflow_in_its_window():
+    layer = layers.AdaptiveAveragePooling2D(1, dtype="float16")
+    with plain_pooling(gradients=True):
+        np.testing.assert_array_equal(layer(np.full((1, 112, 112, 1), 30, "float16")), [[[[30]]]])
+
+
 def test_windows_that_differ_are_pooled_by_keras():
     layer, x = layers.AdaptiveAveragePooling2D(3), np.random.default_rng(0).normal(size=(2, 6, 8, 3)).astype("float32")
     expected, before = results(layer, x)

@@ -61,6 +61,8 @@ def drawn(seed):
     if kind is layers.GRU:
         options["reset_after"] = bool(draw.integers(2))
     steps = int(draw.choice([1, 3, 4, 9, 12]))
+    if kind is not layers.SimpleRNN:
+        options["recurrent_activation"] = ["sigmoid", "softmax"][seed // 3 % 2]  # softmax is along the units of a gate
     layer = kind(5, activation=str(draw.choice(["tanh", "relu"])), bias_initializer="glorot_normal", **options)
     layer.build((None, steps, 4))
     given = {"sequences": draw.normal(size=(3, steps, 4)).astype("float32")}
@@ -127,6 +129,17 @@ def test_other_cells_and_training_are_left_as_keras_has_them():
     assert loops_of(layers.RNN(Mine(4))) == ["While"]
     assert loops_of(layers.RNN([layers.LSTMCell(4), layers.LSTMCell(4)])) == ["While"]
     assert loops_of(layers.LSTM(4), training=True) == ["While"]
+    changed = layers.GRU(4)
+    as_keras = changed.cell.call
+    changed.cell.call = lambda inputs, states, training=False: as_keras(inputs, states)
+    assert loops_of(changed) == ["While"]
+
+
+def test_whole_numbers_are_computed_as_in_keras():
+    numbers = keras.Input((8, 3), dtype="int32")
+    model = keras.Model(numbers, layers.LSTM(4)(numbers))
+    x = GENERATOR.integers(0, 5, (2, 8, 3)).astype("int32")
+    np.testing.assert_allclose(freeze(model).predict(x)["output_0"], model(x), atol=1e-5)
 
 
 def test_keras_has_its_loop_back_after_the_scope():

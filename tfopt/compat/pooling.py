@@ -2,8 +2,8 @@
 
 Keras pools with two sizes of windows at all places, axis by axis, and then gathers the ones that it needs. Where the
 input is a whole multiple of the output, all windows are equal and side by side, so that one pooling computes the same,
-up to rounding. Where gradients are taken, maxima are pooled axis by axis: of equal values, the one that gets the
-gradient is then the same as in Keras.
+up to rounding. Two cases are pooled axis by axis, as in Keras: maxima where gradients are taken, so that one of equal
+values gets the gradient that it gets there, and means of float16, because the sum of a whole window may overflow.
 """
 
 from __future__ import annotations
@@ -82,6 +82,8 @@ def _pool(
 
 
 def _average(inputs: Any, window: list[int]) -> Any:
+    if inputs.dtype == tf.float16:
+        return _by_axes(tf.nn.avg_pool, inputs, window)
     return tf.nn.avg_pool(inputs, window, window, "VALID")
 
 
@@ -90,7 +92,11 @@ def _largest(inputs: Any, window: list[int]) -> Any:
 
 
 def _largest_by_axes(inputs: Any, window: list[int]) -> Any:
+    return _by_axes(tf.nn.max_pool, inputs, window)
+
+
+def _by_axes(pool: Callable[..., Any], inputs: Any, window: list[int]) -> Any:
     for axis, size in enumerate(window):
         along = [size if each == axis else 1 for each in range(len(window))]
-        inputs = inputs if size == 1 else tf.nn.max_pool(inputs, along, along, "VALID")
+        inputs = inputs if size == 1 else pool(inputs, along, along, "VALID")
     return inputs

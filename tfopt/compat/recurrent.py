@@ -86,7 +86,9 @@ def _inner_loop(
 def _is_known(layer: Any, sequences: Any, states: Sequence[Any], mask: Any, training: Any) -> bool:
     """Returns whether the layer's loop is one that is written anew here."""
     cell = layer.cell
-    if type(cell) not in STEPS or cell.compute_dtype != layer.compute_dtype or training not in (None, False):
+    if type(cell) not in STEPS or "call" in vars(cell) or training not in (None, False):
+        return False
+    if not getattr(sequences, "dtype", None) == cell.compute_dtype == layer.compute_dtype:  # Keras promotes
         return False
     if layer.unroll and mask is not None:  # backwards, Keras blanks other outputs without a loop than with one
         return False
@@ -204,7 +206,7 @@ def _gru(cell: Any) -> Step:
             of_gates, of_new = tf.split(product if bias is None else tf.nn.bias_add(product, bias), parts, 1)
         else:
             of_gates = tf.matmul(state, for_gates)
-        keep, reset = tf.split(cell.recurrent_activation(gates + of_gates), 2, 1)
+        keep, reset = map(cell.recurrent_activation, tf.split(gates + of_gates, 2, 1))
         new = cell.activation(new + (reset * of_new if cell.reset_after else tf.matmul(reset * state, for_new)))
         return (new + keep * (state - new),)
 

@@ -111,12 +111,11 @@ def _steps_together(inside: list[Any], inputs: Any, *, learns: bool) -> int:
     """
     batch = inputs.shape[0] or (OPEN_BATCH_IN_TRAINING if learns else OPEN_BATCH)
     tensors = [tensor for layer in inside[1:] for call in calls_of(layer) for tensor in call.output_tensors]
-    shapes = [tensor.shape[1:] for tensor in tensors]
-    if inputs.shape[1] is None or not shapes:  # Keras vectorizes an open number of steps, which takes as much memory
+    if inputs.shape[1] is None or not tensors:  # Keras vectorizes an open number of steps, which takes as much memory
         return inputs.shape[1] or 1
-    if any(None in shape for shape in shapes):
+    if any(None in tensor.shape[1:] for tensor in tensors):
         return 0
-    largest = max(math.prod(shape) for shape in shapes) * inputs.dtype.size * batch
+    largest = batch * max(math.prod(tensor.shape[1:]) * tf.as_dtype(tensor.dtype).size for tensor in tensors)
     return min(inputs.shape[1], BYTES_TOGETHER // max(largest, 1))
 
 

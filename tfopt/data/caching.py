@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -226,9 +226,9 @@ def cache_examples(
         # The training and the validation part are in memory at the same time.
         other = examples.size("validation" if split == "train" else "train") or 0
         if boxes:
-            choice = choose_cache(records, name=name, beside=other)
-            if choice.place == "memory":
-                choice = replace(choice, place="records in memory")
+            kept = choose_cache(records, name=name, beside=other).place == "memory"
+            reason = f"each epoch decodes other boxes, so {'only the records are' if kept else 'nothing is'} kept"
+            choice = CacheChoice(place="records in memory" if kept else "off", reason=reason)
         else:
             choice = choose_cache(records, examples.decode, mode=mode, cache_dir=cache_dir, name=name, beside=other)
             choice = _with_room(choice, records, examples.decode)

@@ -74,6 +74,11 @@ class DataConfig:
                 "random_shift must be 0 with augment.crop, which does the same. Received: "
                 f"random_shift={self.random_shift}, augment.crop={self.augment.crop}. Leave random_shift out."
             )
+        if self.random_shift and self.augment.crop_scale is not None:
+            raise ConfigError(
+                "random_shift must be 0 with augment.crop_scale, which moves the images too. Received: "
+                f"random_shift={self.random_shift}, augment.crop_scale={self.augment.crop_scale}. Leave one out."
+            )
         if self.service is not None and not self.service.startswith("grpc://"):
             raise ConfigError(
                 f"service must be an address that begins with grpc://. Received: service={self.service!r}. "
@@ -148,7 +153,13 @@ def cuts_boxes(config: DataConfig, examples: Examples) -> bool:
         >>> cuts_boxes(config, config.load())  # arrays
         False
     """
-    return examples.decodes_boxes and config.augment.crop_scale is not None and config.augment.where != "device"
+    kept = config.cache in ("memory", "disk")  # as images of the source's size
+    return (
+        examples.decodes_boxes
+        and not kept
+        and config.augment.crop_scale is not None
+        and config.augment.where != "device"
+    )
 
 
 def _are_masks(spec: Any) -> bool:

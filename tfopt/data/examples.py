@@ -42,7 +42,8 @@ class Examples:
             means that records are examples.
         decodes_boxes: Whether `decode` takes the keyword `box`, a function in TensorFlow from the (height, width) of an
             encoded image to the part of it that is decoded and resized: (top, left, height, width). A random resized
-            crop is then cut out of the image as it is stored, see AugmentConfig.crop_scale.
+            crop is then cut out of the image as it is stored, see AugmentConfig.crop_scale. Who replaces `decode` by a
+            function without it sets this to False.
         padding: For examples that differ in length: the values that fill the inputs and the targets of a batch.
         ignored_target: Class number of targets that count neither in the loss nor in the score, such as 255 in a mask.
         bytes_per_target: Mean number of bytes of text that a token stands for.

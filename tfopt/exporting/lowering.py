@@ -175,7 +175,7 @@ def _without_int8(source: FrozenGraph, config: ExportConfig, sample: Mapping[str
         graph, stored = encode_weights(graph, config.precision, config.weight_only)
         if compute == "float32":
             stored.warn_if_unchanged()
-        report = stored if report is None else _joined(report, stored)
+        report = stored if report is None else _joined(report, stored, compute)
     return Lowered(
         source=source,
         graphs={DEFAULT_SIGNATURE: graph, **({XLA_SIGNATURE: graph} if config.xla_signature else {})},
@@ -186,8 +186,16 @@ def _without_int8(source: FrozenGraph, config: ExportConfig, sample: Mapping[str
     )
 
 
-def _joined(report: PassReport, stored: PassReport) -> PassReport:
-    """Adds to the report about the products what became of the other weights."""
+def _joined(report: PassReport, stored: PassReport, compute: str) -> PassReport:
+    """Returns the report about the products, and about the other weights; about the weights where all is float32."""
+    if compute == "float32":
+        return replace(stored, steps=[*report.steps, *stored.steps], notes=[*report.notes, *stored.notes])
     steps = [replace(each, detail=f"stored in {each.detail}") for each in stored.changed]
     notes = [*report.notes, *stored.notes]
-    return replace(report, steps=[*report.steps, *steps], notes=notes, metrics={**report.metrics, **stored.metrics})
+    return replace(
+        report,
+        skipped=[*report.skipped, *stored.skipped],
+        steps=[*report.steps, *steps],
+        notes=notes,
+        metrics={**report.metrics, **stored.metrics},
+    )

@@ -114,7 +114,9 @@ def make_check(
         }
         compared = _on_held_out(models, specs, held_out)
         if compute == "float16" and held_out is not None and compared:
-            _refuse_overflow(source, graphs, held_out.inputs)
+            _refuse_overflow(
+                source, graphs, {name: value[: _fixed_size(specs)] for name, value in held_out.inputs.items()}
+            )
         scales = _scales(source, [outputs[SOURCE], *([compared[SOURCE]] if compared else [])])
         recorded[SOURCE] = {name: replace(each, scale=_short(scales[name])) for name, each in recorded[SOURCE].items()}
         others = {kind: given for kind, given in compared.items() if kind != SOURCE}
@@ -174,11 +176,16 @@ def compare(
     return largest, relative
 
 
+def _fixed_size(specs: Mapping[str, TensorRecord]) -> int | None:
+    """Returns the batch size that the inputs are fixed to, if they are."""
+    return next((spec.shape[0] for spec in specs.values() if spec.shape), None)
+
+
 def _on_held_out(
     models: Mapping[str, FrozenGraph], specs: Mapping[str, TensorRecord], held_out: HeldOut | None
 ) -> dict[str, dict[str, np.ndarray]]:
     """Returns the outputs of each model on these examples. Empty where the source's own are not finite, or too few."""
-    size = next((spec.shape[0] for spec in specs.values() if spec.shape), None)
+    size = _fixed_size(specs)
     if held_out is None or (size and any(len(value) < size for value in held_out.inputs.values())):
         return {}
     inputs = {name: value[:size] for name, value in held_out.inputs.items()}

@@ -6,7 +6,7 @@ a weight is decoded in pieces of at most 96 KiB. They are then joined and scaled
 optimizer folds all of this into one float32 constant, and the kernels read the same as in a float32 artifact. Without
 the optimizer the result is the same, but slower.
 
-To decode at every call, one op decodes a whole weight. The weight must then not be a constant (see saved_model.py).
+To decode at every call, one op decodes a whole weight. The weight must then not be a constant (see signatures.py).
 
 int4 values are stored in pairs, two in a byte. The first half of a piece is in the low four bits, and the second half
 in the high four bits. Arithmetic shifts restore their sign.

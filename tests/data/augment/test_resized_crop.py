@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.data import AugmentConfig
+from tfopt.data import Augmentation, AugmentConfig, DataConfig
 from tfopt.data.augment.resized_crop import draw_boxes, resized_crop
 from tfopt.errors import ConfigError
 
@@ -58,14 +58,28 @@ def test_the_boxes_are_distributed_as_those_of_the_reference(height, width):
         np.testing.assert_allclose(*shares, atol=4 * np.sqrt(0.5 / COUNT), err_msg=f"number {side} of a box")
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "float32", "int32"])
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "int32", "bool"])
 def test_the_pixels_of_a_box_are_those_of_numpy(dtype):
     images = np.random.default_rng(0).integers(0, 256, (4, 9, 13, 3)).astype(dtype)
     boxes = np.array([(0, 0, 9, 13), (2, 3, 4, 5), (8, 12, 1, 1), (0, 6, 9, 7)])
-    nearest = dtype == "int32"  # a mask
+    nearest = dtype in ("int32", "bool")  # a mask
     found = resized_crop(tf.constant(images), tf.constant(boxes, tf.int32), nearest=nearest)
     wanted = [reference_pixels(image, box, nearest) for image, box in zip(images, boxes, strict=True)]
     np.testing.assert_allclose(tf.cast(found, tf.float32), wanted, atol=0.5001 if dtype == "uint8" else 1e-3)
+
+
+def test_images_of_two_sizes_show_the_same_part():
+    """Their pixels are their own places, as shares of the size."""
+
+    def places(size):
+        rows = (tf.range(size, dtype=tf.float32) + 0.5) / size
+        return tf.tile(tf.stack(tf.meshgrid(rows, rows, indexing="ij"), -1)[None], [50, 1, 1, 1])
+
+    augment = Augmentation(AugmentConfig(crop_scale=(0.1, 0.5)))
+    (small, large), _ = augment(((places(32), places(64)), tf.zeros(50)), seed=(0, 1))
+    middles = [np.mean(each, axis=(1, 2)) for each in (small, large)]
+    assert np.ptp(middles[0]) > 0.2
+    np.testing.assert_allclose(*middles, atol=1 / 32)
 
 
 def test_each_image_has_a_box_of_its_own():
@@ -86,3 +100,8 @@ def test_each_image_has_a_box_of_its_own():
 def test_settings_without_meaning_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         AugmentConfig(**settings)
+
+
+def test_two_settings_that_move_the_images_are_refused():
+    with pytest.raises(ConfigError, match=r"random_shift must be 0 with augment\.crop_scale.* random_shift=2"):
+        DataConfig(random_shift=2, augment=AugmentConfig(crop_scale=(0.1, 1)))

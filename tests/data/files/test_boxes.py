@@ -105,7 +105,9 @@ def test_a_large_box_of_a_jpeg_is_decoded_at_a_smaller_size(folder):
 
 def test_no_decoded_examples_are_kept_and_a_gpu_does_not_cut(files):
     crop, other = (DataConfig(augment=AugmentConfig(**each)) for each in ({"crop_scale": (0.1, 1)}, {"crop": 2}))
-    caches = [decide(files, config)[0].value for config in (crop, other)]
-    assert caches == ["off", "memory"]
+    caches = [decide(files, config)[0] for config in (crop, other)]
+    assert [cache.value for cache in caches] == ["off", "memory"]
+    assert "each epoch decodes other boxes" in caches[0].reason
     assert [cuts_boxes(config, files) for config in (crop, other)] == [True, False]
+    assert not cuts_boxes(replace(crop, cache="memory"), files)  # of images that are resized already
     assert not cuts_boxes(DataConfig(augment=AugmentConfig(crop_scale=(0.1, 1), where="device")), files)

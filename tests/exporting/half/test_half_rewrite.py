@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tfopt.exporting.half.overflow import refuse_overflow
 from tfopt.exporting.half.rewrite import compute_in_half
 from tfopt.exporting.half.sides import PRODUCTS
 from tfopt.graph import FrozenGraph, GraphEditor, fold_constants, freeze
@@ -188,6 +189,27 @@ def test_a_product_whose_weights_exceed_float16_stays_in_float32():
         ("MatMul", "its constants exceed the range of float16")
     ]
     assert len(compute_in_half(freeze(model), "bfloat16")[1].changed) == 2
+
+
+def test_what_no_product_has_rounded_reaches_float32_whole():
+    x = keras.Input((4,))
+    flipped = keras.ops.flip(x, axis=1)
+    model = keras.Model(x, [layers.Dense(3)(x) + layers.Dense(3)(flipped), flipped])
+    half, report = compute_in_half(freeze(model), "bfloat16")
+    assert len(report.changed) == 2
+    values = np.array([[1000.3, 0.1, 3.7, 7e-3]], "float32")
+    np.testing.assert_array_equal(half.predict(values)["output_1"], values[:, ::-1])
+
+
+def test_a_mask_of_large_numbers_is_added_in_float32():
+    x, mask = keras.Input((6, 4)), keras.Input((6,))
+    scores = keras.ops.matmul(layers.Dense(4)(x), keras.ops.transpose(layers.Dense(4)(x), (0, 2, 1)))
+    scores = scores + (1 - keras.ops.cast(mask > 0, "float32"))[:, None] * -1e9
+    graph = freeze(keras.Model([x, mask], keras.ops.softmax(scores)))
+    half, _ = compute_in_half(graph, "float16")
+    given = dict(zip(graph.inputs, (np.random.default_rng(0).normal(size=(2, 6, 4)), np.eye(2, 6)), strict=True))
+    refuse_overflow(half, {name: value.astype("float32") for name, value in given.items()})
+    np.testing.assert_allclose(*(next(iter(each.predict(given).values())) for each in (graph, half)), atol=0.01)
 
 
 def test_a_loop_stays_in_float32_and_what_surrounds_it_does_not():

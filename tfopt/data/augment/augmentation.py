@@ -202,8 +202,15 @@ class Augmentation:
     def _moved(self, images: list[tf.Tensor], maps: list[Any], seeds: list[tf.Tensor]) -> tuple[Any, Any]:
         config = self.config
         if config.crop_scale is not None:
-            images = [self._resized_crop(each, seeds[RESIZED_CROP]) for each in images]
-            maps = [(self._resized_crop(each, seeds[RESIZED_CROP], nearest=True), fill) for each, fill in maps]
+            batch, *size = tf.unstack(tf.shape(images[0])[:3])
+            boxes = draw_boxes(seeds[RESIZED_CROP], config.crop_scale, config.crop_ratio, batch, tf.stack(size))
+
+            def of_size(each: tf.Tensor) -> tf.Tensor:  # the same part of an image of another size
+                scaled = boxes * tf.tile(tf.shape(each)[1:3], [2]) // tf.tile(tf.stack(size), [2])
+                return tf.maximum(scaled, [0, 0, 1, 1])
+
+            images = [resized_crop(each, of_size(each)) for each in images]
+            maps = [(resized_crop(each, of_size(each), nearest=True), fill) for each, fill in maps]
         if config.crop or config.flip or config.is_projective:
             moves = draw_moves(config, seeds[GEOMETRY], tf.shape(images[0])[0])
             images = [self._move(each, moves, largest(each.dtype) * config.fill_value) for each in images]
@@ -213,12 +220,6 @@ class Augmentation:
             maps = [(rand_augment(images[0], each, seed, config, fill or 0)[1], fill) for each, fill in maps]
             images = [rand_augment(each, None, seed, config)[0] for each in images]
         return images, maps
-
-    def _resized_crop(self, images: tf.Tensor, seed: tf.Tensor, *, nearest: bool = False) -> tf.Tensor:
-        assert self.config.crop_scale is not None
-        shape = tf.shape(images)  # images and masks of one size have the same boxes
-        boxes = draw_boxes(seed, self.config.crop_scale, self.config.crop_ratio, shape[0], shape[1:3])
-        return resized_crop(images, boxes, nearest=nearest)
 
     def _move(self, images: tf.Tensor, moves: Moves, fill: float, *, nearest: bool = False) -> tf.Tensor:
         config, shape = self.config, tf.shape(images)
@@ -319,7 +320,9 @@ def separate_boxes(augment: Any) -> tuple[Callable[..., tf.Tensor] | None, Any]:
         >>> box(tf.constant([0, 1]), tf.constant([8, 8])).numpy().tolist(), others.config.flip, others.config.crop_scale
         ([0, 0, 8, 8], 'horizontal', None)
     """
-    if not isinstance(augment, Augmentation) or augment.config.crop_scale is None or augment._masks:
+    if not isinstance(augment, Augmentation) or augment.per_example is not None:
+        return None, augment
+    if augment.config.crop_scale is None or augment._masks:
         return None, augment
     scale, ratio = augment.config.crop_scale, augment.config.crop_ratio
     others = copy(augment)

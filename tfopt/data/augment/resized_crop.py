@@ -36,8 +36,7 @@ def draw_boxes(
     height, width = tf.unstack(tf.cast(size, tf.float32), num=2)
     areas = tf.random.stateless_uniform((batch, TRIES), seeds[0], *map(float, scale)) * height * width
     logs = tf.math.log(tf.constant(ratio, tf.float32))
-    # At equal limits stateless_uniform would refuse.
-    ratios = tf.exp(logs[0] + (logs[1] - logs[0]) * tf.random.stateless_uniform((batch, TRIES), seeds[1]))
+    ratios = tf.exp(tf.random.stateless_uniform((batch, TRIES), seeds[1], logs[0], logs[1]))
     heights, widths = tf.round(tf.sqrt(areas / ratios)), tf.round(tf.sqrt(areas * ratios))
     fits = (heights >= 1) & (heights <= height) & (widths >= 1) & (widths <= width)
     # The last column fits always.
@@ -58,21 +57,31 @@ def resized_crop(images: tf.Tensor, boxes: tf.Tensor, *, nearest: bool = False) 
 
     Args:
         boxes: (top, left, height, width) for each image, as `draw_boxes` returns them.
-        nearest: Whether a pixel is copied from the nearest place, as in masks. Otherwise pixels are bilinear.
+        nearest: Whether a pixel is copied from the nearest place, as in masks of any dtype. Otherwise pixels are
+            bilinear.
     Example:
         >>> image = tf.reshape(tf.constant([0, 100, 200, 50], tf.uint8), (1, 1, 4, 1))
         >>> resized_crop(image, tf.constant([[0, 0, 1, 2]]))[0, 0, :, 0].numpy().tolist()
         [0, 25, 75, 100]
     """
-    size, method = tf.shape(images)[1:3], "nearest" if nearest else "bilinear"
+    size = tf.shape(images)[1:3]
+    if nearest:
+        rows, columns = (_nearest(boxes[:, axis], boxes[:, axis + 2], size[axis]) for axis in (0, 1))
+        copied = tf.gather(tf.gather(images, rows, axis=1, batch_dims=1), columns, axis=2, batch_dims=1)
+        return tf.ensure_shape(copied, images.shape)
 
     def cut(place: tf.Tensor) -> tf.Tensor:
         top, left, height, width = tf.unstack(boxes[place], num=4)
         part = tf.slice(images, tf.stack([place, top, left, 0]), tf.stack([1, height, width, -1]))
-        if part.dtype != tf.uint8 and not nearest:
+        if part.dtype != tf.uint8:
             part = tf.cast(part, tf.float32)
-        resized = tf.image.resize(part, size, method)[0]
-        return tf.ensure_shape(resized if nearest else as_dtype(resized, images.dtype), images.shape[1:])
+        return tf.ensure_shape(as_dtype(tf.image.resize(part, size)[0], images.dtype), images.shape[1:])
 
     cropped = tf.map_fn(cut, tf.range(tf.shape(images)[0]), fn_output_signature=tf.TensorSpec(None, images.dtype))
     return tf.ensure_shape(cropped, images.shape)
+
+
+def _nearest(start: tf.Tensor, length: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """Returns the pixel under the centre of each of `size` equal parts of [start, start + length): [batch, size]."""
+    middles = 2 * tf.range(size) + 1
+    return start[:, None] + middles[None] * length[:, None] // (2 * size)

@@ -65,7 +65,7 @@ class Sides:
 
 def choose_sides(graph: FrozenGraph, editor: GraphEditor, dtype: tf.DType) -> Sides:
     """Returns the sides of the nodes of a frozen graph for a half type."""
-    free, products, skipped = _kinds(editor, dtype, graph.output_nodes)
+    free, products, skipped, rounded = _kinds(editor, dtype, graph.output_nodes)
     if not products:
         return Sides(half=frozenset(), skipped=tuple(skipped))
     network = FlowNetwork()
@@ -82,7 +82,8 @@ def choose_sides(graph: FrozenGraph, editor: GraphEditor, dtype: tf.DType) -> Si
         sides = {number.get(name, SINK) for name in names}
         if made != SINK and sides != {SOURCE}:
             to_float = network.node()
-            network.edge(made, to_float, cost)
+            # In float32 it would keep bits that a product does not have.
+            network.edge(made, to_float, cost if producer(tensor) in rounded else NEVER)
             for side in sides - {SOURCE}:
                 network.edge(to_float, side, NEVER)
         if made != SOURCE and sides != {SINK}:
@@ -112,8 +113,11 @@ def type_attribute(node: Any) -> str:
     return "Tparams" if node.op == "GatherV2" else "T"
 
 
-def _kinds(editor: GraphEditor, dtype: tf.DType, outputs: frozenset[str]) -> tuple[list[str], list[str], list[Skip]]:
-    """Returns the nodes that are free, the products in half precision, and those that stay in float32."""
+def _kinds(
+    editor: GraphEditor, dtype: tf.DType, outputs: frozenset[str]
+) -> tuple[list[str], list[str], list[Skip], set[str]]:
+    """Returns the nodes that are free, the products in half precision, those that stay in float32, and all that come
+    from products."""
     free, products, skipped = [], [], []
     fused = _fused_activations(editor, outputs)
     rounded = set[str]()  # the nodes whose results come from products
@@ -134,12 +138,12 @@ def _kinds(editor: GraphEditor, dtype: tf.DType, outputs: frozenset[str]) -> tup
             else:
                 products.append(name)
             continue
-        if read and all(producer(tensor) in rounded for tensor in read):
+        if read and not reason and all(producer(tensor) in rounded for tensor in read):
             rounded.add(name)
         arithmetic = node.op in ARITHMETIC or name in fused
         if not reason and (node.op in MOVING or (arithmetic and name in rounded)):
             free.append(name)
-    return free, products, skipped
+    return free, products, skipped, rounded
 
 
 def _fused_activations(editor: GraphEditor, outputs: frozenset[str]) -> set[str]:
