@@ -12,14 +12,12 @@ REASONS: dict[str, str] = {
         ("AdaptiveMaxPooling2D", "AdaptiveMaxPooling3D"),
         "at equal values, the gradient is Keras': a pooling for each axis",
     ),
-    "LayerNormalization": "varies around the limit between runs",
     "Normalization": "divides where a multiplication would do",
     "Rescaling": "gradients through it, which training does not need",
     "Activation, hard_silu": "Keras' formula takes more operations",
     **dict.fromkeys(
         ("LSTM", "GRU", "SimpleRNN", "Bidirectional", "RNN", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D"), LOOP
     ),
-    "RepeatVector": "varies around the limit between runs",
     "UpSampling2D": "repeats rows, then columns; resizing is wrong by a pixel at some factors",
     "UpSampling3D": "repeats along each axis",
     "STFTSpectrogram": "Keras computes it as a convolution; the plain window differs by 1%",
