@@ -10,7 +10,19 @@ import pytest
 
 from tfopt.atomic.files import write_text
 from tfopt.errors import ExportError, TfoptWarning
-from tfopt.report import Change, Decision, PassReport, Phase, Receipt, RunReport, Skip, Utilization, lost_score
+from tfopt.report import (
+    Change,
+    Decision,
+    PassReport,
+    Phase,
+    Receipt,
+    RunReport,
+    ServingTimes,
+    Skip,
+    ThreadTimes,
+    Utilization,
+    lost_score,
+)
 
 RECEIPT = Receipt(
     artifact="out/int8",
@@ -100,6 +112,47 @@ def test_what_is_zero_is_not_unknown():
 
 def test_sparsity_of_a_model_without_weights():
     assert dataclasses.replace(RECEIPT, weight_count=0, zero_count=0).sparsity == 0.0
+
+
+SERVING = ServingTimes(
+    device="a processor",
+    cores=4,
+    calls=(
+        ThreadTimes(batch_size=1, threads=(1, 4), latency_ms_median=(7.0, 10.0), best_threads=1),
+        ThreadTimes(batch_size=8, threads=(1, 4), latency_ms_median=(40.0, 20.0), best_threads=4),
+        ThreadTimes(batch_size=16, threads=(1, 4), latency_ms_median=(80.0, 80.5), best_threads=None),
+    ),
+    parallel_calls=4,
+    parallel_threads=1,
+    parallel_examples_per_s=500.0,
+    batch_examples_per_s=400.0,
+    parallel_speedup=1.25,
+    parallel_speedup_range=(1.2, 1.3),
+)
+
+
+def test_a_receipt_says_which_threads_are_best_and_what_to_tell_a_server():
+    receipt = dataclasses.replace(RECEIPT, serving=SERVING)
+    assert line(receipt, "threads, batch 1 ") == "best on 1: 7.000 ms on 1, 10.000 ms on 4"
+    assert line(receipt, "threads, batch 16") == "about even: 80.000 ms on 1, 80.500 ms on 4"
+    assert line(receipt, "throughput").startswith(
+        "500 examples/s in 4 calls at a time of batch 1 on 1 thread each, 400"
+    )
+    assert line(receipt, "throughput").endswith("in calls of batch 16 on 4 threads (faster)")
+    single, default, many = SERVING.advice
+    assert "--tensorflow_intra_op_parallelism=1; in Python tf.config.threading.set_intra_op" in single
+    assert default == "batch 8: leave the threads at TensorFlow's default, all cores"
+    assert (
+        "(--tensorflow_intra_op_parallelism=1 --tensorflow_inter_op_parallelism=4) compute more examples than calls of"
+        in many
+    )
+    assert [SERVING.best_threads(size) for size in (1, 8, 16, 32)] == [1, 4, None, None]
+    both = [dataclasses.replace(each, best_threads=1) for each in SERVING.calls[:2]]
+    assert dataclasses.replace(SERVING, calls=both).advice[0].startswith("batch 1 and 8: tensorflow_model_server")
+    slower = dataclasses.replace(SERVING, parallel_speedup=0.5, parallel_speedup_range=(0.4, 0.6))
+    assert slower.advice[-1] == "many requests: join them to batches of 16 (--enable_batching)"
+    assert json.loads(receipt.to_json())["serving"]["calls"][0]["best_threads"] == 1
+    assert "threads" not in str(RECEIPT)
 
 
 def test_problems_make_it_not_ok_and_are_printed():

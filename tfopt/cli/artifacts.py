@@ -37,6 +37,9 @@ class VerifyOptions:
     "mean_iou", "bits_per_byte" and "mean_absolute_error" are for other tasks."""
     batch_size: int = 1
     """Number of examples in each timed call."""
+    threads: tuple[int, ...] = ()
+    """Numbers of intra-op threads to compare, for example 1 16. The receipt then has the best number for calls of one
+    example and of batch-size, or 8, and advice with the flags of servers. By default none are compared."""
     signature: str | None = None
     """Signature to call, for example serving_float. By default serving_default, if TensorFlow can run it here."""
     trusted: bool = False
@@ -106,6 +109,7 @@ def verify_command(words: list[str]) -> int:
                 data=given.part("test"),
                 metric=metric,
                 batch_size=options.batch_size,
+                threads=options.threads,
                 signature=options.signature,
                 trusted=options.trusted,
                 on_step=now,

@@ -51,7 +51,11 @@ class ExportConfig:
     all nodes ran in int8, and it decodes these weights once, before the first call. Nodes that the quantization
     excludes keep float32 weights, and so do weights of fewer values than weight_only.minimum_size."""
     batch_sizes: Annotated[tuple[Annotated[int, Ge(1)], ...], MinLen(1)] = (1, 8)
-    """Batch sizes at which int8_nodes="faster" and compute="auto" measure the model. Each counts the same."""
+    """Batch sizes at which int8_nodes="faster", compute="auto" and threads measure the model. Each counts the same."""
+    threads: tuple[Annotated[int, Ge(1)], ...] = ()
+    """Numbers of intra-op threads on which the artifact is timed at each of batch_sizes, for example (1, 16); one above
+    the number of cores means all cores. The manifest then has the best number for each batch size, and `tfopt.verify`
+    shows it with advice for servers. By default none are timed."""
     node_times: Annotated[str, MinLen(1)] | None = None
     """JSON file with the measured times of the nodes. If the file exists, its times are used, and nothing is measured.
     If not, the times are measured and the file is written."""

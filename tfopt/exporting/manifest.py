@@ -23,7 +23,7 @@ from tfopt.errors import ArtifactError
 from tfopt.exporting.config import DEFAULT_SIGNATURE, FLOAT_SIGNATURE, PRECISIONS
 from tfopt.graph import FrozenGraph
 from tfopt.graph.frozen import output_ops
-from tfopt.report import Record
+from tfopt.report import Record, ServingTimes
 
 MANIFEST_FORMAT = 2
 FIRST_FORMAT = 1  # the format of tfopt 0.1.0, which `_upgraded` reads
@@ -179,6 +179,7 @@ class Manifest(Record):
     files: dict[str, FileRecord]
     check: CheckRecord
     report: dict[str, Any] | None = field(default=None)
+    serving: ServingTimes | None = None
 
     def to_dict(self) -> dict[str, Any]:
         content = super().to_dict()

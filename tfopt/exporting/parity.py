@@ -146,6 +146,13 @@ def draw_inputs(specs: Mapping[str, TensorRecord], check: CheckRecord) -> dict[s
     return inputs
 
 
+def draw_batch(specs: Mapping[str, TensorRecord], check: CheckRecord, batch_size: int) -> dict[str, np.ndarray]:
+    """Returns one batch of inputs. Its size is `batch_size`, or the size that the signature fixes."""
+    fixed = next((spec.shape[0] for spec in specs.values() if spec.shape), None)
+    inputs = draw_inputs(specs, check)
+    return {name: np.repeat(value[:1], fixed or batch_size, axis=0) for name, value in inputs.items()}
+
+
 def are_numbers(outputs: Mapping[str, np.ndarray], recorded: Mapping[str, OutputRecord]) -> bool:
     """Whether outputs hold no NaN, and as many infinite values as at export."""
     floats = {name: value for name, value in outputs.items() if value.dtype.kind == "f"}

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfopt.atomic.checked_json import with_checksum
 from tfopt.atomic.directories import MARK, check_target, staged_directory
-from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.errors import ConfigError, UnsupportedModelError, warn
 from tfopt.exporting.config import DEFAULT_SIGNATURE, ExportConfig, WeightsIn
 from tfopt.exporting.lowering import Lowered, lower
 from tfopt.exporting.manifest import (
@@ -30,11 +30,13 @@ from tfopt.exporting.manifest import (
 )
 from tfopt.exporting.parity import make_check
 from tfopt.exporting.signatures import make_signatures
+from tfopt.exporting.verification.threads import measure_threads
 from tfopt.graph.frozen import free_graphs
 from tfopt.quantization import QuantizedModel
-from tfopt.report import PassReport, Record
+from tfopt.report import PassReport, Record, ServingTimes
 from tfopt.settings.validation import check_type
 
+SECONDS = 0.3  # of each number of threads in one round
 PROTOBUF_LIMIT = 2**31 - 2**20
 # The errors of TensorFlow's file system for a full disk and for a limit on the size of files.
 FILE_ERRORS = {tf.errors.ResourceExhaustedError: errno.ENOSPC, tf.errors.OutOfRangeError: errno.EFBIG}
@@ -122,6 +124,7 @@ def export(
     with staged_directory(final, max(each.graph_def.ByteSize() for each in lowered.graphs.values())) as temporary:
         _save(lowered, temporary, config.weights_in)
         free_graphs(graph.graph_def)
+        record = SignatureRecord.of(graph, lowered.source)
         manifest = Manifest(
             format=MANIFEST_FORMAT,
             tfopt=version("tfopt"),
@@ -133,10 +136,11 @@ def export(
             compute=lowered.compute,
             signatures=tuple(lowered.graphs),
             baseline=None if baseline is None else os.path.relpath(Path(baseline).resolve(), final),
-            signature=SignatureRecord.of(graph, lowered.source),
+            signature=record,
             files=digests(temporary),
             check=check,
             report=lowered.report.to_dict() if lowered.report else None,
+            serving=_serving_times(temporary, record, check, config) if config.threads else None,
         )
         (temporary / MARK).write_text(json.dumps(with_checksum(manifest.to_dict())), encoding="utf-8")
     size = sum(path.stat().st_size for path in final.rglob("*") if path.is_file())
@@ -160,6 +164,17 @@ def _lower_and_record(
                 f"{graph.name!r} with {graph.graph_def.ByteSize():,} bytes. Export it, or its weights only, in int8."
             )
     return lowered, make_check(lowered.source, lowered.graphs, lowered.sample, lowered.held_out, lowered.compute)
+
+
+def _serving_times(
+    directory: Path, signature: SignatureRecord, check: CheckRecord, config: ExportConfig
+) -> ServingTimes | None:
+    found, reason = measure_threads(
+        directory, signature, check, config.threads, config.batch_sizes, seconds=SECONDS, trusted=config.trusted
+    )
+    if found is None:
+        warn(f"threads: the artifact is written without times by threads: {reason}.")
+    return found
 
 
 def _save(lowered: Lowered, directory: Path, weights_in: WeightsIn) -> None:

@@ -8,6 +8,7 @@ from tfopt.report.profile import Diagnosis, DiagnosisReport, OperatorTime, StepB
 from tfopt.report.receipt import MARKED_LOSS, Receipt, lost_score, score_change, score_names
 from tfopt.report.record import Change, Decision, PassReport, Record, Skip
 from tfopt.report.run_report import Phase, RunReport, Utilization
+from tfopt.report.serving import ServingTimes, ThreadTimes
 
 __all__ = [
     "Change",
@@ -21,8 +22,10 @@ __all__ = [
     "Receipt",
     "Record",
     "RunReport",
+    "ServingTimes",
     "Skip",
     "StepBreakdown",
+    "ThreadTimes",
     "TraceSummary",
     "Utilization",
     "lost_score",

@@ -101,6 +101,18 @@ def is_share(name: str) -> bool:
     return name.endswith(("accuracy", "mean_iou", "accuracy_from_logits"))
 
 
+def speed_verdict(speedup: float, least: float, greatest: float) -> str:
+    """Returns a ratio of speeds in words. Only a difference of over 5% that every round of turns shows counts.
+
+    Example:
+        >>> speed_verdict(2.0, 1.8, 2.1), speed_verdict(1.2, 0.9, 1.4), speed_verdict(0.5, 0.4, 0.6)
+        ('faster', 'about even', 'slower')
+    """
+    if speedup < 0.95 and greatest < 1:
+        return "slower"
+    return "faster" if speedup >= 1.05 and least > 1 else "about even"
+
+
 def _short(value: float, units: tuple[tuple[float, str], ...], smallest: str) -> str:
     for size, unit in units:
         if value >= 0.9995 * size:

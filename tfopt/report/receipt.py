@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tfopt.report.formatting import is_share, score_label, show_score
+from tfopt.report.formatting import is_share, score_label, show_score, speed_verdict
 from tfopt.report.record import Record, shown_or_reason
+from tfopt.report.serving import ServingTimes
 from tfopt.report.sheet import PROBLEM, Sheet, Shown, Table, pairs
 
 INT8_KERNELS = ("_FusedQuantizedConv2D", "_FusedQuantizedDepthwiseConv2D", "_QuantizedMatMul")
@@ -51,6 +52,8 @@ class Receipt(Record, Shown):
         speedup: Median latency of the baseline divided by that of the artifact, measured alternately. Above 1 the
             artifact is faster.
         speedup_range: Smallest and largest ratio of a single round. A difference within this range is noise.
+        serving: The times on several numbers of threads, which `tfopt.verify` measured or else the export. None if
+            neither was asked to.
         kernels: Number of times that each computing op occurs in the executed graph.
         tensorflow_version: Version of the TensorFlow that ran the artifact.
         device: The processor or GPU that ran the artifact.
@@ -85,6 +88,7 @@ class Receipt(Record, Shown):
     memory_peak_bytes: int | None = None
     speedup: float | None = None
     speedup_range: tuple[float, float] | None = None
+    serving: ServingTimes | None = None
     kernels: Mapping[str, int] = field(default_factory=dict)
     tensorflow_version: str
     device: str
@@ -125,14 +129,17 @@ class Receipt(Record, Shown):
         return f"{times}, peak memory {self.show('memory_peak_bytes', '{:,} bytes')}"
 
     @property
+    def _serving_rows(self) -> dict[str, str]:
+        if self.serving is not None:
+            return self.serving.rows()
+        return {"threads": self.show("serving")} if "serving" in self.unavailable else {}
+
+    @property
     def verdict(self) -> str:
         """The speed against the baseline in words. Only a difference of over 5% that every round shows counts."""
         if self.speedup is None:
             return ""
-        least, greatest = self.speedup_range or (self.speedup, self.speedup)
-        if self.speedup < 0.95 and greatest < 1:
-            return "slower"
-        return "faster" if self.speedup >= 1.05 and least > 1 else "about even"
+        return speed_verdict(self.speedup, *(self.speedup_range or (self.speedup, self.speedup)))
 
     def score(self, name: str) -> float | None:
         """Returns a score by name, or None if there is none. "accuracy" is the accuracy of a classifier of any kind."""
@@ -172,12 +179,14 @@ class Receipt(Record, Shown):
             f" (batch {self.batch_size})",
             "cold start": self._cold_start,
             "speed against baseline": self.speed,
+            **self._serving_rows,
             "kernels": ", ".join(f"{count} {name}" for name, count in self.kernels.items()) or "none",
             "device": f"{self.device}, TensorFlow {self.tensorflow_version}",
         }
 
     def _sheet(self) -> Sheet:
-        rows = [("note", note) for note in self.notes] + [(PROBLEM, problem) for problem in self.problems]
+        rows = [("advice", advice) for advice in self.serving.advice] if self.serving else []
+        rows += [("note", note) for note in self.notes] + [(PROBLEM, problem) for problem in self.problems]
         return Sheet(title=self.artifact, tables=[pairs(self.rows()), Table(rows=rows)])
 
 

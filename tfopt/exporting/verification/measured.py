@@ -19,6 +19,7 @@ from tfopt.exporting.verification.process import MissingKernelError, NotServedEr
 from tfopt.exporting.verification.scoring import Scores
 from tfopt.graph.frozen import reason_of
 from tfopt.hardware import computes_bfloat16, has_vnni
+from tfopt.report import ServingTimes
 
 # The largest difference between the outputs and those recorded at export, as a ratio of norms. Another processor adds
 # numbers in another order. In int8, a sum on the edge between two steps may then round to the other step. In a half
@@ -40,6 +41,7 @@ class MeasuredArtifact:
         max_abs_error: The largest difference to the outputs of the source model. None if outputs are not numbers.
         relative_error: The same difference as a share of the outputs' scale.
         milliseconds: The time of each call, for each round.
+        serving: Its times on several numbers of threads, if these were asked for; else `no_serving` may have a reason.
     """
 
     path: Path
@@ -58,6 +60,8 @@ class MeasuredArtifact:
     zero_count: int = field(init=False)
     cold_start: Mapping[str, float | None] = field(init=False)
     milliseconds: list[list[float]] = field(init=False)
+    serving: ServingTimes | None = None
+    no_serving: str = ""
 
     @property
     def calls_ms(self) -> np.ndarray:

@@ -72,12 +72,13 @@ class SavedModelProcess:
     Attributes:
         path: The SavedModel's directory.
         signature: The signature that is called.
-        loaded: The report of the process after loading: inputs, outputs, kernels, versions.
+        loaded: The report of the process after loading: inputs, outputs, kernels, versions, threads.
         renamed: The SavedModel's names of inputs that callers give under other names.
         step_limit_s: The seconds that one step may take: loading, one batch, or one timed call. A process that takes
             longer is ended, and an ArtifactError says so.
         trusted: Whether the SavedModel may touch files and the network. Otherwise one that would do so is refused
             before anything of it runs.
+        threads: The number of intra-op threads. None means TensorFlow's default, one for each core.
     """
 
     def __init__(
@@ -87,11 +88,13 @@ class SavedModelProcess:
         *,
         step_limit_s: float = STEP_LIMIT_S,
         trusted: bool = False,
+        threads: int | None = None,
     ) -> None:
         self.path = Path(path)
         self.signature = signature
         self.step_limit_s = step_limit_s
         self.trusted = trusted
+        self.threads = threads
         self.renamed: Mapping[str, str] = {}
 
     def __enter__(self) -> Self:
@@ -129,7 +132,7 @@ class SavedModelProcess:
 
     def _options(self) -> dict[str, Any]:
         """Returns the options of the command "load", besides the path."""
-        return {"signature": self.signature}
+        return {"signature": self.signature, "threads": self.threads}
 
     def close(self) -> None:
         self._kill()
@@ -162,6 +165,12 @@ class SavedModelProcess:
     def time_calls(self, inputs: Mapping[str, np.ndarray], seconds: float, at_least: int = 3) -> list[float]:
         """Times calls for about `seconds` seconds, and returns the milliseconds of each."""
         return list(self._ask(do="time", inputs=self._store(inputs), seconds=seconds, at_least=at_least)["ms"])
+
+    def calls_per_second(self, inputs: Mapping[str, np.ndarray], seconds: float, callers: int = 1) -> float:
+        """Returns the calls in a second while `callers` threads call again and again, for about `seconds` seconds."""
+        return float(
+            self._ask(do="throughput", inputs=self._store(inputs), seconds=seconds, callers=callers)["calls_per_s"]
+        )
 
     def _store(self, inputs: Mapping[str, Any]) -> str:
         target = Path(self._directory.name, "inputs.npz")

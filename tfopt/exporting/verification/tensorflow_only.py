@@ -1,7 +1,8 @@
 """Runs one SavedModel in its own process, which imports TensorFlow and NumPy, but not tfopt or Keras.
 
-The process reads one JSON command per line from standard input: "load", "count", "predict", "cold_start" or "time".
-It answers with one JSON line. A command that takes long first sends lines that show that the process is alive.
+The process reads one JSON command per line from standard input: "load", "count", "predict", "cold_start", "time" or
+"throughput". It answers with one JSON line. A command that takes long first sends lines that show that the process is
+alive.
 
 In its own process, a model is not slowed by the thread pool of another model. The process also proves that the artifact
 needs only TensorFlow. `tfopt.exporting.verification.process` starts it.
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +57,9 @@ class Runner:
         self.show_life = show_life
         self.cold: dict[str, float | None] = {}
 
-    def load(self, path: str, signature: str) -> dict[str, Any]:
+    def load(self, path: str, signature: str, threads: int | None = None) -> dict[str, Any]:
+        if threads is not None:  # before TensorFlow makes its threads
+            tf.config.threading.set_intra_op_parallelism_threads(threads)
         for gpu in tf.config.list_physical_devices("GPU"):
             tf.config.experimental.set_memory_growth(gpu, True)  # it is shared with other artifacts' processes
         try:
@@ -76,6 +80,7 @@ class Runner:
             "inputs": {name: describe(spec) for name, spec in self.serve.structured_input_signature[1].items()},
             "outputs": {name: describe(spec) for name, spec in outputs.items()},
             "tensorflow": tf.__version__,
+            "threads": tf.config.threading.get_intra_op_parallelism_threads(),  # 0 is one for each core
             "devices": [device.device_type for device in tf.config.list_physical_devices()],
             "imported": [name for name in BLOCKED if sys.modules.get(name) is not None],
             "kernels": count_kernels(self.serve),
@@ -113,20 +118,42 @@ class Runner:
 
     def time(self, inputs: str, seconds: float, at_least: int) -> dict[str, Any]:
         """Times calls for about `seconds` seconds. The first two, which trace and allocate, are not counted."""
-        with np.load(inputs) as arrays:
-            batch = {name: tf.constant(arrays[name]) for name in arrays.files}
-        for _ in range(2):
-            self.serve(**batch)
-            self.show_life()
+        batch = self._warmed_up(inputs)
         milliseconds: list[float] = []
         until = time.perf_counter() + seconds
         while len(milliseconds) < at_least or time.perf_counter() < until:
             start = time.perf_counter()
-            outputs = self.serve(**batch)
-            next(iter(outputs.values())).numpy()  # waits for a GPU
+            self._call(batch)
             milliseconds.append((time.perf_counter() - start) * 1e3)
             self.show_life()
         return {"ms": milliseconds}
+
+    def throughput(self, inputs: str, seconds: float, callers: int) -> dict[str, float]:
+        """Returns the calls in a second of several callers, each of which calls again and again."""
+        batch = self._warmed_up(inputs)
+
+        def calls_per_s(show_life: Callable[[], None]) -> float:
+            calls, start = 0, time.perf_counter()
+            while not calls or time.perf_counter() < start + seconds:
+                self._call(batch)
+                calls += 1
+                show_life()
+            return calls / (time.perf_counter() - start)
+
+        with ThreadPoolExecutor(callers) as pool:  # this thread is a caller too, and alone shows life
+            others = [pool.submit(calls_per_s, lambda: None) for _ in range(callers - 1)]
+            return {"calls_per_s": calls_per_s(self.show_life) + sum(each.result() for each in others)}
+
+    def _warmed_up(self, inputs: str) -> dict[str, tf.Tensor]:
+        with np.load(inputs) as arrays:
+            batch = {name: tf.constant(arrays[name]) for name in arrays.files}
+        for _ in range(2):
+            self._call(batch)
+            self.show_life()
+        return batch
+
+    def _call(self, batch: dict[str, tf.Tensor]) -> None:
+        next(iter(self.serve(**batch).values())).numpy()  # waits for a GPU
 
 
 def memory_peak() -> int | None:

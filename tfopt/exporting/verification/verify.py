@@ -24,15 +24,18 @@ from tfopt.exporting.manifest import (
     read_intact_manifest,
     read_manifest,
 )
-from tfopt.exporting.parity import draw_inputs
+from tfopt.exporting.parity import draw_batch
 from tfopt.exporting.verification.measured import MeasuredArtifact
 from tfopt.exporting.verification.process import alternate
 from tfopt.exporting.verification.scoring import Scoreboard, chunks, not_scored
+from tfopt.exporting.verification.threads import ThreadCounts, measure_threads
 from tfopt.hardware import detect
 from tfopt.report import Receipt
+from tfopt.settings.validation import check_value
 from tfopt.tasks.scorer import Metric, check_metric
 from tfopt.tasks.scores import Score
 
+LARGER_BATCH = 8  # what calls of one example are compared with, if batch_size names no other
 OnStep = Callable[[str], None]
 
 
@@ -44,6 +47,7 @@ def verify(
     metric: str | Metric | Score = "accuracy",
     batch_size: int = 1,
     seconds: float = 0.3,
+    threads: Sequence[int] = (),
     signature: str | None = None,
     trusted: bool = False,
     on_step: OnStep = lambda words: None,
@@ -63,6 +67,10 @@ def verify(
         batch_size: Examples per timed call.
         seconds: How long the artifact and the baseline are each timed in one round. There are five rounds, in which
             they alternate. With 0, each round has three calls.
+        threads: Numbers of TensorFlow's intra-op threads to compare, for example (1, 16); one above the number of cores
+            means all cores. The receipt then has the best number for calls of one example and of `batch_size` (of 8
+            by default), the examples in a second of several calls at the same time, and advice for servers. This
+            starts a further process for each number. An empty sequence compares none.
         signature: Which of the artifact's signatures to call. None means "serving_default", or "serving_float" where
             TensorFlow lacks kernels of "serving_default". The receipt names the signature that was called.
         trusted: Whether the artifact may touch files and the network when it runs. Otherwise one that would do so is
@@ -73,9 +81,9 @@ def verify(
         ArtifactError: The artifact or the baseline has changed since it was written, or TensorFlow cannot serve it. The
             message names the kernel that is missing.
         UnsupportedModelError: The artifact would touch files, the network or Python when it runs.
-        ConfigError: batch_size or seconds is out of range, there is no such signature or metric, or the baseline is
-            not a float artifact of the same inputs and outputs. Or the data holds no examples or no labels, or they do
-            not fit the artifact.
+        ConfigError: batch_size, seconds or threads is out of range, there is no such signature or metric, or the
+            baseline is not a float artifact of the same inputs and outputs. Or the data holds no examples or no labels,
+            or they do not fit the artifact.
     Example:
         >>> import keras, tempfile
         >>> from tfopt.exporting.saved_model import export
@@ -91,6 +99,7 @@ def verify(
         metric=metric,
         batch_size=batch_size,
         seconds=seconds,
+        threads=threads,
         signature=signature,
         trusted=trusted,
         on_step=on_step,
@@ -105,6 +114,7 @@ def verify_together(
     metric: str | Metric | Score = "accuracy",
     batch_size: int = 1,
     seconds: float = 0.3,
+    threads: Sequence[int] = (),
     signature: str | None = None,
     trusted: bool = False,
     on_step: OnStep = lambda words: None,
@@ -113,7 +123,7 @@ def verify_together(
 
     Args:
         artifacts: Their directories. All take the same inputs.
-        baseline, data, metric, batch_size, seconds, signature, trusted, on_step: As in `verify`.
+        baseline, data, metric, batch_size, seconds, threads, signature, trusted, on_step: As in `verify`.
     Returns: A receipt for each, in the same order.
     """
     if batch_size < 1:
@@ -125,6 +135,7 @@ def verify_together(
             f"seconds must be a finite number, at least 0. Received: seconds={seconds}. Pass the time of one round, "
             "for example 0.3."
         )
+    counts = check_value("threads", threads, ThreadCounts)
     check_metric(metric)
     measured = [
         MeasuredArtifact(path, read_intact_manifest(path), trusted) for path in dict.fromkeys(map(Path, artifacts))
@@ -135,13 +146,13 @@ def verify_together(
             wrong = unknown_name("signature", signature, known)
             raise ConfigError(f"{wrong} These are the signatures of {each.path}.")
     baselines = _find_baselines(measured, baseline, trusted)
-    first = measured[0].manifest.signature
+    first = measured[0].manifest
     for each in baselines:
-        each.input_names = input_names(first.inputs, each.path, each.manifest)
+        each.input_names = input_names(first.signature.inputs, each.path, each.manifest)
     served = [*measured, *(each for each in baselines if each not in measured)]
     if data is not None:
         for each in served:
-            each.output_names = output_names(first.outputs, each.path, each.manifest)
+            each.output_names = output_names(first.signature.outputs, each.path, each.manifest)
     with ExitStack() as stack:
         for each in served:
             on_step(f"loading {each.path}")
@@ -155,11 +166,24 @@ def verify_together(
             counted = each.process.count_weights()
             each.weight_count, each.zero_count = counted["weights"], counted["zeros"]
             each.cold_start = each.process.cold_start()
-        batch = _one_batch(measured[0], batch_size)
+        batch = draw_batch(first.signature.inputs, first.check, batch_size)
         on_step(f"timing {', '.join(str(each.path) for each in served)}")
         times = alternate([each.process for each in served], batch, seconds)
     for each, rounds in zip(served, times, strict=True):
         each.milliseconds = rounds
+    if counts:
+        for each in measured:
+            on_step(f"timing {each.path} on several numbers of threads")
+            each.serving, each.no_serving = measure_threads(
+                each.path,
+                each.manifest.signature,
+                each.manifest.check,
+                counts,
+                (1, batch_size if batch_size > 1 else LARGER_BATCH),
+                seconds=seconds,
+                called=each.process.signature,
+                trusted=trusted,
+            )
     receipts = {each.path: _receipt(each, len(next(iter(batch.values())))) for each in measured}
     return [receipts[path] for path in map(Path, artifacts)]
 
@@ -202,14 +226,6 @@ def _find_baselines(
     return list(baselines.values())
 
 
-def _one_batch(artifact: MeasuredArtifact, batch_size: int) -> dict[str, np.ndarray]:
-    """Returns one batch of inputs. Its size is `batch_size`, or the size that the signature fixes."""
-    specs = artifact.manifest.signature.inputs
-    fixed = next((spec.shape[0] for spec in specs.values() if spec.shape), None)
-    inputs = draw_inputs(specs, artifact.manifest.check)
-    return {name: np.repeat(value[:1], fixed or batch_size, axis=0) for name, value in inputs.items()}
-
-
 def _receipt(artifact: MeasuredArtifact, batch_size: int) -> Receipt:
     baseline, scores = artifact.baseline, artifact.scores
     against = None if baseline is None else baseline.scores
@@ -219,6 +235,8 @@ def _receipt(artifact: MeasuredArtifact, batch_size: int) -> Receipt:
     absent = dict.fromkeys(() if baseline else ("baseline", "speedup", "speedup_range"), artifact.no_baseline)
     if artifact.max_abs_error is None:
         absent |= dict.fromkeys(("parity_max_abs_error", "parity_relative_error"), "the outputs hold NaN or infinity")
+    if artifact.no_serving:
+        absent["serving"] = artifact.no_serving
     memory = artifact.cold_start["memory_peak_bytes"]
     if memory is None:
         absent["memory_peak_bytes"] = "read from Linux only"
@@ -250,6 +268,7 @@ def _receipt(artifact: MeasuredArtifact, batch_size: int) -> Receipt:
         latency_ms_p99=float(np.percentile(artifact.calls_ms, 99)),
         speedup=baseline.median_ms / artifact.median_ms if baseline else None,
         speedup_range=ratio_range(baseline.milliseconds, artifact.milliseconds) if baseline else None,
+        serving=artifact.serving or artifact.manifest.serving,
         kernels=artifact.process.loaded["kernels"],
         tensorflow_version=artifact.process.loaded["tensorflow"],
         device=hardware.gpus[0].name if on_gpu and hardware.gpus else hardware.cpu_model or "CPU",

@@ -1,0 +1,131 @@
+"""The times of an artifact on several numbers of threads, and what a server should be told for it.
+
+TensorFlow splits a kernel over the intra-op threads of its process. Their number is a setting of the process that
+serves; a SavedModel cannot hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tfopt.report.formatting import grouped, speed_verdict
+from tfopt.report.record import Record
+
+IN_PYTHON = "tf.config.threading.set_intra_op_parallelism_threads"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadTimes(Record):
+    """The time of a call on several numbers of intra-op threads, measured in turns.
+
+    Attributes:
+        batch_size: Number of examples in each call.
+        threads: The numbers of threads, ascending.
+        latency_ms_median: Median time of a call, for each number of threads.
+        best_threads: The fastest number of threads. None if another number is about as fast.
+    """
+
+    batch_size: int
+    threads: tuple[int, ...]
+    latency_ms_median: tuple[float, ...]
+    best_threads: int | None
+
+    def __str__(self) -> str:
+        found = zip(self.threads, self.latency_ms_median, strict=True)
+        times = ", ".join(f"{milliseconds:.3f} ms on {count}" for count, milliseconds in found)
+        return f"{f'best on {self.best_threads}' if self.best_threads else 'about even'}: {times}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingTimes(Record):
+    """The times of an artifact by batch size and threads, and the examples that it computes in a second.
+
+    Attributes:
+        device: The processor that measured them.
+        cores: Number of its cores that the process could use. TensorFlow's default is one intra-op thread for each.
+        calls: The times of calls that are made one after the other, by ascending batch size.
+        parallel_calls: Number of calls that are made at the same time, each of the smallest batch size.
+        parallel_threads: Number of intra-op threads of the process that computes these calls.
+        parallel_examples_per_s: Examples that these calls compute in a second.
+        batch_examples_per_s: Examples that calls of the largest batch size compute in a second, one after the other on
+            the largest number of threads.
+        parallel_speedup: Ratio of the two. Above 1, the calls at the same time compute more.
+        parallel_speedup_range: Smallest and largest ratio of a single round. A difference within this range is noise.
+    Example:
+        >>> found = ServingTimes(
+        ...     device="AMD EPYC", cores=2,
+        ...     calls=(ThreadTimes(batch_size=1, threads=(1, 2), latency_ms_median=(7.0, 10.0), best_threads=1),),
+        ...     parallel_calls=2, parallel_threads=1, parallel_examples_per_s=240.0, batch_examples_per_s=200.0,
+        ...     parallel_speedup=1.2, parallel_speedup_range=(1.1, 1.3),
+        ... )
+        >>> found.best_threads(1)
+        1
+        >>> print(found.rows()["threads, batch 1"])
+        best on 1: 7.000 ms on 1, 10.000 ms on 2
+        >>> print(found.advice[0])
+        batch 1: tensorflow_model_server --tensorflow_intra_op_parallelism=1; in Python ...
+    """
+
+    device: str
+    cores: int
+    calls: tuple[ThreadTimes, ...]
+    parallel_calls: int
+    parallel_threads: int
+    parallel_examples_per_s: float
+    batch_examples_per_s: float
+    parallel_speedup: float
+    parallel_speedup_range: tuple[float, float]
+
+    def best_threads(self, batch_size: int) -> int | None:
+        """Returns the fastest number of threads for a batch size; None if it was not measured or none is faster."""
+        return next((each.best_threads for each in self.calls if each.batch_size == batch_size), None)
+
+    def rows(self) -> dict[str, str]:
+        """Returns the figures as text, by what they are."""
+        parallel = f"{grouped(self.parallel_examples_per_s)} examples/s in {self._parallel}"
+        batched = f"{grouped(self.batch_examples_per_s)} examples/s in {self._batched}"
+        return {
+            **{f"threads, batch {each.batch_size}": str(each) for each in self.calls},
+            "throughput": f"{parallel}, {batched} ({self._verdict})",
+            "threads measured on": f"{self.device}, {self.cores} cores",
+        }
+
+    @property
+    def advice(self) -> list[str]:
+        """What a server should be told, in sentences with the flags of TensorFlow Serving and the call in Python."""
+        return [*self._of_single_calls(), self._of_many_requests()]
+
+    def _of_single_calls(self) -> Iterator[str]:
+        for best in sorted({each.best_threads for each in self.calls if each.best_threads}):
+            sizes = " and ".join(str(each.batch_size) for each in self.calls if each.best_threads == best)
+            if best == self.cores:
+                yield f"batch {sizes}: leave the threads at TensorFlow's default, all cores"
+            else:
+                flag = f"tensorflow_model_server --tensorflow_intra_op_parallelism={best}"
+                yield f"batch {sizes}: {flag}; in Python {IN_PYTHON}({best}) before the first op"
+
+    def _of_many_requests(self) -> str:
+        if self._verdict == "slower":
+            return f"many requests: join them to batches of {self.calls[-1].batch_size} (--enable_batching)"
+        flags = f"--tensorflow_intra_op_parallelism={self.parallel_threads}"
+        flags += f" --tensorflow_inter_op_parallelism={self.parallel_calls}"
+        gain = "more examples than" if self._verdict == "faster" else "about as many examples as"
+        return f"many requests: {self._parallel} ({flags}) compute {gain} {self._batched}"
+
+    @property
+    def _verdict(self) -> str:
+        return speed_verdict(self.parallel_speedup, *self.parallel_speedup_range)
+
+    @property
+    def _parallel(self) -> str:
+        batch_size = self.calls[0].batch_size
+        return f"{self.parallel_calls} calls at a time of batch {batch_size} on {_threads(self.parallel_threads)} each"
+
+    @property
+    def _batched(self) -> str:
+        return f"calls of batch {self.calls[-1].batch_size} on {_threads(self.calls[-1].threads[-1])}"
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
