@@ -36,6 +36,7 @@ STORED = {
     "int8": "int8",
     "int8, serving_float": "int8, serving_float",
 }
+EXPORTS = {"keras_export": "`model.export` of Keras", "tfopt_float32": "tfopt float32", "tfopt_int8": "tfopt int8"}
 INSTRUCTIONS = ("DEFAULT", "AVX512_CORE", "AVX2", "SSE41")
 
 
@@ -47,6 +48,28 @@ def speeds(names: tuple[str, ...] = tuple(MODELS)) -> Table:
             times, ratios = each["median_ms"], each["speed_against_keras_export"]
             ours = [f"{times[side]} ms, {ratios[side]}x" for side in ("tfopt_float32", "tfopt_int8")]
             rows.append([MODELS[name], str(each["batch_size"]), f"{times['keras_export']} ms", *ours])
+    return rows
+
+
+def threads(names: tuple[str, ...] = tuple(MODELS)) -> Table:
+    """Milliseconds per call on one intra-op thread for each core, and on one thread."""
+    rows = [["model", "batch", *(f"{title}, {on}" for title in EXPORTS.values() for on in ("all", "1 thread"))]]
+    for name in names:
+        for each in read("int8_savedmodel")["models"][name]["latency"]:
+            times = each["median_ms"]
+            if all(f"{side}_one_thread" in times for side in EXPORTS):
+                cells = [f"{times[runtime]} ms" for side in EXPORTS for runtime in (side, f"{side}_one_thread")]
+                rows.append([MODELS[name], str(each["batch_size"]), *cells])
+    return rows
+
+
+def throughput(names: tuple[str, ...] = tuple(MODELS)) -> Table:
+    """Examples per second of calls at the same time on one thread each, and of large batches on all threads."""
+    rows = [["model", "artifact", "calls at the same time", "large batches", "ratio"]]
+    for name in names:
+        for side, found in read("int8_savedmodel")["models"][name].get("throughput", {}).items():
+            rates = [f"{found[key]} examples/s" for key in ("parallel_examples_per_s", "batch_examples_per_s")]
+            rows.append([MODELS[name], EXPORTS[side], *rates, f"{found['parallel_over_batch']}x"])
     return rows
 
 
@@ -71,9 +94,8 @@ def resnet50() -> Table:
 def cold_starts() -> Table:
     """The time to the first result of a fresh process, and its peak memory."""
     rows = [["model", "artifact", "load", "first call", "peak memory"]]
-    sides = {"keras_export": "`model.export` of Keras", "tfopt_float32": "tfopt float32", "tfopt_int8": "tfopt int8"}
     for name, title in MODELS.items():
-        for side, artifact in sides.items():
+        for side, artifact in EXPORTS.items():
             found = read("int8_savedmodel")["models"][name]["cold_start"][side]
             times = [f"{found[key]:.0f} ms" for key in ("load_ms", "first_call_ms")]
             rows.append([title, artifact, *times, f"{found['memory_peak_bytes'] / 1e6:.0f} MB"])
@@ -167,6 +189,8 @@ TABLES = {
     "your own model": your_own_model,
     "int8 speeds": speeds,
     "cold starts": cold_starts,
+    "threads": threads,
+    "throughput": throughput,
     "ResNet-50": resnet50,
     "other runtimes": runtimes,
     "keras.applications": applications,

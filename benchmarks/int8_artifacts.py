@@ -30,7 +30,10 @@ TENSORFLOW = {FLOAT: None, "tfopt_float32": "float32", "tfopt_int8": "int8"}
 # The same int8 artifact of tfopt, in a process whose calling thread computes too, as in the other runtimes.
 CALLER_THREAD = "tfopt_int8_caller_thread"
 CALLER_THREAD_SETTING = {"TF_ONEDNN_THREADPOOL_USE_CALLER_THREAD": "1"}
-RUNTIMES = (*TENSORFLOW, CALLER_THREAD, *peers.REQUIREMENTS)
+# The artifacts of TensorFlow again, in processes with one intra-op thread.
+ONE_THREAD = {name: f"{name}_one_thread" for name in TENSORFLOW}
+SAME_ARTIFACT = {CALLER_THREAD: "tfopt_int8", **{one: name for name, one in ONE_THREAD.items()}}
+RUNTIMES = (*TENSORFLOW, *SAME_ARTIFACT, *peers.REQUIREMENTS)
 CALIBRATION_EXAMPLES, HELD_OUT_EXAMPLES = 32, 64
 
 
@@ -64,9 +67,9 @@ def convert(
     target = folder / runtime
     if runtime in TENSORFLOW:
         details = export(runtime, model, folder, target)
-    elif runtime == CALLER_THREAD:
+    elif runtime in SAME_ARTIFACT:
         target.unlink(missing_ok=True)
-        target.symlink_to("tfopt_int8")
+        target.symlink_to(SAME_ARTIFACT[runtime])
         details = {"versions": {}}
     elif runtime == "inc":
         versions = peers.convert(runtime, cache, folder / FLOAT, folder / "calibration.npz", target, family, 8)
@@ -116,6 +119,8 @@ class CallerThreadProcess(SavedModelProcess):
 def open_process(runtime: str, folder: Path, cache: Path) -> SavedModelProcess:
     if runtime == CALLER_THREAD:
         return CallerThreadProcess(folder / runtime)
+    if runtime in SAME_ARTIFACT:
+        return SavedModelProcess(folder / runtime, threads=1)
     # Intel Neural Compressor's artifact is a SavedModel that needs only TensorFlow.
     if runtime in TENSORFLOW or runtime == "inc":
         return SavedModelProcess(folder / runtime)

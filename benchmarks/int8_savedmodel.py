@@ -7,6 +7,9 @@ SavedModel on the same calibration data. They are installed on demand, with pinn
 environments under --cache. Each runtime has its own process with one thread per core. The processes are timed in turns,
 so that a change in the machine's load affects all of them. Runtimes that are faster with a static batch size get one.
 tfopt_int8_caller_thread is tfopt's int8 artifact in a process whose environment lets the calling thread compute too.
+The runtimes ..._one_thread are SavedModels in processes with one intra-op thread. "throughput" has the examples per
+second of such a process that one caller for each core calls at the same time, with the smallest batch size, and those
+of one caller of the process with all threads, with the largest.
 The times of loading and of the first call, and the peak memory after it, are medians over fresh processes, of the
 runtimes that are SavedModels. The results also hold each runtime's distance from the float model on inputs outside the
 calibration data. A runtime that cannot be installed, converted or run is listed with the reason.
@@ -23,6 +26,7 @@ import tempfile
 from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +34,11 @@ import numpy as np
 import tyro
 from int8_artifacts import (
     CALIBRATION_EXAMPLES,
-    CALLER_THREAD,
     FLOAT,
     HELD_OUT_EXAMPLES,
+    ONE_THREAD,
     RUNTIMES,
+    SAME_ARTIFACT,
     TENSORFLOW,
     open_process,
     prepare,
@@ -46,6 +51,7 @@ from tfopt.errors import ArtifactError
 from tfopt.exporting import SavedModelProcess
 from tfopt.exporting.verification.process import alternate
 from tfopt.hardware import detect
+from tfopt.timing import estimate, in_turns
 
 RESULTS = Path(__file__).parent / "results"
 OURS = "tfopt_int8"
@@ -76,8 +82,8 @@ class Options:
 def main(options: Options) -> dict[str, Any]:
     check("model", options.models, MODELS)
     check("runtime", options.runtimes, RUNTIMES)
-    needed = (FLOAT, *([OURS] if CALLER_THREAD in options.runtimes else []))
-    runtimes = tuple(dict.fromkeys((*needed, *options.runtimes)))
+    needed = {FLOAT, *options.runtimes} | {SAME_ARTIFACT[name] for name in options.runtimes if name in SAME_ARTIFACT}
+    runtimes = tuple(name for name in RUNTIMES if name in needed)  # an artifact before its further processes
     cache = options.cache.expanduser().absolute()
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
@@ -116,6 +122,7 @@ def measure(folder: Path, records: dict[str, dict[str, Any]], cache: Path, optio
                 except (ArtifactError, ConversionError) as error:
                     failed[runtime] = str(error)
         latency = [time_calls(processes, held_out, batch_size, options) for batch_size in options.batch_sizes]
+        throughput = compare_throughput(processes, held_out, options)
     kept = {runtime: records[runtime] for runtime in processes}
     return {
         "cold_start": start_cold([name for name in kept if name in TENSORFLOW], folder, cache, held_out, options),
@@ -127,6 +134,7 @@ def measure(folder: Path, records: dict[str, dict[str, Any]], cache: Path, optio
         "tfopt_int8_nodes": kept.get(OURS, {}).get("nodes"),
         "failed": failed,
         "latency": latency,
+        "throughput": throughput,
         "against_float": {runtime: compare(outputs[FLOAT], outputs[runtime]) for runtime in kept},
     }
 
@@ -167,6 +175,30 @@ def time_calls(
         ratios = {runtime: round(median / medians[OURS], 2) for runtime, median in medians.items() if runtime != OURS}
         figures["speed_of_tfopt_int8_against"] = ratios
     return figures
+
+
+def compare_throughput(
+    processes: dict[str, SavedModelProcess], held_out: dict[str, np.ndarray], options: Options
+) -> dict[str, dict[str, Any]]:
+    """Returns the examples per second of calls at the same time on one thread each, and of large batches."""
+    callers, small, large = detect().logical_cores, min(options.batch_sizes), max(options.batch_sizes)
+    measured = [name for name, one in ONE_THREAD.items() if {name, one} <= processes.keys()]
+    sides = []
+    for name in measured:
+        one_thread = processes[ONE_THREAD[name]]
+        sides.append(partial(one_thread.calls_per_second, first(small, held_out), options.seconds, callers))
+        sides.append(partial(processes[name].calls_per_second, first(large, held_out), options.seconds))
+    rates = np.array(in_turns(sides, options.rounds)).reshape(len(measured), 2, options.rounds) * [[small], [large]]
+    return {
+        name: {
+            "parallel_calls": callers,
+            "batch_sizes": [small, large],
+            "parallel_examples_per_s": round(float(np.median(parallel)), 1),
+            "batch_examples_per_s": round(float(np.median(batched)), 1),
+            "parallel_over_batch": round(estimate(parallel / batched).median, 2),
+        }
+        for name, (parallel, batched) in zip(measured, rates, strict=True)
+    }
 
 
 def first(count: int, examples: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -38,7 +38,8 @@ def filled(text: str, parts: Mapping[str, Part]) -> str:
 def markdown(table: Table) -> str:
     """Returns a table whose columns of figures are aligned to the right."""
     head, *rows = table
-    words = [any(cell and not re.match(r"[-+\d]", cell) for cell in column) for column in zip(*rows, strict=True)]
+    columns = list(zip(*rows, strict=True)) or [()] * len(head)
+    words = [any(cell and not re.match(r"[-+\d]", cell) for cell in column) for column in columns]
     words[0] = True
     rule = ["---" if is_words else "---:" for is_words in words]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))

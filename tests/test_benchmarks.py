@@ -133,7 +133,7 @@ def test_the_int8_benchmark_compares_and_times_and_says_what_it_could_not_run(tm
     out, blocked = tmp_path / "results.json", tmp_path / "blocked"
     out.write_text('{"models": {"earlier": {}}}')
     blocked.write_text("A file, so that no environment can be made in it.")
-    runtimes = ("keras_export", "tfopt_float32", "tfopt_int8")
+    runtimes = ("keras_export", "tfopt_float32", "tfopt_int8", "tfopt_int8_one_thread")
     quick = ("--models", "tiny", "--batch-sizes", "2", "--rounds", "2", "--seconds", "0.05")
     run = _run(
         "int8_savedmodel.py", *quick, "--runtimes", *runtimes, "litert", "--cache", str(blocked), "--out", str(out)
@@ -151,6 +151,9 @@ def test_the_int8_benchmark_compares_and_times_and_says_what_it_could_not_run(tm
     (latency,) = tiny["latency"]
     assert min(latency["calls"].values()) >= 6
     assert latency["speed_against_keras_export"]["keras_export"] == 1
+    assert list(tiny["throughput"]) == ["tfopt_int8"]
+    assert tiny["throughput"]["tfopt_int8"]["batch_sizes"] == [2, 2]
+    assert tiny["throughput"]["tfopt_int8"]["parallel_examples_per_s"] > 0
 
 
 def _run(script, *arguments):
