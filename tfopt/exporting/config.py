@@ -14,11 +14,16 @@ from tfopt.quantization.weight_only import WeightOnlyConfig
 from tfopt.settings.validation import check_fields
 
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int8_weight_only", "int4_weight_only"]
+Format = Literal["saved_model", "onnx"]
 Compute = Literal["float32", "auto", "bfloat16", "float16"]
 Int8Nodes = Literal["faster", "all"]
 FloatWeights = Literal["float32", "int8"]
 WeightsIn = Literal["variables", "constants"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
+FORMAT_PRECISIONS = {"onnx": ("float32", "float16", "int8")}
+SAVED_MODEL_ONLY = (
+    *("compute", "float_weights", "node_times", "sparse_weights", "weights_in", "float_fallback", "xla_signature"),
+)
 DEFAULT_SIGNATURE, FLOAT_SIGNATURE, XLA_SIGNATURE = "serving_default", "serving_float", "serving_xla"
 
 
@@ -31,8 +36,10 @@ class ExportConfig:
         'saved_model'
     """
 
-    format: Literal["saved_model"] = "saved_model"
-    """Format of the artifact."""
+    format: Format = "saved_model"
+    """Format of the artifact. "onnx" is for ONNX Runtime, OpenVINO and TensorRT: one file model.onnx, in precision
+    "float32", "float16" (the weights) or "int8" (pairs of quantize and dequantize around every operand). It needs the
+    extra onnx."""
     precision: Precision = "float32"
     """Precision of the artifact. "int8" runs int8 kernels and needs calibration data. The others compute in float32 and
     differ in the stored weights: "int8_weight_only" and "int4_weight_only" store integers with scales, "float16" and
@@ -68,6 +75,9 @@ class ExportConfig:
     """Where weights are that a kernel reads as they are stored. From "variables" they are loaded once. With "constants"
     float32 convolutions keep their weights in the layout that they compute with, so calls with one example are faster;
     but the first call takes several times as long, and needs several times the memory."""
+    tensorrt: bool = False
+    """With format="onnx" and int8: whether to quantize as TensorRT demands: activations in ranges symmetric about 0,
+    all zero points 0, and biases in float32."""
     float_fallback: bool = False
     """With int8: whether to write a second signature "serving_float", which computes in float32 with the same int8
     weights. A TensorFlow without the int8 kernels can call it."""
@@ -80,6 +90,7 @@ class ExportConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        self._check_format()
         own_way = "which stores all weights in its own way"
         for name, used, owners, reason in (
             ("float_fallback", self.float_fallback, "'int8'", "whose artifact computes in float32 anyway"),
@@ -102,10 +113,30 @@ class ExportConfig:
                 "Pass this config to tfopt.quantize, train the model that it returns, and export that model."
             )
 
+    def _check_format(self) -> None:
+        if self.tensorrt and (self.format, self.precision) != ("onnx", "int8"):
+            raise ConfigError(
+                f"tensorrt belongs to format='onnx' and precision='int8'. Received: format={self.format!r}, "
+                f"precision={self.precision!r}. Leave tensorrt out."
+            )
+        if self.format == "saved_model":
+            return
+        if self.precision not in FORMAT_PRECISIONS[self.format]:
+            raise ConfigError(
+                f"precision must be one of {', '.join(FORMAT_PRECISIONS[self.format])} with format={self.format!r}. "
+                f"Received: precision={self.precision!r}. Choose one of them, or format='saved_model'."
+            )
+        for name in SAVED_MODEL_ONLY:
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                raise ConfigError(
+                    f"{name} belongs to format='saved_model'. Received: {name}={getattr(self, name)!r} with "
+                    f"format={self.format!r}. Leave {name} out."
+                )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(ExportConfig):
-    """Writes a model as a SavedModel that needs only TensorFlow."""
+    """Writes a model as a SavedModel that needs only TensorFlow, or as an ONNX file."""
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="IN")]
     """Model to export: a .keras file or the directory of a SavedModel."""

@@ -17,12 +17,13 @@ from tfopt.exporting.int8.kernels import lower_to_int8
 from tfopt.exporting.int8.selection import CLOCK, select_int8
 from tfopt.exporting.int8.time_table import feeds_of
 from tfopt.exporting.int8.weights import decode_int8, kernels_that_need_vnni
+from tfopt.exporting.paired import may_saturate, with_all_pairs, without_zero_points
 from tfopt.exporting.stored_weights import encode_weights, encode_zeros
 from tfopt.graph import FrozenGraph, fold_constants
 from tfopt.graph.fold import WEIGHTED
 from tfopt.graph.unfolded import freeze_unfolded
 from tfopt.quantization import QuantizedModel, WeightOnlyConfig
-from tfopt.quantization.annotation.annotate import has_ranges
+from tfopt.quantization.annotation.annotate import AnnotatedGraph, has_ranges
 from tfopt.quantization.calibration.calibrate import HeldOut, computable, read_calibration_data
 from tfopt.quantization.config import check_exclude, matches
 from tfopt.quantization.keras_methods import KerasQuantized
@@ -96,7 +97,9 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
     lowered = _without_int8(source, config, data.sample) if given is None else _with_int8(given, config, data.sample)
     unseen = data.held_out(calibrated=lowered.precision == "int8" and not has_ranges(source))
     held_out = (data.evaluation and unseen) or lowered.held_out or unseen
-    needs_vnni = bool(kernels_that_need_vnni(lowered.graphs[DEFAULT_SIGNATURE]))  # while the weights are constants
+    served = lowered.graphs[DEFAULT_SIGNATURE]
+    paired = isinstance(served, AnnotatedGraph)
+    needs_vnni = may_saturate(served) if paired else bool(kernels_that_need_vnni(served))  # while weights are constants
     lowered = replace(lowered, sample=data.sample, held_out=held_out, needs_vnni=needs_vnni)
     return _without_zeros(lowered) if config.sparse_weights else lowered
 
@@ -120,6 +123,8 @@ def _with_int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str,
     if config.float_weights == "int8":  # before the measurement, which can take long
         names = [node.name for graph in (model.source, model.float_graph) for node in graph.graph_def.node]
         check_exclude(config.weight_only.exclude, names)
+    if config.format != "saved_model":
+        return _for_other_runtimes(without_zero_points(model) if config.tensorrt else model)
     lowered, kept_float = None, [skip.name for skip in model.report.skipped if skip.kind in WEIGHTED]
     quantized = bool(model.report.changed)
     if config.int8_nodes == "faster" and quantized:
@@ -147,6 +152,21 @@ def _with_int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str,
     return Lowered(source=model.source, graphs=graphs, precision=precision, report=report, held_out=model.held_out)
 
 
+def _for_other_runtimes(model: QuantizedModel) -> Lowered:
+    """Returns the annotated graph: the runtime that reads it chooses its own int8 kernels."""
+    in_int8 = bool(model.report.changed)
+    graph = with_all_pairs(model) if in_int8 else model.in_float()
+    if not in_int8:
+        model.report.warn_if_unchanged()
+    return Lowered(
+        source=model.source,
+        graphs={DEFAULT_SIGNATURE: graph},
+        precision="int8" if in_int8 else "float32",
+        report=model.report,
+        held_out=model.held_out,
+    )
+
+
 def _encode_rest(
     graph: FrozenGraph, config: WeightOnlyConfig, kept_float: Sequence[str]
 ) -> tuple[FrozenGraph, list[Change], Sequence[Change]]:
@@ -171,7 +191,7 @@ def _without_int8(source: FrozenGraph, config: ExportConfig, sample: Mapping[str
     if graph.graph_def.ByteSize() > 1.1 * source.graph_def.ByteSize():
         graph = source  # its weights are stored in few bits, for example by Keras in int4, and folding decoded them
     graph, compute, report = in_compute_type(graph, config, sample)
-    if config.precision != "float32":
+    if config.precision != "float32" and config.format == "saved_model":
         graph, stored = encode_weights(graph, config.precision, config.weight_only)
         if compute == "float32":
             stored.warn_if_unchanged()

@@ -30,7 +30,7 @@ FIRST_FORMAT = 1  # the format of tfopt 0.1.0, which `_upgraded` reads
 SOURCE, ARTIFACT = "source", "artifact"  # the check has their outputs, and those of further signatures
 RANDOM = "random inputs"
 RECOMBINED = f"{RANDOM} with the values of calibration_data"
-MODEL_FILE = "saved_model.pb"
+MODEL_FILES = {"saved_model": "saved_model.pb", "onnx": "model.onnx"}  # of each format
 # What a machine needs for products in a half type.
 NEEDS = {
     "bfloat16": "bfloat16 products run on every processor; they need AMX or AVX512_BF16, or a GPU of compute "
@@ -173,6 +173,7 @@ class Manifest(Record):
     requires: str
     needs_vnni: bool | None = None
     compute: str = "float32"
+    model_format: str = "saved_model"
     signatures: tuple[str, ...] = (DEFAULT_SIGNATURE,)
     baseline: str | None = None
     signature: SignatureRecord
@@ -211,7 +212,9 @@ def check_is_artifact(path: Path) -> None:
         _content(path)
     except ArtifactError as error:
         # A file that is not JSON is a damaged manifest. JSON of another program means that this is no artifact.
-        if not (isinstance(error.__cause__, ValueError) and (path / MODEL_FILE).is_file()):
+        if not (
+            isinstance(error.__cause__, ValueError) and any((path / name).is_file() for name in MODEL_FILES.values())
+        ):
             raise
 
 
@@ -286,8 +289,13 @@ def read_intact_manifest(path: Path, role: str = "artifact") -> Manifest:
     return manifest
 
 
-def requirements(graphs: Mapping[str, FrozenGraph], needs_vnni: bool, compute: str = "float32") -> str:
+def requirements(
+    graphs: Mapping[str, FrozenGraph], needs_vnni: bool, compute: str = "float32", model_format: str = "saved_model"
+) -> str:
     """Returns the software and hardware that an artifact needs for serving."""
+    if model_format == "onnx":
+        needs = "a runtime for ONNX, such as ONNX Runtime, OpenVINO or TensorRT"
+        return needs + ("; on x86-64 int8 instructions (VNNI, AMX) for right results" if needs_vnni else "")
     needs = "TensorFlow" if compute == "float32" else f"TensorFlow; {NEEDS[compute]}"
     # Not every build of TensorFlow has kernels for the ops whose names begin so.
     kernels = sorted({node.op for node in graphs[DEFAULT_SIGNATURE].graph_def.node if node.op.startswith("_")})
@@ -327,8 +335,10 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
         yield f"compute is {manifest.compute!r}, which is none of float32, {', '.join(NEEDS)}"
     if DEFAULT_SIGNATURE not in manifest.signatures:
         yield f"signatures do not hold {DEFAULT_SIGNATURE!r}"
-    if MODEL_FILE not in manifest.files:
-        yield f"files do not list {MODEL_FILE}"
+    if manifest.model_format not in MODEL_FILES:
+        yield f"model_format is {manifest.model_format!r}, which is none of {', '.join(MODEL_FILES)}"
+    elif MODEL_FILES[manifest.model_format] not in manifest.files:
+        yield f"files do not list {MODEL_FILES[manifest.model_format]}"
     for path in map(PurePosixPath, manifest.files):
         if path.is_absolute() or ".." in path.parts:
             yield f"files list {path}, which is outside of the artifact"

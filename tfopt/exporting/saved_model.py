@@ -20,7 +20,7 @@ from tfopt.exporting.config import DEFAULT_SIGNATURE, ExportConfig, WeightsIn
 from tfopt.exporting.lowering import Lowered, lower
 from tfopt.exporting.manifest import (
     MANIFEST_FORMAT,
-    MODEL_FILE,
+    MODEL_FILES,
     CheckRecord,
     Manifest,
     SignatureRecord,
@@ -108,10 +108,10 @@ def export(
             f"baseline must be an artifact that the export leaves in place. Received: {str(baseline)!r}, which is "
             "the directory to write. Name another directory, or leave baseline out."
         )
-    if baseline is not None and not Path(baseline, MODEL_FILE).is_file():
+    if baseline is not None and not any(Path(baseline, name).is_file() for name in MODEL_FILES.values()):
         raise ConfigError(
-            f"baseline must be the directory of a SavedModel. Received: {baseline}, which has no "
-            f"{MODEL_FILE}. Pass the directory that tfopt.export wrote."
+            f"baseline must be the directory of an artifact. Received: {baseline}, which has no "
+            f"{' or '.join(MODEL_FILES.values())}. Pass the directory that tfopt.export wrote."
         )
     if baseline is not None and Path(baseline, MARK).is_file() and not read_manifest(Path(baseline)).is_float:
         raise ConfigError(
@@ -122,7 +122,7 @@ def export(
     lowered, check = _lower_and_record(model, config, calibration_data, evaluation_data)
     graph = lowered.graphs[DEFAULT_SIGNATURE]
     with staged_directory(final, max(each.graph_def.ByteSize() for each in lowered.graphs.values())) as temporary:
-        _save(lowered, temporary, config.weights_in)
+        _write(lowered, temporary, config)
         free_graphs(graph.graph_def)
         record = SignatureRecord.of(graph, lowered.source)
         manifest = Manifest(
@@ -131,9 +131,10 @@ def export(
             tensorflow=tf.__version__,
             model=graph.name,
             precision=lowered.precision,
-            requires=requirements(lowered.graphs, lowered.needs_vnni, lowered.compute),
+            requires=requirements(lowered.graphs, lowered.needs_vnni, lowered.compute, config.format),
             needs_vnni=lowered.needs_vnni,
             compute=lowered.compute,
+            model_format=config.format,
             signatures=tuple(lowered.graphs),
             baseline=None if baseline is None else os.path.relpath(Path(baseline).resolve(), final),
             signature=record,
@@ -175,6 +176,15 @@ def _serving_times(
     if found is None:
         warn(f"threads: the artifact is written without times by threads: {reason}.")
     return found
+
+
+def _write(lowered: Lowered, directory: Path, config: ExportConfig) -> None:
+    if config.format == "onnx":
+        from tfopt.exporting.onnx.write import write_onnx  # needs the extra
+
+        write_onnx(lowered, directory, tensorrt=config.tensorrt)
+    else:
+        _save(lowered, directory, config.weights_in)
 
 
 def _save(lowered: Lowered, directory: Path, weights_in: WeightsIn) -> None:

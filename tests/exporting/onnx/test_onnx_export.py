@@ -1,0 +1,171 @@
+"""ONNX files compute what the model computes, and their int8 nodes have pairs on every operand."""
+
+import keras
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from keras import layers, ops
+
+from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.exporting import ExportConfig, export
+from tfopt.exporting.paired import with_all_pairs
+from tfopt.quantization import QuantizationConfig, quantize
+
+
+def images():
+    inputs = keras.Input((16, 16, 3))
+    x = layers.Conv2D(8, 3, padding="same", use_bias=False)(inputs)
+    x = layers.ReLU()(layers.BatchNormalization()(x))
+    y = layers.ReLU(6.0)(layers.DepthwiseConv2D(3, padding="same")(x))
+    x = layers.MaxPooling2D()(layers.Add()([x, layers.Conv2D(8, 1)(y)]))
+    x = layers.Conv2D(12, 3, strides=2, padding="same", activation="swish")(x)
+    x = layers.Concatenate()([layers.AveragePooling2D(2)(x), layers.MaxPooling2D()(x)])
+    x = layers.GlobalAveragePooling2D()(layers.Conv2D(8, 1)(x))
+    outputs = layers.Dense(10, activation="softmax")(layers.Dense(16, activation="gelu")(x))
+    return keras.Model(inputs, outputs), (16, 16, 3)
+
+
+def sequences():
+    inputs = keras.Input((None, 8))
+    x = layers.Bidirectional(layers.LSTM(6, return_sequences=True))(inputs)
+    return keras.Model(inputs, layers.Dense(3)(layers.GRU(5)(x))), (7, 8)
+
+
+def attention():
+    inputs = keras.Input((None, 16))
+    x = layers.LayerNormalization()(inputs)
+    x = layers.MultiHeadAttention(2, 8)(x, x) + inputs
+    x = layers.Dense(16)(layers.Dense(32, activation="gelu")(x))
+    return keras.Model(inputs, {"steps": x, "mean": layers.GlobalAveragePooling1D()(x)}), (9, 16)
+
+
+def one_axis():
+    inputs = keras.Input((20, 6))
+    x = layers.Conv1D(8, 3, padding="causal", dilation_rate=2, activation="relu")(inputs)
+    return keras.Model(inputs, layers.Dense(3)(layers.Flatten()(layers.Conv1D(4, 3, strides=2)(x)))), (20, 6)
+
+
+def upwards():
+    inputs = keras.Input((6, 6, 4))
+    x = layers.Conv2DTranspose(8, 3, strides=2, padding="same", activation="relu")(inputs)
+    return keras.Model(inputs, layers.UpSampling2D()(layers.Conv2D(3, 3)(x))), (6, 6, 4)
+
+
+MODELS = [images, sequences, attention, one_axis, upwards]
+
+
+def examples(shape, count=32):
+    return np.random.default_rng(0).normal(size=(count, *shape)).astype("float32")
+
+
+def served(directory):
+    return onnxruntime.InferenceSession(str(directory / "model.onnx"), providers=["CPUExecutionProvider"])
+
+
+def run(directory, inputs):
+    session = served(directory)
+    names = [each.name for each in session.get_outputs()]
+    return dict(zip(names, session.run(names, inputs), strict=True))
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_the_file_computes_what_the_model_computes(make, tmp_path):
+    keras.utils.set_random_seed(1)
+    model, shape = make()
+    x = examples(shape, 5)
+    artifact = export(model, tmp_path / "a", ExportConfig(format="onnx"))
+    assert artifact.precision == "float32"
+    outputs = run(tmp_path / "a", {model.inputs[0].name: x})
+    expected = model(x)
+    expected = expected if isinstance(expected, dict) else {"output_0": expected}
+    assert outputs.keys() == expected.keys()
+    for name, value in outputs.items():
+        np.testing.assert_allclose(value, expected[name], atol=1e-5, rtol=1e-4)
+    onnx.checker.check_model(onnx.load(tmp_path / "a" / "model.onnx"), full_check=True)
+
+
+@pytest.mark.parametrize("tensorrt", [False, True])
+@pytest.mark.parametrize("make", MODELS)
+def test_int8_nodes_have_pairs_on_all_inputs_and_compute_the_annotated_graph(make, tensorrt, tmp_path):
+    keras.utils.set_random_seed(1)
+    model, shape = make()
+    x = examples(shape)
+    config = ExportConfig(format="onnx", precision="int8", tensorrt=tensorrt)
+    artifact = export(model, tmp_path / "a", config, calibration_data=x)
+    file = onnx.load(tmp_path / "a" / "model.onnx")
+    held = {each.name: onnx.numpy_helper.to_array(each) for each in file.graph.initializer}
+    made = {name: node for node in file.graph.node for name in node.output}
+    in_int8 = [
+        node
+        for node in file.graph.node
+        if node.op_type in ("Conv", "MatMul", "Gemm") and (pair := made.get(node.input[1])) is not None
+        if pair.op_type == "DequantizeLinear" and held[pair.input[0]].dtype == np.int8
+    ]
+    assert len(in_int8) == len(artifact.report.changed) > 0
+    for node in in_int8:
+        source, weight = (made[name] for name in node.input[:2])
+        assert source.op_type == weight.op_type == "DequantizeLinear"
+        assert held[source.input[2]].dtype.itemsize == 1
+        if len(node.input) == 3:
+            biased = made.get(node.input[2])
+            assert (biased is None) == tensorrt
+            assert tensorrt or held[biased.input[0]].dtype == np.int32
+    zeros = [held[node.input[2]] for node in file.graph.node if node.op_type == "QuantizeLinear"]
+    assert all(zero.dtype == np.int8 and zero == 0 for zero in zeros) or not tensorrt
+    outputs = run(tmp_path / "a", {model.inputs[0].name: x})
+    quantized = quantize(model, QuantizationConfig(), calibration_data=x)
+    reference = quantized.graph.predict(x)
+    for name, value in outputs.items():
+        scale = np.sqrt(np.mean(np.square(reference[name])))
+        assert np.sqrt(np.mean(np.square(value - reference[name]))) <= (0.05 if tensorrt else 0.02) * scale
+
+
+def test_a_residual_sum_and_its_operands_are_quantized():
+    model, shape = images()
+    quantized = quantize(model, QuantizationConfig(), calibration_data=examples(shape))
+    nodes = {node.name: node for node in with_all_pairs(quantized).graph_def.node}
+    (addition,) = (node for node in nodes.values() if node.op == "AddV2" and "add" in node.name)
+    assert [nodes[name].op for name in addition.input] == ["FakeQuantWithMinMaxArgs"] * 2
+
+
+def test_float16_halves_the_file(tmp_path):
+    model = keras.Sequential([keras.Input((64,)), layers.Dense(256, activation="relu"), layers.Dense(64)])
+    x = examples((64,))
+    sizes = {}
+    for precision in ("float32", "float16"):
+        sizes[precision] = export(model, tmp_path / "a", ExportConfig(format="onnx", precision=precision)).bytes_on_disk
+        outputs = run(tmp_path / "a", {model.inputs[0].name: x})["output_0"]
+    rounded = keras.models.clone_model(model)
+    rounded.set_weights([w.astype("float16").astype("float32") if w.size >= 1024 else w for w in model.get_weights()])
+    np.testing.assert_allclose(outputs, rounded(x), atol=1e-5)
+    assert sizes["float16"] < 0.6 * sizes["float32"]
+
+
+def test_an_op_that_onnx_does_not_have_is_refused_with_its_name_and_nothing_is_written(tmp_path):
+    inputs = keras.Input((3, 3))
+    model = keras.Model(inputs, ops.qr(inputs)[1])
+    with pytest.raises(UnsupportedModelError, match=r"Every op of a model in ONNX.*Qr"):
+        export(model, tmp_path / "a", ExportConfig(format="onnx"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_look_up_table_is_refused(tmp_path):
+    model = keras.Sequential([keras.Input((1,), dtype="string"), layers.StringLookup(vocabulary=["a", "b"])])
+    with pytest.raises(UnsupportedModelError, match="must have no look-up table"):
+        export(model, tmp_path / "a", ExportConfig(format="onnx"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"precision": "int4_weight_only"}, "precision must be one of float32, float16, int8 with format='onnx'"),
+        ({"compute": "bfloat16"}, "compute belongs to format='saved_model'"),
+        ({"precision": "int8", "float_fallback": True}, "float_fallback belongs to format='saved_model'"),
+        ({"weights_in": "constants"}, "weights_in belongs to format='saved_model'"),
+        ({"tensorrt": True}, "tensorrt belongs to format='onnx' and precision='int8'"),
+    ],
+)
+def test_settings_that_only_a_saved_model_has_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        ExportConfig(format="onnx", **settings)

@@ -1,0 +1,177 @@
+"""Converts a frozen graph to ONNX with tf2onnx. No other module uses that package.
+
+tf2onnx moves images from NHWC to NCHW. It moves the transposition of a weight into the constant, and that of an
+activation past the pair of quantize and dequantize that stands for fake quantization. So neither is left before a
+convolution.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import tensorflow as tf
+
+from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.exporting.paired import rounded_weights
+from tfopt.graph import FrozenGraph, GraphEditor
+from tfopt.graph.edit import dtype_attr
+from tfopt.quantization.annotation.fusion import FAKE_QUANT, FAKE_QUANT_WEIGHTS
+
+OPSET = 18  # the newest that tf2onnx writes
+PRODUCER = "tfopt"
+INSTALL = "pip install 'tfopt[onnx]'"
+
+
+def convert(graph: FrozenGraph) -> onnx.ModelProto:
+    """Returns a graph as an ONNX model, with the names of its inputs and outputs.
+
+    Activations are quantized where the graph has fake quantization. Its weights are rounded, and are still float.
+
+    Raises:
+        ConfigError: tf2onnx is not installed.
+        UnsupportedModelError: The graph has look-up tables, or an op that ONNX does not have. The message names it.
+    """
+    try:
+        from tf2onnx import optimizer, tfonnx
+    except ImportError as error:
+        raise ConfigError(
+            f"format='onnx' needs the packages tf2onnx and onnx. Received: {error}. Install them: {INSTALL}."
+        ) from error
+    if graph.tables:
+        raise UnsupportedModelError(
+            f"A model in ONNX must have no look-up table. Received: {graph.name!r} with {len(graph.tables)} of them. "
+            "Export the part that takes numbers, or write format='saved_model'."
+        )
+    prepared, outputs = _prepared(graph)
+    inputs = [f"{spec.name}:0" for spec in graph.inputs.values()]
+    named = dict(zip(inputs, graph.inputs, strict=True)) | dict(zip(outputs, graph.outputs, strict=True))
+    with tf.Graph().as_default() as imported, _quiet() as complaints:
+        tf.graph_util.import_graph_def(prepared, name="")
+        try:
+            converted = tfonnx.process_tf_graph(
+                imported,
+                opset=OPSET,
+                custom_op_handlers={FAKE_QUANT: (_quantize_activation, []), "Erfc": (_erfc, [])},
+                input_names=inputs,
+                output_names=outputs,
+                tensors_to_rename=named,
+            )
+            model = optimizer.optimize_graph(converted, catch_errors=False).make_model(graph.name)
+        except (ValueError, RuntimeError, KeyError, NotImplementedError, AttributeError, AssertionError) as error:
+            raise _not_convertible(graph, " ".join([*complaints, str(error)])) from error
+    for node in _nodes(model.graph):
+        if not onnx.defs.has(node.op_type, OPSET, node.domain):
+            raise _not_convertible(graph, f"{node.name!r} is a {node.op_type}, which ONNX does not have")
+    model.producer_name = PRODUCER
+    _name_sizes(model)
+    return model
+
+
+def _not_convertible(graph: FrozenGraph, reason: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"Every op of a model in ONNX must have an equivalent there. Received: {graph.name!r} ({reason}). Write "
+        "format='saved_model', or replace the layer that uses it."
+    )
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for value in node.attribute:
+            for body in [value.g] if value.HasField("g") else value.graphs:
+                yield from _nodes(body)
+
+
+def _prepared(graph: FrozenGraph) -> tuple[Any, list[str]]:
+    """Returns the graph for tf2onnx, and the tensors of its outputs, each with a node of its own.
+
+    Fake quantization of weights becomes the constant that it computes.
+    """
+    editor = GraphEditor(graph.graph_def)
+    for name in [name for name, node in editor.nodes.items() if node.op == FAKE_QUANT_WEIGHTS]:
+        node = editor.nodes[name]
+        editor.redirect(name, editor.add_constant(f"{name}/rounded", rounded_weights(editor, node)))
+    outputs = []
+    for tensor, spec in graph.outputs.values():
+        name = editor.add("Identity", "onnx_output", [tensor], T=dtype_attr(spec.dtype))
+        outputs.append(f"{name}:0")
+    placeholders = [spec.name for spec in graph.inputs.values()]
+    return editor.graph_def([each.removesuffix(":0") for each in outputs], keep=placeholders), outputs
+
+
+def _quantize_activation(context: Any, node: Any, name: str, arguments: Sequence[Any]) -> None:
+    """Puts the pair of quantize and dequantize in place of fake quantization. tf2onnx refuses signed ranges itself."""
+    low, high = (node.get_attr(each).f for each in ("min", "max"))
+    if node.get_attr("narrow_range").i:
+        scale, zero = high / 127, np.array(0, np.int8)
+    else:
+        scale = (high - low) / 255
+        zero = np.array(np.clip(np.rint(-low / scale), 0, 255), np.uint8)
+    shape, dtype = context.get_shape(node.input[0]), context.get_dtype(node.input[0])
+    source, result = node.input[0], node.output[0]
+    context.remove_node(node.name)
+    grid = [
+        context.make_const(f"{node.name}/{kind}", value).output[0]
+        for kind, value in (("scale", np.array(scale, np.float32)), ("zero_point", zero))
+    ]
+    quantized = context.make_node(
+        "QuantizeLinear",
+        [source, *grid],
+        name=f"{node.name}/quantize",
+        shapes=[shape],
+        dtypes=[onnx.helper.np_dtype_to_tensor_dtype(zero.dtype)],
+    )
+    context.make_node(
+        "DequantizeLinear",
+        [quantized.output[0], *grid],
+        name=node.name,
+        outputs=[result],
+        shapes=[shape],
+        dtypes=[dtype],
+    )
+
+
+def _erfc(context: Any, node: Any, name: str, arguments: Sequence[Any]) -> None:
+    """Puts 1 - erf(x) in place of the op of Keras' GELU, which ONNX does not have."""
+    shape, dtype = context.get_shape(node.output[0]), context.get_dtype(node.output[0])
+    source, result = node.input[0], node.output[0]
+    context.remove_node(node.name)
+    one = context.make_const(f"{node.name}/one", np.array(1, onnx.helper.tensor_dtype_to_np_dtype(dtype))).output[0]
+    erf = context.make_node("Erf", [source], name=f"{node.name}/erf", shapes=[shape], dtypes=[dtype])
+    context.make_node("Sub", [one, erf.output[0]], name=node.name, outputs=[result], shapes=[shape], dtypes=[dtype])
+
+
+def _name_sizes(model: onnx.ModelProto) -> None:
+    """Names the open sizes of inputs: "batch" for the first axis, else the input's name and the axis."""
+    for value in model.graph.input:
+        for axis, size in enumerate(value.type.tensor_type.shape.dim):
+            if not size.HasField("dim_value"):
+                size.dim_param = "batch" if axis == 0 else f"{value.name}_{axis}"
+    del model.graph.value_info[:]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[list[str]]:
+    """Keeps what tf2onnx logs from the terminal, and gives its errors."""
+    complaints: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.levelno >= logging.ERROR:
+                complaints.append(record.getMessage().splitlines()[0])
+
+    logger, handler = logging.getLogger("tf2onnx"), Kept()
+    before = logger.propagate, logger.level
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield complaints
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before[0]
+        logger.setLevel(before[1])

@@ -1,0 +1,100 @@
+"""The int8 numbers of an ONNX model: its weights and biases as integers, each with the pair's dequantize behind it.
+
+The model was converted with weights that are rounded already. A weight has only been moved since, so it is found by its
+values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from tfopt.exporting.paired import rounded_weights
+from tfopt.graph import GraphEditor
+from tfopt.graph.edit import producer
+from tfopt.quantization.annotation.annotate import AnnotatedGraph
+from tfopt.quantization.annotation.fusion import int8_weights
+
+PRODUCTS = {"Conv": 0, "MatMul": 1, "Gemm": 1}  # the axis of a weight's output channels
+LARGEST_BIAS = 2**30  # half of what 32 bits hold, so that no rounding exceeds it
+
+
+def quantize_weights(model: onnx.ModelProto, graph: AnnotatedGraph, *, biases: bool) -> list[str]:
+    """Stores the weights of int8 nodes as int8 with a step per output channel. Returns the ONNX nodes that read them.
+
+    With `biases`, biases become int32 too.
+    """
+    known = _known_weights(graph)
+    held = {each.name: each for each in model.graph.initializer}
+    made = {name: node for node in model.graph.node for name in node.output}
+    found: list[str] = []
+    new: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        if node.op_type not in PRODUCTS or node.input[1] not in held:
+            continue
+        values = numpy_helper.to_array(held[node.input[1]])
+        steps = known.get((values.size, values.astype(np.float32).tobytes()))
+        if steps is None:
+            continue
+        transposed = any(each.name == "transB" and each.i for each in node.attribute)
+        axis = 0 if transposed else PRODUCTS[node.op_type]
+        bias = numpy_helper.to_array(held[node.input[2]]) if len(node.input) > 2 and node.input[2] in held else None
+        source = made.get(node.input[0])
+        scale = 0.0
+        if bias is not None and source is not None and source.op_type == "DequantizeLinear":
+            scale = float(numpy_helper.to_array(held[source.input[1]]))
+            # The bias must fit 32 bits, also where a runtime makes it an integer by itself. Weights that are too small
+            # for that add nothing to it.
+            steps = np.maximum(steps, (np.abs(bias) / (scale * LARGEST_BIAS)).astype(np.float32))
+        shape = [1] * values.ndim
+        shape[axis] = -1
+        integers = np.rint(values / steps.reshape(shape)).astype(np.int8)
+        node.input[1] = _add_pair(model, new, f"{node.name}/weights", integers, steps, axis)
+        if biases and scale and bias is not None:
+            step = steps * np.float32(scale)
+            integers = np.rint(bias / step.astype(np.float64)).astype(np.int32)
+            node.input[2] = _add_pair(model, new, f"{node.name}/bias", integers, step, 0)
+        found.append(node.name)
+    nodes = [*new, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    read = {name for node in model.graph.node for name in node.input} | {each.name for each in model.graph.output}
+    kept = [each for each in model.graph.initializer if each.name in read]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    return found
+
+
+def _add_pair(
+    model: onnx.ModelProto, nodes: list[onnx.NodeProto], name: str, integers: np.ndarray, steps: np.ndarray, axis: int
+) -> str:
+    """Adds integers and the node that dequantizes them. Returns the tensor of that."""
+    names = [f"{name}/{kind}" for kind in ("integers", "scale", "zero_point")]
+    values = (integers, steps.astype(np.float32), np.zeros(steps.shape, integers.dtype))
+    model.graph.initializer.extend(
+        numpy_helper.from_array(value, each) for each, value in zip(names, values, strict=True)
+    )
+    output = f"{name}/dequantized"
+    nodes.append(helper.make_node("DequantizeLinear", names, [output], name=output, axis=axis))
+    return output
+
+
+def _known_weights(graph: AnnotatedGraph) -> Mapping[tuple[int, bytes], np.ndarray]:
+    """Returns the steps of each rounded weight, by its values in each order in which ONNX may hold them."""
+    editor = GraphEditor(graph.graph_def)
+    known = {}
+    for fusion in graph.fusions:
+        quantizer = editor.nodes[producer(editor.nodes[fusion.op].input[1])]
+        depthwise = quantizer.op == "Reshape"
+        if depthwise:
+            quantizer = editor.nodes[producer(quantizer.input[0])]
+        values = rounded_weights(editor, quantizer)
+        _, high = int8_weights(editor, editor.nodes[fusion.op].input[1])
+        moved = np.moveaxis(values, -1, 0)  # the output channels first
+        orders = [values, moved] if values.ndim == 2 else [moved if depthwise else np.moveaxis(moved, -1, 1)]
+        for each in orders:
+            known[values.size, np.ascontiguousarray(each).tobytes()] = (high / 127).astype(np.float32)
+    return known

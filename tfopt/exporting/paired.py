@@ -1,0 +1,64 @@
+"""The annotated graph for runtimes that find int8 kernels by pairs: each operand has fake quantization of its own.
+
+TensorFlow's kernel adds a sum before it rounds, and a pooling keeps a range. Another runtime computes both as ops of
+their own, and finds an int8 kernel only where each operand was quantized directly before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tfopt.graph import GraphEditor
+from tfopt.graph.edit import producer
+from tfopt.quantization import QuantizedModel
+from tfopt.quantization.annotation.annotate import AnnotatedGraph, add_fake_quant
+from tfopt.quantization.annotation.fusion import FAKE_QUANT, before_data_movement, int8_weights
+from tfopt.quantization.annotation.grids import REDUCED_BITS, Range, steps_above_zero
+from tfopt.quantization.quantized_model import requantize
+
+
+def without_zero_points(model: QuantizedModel) -> QuantizedModel:
+    """Returns the model with signed ranges only, in which zero is the byte 0, as TensorRT takes them."""
+    ranges = {
+        name: each if each.signed else Range(limit=max(each.limit, -each.low), signed=True)
+        for name, each in model.ranges.items()
+    }
+    return requantize(replace(model, ranges=ranges), {skip.name: skip.reason for skip in model.report.skipped})
+
+
+def with_all_pairs(model: QuantizedModel) -> AnnotatedGraph:
+    """Returns the annotated graph with fake quantization wherever other runtimes need it for an int8 kernel."""
+    graph = model.graph
+    editor = GraphEditor(graph.graph_def)
+    for fusion in graph.fusions:
+        if fusion.summand is None:
+            continue
+        place = next(place for place, name in enumerate(fusion.nodes) if fusion.summand in editor.nodes[name].input)
+        before, addition = fusion.nodes[place - 1], fusion.nodes[place]
+        if before in model.ranges:
+            name = add_fake_quant(editor, before, model.ranges[before])
+            editor.set_inputs(addition, [name if each == before else each for each in editor.nodes[addition].input])
+    for fusion in graph.fusions:
+        source = producer(editor.nodes[fusion.op].input[0])
+        moved = before_data_movement(editor, source)
+        if source != moved and editor.nodes[moved].op == FAKE_QUANT:
+            name = editor.add(FAKE_QUANT, f"{source}/fake_quant", [source], **editor.nodes[moved].attr)
+            editor.set_inputs(fusion.op, [name, *editor.nodes[fusion.op].input[1:]])
+    return replace(graph, graph_def=graph.edited(editor).graph_def)
+
+
+def rounded_weights(editor: GraphEditor, node: Any) -> np.ndarray:
+    """Returns the weights that a node of fake quantization computes."""
+    weights, high = editor.value(node.input[0]), editor.value(node.input[2])
+    steps = (high / 127).astype(np.float32)
+    return np.clip(np.rint(weights / steps), -127, 127).astype(np.float32) * steps
+
+
+def may_saturate(graph: AnnotatedGraph) -> bool:
+    """Whether int8 products of a processor without VNNI or AMX may exceed 16 bits, as tfopt's grids explain."""
+    editor = GraphEditor(graph.graph_def)
+    weights = (int8_weights(editor, editor.nodes[fusion.op].input[1])[0] for fusion in graph.fusions)
+    return any(int(np.abs(each.astype(np.int16)).max(initial=0)) > steps_above_zero(REDUCED_BITS) for each in weights)
