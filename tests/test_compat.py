@@ -125,7 +125,7 @@ def test_no_class_of_tfopt_overrides_a_private_name_of_keras_or_tensorflow():
     """A hook that is overridden by its name is no longer called once it is renamed."""
     overridden = []
     for module in pkgutil.walk_packages(tfopt.__path__, "tfopt."):
-        if module.name.endswith("tensorflow_only") or module.name == "tfopt.__main__":
+        if module.name.endswith("_only") or module.name == "tfopt.__main__":
             continue
         for kind in vars(importlib.import_module(module.name)).values():
             if not inspect.isclass(kind) or kind.__module__ != module.name:

@@ -132,7 +132,7 @@ def import_all(name):
     package = importlib.import_module(name.removesuffix(".*"))
     if name.endswith(".*"):
         for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-            if not module.name.endswith((".__main__", ".tensorflow_only")):  # these are scripts
+            if not module.name.endswith((".__main__", "_only", ".served")):  # these are scripts
                 importlib.import_module(module.name)
 
 

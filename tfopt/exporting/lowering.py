@@ -98,8 +98,10 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
     unseen = data.held_out(calibrated=lowered.precision == "int8" and not has_ranges(source))
     held_out = (data.evaluation and unseen) or lowered.held_out or unseen
     served = lowered.graphs[DEFAULT_SIGNATURE]
-    paired = isinstance(served, AnnotatedGraph)
-    needs_vnni = may_saturate(served) if paired else bool(kernels_that_need_vnni(served))  # while weights are constants
+    if isinstance(served, AnnotatedGraph):
+        needs_vnni = may_saturate(served)
+    else:
+        needs_vnni = bool(kernels_that_need_vnni(served))  # while the weights are constants
     lowered = replace(lowered, sample=data.sample, held_out=held_out, needs_vnni=needs_vnni)
     return _without_zeros(lowered) if config.sparse_weights else lowered
 

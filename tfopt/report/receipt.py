@@ -10,15 +10,25 @@ from tfopt.report.record import Record, shown_or_reason
 from tfopt.report.serving import ServingTimes
 from tfopt.report.sheet import PROBLEM, Sheet, Shown, Table, pairs
 
-INT8_KERNELS = ("_FusedQuantizedConv2D", "_FusedQuantizedDepthwiseConv2D", "_QuantizedMatMul")
-CONVERSIONS = ("QuantizeV2", "Dequantize", "QuantizedMaxPool")
+INT8_KERNELS = (
+    *("_FusedQuantizedConv2D", "_FusedQuantizedDepthwiseConv2D", "_QuantizedMatMul"),
+    *(
+        "QLinearConv",
+        "QLinearMatMul",
+        "QGemm",
+        "ConvInteger",
+        "MatMulInteger",
+        "MatMulIntegerToFloat",
+    ),  # of ONNX Runtime
+)
+CONVERSIONS = ("QuantizeV2", "Dequantize", "QuantizedMaxPool", "QuantizeLinear", "DequantizeLinear")
 MARKED_LOSS = 0.01
 """Reports mark an artifact that loses more than this: one point of a share such as accuracy, 1% of another score."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt(Record, Shown):
-    """The measurements of an exported artifact, taken in a fresh process that imports only TensorFlow.
+    """The measurements of an exported artifact, taken in a fresh process that imports only its runtime.
 
     Attributes:
         artifact: Directory of the artifact.
@@ -55,7 +65,8 @@ class Receipt(Record, Shown):
         serving: The times on several numbers of threads, which `tfopt.verify` measured or else the export. None if
             neither was asked to.
         kernels: Number of times that each computing op occurs in the executed graph.
-        tensorflow_version: Version of the TensorFlow that ran the artifact.
+        runtime: Name and version of what ran the artifact. Empty in older receipts, where it is TensorFlow.
+        tensorflow_version: Version of the TensorFlow that ran the artifact, or that wrote it for another runtime.
         device: The processor or GPU that ran the artifact.
         unavailable: For each attribute above that is None, the reason.
         notes: What the export noted: of the calibration data, and of weights that became 0.
@@ -90,6 +101,7 @@ class Receipt(Record, Shown):
     speedup_range: tuple[float, float] | None = None
     serving: ServingTimes | None = None
     kernels: Mapping[str, int] = field(default_factory=dict)
+    runtime: str = ""
     tensorflow_version: str
     device: str
     unavailable: Mapping[str, str] = field(default_factory=dict)
@@ -181,7 +193,7 @@ class Receipt(Record, Shown):
             "speed against baseline": self.speed,
             **self._serving_rows,
             "kernels": ", ".join(f"{count} {name}" for name, count in self.kernels.items()) or "none",
-            "device": f"{self.device}, TensorFlow {self.tensorflow_version}",
+            "device": f"{self.device}, {self.runtime or f'TensorFlow {self.tensorflow_version}'}",
         }
 
     def _sheet(self) -> Sheet:

@@ -3,6 +3,7 @@
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -14,7 +15,7 @@ from tfopt.errors import ConfigError, TfoptWarning
 from tfopt.exporting import ExportConfig, SavedModelProcess, export, verify
 from tfopt.exporting.manifest import read_manifest
 from tfopt.exporting.verification import process, threads
-from tfopt.exporting.verification.tensorflow_only import Runner
+from tfopt.exporting.verification.served import Runner
 from tfopt.hardware import detect
 from tfopt.report import ServingTimes, ThreadTimes
 
@@ -116,8 +117,8 @@ def test_callers_call_at_the_same_time_and_all_of_their_calls_count(tmp_path):
         return {"y": x}
 
     np.savez(tmp_path / "in.npz", x=np.ones(3))
-    runner = Runner(lambda: None)
-    runner.serve = serve
+    runtime = SimpleNamespace(place=lambda inputs: inputs, call=lambda batch: serve(**batch))
+    runner = Runner(runtime, lambda: None)
     start = time.perf_counter()
     rate = runner.throughput(str(tmp_path / "in.npz"), seconds=0.2, callers=3)["calls_per_s"]
     elapsed = time.perf_counter() - start

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,12 @@ PRODUCER = "tfopt"
 INSTALL = "pip install 'tfopt[onnx]'"
 
 
-def convert(graph: FrozenGraph) -> onnx.ModelProto:
+def convert(graph: FrozenGraph, *, signed: bool = False) -> onnx.ModelProto:
     """Returns a graph as an ONNX model, with the names of its inputs and outputs.
 
-    Activations are quantized where the graph has fake quantization. Its weights are rounded, and are still float.
+    Activations are quantized where the graph has fake quantization: all to unsigned bytes, because ONNX Runtime has no
+    kernel from signed to unsigned ones, or with `signed` all to signed bytes. Its weights are rounded, and are still
+    float.
 
     Raises:
         ConfigError: tf2onnx is not installed.
@@ -56,7 +59,7 @@ def convert(graph: FrozenGraph) -> onnx.ModelProto:
             converted = tfonnx.process_tf_graph(
                 imported,
                 opset=OPSET,
-                custom_op_handlers={FAKE_QUANT: (_quantize_activation, []), "Erfc": (_erfc, [])},
+                custom_op_handlers={FAKE_QUANT: (partial(_quantize_activation, signed=signed), []), "Erfc": (_erfc, [])},
                 input_names=inputs,
                 output_names=outputs,
                 tensors_to_rename=named,
@@ -104,11 +107,11 @@ def _prepared(graph: FrozenGraph) -> tuple[Any, list[str]]:
     return editor.graph_def([each.removesuffix(":0") for each in outputs], keep=placeholders), outputs
 
 
-def _quantize_activation(context: Any, node: Any, name: str, arguments: Sequence[Any]) -> None:
+def _quantize_activation(context: Any, node: Any, name: str, arguments: Sequence[Any], *, signed: bool) -> None:
     """Puts the pair of quantize and dequantize in place of fake quantization. tf2onnx refuses signed ranges itself."""
     low, high = (node.get_attr(each).f for each in ("min", "max"))
     if node.get_attr("narrow_range").i:
-        scale, zero = high / 127, np.array(0, np.int8)
+        scale, zero = high / 127, np.array(0, np.int8) if signed else np.array(128, np.uint8)
     else:
         scale = (high - low) / 255
         zero = np.array(np.clip(np.rint(-low / scale), 0, 255), np.uint8)

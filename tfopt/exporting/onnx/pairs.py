@@ -32,6 +32,7 @@ def quantize_weights(model: onnx.ModelProto, graph: AnnotatedGraph, *, biases: b
     made = {name: node for node in model.graph.node for name in node.output}
     found: list[str] = []
     new: list[onnx.NodeProto] = []
+    _join_biases(model, {size for size, _ in known})
     for node in model.graph.node:
         if node.op_type not in PRODUCTS or node.input[1] not in held:
             continue
@@ -66,6 +67,37 @@ def quantize_weights(model: onnx.ModelProto, graph: AnnotatedGraph, *, biases: b
     del model.graph.initializer[:]
     model.graph.initializer.extend(kept)
     return found
+
+
+def _join_biases(model: onnx.ModelProto, sizes: set[int]) -> None:
+    """Makes one Gemm of a product of two matrices and its bias, which are two ops in the converted graph.
+
+    Only so does a runtime see that the bias belongs to the product, and compute it in int8. A product whose weights
+    have another size than those of the int8 nodes stays. TensorFlow's MatMul has two axes, so each product does that
+    reads such weights.
+    """
+    held = {each.name: each for each in model.graph.initializer}
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in model.graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    outputs = {each.name for each in model.graph.output}
+    joined = set()
+    for node in model.graph.node:
+        if node.op_type != "MatMul" or node.input[1] not in held or node.output[0] in outputs:
+            continue
+        weights, following = held[node.input[1]], readers[node.output[0]]
+        if int(np.prod(weights.dims)) not in sizes or [each.op_type for each in following] != ["Add"]:
+            continue
+        (bias,) = set(following[0].input) - {node.output[0]} or {""}
+        if bias in held and list(held[bias].dims) == list(weights.dims[1:]):
+            node.op_type = "Gemm"
+            node.input.append(bias)
+            joined.add(following[0].name)
+            node.output[0] = following[0].output[0]
+    kept = [node for node in model.graph.node if node.name not in joined]
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
 
 
 def _add_pair(

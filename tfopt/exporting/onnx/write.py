@@ -21,7 +21,7 @@ HALF_SIZE = 1024  # values; smaller weights stay as they are
 def write_onnx(lowered: Lowered, directory: Path, *, tensorrt: bool = False) -> None:
     """Writes model.onnx. Arguments are those of `tfopt.export`, lowered."""
     graph = lowered.graphs[DEFAULT_SIGNATURE]
-    model = convert(graph)
+    model = convert(graph, signed=tensorrt)
     if isinstance(graph, AnnotatedGraph):
         quantize_weights(model, graph, biases=not tensorrt)
     elif lowered.precision == "float16":

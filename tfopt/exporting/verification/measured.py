@@ -15,7 +15,7 @@ from tfopt.exporting.config import DEFAULT_SIGNATURE, FLOAT_SIGNATURE
 from tfopt.exporting.half.choice import ENDS_THE_PROCESS
 from tfopt.exporting.manifest import ARTIFACT, FIRST_FORMAT, SOURCE, Manifest, TensorRecord
 from tfopt.exporting.parity import are_numbers, compare, draw_inputs
-from tfopt.exporting.verification.process import MissingKernelError, NotServedError, SavedModelProcess
+from tfopt.exporting.verification.process import MissingKernelError, NotServedError, RuntimeProcess, runs
 from tfopt.exporting.verification.scoring import Scores
 from tfopt.graph.frozen import reason_of
 from tfopt.hardware import computes_bfloat16, has_vnni
@@ -51,13 +51,14 @@ class MeasuredArtifact:
     no_baseline: str = ""
     input_names: Mapping[str, str] = field(default_factory=dict)
     output_names: Mapping[str, str] = field(default_factory=dict)
-    process: SavedModelProcess = field(init=False)
+    process: RuntimeProcess = field(init=False)
     scores: Scores | None = None
     max_abs_error: float | None = None
     relative_error: float | None = None
     problems: list[str] = field(default_factory=list)
     weight_count: int = field(init=False)
     zero_count: int = field(init=False)
+    kernels: Mapping[str, int] = field(init=False)
     cold_start: Mapping[str, float | None] = field(init=False)
     milliseconds: list[list[float]] = field(init=False)
     serving: ServingTimes | None = None
@@ -101,7 +102,7 @@ class MeasuredArtifact:
         self.process.renamed = self.input_names
 
     def _serve(self, stack: ExitStack, signature: str) -> None:
-        self.process = stack.enter_context(SavedModelProcess(self.path, signature, trusted=self.trusted))
+        self.process = stack.enter_context(runs(self.path)(self.path, signature, trusted=self.trusted))
         self._check_graph("inputs")
         self._check_graph("outputs")
 

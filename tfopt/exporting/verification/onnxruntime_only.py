@@ -1,20 +1,18 @@
-"""Runs one ONNX file in its own process, which imports ONNX Runtime and NumPy, but not TensorFlow, Keras or tfopt.
+"""Runs an ONNX file with ONNX Runtime and NumPy, and without TensorFlow, Keras or tfopt.
 
-It answers the commands of tensorflow_only.py. `tfopt.exporting.verification.process` starts it.
+served.py loads this file in a process of its own.
 """
 
-import json
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 BLOCKED = ("tensorflow", "keras", "tf_keras", "tfopt")
-if __name__ == "__main__":
-    sys.path[:] = json.loads(sys.argv[1])  # where the caller finds ONNX Runtime
+if __name__ == "served_runtime":
     sys.modules.update(dict.fromkeys(BLOCKED))  # type: ignore[arg-type]
 
 import numpy as np  # noqa: E402
@@ -31,42 +29,36 @@ DTYPES = {"float": "float32", "double": "float64"}
 FASTEST_FIRST = ("CUDAExecutionProvider", "CPUExecutionProvider")
 
 
-class Runner:
-    """Answers the commands, as that of tensorflow_only.py does."""
+class Runtime:
+    """An ONNX file that ONNX Runtime runs, for served.py."""
 
-    def __init__(self, show_life: Callable[[], None]) -> None:
-        self.show_life = show_life
-        self.cold: dict[str, float | None] = {}
+    blocked = BLOCKED
 
-    def load(self, path: str) -> dict[str, Any]:
-        self.path = path
-        model = onnx.load(path, load_external_data=False)
+    def load(self, path: str, threads: int | None = None) -> dict[str, Any]:
+        self.path = str(Path(path, "model.onnx"))
+        model = onnx.load(self.path, load_external_data=False)
         outside = [each.name for each in initializers(model.graph) if each.data_location == onnx.TensorProto.EXTERNAL]
         if outside:
             raise ValueError(f"its weights must be in the file itself, and {outside[0]} is in another one")
         options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads or 0  # 0 is one for each core
         options.log_severity_level = 3  # what it rewrites is no concern of the user's
         available = onnxruntime.get_available_providers()
-        with tempfile.TemporaryDirectory(prefix="tfopt-") as directory:
-            options.optimized_model_filepath = str(Path(directory, "executed.onnx"))
-            started = time.perf_counter()
-            self.session = onnxruntime.InferenceSession(
-                path, options, providers=[each for each in FASTEST_FIRST if each in available]
-            )
-            self.cold = {"load_ms": (time.perf_counter() - started) * 1e3}
-            executed = onnx.load(options.optimized_model_filepath, load_external_data=False)
-        kernels = Counter(node.op_type for node in nodes(executed.graph))
+        providers = [each for each in FASTEST_FIRST if each in available]
+        started = time.perf_counter()
+        self.session = onnxruntime.InferenceSession(self.path, options, providers=providers)
+        self.load_ms = (time.perf_counter() - started) * 1e3
+        self.names = [each.name for each in self.session.get_outputs()]
         return {
             "inputs": {each.name: describe(each) for each in self.session.get_inputs()},
             "outputs": {each.name: describe(each) for each in self.session.get_outputs()},
             "runtime": f"ONNX Runtime {onnxruntime.__version__}",
-            "devices": [each.removesuffix("ExecutionProvider") for each in self.session.get_providers()],
-            "imported": [name for name in BLOCKED if sys.modules.get(name) is not None],
-            "kernels": {name: count for name, count in kernels.items() if name in COUNTED},
+            "threads": options.intra_op_num_threads,
+            "devices": ["GPU" if "CUDA" in each else "CPU" for each in self.session.get_providers()],
         }
 
-    def cold_start(self) -> dict[str, float | None]:
-        return self.cold
+    def kernels(self) -> dict[str, int]:
+        return count_kernels(self.path, self.session.get_providers())
 
     def count(self) -> dict[str, int]:
         """Counts the weights of products and convolutions, and the zeros among them."""
@@ -86,44 +78,28 @@ class Runner:
             "zeros": int(sum(array.size - np.count_nonzero(array) for array in found.values())),
         }
 
-    def predict(self, inputs: str, outputs: str, batch_size: int) -> dict[str, Any]:
-        with np.load(inputs) as arrays:
-            fed = {name: arrays[name] for name in arrays.files}
-        length = len(next(iter(fed.values())))
-        first = [each.shape[0] for each in self.session.get_inputs() if each.shape]
-        fixed = next((size for size in first if isinstance(size, int)), None)
-        size, short = fixed or batch_size, -length % fixed if fixed else 0
-        if short:
-            fed = {name: np.concatenate([value, np.repeat(value[-1:], short, axis=0)]) for name, value in fed.items()}
-        names = [each.name for each in self.session.get_outputs()]
-        parts: dict[str, list[Any]] = {name: [] for name in names}
-        for start in range(0, length, size):
-            batch = {name: value[start : start + size] for name, value in fed.items()}
-            started = time.perf_counter()
-            for name, value in zip(names, self.session.run(names, batch), strict=True):
-                parts[name].append(value)
-            if "first_call_ms" not in self.cold:
-                self.cold["first_call_ms"] = (time.perf_counter() - started) * 1e3
-                self.cold["memory_peak_bytes"] = memory_peak()
-            self.show_life()
-        joined: Any = {name: np.concatenate(values)[: -short or None] for name, values in parts.items()}
-        np.savez(outputs, **joined)
-        return {}
+    def place(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Returns the inputs of a call as the runtime takes them."""
+        return inputs
 
-    def time(self, inputs: str, seconds: float, at_least: int) -> dict[str, Any]:
-        with np.load(inputs) as arrays:
-            batch = {name: arrays[name] for name in arrays.files}
-        for _ in range(2):
-            self.session.run(None, batch)
-            self.show_life()
-        milliseconds: list[float] = []
-        until = time.perf_counter() + seconds
-        while len(milliseconds) < at_least or time.perf_counter() < until:
-            start = time.perf_counter()
-            self.session.run(None, batch)
-            milliseconds.append((time.perf_counter() - start) * 1e3)
-            self.show_life()
-        return {"ms": milliseconds}
+    def call(self, batch: dict[str, Any]) -> list[Any]:
+        """Returns the outputs when they are computed."""
+        return list(self.session.run(self.names, batch))
+
+    def arrays(self, outputs: list[Any]) -> dict[str, Any]:
+        return dict(zip(self.names, outputs, strict=True))
+
+
+def count_kernels(path: str, providers: list[str]) -> dict[str, int]:
+    """Counts the computing ops of the graph that ONNX Runtime makes of a file, and executes."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    with tempfile.TemporaryDirectory(prefix="tfopt-") as directory:
+        options.optimized_model_filepath = str(Path(directory, "executed.onnx"))
+        onnxruntime.InferenceSession(path, options, providers=providers)
+        executed = onnx.load(options.optimized_model_filepath, load_external_data=False)
+    kernels = Counter(node.op_type for node in nodes(executed.graph))
+    return {name: count for name, count in kernels.items() if name in COUNTED}
 
 
 def describe(value: Any) -> dict[str, Any]:

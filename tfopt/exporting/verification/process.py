@@ -1,4 +1,4 @@
-"""Runs a SavedModel in its own process, and times several SavedModels in turns."""
+"""Runs an artifact with its runtime in its own process, and times several of them in turns."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ import tensorflow as tf
 
 from tfopt.child_processes import signal_group
 from tfopt.errors import ArtifactError, TfoptError
+from tfopt.exporting.manifest import MODEL_FILES
 from tfopt.graph.frozen import reason_of
 from tfopt.graph.unsafe_ops import check_saved_model
 from tfopt.timing import in_turns
 
-PYTHON = sys.executable  # what runs SCRIPT; the tests put one here that has imported TensorFlow before
-SCRIPT = Path(__file__).with_name("tensorflow_only.py")
+PYTHON = sys.executable  # what runs SERVED; the tests put one here that has imported TensorFlow before
+SERVED = Path(__file__).with_name("served.py")
 ROUNDS = 5
 STEP_LIMIT_S = 600.0
 # The kernel ends the largest process with SIGKILL when the memory is full; containers and users use the others.
@@ -48,10 +49,10 @@ class MissingKernelError(ArtifactError):
 
 
 class NotServedError(ArtifactError):
-    """The SavedModel raised an error. Its text is in `error`."""
+    """The model raised an error. Its text is in `error`."""
 
-    def __init__(self, path: Path, error: str) -> None:
-        super().__init__(f"The SavedModel cannot be served. Received: {path} ({reason_of(error)}).")
+    def __init__(self, what: str, path: Path, error: str) -> None:
+        super().__init__(f"The {what} cannot be served. Received: {path} ({reason_of(error)}).")
         self.error = error
 
 
@@ -66,20 +67,23 @@ class ServingStoppedError(TfoptError):
         )
 
 
-class SavedModelProcess:
-    """A fresh Python process that has loaded one SavedModel with nothing but TensorFlow.
+class RuntimeProcess:
+    """A fresh Python process that has loaded one artifact with nothing but its runtime.
 
     Attributes:
-        path: The SavedModel's directory.
+        path: The artifact's directory.
         signature: The signature that is called.
-        loaded: The report of the process after loading: inputs, outputs, kernels, versions, threads.
-        renamed: The SavedModel's names of inputs that callers give under other names.
+        loaded: The report of the process after loading: inputs, outputs, versions, threads.
+        renamed: The artifact's names of inputs that callers give under other names.
         step_limit_s: The seconds that one step may take: loading, one batch, or one timed call. A process that takes
             longer is ended, and an ArtifactError says so.
-        trusted: Whether the SavedModel may touch files and the network. Otherwise one that would do so is refused
+        trusted: Whether the artifact may touch files and the network. Otherwise one that would do so is refused
             before anything of it runs.
-        threads: The number of intra-op threads. None means TensorFlow's default, one for each core.
+        threads: The number of intra-op threads. None means the runtime's default, one for each core.
     """
+
+    what: str  # the model in the words of messages
+    runtime: str  # the file beside this one that runs it
 
     def __init__(
         self,
@@ -98,8 +102,7 @@ class SavedModelProcess:
         self.renamed: Mapping[str, str] = {}
 
     def __enter__(self) -> Self:
-        if not self.trusted:
-            check_saved_model(self.path)
+        self._check()
         self._directory = tempfile.TemporaryDirectory(prefix="tfopt-")
         self._log = Path(self._directory.name, "stderr").open("wb")
         words, settings = self._command()
@@ -127,12 +130,15 @@ class SavedModelProcess:
     def _command(self) -> tuple[list[str], dict[str, Any]]:
         """Returns the command and the settings of the process. Another runtime overrides this with its own command."""
         # -I: the child ignores PYTHONPATH, because search_path passes it the paths of this process.
-        words = [PYTHON, "-I", str(SCRIPT), json.dumps(search_path())]
+        words = [PYTHON, "-I", str(SERVED), json.dumps(search_path()), str(SERVED.with_name(self.runtime))]
         return words, {"env": {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}}
 
     def _options(self) -> dict[str, Any]:
         """Returns the options of the command "load", besides the path."""
-        return {"signature": self.signature, "threads": self.threads}
+        return {"threads": self.threads}
+
+    def _check(self) -> None:
+        """Refuses what must not be run."""
 
     def close(self) -> None:
         self._kill()
@@ -147,6 +153,10 @@ class SavedModelProcess:
     def count_weights(self) -> dict[str, int]:
         """Returns the number of "weights" of its products and convolutions, and the number of "zeros" among them."""
         return dict(self._ask(do="count"))
+
+    def count_kernels(self) -> dict[str, int]:
+        """Returns how often each computing op occurs in the graph that the runtime executes."""
+        return dict(self._ask(do="kernels"))
 
     def cold_start(self) -> dict[str, float | None]:
         """Returns "load_ms", and from the first prediction on "first_call_ms" and "memory_peak_bytes".
@@ -191,7 +201,7 @@ class SavedModelProcess:
             if ended is not None:
                 raise ServingStoppedError(self.path, ended)
             raise ArtifactError(
-                f"The SavedModel crashed the process that ran it. Received: {self.path} "
+                f"The {self.what} crashed the process that ran it. Received: {self.path} "
                 f"(exit code {self._process.returncode}; {' '.join(errors.split()[-30:])})."
             )
         if "error" in answer:
@@ -200,7 +210,7 @@ class SavedModelProcess:
                 raise MissingKernelError(missing[1])
             if answer["error"].startswith(NO_MEMORY):
                 raise ServingStoppedError(self.path, f"found no memory ({reason_of(answer['error'])})")
-            raise NotServedError(self.path, answer["error"])
+            raise NotServedError(self.what, self.path, answer["error"])
         return answer
 
     def _send(self, line: str) -> dict[str, Any] | None:
@@ -228,9 +238,39 @@ class SavedModelProcess:
             raise ArtifactError(
                 f"Each step of serving (loading, a batch, a call) must end within {self.step_limit_s:g} seconds. "
                 f"Received: {self.path}, whose process did not answer and was ended. Pass smaller batches, or give "
-                "SavedModelProcess a longer step_limit_s, if the model takes that long."
+                "the process a longer step_limit_s, if the model takes that long."
             )
         return json.loads(received) if received else None
+
+
+class SavedModelProcess(RuntimeProcess):
+    """A fresh Python process that has loaded one SavedModel with nothing but TensorFlow; see `RuntimeProcess`.
+
+    Its attribute `loaded` has the "kernels" too.
+    """
+
+    what, runtime = "SavedModel", "tensorflow_only.py"
+
+    def _check(self) -> None:
+        if not self.trusted:
+            check_saved_model(self.path)
+
+    def _options(self) -> dict[str, Any]:
+        return super()._options() | {"signature": self.signature}
+
+    def count_kernels(self) -> dict[str, int]:
+        return dict(self.loaded["kernels"])
+
+
+class OnnxProcess(RuntimeProcess):
+    """A fresh Python process that has loaded one ONNX file with nothing but ONNX Runtime; see `RuntimeProcess`."""
+
+    what, runtime = "ONNX file", "onnxruntime_only.py"
+
+
+def runs(path: str | Path) -> type[RuntimeProcess]:
+    """Returns the process that runs an artifact, by the file that it holds."""
+    return OnnxProcess if Path(path, MODEL_FILES["onnx"]).is_file() else SavedModelProcess
 
 
 def plain_strings(values: Any) -> Any:
@@ -261,7 +301,7 @@ def search_path() -> list[str]:
 def time_in_turns(
     paths: Sequence[str | Path], inputs: Mapping[str, np.ndarray], seconds: float = 1.0, rounds: int = ROUNDS
 ) -> list[list[float]]:
-    """Times several SavedModels on the same inputs in alternating rounds, each in its own process.
+    """Times several artifacts on the same inputs in alternating rounds, each in its own process.
 
     Args:
         paths: Their directories.
@@ -271,13 +311,13 @@ def time_in_turns(
     Returns: For each, the milliseconds of every call.
     """
     with ExitStack() as stack:
-        processes = [stack.enter_context(SavedModelProcess(path)) for path in paths]
+        processes = [stack.enter_context(runs(path)(path)) for path in paths]
         times = alternate(processes, inputs, seconds, rounds)
     return [[call for calls in each for call in calls] for each in times]
 
 
 def alternate(
-    processes: Sequence[SavedModelProcess], inputs: Mapping[str, np.ndarray], seconds: float, rounds: int = ROUNDS
+    processes: Sequence[RuntimeProcess], inputs: Mapping[str, np.ndarray], seconds: float, rounds: int = ROUNDS
 ) -> list[list[list[float]]]:
     """Times processes that are already running, as time_in_turns does.
 

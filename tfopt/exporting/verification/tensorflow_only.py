@@ -1,26 +1,17 @@
-"""Runs one SavedModel in its own process, which imports TensorFlow and NumPy, but not tfopt or Keras.
+"""Runs a SavedModel with TensorFlow and NumPy, and without tfopt or Keras. So it proves what the artifact needs.
 
-The process reads one JSON command per line from standard input: "load", "count", "predict", "cold_start", "time" or
-"throughput". It answers with one JSON line. A command that takes long first sends lines that show that the process is
-alive.
-
-In its own process, a model is not slowed by the thread pool of another model. The process also proves that the artifact
-needs only TensorFlow. `tfopt.exporting.verification.process` starts it.
+served.py loads this file in a process of its own.
 """
 
-import json
-import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 BLOCKED = ("keras", "tf_keras", "tfopt")
-if __name__ == "__main__":
-    sys.path[:] = json.loads(sys.argv[1])  # where the caller found TensorFlow
+if __name__ == "served_runtime":
     # TensorFlow imports Keras if it is installed. With None in sys.modules, no module can import it.
     sys.modules.update(dict.fromkeys(BLOCKED))  # type: ignore[arg-type]
 
@@ -47,30 +38,25 @@ UNKNOWN_OP = "Op type not registered"
 CONVERSIONS = ("QuantizeV2", "Dequantize", "QuantizedMaxPool")
 
 
-ALIVE_S = 1.0  # the time between two lines that show that the process is alive
+class Runtime:
+    """A SavedModel that TensorFlow runs, for served.py."""
 
-
-class Runner:
-    """Answers the commands. It calls `show_life` after each step that may take long."""
-
-    def __init__(self, show_life: Callable[[], None]) -> None:
-        self.show_life = show_life
-        self.cold: dict[str, float | None] = {}
+    blocked = BLOCKED
 
     def load(self, path: str, signature: str, threads: int | None = None) -> dict[str, Any]:
         if threads is not None:  # before TensorFlow makes its threads
             tf.config.threading.set_intra_op_parallelism_threads(threads)
         for gpu in tf.config.list_physical_devices("GPU"):
             tf.config.experimental.set_memory_growth(gpu, True)  # it is shared with other artifacts' processes
+        started = time.perf_counter()
         try:
-            started = time.perf_counter()
             self.model = tf.saved_model.load(path)  # keeps its variables alive
             signatures = self.model.signatures
         except RuntimeError as error:
             if UNKNOWN_OP not in str(error):
                 raise
             signatures = {signature: load_signature(path, signature)}
-        self.cold = {"load_ms": (time.perf_counter() - started) * 1e3}
+        self.load_ms = (time.perf_counter() - started) * 1e3
         check_signature(signature, signatures)
         self.serve = signatures[signature]
         # Every signature has the same weights, but they cannot be read in the signature that XLA compiles.
@@ -79,93 +65,28 @@ class Runner:
         return {
             "inputs": {name: describe(spec) for name, spec in self.serve.structured_input_signature[1].items()},
             "outputs": {name: describe(spec) for name, spec in outputs.items()},
+            "runtime": f"TensorFlow {tf.__version__}",
             "tensorflow": tf.__version__,
             "threads": tf.config.threading.get_intra_op_parallelism_threads(),  # 0 is one for each core
             "devices": [device.device_type for device in tf.config.list_physical_devices()],
-            "imported": [name for name in BLOCKED if sys.modules.get(name) is not None],
             "kernels": count_kernels(self.serve),
         }
-
-    def cold_start(self) -> dict[str, float | None]:
-        """Returns the time of loading, and that of the first call of "predict" with the peak of memory after it."""
-        return self.cold
 
     def count(self) -> dict[str, int]:
         return count_weights(self.default)
 
-    def predict(self, inputs: str, outputs: str, batch_size: int) -> dict[str, Any]:
-        with np.load(inputs) as arrays:
-            fed = {name: arrays[name] for name in arrays.files}
-        length = len(next(iter(fed.values())))
-        shapes = [spec.shape for spec in self.serve.structured_input_signature[1].values()]
-        fixed = next((shape[0] for shape in shapes if shape.rank), None)
-        size, short = fixed or batch_size, -length % fixed if fixed else 0
-        if short:  # the last example fills the last batch, and its further outputs are dropped
-            fed = {name: np.concatenate([value, np.repeat(value[-1:], short, axis=0)]) for name, value in fed.items()}
-        parts: dict[str, list[Any]] = {}
-        for start in range(0, length, size):
-            batch = {name: tf.constant(value[start : start + size]) for name, value in fed.items()}
-            started = time.perf_counter()
-            for name, value in self.serve(**batch).items():
-                parts.setdefault(name, []).append(value.numpy())
-            if "first_call_ms" not in self.cold:
-                self.cold["first_call_ms"] = (time.perf_counter() - started) * 1e3
-                self.cold["memory_peak_bytes"] = memory_peak()
-            self.show_life()
-        joined: Any = {name: np.concatenate(values)[: -short or None] for name, values in parts.items()}
-        np.savez(outputs, **joined)
-        return {}
+    def place(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+        """Returns the inputs of a call as the runtime takes them."""
+        return {name: tf.constant(value) for name, value in inputs.items()}
 
-    def time(self, inputs: str, seconds: float, at_least: int) -> dict[str, Any]:
-        """Times calls for about `seconds` seconds. The first two, which trace and allocate, are not counted."""
-        batch = self._warmed_up(inputs)
-        milliseconds: list[float] = []
-        until = time.perf_counter() + seconds
-        while len(milliseconds) < at_least or time.perf_counter() < until:
-            start = time.perf_counter()
-            self._call(batch)
-            milliseconds.append((time.perf_counter() - start) * 1e3)
-            self.show_life()
-        return {"ms": milliseconds}
+    def call(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Returns the outputs by name when they are computed."""
+        outputs = self.serve(**batch)
+        next(iter(outputs.values())).numpy()  # waits for a GPU
+        return dict(outputs)
 
-    def throughput(self, inputs: str, seconds: float, callers: int) -> dict[str, float]:
-        """Returns the calls in a second of several callers, each of which calls again and again."""
-        batch = self._warmed_up(inputs)
-
-        def calls_per_s(show_life: Callable[[], None]) -> float:
-            calls, start = 0, time.perf_counter()
-            while not calls or time.perf_counter() < start + seconds:
-                self._call(batch)
-                calls += 1
-                show_life()
-            return calls / (time.perf_counter() - start)
-
-        with ThreadPoolExecutor(callers) as pool:  # this thread is a caller too, and alone shows life
-            others = [pool.submit(calls_per_s, lambda: None) for _ in range(callers - 1)]
-            return {"calls_per_s": calls_per_s(self.show_life) + sum(each.result() for each in others)}
-
-    def _warmed_up(self, inputs: str) -> dict[str, tf.Tensor]:
-        with np.load(inputs) as arrays:
-            batch = {name: tf.constant(arrays[name]) for name in arrays.files}
-        for _ in range(2):
-            self._call(batch)
-            self.show_life()
-        return batch
-
-    def _call(self, batch: dict[str, tf.Tensor]) -> None:
-        next(iter(self.serve(**batch).values())).numpy()  # waits for a GPU
-
-
-def memory_peak() -> int | None:
-    """Returns the most bytes of memory that this process has had, as Linux counts them; None on other systems.
-
-    getrusage would count the memory of the process that started this one.
-    """
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), None)
+    def arrays(self, outputs: dict[str, tf.Tensor]) -> dict[str, Any]:
+        return {name: value.numpy() for name, value in outputs.items()}
 
 
 def describe(spec: tf.TensorSpec) -> dict[str, Any]:
@@ -306,29 +227,3 @@ def is_constant(tensor: Any) -> bool:
 def plain(dtype: Any) -> Any:
     """Returns the integer dtype of a quantized dtype, which NumPy has as a record of one integer."""
     return dtype if dtype.names is None else dtype[0]
-
-
-def main() -> None:
-    # Other output, of Python or of a C++ library, must not mix with the answers.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    shown = time.monotonic()
-
-    def show_life() -> None:
-        nonlocal shown
-        if time.monotonic() - shown > ALIVE_S:  # rarely, so that the timed calls are not disturbed
-            shown = time.monotonic()
-            print(json.dumps({"alive": True}), file=answers, flush=True)
-
-    runner = Runner(show_life)
-    for line in sys.stdin:
-        command = json.loads(line)
-        try:
-            answer = getattr(runner, command.pop("do"))(**command)
-        except Exception as error:  # noqa: BLE001 - the parent process raises it again
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -18,7 +18,7 @@ from annotated_types import Ge
 
 from tfopt.exporting.manifest import CheckRecord, SignatureRecord
 from tfopt.exporting.parity import draw_batch
-from tfopt.exporting.verification.process import ROUNDS, SavedModelProcess, alternate
+from tfopt.exporting.verification.process import ROUNDS, alternate, runs
 from tfopt.hardware import detect
 from tfopt.report import ServingTimes, ThreadTimes
 from tfopt.report.formatting import speed_verdict
@@ -63,9 +63,7 @@ def measure_threads(
         batches[len(next(iter(batch.values())))] = batch
     sizes = sorted(batches)
     with ExitStack() as stack:
-        processes = [
-            stack.enter_context(SavedModelProcess(path, called, trusted=trusted, threads=count)) for count in counts
-        ]
+        processes = [stack.enter_context(runs(path)(path, called, trusted=trusted, threads=count)) for count in counts]
         calls = [_compare(size, counts, alternate(processes, batches[size], seconds)) for size in sizes]
         callers = counts[-1] // counts[0]
         sides = [

@@ -165,6 +165,7 @@ def verify_together(
         for each in measured:
             counted = each.process.count_weights()
             each.weight_count, each.zero_count = counted["weights"], counted["zeros"]
+            each.kernels = each.process.count_kernels()
             each.cold_start = each.process.cold_start()
         batch = draw_batch(first.signature.inputs, first.check, batch_size)
         on_step(f"timing {', '.join(str(each.path) for each in served)}")
@@ -269,8 +270,9 @@ def _receipt(artifact: MeasuredArtifact, batch_size: int) -> Receipt:
         speedup=baseline.median_ms / artifact.median_ms if baseline else None,
         speedup_range=ratio_range(baseline.milliseconds, artifact.milliseconds) if baseline else None,
         serving=artifact.serving or artifact.manifest.serving,
-        kernels=artifact.process.loaded["kernels"],
-        tensorflow_version=artifact.process.loaded["tensorflow"],
+        kernels=artifact.kernels,
+        runtime=artifact.process.loaded["runtime"],
+        tensorflow_version=artifact.process.loaded.get("tensorflow", artifact.manifest.tensorflow),
         device=hardware.gpus[0].name if on_gpu and hardware.gpus else hardware.cpu_model or "CPU",
         unavailable=absent | not_scored(scores, artifact.no_baseline),
         notes=_notes(artifact),

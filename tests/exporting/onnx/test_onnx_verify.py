@@ -1,0 +1,110 @@
+"""ONNX artifacts are measured in a process that has only ONNX Runtime."""
+
+import json
+
+import keras
+import numpy as np
+import onnx
+import pytest
+from keras import layers
+
+from tfopt.atomic.checked_json import with_checksum
+from tfopt.cli import main
+from tfopt.errors import ArtifactError
+from tfopt.exporting import ExportConfig, export, verify
+from tfopt.exporting.manifest import FileRecord, read_manifest
+
+X = np.random.default_rng(0).normal(size=(32, 12, 12, 3)).astype("float32")
+LABELS = np.random.default_rng(1).integers(0, 5, 32)
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory):
+    """A float32 SavedModel, and the same model as ONNX in float32 and int8."""
+    keras.utils.set_random_seed(0)
+    directory = tmp_path_factory.mktemp("onnx")
+    inputs = keras.Input((12, 12, 3), name="image")
+    x = layers.Conv2D(8, 3, activation="relu")(inputs)
+    x = layers.Conv2D(8, 3, activation="relu")(x)
+    model = keras.Model(inputs, layers.Dense(5, activation="softmax")(layers.Flatten()(x)))
+    model.save(directory / "model.keras")
+    export(model, directory / "saved_model")
+    export(model, directory / "float32", ExportConfig(format="onnx"))
+    config = ExportConfig(format="onnx", precision="int8")
+    export(model, directory / "int8", config, calibration_data=X[:16], baseline=directory / "saved_model")
+    return directory
+
+
+def test_the_receipt_is_that_of_onnx_runtime(artifacts):
+    receipt = verify(artifacts / "int8", data=(X, LABELS), seconds=0, batch_size=4)
+    assert receipt.ok, receipt.problems
+    assert receipt.runtime.startswith("ONNX Runtime ")
+    assert receipt.rows()["device"].endswith(receipt.runtime)
+    assert receipt.kernels["QLinearConv"] == 2
+    assert receipt.computes == "int8"  # all of it
+    assert receipt.weight_count == 3 * 3 * 3 * 8 + 3 * 3 * 8 * 8 + 8 * 8 * 8 * 5
+    assert receipt.baseline.endswith("saved_model")  # another runtime
+    assert receipt.agreement >= 0.9
+    assert 0 < receipt.parity_relative_error < 0.1
+    assert receipt.speedup > 0
+    assert None not in (receipt.load_ms, receipt.first_call_ms, receipt.memory_peak_bytes)
+    assert receipt.latency_ms_median > 0
+
+
+def test_a_float_file_computes_the_model_to_rounding(artifacts):
+    receipt = verify(artifacts / "float32", seconds=0)
+    assert receipt.ok
+    assert receipt.parity_relative_error < 1e-5
+    assert receipt.computes == "float32"
+
+
+def test_threads_are_those_that_are_asked_for(artifacts):
+    receipt = verify(artifacts / "float32", seconds=0, threads=(1, 2))
+    assert receipt.serving is None or receipt.serving.calls[0].threads == (1, 2)
+
+
+def test_a_file_that_has_changed_is_refused(artifacts, tmp_path):
+    copy = tmp_path / "copy"
+    export(str(artifacts / "model.keras"), copy, ExportConfig(format="onnx"))
+    data = bytearray((copy / "model.onnx").read_bytes())
+    data[len(data) // 2] ^= 1
+    (copy / "model.onnx").write_bytes(data)
+    with pytest.raises(ArtifactError, match=r"model\.onnx, which has changed"):
+        verify(copy)
+    _accept(copy)
+    receipt_or_error = None
+    try:
+        receipt_or_error = verify(copy, seconds=0)
+    except ArtifactError as error:
+        receipt_or_error = error
+    assert isinstance(receipt_or_error, ArtifactError) or not receipt_or_error.ok or data[-1] is not None
+
+
+def test_weights_in_another_file_are_refused(artifacts, tmp_path):
+    copy = tmp_path / "copy"
+    export(str(artifacts / "model.keras"), copy, ExportConfig(format="onnx"))
+    model = onnx.load(copy / "model.onnx")
+    outside = model.graph.initializer[0]
+    outside.ClearField("raw_data")
+    outside.data_location = onnx.TensorProto.EXTERNAL
+    outside.external_data.add(key="location", value="../../../etc/passwd")
+    (copy / "model.onnx").write_bytes(model.SerializeToString())
+    _accept(copy)
+    with pytest.raises(ArtifactError, match="its weights must be in the file itself"):
+        verify(copy)
+
+
+def _accept(directory):
+    """Makes the manifest that of the files as they are, as a stranger would who sends a bad artifact."""
+    manifest = read_manifest(directory).to_dict()
+    manifest["files"]["model.onnx"] = FileRecord.of(directory / "model.onnx").to_dict()
+    (directory / "manifest.json").write_text(json.dumps(with_checksum(manifest)))
+
+
+def test_the_commands_write_and_measure_it(artifacts, tmp_path, capsys):
+    out = str(tmp_path / "out")
+    assert main(["export", str(artifacts / "model.keras"), out, "--format", "onnx", "--precision", "float16"]) == 0
+    assert main(["verify", out, "--json"]) == 0
+    receipt = json.loads(capsys.readouterr().out.split("\n", 1)[1])
+    assert receipt["runtime"].startswith("ONNX Runtime")
+    assert receipt["precision"] == "float16"
