@@ -8,6 +8,7 @@ from __future__ import annotations
 import architecture_page
 import efficiency_page
 import export_page
+import formats_page
 import layers_page
 import profiling_page
 import pruning_page
@@ -23,6 +24,7 @@ MODULES = (
     architecture_page,
     efficiency_page,
     export_page,
+    formats_page,
     layers_page,
     profiling_page,
     pruning_page,

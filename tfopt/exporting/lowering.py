@@ -23,7 +23,7 @@ from tfopt.graph import FrozenGraph, fold_constants
 from tfopt.graph.fold import WEIGHTED
 from tfopt.graph.unfolded import freeze_unfolded
 from tfopt.quantization import QuantizedModel, WeightOnlyConfig
-from tfopt.quantization.annotation.annotate import AnnotatedGraph, has_ranges
+from tfopt.quantization.annotation.annotate import has_ranges
 from tfopt.quantization.calibration.calibrate import HeldOut, computable, read_calibration_data
 from tfopt.quantization.config import check_exclude, matches
 from tfopt.quantization.keras_methods import KerasQuantized
@@ -98,10 +98,7 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
     unseen = data.held_out(calibrated=lowered.precision == "int8" and not has_ranges(source))
     held_out = (data.evaluation and unseen) or lowered.held_out or unseen
     served = lowered.graphs[DEFAULT_SIGNATURE]
-    if isinstance(served, AnnotatedGraph):
-        needs_vnni = may_saturate(served)
-    else:
-        needs_vnni = bool(kernels_that_need_vnni(served))  # while the weights are constants
+    needs_vnni = lowered.needs_vnni or bool(kernels_that_need_vnni(served))  # while the weights are constants
     lowered = replace(lowered, sample=data.sample, held_out=held_out, needs_vnni=needs_vnni)
     return _without_zeros(lowered) if config.sparse_weights else lowered
 
@@ -157,15 +154,16 @@ def _with_int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str,
 def _for_other_runtimes(model: QuantizedModel) -> Lowered:
     """Returns the annotated graph: the runtime that reads it chooses its own int8 kernels."""
     in_int8 = bool(model.report.changed)
-    graph = with_all_pairs(model) if in_int8 else model.in_float()
+    paired = with_all_pairs(model)
     if not in_int8:
         model.report.warn_if_unchanged()
     return Lowered(
         source=model.source,
-        graphs={DEFAULT_SIGNATURE: graph},
+        graphs={DEFAULT_SIGNATURE: paired if in_int8 else model.in_float()},
         precision="int8" if in_int8 else "float32",
         report=model.report,
         held_out=model.held_out,
+        needs_vnni=may_saturate(paired),
     )
 
 

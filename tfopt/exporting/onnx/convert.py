@@ -53,13 +53,14 @@ def convert(graph: FrozenGraph, *, signed: bool = False) -> onnx.ModelProto:
     prepared, outputs = _prepared(graph)
     inputs = [f"{spec.name}:0" for spec in graph.inputs.values()]
     named = dict(zip(inputs, graph.inputs, strict=True)) | dict(zip(outputs, graph.outputs, strict=True))
+    handlers = {FAKE_QUANT: (partial(_quantize_activation, signed=signed), []), "Erfc": (_erfc, [])}
     with tf.Graph().as_default() as imported, _quiet() as complaints:
         tf.graph_util.import_graph_def(prepared, name="")
         try:
             converted = tfonnx.process_tf_graph(
                 imported,
                 opset=OPSET,
-                custom_op_handlers={FAKE_QUANT: (partial(_quantize_activation, signed=signed), []), "Erfc": (_erfc, [])},
+                custom_op_handlers=handlers,
                 input_names=inputs,
                 output_names=outputs,
                 tensors_to_rename=named,

@@ -1,0 +1,134 @@
+"""Checks each file format on every builder and on ten networks of keras.applications, in the format's own runtime.
+
+    python benchmarks/formats.py [--only MobileNetV2 vit]
+
+Each model is exported in float32 and int8 in each format. The artifacts run in their own processes, without tfopt or
+Keras, on examples that were not calibrated on, and are compared with the Keras model and with tfopt's int8 SavedModel,
+in which the same nodes are in int8. The weights are random, but behave like trained ones; see applications.py. Results
+go to benchmarks/results/formats.json after each model. The run takes half an hour on two cores.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import applications
+import keras
+import numpy as np
+import tensorflow as tf
+import tyro
+from onnxruntime import __version__ as onnxruntime_version
+
+import tfopt
+from tfopt.atomic.files import write_text
+from tfopt.errors import TfoptError
+from tfopt.exporting.verification.process import runs
+from tfopt.hardware import detect
+from tfopt.models.table import SMALL_MODELS
+
+RESULTS = Path(__file__).parent / "results"
+FORMATS = ("saved_model", "onnx")
+NETWORKS = (
+    *("ResNet50", "ResNet50V2", "MobileNet", "MobileNetV2", "MobileNetV3Small"),
+    *("EfficientNetV2B0", "DenseNet121", "InceptionV3", "Xception", "ConvNeXtTiny"),
+)
+OPEN_SIZE = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    only: tuple[str, ...] = ()
+    """Names of builders and networks, all by default."""
+    examples: int = 256
+    """Number of examples for the comparison."""
+    out: Path = RESULTS / "formats.json"
+    """Path of the results file. Models that are in it, and not named, stay."""
+
+
+def main(options: Options) -> dict[str, Any]:
+    found = json.loads(options.out.read_text())["models"] if options.only and options.out.exists() else {}
+    results = {
+        "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
+        "cpu_features": detect().cpu_features,
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "onnxruntime": onnxruntime_version,
+        "examples": options.examples,
+        "models": found,
+    }
+    for name in options.only or (*SMALL_MODELS, *NETWORKS):
+        found[name] = measure(*(network(name) if name in NETWORKS else builder(name)), options.examples)
+        print(name, json.dumps(found[name]), flush=True)
+        write_text(options.out, json.dumps(results, indent=2) + "\n")
+    return results
+
+
+def network(name: str) -> tuple[keras.Model, Callable[[int, int], np.ndarray]]:
+    model = applications.like_trained(name)
+    size = applications.size_of(model)
+    return model, lambda count, seed: applications.images(count, size, seed)[0]
+
+
+def builder(name: str) -> tuple[keras.Model, Callable[[int, int], np.ndarray]]:
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(0)
+    entry = SMALL_MODELS[name]
+    model = entry.build()
+    shape = [OPEN_SIZE if size is None else size for size in entry.input_shape]
+
+    def inputs(count: int, seed: int) -> np.ndarray:
+        generator = np.random.default_rng(seed)
+        if entry.input_dtype == "int32":
+            return generator.integers(0, min(entry.outputs, 10), (count, *shape), np.int32)
+        return generator.random((count, *shape), np.float32)
+
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.beta.assign(layer.beta + 1)
+    applications.calibrate_batch_norm(model, inputs(32, 0))
+    return model, inputs
+
+
+def measure(model: keras.Model, inputs: Callable[[int, int], np.ndarray], examples: int) -> dict[str, Any]:
+    x = inputs(examples, 3)
+    expected = np.concatenate([np.asarray(model(x[start : start + 16])) for start in range(0, examples, 16)])
+    outputs, found = {}, {}
+    with tempfile.TemporaryDirectory() as directory:
+        for file_format in FORMATS:
+            for precision in ("float32", "int8"):
+                key = f"{file_format}_{precision}"
+                path = Path(directory, key)
+                config = tfopt.ExportConfig(format=file_format, precision=precision, int8_nodes="all")
+                try:
+                    artifact = tfopt.export(model, path, config, calibration_data=inputs(64, 2))
+                    with runs(path)(path) as process:
+                        (source,) = process.loaded["inputs"]
+                        (outputs[key],) = process.predict({source: x}, 16).values()
+                        kernels = process.count_kernels()
+                except TfoptError as error:
+                    found[key] = {"refused": str(error)}
+                    continue
+                error = np.linalg.norm(outputs[key] - expected) / np.linalg.norm(expected)
+                found[key] = {
+                    "relative_error": float(f"{error:.2g}"),
+                    "agreement": agreement(outputs[key], expected),
+                    "bytes_on_disk": artifact.bytes_on_disk,
+                    "kernels": kernels,
+                }
+    for key, output in outputs.items():
+        if key.endswith("_int8") and "saved_model_int8" in outputs:
+            found[key]["agreement_with_saved_model"] = agreement(output, outputs["saved_model_int8"])
+    return found
+
+
+def agreement(one: np.ndarray, other: np.ndarray) -> float:
+    return round(float(np.mean(one.argmax(-1) == other.argmax(-1))), 4)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))
