@@ -61,7 +61,8 @@ def described(name: str, value: object) -> Iterator[str]:
     if isinstance(value, type):
         bases = [base.__name__ for base in value.__mro__[1:] if base.__module__ in ("builtins", "tfopt.errors")]
         yield f"{name}{signature(value)} is {', '.join(bases)}"
-        for member in sorted(vars(value)):
+        bases_of_tfopt = [each for each in value.__mro__ if each is value or each.__module__ == value.__module__]
+        for member in sorted({member for each in bases_of_tfopt for member in vars(each)}):
             if not member.startswith("_") and member not in getattr(value, "__dataclass_fields__", ()):
                 attribute = inspect.getattr_static(value, member)
                 attribute = getattr(attribute, "__func__", attribute)

@@ -82,8 +82,8 @@ class RuntimeProcess:
         threads: The number of intra-op threads. None means the runtime's default, one for each core.
     """
 
-    what: str  # the model in the words of messages
-    runtime: str  # the file beside this one that runs it
+    _what: str  # the model in the words of messages
+    _runtime: str  # the file beside this one that runs it
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class RuntimeProcess:
     def _command(self) -> tuple[list[str], dict[str, Any]]:
         """Returns the command and the settings of the process. Another runtime overrides this with its own command."""
         # -I: the child ignores PYTHONPATH, because search_path passes it the paths of this process.
-        words = [PYTHON, "-I", str(SERVED), json.dumps(search_path()), str(SERVED.with_name(self.runtime))]
+        words = [PYTHON, "-I", str(SERVED), json.dumps(search_path()), str(SERVED.with_name(self._runtime))]
         return words, {"env": {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}}
 
     def _options(self) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class RuntimeProcess:
             if ended is not None:
                 raise ServingStoppedError(self.path, ended)
             raise ArtifactError(
-                f"The {self.what} crashed the process that ran it. Received: {self.path} "
+                f"The {self._what} crashed the process that ran it. Received: {self.path} "
                 f"(exit code {self._process.returncode}; {' '.join(errors.split()[-30:])})."
             )
         if "error" in answer:
@@ -210,7 +210,7 @@ class RuntimeProcess:
                 raise MissingKernelError(missing[1])
             if answer["error"].startswith(NO_MEMORY):
                 raise ServingStoppedError(self.path, f"found no memory ({reason_of(answer['error'])})")
-            raise NotServedError(self.what, self.path, answer["error"])
+            raise NotServedError(self._what, self.path, answer["error"])
         return answer
 
     def _send(self, line: str) -> dict[str, Any] | None:
@@ -249,7 +249,7 @@ class SavedModelProcess(RuntimeProcess):
     Its attribute `loaded` has the "kernels" too.
     """
 
-    what, runtime = "SavedModel", "tensorflow_only.py"
+    _what, _runtime = "SavedModel", "tensorflow_only.py"
 
     def _check(self) -> None:
         if not self.trusted:
@@ -265,7 +265,7 @@ class SavedModelProcess(RuntimeProcess):
 class OnnxProcess(RuntimeProcess):
     """A fresh Python process that has loaded one ONNX file with nothing but ONNX Runtime; see `RuntimeProcess`."""
 
-    what, runtime = "ONNX file", "onnxruntime_only.py"
+    _what, _runtime = "ONNX file", "onnxruntime_only.py"
 
 
 def runs(path: str | Path) -> type[RuntimeProcess]:
