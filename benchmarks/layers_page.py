@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import keras
 from page_tables import Table, read
 
+from tfopt.compat.plain import DETOURS
+
 LIMIT = 1.2  # a row over it needs a reason
-LOOP = "a loop; the plain operations are a copy of the step for each time step"
-REASONS: dict[str, str] = {
+REASONS: dict[str, str] = {  # beside the detours that remain in training
     "Conv2D, 64 groups": "one grouped convolution, whose gradient takes longer than that of a depthwise one",
     **dict.fromkeys(
         ("AdaptiveMaxPooling2D", "AdaptiveMaxPooling3D"),
@@ -15,12 +17,8 @@ REASONS: dict[str, str] = {
     "Normalization": "divides where a multiplication would do",
     "Rescaling": "gradients through it, which training does not need",
     "Activation, hard_silu": "Keras' formula takes more operations",
-    **dict.fromkeys(
-        ("LSTM", "GRU", "SimpleRNN", "Bidirectional", "RNN", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D"), LOOP
-    ),
     "UpSampling2D": "repeats rows, then columns; resizing is wrong by a pixel at some factors",
     "UpSampling3D": "repeats along each axis",
-    "STFTSpectrogram": "Keras computes it as a convolution; the plain window differs by 1%",
 }
 
 
@@ -30,12 +28,20 @@ def sides(found: dict[str, dict[str, dict[str, float]]]) -> list[tuple[float, fl
     return [row and (row["over_plain"]["keras"], row["over_plain"]["tfopt"]) for row in rows]
 
 
+def reason(name: str) -> str:
+    """Returns why a layer takes longer than its plain operations; empty if no reason is known."""
+    if name in REASONS:
+        return REASONS[name]
+    kind = getattr(keras.layers, name.split(",")[0].split()[0])
+    return "; ".join(each.what for each in DETOURS.values() if not each.in_training and issubclass(kind, each.layers))
+
+
 def unexplained() -> list[str]:
     """Returns the layers whose time in tfopt is over the limit, and that have no reason."""
     return [
         name
         for name, found in read("layer_sweep")["layers"].items()
-        if name not in REASONS and any(each and each[1] > LIMIT for each in sides(found))
+        if not reason(name) and any(each and each[1] > LIMIT for each in sides(found))
     ]
 
 
@@ -43,7 +49,7 @@ def layers() -> Table:
     rows = [["layer", "Keras' export", "tfopt's export", "Keras' gradients", "tfopt's gradients", "reason"]]
     for name, found in read("layer_sweep")["layers"].items():
         cells = [f"{ratio:.2f}x" for each in sides(found) for ratio in (each or ())]
-        rows.append([f"`{name}`", *(cells + [""] * (4 - len(cells))), REASONS.get(name, "")])
+        rows.append([f"`{name}`", *(cells + [""] * (4 - len(cells))), reason(name)])
     return rows
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfopt.compat.plain import DETOURS
 from tfopt.data.measurement.stages import stages_of
 from tfopt.diagnosis import experiments
 from tfopt.diagnosis import input_time as timing
@@ -15,7 +16,7 @@ from tfopt.diagnosis.experiments import CannotMeasureError, Pair
 from tfopt.diagnosis.input_time import input_time, smaller_buffer, start_saved
 from tfopt.diagnosis.measured import Measured
 from tfopt.diagnosis.observation import Observation, StepCall
-from tfopt.diagnosis.rules import compute, host, input
+from tfopt.diagnosis.rules import compute, detours, host, input
 from tfopt.hardware import Gpu, detect
 from tfopt.profiling.cost.efficiency import Roofs, compare
 from tfopt.report import Diagnosis, StepBreakdown, Utilization
@@ -310,16 +311,15 @@ def grouped():
 
 
 def test_a_convolution_that_xla_compiles_alone_is_found_with_what_plain_operations_save(grouped):
-    found = compute.xla_islands(grouped)
-    assert found.title == "XLA compiles 1 convolution alone"
+    found = detours.taken("xla_islands", grouped)
+    assert found.title == "XLA compiles single convolutions: 1 layer"
     assert found.evidence.startswith("grouped: ")
     assert found.gain > 0.1
     assert found.advice.startswith("tfopt.compile, or tfopt accelerate")
-    assert "train_step" not in vars(grouped.model)
 
 
-def test_convolutions_without_groups_are_left_to_tensorflow(measured):
-    assert compute.xla_islands(measured) == "Keras gives XLA no convolution alone"
+def test_a_model_without_detours_has_none(measured):
+    assert {detours.taken(cause, measured) for cause in DETOURS} == {"no layer takes this detour"}
 
 
 @pytest.mark.parametrize(
@@ -337,17 +337,17 @@ def test_which_convolutions_keras_gives_to_xla(layer, is_island):
     call = tf.function(keras.Model(inputs, layer(inputs))).get_concrete_function(tf.TensorSpec((1, *inputs.shape[1:])))
     functions = call.graph.as_graph_def().library.function
     assert any("_XlaMustCompile" in each.attr for each in functions) == is_island
-    assert compute._is_island(layer) == is_island
+    assert DETOURS["xla_islands"].is_taken_by(layer) == is_island
 
 
 @pytest.mark.parametrize("settings", [{"jit_compile": True}, {"train_step": lambda self, data: {}}], ids="".join)
 def test_the_step_decides_over_convolutions_that_xla_compiles(grouped, monkeypatch, settings):
-    vars(grouped.experiments)["_done"]["islands"] = Pair(before_ms=2.0, after_ms=1.0)
+    vars(grouped.experiments)["_done"]["xla_islands"] = Pair(before_ms=2.0, after_ms=1.0)
     kind = type("Own", (keras.Sequential,), {name: value for name, value in settings.items() if callable(value)})
     monkeypatch.setattr(grouped.model, "__class__", kind)
     for name in settings.keys() - vars(kind).keys():
         monkeypatch.setattr(grouped.model, name, settings[name])
-    found = compute.xla_islands(grouped)
+    found = detours.taken("xla_islands", grouped)
     if "jit_compile" in settings:
         assert found == "XLA compiles the whole step"
     else:
@@ -356,4 +356,4 @@ def test_the_step_decides_over_convolutions_that_xla_compiles(grouped, monkeypat
 
 def test_what_xla_does_alone_is_not_judged_on_a_gpu(grouped, measured):
     with pytest.raises(CannotMeasureError, match="on processors alone"):
-        compute.xla_islands(Measured(grouped.observation, measured.hardware))
+        detours.taken("xla_islands", Measured(grouped.observation, measured.hardware))

@@ -17,7 +17,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.compat.convolutions import plain_convolutions
 from tfopt.compat.replace import kept, replaced
 from tfopt.compat.trainer import built_under
 from tfopt.diagnosis.batches import again, batches_in_memory
@@ -35,6 +34,7 @@ SECONDS, TURNS, FEWEST, LONGEST = 0.8, 8, 4, 12.0
 SETTLES = 0.2
 # Batches that are kept as arrays, from which shuffled batches are taken.
 ARRAYS = 8
+Scope = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 class CannotMeasureError(TfoptError):
@@ -107,6 +107,7 @@ class Form:
     waits: bool = False
     # Seconds of Python between two calls, in which the input goes on. They count as part of the call.
     gap_s: float = 0.0
+    scope: Scope = contextlib.nullcontext  # what the step is traced and called in
 
 
 class Experiments:
@@ -147,16 +148,12 @@ class Experiments:
         settings = {"jit_compile": not self.model.jit_compile, "run_eagerly": False}
         return self._pair("xla", Form(steps=IN_ONE_CALL), Form(steps=IN_ONE_CALL, settings=settings))
 
-    def without_islands(self) -> Pair:
-        """Times a step, and the same with plain operations where Keras lets XLA compile single convolutions."""
+    def within(self, name: str, scope: Scope) -> Pair:
+        """Times a step, and the same inside a scope that changes what layers compute."""
         self._check_alone()
-        train_step = self.model.train_step
-
-        def plain(data: Any) -> Any:
-            with plain_convolutions(gradients=True):
-                return train_step(data)
-
-        return self._pair("islands", Form(), Form(settings={"train_step": plain}))
+        if is_trained_by_tfopt(self.model):
+            raise CannotMeasureError("tfopt.compile has set the step, which keeps its traces")
+        return self._pair(name, Form(), Form(scope=scope))
 
     def as_graph(self) -> Pair:
         """Times a step that runs eagerly, and the same as a graph."""
@@ -275,7 +272,7 @@ class Experiments:
 
     def _turn(self, form: Form, call: Callable[[], None]) -> list[float]:
         """Returns the seconds of the calls of one turn."""
-        with self._set({"steps_per_execution": form.steps, **form.settings}):
+        with form.scope(), self._set({"steps_per_execution": form.steps, **form.settings}):
             if form.waits:
                 call_seconds(call, SETTLES)
             return call_seconds(call, SECONDS / TURNS)
@@ -283,7 +280,7 @@ class Experiments:
     def _ready(self, form: Form) -> tuple[Callable[[], None], float]:
         """Returns a call of the training function in a form, which is traced, and the seconds that this took."""
         source = self._in_memory(form.steps) if form.source is None else form.source
-        with self._set({"steps_per_execution": form.steps, **form.settings}):
+        with form.scope(), self._set({"steps_per_execution": form.steps, **form.settings}):
             self.model.make_train_function(force=True)
             function: Callable[[Any], Any] = self.model.train_function
             times = [time.perf_counter()]

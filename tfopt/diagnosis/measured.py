@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.diagnosis.experiments import CannotMeasureError, Experiments, measurable, usual_ms
+from tfopt.diagnosis.experiments import CannotMeasureError, Experiments, Pair, measurable, usual_ms
 from tfopt.diagnosis.input_time import InputTime, input_time, start_saved
 from tfopt.diagnosis.observation import Observation, StepCall
 from tfopt.hardware import Hardware
@@ -201,15 +201,25 @@ class Measured:
         return saved + share(self.period_ms, parts.step_ms) * max(pair.saved, 0.0)
 
     def gain_of_other_xla(self) -> tuple[float, str]:
-        """Returns the share of the step that the other setting of jit_compile saves, and the figures.
+        """Returns the share of the step that the other setting of jit_compile saves, and the figures."""
+        pair = self.experiments.other_xla()
+        if self.model.jit_compile:
+            return self.gain_of(pair, "without XLA")
+        return self.gain_of(pair, "with XLA", "compiling")
 
-        What XLA saves is less by its compilation, if the length of the training is known.
+    def gain_of(self, pair: Pair, form: str, building: str = "") -> tuple[float, str]:
+        """Returns the share of the step that another form of its computation saves, and the figures.
+
+        Args:
+            pair: The step as it is, and in the other form.
+            form: The other form, in words.
+            building: What takes longer once in the other form, in a word. The gain is then less by it, if the length of
+                the training is known.
         """
-        pair, jit, seen = self.experiments.other_xla(), self.model.jit_compile, self.observation
-        figures = f"{pair.after_ms:.3g} ms {'without' if jit else 'with'} XLA, {pair.before_ms:.3g} ms as it is"
+        figures, seen = f"{pair.after_ms:.3g} ms {form}, {pair.before_ms:.3g} ms as it is", self.observation
         saved_ms, build_ms = self.breakdown.compute_ms * pair.saved, 1e3 * pair.build_s
-        if not jit and saved_ms > 0 and build_ms > 0:
-            figures += f"; compiling takes {pair.build_s:.2g} s once, which {build_ms / saved_ms:,.0f} steps win back"
+        if building and saved_ms > 0 and build_ms > 0:
+            figures += f"; {building} takes {pair.build_s:.2g} s once, which {build_ms / saved_ms:,.0f} steps win back"
             if seen.length_is_known:
                 total = max(seen.epochs * self.batches_per_epoch, seen.steps)
                 saved_ms -= build_ms / total

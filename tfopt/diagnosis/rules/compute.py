@@ -12,7 +12,6 @@ from tfopt.hardware import KERNEL_START_US, cpu_peak
 from tfopt.models.structure import layer_path
 from tfopt.profiling.tensor_cores import Misalignment, tensor_core_alignment
 from tfopt.report import Diagnosis
-from tfopt.training.step.runtime import is_trained_by_tfopt
 from tfopt.training.xla import xla_blockers
 
 # Shares of the computation: of the starts of kernels, and of the bandwidth of the memory.
@@ -217,34 +216,6 @@ def xla(measured: Measured) -> Diagnosis | str:
     )
 
 
-def xla_islands(measured: Measured) -> Diagnosis | str:
-    """Keras lets XLA compile single convolutions, which is slow on a processor."""
-    model = measured.model
-    islands = [layer for layer in layers_inside(model) if _is_island(layer)]
-    if not islands:
-        return "Keras gives XLA no convolution alone"
-    if model.jit_compile:
-        return "XLA compiles the whole step"
-    if measured.hardware.gpus:
-        raise CannotMeasureError("it was measured on processors alone")
-    if is_trained_by_tfopt(model):
-        return "tfopt's step computes these convolutions without XLA"
-    pair = measured.experiments.without_islands()
-    gain = share(measured.breakdown.compute_ms * pair.saved, measured.breakdown.step_ms)
-    figures = f"{pair.after_ms:.3g} ms with plain operations, {pair.before_ms:.3g} ms as it is"
-    if gain < XLA:
-        return figures
-    own = type(model).train_step is not keras.Model.train_step
-    return Diagnosis(
-        cause="xla_islands",
-        title=f"XLA compiles {len(islands)} convolution{'s' if len(islands) > 1 else ''} alone",
-        evidence=f"{layer_path(model, islands[0])}: {figures} (threshold {XLA:.0%})",
-        gain=gain,
-        advice=("override compute_loss in place of train_step, then " if own else "")
-        + "tfopt.compile, or tfopt accelerate with the script: the step computes them without XLA",
-    )
-
-
 def precision(measured: Measured) -> Diagnosis | str:
     """Tensor cores multiply half precision several times as fast."""
     rates = [gpu.peak_tflops for gpu in measured.hardware.gpus]
@@ -305,13 +276,6 @@ def communication(measured: Measured) -> Diagnosis | str:
         settings={"training.accumulate": 2},
         changes_training=True,
     )
-
-
-def _is_island(layer: keras.Layer) -> bool:
-    """Returns whether Keras puts a layer's convolution into a function that XLA compiles."""
-    if not isinstance(layer, keras.layers.Conv1D | keras.layers.Conv2D | keras.layers.Conv3D):
-        return False
-    return layer.groups > 1 or (isinstance(layer, keras.layers.Conv3D) and layer.data_format == "channels_first")
 
 
 def _padding_saves(measured: Measured, row: Misalignment) -> float:

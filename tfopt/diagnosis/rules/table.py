@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+from tfopt.compat.plain import DETOURS
 from tfopt.diagnosis.measured import Measured
-from tfopt.diagnosis.rules import compute, host, input
+from tfopt.diagnosis.rules import compute, detours, host, input
 from tfopt.report import Diagnosis
 
 _TF_DATA = "https://www.tensorflow.org/guide/data_performance"
@@ -96,9 +98,8 @@ RULES: tuple[Rule, ...] = (
     Rule(cause="unused_memory", check=compute.unused_memory, source=_TENSOR_CORES,
          threshold="tensors take at most 50% of the memory of the GPU, and twice the examples save 10% per example",
          remedy="a larger batch"),
-    Rule(cause="xla_islands", check=compute.xla_islands, source="measured",
-         threshold="Keras lets XLA compile single convolutions on a processor; plain operations save 5% of the step",
-         remedy="tfopt's step"),
+    *(Rule(cause=cause, check=partial(detours.taken, cause), source="measured",
+           threshold=detours.threshold(detour), remedy=detours.remedy(detour)) for cause, detour in DETOURS.items()),
     Rule(cause="xla", check=compute.xla, source="measured",
          threshold="the other setting of jit_compile saves 5% of the step", remedy="jit_compile"),
     Rule(cause="slow_replica", check=compute.slow_replica, source="measured",
