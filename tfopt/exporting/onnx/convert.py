@@ -53,7 +53,10 @@ def convert(graph: FrozenGraph, *, signed: bool = False) -> onnx.ModelProto:
     prepared, outputs = _prepared(graph)
     inputs = [f"{spec.name}:0" for spec in graph.inputs.values()]
     named = dict(zip(inputs, graph.inputs, strict=True)) | dict(zip(outputs, graph.outputs, strict=True))
-    handlers = {FAKE_QUANT: (partial(_quantize_activation, signed=signed), []), "Erfc": (_erfc, [])}
+    handlers: dict[str, tuple[Any, list[str]]] = {
+        FAKE_QUANT: (partial(_quantize_activation, signed=signed), []),
+        "Erfc": (_erfc, []),
+    }
     with tf.Graph().as_default() as imported, _quiet() as complaints:
         tf.graph_util.import_graph_def(prepared, name="")
         try:
