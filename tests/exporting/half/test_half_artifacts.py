@@ -15,6 +15,7 @@ from tfopt.exporting.half import choice
 from tfopt.exporting.half.rewrite import compute_in_half
 from tfopt.exporting.int8.selection import stay_float
 from tfopt.exporting.lowering import lower
+from tfopt.graph import fold_constants, freeze
 from tfopt.hardware import Gpu, Hardware, multiplies_bfloat16
 from tfopt.quantization import quantize
 
@@ -152,6 +153,16 @@ def test_both_the_products_and_the_other_weights_are_stored_in_half(tmp_path):
     assert [change.kind for change in artifact.report.changed] == ["MatMul"]
     assert sum("stored in bfloat16" in step.detail for step in artifact.report.steps) == 2
     assert verify(artifact.path, seconds=0).computes == "bfloat16"
+
+
+def test_swish_between_products_needs_no_conversion():
+    inputs = keras.Input((12, 12, 3))
+    x = layers.Conv2D(8, 3, activation="swish")(inputs)
+    network = freeze(keras.Model(inputs, layers.Conv2D(4, 3)(x)))
+    half, report = compute_in_half(fold_constants(network), "bfloat16")
+    assert report.metrics["conversions"] == 2  # of the input and of the output
+    (exact,), (found,) = network.predict(X).values(), half.predict(X).values()
+    np.testing.assert_allclose(found, exact, atol=2**-5 * np.abs(exact).max())
 
 
 @pytest.fixture(scope="module")
