@@ -73,6 +73,22 @@ def throughput(names: tuple[str, ...] = tuple(MODELS)) -> Table:
     return rows
 
 
+def kernels() -> Table:
+    """Milliseconds of a call by kind of kernel."""
+    graphs = {"float32": "float32", "bfloat16": "bfloat16", "int8": "int8", "int8+bfloat16": "int8 and bfloat16"}
+    rows = [["model", "batch", "kernels", *graphs.values()]]
+    for name, found in read("time_by_op")["models"].items():
+        for batch in found["batches"]:
+            times = batch["kernel_ms"]
+            start = [MODELS[name], str(batch["batch_size"])]
+            for kind in dict.fromkeys(kind for graph in reversed(graphs) for kind in times[graph]):
+                own = [times[graph].get(kind, {"ms": 0.0})["ms"] for graph in graphs]
+                rows.append([*start, kind, *(f"{ms:.1f}" for ms in own)])
+            totals = [sum(each["ms"] for each in times[graph].values()) for graph in graphs]
+            rows.append([*start, "all", *(f"{ms:.1f}" for ms in totals)])
+    return rows
+
+
 def resnet50() -> Table:
     """The ResNet-50 of the README: size, time and speed of the three exports."""
     found = read("int8_savedmodel")["models"]["resnet50"]
@@ -188,6 +204,7 @@ def your_own_model() -> str:
 TABLES = {
     "your own model": your_own_model,
     "int8 speeds": speeds,
+    "kinds of kernels": kernels,
     "cold starts": cold_starts,
     "threads": threads,
     "throughput": throughput,

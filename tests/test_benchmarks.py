@@ -14,6 +14,7 @@ import int8_savedmodel
 import keras
 import numpy as np
 import pytest
+import time_by_op
 import training_overhead
 from runtimes import worker
 
@@ -43,6 +44,24 @@ def test_bert_base_has_two_operations_per_weight_and_token_and_those_of_attentio
     in_blocks = depth * (2 * tokens * 12 * width**2 + 2 * 2 * tokens**2 * width)
     pooler_and_logits = 2 * width * (width + gpu_training.CLASSES)
     assert tfopt.count_flops(model).flops == in_blocks + pooler_and_logits
+
+
+def test_kernels_are_added_up_by_kind_also_under_the_names_of_onednn():
+    kernels = {
+        ("a", "_MklSwish"): 2.0,
+        ("b", "_MklNativeFusedConv2D"): 3.0,
+        ("c", "MatMul"): 1.0,
+        ("d", "Shape"): 0.004,
+    }
+    found = time_by_op.by_op(kernels | {("e", "_QuantizedMatMul"): 4.0, ("f", "_MklQuantizeV2"): 0.5})
+    assert {kind: each["ms"] for kind, each in found.items()} == {
+        "products in int8": 4.0,
+        "other products": 4.0,
+        "activations": 2.0,
+        "conversions": 0.5,
+        "the rest": 0.004,
+    }
+    assert found["other products"]["ops"] == {"_MklNativeFusedConv2D": 3.0, "MatMul": 1.0}
 
 
 @pytest.mark.slow

@@ -47,7 +47,8 @@ class ExportConfig:
     compute: Compute = "float32"
     """Type of the products and of what lies between them. Sums, norms, softmax, inputs and outputs stay in float32.
     "bfloat16" or "float16" belong to precision="float32" or to the same type. "auto" is bfloat16 if this machine
-    multiplies it and is measured to be faster, and float32 otherwise."""
+    multiplies it and is measured to be faster, and float32 otherwise. With precision="int8", "bfloat16" and "auto" are
+    about the products that are not in int8."""
     quantization: QuantizationConfig = field(default_factory=QuantizationConfig)
     """Settings of the quantization, for int8 only."""
     int8_nodes: Int8Nodes = "faster"
@@ -102,9 +103,11 @@ class ExportConfig:
                     f"{name} belongs to precision={owners}. Received: precision={self.precision!r}, {reason}. "
                     f"Leave {name} out."
                 )
-        if self.compute not in ("float32", "auto") and self.precision not in ("float32", self.compute):
+        allowed = ("float32", self.compute, *(["int8"] if self.compute == "bfloat16" else []))
+        if self.compute not in ("float32", "auto") and self.precision not in allowed:
+            *others, last = map(repr, allowed)
             raise ConfigError(
-                f"compute={self.compute!r} belongs to precision='float32' or {self.compute!r}. Received: "
+                f"compute={self.compute!r} belongs to precision={', '.join(others)} or {last}. Received: "
                 f"precision={self.precision!r}, whose weights are stored for other products. Leave compute out."
             )
         if self.quantization.training:

@@ -75,9 +75,9 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
         raise ConfigError(
             f"A QuantizedModel is exported in int8. Received: precision={config.precision!r}. Export the float model."
         )
-    if isinstance(model, QuantizedModel) and config.compute not in ("float32", "auto"):
+    if isinstance(model, QuantizedModel) and config.compute == "float16":
         raise ConfigError(
-            f"The products of a QuantizedModel compute in int8 or float32. Received: compute={config.compute!r}. Leave "
+            "The products of a QuantizedModel compute in int8, bfloat16 or float32. Received: compute='float16'. Leave "
             "compute out, or export the float model."
         )
     given = model if isinstance(model, QuantizedModel) else None
@@ -122,6 +122,11 @@ def _with_int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str,
     if config.float_weights == "int8":  # before the measurement, which can take long
         names = [node.name for graph in (model.source, model.float_graph) for node in graph.graph_def.node]
         check_exclude(config.weight_only.exclude, names)
+        if config.compute == "bfloat16":
+            raise ConfigError(
+                "float_weights must be 'float32' where products compute in bfloat16, which stores their weights in "
+                "bfloat16. Received: float_weights='int8' and compute='bfloat16'. Leave one of them out."
+            )
     if config.format != "saved_model":
         return _for_other_runtimes(without_zero_points(model) if config.tensorrt else model)
     lowered, kept_float = None, [skip.name for skip in model.report.skipped if skip.kind in WEIGHTED]
@@ -133,7 +138,10 @@ def _with_int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str,
     in_int8 = bool(model.report.changed)
     if lowered is None:
         lowered = lower_to_int8(model.graph) if in_int8 else model.in_float()
-    graphs, report, precision = {DEFAULT_SIGNATURE: lowered}, model.report, "int8" if in_int8 else "float32"
+    served, compute, half = in_compute_type(lowered, config, sample, beside_int8=in_int8)
+    graphs, report, precision = {DEFAULT_SIGNATURE: served}, model.report, "int8" if in_int8 else "float32"
+    if half is not None:
+        report = _with_half(report, half)
     if config.float_weights == "int8":
         graphs[DEFAULT_SIGNATURE], stored_weights, notes = _encode_rest(lowered, config.weight_only, kept_float)
         report = replace(report, steps=[*report.steps, *stored_weights], notes=[*report.notes, *notes])
@@ -148,7 +156,26 @@ def _with_int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str,
             graphs[name] = decode_int8(model.graph, lowered) if in_int8 else graphs[DEFAULT_SIGNATURE]
         if wanted and in_int8 and config.float_weights == "int8":
             graphs[name] = _encode_rest(graphs[name], config.weight_only, kept_float)[0]
-    return Lowered(source=model.source, graphs=graphs, precision=precision, report=report, held_out=model.held_out)
+    return Lowered(
+        source=model.source,
+        graphs=graphs,
+        precision=precision,
+        report=report,
+        held_out=model.held_out,
+        compute=compute,
+    )
+
+
+def _with_half(report: PassReport, half: PassReport) -> PassReport:
+    """Adds what became of the products that are not in int8, as steps: the report's own changes are those to int8."""
+    steps = [replace(change, kind=f"{change.kind}, not in int8") for change in half.changed]
+    steps += [Change(name=skip.name, kind=skip.kind, detail=f"float32: {skip.reason}") for skip in half.skipped]
+    return replace(
+        report,
+        steps=[*report.steps, *half.steps, *steps],
+        notes=[*report.notes, *half.notes],
+        metrics={**report.metrics, **half.metrics},
+    )
 
 
 def _for_other_runtimes(model: QuantizedModel) -> Lowered:

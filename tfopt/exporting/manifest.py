@@ -296,15 +296,16 @@ def requirements(
     if model_format == "onnx":
         needs = "a runtime for ONNX, such as ONNX Runtime, OpenVINO or TensorRT"
         return needs + ("; on x86-64 int8 instructions (VNNI, AMX) for right results" if needs_vnni else "")
-    needs = "TensorFlow" if compute == "float32" else f"TensorFlow; {NEEDS[compute]}"
+    needs, products = "TensorFlow", "" if compute == "float32" else f"; {NEEDS[compute]}"
     # Not every build of TensorFlow has kernels for the ops whose names begin so.
     kernels = sorted({node.op for node in graphs[DEFAULT_SIGNATURE].graph_def.node if node.op.startswith("_")})
     if kernels:
         needs += f" with oneDNN's int8 kernels, as in its builds for x86-64 ({', '.join(kernels)})"
-        needs += f"; int8 instructions (VNNI, AMX) for {'right results' if needs_vnni else 'speed'}"
+        needs += f"; int8 instructions (VNNI, AMX) for {'right results' if needs_vnni else 'speed'}{products}"
         if FLOAT_SIGNATURE in graphs:
             needs += f". Signature {FLOAT_SIGNATURE!r} needs TensorFlow only"
-    return needs
+        return needs
+    return needs + products
 
 
 def digests(directory: Path) -> dict[str, FileRecord]:

@@ -120,7 +120,8 @@ class Receipt(Record, Shown):
         int8 = sum(count for name, count in self.kernels.items() if name in INT8_KERNELS)
         others = sum(count for name, count in self.kernels.items() if name not in CONVERSIONS) - int8
         if self.precision == "int8" and (int8 or not self.kernels):
-            return f"int8 in {int8} of {int8 + others} products" if others else "int8"
+            rest = "" if self.compute == "float32" else f", {self.compute} in the others"
+            return f"int8 in {int8} of {int8 + others} products{rest}" if others else "int8"
         return self.compute if stored in ("float32", self.compute) else f"{self.compute}, weights in {stored}"
 
     @property

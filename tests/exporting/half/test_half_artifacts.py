@@ -9,9 +9,13 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tfopt.errors import ArtifactError, ConfigError
-from tfopt.exporting import ExportConfig, SavedModelProcess, export, verify
+from tfopt.errors import ArtifactError, ConfigError, TfoptWarning
+from tfopt.exporting import ExportConfig, SavedModelProcess, export, lowering, verify
 from tfopt.exporting.half import choice
+from tfopt.exporting.half.rewrite import compute_in_half
+from tfopt.exporting.int8.selection import stay_float
+from tfopt.exporting.lowering import lower
+from tfopt.graph import fold_constants, freeze
 from tfopt.hardware import Gpu, Hardware, multiplies_bfloat16
 from tfopt.quantization import quantize
 
@@ -80,12 +84,17 @@ def test_an_overflow_of_float16_is_refused_with_its_node(images, tmp_path):
 
 
 def test_settings_that_contradict_each_other_are_refused(images, tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match="compute='bfloat16' belongs to precision='float32' or 'bfloat16'"):
-        ExportConfig(compute="bfloat16", precision="int8")
+    with pytest.raises(ConfigError, match="compute='bfloat16' belongs to precision='float32', 'bfloat16' or 'int8'"):
+        ExportConfig(compute="bfloat16", precision="int8_weight_only")
     with pytest.raises(ConfigError, match="Received: precision='bfloat16'"):
         ExportConfig(compute="float16", precision="bfloat16")
-    with pytest.raises(ConfigError, match="compute in int8 or float32"):
-        export(quantize(images, calibration_data=X), tmp_path / "int8", ExportConfig(compute="bfloat16"))
+    with pytest.raises(ConfigError, match="Received: precision='int8'"):
+        ExportConfig(compute="float16", precision="int8")
+    quantized = quantize(images, calibration_data=X)
+    with pytest.raises(ConfigError, match="compute in int8, bfloat16 or float32"):
+        export(quantized, tmp_path / "int8", ExportConfig(compute="float16"))
+    with pytest.raises(ConfigError, match="float_weights must be 'float32' where products compute in bfloat16"):
+        export(quantized, tmp_path / "int8", ExportConfig(compute="bfloat16", float_weights="int8"))
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     with pytest.raises(ConfigError, match="ends a process that multiplies bfloat16"):
         export(images, tmp_path / "avx2", ExportConfig(compute="bfloat16"))
@@ -144,3 +153,85 @@ def test_both_the_products_and_the_other_weights_are_stored_in_half(tmp_path):
     assert [change.kind for change in artifact.report.changed] == ["MatMul"]
     assert sum("stored in bfloat16" in step.detail for step in artifact.report.steps) == 2
     assert verify(artifact.path, seconds=0).computes == "bfloat16"
+
+
+def test_swish_between_products_needs_no_conversion():
+    inputs = keras.Input((12, 12, 3))
+    x = layers.Conv2D(8, 3, activation="swish")(inputs)
+    network = freeze(keras.Model(inputs, layers.Conv2D(4, 3)(x)))
+    half, report = compute_in_half(fold_constants(network), "bfloat16")
+    assert report.metrics["conversions"] == 2  # of the input and of the output
+    (exact,), (found,) = network.predict(X).values(), half.predict(X).values()
+    np.testing.assert_allclose(found, exact, atol=2**-5 * np.abs(exact).max())
+
+
+@pytest.fixture(scope="module")
+def attention():
+    inputs = keras.Input((16, 32), name="tokens")
+    x = layers.MultiHeadAttention(2, 16)(inputs, inputs)
+    return quantize(
+        keras.Model(inputs, layers.Dense(8, name="scores")(x)),
+        calibration_data=np.random.default_rng(1).normal(size=(32, 16, 32)).astype("float32"),
+    )
+
+
+def test_what_int8_leaves_in_float32_computes_in_bfloat16(attention, tmp_path):
+    tokens = np.random.default_rng(2).normal(size=(8, 16, 32)).astype("float32")
+    int8, config = ExportConfig(int8_nodes="all"), ExportConfig(int8_nodes="all", compute="bfloat16")
+    artifact = export(attention, tmp_path / "both", config)
+    products = [step for step in artifact.report.steps if step.detail == "bfloat16"]
+    assert [step.kind for step in products] == ["BatchMatMulV2, not in int8"] * 2
+    receipt = verify(artifact.path, seconds=0)
+    assert receipt.ok, receipt.problems
+    assert receipt.computes == "int8 in 5 of 7 products, bfloat16 in the others"
+    assert artifact.report.metrics["conversions"] == 3  # softmax and the result: kernels write queries, keys, values
+    manifest = json.loads(Path(artifact.path, "manifest.json").read_text())
+    assert (manifest["compute"], manifest["precision"]) == ("bfloat16", "int8")
+    assert "int8 kernels" in manifest["requires"]
+    assert "AMX or AVX512_BF16" in manifest["requires"]
+    alone, both = (
+        next(iter(lower(attention, each, None, None).graphs["serving_default"].predict(tokens).values()))
+        for each in (int8, config)
+    )
+    distance = np.linalg.norm(both - alone) / np.linalg.norm(alone)
+    assert 0 < distance < 0.05  # the last product rounds to int8, so what is rounded to 8 bits can be a whole step off
+
+
+def test_int8_kernels_write_bfloat16_for_a_product_and_it_rounds_once():
+    inputs = keras.Input((6, 32), name="tokens")
+    left, right = (layers.Dense(16, name=name)(inputs) for name in ("left", "right"))
+    tokens = np.random.default_rng(3).normal(size=(8, 6, 32)).astype("float32")
+    scores = keras.Model(inputs, keras.ops.matmul(left, keras.ops.transpose(right, (0, 2, 1))))
+    quantized = quantize(scores, calibration_data=tokens)
+    int8 = lower(quantized, ExportConfig(int8_nodes="all"), None, None).graphs["serving_default"]
+    both, report = compute_in_half(int8, "bfloat16")
+    assert report.metrics["conversions"] == 1  # of the output
+    kernels = [
+        next(node.name for node in int8.graph_def.node if node.op == "_QuantizedMatMul" and name in node.name)
+        for name in ("left", "right")
+    ]
+    read = int8.as_function(fetch=kernels)(**int8.feed(tokens))
+    first, second = (tf.cast(tf.cast(value, tf.bfloat16), tf.float32).numpy().reshape(8, 6, 16) for value in read)
+    (found,) = both.predict(tokens).values()
+    np.testing.assert_allclose(found, first @ second.transpose(0, 2, 1), rtol=2**-8, atol=1e-4)
+
+
+@pytest.mark.parametrize(("ratios", "chosen"), [([0.9, 0.85], "bfloat16"), ([1.1, 0.5], "float32")])
+def test_auto_times_int8_with_and_without_bfloat16(attention, monkeypatch, ratios, chosen):
+    monkeypatch.setattr(choice, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(choice, "time_ratios", lambda single, graphs, feeds: [ratios])
+    lowered = lower(attention, ExportConfig(int8_nodes="all", compute="auto"), None, None)
+    assert (lowered.precision, lowered.compute) == ("int8", chosen)
+    (step,) = [step for step in lowered.report.steps if step.kind == choice.CHOICE]
+    assert f"{ratios[0]:.2f}x at batch size 1" in step.detail
+    stored = lower(attention, ExportConfig(int8_nodes="all", compute="auto", float_weights="int8"), None, None)
+    assert stored.compute == "float32"
+
+
+def test_where_int8_does_not_pay_all_products_compute_in_bfloat16(attention, monkeypatch):
+    monkeypatch.setattr(
+        lowering, "select_int8", lambda model, feeds, stored: (stay_float(model, model, {1: 1.5}), None)
+    )
+    with pytest.warns(TfoptWarning, match="1.50x at batch size 1"):
+        lowered = lower(attention, ExportConfig(compute="bfloat16"), None, None)
+    assert (lowered.precision, lowered.compute) == ("float32", "bfloat16")

@@ -1,4 +1,4 @@
-"""Decides in which type the products of an artifact compute, and says what a machine needs for it.
+"""Decides in which type the float32 products of an artifact compute, and says what a machine needs for it.
 
 "auto" never chooses float16. It gains as much as bfloat16 on a GPU and nothing on most processors, and its values may
 overflow, which bfloat16 with the range of float32 hardly can.
@@ -31,11 +31,16 @@ ENDS_THE_PROCESS = (
 
 
 def in_compute_type(
-    graph: FrozenGraph, config: ExportConfig, sample: Mapping[str, np.ndarray] | None
+    graph: FrozenGraph,
+    config: ExportConfig,
+    sample: Mapping[str, np.ndarray] | None,
+    *,
+    beside_int8: bool = False,
 ) -> tuple[FrozenGraph, str, PassReport | None]:
-    """Returns a float32 graph with its products in the type that the config asks for, the type, and the report.
+    """Returns a graph with its float32 products in the type that the config asks for, the type, and the report.
 
-    The sample gives the inputs with which "auto" times the graph. The report is None where float32 was asked for.
+    The sample gives the inputs with which "auto" times the graph. A graph with products in int8 computes on the
+    processor, even where there is a GPU. The report is None where float32 was asked for.
 
     Raises:
         ConfigError: bfloat16 was asked for, and TensorFlow could not compute it in this process.
@@ -43,7 +48,7 @@ def in_compute_type(
     if config.compute == "float32":
         return graph, "float32", None
     if config.compute == "auto":
-        return _fastest(graph, config, sample)
+        return _fastest(graph, config, sample, beside_int8)
     if config.compute == "bfloat16" and not computes_bfloat16():
         raise ConfigError(
             f"compute must be a type that this process can compute in, to check the outputs. Received: "
@@ -51,13 +56,18 @@ def in_compute_type(
         )
     converted, report = compute_in_half(graph, config.compute)
     if not report.changed:
-        report.warn_if_unchanged("the model has no product outside of loops" if not report.skipped else "")
+        if not beside_int8:
+            report.warn_if_unchanged("the model has no product outside of loops" if not report.skipped else "")
         return graph, "float32", report
-    drawback = _drawback(config.compute, detect())
+    drawback = _drawback(config.compute, _machine(beside_int8))
     if drawback:
         detail = f"slower than float32 here, because {drawback}"
         report = replace(report, notes=[Change(name=graph.name, kind=CHOICE, detail=detail)])
     return converted, config.compute, report
+
+
+def _machine(beside_int8: bool) -> Hardware:
+    return replace(detect(), gpus=()) if beside_int8 else detect()
 
 
 def _drawback(compute: str, hardware: Hardware) -> str:
@@ -72,20 +82,23 @@ def _drawback(compute: str, hardware: Hardware) -> str:
 
 
 def _fastest(
-    graph: FrozenGraph, config: ExportConfig, sample: Mapping[str, Any] | None
+    graph: FrozenGraph, config: ExportConfig, sample: Mapping[str, Any] | None, beside_int8: bool
 ) -> tuple[FrozenGraph, str, PassReport]:
-    reason, converted = _drawback("bfloat16", detect()), graph
+    reason, converted = _drawback("bfloat16", _machine(beside_int8)), graph
     report = PassReport(name="compute in float32")
-    if config.precision not in ("float32", "bfloat16"):
+    if config.precision not in ("float32", "bfloat16", "int8"):
         reason = f"the weights are stored for precision={config.precision!r}"
+    if config.float_weights == "int8":
+        reason = "the weights of what is not in int8 are stored in int8"
     if not reason:
         converted, report = compute_in_half(graph, "bfloat16")
         reason = "" if report.changed else "no product can compute in bfloat16"
     chosen, ratios = "float32", {}
     if not reason:
-        ratios = _time_ratios(graph, converted, feeds_of(graph, sample, config.batch_sizes))
+        ratios = _time_ratios(graph, converted, feeds_of(graph, sample, config.batch_sizes), gpu=not beside_int8)
         found = " and ".join(f"{ratio:.2f}x at batch size {size}" for size, ratio in ratios.items())
-        reason = f"bfloat16 takes {found} of float32's time on this machine"
+        rest = " for what is not in int8" if beside_int8 else ""
+        reason = f"bfloat16{rest} takes {found} of float32's time on this machine"
         if pays_off(list(ratios.values())):
             chosen = "bfloat16"
     step = Change(name=graph.name, kind=CHOICE, detail=f"{chosen}: {reason}")
@@ -95,10 +108,10 @@ def _fastest(
 
 
 def _time_ratios(
-    graph: FrozenGraph, converted: FrozenGraph, feeds: Mapping[int, Mapping[str, Any]]
+    graph: FrozenGraph, converted: FrozenGraph, feeds: Mapping[int, Mapping[str, Any]], *, gpu: bool
 ) -> dict[int, float]:
     with computable(), ExitStack() as stack:
-        single, half = (stack.enter_context(TimedGraph(each, gpu=True)) for each in (graph, converted))
+        single, half = (stack.enter_context(TimedGraph(each, gpu=gpu)) for each in (graph, converted))
         (ratios,) = time_ratios(single, [half], feeds)
     return dict(zip(feeds, ratios, strict=True))
 

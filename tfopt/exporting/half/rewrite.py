@@ -1,19 +1,21 @@
 """Converts a frozen float32 graph so that its products compute in half precision. Inputs and outputs stay float32.
 
 What a half node reads from a float32 node passes a Cast, and the reverse; each tensor is converted once. The constants
-of half nodes are stored in the half type.
+of half nodes are stored in the half type. In an int8 graph, products whose kernels write float32 for half nodes write
+bfloat16 instead, which takes no Cast.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tfopt.exporting.half.sides import PRODUCTS, SHAPE_ONLY, choose_sides, float_inputs, type_attribute
+from tfopt.exporting.int8.weights import PRODUCT as INT8_PRODUCT
 from tfopt.graph import FrozenGraph, GraphEditor
-from tfopt.graph.edit import FLOAT32, dtype_attr, producer
+from tfopt.graph.edit import FLOAT32, attribute, dtype_attr, producer, types
 from tfopt.report import Change, PassReport, Skip
 
 
@@ -33,7 +35,7 @@ def compute_in_half(graph: FrozenGraph, compute: str) -> tuple[FrozenGraph, Pass
     dtype = tf.as_dtype(compute)
     editor = GraphEditor(graph.graph_def)
     sides = choose_sides(graph, editor, dtype)
-    conversions = _Conversions(editor, sides.half, dtype)
+    conversions = _Conversions(editor, sides.half, dtype, graph.output_nodes)
     for name in list(editor.nodes):
         conversions.of_inputs(name)
     moved = {tensor: conversions.in_float32(tensor) for tensor, _ in graph.outputs.values()}
@@ -54,8 +56,8 @@ def compute_in_half(graph: FrozenGraph, compute: str) -> tuple[FrozenGraph, Pass
 class _Conversions:
     """Gives the nodes of `half` their type, and converts the tensors that cross to the other side."""
 
-    def __init__(self, editor: GraphEditor, half: Collection[str], dtype: tf.DType) -> None:
-        self._editor, self._half, self._dtype = editor, half, dtype
+    def __init__(self, editor: GraphEditor, half: frozenset[str], dtype: tf.DType, outputs: frozenset[str]) -> None:
+        self._editor, self._half, self._dtype, self._outputs = editor, half, dtype, outputs
         self._converted: dict[tuple[str, tf.DType], str] = {}
 
     @property
@@ -86,6 +88,8 @@ class _Conversions:
         if producer(tensor) in self._half:
             return tensor
         constant = self._editor.constant(tensor)
+        if constant is None and self._is_rounded_by_its_kernel(tensor):
+            return tensor
         if constant is None:
             return self._cast(tensor, tf.float32, self._dtype)
         if (tensor, self._dtype) not in self._converted:
@@ -93,6 +97,16 @@ class _Conversions:
             name = f"{producer(tensor)}/{self._dtype.name}"
             self._converted[tensor, self._dtype] = self._editor.add_constant(name, rounded)
         return self._converted[tensor, self._dtype]
+
+    def _is_rounded_by_its_kernel(self, tensor: str) -> bool:
+        """Lets an int8 product write its float result in bfloat16 where all readers want that, and says whether."""
+        node, readers = self._editor.nodes[producer(tensor)], self._editor.consumers[producer(tensor)]
+        if node.op != INT8_PRODUCT or self._dtype != tf.bfloat16 or tensor in self._outputs:
+            return False
+        if attribute(node, "Tout").type == FLOAT32.type and self._half.issuperset(readers):
+            node.attr["Tout"].CopyFrom(dtype_attr(self._dtype))
+            node.attr["Tdevice_outputs"].CopyFrom(types(self._dtype))
+        return attribute(node, "Tout").type == dtype_attr(self._dtype).type
 
     def _cast(self, tensor: str, given: tf.DType, wanted: tf.DType) -> str:
         if (tensor, wanted) not in self._converted:

@@ -155,13 +155,23 @@ def _fused_activations(editor: GraphEditor, outputs: frozenset[str]) -> set[str]
     for name, node in editor.nodes.items():
         if node.op == "Sigmoid" and name not in outputs and len(editor.consumers.get(name, ())) == 1:
             reader = editor.nodes[editor.consumers[name][0]]
-            if reader.op == "Mul" and node.input[0] in reader.input:
+            if reader.op == "Mul" and {node.input[0], _times_one(editor, node.input[0])} & {*reader.input}:
                 fused.add(name)
         if node.op == "BiasAdd" and editor.nodes[producer(node.input[0])].op == "MatMul" and _is_felt(editor, node):
             found = find_activation(editor, name, outputs)
             if found is not None and found.name.startswith("Gelu"):
                 fused.update(found.nodes)
     return fused
+
+
+def _times_one(editor: GraphEditor, tensor: str) -> str:
+    """Returns what a tensor is if it is a product with 1, such as the beta of Keras' swish, which TensorFlow drops."""
+    node = editor.nodes[producer(tensor)]
+    for factor, other in (node.input, node.input[::-1]) if node.op == "Mul" else ():
+        value = editor.constant(factor)
+        if value is not None and value.size == 1 and value == 1:
+            return str(other)
+    return tensor
 
 
 def _is_felt(editor: GraphEditor, bias: Any) -> bool:

@@ -223,17 +223,22 @@ class TimedGraph:
 
         The time of nodes that TensorFlow fuses is under the name of the last one. The others are missing.
         """
+        return {name: ms for (name, _), ms in self.kernel_times(inputs).items()}
+
+    def kernel_times(self, inputs: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+        """Returns the median milliseconds of each kernel by its node's name and its op, after TensorFlow's fusions."""
         rounds = self.rounds(inputs, MOST, IN_ORDER)
         options = v1.RunOptions(trace_level=v1.RunOptions.SOFTWARE_TRACE, inter_op_thread_pool=IN_ORDER)
-        calls: dict[str, list[float]] = {}
+        calls: dict[tuple[str, str], list[float]] = {}
         for _ in range(rounds):
             metadata = v1.RunMetadata()
             self._session.run(self._outputs, self._fed(inputs), options, metadata)
             for device in metadata.step_stats.dev_stats:
                 for node in device.node_stats:
                     elapsed = (node.op_end_rel_nanos - node.op_start_rel_nanos) / NS_PER_MS
-                    calls.setdefault(node.node_name, []).append(elapsed)
-        return {name: float(np.median(times)) for name, times in calls.items()}
+                    op = node.timeline_label.partition(" = ")[2].partition("(")[0]
+                    calls.setdefault((node.node_name, op), []).append(elapsed)
+        return {kernel: float(np.median(times)) for kernel, times in calls.items()}
 
     def _fed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return {self._names[name]: value for name, value in inputs.items()}
