@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting.config import DEFAULT_SIGNATURE
-from tfopt.exporting.half.overflow import refuse_overflow
+from tfopt.exporting.half.overflow import refuse_overflow, warn_of_lost_digits
 from tfopt.exporting.manifest import (
     ARTIFACT,
     FIRST_FORMAT,
@@ -122,6 +122,9 @@ def make_check(
         others = {kind: given for kind, given in compared.items() if kind != SOURCE}
         usual = _scales(source, [compared[SOURCE]]) if compared else {}
         errors = {kind: _error(given, compared[SOURCE], usual) for kind, given in others.items()}
+        if compute == "float16":
+            error = errors.get(ARTIFACT) or _error(outputs[ARTIFACT], outputs[SOURCE], scales)
+            warn_of_lost_digits(error.relative)
         return replace(check, outputs=recorded, examples=_origin(sample, held_out, compared), errors=errors)
     assert problem is not None
     raise problem

@@ -235,3 +235,36 @@ def test_where_int8_does_not_pay_all_products_compute_in_bfloat16(attention, mon
     with pytest.warns(TfoptWarning, match="1.50x at batch size 1"):
         lowered = lower(attention, ExportConfig(compute="bfloat16"), None, None)
     assert (lowered.precision, lowered.compute) == ("float32", "bfloat16")
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-8])
+def test_weights_that_are_too_small_for_float16_stay_in_float32(scale, tmp_path):
+    model = keras.Sequential(
+        [
+            keras.Input((16,)),
+            layers.Dense(16, use_bias=False),
+            layers.LayerNormalization(epsilon=1e-20),
+            layers.Dense(4),
+        ]
+    )
+    model.layers[0].kernel.assign(scale * np.random.default_rng(1).normal(size=(16, 16)))
+    artifact = export(
+        model, tmp_path / "a", ExportConfig(compute="float16"), calibration_data=X[:, 0, :16, 0].repeat(2, 1)[:, :16]
+    )
+    assert [skip.reason for skip in artifact.report.skipped] == ["its constants are below the range of float16"]
+    assert len(artifact.report.changed) == 1
+    assert verify(artifact.path, seconds=0).parity_relative_error < 0.01
+
+
+def test_inputs_that_are_too_small_for_float16_are_told(tmp_path):
+    x = 1e-7 * np.random.default_rng(1).normal(size=(32, 16)).astype(np.float32)
+    model = keras.Sequential(
+        [
+            keras.Input((16,)),
+            layers.Dense(16, use_bias=False),
+            layers.LayerNormalization(epsilon=1e-20),
+            layers.Dense(4),
+        ]
+    )
+    with pytest.warns(TfoptWarning, match=r"changes the outputs by \d+\.\d% of their scale.*Use compute='bfloat16'"):
+        export(model, tmp_path / "a", ExportConfig(compute="float16"), calibration_data=x)

@@ -1,4 +1,4 @@
-"""Finds where float16 overflows: its largest number is 65,504."""
+"""Finds where float16 overflows: its largest number is 65,504. And whether values are too small for it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,22 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.errors import ConfigError
+from tfopt.errors import ConfigError, warn
 from tfopt.exporting.half.sides import type_attribute
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import attribute, producer
 from tfopt.graph.frozen import convert
+
+LARGEST_ERROR = 0.02  # a share of the outputs' scale; by rounding alone, deep networks stay below half of it
+
+
+def warn_of_lost_digits(error: float) -> None:
+    """Warns of an artifact in float16 whose outputs differ from its source's by that share of their scale."""
+    if error > LARGEST_ERROR:
+        warn(
+            f"compute='float16' changes the outputs by {error:.1%} of their scale, which is more than rounding does: "
+            "values below 6e-5 lose digits in float16. Use compute='bfloat16', which has the range of float32."
+        )
 
 
 def refuse_overflow(graph: FrozenGraph, inputs: Mapping[str, Any]) -> None:

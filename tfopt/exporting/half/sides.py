@@ -52,6 +52,7 @@ SHAPE_ONLY = ("Shape", "Size", "Rank")  # they read no value
 FLOAT32_ENUM = tf.float32.as_datatype_enum
 IN_FLOAT32 = 0.25  # the cost of a free node in float32, as a share of converting its result
 OPEN = 64  # counts for an open size
+STEPS = {"float16": 2**-10, "bfloat16": 2**-7}  # between 1 and the next number
 WHOLE = 10**8  # the sizes of all tensors in units of the network, whose capacities are integers
 
 
@@ -187,7 +188,9 @@ def _obstacle(constant: np.ndarray | None, dtype: tf.DType) -> str:
         rounded = constant.astype(dtype.as_numpy_dtype)
     if not np.isfinite(rounded).all():
         return f"its constants exceed the range of {dtype.name}"
-    if constant.any() and not rounded.any():
+    exact = constant.astype(np.float64)
+    # Rounding loses at most half a step of each constant. Those near the smallest number lose more.
+    if np.linalg.norm(rounded.astype(np.float64) - exact) > STEPS[dtype.name] * np.linalg.norm(exact):
         return f"its constants are below the range of {dtype.name}"
     return ""
 
