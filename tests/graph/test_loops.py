@@ -97,6 +97,23 @@ def test_random_recurrent_layers_compute_what_keras_does(seed):
     assert "While" not in {operation.type for operation in function.graph.get_operations()}
 
 
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_convolutional_lstm_convolves_for_all_gates_at_once(rank):
+    size = (7, 6)[:rank]
+    kind = [layers.ConvLSTM1D, layers.ConvLSTM2D][rank - 1]
+    layer = kind(4, 3, strides=rank, return_sequences=rank == 1, return_state=True, bias_initializer="glorot_normal")
+    layer.build((2, 5, *size, 3))
+    draw = np.random.default_rng(rank)
+    x = tf.constant(draw.normal(size=(2, 5, *size, 3)).astype("float32"))
+    mask = tf.constant(draw.integers(0, 2, (2, 5)).astype(bool))
+    expected = layer(x, mask=mask)
+    with short_loops():
+        call = tf.function(lambda x, mask: layer(x, mask=mask), autograph=False).get_concrete_function(x, mask)
+    for result, by_keras in zip(call(x, mask), expected, strict=True):
+        np.testing.assert_allclose(result, by_keras, atol=1e-5)
+    assert [operation.type for operation in call.graph.get_operations()].count("Conv2D") == 1
+
+
 @pytest.mark.parametrize("kind", [layers.LSTM, layers.GRU])
 def test_a_frozen_bidirectional_layer_has_one_product_of_its_inputs_for_each_direction(kind):
     inputs = keras.Input((9, 4))

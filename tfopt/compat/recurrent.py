@@ -1,10 +1,11 @@
 """Keras' recurrent layers with less work in each turn of their loop, inside a scope.
 
-Keras' LSTM, GRU and SimpleRNN on a CPU are a loop over the steps, and on small layers most of its time goes into the
-many small ops of a turn. Here the same mathematics takes fewer:
+Keras' LSTM, GRU, SimpleRNN and ConvLSTM on a CPU are a loop over the steps, and on small layers most of its time goes
+into the many small ops of a turn. Here the same mathematics takes fewer:
 
 - The product of the inputs and the kernel does not depend on the state. It is one product over all steps, before the
   loop. There it is fused and quantized like any other.
+- A ConvLSTM convolves with the kernels of all four gates at once.
 - A turn takes four steps, which share the counter, the condition, and the reads and writes of sequences.
 - Without `return_sequences` nothing is written, and what a mask does to the outputs is done after the loop, at once.
 - The loop reads no variables, so that TensorFlow runs independent loops, such as both directions, at the same time.
@@ -68,51 +69,70 @@ def _inner_loop(
     states = tuple(initial_state) if isinstance(initial_state, (list, tuple)) else (initial_state,)
     if not _is_known(layer, sequences, states, mask, training):
         return original(layer, sequences, initial_state, mask, training=training)
-    cell = layer.cell
-    bias = None if cell.bias is None else tf.convert_to_tensor(cell.bias)
-    if bias is not None and bias.shape.rank == 2:  # of a GRU, with another one for the state
-        bias = bias[0]
-    read = [_product(_time_first(sequences, layer.go_backwards), tf.convert_to_tensor(cell.kernel), bias)]
+    read = [_product(layer.cell, _time_first(sequences, layer.go_backwards))]
     if mask is not None:
-        read.append(_time_first(tf.cast(mask, tf.bool)[..., None], layer.go_backwards))
-    step = STEPS[type(cell)](cell)
+        mask = tf.cast(mask, tf.bool)[(..., *[None] * (states[0].shape.rank - 1))]
+        read.append(_time_first(mask, layer.go_backwards))
+    step = STEPS[_kind(layer)](layer.cell)
     outputs, states = _loop(step, read, states, unroll=layer.unroll, keep=layer.return_sequences)
     if mask is not None:  # Keras' outputs are zero up to the first step that counts, whatever the initial state
         counts = read[1] if layer.zero_output_for_mask else tf.cumsum(tf.cast(read[1], tf.int32)) > 0
         outputs = tf.where(counts if layer.return_sequences else counts[-1:], outputs, tf.zeros_like(outputs))
-    return outputs[-1], tf.transpose(outputs, [1, 0, 2]), list(states)
+    return outputs[-1], _swapped(outputs), list(states)
+
+
+def _kind(layer: Any) -> type:
+    """Returns the class of a layer's cell, or of a ConvLSTM itself, whose cell has no public name."""
+    return type(layer if type(layer.cell).__name__ == "ConvLSTMCell" else layer.cell)
 
 
 def _is_known(layer: Any, sequences: Any, states: Sequence[Any], mask: Any, training: Any) -> bool:
     """Returns whether the layer's loop is one that is written anew here."""
     cell = layer.cell
-    if type(cell) not in STEPS or "call" in vars(cell) or training not in (None, False):
+    if _kind(layer) not in STEPS or "call" in vars(cell) or training not in (None, False):
         return False
     if not getattr(sequences, "dtype", None) == cell.compute_dtype == layer.compute_dtype:  # Keras promotes
         return False
+    if getattr(cell, "data_format", "channels_last") != "channels_last":
+        return False
     if layer.unroll and mask is not None:  # backwards, Keras blanks other outputs without a loop than with one
         return False
-    given = [(sequences, 3), *((state, 2) for state in states), *([] if mask is None else [(mask, 2)])]
+    rank = 3 + getattr(cell, "rank", 0)
+    given = [(sequences, rank), *((state, rank - 1) for state in states), *([] if mask is None else [(mask, 2)])]
     if not all(tf.is_tensor(each) and each.shape.rank == rank and 0 not in each.shape for each, rank in given):
         return False
     # Sizes that only some of them have would change from turn to turn.
-    return sequences.shape[2] is not None and all(state.shape[0] == sequences.shape[0] for state in states)
+    sizes = (*sequences.shape[2:], *(size for state in states for size in state.shape[1:]))
+    return None not in sizes and all(state.shape[0] == sequences.shape[0] for state in states)
 
 
 def _time_first(sequences: Any, backwards: bool) -> Any:
-    sequences = tf.transpose(sequences, [1, 0, 2])
+    sequences = _swapped(sequences)
     return tf.reverse(sequences, [0]) if backwards else sequences
 
 
-def _product(inputs: Any, kernel: Any, bias: Any) -> Any:
-    """Returns each step of a sequence times a kernel, plus a bias, from one matrix product."""
-    steps, batch, features = inputs.shape
-    product = tf.matmul(tf.reshape(inputs, [-1, features]), kernel)
-    if bias is not None:
-        product = tf.nn.bias_add(product, bias)
+def _swapped(sequences: Any) -> Any:
+    """Returns sequences with the batch and the steps, the first two axes, in the other order."""
+    return tf.transpose(sequences, [1, 0, *range(2, sequences.shape.rank)])
+
+
+def _product(cell: Any, inputs: Any) -> Any:
+    """Returns each step of a sequence times the cell's kernel, plus its bias, from one product."""
+    steps, batch, *shape = inputs.shape
+    kernel = tf.convert_to_tensor(cell.kernel)
+    examples = tf.reshape(inputs, [-1, *shape])
+    if kernel.shape.rank == 2:
+        product = tf.matmul(examples, kernel)
+    else:
+        options = {"strides": cell.strides, "padding": cell.padding, "dilation_rate": cell.dilation_rate}
+        product = keras.ops.conv(examples, kernel, data_format=cell.data_format, **options)
+    if cell.bias is not None:
+        bias = tf.convert_to_tensor(cell.bias)
+        # A GRU has another one for the state.
+        product = tf.nn.bias_add(product, bias[0] if bias.shape.rank == 2 else bias)
     if steps is not None:
-        return tf.reshape(product, [steps, -1, kernel.shape[1]])
-    return tf.reshape(product, [-1, tf.shape(inputs)[1] if batch is None else batch, kernel.shape[1]])
+        return tf.reshape(product, [steps, -1, *product.shape[1:]])
+    return tf.reshape(product, [-1, tf.shape(inputs)[1] if batch is None else batch, *product.shape[1:]])
 
 
 def _loop(
@@ -151,11 +171,11 @@ def _turns(
     step: Step, read: Sequence[Any], states: tuple[Any, ...], count: int, turns: Any, keep: bool
 ) -> tuple[Any, tuple[Any, ...]]:
     """Runs a loop with `count` steps in each turn. Returns the outputs, None if they are not kept, and the states."""
-    batch, units = read[0].shape[1], states[0].shape[1]
+    shape = (read[0].shape[1], *states[0].shape[1:])
     if count > 1:
-        read = [tf.reshape(each, [turns, count, -1, each.shape[2]]) for each in read]
+        read = [tf.reshape(each, [turns, count, -1, *each.shape[2:]]) for each in read]
     arrays = [tf.TensorArray(each.dtype, turns).unstack(each) for each in read]
-    block = (batch, units) if count == 1 else (count, batch, units)
+    block = shape if count == 1 else (count, *shape)
     written = (tf.TensorArray(states[0].dtype, turns, element_shape=block),) if keep else ()
 
     def body(number: Any, written: Any, states: Any) -> Any:
@@ -168,7 +188,7 @@ def _turns(
     if not keep:
         return None, states
     outputs = written[0].stack()
-    return outputs if count == 1 else tf.reshape(outputs, [turns * count, -1, units]), states
+    return outputs if count == 1 else tf.reshape(outputs, [turns * count, -1, *shape[1:]]), states
 
 
 def _take(step: Step, read: Sequence[Sequence[Any]], states: tuple[Any, ...]) -> tuple[list[Any], tuple[Any, ...]]:
@@ -184,8 +204,13 @@ def _take(step: Step, read: Sequence[Sequence[Any]], states: tuple[Any, ...]) ->
 def _lstm(cell: Any) -> Step:
     recurrent = tf.convert_to_tensor(cell.recurrent_kernel)
 
+    def product(output: Any) -> Any:
+        if recurrent.shape.rank == 2:
+            return tf.matmul(output, recurrent)
+        return keras.ops.conv(output, recurrent, padding="same", data_format=cell.data_format)
+
     def step(inputs: Any, output: Any, carry: Any) -> tuple[Any, ...]:
-        gates = tf.split(inputs + tf.matmul(output, recurrent), 4, 1)
+        gates = tf.split(inputs + product(output), 4, -1)
         admit, keep, emit = (cell.recurrent_activation(gates[place]) for place in (0, 1, 3))
         carry = keep * carry + admit * cell.activation(gates[2])
         return emit * cell.activation(carry), carry
@@ -222,4 +247,7 @@ STEPS: dict[type, Callable[[Any], Step]] = {
     keras.layers.LSTMCell: _lstm,
     keras.layers.GRUCell: _gru,
     keras.layers.SimpleRNNCell: _simple,
+    keras.layers.ConvLSTM1D: _lstm,
+    keras.layers.ConvLSTM2D: _lstm,
+    keras.layers.ConvLSTM3D: _lstm,
 }
